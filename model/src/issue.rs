@@ -1,0 +1,70 @@
+//! Problems with input, kept until the input is mended: nothing is lost silently.
+
+use std::fmt;
+
+/// How bad an [`Issue`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Severity {
+    /// The object is served, but not in every respect as written.
+    Warning,
+    /// The object, or the named part of it, is not served as written.
+    Error,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Warning => "warning",
+            Self::Error => "error",
+        })
+    }
+}
+
+/// The object that an issue is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectRef {
+    /// The kind, such as `Service`; empty when a document is not an object.
+    pub kind: String,
+    /// The namespace; empty for cluster-wide kinds.
+    pub namespace: String,
+    /// The name; empty when it is not known.
+    pub name: String,
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (
+            self.kind.as_str(),
+            self.namespace.as_str(),
+            self.name.as_str(),
+        ) {
+            ("", _, _) => f.write_str("document"),
+            (kind, _, "") => f.write_str(kind),
+            (kind, "", name) => write!(f, "{kind} {name}"),
+            (kind, namespace, name) => write!(f, "{kind} {namespace}/{name}"),
+        }
+    }
+}
+
+/// One problem with one object of the input.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Issue {
+    /// How bad it is.
+    pub severity: Severity,
+    /// Where the object came from, such as `shop.yaml, document 2, line 14`; empty when the source
+    /// has no places.
+    pub location: String,
+    /// The object.
+    pub object: ObjectRef,
+    /// What is wrong and what to do about it.
+    pub reason: String,
+}
+
+impl fmt::Display for Issue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.location.is_empty() {
+            write!(f, "{}: ", self.location)?;
+        }
+        write!(f, "{}: {}", self.object, self.reason)
+    }
+}

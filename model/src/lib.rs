@@ -1,0 +1,28 @@
+//! Domain types and pure functions of kplane.
+//!
+//! Everything here is synchronous, allocation-light and free of I/O: no kube, no tonic, no tokio,
+//! no netlink. `kplane-proto` turns wire messages into these types and back; the control plane
+//! computes [`ServiceProgram`]s with [`select`]; agents plan from them.
+//!
+//! Behaviour ids such as A27 or B3 refer to the list of kube-proxy behaviours that kplane matches.
+
+mod cidr;
+mod digest;
+mod issue;
+mod key;
+mod net;
+mod node;
+mod program;
+pub mod select;
+mod service;
+
+pub use cidr::{Cidr, ParseCidrError};
+pub use digest::{Digest, ObjectHash};
+pub use issue::{Issue, ObjectRef, Severity};
+pub use key::{ServiceKey, ServiceName};
+pub use net::{
+    EndpointAddr, Family, ParseIpError, Protocol, UnknownProtocol, parse_ip, refused_endpoint_ip,
+};
+pub use node::{NodeFacts, NodeName, ZoneName};
+pub use program::{LocalEndpoint, LocalEndpoints, ServiceProgram};
+pub use service::{Endpoint, ServicePort, TrafficPolicy};

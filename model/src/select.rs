@@ -1,0 +1,238 @@
+//! Endpoint selection: which endpoints may a packet reach (behaviours B1-B10, A27).
+//!
+//! [`variants`] computes the shared part once for the whole cluster, [`local_by_node`] the overlay
+//! of every node at once: both O(endpoints), whatever the number of nodes. [`categorize`] states
+//! the same rules from one node's point of view, as kube-proxy does; it is what `kpctl explain`
+//! and the property tests compare against.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::net::EndpointAddr;
+use crate::node::{NodeName, ZoneName};
+use crate::program::LocalEndpoint;
+use crate::service::{Endpoint, ServicePort};
+
+#[cfg(test)]
+mod tests;
+
+/// Joins the endpoints of several slices of one ServicePort: sorted by address, unique.
+///
+/// When slices disagree about an address the later one counts, unless that one is terminating and
+/// the earlier is not (A27: a pod's address may be reused while the old pod's slice still names it).
+#[must_use]
+pub fn merge(endpoints: impl IntoIterator<Item = Endpoint>) -> Vec<Endpoint> {
+    let mut merged = BTreeMap::<EndpointAddr, Endpoint>::new();
+    for endpoint in endpoints {
+        match merged.entry(endpoint.addr) {
+            Entry::Vacant(slot) => {
+                slot.insert(endpoint);
+            }
+            Entry::Occupied(mut slot) => {
+                if !endpoint.terminating || slot.get().terminating {
+                    slot.insert(endpoint);
+                }
+            }
+        }
+    }
+    merged.into_values().collect()
+}
+
+/// The endpoints that policy Cluster allows, for every kind of node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Variants {
+    /// For nodes without an entry below.
+    pub default: Vec<EndpointAddr>,
+    /// For nodes of these zones, when zone hints apply and make a difference.
+    pub by_zone: BTreeMap<ZoneName, Vec<EndpointAddr>>,
+    /// For these nodes, when same-node hints apply.
+    pub by_node: BTreeMap<NodeName, Vec<EndpointAddr>>,
+    /// Some endpoint is usable somewhere (B6).
+    pub has_any: bool,
+}
+
+impl Variants {
+    /// What a node gets: its own variant, else its zone's, else the default.
+    #[must_use]
+    pub fn resolve(&self, node: &str, zone: Option<&str>) -> &[EndpointAddr] {
+        self.by_node
+            .get(node)
+            .or_else(|| self.by_zone.get(zone?))
+            .unwrap_or(&self.default)
+    }
+}
+
+/// Selects cluster endpoints for all nodes at once (B2, B3, B4). `endpoints` come from [`merge`].
+#[must_use]
+pub fn variants(port: &ServicePort, endpoints: &[Endpoint]) -> Variants {
+    let has_any = endpoints.iter().any(Endpoint::is_usable);
+    if !port.uses_cluster_endpoints() {
+        return Variants {
+            has_any,
+            ..Variants::default()
+        };
+    }
+    let ready: Vec<&Endpoint> = endpoints.iter().filter(|e| e.ready).collect();
+    if ready.is_empty() {
+        let draining = endpoints.iter().filter(|e| e.is_draining());
+        return Variants {
+            default: addrs(draining),
+            has_any,
+            ..Variants::default()
+        };
+    }
+    let default = addrs(ready.iter().copied());
+    let mut by_zone = hinted(&ready, |e| &e.zone_hints);
+    by_zone.retain(|_, addrs| *addrs != default);
+    let by_node = hinted(&ready, |e| &e.node_hints);
+    Variants {
+        default,
+        by_zone,
+        by_node,
+        has_any,
+    }
+}
+
+/// The ready endpoints by hint, or nothing when one of them has no hint: that one disables the
+/// mode for everybody (B2).
+fn hinted<'a>(
+    ready: &[&'a Endpoint],
+    hints: impl Fn(&'a Endpoint) -> &'a Vec<NodeName>,
+) -> BTreeMap<NodeName, Vec<EndpointAddr>> {
+    let mut by_hint = BTreeMap::<NodeName, Vec<EndpointAddr>>::new();
+    for endpoint in ready {
+        let names: BTreeSet<&NodeName> = hints(endpoint).iter().collect();
+        if names.is_empty() {
+            return BTreeMap::new();
+        }
+        for name in names {
+            by_hint.entry(name.clone()).or_default().push(endpoint.addr);
+        }
+    }
+    by_hint
+}
+
+fn addrs<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Vec<EndpointAddr> {
+    endpoints.map(|e| e.addr).collect()
+}
+
+/// The usable endpoints of every node that has some (B5; see [`crate::LocalEndpoints`]).
+#[must_use]
+pub fn local_by_node(endpoints: &[Endpoint]) -> BTreeMap<NodeName, Vec<LocalEndpoint>> {
+    let mut by_node = BTreeMap::<NodeName, Vec<LocalEndpoint>>::new();
+    for endpoint in endpoints.iter().filter(|e| e.is_usable()) {
+        if let Some(node) = &endpoint.node {
+            by_node
+                .entry(node.clone())
+                .or_default()
+                .push(LocalEndpoint {
+                    addr: endpoint.addr,
+                    ready: endpoint.ready,
+                });
+        }
+    }
+    by_node
+}
+
+/// How zone and node hints narrow the cluster endpoints on one node (B2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TopologyMode {
+    /// Hints are not used.
+    None,
+    /// Endpoints hinted for the node's zone.
+    SameZone,
+    /// Endpoints hinted for the node.
+    SameNode,
+}
+
+/// The selection of one node, in kube-proxy's own terms (B1-B6).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Categorized {
+    /// Endpoints for policy Cluster; `None` when no traffic uses them.
+    pub cluster: Option<Vec<EndpointAddr>>,
+    /// Endpoints for policy Local; `None` when no traffic uses them.
+    pub local: Option<Vec<EndpointAddr>>,
+    /// Every endpoint that some packet on this node may reach.
+    pub all: Vec<EndpointAddr>,
+    /// Some endpoint is usable somewhere.
+    pub has_any: bool,
+    /// The topology mode in force.
+    pub mode: TopologyMode,
+}
+
+/// Selects endpoints for one node. `endpoints` come from [`merge`].
+#[must_use]
+pub fn categorize(
+    port: &ServicePort,
+    endpoints: &[Endpoint],
+    node: &str,
+    zone: Option<&str>,
+) -> Categorized {
+    let has_any = endpoints.iter().any(Endpoint::is_usable);
+    let mode = if port.uses_cluster_endpoints() {
+        topology_mode(endpoints, node, zone)
+    } else {
+        TopologyMode::None
+    };
+    let cluster = port
+        .uses_cluster_endpoints()
+        .then(|| cluster_endpoints(endpoints, mode, node, zone));
+    let local = port
+        .uses_local_endpoints()
+        .then(|| local_endpoints(endpoints, node));
+    let all: BTreeSet<EndpointAddr> = cluster.iter().chain(&local).flatten().copied().collect();
+    Categorized {
+        all: all.into_iter().collect(),
+        cluster,
+        local,
+        has_any,
+        mode,
+    }
+}
+
+/// B2: which mode all ready endpoints agree on.
+fn topology_mode(endpoints: &[Endpoint], node: &str, zone: Option<&str>) -> TopologyMode {
+    let names = |hints: &[NodeName], name: &str| hints.iter().any(|h| **h == *name);
+    let ready = || endpoints.iter().filter(|e| e.ready);
+    if ready().all(|e| !e.node_hints.is_empty()) && ready().any(|e| names(&e.node_hints, node)) {
+        return TopologyMode::SameNode;
+    }
+    match zone {
+        Some(zone)
+            if ready().all(|e| !e.zone_hints.is_empty())
+                && ready().any(|e| names(&e.zone_hints, zone)) =>
+        {
+            TopologyMode::SameZone
+        }
+        _ => TopologyMode::None,
+    }
+}
+
+/// B3: ready endpoints that carry the hint, or every draining one when nothing is ready.
+fn cluster_endpoints(
+    endpoints: &[Endpoint],
+    mode: TopologyMode,
+    node: &str,
+    zone: Option<&str>,
+) -> Vec<EndpointAddr> {
+    let hinted = |e: &Endpoint| match mode {
+        TopologyMode::None => true,
+        TopologyMode::SameNode => e.node_hints.iter().any(|h| **h == *node),
+        TopologyMode::SameZone => e.zone_hints.iter().any(|h| Some(&**h) == zone),
+    };
+    let selected = addrs(endpoints.iter().filter(|e| e.ready && hinted(e)));
+    if selected.is_empty() {
+        return addrs(endpoints.iter().filter(|e| e.is_draining()));
+    }
+    selected
+}
+
+/// B5: ready endpoints of the node, or its draining ones when none is ready there.
+fn local_endpoints(endpoints: &[Endpoint], node: &str) -> Vec<EndpointAddr> {
+    let here = || endpoints.iter().filter(|e| e.node.as_deref() == Some(node));
+    let ready = addrs(here().filter(|e| e.ready));
+    if ready.is_empty() {
+        return addrs(here().filter(|e| e.is_draining()));
+    }
+    ready
+}

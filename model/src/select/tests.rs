@@ -1,0 +1,358 @@
+//! One test a rule, its id in the name, then a property that ties the two formulations together.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::key::{ServiceKey, ServiceName};
+use crate::net::{Family, Protocol};
+use crate::program::LocalEndpoints;
+use crate::service::TrafficPolicy::{self, Cluster, Local};
+
+fn key() -> ServiceKey {
+    ServiceKey {
+        service: ServiceName::new("shop", "web"),
+        port_name: "http".into(),
+        protocol: Protocol::Tcp,
+        family: Family::V4,
+    }
+}
+
+/// A NodePort Service, so that both policies count.
+fn port(internal: TrafficPolicy, external: TrafficPolicy) -> ServicePort {
+    ServicePort {
+        key: key(),
+        port: 80,
+        cluster_ip: IpAddr::from([10, 96, 0, 1]),
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        node_port: Some(30080),
+        internal_policy: internal,
+        external_policy: external,
+        affinity_timeout_s: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    }
+}
+
+fn addr(n: u8) -> EndpointAddr {
+    EndpointAddr {
+        ip: IpAddr::from([10, 0, 0, n]),
+        port: 8080,
+    }
+}
+
+fn ep(n: u8, node: &str) -> Endpoint {
+    Endpoint {
+        node: Some(node.into()),
+        ..Endpoint::ready(addr(n))
+    }
+}
+
+fn draining(mut e: Endpoint) -> Endpoint {
+    (e.ready, e.serving, e.terminating) = (false, true, true);
+    e
+}
+
+fn unready(mut e: Endpoint) -> Endpoint {
+    (e.ready, e.serving, e.terminating) = (false, true, false);
+    e
+}
+
+fn zones(mut e: Endpoint, zones: &[&str]) -> Endpoint {
+    e.zone_hints = zones.iter().map(|z| Arc::from(*z)).collect();
+    e
+}
+
+fn nodes(mut e: Endpoint, nodes: &[&str]) -> Endpoint {
+    e.node_hints = nodes.iter().map(|n| Arc::from(*n)).collect();
+    e
+}
+
+/// The cluster endpoints that node `node` in `zone` gets, checked to be the same both ways.
+fn cluster(port: &ServicePort, endpoints: &[Endpoint], node: &str, zone: Option<&str>) -> Vec<u8> {
+    let resolved = variants(port, endpoints).resolve(node, zone).to_vec();
+    let categorized = categorize(port, endpoints, node, zone);
+    assert_eq!(resolved, categorized.cluster.unwrap_or_default());
+    last_octets(&resolved)
+}
+
+fn last_octets(addrs: &[EndpointAddr]) -> Vec<u8> {
+    addrs
+        .iter()
+        .map(|a| match a.ip {
+            IpAddr::V4(v4) => v4.octets()[3],
+            IpAddr::V6(v6) => v6.octets()[15],
+        })
+        .collect()
+}
+
+fn local(endpoints: &[Endpoint], node: &str) -> Vec<u8> {
+    let overlay = LocalEndpoints {
+        key: key(),
+        endpoints: local_by_node(endpoints).remove(node).unwrap_or_default(),
+    };
+    let selected: Vec<_> = overlay.selected().collect();
+    let reference = categorize(&port(Local, Local), endpoints, node, None);
+    assert_eq!(selected, reference.local.unwrap());
+    last_octets(&selected)
+}
+
+#[test]
+fn a27_output_is_sorted_and_unique() {
+    let merged = merge([ep(3, "a"), ep(1, "a"), ep(3, "a"), ep(2, "b")]);
+    assert_eq!(last_octets(&addrs(merged.iter())), [1, 2, 3]);
+}
+
+#[test]
+fn a27_later_duplicate_wins_unless_terminating() {
+    let merged = merge([ep(1, "old"), ep(1, "new")]);
+    assert_eq!(merged[0].node.as_deref(), Some("new"));
+    let merged = merge([ep(1, "alive"), draining(ep(1, "dying"))]);
+    assert_eq!(merged[0].node.as_deref(), Some("alive"));
+    let merged = merge([draining(ep(1, "dying")), ep(1, "alive")]);
+    assert_eq!(merged[0].node.as_deref(), Some("alive"));
+    let merged = merge([draining(ep(1, "one")), draining(ep(1, "two"))]);
+    assert_eq!(merged[0].node.as_deref(), Some("two"));
+}
+
+#[test]
+fn a28_endpoints_may_have_different_ports() {
+    let mut other = ep(1, "a");
+    other.addr.port = 9090;
+    assert_eq!(merge([ep(1, "a"), other]).len(), 2);
+}
+
+#[test]
+fn b1_no_endpoints_select_nothing() {
+    let c = categorize(&port(Cluster, Local), &[], "a", Some("z"));
+    assert_eq!(c.cluster.unwrap(), []);
+    assert_eq!(c.local.unwrap(), []);
+    assert!(c.all.is_empty() && !c.has_any);
+    assert_eq!(variants(&port(Cluster, Local), &[]), Variants::default());
+}
+
+#[test]
+fn b2_same_node_when_all_hinted_and_this_node_named() {
+    let endpoints = [nodes(ep(1, "a"), &["a"]), nodes(ep(2, "b"), &["b"])];
+    let p = port(Cluster, Cluster);
+    assert_eq!(cluster(&p, &endpoints, "a", None), [1]);
+    assert_eq!(cluster(&p, &endpoints, "c", None), [1, 2]);
+    assert_eq!(
+        categorize(&p, &endpoints, "a", None).mode,
+        TopologyMode::SameNode
+    );
+}
+
+#[test]
+fn b2_same_node_goes_before_same_zone() {
+    let endpoints = [
+        zones(nodes(ep(1, "a"), &["a"]), &["z"]),
+        zones(nodes(ep(2, "b"), &["b"]), &["z"]),
+    ];
+    let p = port(Cluster, Cluster);
+    assert_eq!(cluster(&p, &endpoints, "a", Some("z")), [1]);
+    assert_eq!(cluster(&p, &endpoints, "c", Some("z")), [1, 2]);
+}
+
+#[test]
+fn b2_same_zone_when_all_hinted_and_this_zone_named() {
+    let endpoints = [
+        zones(ep(1, "a"), &["x"]),
+        zones(ep(2, "b"), &["y", "x"]),
+        zones(ep(3, "c"), &["y"]),
+    ];
+    let p = port(Cluster, Cluster);
+    assert_eq!(cluster(&p, &endpoints, "n", Some("x")), [1, 2]);
+    assert_eq!(cluster(&p, &endpoints, "n", Some("y")), [2, 3]);
+    assert_eq!(cluster(&p, &endpoints, "n", Some("w")), [1, 2, 3]);
+    assert_eq!(
+        categorize(&p, &endpoints, "n", Some("x")).mode,
+        TopologyMode::SameZone
+    );
+}
+
+#[test]
+fn b2_one_unhinted_ready_endpoint_disables_the_mode() {
+    let p = port(Cluster, Cluster);
+    let endpoints = [zones(ep(1, "a"), &["x"]), ep(2, "b")];
+    assert_eq!(cluster(&p, &endpoints, "n", Some("x")), [1, 2]);
+    let endpoints = [nodes(ep(1, "a"), &["a"]), ep(2, "b")];
+    assert_eq!(cluster(&p, &endpoints, "a", None), [1, 2]);
+}
+
+#[test]
+fn b2_only_ready_endpoints_decide_the_mode() {
+    let endpoints = [
+        zones(ep(1, "a"), &["x"]),
+        zones(ep(2, "b"), &["y"]),
+        draining(ep(3, "c")),
+        unready(ep(4, "c")),
+    ];
+    assert_eq!(
+        cluster(&port(Cluster, Cluster), &endpoints, "n", Some("x")),
+        [1]
+    );
+}
+
+#[test]
+fn b2_node_without_zone_has_no_zone_mode() {
+    let endpoints = [zones(ep(1, "a"), &["x"]), zones(ep(2, "b"), &["y"])];
+    assert_eq!(
+        cluster(&port(Cluster, Cluster), &endpoints, "n", None),
+        [1, 2]
+    );
+}
+
+#[test]
+fn b3_nothing_ready_falls_back_to_all_draining_ignoring_topology() {
+    let endpoints = [
+        draining(zones(ep(1, "a"), &["x"])),
+        draining(ep(2, "b")),
+        unready(ep(3, "b")),
+    ];
+    assert_eq!(
+        cluster(&port(Cluster, Cluster), &endpoints, "n", Some("x")),
+        [1, 2]
+    );
+}
+
+#[test]
+fn b4_local_is_none_when_not_used() {
+    let c = categorize(&port(Cluster, Cluster), &[ep(1, "a")], "a", None);
+    assert_eq!(c.local, None);
+    assert_eq!(last_octets(&c.all), [1]);
+    assert!(c.has_any);
+}
+
+#[test]
+fn b5_local_prefers_ready_then_draining_of_the_node() {
+    let endpoints = [
+        ep(1, "a"),
+        draining(ep(2, "a")),
+        draining(ep(3, "b")),
+        unready(ep(4, "b")),
+        ep(5, "c"),
+    ];
+    assert_eq!(local(&endpoints, "a"), [1]);
+    assert_eq!(local(&endpoints, "b"), [3]);
+    assert_eq!(local(&endpoints, "d"), []);
+}
+
+#[test]
+fn b5_topology_never_narrows_local() {
+    let endpoints = [zones(ep(1, "a"), &["y"]), zones(ep(2, "b"), &["x"])];
+    assert_eq!(local(&endpoints, "a"), [1]);
+}
+
+#[test]
+fn b5_fallback_is_independent_of_cluster() {
+    let endpoints = [ep(1, "remote"), draining(ep(2, "here"))];
+    let c = categorize(&port(Cluster, Local), &endpoints, "here", None);
+    assert_eq!(last_octets(&c.cluster.unwrap()), [1]);
+    assert_eq!(last_octets(&c.local.unwrap()), [2]);
+    assert_eq!(last_octets(&c.all), [1, 2]);
+}
+
+#[test]
+fn b6_has_any_counts_remote_and_draining() {
+    let p = {
+        let mut p = port(Local, Cluster);
+        p.node_port = None;
+        p
+    };
+    assert!(!p.uses_cluster_endpoints());
+    let v = variants(&p, &[draining(ep(1, "remote"))]);
+    assert!(v.has_any && v.default.is_empty());
+    let c = categorize(&p, &[draining(ep(1, "remote"))], "here", None);
+    assert!(c.has_any && c.cluster.is_none() && c.all.is_empty());
+}
+
+#[test]
+fn b6_all_is_the_union_under_topology() {
+    let endpoints = [zones(ep(1, "here"), &["y"]), zones(ep(2, "there"), &["x"])];
+    let c = categorize(&port(Cluster, Local), &endpoints, "here", Some("x"));
+    assert_eq!(last_octets(&c.cluster.unwrap()), [2]);
+    assert_eq!(last_octets(&c.all), [1, 2]);
+}
+
+#[test]
+fn b7_serving_without_ready_or_terminating_is_never_used() {
+    let endpoints = [unready(ep(1, "a"))];
+    assert_eq!(cluster(&port(Cluster, Cluster), &endpoints, "a", None), []);
+    assert_eq!(local(&endpoints, "a"), []);
+    assert!(!variants(&port(Cluster, Cluster), &endpoints).has_any);
+}
+
+/// B8, B9, B10: selection sees hints, the zone label and nothing else: no annotation, no
+/// `trafficDistribution`, no weight reaches these types, so every selected endpoint is equal.
+#[test]
+fn b8_b9_b10_every_selected_endpoint_appears_once() {
+    let endpoints: Vec<_> = (1..=9).map(|n| ep(n, "a")).collect();
+    assert_eq!(
+        cluster(&port(Cluster, Cluster), &endpoints, "b", None),
+        (1..=9).collect::<Vec<_>>()
+    );
+}
+
+fn any_hints() -> impl Strategy<Value = Vec<Arc<str>>> {
+    prop::collection::vec(
+        prop::sample::select(vec!["a", "b", "c"]).prop_map(Arc::from),
+        0..3,
+    )
+}
+
+fn any_endpoint() -> impl Strategy<Value = Endpoint> {
+    (
+        1_u8..12,
+        prop::option::of(prop::sample::select(vec!["a", "b", "c"])),
+        any::<(bool, bool, bool)>(),
+        any_hints(),
+        any_hints(),
+    )
+        .prop_map(
+            |(n, node, (ready, serving, terminating), zone_hints, node_hints)| Endpoint {
+                addr: addr(n),
+                ready,
+                serving,
+                terminating,
+                node: node.map(Arc::from),
+                zone_hints,
+                node_hints,
+            },
+        )
+}
+
+proptest! {
+    /// "Share, then overlay" gives every node exactly what kube-proxy would select there.
+    #[test]
+    fn shared_variants_equal_the_view_of_each_node(
+        endpoints in prop::collection::vec(any_endpoint(), 0..10),
+        internal in any::<bool>(), external in any::<bool>(), node_port in any::<bool>(),
+    ) {
+        let policy = |local| if local { Local } else { Cluster };
+        let mut port = port(policy(internal), policy(external));
+        if !node_port {
+            port.node_port = None;
+        }
+        let endpoints = merge(endpoints);
+        let variants = variants(&port, &endpoints);
+        let overlays = local_by_node(&endpoints);
+        for node in ["a", "b", "c", "d"] {
+            for zone in [None, Some("a"), Some("b"), Some("c"), Some("d")] {
+                let want = categorize(&port, &endpoints, node, zone);
+                prop_assert_eq!(variants.resolve(node, zone), want.cluster.as_deref().unwrap_or_default());
+                prop_assert_eq!(variants.has_any, want.has_any);
+                if let Some(local) = want.local {
+                    let overlay = LocalEndpoints {
+                        key: port.key.clone(),
+                        endpoints: overlays.get(node).cloned().unwrap_or_default(),
+                    };
+                    prop_assert_eq!(overlay.selected().collect::<Vec<_>>(), local);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Services and endpoints as the control plane understands them, one family at a time.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::cidr::Cidr;
+use crate::key::ServiceKey;
+use crate::net::EndpointAddr;
+
+/// Which endpoints a kind of traffic may reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TrafficPolicy {
+    /// Any endpoint of the cluster.
+    #[default]
+    Cluster,
+    /// Only endpoints on the node that the packet reached.
+    Local,
+}
+
+/// One port of one Service in one family: where it is reached and by which rules, without its
+/// endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Identity.
+    pub key: ServiceKey,
+    /// The port on every address of the Service, 1..=65535.
+    pub port: u16,
+    /// The address inside the cluster.
+    pub cluster_ip: IpAddr,
+    /// `spec.externalIPs` of this family (A5).
+    pub external_ips: Vec<IpAddr>,
+    /// Load-balancer ingress addresses that the node captures (A6).
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// The port on node addresses, if any (A7, A21).
+    pub node_port: Option<u16>,
+    /// `internalTrafficPolicy`: ClusterIP traffic only (A12).
+    pub internal_policy: TrafficPolicy,
+    /// `externalTrafficPolicy`, already `Cluster` where the Service is not externally accessible (A13).
+    pub external_policy: TrafficPolicy,
+    /// Session affinity by client address: idle timeout in seconds, 1..=86400 (A11).
+    pub affinity_timeout_s: Option<u32>,
+    /// Sources that may use load-balancer addresses; empty = everyone (A8).
+    pub source_ranges: Vec<Cidr>,
+    /// Port of the health check server (A22).
+    pub health_check_node_port: Option<u16>,
+}
+
+impl ServicePort {
+    /// Reachable from outside the cluster: has a node port, load-balancer or external address (A14).
+    #[must_use]
+    pub fn externally_accessible(&self) -> bool {
+        self.node_port.is_some()
+            || !self.load_balancer_ips.is_empty()
+            || !self.external_ips.is_empty()
+    }
+
+    /// Some traffic may reach endpoints anywhere (A14).
+    #[must_use]
+    pub fn uses_cluster_endpoints(&self) -> bool {
+        self.internal_policy == TrafficPolicy::Cluster || self.externally_accessible()
+    }
+
+    /// Some traffic may reach endpoints on the node only (A14).
+    #[must_use]
+    pub fn uses_local_endpoints(&self) -> bool {
+        self.internal_policy == TrafficPolicy::Local
+            || (self.external_policy == TrafficPolicy::Local && self.externally_accessible())
+    }
+}
+
+/// One endpoint of a ServicePort with everything that selection looks at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Where packets go.
+    pub addr: EndpointAddr,
+    /// May take new connections (A27: unset means true).
+    pub ready: bool,
+    /// Answers requests, whatever its readiness (A27: unset means true).
+    pub serving: bool,
+    /// Is being shut down.
+    pub terminating: bool,
+    /// The node on which it lives.
+    pub node: Option<Arc<str>>,
+    /// `hints.forZones`.
+    pub zone_hints: Vec<Arc<str>>,
+    /// `hints.forNodes`.
+    pub node_hints: Vec<Arc<str>>,
+}
+
+impl Endpoint {
+    /// A ready endpoint without node or hints, as a start for builders and tests.
+    #[must_use]
+    pub fn ready(addr: EndpointAddr) -> Self {
+        Self {
+            addr,
+            ready: true,
+            serving: true,
+            terminating: false,
+            node: None,
+            zone_hints: Vec::new(),
+            node_hints: Vec::new(),
+        }
+    }
+
+    /// Not ready, but still answering while it shuts down: used only where nothing is ready (B3, B5).
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        !self.ready && self.serving && self.terminating
+    }
+
+    /// Ready or draining. B7: serving alone is never enough.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.ready || self.is_draining()
+    }
+}
