@@ -24,5 +24,5 @@ pub use net::{
     EndpointAddr, Family, ParseIpError, Protocol, UnknownProtocol, parse_ip, refused_endpoint_ip,
 };
 pub use node::{NodeFacts, NodeName, ZoneName};
-pub use program::{LocalEndpoint, LocalEndpoints, ServiceProgram};
+pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
 pub use service::{Endpoint, ServicePort, TrafficPolicy};

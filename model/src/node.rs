@@ -27,6 +27,8 @@ pub struct NodeFacts {
     pub service_cidrs: Vec<Cidr>,
     /// False while the node is being deleted or drained by an autoscaler (G3).
     pub eligible: bool,
+    /// A Node object of this name exists; without one only `name` and `service_cidrs` are set.
+    pub known: bool,
 }
 
 impl NodeFacts {

@@ -2,7 +2,42 @@
 
 use crate::key::ServiceKey;
 use crate::net::EndpointAddr;
+use crate::node::NodeFacts;
 use crate::service::ServicePort;
+
+/// One object of a node's desired state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DesiredObject {
+    /// A ServicePort, shared by nodes.
+    Service(ServiceProgram),
+    /// A ServicePort's endpoints on the node.
+    Local(LocalEndpoints),
+    /// Facts of the node.
+    Node(NodeFacts),
+}
+
+/// Identity of a [`DesiredObject`] among those of one node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DesiredKey {
+    /// A ServicePort, shared by nodes.
+    Service(ServiceKey),
+    /// A ServicePort's endpoints on the node.
+    Local(ServiceKey),
+    /// Facts of the node.
+    Node,
+}
+
+impl DesiredObject {
+    /// The object's identity.
+    #[must_use]
+    pub fn key(&self) -> DesiredKey {
+        match self {
+            Self::Service(program) => DesiredKey::Service(program.port.key.clone()),
+            Self::Local(local) => DesiredKey::Local(local.key.clone()),
+            Self::Node(_) => DesiredKey::Node,
+        }
+    }
+}
 
 /// Everything about one ServicePort that is the same on every node (or every node of a zone): the
 /// shared part. See [`crate::select::Variants`] for when there is more than one of it.

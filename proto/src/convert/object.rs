@@ -1,0 +1,311 @@
+//! Objects of the desired state.
+
+use bytes::Bytes;
+use kplane_model::{
+    DesiredKey, DesiredObject, Family, LocalEndpoint, LocalEndpoints, NodeFacts, Protocol,
+    ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+};
+use prost::Message;
+
+use super::ConvertError;
+use super::address::{
+    cidr_from_wire, cidr_to_wire, ip_bytes, optional_port, pack_endpoints, pack_ips, port, put_ip,
+    unpack_endpoints, unpack_ip, unpack_ip_of, unpack_ips,
+};
+use crate::v1 as pb;
+
+/// Longest idle time of session affinity that the API allows, in seconds.
+const MAX_AFFINITY_TIMEOUT_S: u32 = 86_400;
+
+/// Encodes an object once, for every agent that gets it. The bytes are what digests are made of.
+#[must_use]
+pub fn encode_object(object: &DesiredObject) -> Bytes {
+    pb::Object::from(object).encode_to_vec().into()
+}
+
+/// Decodes an object. `Ok(None)` is a kind that this version does not know.
+///
+/// # Errors
+/// [`ConvertError`] with the field that makes no sense; other objects are not concerned.
+pub fn decode_object(encoded: Bytes) -> Result<Option<DesiredObject>, ConvertError> {
+    let object = pb::Object::decode(encoded)
+        .map_err(|error| ConvertError::new("object", error.to_string()))?;
+    Ok(match object.kind {
+        None => None,
+        Some(pb::object::Kind::Service(program)) => {
+            Some(DesiredObject::Service(program.try_into()?))
+        }
+        Some(pb::object::Kind::Local(local)) => Some(DesiredObject::Local(local.try_into()?)),
+        Some(pb::object::Kind::Node(node)) => Some(DesiredObject::Node(node.try_into()?)),
+    })
+}
+
+impl From<&DesiredObject> for pb::Object {
+    fn from(object: &DesiredObject) -> Self {
+        let kind = match object {
+            DesiredObject::Service(program) => pb::object::Kind::Service(program.into()),
+            DesiredObject::Local(local) => pb::object::Kind::Local(local.into()),
+            DesiredObject::Node(node) => pb::object::Kind::Node(node.into()),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+impl From<&DesiredKey> for pb::ObjectKey {
+    fn from(key: &DesiredKey) -> Self {
+        let kind = match key {
+            DesiredKey::Service(key) => pb::object_key::Kind::Service(key.into()),
+            DesiredKey::Local(key) => pb::object_key::Kind::Local(key.into()),
+            DesiredKey::Node => pb::object_key::Kind::Node(true),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+impl TryFrom<pb::ObjectKey> for DesiredKey {
+    type Error = ConvertError;
+
+    fn try_from(key: pb::ObjectKey) -> Result<Self, ConvertError> {
+        Ok(match key.kind {
+            Some(pb::object_key::Kind::Service(key)) => Self::Service(key.try_into()?),
+            Some(pb::object_key::Kind::Local(key)) => Self::Local(key.try_into()?),
+            Some(pb::object_key::Kind::Node(_)) => Self::Node,
+            None => return Err(ConvertError::new("kind", "unknown kind of object")),
+        })
+    }
+}
+
+impl From<Family> for pb::Family {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::V4 => Self::Ipv4,
+            Family::V6 => Self::Ipv6,
+        }
+    }
+}
+
+impl From<Protocol> for pb::Protocol {
+    fn from(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Tcp => Self::Tcp,
+            Protocol::Udp => Self::Udp,
+            Protocol::Sctp => Self::Sctp,
+        }
+    }
+}
+
+impl From<TrafficPolicy> for pb::TrafficPolicy {
+    fn from(policy: TrafficPolicy) -> Self {
+        match policy {
+            TrafficPolicy::Cluster => Self::Cluster,
+            TrafficPolicy::Local => Self::Local,
+        }
+    }
+}
+
+/// A family on the wire.
+///
+/// # Errors
+/// A number that is no family.
+pub fn family(value: i32) -> Result<Family, ConvertError> {
+    match pb::Family::try_from(value) {
+        Ok(pb::Family::Ipv4) => Ok(Family::V4),
+        Ok(pb::Family::Ipv6) => Ok(Family::V6),
+        _ => Err(ConvertError::new(
+            "family",
+            format!("unknown value {value}"),
+        )),
+    }
+}
+
+fn protocol(value: i32) -> Result<Protocol, ConvertError> {
+    match pb::Protocol::try_from(value) {
+        Ok(pb::Protocol::Tcp) => Ok(Protocol::Tcp),
+        Ok(pb::Protocol::Udp) => Ok(Protocol::Udp),
+        Ok(pb::Protocol::Sctp) => Ok(Protocol::Sctp),
+        _ => Err(ConvertError::new(
+            "protocol",
+            format!("unknown value {value}"),
+        )),
+    }
+}
+
+fn policy(field: &'static str, value: i32) -> Result<TrafficPolicy, ConvertError> {
+    match pb::TrafficPolicy::try_from(value) {
+        Ok(pb::TrafficPolicy::Cluster) => Ok(TrafficPolicy::Cluster),
+        Ok(pb::TrafficPolicy::Local) => Ok(TrafficPolicy::Local),
+        Err(_) => Err(ConvertError::new(field, format!("unknown value {value}"))),
+    }
+}
+
+impl From<&ServiceKey> for pb::ServiceKey {
+    fn from(key: &ServiceKey) -> Self {
+        Self {
+            namespace: key.service.namespace.to_string(),
+            name: key.service.name.to_string(),
+            port_name: key.port_name.to_string(),
+            protocol: pb::Protocol::from(key.protocol).into(),
+            family: pb::Family::from(key.family).into(),
+        }
+    }
+}
+
+impl TryFrom<pb::ServiceKey> for ServiceKey {
+    type Error = ConvertError;
+
+    fn try_from(key: pb::ServiceKey) -> Result<Self, ConvertError> {
+        if key.namespace.is_empty() || key.name.is_empty() {
+            return Err(ConvertError::new("key", "namespace and name are needed"));
+        }
+        Ok(Self {
+            service: ServiceName::new(&key.namespace, &key.name),
+            port_name: key.port_name.into(),
+            protocol: protocol(key.protocol)?,
+            family: family(key.family)?,
+        })
+    }
+}
+
+fn required_key(key: Option<pb::ServiceKey>) -> Result<ServiceKey, ConvertError> {
+    key.ok_or_else(|| ConvertError::new("key", "missing"))?
+        .try_into()
+}
+
+impl From<&ServiceProgram> for pb::ServiceProgram {
+    fn from(program: &ServiceProgram) -> Self {
+        let port = &program.port;
+        let mut cluster_ip = Vec::with_capacity(16);
+        put_ip(&mut cluster_ip, port.cluster_ip);
+        Self {
+            key: Some((&port.key).into()),
+            port: port.port.into(),
+            cluster_ip: cluster_ip.into(),
+            external_ips: pack_ips(&port.external_ips),
+            load_balancer_ips: pack_ips(&port.load_balancer_ips),
+            node_port: port.node_port.unwrap_or(0).into(),
+            internal_policy: pb::TrafficPolicy::from(port.internal_policy).into(),
+            external_policy: pb::TrafficPolicy::from(port.external_policy).into(),
+            affinity_timeout_s: port.affinity_timeout_s.unwrap_or(0),
+            source_ranges: port.source_ranges.iter().map(cidr_to_wire).collect(),
+            health_check_node_port: port.health_check_node_port.unwrap_or(0).into(),
+            endpoints: pack_endpoints(program.endpoints.iter().copied()),
+            has_any: program.has_any,
+        }
+    }
+}
+
+impl TryFrom<pb::ServiceProgram> for ServiceProgram {
+    type Error = ConvertError;
+
+    fn try_from(wire: pb::ServiceProgram) -> Result<Self, ConvertError> {
+        let key = required_key(wire.key)?;
+        let family = key.family;
+        let affinity = wire.affinity_timeout_s;
+        if affinity > MAX_AFFINITY_TIMEOUT_S {
+            return Err(ConvertError::new(
+                "affinity_timeout_s",
+                format!("{affinity} is above {MAX_AFFINITY_TIMEOUT_S}"),
+            ));
+        }
+        let source_ranges = wire.source_ranges.iter().map(|range| {
+            let range = cidr_from_wire("source_ranges", range)?;
+            if range.family() == family {
+                Ok(range)
+            } else {
+                Err(ConvertError::new(
+                    "source_ranges",
+                    format!("{range} is not {family}"),
+                ))
+            }
+        });
+        let port = ServicePort {
+            port: port("port", wire.port)?,
+            cluster_ip: unpack_ip_of("cluster_ip", family, &wire.cluster_ip)?,
+            external_ips: unpack_ips("external_ips", family, &wire.external_ips)?,
+            load_balancer_ips: unpack_ips("load_balancer_ips", family, &wire.load_balancer_ips)?,
+            node_port: optional_port("node_port", wire.node_port)?,
+            internal_policy: policy("internal_policy", wire.internal_policy)?,
+            external_policy: policy("external_policy", wire.external_policy)?,
+            affinity_timeout_s: (affinity != 0).then_some(affinity),
+            source_ranges: source_ranges.collect::<Result<_, _>>()?,
+            health_check_node_port: optional_port(
+                "health_check_node_port",
+                wire.health_check_node_port,
+            )?,
+            key,
+        };
+        Ok(Self {
+            port,
+            endpoints: unpack_endpoints("endpoints", family, &wire.endpoints)?,
+            has_any: wire.has_any,
+        })
+    }
+}
+
+impl From<&LocalEndpoints> for pb::LocalEndpoints {
+    fn from(local: &LocalEndpoints) -> Self {
+        let pack = |ready| {
+            let those = local.endpoints.iter().filter(move |e| e.ready == ready);
+            pack_endpoints(those.map(|e| e.addr))
+        };
+        Self {
+            key: Some((&local.key).into()),
+            ready: pack(true),
+            draining: pack(false),
+        }
+    }
+}
+
+impl TryFrom<pb::LocalEndpoints> for LocalEndpoints {
+    type Error = ConvertError;
+
+    fn try_from(wire: pb::LocalEndpoints) -> Result<Self, ConvertError> {
+        let key = required_key(wire.key)?;
+        let unpack = |field, ready, bytes: &[u8]| {
+            let addrs = unpack_endpoints(field, key.family, bytes)?;
+            Ok(addrs
+                .into_iter()
+                .map(move |addr| LocalEndpoint { addr, ready }))
+        };
+        let mut endpoints: Vec<_> = unpack("ready", true, &wire.ready)?
+            .chain(unpack("draining", false, &wire.draining)?)
+            .collect();
+        endpoints.sort();
+        Ok(Self { key, endpoints })
+    }
+}
+
+impl From<&NodeFacts> for pb::NodeConfig {
+    fn from(node: &NodeFacts) -> Self {
+        Self {
+            name: node.name.to_string(),
+            zone: node.zone.as_deref().unwrap_or_default().to_owned(),
+            addresses: node.addresses.iter().map(|ip| ip_bytes(*ip)).collect(),
+            pod_cidrs: node.pod_cidrs.iter().map(cidr_to_wire).collect(),
+            service_cidrs: node.service_cidrs.iter().map(cidr_to_wire).collect(),
+            eligible: node.eligible,
+            known: node.known,
+        }
+    }
+}
+
+impl TryFrom<pb::NodeConfig> for NodeFacts {
+    type Error = ConvertError;
+
+    fn try_from(wire: pb::NodeConfig) -> Result<Self, ConvertError> {
+        let cidrs = |field, cidrs: &[pb::Cidr]| {
+            let parsed = cidrs.iter().map(|cidr| cidr_from_wire(field, cidr));
+            parsed.collect::<Result<Vec<_>, _>>()
+        };
+        let addresses = wire.addresses.iter().map(|ip| unpack_ip("addresses", ip));
+        Ok(Self {
+            name: wire.name.into(),
+            zone: (!wire.zone.is_empty()).then(|| wire.zone.into()),
+            addresses: addresses.collect::<Result<_, _>>()?,
+            pod_cidrs: cidrs("pod_cidrs", &wire.pod_cidrs)?,
+            service_cidrs: cidrs("service_cidrs", &wire.service_cidrs)?,
+            eligible: wire.eligible,
+            known: wire.known,
+        })
+    }
+}

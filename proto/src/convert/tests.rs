@@ -1,0 +1,240 @@
+//! Round trips, refusals, and random bytes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use kplane_model::{
+    Cidr, DesiredKey, DesiredObject, EndpointAddr, Family, LocalEndpoint, LocalEndpoints,
+    NodeFacts, Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+    refused_endpoint_ip,
+};
+use proptest::prelude::*;
+use prost::Message;
+
+use super::*;
+use crate::v1 as pb;
+
+fn any_ip(family: Family) -> BoxedStrategy<IpAddr> {
+    match family {
+        Family::V4 => any::<u32>()
+            .prop_map(|bits| Ipv4Addr::from(bits).into())
+            .boxed(),
+        Family::V6 => any::<u128>()
+            .prop_map(|bits| Ipv6Addr::from(bits).into())
+            .boxed(),
+    }
+}
+
+fn any_endpoint(family: Family) -> impl Strategy<Value = EndpointAddr> {
+    (any_ip(family), 1_u16..)
+        .prop_filter("reachable", |(ip, _)| refused_endpoint_ip(*ip).is_none())
+        .prop_map(|(ip, port)| EndpointAddr { ip, port })
+}
+
+fn any_cidr(family: Family) -> impl Strategy<Value = Cidr> {
+    (any_ip(family), 0_u8..=32).prop_map(|(ip, len)| Cidr::new(ip, len).unwrap())
+}
+
+fn any_key(family: Family) -> impl Strategy<Value = ServiceKey> {
+    ("[a-z]{1,20}", "[a-z]{1,20}", "[a-z]{0,15}", 0_usize..3).prop_map(
+        move |(namespace, name, port_name, protocol)| ServiceKey {
+            service: ServiceName::new(&namespace, &name),
+            port_name: port_name.into(),
+            protocol: Protocol::ALL[protocol],
+            family,
+        },
+    )
+}
+
+fn any_policy() -> impl Strategy<Value = TrafficPolicy> {
+    prop::sample::select(vec![TrafficPolicy::Cluster, TrafficPolicy::Local])
+}
+
+fn any_service(family: Family) -> impl Strategy<Value = DesiredObject> {
+    let ips = || prop::collection::vec(any_ip(family), 0..3);
+    let addresses = (
+        any_ip(family),
+        ips(),
+        ips(),
+        prop::collection::vec(any_cidr(family), 0..3),
+    );
+    let ports = (
+        1_u16..,
+        prop::option::of(1_u16..),
+        prop::option::of(1_u16..),
+    );
+    let rest = (
+        any_policy(),
+        any_policy(),
+        prop::option::of(1_u32..=86_400),
+        prop::collection::vec(any_endpoint(family), 0..5),
+        any::<bool>(),
+    );
+    (any_key(family), addresses, ports, rest).prop_map(|(key, addresses, ports, rest)| {
+        DesiredObject::Service(ServiceProgram {
+            port: ServicePort {
+                key,
+                port: ports.0,
+                cluster_ip: addresses.0,
+                external_ips: addresses.1,
+                load_balancer_ips: addresses.2,
+                node_port: ports.1,
+                internal_policy: rest.0,
+                external_policy: rest.1,
+                affinity_timeout_s: rest.2,
+                source_ranges: addresses.3,
+                health_check_node_port: ports.2,
+            },
+            endpoints: rest.3,
+            has_any: rest.4,
+        })
+    })
+}
+
+fn any_local(family: Family) -> impl Strategy<Value = DesiredObject> {
+    let endpoints = prop::collection::btree_map(any_endpoint(family), any::<bool>(), 0..5);
+    (any_key(family), endpoints).prop_map(|(key, endpoints)| {
+        let endpoints = endpoints
+            .into_iter()
+            .map(|(addr, ready)| LocalEndpoint { addr, ready });
+        DesiredObject::Local(LocalEndpoints {
+            key,
+            endpoints: endpoints.collect(),
+        })
+    })
+}
+
+fn any_node() -> impl Strategy<Value = DesiredObject> {
+    let ips = prop::collection::vec(prop_oneof![any_ip(Family::V4), any_ip(Family::V6)], 0..3);
+    let cidrs = || {
+        prop::collection::vec(
+            prop_oneof![any_cidr(Family::V4), any_cidr(Family::V6)],
+            0..3,
+        )
+    };
+    (
+        "[a-z]{1,9}",
+        prop::option::of("[a-z]{1,9}"),
+        ips,
+        cidrs(),
+        cidrs(),
+        any::<(bool, bool)>(),
+    )
+        .prop_map(
+            |(name, zone, addresses, pod_cidrs, service_cidrs, (eligible, known))| {
+                DesiredObject::Node(NodeFacts {
+                    name: name.into(),
+                    zone: zone.map(Into::into),
+                    addresses,
+                    pod_cidrs,
+                    service_cidrs,
+                    eligible,
+                    known,
+                })
+            },
+        )
+}
+
+fn any_object() -> impl Strategy<Value = DesiredObject> {
+    prop_oneof![
+        any_service(Family::V4),
+        any_service(Family::V6),
+        any_local(Family::V4),
+        any_local(Family::V6),
+        any_node(),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn objects_survive_the_wire(object in any_object()) {
+        let decoded = decode_object(encode_object(&object)).unwrap();
+        prop_assert_eq!(decoded.as_ref(), Some(&object));
+        let key = DesiredKey::try_from(pb::ObjectKey::from(&object.key())).unwrap();
+        prop_assert_eq!(key, object.key());
+    }
+
+    #[test]
+    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = decode_object(bytes.clone().into());
+        if let Ok(key) = pb::ObjectKey::decode(&bytes[..]) {
+            let _ = DesiredKey::try_from(key);
+        }
+    }
+
+    /// Valid messages with one byte changed reach deeper than random bytes.
+    #[test]
+    fn damaged_objects_never_panic(object in any_object(), at in any::<prop::sample::Index>(), byte: u8) {
+        let mut bytes = encode_object(&object).to_vec();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        let _ = decode_object(bytes.into());
+    }
+}
+
+fn service() -> pb::ServiceProgram {
+    pb::ServiceProgram {
+        key: Some(pb::ServiceKey {
+            namespace: "shop".into(),
+            name: "web".into(),
+            port_name: "http".into(),
+            protocol: pb::Protocol::Tcp.into(),
+            family: pb::Family::Ipv4.into(),
+        }),
+        port: 80,
+        cluster_ip: vec![10, 96, 0, 1].into(),
+        endpoints: vec![10, 0, 0, 1, 0x1f, 0x90].into(),
+        ..Default::default()
+    }
+}
+
+/// Each refusal names its field.
+#[test]
+fn hostile_services_are_refused_by_field() {
+    type Change = fn(&mut pb::ServiceProgram);
+    let cases: [(&str, Change); 11] = [
+        ("key", |s| s.key = None),
+        ("key", |s| s.key.as_mut().unwrap().name.clear()),
+        ("protocol", |s| s.key.as_mut().unwrap().protocol = 9),
+        ("family", |s| s.key.as_mut().unwrap().family = 0),
+        ("port", |s| s.port = 0),
+        ("node_port", |s| s.node_port = 70_000),
+        ("cluster_ip", |s| s.cluster_ip = vec![0; 16].into()),
+        ("external_ips", |s| s.external_ips = vec![1, 2, 3].into()),
+        ("endpoints", |s| {
+            s.endpoints = vec![127, 0, 0, 1, 0, 80].into()
+        }),
+        ("endpoints", |s| {
+            s.endpoints = vec![10, 0, 0, 1, 0, 0].into()
+        }),
+        ("affinity_timeout_s", |s| s.affinity_timeout_s = 90_000),
+    ];
+    assert!(ServiceProgram::try_from(service()).is_ok());
+    for (field, change) in cases {
+        let mut wire = service();
+        change(&mut wire);
+        let error = ServiceProgram::try_from(wire).unwrap_err();
+        assert_eq!(error.field, field, "{error}");
+    }
+}
+
+/// One endpoint change of an ordinary Service stays within the budget of 128 bytes (design.md).
+#[test]
+fn one_service_fits_the_change_budget() {
+    let object = pb::Object {
+        kind: Some(pb::object::Kind::Service(service())),
+    };
+    let update = pb::ServerMessage {
+        kind: Some(pb::server_message::Kind::Update(pb::Update {
+            objects: vec![object.encode_to_vec().into()],
+            end: Some(pb::UpdateEnd {
+                revision: 1_000_000,
+                digest: vec![0xff; 16],
+                changed_at_ms: 1_800_000_000_000,
+            }),
+            ..Default::default()
+        })),
+    };
+    let grpc_prefix = 5;
+    let len = update.encoded_len() + grpc_prefix;
+    assert!(len <= 128, "{len}");
+}
