@@ -1,1 +1,11 @@
-//! (skeleton)
+//! kplane's node agent as a library.
+//!
+//! ```text
+//! sync (async client) -> desired (what the node must have) -> plan (pure) -> backend -> report
+//! ```
+//!
+//! The engine owns desired state and backend on a thread of its own; everything asynchronous is a
+//! thin shell around it.
+
+pub mod backend;
+pub mod plan;

@@ -1,0 +1,150 @@
+//! Backends: what puts a plan into the data path.
+//!
+//! A backend owns what it last put there (or found there) and works out the difference itself, so
+//! that every backend gets the same plans. How to add one: implement [`Backend`], add a variant to
+//! [`Kind`] and an arm to [`Kind::open`].
+
+pub mod noop;
+
+use std::time::Duration;
+
+use kplane_model::{Family, ServiceKey};
+
+use crate::plan::{NodePlan, ServicePlan};
+
+/// What an engine asks of a backend, for one family.
+#[derive(Debug)]
+pub struct Change<'a> {
+    /// The family; plans of the other one are not in here.
+    pub family: Family,
+    /// The node's own settings.
+    pub node: &'a NodePlan,
+    /// ServicePorts that are new or changed, or gone (`None`).
+    pub services: Vec<(ServiceKey, Option<ServicePlan>)>,
+    /// `services` is everything there is: whatever else the data path holds goes away. Only a
+    /// complete snapshot leads to this (design invariant 3).
+    pub complete: bool,
+}
+
+/// What became of a change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Operations that the kernel was sent; 0 when it already held everything.
+    pub operations: u64,
+    /// Bytes that the kernel was sent.
+    pub bytes: u64,
+    /// Time for comparing with what the data path holds.
+    pub plan: Duration,
+    /// Time for encoding.
+    pub encode: Duration,
+    /// Time until the kernel acknowledged.
+    pub kernel: Duration,
+    /// ServicePorts of the change that are not (or not fully) programmed; all others are.
+    pub failures: Vec<Failure>,
+}
+
+/// Why one ServicePort is not in the data path as planned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The ServicePort.
+    pub key: ServiceKey,
+    /// What is wrong, for people.
+    pub reason: String,
+    /// It is served, but not in every respect.
+    pub degraded: bool,
+}
+
+/// A change that was not applied. The data path holds what it held before, or it is not known what
+/// it holds; either way the engine retries with everything (`Change::complete`).
+#[derive(Debug, thiserror::Error)]
+#[error("{family}: {source}")]
+pub struct ApplyError {
+    /// The family concerned; the other one goes on.
+    pub family: Family,
+    /// The step that failed.
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// A backend that cannot start on this machine: says what is missing, in one line.
+#[derive(Debug, thiserror::Error)]
+#[error("backend {backend}: {reason}")]
+pub struct OpenError {
+    /// Name of the backend.
+    pub backend: &'static str,
+    /// What is missing and what to do about it.
+    pub reason: String,
+}
+
+/// Result of reading the data path back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verification {
+    /// It holds exactly what was applied.
+    Equal,
+    /// Somebody else changed it: what differs, for people. The backend has taken note of what is
+    /// really there; a complete change repairs it.
+    Drifted(String),
+}
+
+/// Puts plans into a data path. All calls come from one thread and may block it.
+pub trait Backend: Send {
+    /// The name in flags, status and metrics.
+    fn name(&self) -> &'static str;
+
+    /// Applies a change: all of it in one transaction where the data path has transactions. The
+    /// first change of a family is a complete one; what the data path already holds of ours is
+    /// adopted then, not rewritten.
+    ///
+    /// # Errors
+    /// [`ApplyError`]: nothing of the change counts as applied.
+    fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError>;
+
+    /// Reads the data path of a family back and compares it with what was applied.
+    ///
+    /// # Errors
+    /// [`ApplyError`] when it cannot be read.
+    fn verify(&mut self, family: Family) -> Result<Verification, ApplyError>;
+
+    /// Removes everything of ours from the data path. Safe to call twice.
+    ///
+    /// # Errors
+    /// Everything that could not be removed; what could be is gone.
+    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>>;
+}
+
+/// The backends there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    /// nf_tables, spoken to directly over netlink.
+    Nftables,
+    /// Accepts everything and does nothing: for tests and dry runs.
+    Noop,
+}
+
+/// What backends need to know when they start.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Bit of the packet mark that asks for masquerading, 0..=31 (C5; default 14).
+    pub masquerade_bit: u8,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { masquerade_bit: 14 }
+    }
+}
+
+impl Kind {
+    /// Opens a backend, having checked that this machine can run it.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what is missing.
+    pub fn open(self, settings: &Settings) -> Result<Box<dyn Backend>, OpenError> {
+        match self {
+            Self::Nftables => Err(OpenError {
+                backend: "nftables",
+                reason: format!("not linked in yet (bit {})", settings.masquerade_bit),
+            }),
+            Self::Noop => Ok(Box::new(noop::Noop::default())),
+        }
+    }
+}

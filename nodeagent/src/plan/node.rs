@@ -1,0 +1,72 @@
+//! Plans the node's own settings.
+
+use kplane_model::{Cidr, Family, NodeFacts};
+
+/// Settings of the agent that shape every node plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeSettings {
+    /// Address ranges of all pods of the cluster, for telling pods from other clients
+    /// (`clusterCIDR`). Empty = no telling.
+    pub cluster_cidrs: Vec<Cidr>,
+    /// Masquerade all traffic to ClusterIPs (A17).
+    pub masquerade_all: bool,
+    /// Ranges of the node's own addresses on which node ports are served; empty = the node's own
+    /// address as its Node object gives it, or every address while that is not known (A21).
+    pub nodeport_addresses: Vec<Cidr>,
+}
+
+/// What a node's data path must know besides Services, for one family. Every list is sorted, and
+/// no range is inside another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodePlan {
+    /// Sources that count as pods (A16).
+    pub pod_sources: Vec<Cidr>,
+    /// Sources whose packets to ClusterIPs are not masqueraded (A15).
+    pub unmasqueraded_sources: Vec<Cidr>,
+    /// Destinations on which node ports are served, as far as they are the node's own (A21).
+    pub nodeport_ips: Vec<Cidr>,
+    /// Ranges in which an unknown address is no Service: dropped (A20).
+    pub service_cidrs: Vec<Cidr>,
+}
+
+impl NodePlan {
+    /// Plans one family.
+    #[must_use]
+    pub fn new(family: Family, node: &NodeFacts, settings: &NodeSettings) -> Self {
+        let everything = || vec![Cidr::everything(family)];
+        let pod_sources = disjoint(family, &settings.cluster_cidrs);
+        let unmasqueraded_sources = if settings.masquerade_all {
+            Vec::new()
+        } else if pod_sources.is_empty() {
+            everything()
+        } else {
+            pod_sources.clone()
+        };
+        let nodeport_ips = if settings.nodeport_addresses.is_empty() {
+            node.primary_address(family)
+                .map_or_else(everything, |ip| vec![Cidr::single(ip)])
+        } else {
+            disjoint(family, &settings.nodeport_addresses)
+        };
+        Self {
+            pod_sources,
+            unmasqueraded_sources,
+            nodeport_ips,
+            service_cidrs: disjoint(family, &node.service_cidrs),
+        }
+    }
+}
+
+/// The ranges of one family, sorted, without those that lie inside another.
+fn disjoint(family: Family, cidrs: &[Cidr]) -> Vec<Cidr> {
+    let mut sorted: Vec<Cidr> = cidrs.iter().copied().filter(|c| c.family() == family).collect();
+    // By first address, the wider first: whatever covers a range stands before it.
+    sorted.sort_by_key(|c| (c.first(), c.prefix_len()));
+    let mut kept: Vec<Cidr> = Vec::with_capacity(sorted.len());
+    for cidr in sorted {
+        if !kept.last().is_some_and(|last| last.covers(cidr)) {
+            kept.push(cidr);
+        }
+    }
+    kept
+}

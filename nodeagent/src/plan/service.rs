@@ -1,0 +1,134 @@
+//! Plans one ServicePort (A12-A18).
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use kplane_model::{
+    Cidr, EndpointAddr, LocalEndpoints, NodeFacts, ServicePort, ServiceProgram, TrafficPolicy,
+};
+
+use super::{Frontend, FrontendAddr, ServicePlan, Unserved};
+
+/// Plans a ServicePort: what the cluster shares, the node's own endpoints, and the node.
+#[must_use]
+pub fn plan_service(
+    program: &ServiceProgram,
+    local: Option<&LocalEndpoints>,
+    node: &NodeFacts,
+) -> ServicePlan {
+    let port = &program.port;
+    let planner = Planner {
+        program,
+        local: local.map(|l| l.selected().collect()).unwrap_or_default(),
+    };
+    let mut frontends = vec![planner.internal(address(port, port.cluster_ip))];
+    let ranges = source_ranges(port, node);
+    for ip in unique(port, &port.load_balancer_ips) {
+        let mut frontend = planner.external(address(port, ip));
+        frontend.source_ranges.clone_from(&ranges);
+        frontends.push(frontend);
+    }
+    for ip in unique(port, &port.external_ips) {
+        // An address that is both keeps the load balancer's restrictions.
+        if !port.load_balancer_ips.contains(&ip) {
+            frontends.push(planner.external(address(port, ip)));
+        }
+    }
+    if let Some(node_port) = port.node_port {
+        frontends.push(planner.external(FrontendAddr::NodePort {
+            protocol: port.key.protocol,
+            port: node_port,
+        }));
+    }
+    ServicePlan {
+        key: port.key.clone(),
+        cluster_ip: port.cluster_ip,
+        frontends,
+        local: local
+            .map(|l| l.endpoints.iter().map(|e| e.addr).collect())
+            .unwrap_or_default(),
+        affinity_timeout_s: port.affinity_timeout_s,
+    }
+}
+
+fn address(port: &ServicePort, ip: IpAddr) -> FrontendAddr {
+    FrontendAddr::Address {
+        ip,
+        protocol: port.key.protocol,
+        port: port.port,
+    }
+}
+
+/// Addresses without repeats and without the ClusterIP, which is a place of its own.
+fn unique(port: &ServicePort, ips: &[IpAddr]) -> BTreeSet<IpAddr> {
+    let others = ips.iter().copied();
+    others.filter(|ip| *ip != port.cluster_ip).collect()
+}
+
+/// Who may use load-balancer addresses (A8). A node whose own address is allowed also reaches them
+/// with the load-balancer address as source, since it owns that locally (A9).
+fn source_ranges(port: &ServicePort, node: &NodeFacts) -> Vec<Cidr> {
+    let allows = |ip: &IpAddr| port.source_ranges.iter().any(|range| range.contains(*ip));
+    let mut ranges = port.source_ranges.clone();
+    if node.addresses.iter().any(allows) {
+        ranges.extend(port.load_balancer_ips.iter().copied().map(Cidr::single));
+    }
+    ranges
+}
+
+struct Planner<'a> {
+    program: &'a ServiceProgram,
+    local: Vec<EndpointAddr>,
+}
+
+impl Planner<'_> {
+    /// ClusterIP: the internal policy decides (A12).
+    fn internal(&self, at: FrontendAddr) -> Frontend {
+        let endpoints = match self.program.port.internal_policy {
+            TrafficPolicy::Cluster => self.program.endpoints.clone(),
+            TrafficPolicy::Local => self.local.clone(),
+        };
+        Frontend {
+            at,
+            unserved: self.unserved(&endpoints),
+            endpoints,
+            inside: None,
+            masquerade: false,
+            source_ranges: Vec::new(),
+        }
+    }
+
+    /// Everything else: the external policy decides (A13, A15, A16).
+    fn external(&self, at: FrontendAddr) -> Frontend {
+        let all = self.program.endpoints.clone();
+        match self.program.port.external_policy {
+            TrafficPolicy::Cluster => Frontend {
+                at,
+                unserved: self.unserved(&all),
+                endpoints: all,
+                inside: None,
+                masquerade: true,
+                source_ranges: Vec::new(),
+            },
+            TrafficPolicy::Local => Frontend {
+                at,
+                unserved: self.unserved(&self.local),
+                endpoints: self.local.clone(),
+                inside: Some(all),
+                masquerade: false,
+                source_ranges: Vec::new(),
+            },
+        }
+    }
+
+    /// A18: reject when nothing is usable anywhere, drop when only this node has nothing.
+    fn unserved(&self, endpoints: &[EndpointAddr]) -> Option<Unserved> {
+        if !endpoints.is_empty() {
+            None
+        } else if self.program.has_any {
+            Some(Unserved::Drop)
+        } else {
+            Some(Unserved::Reject)
+        }
+    }
+}
