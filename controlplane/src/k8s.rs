@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 /// The kinds that kplane reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -117,18 +117,16 @@ impl Object {
     pub fn id(&self) -> ObjectId {
         let kind = self.kind();
         let meta = self.metadata();
-        let namespace = match (kind.is_namespaced(), &meta.namespace) {
-            (false, _) => "".into(),
-            (true, Some(namespace)) if !namespace.is_empty() => namespace.clone(),
-            (true, _) => "default".into(),
-        };
         ObjectId {
             kind,
-            namespace,
+            namespace: meta.namespace_of(kind),
             name: meta.name.clone(),
         }
     }
 }
+
+/// Labels or annotations.
+pub type Texts = BTreeMap<Arc<str>, Arc<str>>;
 
 /// The metadata that kplane reads.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -141,10 +139,10 @@ pub struct ObjectMeta {
     pub namespace: Option<Arc<str>>,
     /// Labels.
     #[serde(default)]
-    pub labels: Option<BTreeMap<Arc<str>, Arc<str>>>,
-    /// Annotations; only [`LAST_CHANGE_ANNOTATION`] is read.
-    #[serde(default)]
-    pub annotations: Option<BTreeMap<Arc<str>, Arc<str>>>,
+    pub labels: Option<Texts>,
+    /// Annotations; only [`LAST_CHANGE_ANNOTATION`] is kept.
+    #[serde(default, deserialize_with = "read_annotations")]
+    pub annotations: Option<Texts>,
     /// RFC 3339 time of creation: the older of two conflicting Services wins.
     #[serde(default)]
     pub creation_timestamp: Option<Arc<str>>,
@@ -154,11 +152,31 @@ pub struct ObjectMeta {
 }
 
 impl ObjectMeta {
+    /// The namespace of an object of `kind`: empty for cluster-wide kinds, else what is written or
+    /// `default`.
+    #[must_use]
+    pub fn namespace_of(&self, kind: Kind) -> Arc<str> {
+        match &self.namespace {
+            _ if !kind.is_namespaced() => "".into(),
+            Some(namespace) if !namespace.is_empty() => namespace.clone(),
+            _ => "default".into(),
+        }
+    }
+
     /// A label's value.
     #[must_use]
     pub fn label(&self, name: &str) -> Option<&Arc<str>> {
         self.labels.as_ref()?.get(name)
     }
+}
+
+/// Annotations hold whole manifests and change without meaning anything to us.
+fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Texts>, D::Error> {
+    let mut annotations = Option::<Texts>::deserialize(deserializer)?;
+    if let Some(all) = &mut annotations {
+        all.retain(|name, _| &**name == LAST_CHANGE_ANNOTATION);
+    }
+    Ok(annotations.filter(|kept| !kept.is_empty()))
 }
 
 /// Annotation of an EndpointSlice: when the change that led to it happened, RFC 3339.

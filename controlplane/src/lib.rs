@@ -1,1 +1,12 @@
-//! (skeleton)
+//! kplane's control plane as a library: source -> index -> publish -> stream.
+
+pub mod app;
+pub mod check;
+pub mod convert;
+pub mod fleet;
+pub mod hub;
+pub mod index;
+pub mod k8s;
+pub mod publish;
+pub mod server;
+pub mod source;

@@ -1,2 +1,105 @@
-//! (skeleton)
-fn main() {}
+//! `kp-controlplane`: see `--help`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use kp_controlplane::{app, check};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::info;
+use tracing_subscriber::EnvFilter;
+
+/// kplane's control plane: reads Services once and streams to every node what it must have.
+#[derive(Debug, Parser)]
+#[command(version, after_help = EXAMPLES)]
+struct Args {
+    /// Folder or file of Kubernetes YAML or JSON, or - for standard input: Services,
+    /// EndpointSlices, Nodes, ServiceCIDRs. Changes are picked up at once.
+    #[arg(long, value_name = "PATH", required_unless_present = "check")]
+    manifests: Option<PathBuf>,
+
+    /// Only check a folder or file of manifests, print what is wrong with it, and exit: 0 if it is
+    /// fine, 1 if something in it would not be served.
+    #[arg(long, value_name = "PATH", conflicts_with = "manifests")]
+    check: Option<PathBuf>,
+
+    /// Where node agents connect.
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7443")]
+    agent_listen: SocketAddr,
+
+    /// Where kpctl and other tools connect.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7444")]
+    status_listen: SocketAddr,
+
+    /// How log lines look.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Serve a folder of YAML:
+    kp-controlplane --manifests deploy/demo
+  Serve what a cluster has at the moment:
+    kubectl get svc,endpointslices,nodes,servicecidrs -A -o yaml | kp-controlplane --manifests -
+  Check a folder before it goes live:
+    kp-controlplane --check deploy/demo
+
+Environment:
+  RUST_LOG  what is logged, such as debug or kp_controlplane=debug (default: info)";
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(path) = &args.check {
+        return check::run(path);
+    }
+    start_log(args.log_format);
+    match serve(args).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kp-controlplane: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+async fn serve(args: Args) -> anyhow::Result<()> {
+    let bound = app::build(app::Config {
+        // clap has made sure that there is one.
+        manifests: args.manifests.unwrap_or_default(),
+        agent_listen: Some(args.agent_listen),
+        status_listen: Some(args.status_listen),
+    })
+    .await?;
+    info!(agents = ?bound.agent_addr, status = ?bound.status_addr, "serving");
+    let shutdown = bound.shutdown_token();
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        info!("shutting down; agents keep what they have");
+        shutdown.cancel();
+    });
+    Ok(bound.wait().await?)
+}

@@ -61,10 +61,8 @@ pub const QUEUE: usize = 64;
 pub trait Source: Send + 'static {
     /// Produces batches; returns when `sink` is closed, or with an error that a restart of the
     /// process would not heal.
-    fn run(
-        self,
-        sink: mpsc::Sender<Batch>,
-    ) -> impl Future<Output = Result<(), SourceError>> + Send;
+    fn run(self, sink: mpsc::Sender<Batch>)
+    -> impl Future<Output = Result<(), SourceError>> + Send;
 }
 
 /// A source that cannot go on.

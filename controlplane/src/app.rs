@@ -1,0 +1,236 @@
+//! Wiring: a configuration becomes a running control plane.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use kplane_proto::shared::AgentServiceServer;
+use kplane_proto::v1::DESCRIPTORS;
+use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
+use kplane_proto::v1::status_service_server::StatusServiceServer;
+use tokio::io::DuplexStream;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Router;
+use tonic::transport::{Channel, Endpoint, Server};
+
+use crate::hub::Hub;
+use crate::server::{AgentServer, DesiredServer, StatusServer};
+use crate::source::manifests::Manifests;
+use crate::source::{self, Source, SourceError};
+
+/// Bytes under way between an agent and a control plane in one process.
+const IN_MEMORY_WINDOW: usize = 256 * 1024;
+/// How often the transport asks a silent peer whether it is there.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
+/// What a control plane is to do.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Folder or file of manifests, or `-` for standard input.
+    pub manifests: PathBuf,
+    /// Where agents connect; `None` serves agents in the same process only.
+    pub agent_listen: Option<SocketAddr>,
+    /// Where the status API is served.
+    pub status_listen: Option<SocketAddr>,
+}
+
+/// A control plane that cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A port cannot be opened.
+    #[error("cannot listen on {address} for {purpose}: {source}; is another one running?")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What it is for.
+        purpose: &'static str,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The source cannot deliver anything.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The gRPC descriptors of this build are damaged.
+    #[error("gRPC reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// A control plane that runs until it is shut down or a part of it fails.
+#[derive(Debug)]
+pub struct Bound {
+    /// Where agents connect.
+    pub agent_addr: Option<SocketAddr>,
+    /// Where the status API is served.
+    pub status_addr: Option<SocketAddr>,
+    hub: Arc<Hub>,
+    in_memory: mpsc::Sender<Result<DuplexStream, std::io::Error>>,
+    shutdown: CancellationToken,
+    tasks: JoinSet<Result<(), TaskError>>,
+}
+
+/// A part of a running control plane that ended.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// The source.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// A gRPC server.
+    #[error("gRPC server: {0}")]
+    Server(#[from] tonic::transport::Error),
+    /// A bug.
+    #[error("a task panicked: {0}")]
+    Panic(#[from] tokio::task::JoinError),
+}
+
+/// Starts a control plane.
+///
+/// # Errors
+/// [`BuildError`] when it cannot start.
+pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    let source = Manifests::new(&config.manifests);
+    let agents = listen(config.agent_listen, "agents").await?;
+    let status = listen(config.status_listen, "the status API").await?;
+    let mut tasks = JoinSet::new();
+    let shutdown = CancellationToken::new();
+    let hub = start_hub(source, &mut tasks, &shutdown);
+    let (in_memory, connections) = mpsc::channel(1);
+    let router = agent_router(&hub);
+    let stop = shutdown.clone().cancelled_owned();
+    tasks.spawn(async move {
+        let incoming = ReceiverStream::new(connections);
+        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
+    });
+    let agent_addr = serve(agents, agent_router(&hub), &mut tasks, &shutdown);
+    let status_addr = serve(status, status_router(&hub)?, &mut tasks, &shutdown);
+    Ok(Bound { agent_addr, status_addr, hub, in_memory, shutdown, tasks })
+}
+
+fn start_hub(
+    source: Manifests,
+    tasks: &mut JoinSet<Result<(), TaskError>>,
+    shutdown: &CancellationToken,
+) -> Arc<Hub> {
+    let (sink, batches) = mpsc::channel(source::QUEUE);
+    let (hub, index) = Hub::new(rand::random::<u64>().max(1), "manifests", batches);
+    let stop = shutdown.clone();
+    tasks.spawn(async move {
+        tokio::select! {
+            result = source.run(sink) => result?,
+            () = stop.cancelled() => return Ok(()),
+        }
+        // Standard input is read to its end; what it said stays in force.
+        stop.cancelled().await;
+        Ok(())
+    });
+    let stop = shutdown.clone();
+    tasks.spawn(async move {
+        tokio::select! {
+            () = index => {}
+            () = stop.cancelled() => {}
+        }
+        Ok(())
+    });
+    hub
+}
+
+async fn listen(
+    address: Option<SocketAddr>,
+    purpose: &'static str,
+) -> Result<Option<TcpListener>, BuildError> {
+    let Some(address) = address else {
+        return Ok(None);
+    };
+    let listener = TcpListener::bind(address).await;
+    listener.map(Some).map_err(|source| BuildError::Listen { address, purpose, source })
+}
+
+fn serve(
+    listener: Option<TcpListener>,
+    router: Router,
+    tasks: &mut JoinSet<Result<(), TaskError>>,
+    shutdown: &CancellationToken,
+) -> Option<SocketAddr> {
+    let listener = listener?;
+    let address = listener.local_addr().ok();
+    let stop = shutdown.clone().cancelled_owned();
+    tasks.spawn(async move {
+        let incoming = TcpListenerStream::new(listener);
+        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
+    });
+    address
+}
+
+fn server() -> Server {
+    Server::builder()
+        .tcp_nodelay(true)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+}
+
+fn agent_router(hub: &Arc<Hub>) -> Router {
+    server().add_service(AgentServiceServer::new(AgentServer::new(Arc::clone(hub))))
+}
+
+fn status_router(hub: &Arc<Hub>) -> Result<Router, BuildError> {
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
+    // Serving as soon as the port answers: the status API explains what is not ready.
+    let (_, health) = tonic_health::server::health_reporter();
+    Ok(server()
+        .add_service(StatusServiceServer::new(StatusServer::new(Arc::clone(hub))))
+        .add_service(DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub))))
+        .add_service(health)
+        .add_service(reflection))
+}
+
+impl Bound {
+    /// The parts that a test or an embedding program looks at.
+    #[must_use]
+    pub fn hub(&self) -> &Arc<Hub> {
+        &self.hub
+    }
+
+    /// A channel for an agent in the same process, without TCP. Reconnects by itself.
+    #[must_use]
+    pub fn connect_in_memory(&self) -> Channel {
+        let connections = self.in_memory.clone();
+        // The address is never resolved.
+        Endpoint::from_static("http://in-memory").connect_with_connector_lazy(tower::service_fn(
+            move |_| {
+                let connections = connections.clone();
+                async move {
+                    let (ours, theirs) = tokio::io::duplex(IN_MEMORY_WINDOW);
+                    let closed = |_| std::io::Error::other("the control plane is shutting down");
+                    connections.send(Ok(theirs)).await.map_err(closed)?;
+                    Ok::<_, std::io::Error>(TokioIo::new(ours))
+                }
+            },
+        ))
+    }
+
+    /// Ends the control plane; [`Bound::wait`] returns when it has ended.
+    #[must_use]
+    pub fn shutdown_token(&self) -> CancellationToken {
+        self.shutdown.clone()
+    }
+
+    /// Runs until it is shut down or a part fails; then everything ends.
+    ///
+    /// # Errors
+    /// The part that failed first.
+    pub async fn wait(mut self) -> Result<(), TaskError> {
+        let first = self.tasks.join_next().await;
+        self.shutdown.cancel();
+        // Streams of agents end by being dropped: they reconnect elsewhere.
+        self.tasks.shutdown().await;
+        first.map_or(Ok(()), |result| result?)
+    }
+}

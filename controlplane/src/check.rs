@@ -1,0 +1,49 @@
+//! `--check`: what would be wrong with these manifests?
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use kplane_model::{Issue, Severity};
+
+use crate::index::{Index, Totals};
+use crate::k8s::Kind;
+use crate::source::manifests::load;
+use crate::source::{Batch, Event};
+
+/// Loads manifests without serving them and prints every problem, one a line, worst first, then a
+/// summary. Exit code 0 if everything would be served, 1 if not or if nothing can be read.
+#[must_use]
+pub fn run(path: &Path) -> ExitCode {
+    let loaded = match load(path) {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            eprintln!("kp-controlplane: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
+    events.extend(loaded.objects.into_iter().map(|object| Event::InitApply(Box::new(object))));
+    events.extend(Kind::ALL.into_iter().map(Event::InitDone));
+    events.push(Event::Issues(loaded.issues));
+    let mut index = Index::default();
+    index.apply(Batch { events, observed_at: SystemTime::now() });
+    report(path, &index.issues(), index.totals())
+}
+
+fn report(path: &Path, issues: &[Issue], totals: Totals) -> ExitCode {
+    let of = |severity| issues.iter().filter(move |issue| issue.severity == severity);
+    for severity in [Severity::Error, Severity::Warning] {
+        for issue in of(severity) {
+            println!("{severity}: {issue}");
+        }
+    }
+    let (errors, warnings) = (of(Severity::Error).count(), of(Severity::Warning).count());
+    let Totals { services, endpoints } = totals;
+    println!(
+        "{}: {services} Services with {endpoints} endpoints would be served; \
+         {errors} errors, {warnings} warnings",
+        path.display()
+    );
+    if errors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

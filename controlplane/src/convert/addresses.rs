@@ -1,0 +1,168 @@
+//! Where a Service is reached: external and load-balancer addresses, and who may use the latter.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use kplane_model::{Cidr, Family, parse_ip, refused_endpoint_ip};
+
+use super::report::Report;
+use super::{MAX_SERVICE_ADDRESSES, MAX_SOURCE_RANGES};
+use crate::k8s::{self, ServiceSpec};
+
+pub(super) fn of_family(ips: &[IpAddr], family: Family) -> Vec<IpAddr> {
+    let of_family = |ip: &IpAddr| Family::of(*ip) == family;
+    ips.iter().copied().filter(of_family).collect()
+}
+
+/// An address that a Service may have (A4); never one that belongs to the node itself.
+pub(super) fn address(field: &str, text: &str, report: &mut Report<'_>) -> Option<IpAddr> {
+    let ip = match parse_ip(text) {
+        Ok(ip) => ip,
+        Err(error) => {
+            report.error(format!("{field}: {error}; correct or remove it"));
+            return None;
+        }
+    };
+    if let Some(why) = refused_endpoint_ip(ip) {
+        report.error(format!(
+            "{field}: {ip} {why} and is refused; use an address that is not special"
+        ));
+        return None;
+    }
+    Some(ip)
+}
+
+/// Addresses of a list, unique, those of the Service's families only (A2).
+fn addresses<'t>(
+    field: &str,
+    texts: impl Iterator<Item = &'t str>,
+    families: &[Family],
+    report: &mut Report<'_>,
+) -> Vec<IpAddr> {
+    let mut seen = HashSet::new();
+    let mut ips = Vec::new();
+    for text in texts {
+        let Some(ip) = address(field, text, report) else {
+            continue;
+        };
+        if ips.len() == MAX_SERVICE_ADDRESSES {
+            report.error(format!(
+                "{field}: only the first {MAX_SERVICE_ADDRESSES} addresses are served; split the \
+                 Service"
+            ));
+            break;
+        }
+        let family = Family::of(ip);
+        if !families.contains(&family) {
+            report.warning(format!(
+                "{field}: {ip} is not served because the Service has no {family} cluster address; \
+                 make the Service dual-stack or remove it"
+            ));
+        } else if seen.insert(ip) {
+            ips.push(ip);
+        }
+    }
+    ips
+}
+
+/// A5.
+pub(super) fn external_ips(
+    spec: &ServiceSpec,
+    families: &[Family],
+    report: &mut Report<'_>,
+) -> Vec<IpAddr> {
+    let texts = spec.external_ips.iter().flatten().map(String::as_str);
+    addresses("spec.externalIPs", texts, families, report)
+}
+
+/// A6: entries with an address whose `ipMode` is `VIP` or unset.
+pub(super) fn load_balancer_ips(
+    svc: &k8s::Service,
+    families: &[Family],
+    report: &mut Report<'_>,
+) -> Vec<IpAddr> {
+    const FIELD: &str = "status.loadBalancer.ingress";
+    let mut texts = Vec::new();
+    for ingress in svc.status.load_balancer.ingress.iter().flatten() {
+        let Some(ip) = ingress.ip.as_deref().filter(|ip| !ip.is_empty()) else {
+            continue;
+        };
+        match ingress.ip_mode.as_deref() {
+            None | Some("VIP") => texts.push(ip),
+            Some("Proxy") => {}
+            Some(mode) => report.error(format!(
+                "{FIELD}: {ip:?} has the unknown ipMode {mode:?} and is not captured; use VIP or \
+                 Proxy"
+            )),
+        }
+    }
+    addresses(FIELD, texts.into_iter(), families, report)
+}
+
+/// `spec.loadBalancerSourceRanges` (A8).
+#[derive(Default)]
+pub(super) struct SourceRanges {
+    good: Vec<Cidr>,
+    /// Families in which something that was written could not be understood.
+    doubtful: Vec<Family>,
+}
+
+impl SourceRanges {
+    /// Load-balancer addresses of a family and the sources that may use them, empty = everyone.
+    /// Fails closed: where ranges were written and none could be read, nobody may use them, which
+    /// is to have no load-balancer addresses.
+    pub(super) fn restrict(
+        &self,
+        ips: Vec<IpAddr>,
+        family: Family,
+        report: &mut Report<'_>,
+    ) -> (Vec<IpAddr>, Vec<Cidr>) {
+        let good = self.good.iter().copied();
+        let ranges: Vec<Cidr> = good.filter(|range| range.family() == family).collect();
+        if ranges.contains(&Cidr::everything(family)) {
+            return (ips, Vec::new());
+        }
+        if ranges.is_empty() && !ips.is_empty() && self.doubtful.contains(&family) {
+            report.error(format!(
+                "no {family} range of spec.loadBalancerSourceRanges can be used, so the {family} \
+                 load-balancer addresses are not served at all; correct the ranges"
+            ));
+            return (Vec::new(), Vec::new());
+        }
+        (ips, ranges)
+    }
+}
+
+pub(super) fn source_ranges(spec: &ServiceSpec, report: &mut Report<'_>) -> SourceRanges {
+    let written = spec
+        .load_balancer_source_ranges
+        .as_deref()
+        .unwrap_or_default();
+    let mut ranges = SourceRanges::default();
+    if written.len() > MAX_SOURCE_RANGES {
+        report.error(format!(
+            "spec.loadBalancerSourceRanges has {} entries, more than {MAX_SOURCE_RANGES}; join or \
+             drop some",
+            written.len()
+        ));
+        ranges.doubtful.extend(Family::ALL);
+        return ranges;
+    }
+    for text in written {
+        match text.parse::<Cidr>() {
+            Ok(range) if ranges.good.contains(&range) => {}
+            Ok(range) => ranges.good.push(range),
+            Err(error) => {
+                report.error(format!(
+                    "spec.loadBalancerSourceRanges: {error}; nobody is admitted by it, correct it"
+                ));
+                match (text.contains(':'), text.contains('.')) {
+                    (true, _) => ranges.doubtful.push(Family::V6),
+                    (false, true) => ranges.doubtful.push(Family::V4),
+                    (false, false) => ranges.doubtful.extend(Family::ALL),
+                }
+            }
+        }
+    }
+    ranges
+}

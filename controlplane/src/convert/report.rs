@@ -1,0 +1,69 @@
+//! Collects the issues of one object.
+
+use kplane_model::{Issue, ObjectRef, Severity};
+
+use super::MAX_ISSUES_PER_OBJECT;
+use crate::k8s::{Kind, ObjectMeta};
+
+/// Collects the issues of one object; costs nothing while there are none.
+pub(super) struct Report<'a> {
+    kind: Kind,
+    metadata: &'a ObjectMeta,
+    location: &'a str,
+    issues: Vec<Issue>,
+    omitted: usize,
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn new(kind: Kind, metadata: &'a ObjectMeta, location: &'a str) -> Self {
+        Self {
+            kind,
+            metadata,
+            location,
+            issues: Vec::new(),
+            omitted: 0,
+        }
+    }
+
+    /// A part of the object is not served as written.
+    pub(super) fn error(&mut self, reason: impl Into<String>) {
+        self.add(Severity::Error, reason.into());
+    }
+
+    /// The object is served, not in every respect as written.
+    pub(super) fn warning(&mut self, reason: impl Into<String>) {
+        self.add(Severity::Warning, reason.into());
+    }
+
+    pub(super) fn finish(mut self) -> Vec<Issue> {
+        if self.omitted > 0 {
+            let reason = format!(
+                "has {} further problems that are not listed; mend the listed ones first",
+                self.omitted
+            );
+            self.issues.push(self.issue(Severity::Error, reason));
+        }
+        self.issues
+    }
+
+    fn add(&mut self, severity: Severity, reason: String) {
+        if self.issues.len() < MAX_ISSUES_PER_OBJECT {
+            self.issues.push(self.issue(severity, reason));
+        } else {
+            self.omitted += 1;
+        }
+    }
+
+    fn issue(&self, severity: Severity, reason: String) -> Issue {
+        Issue {
+            severity,
+            location: self.location.to_owned(),
+            object: ObjectRef {
+                kind: self.kind.as_str().to_owned(),
+                namespace: self.metadata.namespace_of(self.kind).to_string(),
+                name: self.metadata.name.to_string(),
+            },
+            reason,
+        }
+    }
+}

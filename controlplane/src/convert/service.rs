@@ -1,0 +1,247 @@
+//! Services (A1-A14, A22, Z1, Z2).
+
+use std::net::IpAddr;
+
+use kplane_model::{Family, ServiceKey, ServiceName, ServicePort, TrafficPolicy};
+
+use super::addresses::{address, external_ips, load_balancer_ips, of_family, source_ranges};
+use super::ports::ports;
+use super::report::Report;
+use super::{ConvertedService, SkipReason, port_number};
+use crate::k8s::{self, Kind, SERVICE_PROXY_NAME_LABEL, ServiceSpec};
+
+/// Idle timeout of session affinity where none is written, in seconds: three hours (A11).
+const AFFINITY_TIMEOUT_DEFAULT_S: u32 = 10_800;
+/// The longest idle timeout of session affinity, in seconds: a day (A11).
+const AFFINITY_TIMEOUT_MAX_S: u32 = 86_400;
+
+/// What a Service means, in both families.
+///
+/// Choices where the input cannot be understood: an unknown traffic policy counts as `Cluster`, as
+/// in kube-proxy (A12, A13); an unknown affinity as `None` (A11); a load-balancer address with an
+/// unknown `ipMode` is not captured (A6); unreadable source ranges never widen access (A8).
+#[must_use]
+pub fn service(svc: &k8s::Service, location: &str) -> ConvertedService {
+    let mut report = Report::new(Kind::Service, &svc.metadata, location);
+    let skipped = skip_reason(svc);
+    let ports = match skipped {
+        None => service_ports(svc, &mut report),
+        Some(SkipReason::NoClusterIp) => {
+            report.warning(
+                "spec.clusterIP is not set, so there is nothing to serve; the API server assigns \
+                 one, in a manifest write it yourself, or `None` if the Service is headless",
+            );
+            Vec::new()
+        }
+        Some(_) => Vec::new(),
+    };
+    ConvertedService {
+        ports,
+        issues: report.finish(),
+        skipped,
+    }
+}
+
+/// A1, Z1.
+fn skip_reason(svc: &k8s::Service) -> Option<SkipReason> {
+    if svc.metadata.label(SERVICE_PROXY_NAME_LABEL).is_some() {
+        return Some(SkipReason::OtherProxy);
+    }
+    if svc.spec.type_.as_deref() == Some("ExternalName") {
+        return Some(SkipReason::ExternalName);
+    }
+    match cluster_ips(&svc.spec).first() {
+        None | Some(&"") => Some(SkipReason::NoClusterIp),
+        Some(&"None") => Some(SkipReason::Headless),
+        Some(_) => None,
+    }
+}
+
+/// `clusterIPs`, of which `clusterIP` is the first: a manifest may have one of the two only.
+fn cluster_ips(spec: &ServiceSpec) -> Vec<&str> {
+    match (spec.cluster_ips.as_deref(), spec.cluster_ip.as_deref()) {
+        (Some(all), Some(first)) if !all.is_empty() => std::iter::once(first)
+            .chain(all.iter().skip(1).map(String::as_str))
+            .collect(),
+        (Some(all), None) => all.iter().map(String::as_str).collect(),
+        (_, Some(first)) => vec![first],
+        (None, None) => Vec::new(),
+    }
+}
+
+fn service_ports(svc: &k8s::Service, report: &mut Report<'_>) -> Vec<ServicePort> {
+    let spec = &svc.spec;
+    let cluster_ips = cluster_ip_by_family(spec, report);
+    let families: Vec<Family> = cluster_ips.iter().map(|(family, _)| *family).collect();
+    if families.is_empty() {
+        return Vec::new();
+    }
+    let external_ips = external_ips(spec, &families, report);
+    let load_balancer_ips = load_balancer_ips(svc, &families, report);
+    let ranges = source_ranges(spec, report);
+    let internal_policy = internal_policy(spec, report);
+    let external_policy = external_policy(spec, report);
+    let affinity_timeout_s = affinity_timeout_s(spec, report);
+    let health_check_node_port = health_check_node_port(spec, external_policy, report);
+    let ports = ports(spec, report);
+
+    let name = ServiceName {
+        namespace: svc.metadata.namespace_of(Kind::Service),
+        name: svc.metadata.name.clone(),
+    };
+    let mut converted = Vec::with_capacity(ports.len() * cluster_ips.len());
+    for (family, cluster_ip) in cluster_ips {
+        let load_balancer_ips = of_family(&load_balancer_ips, family);
+        let (load_balancer_ips, source_ranges) = ranges.restrict(load_balancer_ips, family, report);
+        for port in &ports {
+            converted.push(ServicePort {
+                key: ServiceKey {
+                    service: name.clone(),
+                    port_name: port.name.clone(),
+                    protocol: port.protocol,
+                    family,
+                },
+                port: port.port,
+                cluster_ip,
+                external_ips: of_family(&external_ips, family),
+                load_balancer_ips: load_balancer_ips.clone(),
+                node_port: port.node_port,
+                internal_policy,
+                external_policy,
+                affinity_timeout_s,
+                source_ranges: source_ranges.clone(),
+                health_check_node_port,
+            });
+        }
+    }
+    converted
+}
+
+/// A2: the index of a family in `ipFamilies` is its index in `clusterIPs`; without `ipFamilies` the
+/// family of `clusterIP` decides.
+fn cluster_ip_by_family(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<(Family, IpAddr)> {
+    let texts = cluster_ips(spec);
+    let declared = spec.ip_families.as_deref().unwrap_or_default();
+    let mut found: Vec<(Family, IpAddr)> = Vec::new();
+    for (index, text) in texts.iter().enumerate() {
+        let field = if index == 0 {
+            "spec.clusterIP"
+        } else {
+            "spec.clusterIPs"
+        };
+        let Some(ip) = address(field, text, report) else {
+            continue;
+        };
+        let family = Family::of(ip);
+        match declared.get(index) {
+            Some(name) if *name != family.to_string() => report.error(format!(
+                "{field} {ip} is an {family} address but spec.ipFamilies[{index}] is {name:?}; \
+                 make the two agree"
+            )),
+            None if index > 0 => report.warning(format!(
+                "{field} {ip} is not served because spec.ipFamilies does not name its family; \
+                 add {family} to spec.ipFamilies"
+            )),
+            _ if found.iter().any(|(other, _)| *other == family) => report.error(format!(
+                "{field} {ip} is not served because the Service has another {family} address; \
+                 a Service has one address a family"
+            )),
+            _ => found.push((family, ip)),
+        }
+    }
+    for name in declared.iter().skip(texts.len()) {
+        report.warning(format!(
+            "spec.ipFamilies names {name:?} but spec.clusterIPs has no address for it; add one"
+        ));
+    }
+    found
+}
+
+/// A12.
+fn internal_policy(spec: &ServiceSpec, report: &mut Report<'_>) -> TrafficPolicy {
+    policy("internal", spec.internal_traffic_policy.as_deref(), report)
+}
+
+/// A13: counts for LoadBalancer, NodePort, and ClusterIP with external addresses.
+fn external_policy(spec: &ServiceSpec, report: &mut Report<'_>) -> TrafficPolicy {
+    let policy = policy("external", spec.external_traffic_policy.as_deref(), report);
+    let accessible = match spec.type_.as_deref() {
+        Some("LoadBalancer" | "NodePort") => true,
+        None | Some("ClusterIP") => spec.external_ips.as_ref().is_some_and(|e| !e.is_empty()),
+        Some(other) => {
+            report.error(format!(
+                "spec.type {other:?} is unknown and counts as ClusterIP; use ClusterIP, NodePort, \
+                 LoadBalancer or ExternalName"
+            ));
+            false
+        }
+    };
+    if accessible {
+        policy
+    } else {
+        TrafficPolicy::Cluster
+    }
+}
+
+fn policy(which: &str, text: Option<&str>, report: &mut Report<'_>) -> TrafficPolicy {
+    match text {
+        Some("Local") => TrafficPolicy::Local,
+        None | Some("" | "Cluster") => TrafficPolicy::Cluster,
+        Some(other) => {
+            report.error(format!(
+                "spec.{which}TrafficPolicy {other:?} is unknown and counts as Cluster; use \
+                 Cluster or Local"
+            ));
+            TrafficPolicy::Cluster
+        }
+    }
+}
+
+/// A11.
+fn affinity_timeout_s(spec: &ServiceSpec, report: &mut Report<'_>) -> Option<u32> {
+    match spec.session_affinity.as_deref() {
+        None | Some("" | "None") => return None,
+        Some("ClientIP") => {}
+        Some(other) => {
+            report.error(format!(
+                "spec.sessionAffinity {other:?} is unknown and counts as None; use ClientIP or None"
+            ));
+            return None;
+        }
+    }
+    let config = spec.session_affinity_config.as_ref();
+    let written = config.and_then(|c| c.client_ip.as_ref()?.timeout_seconds);
+    let Some(seconds) = written else {
+        return Some(AFFINITY_TIMEOUT_DEFAULT_S);
+    };
+    let valid = u32::try_from(seconds).ok();
+    let valid = valid.filter(|s| (1..=AFFINITY_TIMEOUT_MAX_S).contains(s));
+    if valid.is_none() {
+        report.warning(format!(
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds {seconds} is not in \
+             1..={AFFINITY_TIMEOUT_MAX_S}; {AFFINITY_TIMEOUT_DEFAULT_S} is used"
+        ));
+    }
+    valid.or(Some(AFFINITY_TIMEOUT_DEFAULT_S))
+}
+
+/// A22: counts for type LoadBalancer with external policy Local only.
+fn health_check_node_port(
+    spec: &ServiceSpec,
+    external_policy: TrafficPolicy,
+    report: &mut Report<'_>,
+) -> Option<u16> {
+    let load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
+    if !load_balancer || external_policy != TrafficPolicy::Local {
+        return None;
+    }
+    let written = spec.health_check_node_port.unwrap_or(0);
+    let port = port_number(written);
+    if port.is_none() {
+        report.warning(format!(
+            "spec.healthCheckNodePort is {written}, so load balancers cannot ask which nodes have \
+             endpoints; set it to 1..=65535"
+        ));
+    }
+    port
+}

@@ -1,0 +1,242 @@
+//! EndpointSlices (A27, A28, B2, Z1, Z2).
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kplane_model::{
+    Endpoint, EndpointAddr, Family, Protocol, ServiceName, parse_ip, refused_endpoint_ip,
+};
+
+use super::report::Report;
+use super::{
+    ConvertedSlice, MAX_HINTS, MAX_SLICE_ENDPOINTS, MAX_SLICE_TARGETS, SliceEndpoints,
+    is_port_name, port_number, protocol,
+};
+use crate::k8s::{self, HEADLESS_LABEL, Hint, Kind, SERVICE_NAME_LABEL, SliceEndpoint};
+
+/// What an EndpointSlice means. A refused endpoint or port leaves the rest of the slice served.
+#[must_use]
+pub fn slice(slice: &k8s::EndpointSlice, location: &str) -> ConvertedSlice {
+    let mut report = Report::new(Kind::EndpointSlice, &slice.metadata, location);
+    let service = service_name(slice, &mut report);
+    let family = service.as_ref().and_then(|_| family(slice, &mut report));
+    let ports = match family {
+        Some(family) => endpoints(slice, family, &mut report),
+        None => Vec::new(),
+    };
+    ConvertedSlice {
+        service,
+        ports,
+        issues: report.finish(),
+    }
+}
+
+/// A27, Z1.
+fn service_name(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Option<ServiceName> {
+    if slice.metadata.label(HEADLESS_LABEL).is_some() {
+        return None;
+    }
+    let name = slice.metadata.label(SERVICE_NAME_LABEL);
+    let Some(name) = name.filter(|name| !name.is_empty()) else {
+        report.warning(format!(
+            "has no label {SERVICE_NAME_LABEL} and belongs to no Service; add the label with the \
+             Service's name"
+        ));
+        return None;
+    };
+    Some(ServiceName {
+        namespace: slice.metadata.namespace_of(Kind::EndpointSlice),
+        name: name.clone(),
+    })
+}
+
+/// Z2.
+fn family(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Option<Family> {
+    match slice.address_type.as_str() {
+        "IPv4" => Some(Family::V4),
+        "IPv6" => Some(Family::V6),
+        "FQDN" => {
+            report.warning("addressType FQDN is not served; use IPv4 or IPv6 addresses");
+            None
+        }
+        other => {
+            report.error(format!(
+                "addressType {other:?} is unknown and nothing of the slice is served; use IPv4 or \
+                 IPv6"
+            ));
+            None
+        }
+    }
+}
+
+fn endpoints(
+    slice: &k8s::EndpointSlice,
+    family: Family,
+    report: &mut Report<'_>,
+) -> Vec<SliceEndpoints> {
+    let targets = targets(slice, family, report);
+    let ports = ports(slice, report);
+    let fitting = MAX_SLICE_TARGETS / targets.len().max(1);
+    if ports.len() > fitting {
+        report.error(format!(
+            "{} endpoints x {} ports are more than {MAX_SLICE_TARGETS}; only the first {fitting} \
+             ports are served, split the Service",
+            targets.len(),
+            ports.len()
+        ));
+    }
+    let with_port = |port| move |target: &Target<'_>| target.endpoint(port);
+    ports
+        .into_iter()
+        .take(fitting)
+        .map(|(port_name, protocol, port)| SliceEndpoints {
+            port_name,
+            protocol,
+            family,
+            endpoints: targets.iter().map(with_port(port)).collect(),
+        })
+        .collect()
+}
+
+/// A27: ports without a name or number are skipped.
+fn ports(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Vec<(Arc<str>, Protocol, u16)> {
+    let mut ports: Vec<(Arc<str>, Protocol, u16)> = Vec::new();
+    for (index, port) in slice.ports.iter().flatten().enumerate() {
+        match convert_port(port) {
+            Err(reason) => report.error(format!("ports[{index}] {reason}")),
+            Ok((name, protocol, _)) if ports.iter().any(|p| p.0 == name && p.1 == protocol) => {
+                report.error(format!(
+                    "ports[{index}] has the name {name:?} and protocol {protocol} of an earlier \
+                     port and is not served; rename it"
+                ));
+            }
+            Ok(port) => ports.push(port),
+        }
+        if ports.len() > super::MAX_SERVICE_PORTS {
+            break;
+        }
+    }
+    ports
+}
+
+fn convert_port(port: &k8s::SlicePort) -> Result<(Arc<str>, Protocol, u16), String> {
+    let Some(name) = port.name.clone() else {
+        return Err(
+            "has no name and is not served; use the name of the Service's port, or \"\" if it \
+             has none"
+                .to_owned(),
+        );
+    };
+    if !is_port_name(&name) {
+        return Err(format!(
+            "has the name {name:?} and is not served; use up to 63 lower-case letters, digits and -"
+        ));
+    }
+    let protocol =
+        protocol(port.protocol.as_deref()).map_err(|error| format!("is not served: {error}"))?;
+    let number = port.port.unwrap_or(0);
+    let number = port_number(number)
+        .ok_or_else(|| format!("has the port {number} and is not served; use 1..=65535"))?;
+    Ok((name, protocol, number))
+}
+
+/// An endpoint before it has a port.
+struct Target<'a> {
+    ip: IpAddr,
+    from: &'a SliceEndpoint,
+    zone_hints: Vec<Arc<str>>,
+    node_hints: Vec<Arc<str>>,
+}
+
+impl Target<'_> {
+    /// A27: `ready` and `serving` are true where unset, each on its own; `terminating` is false.
+    fn endpoint(&self, port: u16) -> Endpoint {
+        let conditions = self.from.conditions.as_ref();
+        Endpoint {
+            addr: EndpointAddr { ip: self.ip, port },
+            ready: conditions.and_then(|c| c.ready).unwrap_or(true),
+            serving: conditions.and_then(|c| c.serving).unwrap_or(true),
+            terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
+            node: self.from.node_name.clone().filter(|node| !node.is_empty()),
+            zone_hints: self.zone_hints.clone(),
+            node_hints: self.node_hints.clone(),
+        }
+    }
+}
+
+fn targets<'s>(
+    slice: &'s k8s::EndpointSlice,
+    family: Family,
+    report: &mut Report<'_>,
+) -> Vec<Target<'s>> {
+    let written = slice.endpoints.as_deref().unwrap_or_default();
+    if written.len() > MAX_SLICE_ENDPOINTS {
+        report.error(format!(
+            "has {} endpoints; only the first {MAX_SLICE_ENDPOINTS} are served, split the slice",
+            written.len()
+        ));
+    }
+    let mut targets = Vec::new();
+    for (index, from) in written.iter().take(MAX_SLICE_ENDPOINTS).enumerate() {
+        // A27: further addresses of an endpoint are the same pod again.
+        let text = from.addresses.first().map_or("", |text| &**text);
+        match address(text, family) {
+            Err(reason) => report.error(format!("endpoints[{index}]: {reason}")),
+            Ok(ip) => targets.push(Target {
+                ip,
+                from,
+                zone_hints: hints(
+                    index,
+                    from.hints.as_ref().and_then(|h| h.for_zones.as_deref()),
+                    report,
+                ),
+                node_hints: hints(
+                    index,
+                    from.hints.as_ref().and_then(|h| h.for_nodes.as_deref()),
+                    report,
+                ),
+            }),
+        }
+    }
+    targets
+}
+
+/// CVE-2021-25737: never an address of the node itself, in whatever notation.
+fn address(text: &str, family: Family) -> Result<IpAddr, String> {
+    if text.is_empty() {
+        return Err("has no address and is not served; give it one".to_owned());
+    }
+    let ip = parse_ip(text).map_err(|error| format!("{error} and is not served; correct it"))?;
+    if text.contains(':') && ip.is_ipv4() {
+        return Err(format!(
+            "the address {text} is an IPv4-mapped address and is refused; write {ip} in a slice \
+             with addressType IPv4"
+        ));
+    }
+    if let Some(why) = refused_endpoint_ip(ip) {
+        return Err(format!(
+            "the address {ip} {why} and is refused; traffic must never be sent there"
+        ));
+    }
+    if Family::of(ip) != family {
+        return Err(format!(
+            "the address {ip} is not {family} as addressType says and is not served; move it to a \
+             slice of its family"
+        ));
+    }
+    Ok(ip)
+}
+
+/// Names of hints (B2). With an absurd number of them the endpoint counts as without hints, which
+/// turns topology off for its Service.
+fn hints(index: usize, hints: Option<&[Hint]>, report: &mut Report<'_>) -> Vec<Arc<str>> {
+    let hints = hints.unwrap_or_default();
+    if hints.len() > MAX_HINTS {
+        report.warning(format!(
+            "endpoints[{index}] has {} topology hints, more than {MAX_HINTS}; they are not used",
+            hints.len()
+        ));
+        return Vec::new();
+    }
+    hints.iter().map(|hint| hint.name.clone()).collect()
+}

@@ -1,0 +1,164 @@
+//! What agents said of themselves, and which of them are connected.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use kplane_model::NodeName;
+use kplane_proto::v1::{Hello, Report};
+use tokio::sync::{oneshot, watch};
+
+/// All agents by node. Written by their streams, read by the status API.
+#[derive(Debug, Default)]
+pub struct Fleet {
+    agents: Mutex<Agents>,
+    changes: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Agents {
+    by_node: BTreeMap<NodeName, Agent>,
+    sessions: u64,
+}
+
+#[derive(Debug)]
+struct Agent {
+    record: AgentRecord,
+    session: u64,
+    /// Dropped to end the session when a newer one takes the node over.
+    _session_lives: Option<oneshot::Sender<()>>,
+}
+
+/// What is known of the agent of one node.
+#[derive(Clone, Debug)]
+pub struct AgentRecord {
+    /// Has a stream at the moment.
+    pub connected: bool,
+    /// When it connected, or when the stream ended.
+    pub since: SystemTime,
+    /// When anything was heard of it.
+    pub last_heard: SystemTime,
+    /// Random number of the process.
+    pub instance: u64,
+    /// Where the stream comes from; empty in process.
+    pub peer: String,
+    /// Version of the program.
+    pub version: String,
+    /// Name of its backend.
+    pub backend: String,
+    /// Its latest report.
+    pub report: Option<Report>,
+    /// When the applied revision last changed.
+    pub applied_at: SystemTime,
+}
+
+/// A stream's right to speak for a node: ends with the value.
+#[derive(Debug)]
+pub struct Session {
+    fleet: Arc<crate::hub::Hub>,
+    node: NodeName,
+    number: u64,
+}
+
+impl Fleet {
+    /// Wakes up when anything changed.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// The agents by node.
+    #[must_use]
+    pub fn records(&self) -> BTreeMap<NodeName, AgentRecord> {
+        let agents = self.lock();
+        let records = agents.by_node.iter();
+        records.map(|(node, agent)| (node.clone(), agent.record.clone())).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Agents> {
+        // Records are replaced as a whole, so a panic elsewhere leaves them usable.
+        self.agents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|n| *n = n.wrapping_add(1));
+    }
+}
+
+impl Session {
+    /// A stream begins to speak for a node. Whoever spoke for it before is told to stop: the
+    /// receiver of that session fails.
+    pub fn begin(
+        hub: &Arc<crate::hub::Hub>,
+        node: &NodeName,
+        hello: &Hello,
+        peer: String,
+    ) -> (Self, oneshot::Receiver<()>) {
+        let now = SystemTime::now();
+        let (lives, superseded) = oneshot::channel();
+        let mut agents = hub.fleet.lock();
+        agents.sessions += 1;
+        let number = agents.sessions;
+        let before = agents.by_node.remove(node);
+        if let Some(before) = before.as_ref().filter(|b| b.record.connected) {
+            let same_process = before.record.instance == hello.instance;
+            tracing::warn!(%node, same_process, "a new stream takes the node over from an older one");
+        }
+        // What the old stream reported stays visible until the new one reports.
+        let report = before.and_then(|b| b.record.report);
+        let record = AgentRecord {
+            connected: true,
+            since: now,
+            last_heard: now,
+            instance: hello.instance,
+            peer,
+            version: hello.agent_version.clone(),
+            backend: hello.backend.clone(),
+            report,
+            applied_at: now,
+        };
+        agents.by_node.insert(
+            node.clone(),
+            Agent { record, session: number, _session_lives: Some(lives) },
+        );
+        drop(agents);
+        hub.fleet.changed();
+        let session = Self { fleet: Arc::clone(hub), node: node.clone(), number };
+        (session, superseded)
+    }
+
+    /// Anything arrived from the agent.
+    pub fn heard(&self) {
+        self.update(|record| record.last_heard = SystemTime::now());
+    }
+
+    /// The agent's new report.
+    pub fn report(&self, report: Report) {
+        self.update(|record| {
+            let applied = |r: &Report| (r.epoch, r.applied_revision);
+            if record.report.as_ref().map(applied) != Some(applied(&report)) {
+                record.applied_at = SystemTime::now();
+            }
+            record.report = Some(report);
+        });
+        self.fleet.fleet.changed();
+    }
+
+    fn update(&self, change: impl FnOnce(&mut AgentRecord)) {
+        let mut agents = self.fleet.fleet.lock();
+        let agent = agents.by_node.get_mut(&self.node);
+        if let Some(agent) = agent.filter(|agent| agent.session == self.number) {
+            change(&mut agent.record);
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.update(|record| {
+            record.connected = false;
+            record.since = SystemTime::now();
+        });
+        self.fleet.fleet.changed();
+    }
+}

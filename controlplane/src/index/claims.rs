@@ -1,0 +1,134 @@
+//! Who owns an address or node port that several Services want.
+//!
+//! The same winner on every node and after every restart: a ClusterIP goes before any other use of
+//! an address (CVE-2020-8554: an externalIP must not shadow a ClusterIP), then the older Service,
+//! then the smaller name. The loser is told, and gets the place when the winner goes away.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort};
+
+/// A place where packets arrive, of which there is only one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Claim {
+    Address {
+        ip: IpAddr,
+        protocol: Protocol,
+        port: u16,
+    },
+    NodePort {
+        family: Family,
+        protocol: Protocol,
+        port: u16,
+    },
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address { ip, protocol, port } => {
+                let addr = EndpointAddr { ip: *ip, port: *port };
+                write!(f, "address {addr}/{protocol}")
+            }
+            Self::NodePort { family, protocol, port } => {
+                write!(f, "node port {port}/{protocol} ({family})")
+            }
+        }
+    }
+}
+
+/// A Service's right to a place: the smallest wins.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    not_cluster_ip: bool,
+    /// Services without a creation time come after those with one.
+    not_dated: bool,
+    created: Option<Arc<str>>,
+    pub(super) key: ServiceKey,
+}
+
+/// All claims of all Services.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    ranks: HashMap<Claim, BTreeSet<Rank>>,
+    of: HashMap<ServiceName, Vec<(Claim, Rank)>>,
+}
+
+impl Claims {
+    /// Replaces the claims of a Service; returns the other Services that won or lost a place.
+    pub(super) fn replace(
+        &mut self,
+        service: &ServiceName,
+        created: Option<&Arc<str>>,
+        ports: &[ServicePort],
+    ) -> BTreeSet<ServiceName> {
+        let after: Vec<_> = ports.iter().flat_map(|port| wanted(port, created)).collect();
+        let before = self.of.remove(service).unwrap_or_default();
+        if before == after {
+            self.of.insert(service.clone(), before);
+            return BTreeSet::new();
+        }
+        let mut affected = BTreeSet::new();
+        for (claim, rank) in &before {
+            if let Some(ranks) = self.ranks.get_mut(claim) {
+                ranks.remove(rank);
+                affected.extend(ranks.first().map(|next| next.key.service.clone()));
+                if ranks.is_empty() {
+                    self.ranks.remove(claim);
+                }
+            }
+        }
+        for (claim, rank) in &after {
+            let ranks = self.ranks.entry(*claim).or_default();
+            affected.extend(ranks.first().map(|owner| owner.key.service.clone()));
+            ranks.insert(rank.clone());
+        }
+        if !after.is_empty() {
+            self.of.insert(service.clone(), after);
+        }
+        affected.remove(service);
+        affected
+    }
+
+    /// The ServicePort that owns a place.
+    pub(super) fn owner(&self, claim: &Claim) -> Option<&ServiceKey> {
+        self.ranks.get(claim)?.first().map(|rank| &rank.key)
+    }
+}
+
+/// Every place that a ServicePort wants.
+fn wanted<'a>(
+    port: &'a ServicePort,
+    created: Option<&'a Arc<str>>,
+) -> impl Iterator<Item = (Claim, Rank)> + 'a {
+    let rank = move |cluster_ip: bool| Rank {
+        not_cluster_ip: !cluster_ip,
+        not_dated: created.is_none(),
+        created: created.cloned(),
+        key: port.key.clone(),
+    };
+    let others = port.external_ips.iter().chain(&port.load_balancer_ips);
+    let node_port = port.node_port.map(|number| node_port_claim(port, number));
+    std::iter::once((address_claim(port, port.cluster_ip), rank(true)))
+        .chain(others.map(move |ip| (address_claim(port, *ip), rank(false))))
+        .chain(node_port.map(|claim| (claim, rank(false))))
+}
+
+pub(super) fn address_claim(port: &ServicePort, ip: IpAddr) -> Claim {
+    Claim::Address {
+        ip,
+        protocol: port.key.protocol,
+        port: port.port,
+    }
+}
+
+pub(super) fn node_port_claim(port: &ServicePort, number: u16) -> Claim {
+    Claim::NodePort {
+        family: port.key.family,
+        protocol: port.key.protocol,
+        port: number,
+    }
+}

@@ -1,0 +1,386 @@
+//! The index: every object of the cluster, and which ServicePorts a change concerns.
+//!
+//! Synchronous, one owner, no I/O: batches of source events go in, publications come out. Work per
+//! batch is proportional to the Services that it concerns, not to all of them (design invariant 8).
+
+mod claims;
+mod resync;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub use view::{PortView, ServiceDetail};
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use kplane_model::select::{local_by_node, merge, variants};
+use kplane_model::{
+    Cidr, Endpoint, Issue, NodeFacts, NodeName, ObjectRef, ServiceKey, ServiceName, ServicePort,
+    Severity,
+};
+
+use crate::convert::{self, SliceEndpoints};
+use crate::k8s::{Kind, Object, ObjectId};
+use crate::publish::{Publication, Published};
+use crate::source::{Batch, Event, Located};
+
+use claims::{Claim, Claims, address_claim, node_port_claim};
+use resync::Resync;
+
+/// Endpoints of one ServicePort that are served: what the largest class of the data path holds,
+/// and above the 10,000 that kplane promises.
+const MAX_ENDPOINTS: usize = 16_384;
+
+/// All objects, indexed.
+#[derive(Debug, Default)]
+pub struct Index {
+    services: HashMap<ServiceName, ServiceEntry>,
+    slices: HashMap<ObjectId, SliceEntry>,
+    slices_of: HashMap<ServiceName, BTreeSet<ObjectId>>,
+    nodes: BTreeMap<NodeName, NodeFacts>,
+    cidrs: BTreeMap<Arc<str>, Vec<Cidr>>,
+    claims: Claims,
+    resync: Resync,
+    /// Problems that the source has, that objects have by themselves, and that Services have with
+    /// each other.
+    source_issues: Vec<Issue>,
+    object_issues: BTreeMap<ObjectId, Vec<Issue>>,
+    service_issues: BTreeMap<ServiceName, Vec<Issue>>,
+    pending: Pending,
+    totals: Totals,
+}
+
+/// Sizes of what is published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Services with at least one served port.
+    pub services: usize,
+    /// Endpoints of all served ports, families counted apart.
+    pub endpoints: usize,
+}
+
+impl Totals {
+    /// A Service had these ports and has those now.
+    fn change(&mut self, before: &BTreeMap<ServiceKey, usize>, after: &BTreeMap<ServiceKey, usize>) {
+        self.services += usize::from(!after.is_empty());
+        self.services -= usize::from(!before.is_empty());
+        self.endpoints += after.values().sum::<usize>();
+        self.endpoints -= before.values().sum::<usize>();
+    }
+}
+
+#[derive(Debug, Default)]
+struct ServiceEntry {
+    created: Option<Arc<str>>,
+    location: Arc<str>,
+    /// As written, before anybody else's claims are looked at.
+    ports: Vec<ServicePort>,
+    /// What was handed out for publishing, with the number of endpoints.
+    published: BTreeMap<ServiceKey, usize>,
+}
+
+#[derive(Debug)]
+struct SliceEntry {
+    service: ServiceName,
+    ports: Vec<SliceEndpoints>,
+}
+
+/// What has to be published next.
+#[derive(Debug, Default)]
+struct Pending {
+    services: BTreeSet<ServiceName>,
+    nodes: BTreeSet<NodeName>,
+    cidrs: bool,
+    observed_at: Option<SystemTime>,
+}
+
+/// What a batch led to.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// To be published; `None` when there is nothing, or while the picture is not complete.
+    pub publication: Option<Publication>,
+    /// The list of issues changed.
+    pub issues_changed: bool,
+}
+
+impl Index {
+    /// Takes in a batch.
+    pub fn apply(&mut self, batch: Batch) -> Outcome {
+        let mut issues_changed = false;
+        self.pending.observed_at.get_or_insert(batch.observed_at);
+        for event in batch.events {
+            match event {
+                Event::Init(kind) => self.resync.begin(kind),
+                Event::InitApply(located) => {
+                    self.resync.seen(located.object.id());
+                    issues_changed |= self.apply_object(*located);
+                }
+                Event::InitDone(kind) => {
+                    for id in self.resync.finish(kind) {
+                        issues_changed |= self.delete_object(&id);
+                    }
+                }
+                Event::Apply(located) => {
+                    self.resync.seen(located.object.id());
+                    issues_changed |= self.apply_object(*located);
+                }
+                Event::Delete(id) => {
+                    self.resync.gone(&id);
+                    issues_changed |= self.delete_object(&id);
+                }
+                Event::Issues(issues) => {
+                    issues_changed |= issues != self.source_issues;
+                    self.source_issues = issues;
+                }
+                Event::Alive => {}
+            }
+        }
+        let publication = if self.is_synced() { self.take_publication(&mut issues_changed) } else { None };
+        Outcome { publication, issues_changed }
+    }
+
+    /// Every kind has been listed completely (Z3).
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        self.resync.is_complete()
+    }
+
+    /// Sizes of what is published.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// All problems with the input, sorted.
+    #[must_use]
+    pub fn issues(&self) -> Vec<Issue> {
+        let objects = self.object_issues.values().flatten();
+        let services = self.service_issues.values().flatten();
+        let mut issues: Vec<Issue> =
+            self.source_issues.iter().chain(objects).chain(services).cloned().collect();
+        issues.sort();
+        issues
+    }
+
+    fn apply_object(&mut self, located: Located) -> bool {
+        let id = located.object.id();
+        let location = located.location;
+        let issues = match &located.object {
+            Object::Service(service) => {
+                let name = ServiceName { namespace: id.namespace.clone(), name: id.name.clone() };
+                let converted = convert::service(service, &location);
+                let entry = self.services.entry(name.clone()).or_default();
+                entry.created.clone_from(&service.metadata.creation_timestamp);
+                entry.location = location;
+                entry.ports = converted.ports;
+                self.pending.services.insert(name);
+                converted.issues
+            }
+            Object::EndpointSlice(slice) => {
+                let converted = convert::slice(slice, &location);
+                self.unlink_slice(&id);
+                if let Some(service) = converted.service {
+                    self.slices_of.entry(service.clone()).or_default().insert(id.clone());
+                    self.pending.services.insert(service.clone());
+                    self.slices.insert(id.clone(), SliceEntry { service, ports: converted.ports });
+                }
+                converted.issues
+            }
+            Object::Node(node) => {
+                let (facts, issues) = convert::node(node, &location);
+                self.pending.nodes.insert(facts.name.clone());
+                self.nodes.insert(facts.name.clone(), facts);
+                issues
+            }
+            Object::ServiceCidr(cidr) => {
+                let (cidrs, issues) = convert::service_cidr(cidr, &location);
+                self.cidrs.insert(id.name.clone(), cidrs);
+                self.pending.cidrs = true;
+                issues
+            }
+        };
+        self.set_object_issues(id, issues)
+    }
+
+    fn delete_object(&mut self, id: &ObjectId) -> bool {
+        match id.kind {
+            Kind::Service => {
+                let name = ServiceName { namespace: id.namespace.clone(), name: id.name.clone() };
+                if let Some(entry) = self.services.get_mut(&name) {
+                    // The entry goes when its ports have been withdrawn.
+                    entry.ports.clear();
+                    self.pending.services.insert(name);
+                }
+            }
+            Kind::EndpointSlice => self.unlink_slice(id),
+            Kind::Node => {
+                self.nodes.remove(&id.name);
+                self.pending.nodes.insert(id.name.clone());
+            }
+            Kind::ServiceCidr => {
+                self.cidrs.remove(&id.name);
+                self.pending.cidrs = true;
+            }
+        }
+        self.set_object_issues(id.clone(), Vec::new())
+    }
+
+    fn unlink_slice(&mut self, id: &ObjectId) {
+        let Some(entry) = self.slices.remove(id) else {
+            return;
+        };
+        if let Some(slices) = self.slices_of.get_mut(&entry.service) {
+            slices.remove(id);
+            if slices.is_empty() {
+                self.slices_of.remove(&entry.service);
+            }
+        }
+        self.pending.services.insert(entry.service);
+    }
+
+    fn set_object_issues(&mut self, id: ObjectId, issues: Vec<Issue>) -> bool {
+        if issues.is_empty() {
+            return self.object_issues.remove(&id).is_some();
+        }
+        let changed = self.object_issues.get(&id) != Some(&issues);
+        self.object_issues.insert(id, issues);
+        changed
+    }
+
+    fn take_publication(&mut self, issues_changed: &mut bool) -> Option<Publication> {
+        let mut services = Vec::new();
+        let mut work = std::mem::take(&mut self.pending.services);
+        while let Some(name) = work.pop_first() {
+            let Some(entry) = self.services.get(&name) else {
+                continue;
+            };
+            let affected = self.claims.replace(&name, entry.created.as_ref(), &entry.ports);
+            // Their claims stay as they are, so this ends.
+            work.extend(affected);
+            *issues_changed |= self.recompute(&name, &mut services);
+        }
+        let nodes = std::mem::take(&mut self.pending.nodes);
+        let nodes = nodes.iter().map(|name| self.node_facts(name)).collect::<Vec<_>>();
+        let service_cidrs =
+            std::mem::take(&mut self.pending.cidrs).then(|| self.cidrs.values().flatten().copied().collect());
+        let observed_at = self.pending.observed_at.take()?;
+        if services.is_empty() && nodes.is_empty() && service_cidrs.is_none() {
+            return None;
+        }
+        Some(Publication { services, nodes, service_cidrs, observed_at })
+    }
+
+    fn node_facts(&self, name: &NodeName) -> NodeFacts {
+        // A node without a Node object is not being drained, as far as anybody can tell.
+        let unknown = || NodeFacts { name: name.clone(), eligible: true, ..NodeFacts::default() };
+        self.nodes.get(name).cloned().unwrap_or_else(unknown)
+    }
+
+    /// Works out all ports of a Service; true when its issues changed.
+    fn recompute(
+        &mut self,
+        name: &ServiceName,
+        out: &mut Vec<(ServiceKey, Option<Published>)>,
+    ) -> bool {
+        let mut issues = Vec::new();
+        let mut keys = BTreeMap::new();
+        let ports = self.effective_ports(name, &mut issues);
+        for port in ports {
+            let endpoints = self.endpoints(&port, &mut issues);
+            keys.insert(port.key.clone(), endpoints.len());
+            let published = Published {
+                variants: variants(&port, &endpoints),
+                local: local_by_node(&endpoints),
+                port,
+            };
+            out.push((published.port.key.clone(), Some(published)));
+        }
+        if let Some(entry) = self.services.get_mut(name) {
+            let before = std::mem::replace(&mut entry.published, keys);
+            self.totals.change(&before, &entry.published);
+            let gone = before.into_keys().filter(|key| !entry.published.contains_key(key));
+            out.extend(gone.map(|key| (key, None)));
+            if entry.ports.is_empty() {
+                self.services.remove(name);
+            }
+        }
+        let changed = self.service_issues.get(name).map_or(&[][..], Vec::as_slice) != issues;
+        if issues.is_empty() {
+            self.service_issues.remove(name);
+        } else {
+            self.service_issues.insert(name.clone(), issues);
+        }
+        changed
+    }
+
+    /// The ports of a Service without the places that belong to somebody else.
+    fn effective_ports(&self, name: &ServiceName, issues: &mut Vec<Issue>) -> Vec<ServicePort> {
+        let Some(entry) = self.services.get(name) else {
+            return Vec::new();
+        };
+        let mut refuse = |claim: Claim, owner: &ServiceKey, consequence: &str| {
+            let reason = format!(
+                "{claim} belongs to {owner}: {consequence}; give one of the two Services another one"
+            );
+            issues.push(service_issue(name, &entry.location, reason));
+        };
+        let mut effective = Vec::with_capacity(entry.ports.len());
+        for port in &entry.ports {
+            let mut owns = |claim: Claim, consequence: &str| match self.claims.owner(&claim) {
+                Some(owner) if *owner != port.key => {
+                    refuse(claim, owner, consequence);
+                    false
+                }
+                _ => true,
+            };
+            let port_name = &port.key;
+            if !owns(address_claim(port, port.cluster_ip), &format!("{port_name} is not served")) {
+                continue;
+            }
+            let mut port = port.clone();
+            let all = port.clone();
+            let not_here = "this Service is not served there";
+            port.external_ips.retain(|ip| owns(address_claim(&all, *ip), not_here));
+            port.load_balancer_ips.retain(|ip| owns(address_claim(&all, *ip), not_here));
+            port.node_port = port.node_port.filter(|n| owns(node_port_claim(&all, *n), not_here));
+            effective.push(port);
+        }
+        effective
+    }
+
+    /// The endpoints of a port from all its slices (A27, A28).
+    fn endpoints(&self, port: &ServicePort, issues: &mut Vec<Issue>) -> Vec<Endpoint> {
+        let key = &port.key;
+        let slices = self.slices_of.get(&key.service).into_iter().flatten();
+        let ports = slices.filter_map(|id| self.slices.get(id)).flat_map(|slice| &slice.ports);
+        let ours = ports.filter(|p| {
+            p.family == key.family && p.protocol == key.protocol && p.port_name == key.port_name
+        });
+        let mut merged = merge(ours.flat_map(|p| p.endpoints.iter().cloned()));
+        if merged.len() > MAX_ENDPOINTS {
+            let reason = format!(
+                "{key} has {} endpoints, of which the first {MAX_ENDPOINTS} are served; split the Service",
+                merged.len()
+            );
+            issues.push(service_issue(&key.service, "", reason));
+            merged.truncate(MAX_ENDPOINTS);
+        }
+        merged
+    }
+}
+
+fn service_issue(name: &ServiceName, location: &str, reason: String) -> Issue {
+    Issue {
+        severity: Severity::Error,
+        location: location.to_owned(),
+        object: ObjectRef {
+            kind: Kind::Service.to_string(),
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+        },
+        reason,
+    }
+}

@@ -1,0 +1,52 @@
+//! Complete lists: what was not named when a list ends is gone, and nothing before that.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::k8s::{Kind, ObjectId};
+
+/// Objects that are there, and lists that are under way.
+#[derive(Debug, Default)]
+pub(super) struct Resync {
+    present: HashMap<Kind, HashSet<ObjectId>>,
+    under_way: HashMap<Kind, HashSet<ObjectId>>,
+    listed: HashSet<Kind>,
+}
+
+impl Resync {
+    /// A list begins; one that was under way did not count.
+    pub(super) fn begin(&mut self, kind: Kind) {
+        self.under_way.insert(kind, HashSet::new());
+    }
+
+    /// An object is there.
+    pub(super) fn seen(&mut self, id: ObjectId) {
+        if let Some(named) = self.under_way.get_mut(&id.kind) {
+            named.insert(id.clone());
+        }
+        self.present.entry(id.kind).or_default().insert(id);
+    }
+
+    /// An object is gone.
+    pub(super) fn gone(&mut self, id: &ObjectId) {
+        for lists in [&mut self.under_way, &mut self.present] {
+            if let Some(list) = lists.get_mut(&id.kind) {
+                list.remove(id);
+            }
+        }
+    }
+
+    /// A list ends; returns the objects that it did not name. Without a beginning it means nothing.
+    pub(super) fn finish(&mut self, kind: Kind) -> Vec<ObjectId> {
+        let Some(named) = self.under_way.remove(&kind) else {
+            return Vec::new();
+        };
+        self.listed.insert(kind);
+        let before = self.present.insert(kind, named.clone()).unwrap_or_default();
+        before.difference(&named).cloned().collect()
+    }
+
+    /// Every kind has been listed once.
+    pub(super) fn is_complete(&self) -> bool {
+        Kind::ALL.iter().all(|kind| self.listed.contains(kind))
+    }
+}

@@ -1,0 +1,85 @@
+//! Views of the index for people and tools.
+
+use kplane_model::select::{Categorized, categorize};
+use kplane_model::{Endpoint, Issue, NodeFacts, ServiceName, ServicePort};
+
+use super::Index;
+
+/// One ServicePort with all its endpoints, usable or not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PortView {
+    /// Addresses and policies, as far as they belong to the Service.
+    pub port: ServicePort,
+    /// Endpoints, sorted.
+    pub endpoints: Vec<Endpoint>,
+}
+
+impl PortView {
+    /// Which of the endpoints a node uses, and why.
+    #[must_use]
+    pub fn on_node(&self, node: &NodeFacts) -> Categorized {
+        categorize(&self.port, &self.endpoints, &node.name, node.zone.as_deref())
+    }
+}
+
+/// Everything about one Service.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServiceDetail {
+    /// All ports and families.
+    pub ports: Vec<PortView>,
+    /// Its problems and those of its slices.
+    pub issues: Vec<Issue>,
+}
+
+impl Index {
+    /// All ServicePorts, sorted by key; of one namespace, unless it is empty.
+    #[must_use]
+    pub fn ports(&self, namespace: &str) -> Vec<PortView> {
+        let names = self.services.keys();
+        let mut ports: Vec<_> = names
+            .filter(|name| namespace.is_empty() || *name.namespace == *namespace)
+            .flat_map(|name| self.ports_of(name))
+            .collect();
+        ports.sort_by(|a, b| a.port.key.cmp(&b.port.key));
+        ports
+    }
+
+    /// One Service, unless nothing is known of it.
+    #[must_use]
+    pub fn detail(&self, name: &ServiceName) -> Option<ServiceDetail> {
+        let slices = self.slices_of.get(name);
+        let is_its = |issue: &Issue| {
+            let object = &issue.object;
+            let in_namespace = *object.namespace == *name.namespace;
+            in_namespace
+                && match object.kind.as_str() {
+                    "Service" => *object.name == *name.name,
+                    "EndpointSlice" => slices
+                        .is_some_and(|slices| slices.iter().any(|id| *id.name == *object.name)),
+                    _ => false,
+                }
+        };
+        let issues: Vec<Issue> = self.issues().into_iter().filter(is_its).collect();
+        if !self.services.contains_key(name) && issues.is_empty() {
+            return None;
+        }
+        Some(ServiceDetail { ports: self.ports_of(name), issues })
+    }
+
+    /// Known nodes, sorted by name.
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeFacts> {
+        self.nodes.values()
+    }
+
+    fn ports_of(&self, name: &ServiceName) -> Vec<PortView> {
+        let mut ignored = Vec::new();
+        let ports = self.effective_ports(name, &mut ignored);
+        ports
+            .into_iter()
+            .map(|port| {
+                let endpoints = self.endpoints(&port, &mut ignored);
+                PortView { port, endpoints }
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,54 @@
+//! The order of last changes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+
+/// Every key once, ordered by the revision of its last change. Keys of deleted objects stay (an
+/// agent that is behind must learn of the deletion) until [`Log::forget`].
+#[derive(Debug)]
+pub(super) struct Log<K> {
+    by_revision: BTreeMap<u64, K>,
+    revision_of: HashMap<K, u64>,
+}
+
+impl<K> Default for Log<K> {
+    fn default() -> Self {
+        Self {
+            by_revision: BTreeMap::new(),
+            revision_of: HashMap::new(),
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Log<K> {
+    /// Notes that `key` changed at `revision`, which no other key of this log has.
+    pub(super) fn note(&mut self, key: K, revision: u64) {
+        if let Some(before) = self.revision_of.insert(key.clone(), revision) {
+            self.by_revision.remove(&before);
+        }
+        self.by_revision.insert(revision, key);
+    }
+
+    /// Forgets a key.
+    pub(super) fn forget(&mut self, key: &K) {
+        if let Some(revision) = self.revision_of.remove(key) {
+            self.by_revision.remove(&revision);
+        }
+    }
+
+    /// Revision of the key's last change.
+    pub(super) fn revision_of(&self, key: &K) -> Option<u64> {
+        self.revision_of.get(key).copied()
+    }
+
+    /// Keys that changed after `revision`, oldest change first.
+    pub(super) fn after(&self, revision: u64) -> impl Iterator<Item = (u64, &K)> {
+        let from = revision.saturating_add(1);
+        self.by_revision.range(from..).map(|(r, k)| (*r, k))
+    }
+
+    /// All keys, newest change first.
+    pub(super) fn newest_first(&self) -> impl Iterator<Item = (u64, &K)> {
+        self.by_revision.iter().rev().map(|(r, k)| (*r, k))
+    }
+}

@@ -1,0 +1,367 @@
+//! The store against simulated agents that follow it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use kplane_model::select::{local_by_node, merge, variants};
+use kplane_model::{
+    Cidr, DesiredKey, DesiredObject, Digest, Endpoint, EndpointAddr, Family, LocalEndpoints,
+    NodeFacts, ObjectHash, Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram,
+    TrafficPolicy,
+};
+use kplane_proto::convert::decode_object;
+use proptest::prelude::*;
+
+use super::*;
+
+const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
+
+fn key(n: usize) -> ServiceKey {
+    ServiceKey {
+        service: ServiceName::new("shop", &format!("svc-{n}")),
+        port_name: "http".into(),
+        protocol: Protocol::Tcp,
+        family: Family::V4,
+    }
+}
+
+fn published(n: usize, endpoints: &[Endpoint]) -> Published {
+    let port = ServicePort {
+        key: key(n),
+        port: 80,
+        cluster_ip: IpAddr::from([10, 96, 0, 1]),
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        node_port: None,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity_timeout_s: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    };
+    let endpoints = merge(endpoints.iter().cloned());
+    Published {
+        variants: variants(&port, &endpoints),
+        local: local_by_node(&endpoints),
+        port,
+    }
+}
+
+fn endpoint(octet: u8) -> Endpoint {
+    let ip = IpAddr::from([10, 0, 0, octet]);
+    Endpoint::ready(EndpointAddr { ip, port: 8080 })
+}
+
+fn node(name: &str, zone: Option<&str>) -> NodeFacts {
+    NodeFacts {
+        name: name.into(),
+        zone: zone.map(Into::into),
+        eligible: true,
+        known: true,
+        ..NodeFacts::default()
+    }
+}
+
+fn publication(
+    services: Vec<(ServiceKey, Option<Published>)>,
+    nodes: Vec<NodeFacts>,
+) -> Publication {
+    Publication {
+        services,
+        nodes,
+        service_cidrs: None,
+        observed_at: SystemTime::UNIX_EPOCH,
+    }
+}
+
+/// An agent that does what the protocol says.
+struct Agent {
+    node: &'static str,
+    cursor: Cursor,
+    objects: HashMap<DesiredKey, (DesiredObject, Bytes)>,
+}
+
+impl Agent {
+    fn new(node: &'static str) -> Self {
+        Self {
+            node,
+            cursor: Cursor::at(0),
+            objects: HashMap::new(),
+        }
+    }
+
+    /// Takes one piece; true when it was the last.
+    fn step(&mut self, store: &Store) -> bool {
+        let piece = store.collect(self.node, &mut self.cursor);
+        for bytes in piece.objects {
+            let object = decode_object(bytes.clone()).unwrap().unwrap();
+            self.objects.insert(object.key(), (object, bytes));
+        }
+        for key in &piece.deleted {
+            self.objects.remove(key);
+        }
+        if let Some(end) = piece.end {
+            assert_eq!(
+                end.digest,
+                self.digest(),
+                "{} at {}",
+                self.node,
+                end.revision
+            );
+            assert_eq!(end.digest, store.digest(self.node));
+            assert!(store.wanted(self.node) <= end.revision);
+            return true;
+        }
+        false
+    }
+
+    fn catch_up(&mut self, store: &Store) {
+        while !self.step(store) {}
+    }
+
+    fn digest(&self) -> Digest {
+        let mut digest = Digest::default();
+        for (_, bytes) in self.objects.values() {
+            digest.add(ObjectHash::of(bytes));
+        }
+        digest
+    }
+}
+
+/// What a cluster looks like, kept the plain way.
+#[derive(Default)]
+struct World {
+    services: BTreeMap<usize, Published>,
+    nodes: BTreeMap<&'static str, NodeFacts>,
+    cidrs: Vec<Cidr>,
+}
+
+impl World {
+    fn expected(&self, name: &str) -> BTreeMap<DesiredKey, DesiredObject> {
+        let zone = self.nodes.get(name).and_then(|n| n.zone.as_deref());
+        let mut objects: Vec<DesiredObject> = Vec::new();
+        for published in self.services.values() {
+            objects.push(DesiredObject::Service(ServiceProgram {
+                port: published.port.clone(),
+                endpoints: published.variants.resolve(name, zone).to_vec(),
+                has_any: published.variants.has_any,
+            }));
+            if let Some(endpoints) = published.local.get(name) {
+                objects.push(DesiredObject::Local(LocalEndpoints {
+                    key: published.port.key.clone(),
+                    endpoints: endpoints.clone(),
+                }));
+            }
+        }
+        if let Some(node) = self.nodes.get(name) {
+            let mut node = node.clone();
+            node.service_cidrs.clone_from(&self.cidrs);
+            objects.push(DesiredObject::Node(node));
+        }
+        objects.into_iter().map(|o| (o.key(), o)).collect()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Set(usize, Vec<Endpoint>),
+    Delete(usize),
+    Node(usize, Option<&'static str>),
+    Cidrs(u8),
+    Follow(usize),
+    FollowOnePiece(usize),
+    Restart(usize),
+}
+
+fn any_endpoint() -> impl Strategy<Value = Endpoint> {
+    let hints = |names: Vec<&'static str>| {
+        prop::collection::vec(prop::sample::select(names).prop_map(Into::into), 0..2)
+    };
+    let node = prop::option::of(prop::sample::select(NODES.to_vec()).prop_map(Into::into));
+    (
+        1_u8..6,
+        node,
+        any::<bool>(),
+        hints(vec!["x", "y"]),
+        hints(NODES.to_vec()),
+    )
+        .prop_map(|(octet, node, ready, zone_hints, node_hints)| Endpoint {
+            node,
+            ready,
+            terminating: !ready,
+            zone_hints,
+            node_hints,
+            ..endpoint(octet)
+        })
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0_usize..5, prop::collection::vec(any_endpoint(), 0..4)).prop_map(|(n, e)| Step::Set(n, e)),
+        2 => (0_usize..5).prop_map(Step::Delete),
+        2 => (0_usize..4, prop::sample::select(vec![None, Some("x"), Some("y")])).prop_map(|(n, z)| Step::Node(n, z)),
+        1 => any::<u8>().prop_map(Step::Cidrs),
+        3 => (0_usize..4).prop_map(Step::Follow),
+        3 => (0_usize..4).prop_map(Step::FollowOnePiece),
+        1 => (0_usize..4).prop_map(Step::Restart),
+    ]
+}
+
+proptest! {
+    /// Whatever happens in whatever order, an agent that follows holds exactly what its node
+    /// must have, and both sides agree on the digest.
+    #[test]
+    fn followers_hold_what_their_node_must_have(steps in prop::collection::vec(any_step(), 1..60)) {
+        let store = Store::new(7);
+        let mut world = World::default();
+        let mut agents = NODES.map(Agent::new);
+        for step in steps {
+            match step {
+                Step::Set(n, endpoints) => {
+                    let published = published(n, &endpoints);
+                    store.publish(&publication(vec![(key(n), Some(published.clone()))], vec![]));
+                    world.services.insert(n, published);
+                }
+                Step::Delete(n) => {
+                    store.publish(&publication(vec![(key(n), None)], vec![]));
+                    world.services.remove(&n);
+                }
+                Step::Node(n, zone) => {
+                    let node = node(NODES[n], zone);
+                    store.publish(&publication(vec![], vec![node.clone()]));
+                    world.nodes.insert(NODES[n], node);
+                }
+                Step::Cidrs(octet) => {
+                    world.cidrs = vec![Cidr::single(IpAddr::from([10, 96, octet, 0]))];
+                    let mut publication = publication(vec![], vec![]);
+                    publication.service_cidrs = Some(world.cidrs.clone());
+                    store.publish(&publication);
+                }
+                Step::Follow(n) => agents[n].catch_up(&store),
+                Step::FollowOnePiece(n) => {
+                    agents[n].step(&store);
+                }
+                Step::Restart(n) => agents[n] = Agent::new(NODES[n]),
+            }
+        }
+        for mut agent in agents {
+            agent.catch_up(&store);
+            let held: BTreeMap<_, _> =
+                agent.objects.into_iter().map(|(key, (object, _))| (key, object)).collect();
+            prop_assert_eq!(held, world.expected(agent.node));
+        }
+    }
+}
+
+#[test]
+fn equal_state_is_not_published_again() {
+    let store = Store::new(7);
+    let services = || vec![(key(1), Some(published(1, &[endpoint(1)])))];
+    let first = store.publish(&publication(services(), vec![node("n0", None)]));
+    let again = store.publish(&publication(services(), vec![node("n0", None)]));
+    assert_eq!(first, again);
+    let mut head = store.head();
+    head.mark_unchanged();
+    store.publish(&publication(services(), vec![]));
+    assert!(!head.has_changed().unwrap());
+}
+
+#[test]
+fn a_variant_is_encoded_once_for_all_agents() {
+    let store = Store::new(7);
+    store.publish(&publication(
+        vec![(key(1), Some(published(1, &[endpoint(1)])))],
+        vec![],
+    ));
+    let of = |node| store.collect(node, &mut Cursor::at(0)).objects.remove(0);
+    assert_eq!(of("n0").as_ptr(), of("n1").as_ptr());
+}
+
+#[test]
+fn a_change_of_one_zone_leaves_other_zones_alone() {
+    let store = Store::new(7);
+    let zoned = |octet, zone: &str| Endpoint {
+        zone_hints: vec![zone.into()],
+        ..endpoint(octet)
+    };
+    let nodes = vec![node("n0", Some("x")), node("n1", Some("y"))];
+    let before = published(1, &[zoned(1, "x"), zoned(2, "y")]);
+    store.publish(&publication(vec![(key(1), Some(before))], nodes));
+    let [mut x, mut y] = ["n0", "n1"].map(Agent::new);
+    x.catch_up(&store);
+    y.catch_up(&store);
+    let (x_wanted, y_wanted) = (store.wanted("n0"), store.wanted("n1"));
+    let after = published(1, &[zoned(1, "x"), zoned(2, "y"), zoned(3, "y")]);
+    store.publish(&publication(vec![(key(1), Some(after))], vec![]));
+    assert_eq!(store.wanted("n0"), x_wanted);
+    assert!(store.wanted("n1") > y_wanted);
+    assert!(store.collect("n0", &mut x.cursor).objects.is_empty());
+    assert_eq!(store.collect("n1", &mut y.cursor).objects.len(), 1);
+}
+
+#[test]
+fn a_slow_agent_gets_each_key_once_in_bounded_messages() {
+    let store = Store::new(7);
+    for round in 0..50_u8 {
+        let services = (0..2_000).map(|n| (key(n), Some(published(n, &[endpoint(round % 5 + 1)]))));
+        store.publish(&publication(services.collect(), vec![]));
+    }
+    let mut agent = Agent::new("n0");
+    let (mut pieces, mut objects) = (0, 0);
+    loop {
+        let piece = store.collect("n0", &mut agent.cursor);
+        let bytes: usize = piece.objects.iter().map(Bytes::len).sum();
+        assert!(bytes < kplane_proto::MAX_MESSAGE_BYTES);
+        pieces += 1;
+        objects += piece.objects.len();
+        if piece.end.is_some() {
+            break;
+        }
+    }
+    assert_eq!(objects, 2_000);
+    assert!(pieces > 1);
+}
+
+#[test]
+fn old_deletions_are_forgotten_and_then_a_snapshot_is_needed() {
+    let store = Store::new(7);
+    let first = store.publish(&publication(
+        vec![(key(0), Some(published(0, &[])))],
+        vec![],
+    ));
+    let other = Digest::from_bytes([1; 16]);
+    let resume = |revision| store.resume("n0", other, Some(revision));
+    assert!(resume(first).is_some() && resume(first + 1).is_none() && resume(0).is_none());
+    assert!(store.resume("n0", store.digest("n0"), None).is_some());
+    for n in 0..20_000 {
+        store.publish(&publication(
+            vec![(key(n), Some(published(n, &[])))],
+            vec![],
+        ));
+        store.publish(&publication(vec![(key(n), None)], vec![]));
+    }
+    assert!(resume(first).is_none());
+    assert_eq!(store.collect("n0", &mut Cursor::at(0)).deleted, []);
+}
+
+#[test]
+fn the_age_of_the_oldest_missing_change_is_known() {
+    let store = Store::new(7);
+    let at = |s| SystemTime::UNIX_EPOCH + Duration::from_secs(s);
+    let mut revisions = vec![0];
+    for n in 0..3 {
+        let services = vec![
+            (key(2 * n), Some(published(2 * n, &[]))),
+            (key(2 * n + 1), Some(published(n, &[]))),
+        ];
+        let mut publication = publication(services, vec![]);
+        publication.observed_at = at(n as u64);
+        revisions.push(store.publish(&publication));
+    }
+    assert_eq!(store.changed_after(0), Some(at(0)));
+    assert_eq!(store.changed_after(revisions[1]), Some(at(1)));
+    assert_eq!(store.changed_after(revisions[1] + 1), Some(at(1)));
+    assert_eq!(store.changed_after(revisions[3]), None);
+}

@@ -1,0 +1,57 @@
+//! `AgentService`: one stream per agent.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kplane_proto::shared::AgentService;
+use kplane_proto::v1::AgentMessage;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::{Instrument, debug, info_span};
+
+use super::session;
+use crate::hub::Hub;
+
+/// Encoded messages that wait for a stream. Together with the transport's own window this bounds
+/// what a slow agent costs: two messages of at most 64 KiB or so.
+const OUTBOX: usize = 1;
+
+/// Serves agents.
+#[derive(Clone, Debug)]
+pub struct AgentServer {
+    hub: Arc<Hub>,
+}
+
+impl AgentServer {
+    /// Serves agents from a hub.
+    #[must_use]
+    pub fn new(hub: Arc<Hub>) -> Self {
+        Self { hub }
+    }
+}
+
+#[tonic::async_trait]
+impl AgentService for AgentServer {
+    type SyncStream = ReceiverStream<Result<Bytes, Status>>;
+
+    async fn sync(
+        &self,
+        request: Request<Streaming<AgentMessage>>,
+    ) -> Result<Response<Self::SyncStream>, Status> {
+        let peer = request.remote_addr().map(|a| a.to_string()).unwrap_or_default();
+        let (outbox, stream) = mpsc::channel(OUTBOX);
+        let hub = Arc::clone(&self.hub);
+        let span = info_span!("agent", peer);
+        let inbound = request.into_inner();
+        let session = async move {
+            if let Err(status) = session::run(hub, peer, inbound, &outbox).await {
+                debug!(%status, "stream ended");
+                // The agent may be gone already.
+                let _ = outbox.send(Err(status)).await;
+            }
+        };
+        tokio::spawn(session.instrument(span));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}

@@ -1,0 +1,19 @@
+//! gRPC services of the control plane.
+
+mod agent;
+mod desired;
+mod session;
+mod status;
+mod views;
+
+pub use agent::AgentServer;
+pub use desired::DesiredServer;
+pub use status::StatusServer;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Milliseconds since 1970, 0 for times before.
+fn millis(at: SystemTime) -> u64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,250 @@
+//! One agent's stream.
+//!
+//! The session keeps a cursor and asks the store what comes next only when the stream has room:
+//! latest state wins, and an agent that reads slowly costs nobody anything.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kplane_model::{Digest, NodeName};
+use kplane_proto::PROTOCOL_VERSION;
+use kplane_proto::v1::{
+    self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
+};
+use prost::Message;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tonic::{Status, Streaming};
+use tracing::{info, warn};
+
+use super::millis;
+use crate::fleet::Session;
+use crate::hub::Hub;
+use crate::publish::{Cursor, Head, Piece};
+
+/// An agent that connects says who it is within this time.
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
+/// A message goes out at least this often.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// An agent that is silent for longer (it answers pings) is gone: half-open connections are
+/// noticed within 20 s.
+const SILENCE: Duration = Duration::from_secs(15);
+/// Longest name of a node: a DNS subdomain.
+const MAX_NODE_NAME: usize = 253;
+
+type Outbox = mpsc::Sender<Result<Bytes, Status>>;
+
+/// Serves one agent until one side ends the stream.
+pub(super) async fn run(
+    hub: Arc<Hub>,
+    peer: String,
+    mut inbound: Streaming<AgentMessage>,
+    outbox: &Outbox,
+) -> Result<(), Status> {
+    let first = timeout(HELLO_WITHIN, inbound.message()).await;
+    let first = first.map_err(|_| Status::deadline_exceeded("no Hello within 10 s"))??;
+    let Some(agent_message::Kind::Hello(hello)) = first.and_then(|m| m.kind) else {
+        return Err(Status::invalid_argument("the first message must be Hello"));
+    };
+    let node = check_hello(&hello)?;
+    hub.store.ensure_node(&node);
+    let (session, superseded) = Session::begin(&hub, &node, &hello, peer);
+    send(outbox, welcome(&hub)).await?;
+    let stream = AgentStream {
+        head: hub.store.head(),
+        // Until something is sent the cursor is only a claim: see `AgentStream::resume`.
+        cursor: Cursor::at(0),
+        resume: Some(hello.resume.clone()),
+        snapshot: false,
+        control: Control::default(),
+        last_heard: Instant::now(),
+        hub: &hub,
+        node,
+        session,
+    };
+    info!(node = %stream.node, version = hello.agent_version, backend = hello.backend, "agent connected");
+    tokio::select! {
+        result = stream.serve(inbound, outbox) => result,
+        _ = superseded => Err(Status::aborted(
+            "another agent connected for this node; are two agents running with the same --node-name?",
+        )),
+    }
+}
+
+fn check_hello(hello: &Hello) -> Result<NodeName, Status> {
+    if hello.protocol_version != PROTOCOL_VERSION {
+        return Err(Status::failed_precondition(format!(
+            "this control plane speaks protocol version {PROTOCOL_VERSION}, the agent {}: \
+             upgrade the older of the two",
+            hello.protocol_version
+        )));
+    }
+    let name = &hello.node_name;
+    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+    if name.is_empty() || name.len() > MAX_NODE_NAME || !name.bytes().all(allowed) {
+        return Err(Status::invalid_argument(
+            "node_name must be the name of a Node: lower case letters, digits, '-' and '.'",
+        ));
+    }
+    Ok(name.as_str().into())
+}
+
+fn welcome(hub: &Hub) -> server_message::Kind {
+    server_message::Kind::Welcome(pb::Welcome {
+        protocol_version: PROTOCOL_VERSION,
+        capabilities: 0,
+        server_version: env!("CARGO_PKG_VERSION").to_owned(),
+        epoch: hub.store.epoch(),
+        heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
+    })
+}
+
+fn encode(kind: server_message::Kind) -> Bytes {
+    ServerMessage { kind: Some(kind) }.encode_to_vec().into()
+}
+
+async fn send(outbox: &Outbox, kind: server_message::Kind) -> Result<(), Status> {
+    let sent = outbox.send(Ok(encode(kind))).await;
+    sent.map_err(|_| Status::cancelled("the agent went away"))
+}
+
+/// Small messages that wait for room; the latest of each kind.
+#[derive(Default)]
+struct Control {
+    pong: Option<u64>,
+    heartbeat: bool,
+    ping: bool,
+}
+
+impl Control {
+    fn is_empty(&self) -> bool {
+        self.pong.is_none() && !self.heartbeat && !self.ping
+    }
+}
+
+struct AgentStream<'a> {
+    hub: &'a Hub,
+    node: NodeName,
+    session: Session,
+    head: watch::Receiver<Head>,
+    cursor: Cursor,
+    /// What the agent says it holds, until the first piece is due.
+    resume: Option<Option<pb::ResumeToken>>,
+    /// The next piece begins a snapshot.
+    snapshot: bool,
+    control: Control,
+    last_heard: Instant,
+}
+
+impl AgentStream<'_> {
+    async fn serve(
+        mut self,
+        mut inbound: Streaming<AgentMessage>,
+        outbox: &Outbox,
+    ) -> Result<(), Status> {
+        let mut beat = interval(HEARTBEAT);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let has_work = !self.control.is_empty() || self.has_piece();
+            tokio::select! {
+                permit = outbox.reserve(), if has_work => {
+                    let permit = permit.map_err(|_| Status::cancelled("the agent went away"))?;
+                    permit.send(Ok(encode(self.next_message())));
+                }
+                message = inbound.message() => match message? {
+                    Some(message) => self.receive(message)?,
+                    None => return Ok(()),
+                },
+                changed = self.head.changed() => {
+                    changed.map_err(|_| Status::unavailable("the control plane is shutting down"))?;
+                }
+                _ = beat.tick() => self.beat()?,
+            }
+        }
+    }
+
+    /// There is something to say about the desired state: the first time always.
+    fn has_piece(&self) -> bool {
+        let head = *self.head.borrow();
+        head.synced && (self.resume.is_some() || self.cursor.is_behind(head.revision))
+    }
+
+    fn beat(&mut self) -> Result<(), Status> {
+        let silent = self.last_heard.elapsed();
+        if silent > SILENCE {
+            warn!(node = %self.node, ?silent, "agent is silent; closing the stream");
+            return Err(Status::deadline_exceeded("nothing heard of the agent"));
+        }
+        self.control.heartbeat = true;
+        self.control.ping = true;
+        Ok(())
+    }
+
+    fn receive(&mut self, message: AgentMessage) -> Result<(), Status> {
+        self.last_heard = Instant::now();
+        self.session.heard();
+        match message.kind {
+            Some(agent_message::Kind::Report(report)) => self.session.report(report),
+            Some(agent_message::Kind::Ping(ping)) => self.control.pong = Some(ping.token),
+            // A newer agent may say things that this version does not know.
+            Some(agent_message::Kind::Pong(_)) | None => {}
+            Some(agent_message::Kind::Hello(_)) => {
+                return Err(Status::invalid_argument("Hello may come once only"));
+            }
+        }
+        Ok(())
+    }
+
+    fn next_message(&mut self) -> server_message::Kind {
+        if let Some(token) = self.control.pong.take() {
+            return server_message::Kind::Pong(pb::Pong { token });
+        }
+        if std::mem::take(&mut self.control.heartbeat) {
+            let age = self.hub.summary().borrow().upstream_age().unwrap_or_default();
+            return server_message::Kind::Heartbeat(pb::Heartbeat {
+                revision: self.head.borrow().revision,
+                upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+            });
+        }
+        if std::mem::take(&mut self.control.ping) {
+            return server_message::Kind::Ping(pb::Ping { token: millis(std::time::SystemTime::now()) });
+        }
+        self.next_piece()
+    }
+
+    fn next_piece(&mut self) -> server_message::Kind {
+        if let Some(token) = self.resume.take() {
+            self.start(token.as_ref());
+        }
+        let piece = self.hub.store.collect(&self.node, &mut self.cursor);
+        server_message::Kind::Update(update(piece, std::mem::take(&mut self.snapshot)))
+    }
+
+    /// Finds the shortest way from what the agent holds to what it must hold.
+    fn start(&mut self, token: Option<&pb::ResumeToken>) {
+        let store = &self.hub.store;
+        let usable = token.filter(|t| t.schema == kplane_proto::DIGEST_SCHEMA);
+        let cursor = usable.and_then(|token| {
+            let digest = <[u8; 16]>::try_from(token.digest.as_slice()).ok()?;
+            let revision = (token.epoch == store.epoch()).then_some(token.revision);
+            store.resume(&self.node, Digest::from_bytes(digest), revision)
+        });
+        self.snapshot = cursor.is_none();
+        self.cursor = cursor.unwrap_or(Cursor::at(0));
+        info!(node = %self.node, snapshot = self.snapshot, "sync begins");
+    }
+}
+
+fn update(piece: Piece, snapshot: bool) -> pb::Update {
+    pb::Update {
+        objects: piece.objects,
+        deleted: piece.deleted.iter().map(Into::into).collect(),
+        snapshot,
+        end: piece.end.map(|end| pb::UpdateEnd {
+            revision: end.revision,
+            digest: end.digest.to_bytes().to_vec(),
+            changed_at_ms: end.changed_at.map_or(0, millis),
+        }),
+    }
+}

@@ -1,0 +1,109 @@
+//! Manifests: a folder, a file or standard input with ordinary Kubernetes YAML or JSON, which is
+//! read again whenever it changes. The source that needs no cluster.
+//!
+//! What `kubectl get services,endpointslices,nodes,servicecidrs -A -o yaml` prints is valid input.
+//! What cannot be understood is refused by name and line and the rest is served; a file that is
+//! half written, emptied or unreadable deletes nothing.
+//!
+//! Modules from the outside in: `watch` and `view` see changes, `folder` reads files, `text`, `tree`,
+//! `decode`, `object` and `document` make objects of their text, `catalog` and `claims` decide what that means.
+//! From `text` on nothing does I/O.
+
+mod catalog;
+mod claims;
+mod decode;
+mod document;
+mod folder;
+mod object;
+mod text;
+mod tree;
+mod view;
+mod watch;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kplane_model::Issue;
+use tokio::sync::mpsc;
+
+use self::catalog::{Catalog, Change};
+use self::folder::{Root, display_name, read_limited};
+use super::{Batch, Located, Source, SourceError};
+
+/// Bytes of a file that are read: 250 MiB is 250,000 Services with slices.
+pub const MAX_FILE_BYTES: u64 = 256 << 20;
+/// Objects of all files together; a file that would bring more is refused.
+pub const MAX_OBJECTS: usize = 1_000_000;
+/// Issues that are told at a time, errors first.
+pub const MAX_ISSUES: usize = 1_000;
+/// Depth of subfolders that are read.
+pub const MAX_FOLDER_DEPTH: usize = 16;
+
+/// The path that stands for standard input.
+const STDIN: &str = "-";
+/// How standard input is called in locations.
+const STDIN_NAME: &str = "standard input";
+
+/// The source.
+#[derive(Clone, Debug)]
+pub struct Manifests {
+    path: PathBuf,
+}
+
+/// All there is at a moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Loaded {
+    /// The objects that are served, by kind, namespace and name.
+    pub objects: Vec<Located>,
+    /// The problems.
+    pub issues: Vec<Issue>,
+}
+
+impl Manifests {
+    /// Manifests at a path: a folder, a file, or `-` for standard input.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+}
+
+impl Source for Manifests {
+    async fn run(self, sink: mpsc::Sender<Batch>) -> Result<(), SourceError> {
+        if is_stdin(&self.path) {
+            return watch::run_stdin(sink).await;
+        }
+        watch::run(&self.path, sink).await
+    }
+}
+
+/// Reads everything once.
+///
+/// # Errors
+/// If there is nothing to read at the path. Problems inside are [`Loaded::issues`].
+pub fn load(path: &Path) -> Result<Loaded, SourceError> {
+    let unreadable = |source| SourceError::Unreadable {
+        path: path.display().to_string(),
+        source,
+    };
+    let mut catalog = Catalog::default();
+    if is_stdin(path) {
+        catalog = load_stdin().map_err(unreadable)?;
+    } else {
+        let root = Root::at(path).map_err(unreadable)?;
+        let listing = root.list().map_err(unreadable)?;
+        let read = |path: &PathBuf| (display_name(path), root.read(path));
+        let notices = view::unlisted(&listing);
+        catalog.apply(listing.files.keys().map(read), notices);
+    }
+    Ok(catalog.into_loaded())
+}
+
+fn is_stdin(path: &Path) -> bool {
+    path == Path::new(STDIN)
+}
+
+fn load_stdin() -> io::Result<Catalog> {
+    let bytes = read_limited(io::stdin().lock())?;
+    let mut catalog = Catalog::default();
+    catalog.apply([(STDIN_NAME.into(), Change::Contents(bytes))], Vec::new());
+    Ok(catalog)
+}

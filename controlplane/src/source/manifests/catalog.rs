@@ -1,0 +1,349 @@
+//! What the files say, and what was told of it: file contents in, events out, no I/O.
+//!
+//! Invariants: an object is deleted only when a file that held it was understood completely, or is
+//! gone (design invariant 3). Of several objects with one identity the first is served, in the
+//! order of file names and documents. An event tells a real difference.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use kplane_model::{Issue, ObjectRef, Severity};
+
+use super::claims::{Claim, Claims};
+use super::document::{Contents, Memo, Place, read};
+use super::object::{Found, Keeps, Problem};
+use super::{Loaded, MAX_ISSUES, MAX_OBJECTS};
+use crate::k8s::{Kind, Object, ObjectId};
+use crate::source::{Event, Located};
+
+#[cfg(test)]
+mod tests;
+
+/// What became of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// It was read completely.
+    Contents(Vec<u8>),
+    /// It is there and cannot be read, for this reason.
+    Unreadable(String),
+    /// It is not there.
+    Gone,
+}
+
+/// The state of a source of manifests.
+#[derive(Debug, Default)]
+pub(super) struct Catalog {
+    files: BTreeMap<Arc<str>, File>,
+    claims: Claims,
+    served: BTreeMap<ObjectId, Arc<Object>>,
+    /// Problems of the folder as a whole.
+    notices: Vec<Issue>,
+    told_issues: Vec<Issue>,
+}
+
+/// A file and what it says.
+#[derive(Debug, Default)]
+struct File {
+    ids: HashSet<ObjectId>,
+    issues: Vec<Issue>,
+    memo: Memo,
+}
+
+/// A file between its old state and the new.
+struct Update {
+    file: Arc<str>,
+    before: Vec<(ObjectId, Claim)>,
+    problems: Vec<(Option<Place>, Problem)>,
+    keeps_all: bool,
+    keeps: HashSet<ObjectId>,
+}
+
+impl Catalog {
+    /// Objects that are served.
+    pub(super) fn len(&self) -> usize {
+        self.served.len()
+    }
+
+    /// Takes in what became of some files, and the problems of the folder as a whole; returns what
+    /// is different now.
+    pub(super) fn apply(
+        &mut self,
+        changes: impl IntoIterator<Item = (Arc<str>, Change)>,
+        notices: Vec<Issue>,
+    ) -> Vec<Event> {
+        let mut touched = BTreeSet::new();
+        let updates: Vec<Update> = changes
+            .into_iter()
+            .map(|(file, change)| self.replace(file, change, &mut touched))
+            .collect();
+        // Only now is it known which objects have moved to another file.
+        for update in updates {
+            self.keep(update);
+        }
+        let mut events: Vec<Event> = touched
+            .into_iter()
+            .filter_map(|id| self.settle(id))
+            .collect();
+        self.notices = notices;
+        let issues = self.issues();
+        if issues != self.told_issues {
+            self.told_issues.clone_from(&issues);
+            events.push(Event::Issues(issues));
+        }
+        events
+    }
+
+    /// Everything there is, as at the start.
+    pub(super) fn snapshot(&self) -> Vec<Event> {
+        let mut events = Vec::with_capacity(self.served.len() + 9);
+        for kind in Kind::ALL {
+            events.push(Event::Init(kind));
+            let of_kind = self.served.keys().filter(|id| id.kind == kind);
+            let located = of_kind.filter_map(|id| self.located(id));
+            events.extend(located.map(|located| Event::InitApply(Box::new(located))));
+            events.push(Event::InitDone(kind));
+        }
+        events.push(Event::Issues(self.told_issues.clone()));
+        events
+    }
+
+    /// Everything there is, for a check.
+    pub(super) fn into_loaded(self) -> Loaded {
+        Loaded {
+            objects: self
+                .served
+                .keys()
+                .filter_map(|id| self.located(id))
+                .collect(),
+            issues: self.told_issues,
+        }
+    }
+
+    fn located(&self, id: &ObjectId) -> Option<Located> {
+        let claim = self.claims.first(id)?;
+        Some(Located {
+            object: Object::clone(&claim.object),
+            location: claim.to_string().into(),
+        })
+    }
+
+    /// Replaces what a file says, without what it has to keep of the past.
+    fn replace(
+        &mut self,
+        file: Arc<str>,
+        change: Change,
+        touched: &mut BTreeSet<ObjectId>,
+    ) -> Update {
+        let old = self.files.remove(&file).unwrap_or_default();
+        let mut update = Update {
+            before: self.claims.release(&file, &old.ids),
+            file,
+            problems: Vec::new(),
+            keeps_all: false,
+            keeps: HashSet::new(),
+        };
+        touched.extend(old.ids);
+        let mut new = File::default();
+        match change {
+            Change::Gone => return update,
+            Change::Unreadable(reason) => update.refuse_file(format!("cannot be read: {reason}")),
+            Change::Contents(bytes) => match String::from_utf8(bytes) {
+                Err(error) => {
+                    let line = line_of(error.as_bytes(), error.utf8_error().valid_up_to());
+                    update.refuse_file(format!("is not UTF-8 text (line {line}); convert it"));
+                }
+                Ok(text) => {
+                    let is_json = update.file.ends_with(".json");
+                    let contents = read(&text, is_json, &old.memo);
+                    self.take_in(contents, &mut update, &mut new, touched);
+                }
+            },
+        }
+        self.files.insert(update.file.clone(), new);
+        update
+    }
+
+    fn take_in(
+        &mut self,
+        contents: Contents,
+        update: &mut Update,
+        new: &mut File,
+        touched: &mut BTreeSet<ObjectId>,
+    ) {
+        if self.claims.len() + contents.found.len() > MAX_OBJECTS {
+            update.refuse_file(format!(
+                "would bring the number of objects over {MAX_OBJECTS} and is refused; remove some"
+            ));
+            return;
+        }
+        if contents.blank && !update.before.is_empty() {
+            update.keep_all(
+                Severity::Warning,
+                "is empty; delete the file to remove its objects".to_owned(),
+            );
+            return;
+        }
+        new.memo = contents.memo;
+        for (index, (place, found)) in contents.found.into_iter().enumerate() {
+            match found {
+                Found::Problem(problem) => update.refuse(place, problem),
+                Found::Object(id, object) => {
+                    touched.insert(id.clone());
+                    new.ids.insert(id.clone());
+                    let claim = Claim {
+                        kept: false,
+                        file: update.file.clone(),
+                        index,
+                        place,
+                        object,
+                    };
+                    self.claims.add(id, claim);
+                }
+            }
+        }
+    }
+
+    /// Keeps what an update must not delete, and says so in its issues.
+    fn keep(&mut self, update: Update) {
+        let mut kept = HashSet::new();
+        for (index, (id, claim)) in update.before.into_iter().enumerate() {
+            let keeps = update.keeps_all || update.keeps.contains(&id);
+            if !keeps || self.claims.contains(&id) {
+                continue;
+            }
+            let Some(file) = self.files.get_mut(&update.file) else {
+                continue;
+            };
+            file.ids.insert(id.clone());
+            kept.insert(id.clone());
+            let kept = true;
+            self.claims.add(
+                id,
+                Claim {
+                    kept,
+                    index,
+                    ..claim
+                },
+            );
+        }
+        let Some(file) = self.files.get_mut(&update.file) else {
+            return;
+        };
+        for (place, problem) in update.problems {
+            let keeps = match &problem.keeps {
+                Keeps::Nothing => String::new(),
+                Keeps::Object(id) if kept.contains(id) => "; its last good state stays".to_owned(),
+                Keeps::Object(_) => String::new(),
+                Keeps::All => keeps_note(kept.len()),
+            };
+            let location = place.map(|place| format!(", {place}")).unwrap_or_default();
+            file.issues.push(Issue {
+                severity: problem.severity,
+                location: format!("{}{location}", update.file),
+                object: problem.object,
+                reason: problem.reason + &keeps,
+            });
+        }
+    }
+
+    /// Decides which claim counts and tells it if it is not what is served.
+    fn settle(&mut self, id: ObjectId) -> Option<Event> {
+        self.claims.settle(&id);
+        let Some(winner) = self.claims.first(&id) else {
+            return self.served.remove(&id).map(|_| Event::Delete(id));
+        };
+        if self
+            .served
+            .get(&id)
+            .is_some_and(|served| same(served, &winner.object))
+        {
+            return None;
+        }
+        self.served.insert(id.clone(), winner.object.clone());
+        self.located(&id)
+            .map(|located| Event::Apply(Box::new(located)))
+    }
+
+    /// All problems at the moment, those of the folder first, then by file.
+    fn issues(&self) -> Vec<Issue> {
+        let of_files = self.files.values().flat_map(|file| &file.issues);
+        let mut issues: Vec<Issue> = self.notices.iter().chain(of_files).cloned().collect();
+        issues.extend(self.claims.duplicates());
+        if issues.len() > MAX_ISSUES {
+            issues.sort_by_key(|issue| std::cmp::Reverse(issue.severity));
+            let omitted = issues.len() - MAX_ISSUES;
+            issues.truncate(MAX_ISSUES);
+            issues.push(Issue {
+                severity: Severity::Warning,
+                location: String::new(),
+                object: spoken_of("input"),
+                reason: format!("{omitted} further problems are not listed; mend these first"),
+            });
+        }
+        issues
+    }
+}
+
+/// What was not read anew is the same thing in memory, which is quick to see.
+fn same(a: &Arc<Object>, b: &Arc<Object>) -> bool {
+    Arc::ptr_eq(a, b) || a == b
+}
+
+fn keeps_note(kept: usize) -> String {
+    match kept {
+        0 => String::new(),
+        kept => format!("; {}", keep(kept, " of this file")),
+    }
+}
+
+/// That objects keep their last good state, as a person would say it.
+pub(super) fn keep(objects: usize, of: &str) -> String {
+    match objects {
+        1 => format!("1 object{of} keeps its last good state"),
+        n => format!("{n} objects{of} keep their last good state"),
+    }
+}
+
+/// Something that is no object.
+fn spoken_of(what: &str) -> ObjectRef {
+    ObjectRef {
+        kind: what.to_owned(),
+        namespace: String::new(),
+        name: String::new(),
+    }
+}
+
+fn line_of(bytes: &[u8], offset: usize) -> usize {
+    1 + bytes.iter().take(offset).filter(|b| **b == b'\n').count()
+}
+
+// === impl Update ===
+
+impl Update {
+    /// The file as a whole is not served.
+    fn refuse_file(&mut self, reason: String) {
+        self.keep_all(Severity::Error, reason);
+    }
+
+    fn keep_all(&mut self, severity: Severity, reason: String) {
+        self.keeps_all = true;
+        let problem = Problem {
+            severity,
+            object: spoken_of("file"),
+            reason,
+            keeps: Keeps::All,
+        };
+        self.problems.push((None, problem));
+    }
+
+    fn refuse(&mut self, place: Place, problem: Problem) {
+        match &problem.keeps {
+            Keeps::Nothing => {}
+            Keeps::All => self.keeps_all = true,
+            Keeps::Object(id) => {
+                self.keeps.insert(id.clone());
+            }
+        }
+        self.problems.push((Some(place), problem));
+    }
+}

@@ -1,0 +1,133 @@
+//! Which files hold which object; of several claims to one identity the first counts.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use kplane_model::{Issue, ObjectRef, Severity};
+
+use super::document::Place;
+use crate::k8s::{Object, ObjectId};
+
+/// An object that a file holds, or held when it was last understood.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    /// Not in the file as it is now; gives way to any that is.
+    pub(super) kept: bool,
+    pub(super) file: Arc<str>,
+    /// Position in the file.
+    pub(super) index: usize,
+    pub(super) place: Place,
+    pub(super) object: Arc<Object>,
+}
+
+/// All claims of all files.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    /// Sorted by rank, never empty.
+    by_id: HashMap<ObjectId, Vec<Claim>>,
+    count: usize,
+    /// Identities with several claims.
+    contested: BTreeSet<ObjectId>,
+}
+
+impl Claim {
+    fn rank(&self) -> (bool, &str, usize) {
+        (self.kept, &self.file, self.index)
+    }
+}
+
+impl fmt::Display for Claim {
+    /// The place where a person finds the object.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.file, self.place)
+    }
+}
+
+impl Claims {
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn contains(&self, id: &ObjectId) -> bool {
+        self.by_id.contains_key(id)
+    }
+
+    /// The claim that counts.
+    pub(super) fn first(&self, id: &ObjectId) -> Option<&Claim> {
+        self.by_id.get(id)?.first()
+    }
+
+    pub(super) fn add(&mut self, id: ObjectId, claim: Claim) {
+        self.count += 1;
+        let claims = self.by_id.entry(id).or_default();
+        let at = claims.partition_point(|other| other.rank() < claim.rank());
+        claims.insert(at, claim);
+    }
+
+    /// Takes back all claims of a file; of each object the one that ranked first is returned.
+    pub(super) fn release(
+        &mut self,
+        file: &Arc<str>,
+        ids: &HashSet<ObjectId>,
+    ) -> Vec<(ObjectId, Claim)> {
+        let mut released = Vec::with_capacity(ids.len());
+        for id in ids {
+            let Some(claims) = self.by_id.get_mut(id) else {
+                continue;
+            };
+            let before = claims.len();
+            if let Some(first) = claims.iter().find(|claim| claim.file == *file) {
+                released.push((id.clone(), first.clone()));
+                claims.retain(|claim| claim.file != *file);
+                self.count -= before - claims.len();
+            }
+            if claims.is_empty() {
+                self.by_id.remove(id);
+            }
+        }
+        released.sort_by(|(_, a), (_, b)| a.rank().cmp(&b.rank()));
+        released
+    }
+
+    /// Drops what was kept of an object that some file holds now, and notes whether several do.
+    pub(super) fn settle(&mut self, id: &ObjectId) {
+        let mut contested = false;
+        if let Some(claims) = self.by_id.get_mut(id) {
+            if claims.first().is_some_and(|first| !first.kept) {
+                let before = claims.len();
+                claims.retain(|claim| !claim.kept);
+                self.count -= before - claims.len();
+            }
+            contested = claims.len() > 1;
+        }
+        if contested {
+            self.contested.insert(id.clone());
+        } else {
+            self.contested.remove(id);
+        }
+    }
+
+    /// An issue for every claim that does not count because an earlier one does.
+    pub(super) fn duplicates(&self) -> impl Iterator<Item = Issue> {
+        self.contested.iter().flat_map(|id| {
+            let claims = self.by_id.get(id).map_or(&[][..], Vec::as_slice);
+            let first = claims.first();
+            claims.iter().skip(1).map(move |claim| Issue {
+                severity: Severity::Error,
+                location: claim.to_string(),
+                object: ObjectRef {
+                    kind: id.kind.to_string(),
+                    namespace: id.namespace.to_string(),
+                    name: id.name.to_string(),
+                },
+                reason: match first {
+                    Some(first) => format!(
+                        "is refused because {first} has the same object; remove one of the two"
+                    ),
+                    None => String::new(),
+                },
+            })
+        })
+    }
+}

@@ -1,0 +1,179 @@
+//! The text of a file becomes objects and problems, each with its place.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use super::object::{Defaults, Entry, Found, interpret, interpret_item, list_of, syntax_problem};
+use super::text::{CutList, Piece, cut_list, documents, is_blank};
+use super::tree::{Node, parse_json, parse_yaml};
+
+#[cfg(test)]
+mod tests;
+
+/// Where something stands in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Number of the document, from 1.
+    pub(super) document: usize,
+    /// Number of the item of the outermost List, from 1.
+    pub(super) item: Option<usize>,
+    /// Line in the file, from 1; 0 when it is not known.
+    pub(super) line: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "document {}", self.document)?;
+        if let Some(item) = self.item {
+            write!(f, ", item {item}")?;
+        }
+        match self.line {
+            0 => Ok(()),
+            line => write!(f, ", line {line}"),
+        }
+    }
+}
+
+/// What a file says.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    /// Everything found, in order.
+    pub(super) found: Vec<(Place, Found)>,
+    /// Not one document says anything.
+    pub(super) blank: bool,
+    /// Spares parsing what has not changed when the file is read again.
+    pub(super) memo: Memo,
+}
+
+/// What was found in each piece of text at the last look. Pieces are known by a keyed hash of their
+/// text, so nobody can write two that are mistaken for each other.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Memo {
+    hasher: RandomState,
+    pieces: HashMap<u64, Arc<[Entry]>>,
+}
+
+/// Reads the text of a file: JSON where it must be or can be, else YAML.
+pub(super) fn read(text: &str, must_be_json: bool, before: &Memo) -> Contents {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let looks_like_json =
+        || text.trim_start().starts_with('{') && matches!(parse_json(text).next(), Some(Ok(_)));
+    if must_be_json || looks_like_json() {
+        return read_json(text);
+    }
+    let mut reader = Reader {
+        before,
+        contents: Contents {
+            blank: true,
+            memo: Memo {
+                hasher: before.hasher.clone(),
+                pieces: HashMap::new(),
+            },
+            ..Contents::default()
+        },
+    };
+    for (index, document) in documents(text).iter().enumerate() {
+        reader.document(index + 1, document);
+    }
+    reader.contents
+}
+
+fn read_json(text: &str) -> Contents {
+    let mut contents = Contents {
+        blank: text.trim().is_empty(),
+        ..Contents::default()
+    };
+    for (index, value) in parse_json(text).enumerate() {
+        let (line, entries) = match value {
+            Ok(node) => (node.line, interpret(&node)),
+            Err(error) => (1, vec![syntax_problem("JSON", &error)]),
+        };
+        for entry in entries {
+            contents.add(index + 1, line, entry.item, &entry);
+        }
+    }
+    contents
+}
+
+impl Contents {
+    fn add(&mut self, document: usize, line: usize, item: Option<usize>, entry: &Entry) {
+        let place = Place {
+            document,
+            item,
+            line: match entry.line {
+                // Items of a JSON List have no lines, and the List's would mislead.
+                0 if item.is_some() => 0,
+                relative => line + relative.saturating_sub(1),
+            },
+        };
+        self.found.push((place, entry.found.clone()));
+    }
+}
+
+// === impl Reader ===
+
+struct Reader<'a> {
+    before: &'a Memo,
+    contents: Contents,
+}
+
+impl Reader<'_> {
+    fn document(&mut self, number: usize, document: &Piece<'_>) {
+        let text = document.text;
+        self.contents.blank &= is_blank(text.strip_prefix("---").unwrap_or(text));
+        if let Some(list) = cut_list(document)
+            && self.list(number, document, &list)
+        {
+            return;
+        }
+        for entry in &*self.piece(document.text, Defaults::default(), |node, _| {
+            interpret(node)
+        }) {
+            self.contents.add(number, document.line, entry.item, entry);
+        }
+    }
+
+    /// Reads a List item by item. False when it has to be read as a whole: it is no List, or an
+    /// item is an alias to something in another.
+    fn list(&mut self, number: usize, document: &Piece<'_>, list: &CutList<'_>) -> bool {
+        let Ok(frame) = parse_yaml(&list.frame) else {
+            return false;
+        };
+        let Some(defaults) = frame.text("kind").and_then(|kind| list_of(kind, &frame)) else {
+            return false;
+        };
+        let mut pieces = Vec::with_capacity(list.items.len());
+        for item in &list.items {
+            let entries = self.piece(item.text, defaults, interpret_item);
+            let broken = entries.iter().any(Entry::is_syntax_problem);
+            if broken && item.text.contains('*') && parse_yaml(document.text).is_ok() {
+                return false;
+            }
+            pieces.push((item.line, entries));
+        }
+        for (index, (line, entries)) in pieces.iter().enumerate() {
+            for entry in &**entries {
+                self.contents.add(number, *line, Some(index + 1), entry);
+            }
+        }
+        true
+    }
+
+    fn piece<'n>(
+        &mut self,
+        text: &str,
+        defaults: Defaults<'n>,
+        interpret: impl Fn(&Node, Defaults<'n>) -> Vec<Entry>,
+    ) -> Arc<[Entry]> {
+        let key = self.before.hasher.hash_one((text, defaults));
+        let entries = self.before.pieces.get(&key).cloned();
+        let entries = entries.unwrap_or_else(|| match parse_yaml(text) {
+            Ok(node) => interpret(&node, defaults).into(),
+            Err(error) => [syntax_problem("YAML", &error)].into(),
+        });
+        self.contents.memo.pieces.insert(key, entries.clone());
+        entries
+    }
+}

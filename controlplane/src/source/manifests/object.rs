@@ -1,0 +1,278 @@
+//! A tree of nodes becomes objects and problems: which kinds are ours, and Lists of them.
+
+use std::sync::Arc;
+
+use kplane_model::{ObjectRef, Severity};
+
+use super::decode::{DecodeError, decode};
+use super::tree::{Node, SyntaxError, Value};
+use crate::k8s::{Kind, Object, ObjectId};
+
+/// An object or a problem.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Found {
+    Object(ObjectId, Arc<Object>),
+    Problem(Problem),
+}
+
+/// Something that is not served as it is written.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Problem {
+    pub(super) severity: Severity,
+    pub(super) object: ObjectRef,
+    pub(super) reason: String,
+    pub(super) keeps: Keeps,
+}
+
+/// Which objects of the file a problem may be about: they must not be deleted.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Keeps {
+    /// None: it is understood, and not ours.
+    Nothing,
+    /// This one.
+    Object(ObjectId),
+    /// Any of them.
+    All,
+}
+
+/// What was found in a piece of text; lines count from the piece's first.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) item: Option<usize>,
+    pub(super) line: usize,
+    pub(super) found: Found,
+}
+
+/// The one item of a piece that was cut out of a List.
+pub(super) fn interpret_item(node: &Node, defaults: Defaults<'_>) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    match &node.value {
+        Value::List(items) => {
+            for item in items {
+                interpret_into(item, None, defaults, &mut entries);
+            }
+        }
+        _ => interpret_into(node, None, defaults, &mut entries),
+    }
+    entries
+}
+
+pub(super) fn interpret(node: &Node) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    interpret_into(node, None, Defaults::default(), &mut entries);
+    entries
+}
+
+/// What items of a typed list such as `ServiceList` need not say themselves.
+#[derive(Clone, Copy, Debug, Default, Hash)]
+pub(super) struct Defaults<'n> {
+    kind: Option<Kind>,
+    api_version: Option<&'n str>,
+}
+
+/// Whether a kind is a list that may hold our kinds, and what its items are then.
+pub(super) fn list_of<'n>(kind: &str, node: &'n Node) -> Option<Defaults<'n>> {
+    let of = kind.strip_suffix("List")?;
+    if of.is_empty() {
+        return Some(Defaults::default());
+    }
+    Some(Defaults {
+        kind: Some(Kind::ALL.into_iter().find(|kind| kind.as_str() == of)?),
+        api_version: node.text("apiVersion"),
+    })
+}
+
+fn interpret_into(
+    node: &Node,
+    item: Option<usize>,
+    defaults: Defaults<'_>,
+    entries: &mut Vec<Entry>,
+) {
+    if node.value == Value::Null {
+        return;
+    }
+    let kind = node.text("kind").or(defaults.kind.map(Kind::as_str));
+    let Some(lists) = kind.and_then(|kind| list_of(kind, node)) else {
+        let (line, found) = match object(node, kind, defaults) {
+            Ok((id, object)) => (node.line, Found::Object(id, Arc::new(object))),
+            Err(refusal) => (refusal.line, Found::Problem(refusal.problem)),
+        };
+        entries.push(Entry { item, line, found });
+        return;
+    };
+    match node.get("items").map(|items| &items.value) {
+        None => {}
+        Some(Value::List(items)) => {
+            for (index, inner) in items.iter().enumerate() {
+                interpret_into(inner, item.or(Some(index + 1)), lists, entries);
+            }
+        }
+        Some(_) => entries.push(Entry {
+            item,
+            line: node.line,
+            found: Found::Problem(Problem {
+                severity: Severity::Error,
+                object: named(kind.unwrap_or_default(), None),
+                reason: "items must be a list; correct it".to_owned(),
+                keeps: Keeps::All,
+            }),
+        }),
+    }
+}
+
+/// Why a document is no object of ours.
+struct Refusal {
+    line: usize,
+    problem: Problem,
+}
+
+impl Refusal {
+    fn new(line: usize, object: ObjectRef, reason: String, keeps: Keeps) -> Box<Self> {
+        let severity = match keeps {
+            Keeps::Nothing => Severity::Warning,
+            Keeps::Object(_) | Keeps::All => Severity::Error,
+        };
+        Box::new(Self {
+            line,
+            problem: Problem {
+                severity,
+                object,
+                reason,
+                keeps,
+            },
+        })
+    }
+}
+
+fn object(
+    node: &Node,
+    kind: Option<&str>,
+    defaults: Defaults<'_>,
+) -> Result<(ObjectId, Object), Box<Refusal>> {
+    let refuse = |object, reason, keeps| Refusal::new(node.line, object, reason, keeps);
+    let Some(written) = kind else {
+        let reason = "has no kind; a document is an object with apiVersion, kind and metadata";
+        return Err(refuse(named("", None), reason.to_owned(), Keeps::All));
+    };
+    let metadata = node.get("metadata");
+    let api_version = node.text("apiVersion").or(defaults.api_version);
+    let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == written);
+    let kind =
+        kind.filter(|kind| api_version.is_none_or(|v| group(v) == group(kind.api_version())));
+    let Some(kind) = kind else {
+        let reason = "is ignored; only Services, EndpointSlices, Nodes and \
+                      ServiceCIDRs are read";
+        return Err(refuse(
+            named(written, metadata),
+            reason.to_owned(),
+            Keeps::Nothing,
+        ));
+    };
+    let id = identity(kind, metadata);
+    let object = || ObjectRef {
+        kind: written.to_owned(),
+        namespace: id
+            .as_ref()
+            .map_or_else(String::new, |id| id.namespace.to_string()),
+        name: id
+            .as_ref()
+            .map_or_else(String::new, |id| id.name.to_string()),
+    };
+    let keeps = || id.clone().map_or(Keeps::All, Keeps::Object);
+    if api_version != Some(kind.api_version()) {
+        let reason = match api_version {
+            None => format!("has no apiVersion; write {}", kind.api_version()),
+            Some(other) => format!(
+                "has the apiVersion {other:?} that is not understood; use {}",
+                kind.api_version()
+            ),
+        };
+        return Err(refuse(object(), reason, keeps()));
+    }
+    match decode_as(kind, node) {
+        Err(error) => {
+            let reason = format!("{error}; {}", error.cure());
+            Err(Refusal::new(error.line, object(), reason, keeps()))
+        }
+        Ok(decoded) if id.is_none() => {
+            let (name, namespace) = (&decoded.metadata().name, &decoded.metadata().namespace);
+            let reason = format!(
+                "metadata has the name {name:?} and the namespace {:?}; use lower-case letters, \
+                 digits, - and .",
+                namespace.as_deref().unwrap_or_default()
+            );
+            Err(refuse(object(), reason, Keeps::All))
+        }
+        Ok(decoded) => Ok((decoded.id(), decoded)),
+    }
+}
+
+fn decode_as(kind: Kind, node: &Node) -> Result<Object, DecodeError> {
+    Ok(match kind {
+        Kind::Service => Object::Service(decode(node)?),
+        Kind::EndpointSlice => Object::EndpointSlice(decode(node)?),
+        Kind::Node => Object::Node(decode(node)?),
+        Kind::ServiceCidr => Object::ServiceCidr(decode(node)?),
+    })
+}
+
+/// The group of an `apiVersion`: a `Service` of another group is another thing.
+fn group(api_version: &str) -> &str {
+    api_version.rsplit_once('/').map_or("", |(group, _)| group)
+}
+
+/// Identity of an object, also of one that cannot be decoded; `None` without a proper name.
+fn identity(kind: Kind, metadata: Option<&Node>) -> Option<ObjectId> {
+    let name = metadata?.text("name").filter(|name| is_name(name))?;
+    let namespace = metadata?.text("namespace").filter(|text| !text.is_empty());
+    let namespace = namespace.unwrap_or("default");
+    Some(ObjectId {
+        kind,
+        namespace: match kind.is_namespaced() {
+            false => "".into(),
+            true if is_name(namespace) => namespace.into(),
+            true => return None,
+        },
+        name: name.into(),
+    })
+}
+
+/// A DNS name as the API server demands it. Names are shown to people, so nothing else may pass.
+fn is_name(name: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+    (1..=253).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+/// An object that is only spoken of.
+fn named(kind: &str, metadata: Option<&Node>) -> ObjectRef {
+    let text = |field| metadata.and_then(|m| m.text(field)).filter(|t| is_name(t));
+    let printable = kind.len() <= 63 && kind.bytes().all(|b| b.is_ascii_alphanumeric());
+    ObjectRef {
+        kind: if printable {
+            kind.to_owned()
+        } else {
+            "object of an unknown kind".to_owned()
+        },
+        namespace: text("namespace").unwrap_or_default().to_owned(),
+        name: text("name").unwrap_or_default().to_owned(),
+    }
+}
+
+pub(super) fn syntax_problem(language: &str, error: &SyntaxError) -> Entry {
+    Entry {
+        item: None,
+        line: error.line,
+        found: Found::Problem(Problem {
+            severity: Severity::Error,
+            object: named("", None),
+            reason: format!("is not valid {language}: {error}"),
+            keeps: Keeps::All,
+        }),
+    }
+}
+
+impl Entry {
+    pub(super) fn is_syntax_problem(&self) -> bool {
+        matches!(&self.found, Found::Problem(problem) if problem.object.kind.is_empty())
+    }
+}

@@ -1,0 +1,315 @@
+//! YAML and JSON text become a tree of nodes that know their lines.
+//!
+//! An object is decoded from the tree only when its kind is known, which a document may tell last;
+//! and an error can then name the field and the line (see [`super::decode`]).
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::{Localizer, Location, NonFiniteFloatPolicy, Spanned, UserMessageFormatter};
+
+/// Depth of nesting that is read: Kubernetes objects need about 10, and a debug build takes 32 KiB of
+/// stack for each.
+const MAX_DEPTH: usize = 48;
+/// Aliases (`*name`) of a document that are followed.
+const MAX_ALIASES: usize = 10_000;
+/// Room for escapes and aliases in a small document, in bytes.
+const EXPANSION_SLACK_BYTES: usize = 1 << 20;
+/// Written by the API server for itself, half of a dump, and never read.
+const SKIPPED_FIELD: &str = "managedFields";
+
+/// A value and where it begins.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Node {
+    /// Line in the text that was parsed, from 1; 0 when it is not known.
+    pub(super) line: usize,
+    /// The value.
+    pub(super) value: Value,
+}
+
+/// A value as it is written.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Value {
+    Null,
+    Bool(bool),
+    Whole(i64),
+    Decimal(f64),
+    Text(String),
+    List(Vec<Node>),
+    Map(BTreeMap<String, Node>),
+}
+
+impl Node {
+    /// A field of a mapping; `null` counts as absent.
+    pub(super) fn get(&self, field: &str) -> Option<&Self> {
+        let Value::Map(fields) = &self.value else {
+            return None;
+        };
+        fields.get(field).filter(|node| node.value != Value::Null)
+    }
+
+    /// A text field of a mapping.
+    pub(super) fn text(&self, field: &str) -> Option<&str> {
+        match &self.get(field)?.value {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// Text that is not YAML or JSON.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(super) struct SyntaxError {
+    /// Line in the text, from 1.
+    pub(super) line: usize,
+    /// What is wrong.
+    pub(super) message: String,
+}
+
+/// Parses one YAML document. What aliases expand to is limited to twice the text and a bit, so a
+/// small file cannot become a large tree.
+pub(super) fn parse_yaml(text: &str) -> Result<Node, SyntaxError> {
+    let limit = 2 * text.len() + EXPANSION_SLACK_BYTES;
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: MAX_DEPTH,
+            max_aliases: MAX_ALIASES,
+            max_events: 2 * limit,
+            max_nodes: limit,
+            max_total_scalar_bytes: limit,
+        },
+        // `yes` and `on` are texts, as in YAML 1.2: a Service may be called so.
+        strict_booleans: true,
+        non_finite_float_policy: NonFiniteFloatPolicy::AsString,
+        with_snippet: false,
+        emit_comments: false,
+    };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| SyntaxError {
+        line: error.location().map_or(1, |at| line(at).max(1)),
+        message: error.render_with_formatter(&UserMessageFormatter.with_localizer(&WithoutPlace)),
+    })
+}
+
+/// Parses concatenated JSON values; each comes with the line on which it begins. Nodes inside have
+/// no lines. After an error nothing more can be read.
+pub(super) fn parse_json(text: &str) -> impl Iterator<Item = Result<Node, SyntaxError>> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Node>();
+    let mut line = 1;
+    let mut counted = 0;
+    std::iter::from_fn(move || {
+        let begin = values.byte_offset();
+        let begin = begin + leading_white_space(&text[begin..]);
+        line += text[counted..begin].matches('\n').count();
+        counted = begin;
+        Some(match values.next()? {
+            Ok(node) => Ok(Node { line, ..node }),
+            Err(error) => Err(SyntaxError {
+                line: error.line(),
+                message: without_json_place(&error),
+            }),
+        })
+    })
+}
+
+fn leading_white_space(text: &str) -> usize {
+    text.len() - text.trim_start_matches([' ', '\t', '\r', '\n']).len()
+}
+
+/// The message of an error without its ` at line 3 column 7`.
+fn without_json_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    text.strip_suffix(&place).unwrap_or(&text).to_owned()
+}
+
+/// Lets messages be without places: ours are relative to the file, the parser's are not.
+struct WithoutPlace;
+
+impl Localizer for WithoutPlace {
+    fn attach_location<'a>(&self, base: Cow<'a, str>, _: Location) -> Cow<'a, str> {
+        base
+    }
+}
+
+fn line(location: Location) -> usize {
+    usize::try_from(location.line()).unwrap_or(0)
+}
+
+// === impl Deserialize for Node ===
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let spanned = Spanned::<Value>::deserialize(deserializer)?;
+        Ok(Self {
+            line: line(spanned.referenced),
+            value: spanned.value,
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ValueVisitor)
+    }
+}
+
+struct ValueVisitor;
+
+impl<'de> Visitor<'de> for ValueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::Whole(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        // Beyond i64 it is out of every range anyway; saturating keeps it so.
+        Ok(Value::Whole(i64::try_from(value).unwrap_or(i64::MAX)))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Value::Decimal(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::Text(value.to_owned()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::Text(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(node) = access.next_element()? {
+            list.push(node);
+        }
+        Ok(Value::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+        let mut fields = BTreeMap::new();
+        while let Some(key) = access.next_key::<String>()? {
+            if key == SKIPPED_FIELD {
+                access.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let node: Node = access.next_value()?;
+            // YAML forbids this by itself, JSON does not.
+            if fields.contains_key(&key) {
+                return Err(A::Error::custom(format_args!("duplicate key {key:?}")));
+            }
+            fields.insert(key, node);
+        }
+        Ok(Value::Map(fields))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn yaml_error(text: &str) -> String {
+        let error = parse_yaml(text).unwrap_err();
+        format!("line {}: {}", error.line, error.message)
+    }
+
+    #[test]
+    fn nodes_know_their_lines() {
+        let tree = parse_yaml("# comment\na:\n- b: 1\n- c: [x,\n    y]\n").unwrap();
+        let Value::List(items) = &tree.get("a").unwrap().value else {
+            panic!("{tree:?}");
+        };
+        assert_eq!((tree.line, items[0].line, items[1].line), (2, 3, 4));
+    }
+
+    #[test]
+    fn texts_stay_texts_and_null_is_absent() {
+        let tree = parse_yaml("a: yes\nb: ~\nc: 1.0\nd: '1'\ne: 2026-11-21T03:47:11Z\n").unwrap();
+        assert_eq!(tree.text("a"), Some("yes"));
+        assert_eq!(tree.get("b"), None);
+        assert_eq!(tree.get("c").unwrap().value, Value::Decimal(1.0));
+        assert_eq!(tree.text("d"), Some("1"));
+        assert_eq!(tree.text("e"), Some("2026-11-21T03:47:11Z"));
+    }
+
+    #[test]
+    fn yaml_errors_have_a_line_and_a_reason() {
+        for (text, expected) in [
+            (
+                "a: 1\nb: c: d",
+                "line 2: mapping values are not allowed in this context",
+            ),
+            ("a: [1,2", "line 1: unclosed bracket '['"),
+            (
+                "a: 1\na: 2",
+                "line 2: duplicate mapping key: a not allowed here",
+            ),
+            ("a: 1\nb: *x", "line 2: reference to unknown value"),
+        ] {
+            assert_eq!(yaml_error(text), expected);
+        }
+    }
+
+    #[test]
+    fn alias_bombs_and_depth_are_stopped() {
+        let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for i in 1..20 {
+            let aliases = vec![format!("*a{}", i - 1); 10].join(", ");
+            bomb += &format!("a{i}: &a{i} [{aliases}]\n");
+        }
+        let megabyte = "x".repeat(1 << 20);
+        let wide = format!("a: &a {megabyte}\nb: [{}]", vec!["*a"; 9_000].join(","));
+        let deep: String = (0..300).map(|i| format!("{}a:\n", " ".repeat(i))).collect();
+        for text in [bomb, wide, deep, "[".repeat(100_000)] {
+            let error = yaml_error(&text);
+            assert!(
+                ["too large or too complex", "recursion limit"]
+                    .iter()
+                    .any(|expected| error.contains(expected)),
+                "{error}"
+            );
+        }
+        let deep = "[".repeat(100_000);
+        assert!(parse_json(&deep).next().unwrap().is_err());
+    }
+
+    #[test]
+    fn json_values_may_be_concatenated() {
+        let values: Vec<_> =
+            parse_json("{\"a\": 1}\n\n {\"a\": 2}{\"a\": 2, \"a\": 3} x").collect();
+        let lines = values.iter().map(|v| match v {
+            Ok(node) => Ok(node.line),
+            Err(error) => Err(format!("line {}: {error}", error.line)),
+        });
+        assert_eq!(
+            lines.collect::<Vec<_>>(),
+            [Ok(1), Ok(3), Err("line 3: duplicate key \"a\"".to_owned())]
+        );
+    }
+
+    #[test]
+    fn managed_fields_are_not_kept() {
+        let tree = parse_yaml("metadata:\n  managedFields: [{a: b}]\n  name: x\n").unwrap();
+        assert_eq!(tree.get("metadata").unwrap().get("managedFields"), None);
+    }
+}

@@ -1,0 +1,305 @@
+//! What is known of a watched folder: which files have changed, which are being written, what was
+//! read of them. Synchronous; [`super::watch`] feeds it with events.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use inotify::{EventMask, EventOwned, WatchDescriptor, WatchMask, Watches};
+use kplane_model::{Issue, ObjectRef, Severity};
+
+use super::catalog::{Catalog, Change, keep};
+use super::folder::{Listing, Root, Stamp, display_name};
+use crate::source::{Event, SourceError};
+
+/// What was read of files; not believed before the writers were seen to be quiet.
+pub(super) type Read = Vec<(PathBuf, Option<Stamp>, Change)>;
+
+/// What is known of a watched folder.
+#[derive(Debug)]
+pub(super) struct View {
+    root: Root,
+    pub(super) catalog: Catalog,
+    watches: Watches,
+    /// Folders by their watch; the path is the one in the root.
+    watched: HashMap<WatchDescriptor, PathBuf>,
+    /// The watch of the folder that holds the root, to see the root come back.
+    parent: Option<WatchDescriptor>,
+    /// Files that somebody writes to at the moment.
+    writing: BTreeSet<PathBuf>,
+    pending: Pending,
+    /// Files that were read, and how they were then.
+    stamps: BTreeMap<PathBuf, Option<Stamp>>,
+    /// Device and inode of the root; `None` before the start, and once it has been away.
+    identity: Option<(u64, u64)>,
+    has_links: bool,
+    /// Problems of the folder as a whole.
+    notices: Vec<Issue>,
+}
+
+/// What events said that has not been looked at yet.
+#[derive(Debug, Default)]
+struct Pending {
+    files: BTreeSet<PathBuf>,
+    everything: bool,
+}
+
+impl View {
+    pub(super) fn new(root: Root, watches: Watches) -> Self {
+        Self {
+            root,
+            catalog: Catalog::default(),
+            watches,
+            watched: HashMap::new(),
+            parent: None,
+            writing: BTreeSet::new(),
+            pending: Pending::default(),
+            stamps: BTreeMap::new(),
+            identity: None,
+            has_links: false,
+            notices: Vec::new(),
+        }
+    }
+
+    /// Begins to watch; everything is to be read then.
+    pub(super) fn start(&mut self, path: &Path) -> Result<(), SourceError> {
+        self.pending.everything = true;
+        let watched = self.watches.add(&self.root.folder, folder_mask());
+        watched
+            .map(drop)
+            .map_err(|source| SourceError::Unwatchable {
+                path: path.display().to_string(),
+                source,
+            })
+    }
+
+    pub(super) fn has_nothing_pending(&self) -> bool {
+        self.pending.files.is_empty() && !self.pending.everything
+    }
+
+    /// Time has passed: looks where changes cause no events.
+    pub(super) fn poll(&mut self) {
+        self.pending.everything |= self.has_links || !self.notices.is_empty();
+    }
+
+    /// Events were lost.
+    pub(super) fn note_loss(&mut self) {
+        self.pending.everything = true;
+        self.writing.clear();
+    }
+
+    pub(super) fn note(&mut self, event: &EventOwned) {
+        let mask = event.mask;
+        if mask.contains(EventMask::Q_OVERFLOW) {
+            self.note_loss();
+        } else if self.parent.as_ref() == Some(&event.wd) {
+            self.pending.everything |= event.name.as_deref() == self.root.folder.file_name();
+        } else if let Some(folder) = self.watched.get(&event.wd) {
+            match &event.name {
+                Some(name) => self.note_entry(folder.join(name), mask),
+                None => {
+                    let lost = EventMask::DELETE_SELF | EventMask::MOVE_SELF;
+                    let lost = lost | EventMask::UNMOUNT | EventMask::IGNORED;
+                    self.pending.everything |= mask.intersects(lost);
+                }
+            }
+            if mask.contains(EventMask::IGNORED) {
+                let folder = self.watched.remove(&event.wd);
+                if folder.is_some_and(|folder| folder.as_os_str().is_empty()) {
+                    // Another folder may have its place and its inode number by now.
+                    self.identity = None;
+                }
+            }
+        }
+    }
+
+    fn note_entry(&mut self, path: PathBuf, mask: EventMask) {
+        let renamed = EventMask::MOVED_FROM | EventMask::MOVED_TO;
+        let comes_or_goes = mask.intersects(renamed | EventMask::CREATE | EventMask::DELETE);
+        if mask.contains(EventMask::ISDIR) {
+            self.pending.everything |= comes_or_goes && self.root.only.is_none();
+        } else if !self.root.is_manifest(&path) {
+            // `..data` of a mounted ConfigMap: every manifest is a link through it.
+            self.pending.everything |= comes_or_goes && self.has_links;
+        } else if mask.contains(EventMask::MODIFY)
+            || (mask.contains(EventMask::CREATE) && !self.root.appears_complete(&path))
+        {
+            self.writing.insert(path);
+        } else if !(mask.contains(EventMask::ATTRIB) && self.writing.contains(&path)) {
+            self.writing.remove(&path);
+            self.pending.files.insert(path);
+        }
+    }
+
+    /// Reads what is pending, but for files that are being written: their time comes.
+    pub(super) fn read_pending(&mut self) -> Read {
+        let pending = std::mem::take(&mut self.pending);
+        let mut paths = pending.files;
+        if pending.everything || !self.notices.is_empty() {
+            match self.look_around() {
+                Ok(changed) => paths.extend(changed),
+                Err(error) => {
+                    self.identity = None;
+                    self.notices = vec![self.vanished(&error)];
+                    return Read::new();
+                }
+            }
+        }
+        let quiet = paths
+            .into_iter()
+            .filter(|path| !self.writing.contains(path));
+        let read = quiet.map(|path| {
+            let stamp = self.root.stamp(&path).ok();
+            let change = self.root.read(&path);
+            (path, stamp, change)
+        });
+        read.collect()
+    }
+
+    /// Takes in what was read; what has been written to since then is left for later.
+    pub(super) fn accept(&mut self, read: Read) -> Vec<Event> {
+        let mut changes = Vec::with_capacity(read.len());
+        for (path, stamp, change) in read {
+            if self.writing.contains(&path) {
+                continue;
+            }
+            let name = display_name(&path);
+            if change == Change::Gone {
+                self.stamps.remove(&path);
+            } else {
+                self.stamps.insert(path, stamp);
+            }
+            changes.push((name, change));
+        }
+        self.catalog.apply(changes, self.notices.clone())
+    }
+
+    /// Lists the folder, watches all of it, and returns the files that are not as they were read.
+    fn look_around(&mut self) -> io::Result<Vec<PathBuf>> {
+        let identity = self.root.identity()?;
+        let (listing, mut notices) = loop {
+            let listing = self.root.list()?;
+            let (grown, notices) = self.watch(&listing.folders)?;
+            // What came into a new folder before it was watched is seen by looking again.
+            if !grown {
+                break (listing, notices);
+            }
+        };
+        let replaced = self.identity != Some(identity);
+        if replaced && listing.files.is_empty() && self.catalog.len() > 0 {
+            return Err(io::Error::other(
+                "another folder without manifests is in its place",
+            ));
+        }
+        self.identity = Some(identity);
+        self.has_links = listing.has_links;
+        notices.extend(unlisted(&listing));
+        self.notices = notices;
+
+        let unlisted = |path: &Path| {
+            listing
+                .unlisted
+                .iter()
+                .any(|(dir, _)| path.starts_with(dir))
+        };
+        let gone = self.stamps.keys();
+        let gone = gone.filter(|path| !listing.files.contains_key(*path) && !unlisted(path));
+        let changed = listing.files.iter();
+        let changed = changed.filter(|(path, stamp)| {
+            stamp.is_none() || self.stamps.get(*path).is_none_or(|known| known != *stamp)
+        });
+        Ok(gone.chain(changed.map(|(path, _)| path)).cloned().collect())
+    }
+
+    /// Watches these folders and no others. True if one was not watched before.
+    fn watch(&mut self, folders: &[PathBuf]) -> io::Result<(bool, Vec<Issue>)> {
+        let mut notices = Vec::new();
+        let mut grown = false;
+        let mut watched = HashMap::with_capacity(folders.len());
+        for folder in folders {
+            match self
+                .watches
+                .add(self.root.folder.join(folder), folder_mask())
+            {
+                Ok(watch) => {
+                    grown |= self.watched.remove(&watch).is_none();
+                    watched.insert(watch, folder.clone());
+                }
+                Err(error) if folder.as_os_str().is_empty() => return Err(error),
+                Err(error) => notices.push(notice(
+                    folder,
+                    format!(
+                        "changes in it are seen late because it cannot be watched: \
+                         {error}; raise fs.inotify.max_user_watches?"
+                    ),
+                )),
+            }
+        }
+        for (stale, _) in std::mem::replace(&mut self.watched, watched) {
+            // Fails if the folder is gone, and the watch with it.
+            let _ = self.watches.remove(stale);
+        }
+        let parent = self.root.folder.parent();
+        self.parent = parent.and_then(|parent| self.watches.add(parent, parent_mask()).ok());
+        Ok((grown, notices))
+    }
+
+    fn vanished(&self, error: &io::Error) -> Issue {
+        notice(
+            &self.root.folder,
+            format!(
+                "cannot be read: {error}; put it back, until then {}",
+                keep(self.catalog.len(), "")
+            ),
+        )
+    }
+}
+
+/// Issues of subfolders that cannot be listed.
+pub(super) fn unlisted(listing: &Listing) -> Vec<Issue> {
+    let unlisted = listing.unlisted.iter();
+    let issues = unlisted.map(|(folder, error)| {
+        notice(
+            folder,
+            format!(
+                "cannot be read: {error}; check its permissions, until then objects in \
+                 it keep their last good state"
+            ),
+        )
+    });
+    issues.collect()
+}
+
+fn notice(path: &Path, reason: String) -> Issue {
+    Issue {
+        severity: Severity::Error,
+        location: path.display().to_string(),
+        object: ObjectRef {
+            kind: "folder".to_owned(),
+            namespace: String::new(),
+            name: String::new(),
+        },
+        reason,
+    }
+}
+
+fn folder_mask() -> WatchMask {
+    WatchMask::CLOSE_WRITE
+        | WatchMask::MODIFY
+        | WatchMask::ATTRIB
+        | WatchMask::CREATE
+        | WatchMask::DELETE
+        | WatchMask::MOVED_FROM
+        | WatchMask::MOVED_TO
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVE_SELF
+        | WatchMask::ONLYDIR
+}
+
+fn parent_mask() -> WatchMask {
+    WatchMask::CREATE
+        | WatchMask::DELETE
+        | WatchMask::MOVED_FROM
+        | WatchMask::MOVED_TO
+        | WatchMask::ONLYDIR
+}

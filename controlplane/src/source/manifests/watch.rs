@@ -1,0 +1,166 @@
+//! The edge to the file system: sees changes through inotify, reads what changed, sends batches.
+//!
+//! A file is read when its writer has closed it or renamed it into place, never in between, and
+//! what was read counts only if no write was seen meanwhile.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use futures_util::{FutureExt, StreamExt};
+use inotify::{EventOwned, EventStream, Inotify};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, interval, timeout_at};
+
+use super::folder::Root;
+use super::view::View;
+use crate::source::{Batch, Event, SourceError};
+
+/// How often a source says that it is in touch, and looks where no events come from.
+const ALIVE_EVERY: Duration = Duration::from_secs(5);
+/// Silence after which related events are taken to be complete: editors and `kubectl` rename and
+/// write within a millisecond.
+const QUIET: Duration = Duration::from_millis(3);
+/// The longest that events are gathered.
+const GATHER_AT_MOST: Duration = Duration::from_millis(20);
+/// Buffer of events in bytes: an event with a name of 255 bytes takes 272, so 240 of them.
+const EVENT_BUFFER_BYTES: usize = 64 << 10;
+
+type Events = EventStream<Vec<u8>>;
+
+/// Watches a folder or file until `sink` is closed.
+pub(super) async fn run(path: &Path, sink: mpsc::Sender<Batch>) -> Result<(), SourceError> {
+    let unreadable = |source| SourceError::Unreadable {
+        path: path.display().to_string(),
+        source,
+    };
+    let unwatchable = |source| SourceError::Unwatchable {
+        path: path.display().to_string(),
+        source,
+    };
+    let root = Root::at(path).map_err(unreadable)?;
+    let inotify = Inotify::init().map_err(unwatchable)?;
+    let mut view = View::new(root, inotify.watches());
+    let buffer = vec![0; EVENT_BUFFER_BYTES];
+    let mut events = inotify.into_event_stream(buffer).map_err(unwatchable)?;
+
+    let observed_at = SystemTime::now();
+    view.start(path)?;
+    let (mut view, _) = look(view, &mut events).await;
+    if !send(&sink, view.catalog.snapshot(), observed_at).await {
+        return Ok(());
+    }
+    let mut alive = interval(ALIVE_EVERY);
+    alive.reset();
+    loop {
+        let observed_at = tokio::select! {
+            () = sink.closed() => return Ok(()),
+            _ = alive.tick() => {
+                if !send(&sink, vec![Event::Alive], SystemTime::now()).await {
+                    return Ok(());
+                }
+                view.poll();
+                SystemTime::now()
+            }
+            event = events.next(), if view.has_nothing_pending() => {
+                note(&mut view, event);
+                SystemTime::now()
+            }
+            () = std::future::ready(()), if !view.has_nothing_pending() => SystemTime::now(),
+        };
+        if view.has_nothing_pending() {
+            continue;
+        }
+        gather(&mut view, &mut events).await;
+        let (back, told) = look(view, &mut events).await;
+        view = back;
+        if !told.is_empty() && !send(&sink, told, observed_at).await {
+            return Ok(());
+        }
+    }
+}
+
+/// Sends everything that standard input has, once.
+pub(super) async fn run_stdin(sink: mpsc::Sender<Batch>) -> Result<(), SourceError> {
+    // A thread of its own: a runtime could not shut down while a read from a terminal waits.
+    let (done, loaded) = oneshot::channel();
+    std::thread::spawn(move || drop(done.send(super::load_stdin())));
+    let catalog = tokio::select! {
+        () = sink.closed() => return Ok(()),
+        loaded = loaded => loaded.unwrap_or_else(|_| Err(std::io::ErrorKind::Interrupted.into())),
+    };
+    let catalog = catalog.map_err(|source| SourceError::Unreadable {
+        path: super::STDIN_NAME.to_owned(),
+        source,
+    })?;
+    let mut events = catalog.snapshot();
+    let mut alive = interval(ALIVE_EVERY);
+    loop {
+        alive.tick().await;
+        if !send(
+            &sink,
+            std::mem::replace(&mut events, vec![Event::Alive]),
+            SystemTime::now(),
+        )
+        .await
+        {
+            return Ok(());
+        }
+    }
+}
+
+/// False when nobody listens any more.
+async fn send(sink: &mpsc::Sender<Batch>, events: Vec<Event>, observed_at: SystemTime) -> bool {
+    let batch = Batch {
+        events,
+        observed_at,
+    };
+    sink.send(batch).await.is_ok()
+}
+
+fn note(view: &mut View, event: Option<std::io::Result<EventOwned>>) {
+    match event {
+        Some(Ok(event)) => view.note(&event),
+        // As if events were lost, which they may be.
+        Some(Err(_)) | None => view.note_loss(),
+    }
+}
+
+/// Waits for the rest of what belongs together, such as both halves of a rename.
+async fn gather(view: &mut View, events: &mut Events) {
+    let deadline = Instant::now() + GATHER_AT_MOST;
+    while let Ok(event) = timeout_at(deadline.min(Instant::now() + QUIET), events.next()).await {
+        note(view, event);
+        if Instant::now() >= deadline {
+            return;
+        }
+    }
+}
+
+/// Reads what is pending and returns what is different. On a thread for blocking work: a large
+/// file takes a second to parse.
+async fn look(view: View, events: &mut Events) -> (View, Vec<Event>) {
+    let (mut view, read) = blocking(view, View::read_pending).await;
+    // Whoever wrote during the reading has been reported by now, and will be again on closing.
+    while let Some(event) = events.next().now_or_never() {
+        note(&mut view, event);
+    }
+    blocking(view, move |view| view.accept(read)).await
+}
+
+async fn blocking<T: Send + 'static>(
+    mut view: View,
+    work: impl FnOnce(&mut View) -> T + Send + 'static,
+) -> (View, T) {
+    let work = move || {
+        let result = work(&mut view);
+        (view, result)
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is shutting down: there will be no other poll.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}

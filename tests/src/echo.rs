@@ -1,0 +1,231 @@
+//! Servers in pods that tell a client who answered and what the packet looked like on arrival.
+//!
+//! The answer is one line, `name peer_ip peer_port local_ip local_port`: at once on a TCP
+//! connection, which then echoes; to each datagram over UDP. All servers of a [`Pool`] share one
+//! thread, because a socket stays in the namespace it was opened in.
+
+use std::io::Result as IoResult;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::client::Protocol;
+use crate::netns::NetNs;
+
+/// Pause after a failed accept, which is most often for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// The thread behind any number of servers; dropped = all of them stop.
+#[derive(Debug)]
+pub struct Pool {
+    handle: Handle,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A listening server; dropped = stopped.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    protocol: Protocol,
+    /// Carries the time that open connections still have.
+    stop: Option<oneshot::Sender<Duration>>,
+    /// Closed when the last socket is.
+    done: mpsc::Receiver<()>,
+}
+
+impl Pool {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// That it could not be started.
+    pub fn new() -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::Builder::new()
+            .name("echo".to_owned())
+            .spawn(move || {
+                // Ends when the sender is used or dropped: both mean stop.
+                let _ = runtime.block_on(stopped);
+            })
+            .context("start the echo thread")?;
+        Ok(Self {
+            handle,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    /// Starts a server called `name` in a namespace; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// The address is in use or not one of the namespace's, or the name has white space in it.
+    pub fn serve(
+        &self,
+        ns: &NetNs,
+        name: impl Into<String>,
+        protocol: Protocol,
+        address: SocketAddr,
+    ) -> Result<Server> {
+        let name = name.into();
+        ensure!(!name.contains(char::is_whitespace), "server name {name:?}");
+        let what = || format!("{name}: listen on {protocol} {address}");
+        let (stop, stopped) = oneshot::channel();
+        let (running, done) = mpsc::channel();
+        let address = match protocol {
+            Protocol::Tcp => {
+                let listener = ns
+                    .run(|| Ok(TcpListener::bind(address)?))
+                    .with_context(what)?;
+                let address = listener.local_addr()?;
+                self.handle.spawn(async move {
+                    let _running = running;
+                    tcp(listener, name.into(), stopped).await
+                });
+                address
+            }
+            Protocol::Udp => {
+                let socket = ns
+                    .run(|| Ok(UdpSocket::bind(address)?))
+                    .with_context(what)?;
+                let address = socket.local_addr()?;
+                self.handle.spawn(async move {
+                    let _running = running;
+                    udp(socket, &name, address, stopped).await
+                });
+                address
+            }
+        };
+        Ok(Server {
+            address,
+            protocol,
+            stop: Some(stop),
+            done,
+        })
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Server {
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it speaks.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// Closes everything; new connections are refused when this returns.
+    pub fn stop(self) {
+        self.stop_gracefully(Duration::ZERO);
+    }
+
+    /// Stops listening at once, lets open connections go on for up to `grace`, and returns when
+    /// the last one is closed.
+    pub fn stop_gracefully(mut self, grace: Duration) {
+        self.end(grace);
+    }
+
+    fn end(&mut self, grace: Duration) {
+        if let Some(stop) = self.stop.take() {
+            // Both fail when the pool is gone, and then so are the sockets.
+            let _ = stop.send(grace);
+            let _ = self.done.recv();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end(Duration::ZERO);
+    }
+}
+
+async fn tcp(
+    listener: TcpListener,
+    name: Arc<str>,
+    mut stopped: oneshot::Receiver<Duration>,
+) -> IoResult<()> {
+    listener.set_nonblocking(true)?;
+    let listener = net::TcpListener::from_std(listener)?;
+    let mut open = JoinSet::new();
+    let grace = loop {
+        tokio::select! {
+            grace = &mut stopped => break grace.unwrap_or_default(),
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => { open.spawn(talk(stream, peer, name.clone())); }
+                Err(_) => sleep(ACCEPT_PAUSE).await,
+            },
+            Some(_) = open.join_next() => {}
+        }
+    };
+    drop(listener);
+    // What is still open afterwards is closed by dropping the set.
+    let _ = timeout(grace, async { while open.join_next().await.is_some() {} }).await;
+    Ok(())
+}
+
+async fn talk(mut stream: net::TcpStream, peer: SocketAddr, name: Arc<str>) -> IoResult<()> {
+    let line = answer(&name, peer, stream.local_addr()?);
+    stream.write_all(line.as_bytes()).await?;
+    let (mut from, mut to) = stream.split();
+    tokio::io::copy(&mut from, &mut to).await.map(drop)
+}
+
+async fn udp(
+    socket: UdpSocket,
+    name: &str,
+    local: SocketAddr,
+    mut stopped: oneshot::Receiver<Duration>,
+) -> IoResult<()> {
+    socket.set_nonblocking(true)?;
+    let socket = net::UdpSocket::from_std(socket)?;
+    let mut datagram = [0; 1];
+    loop {
+        tokio::select! {
+            _ = &mut stopped => break,
+            received = socket.recv_from(&mut datagram) => {
+                // A failed receive or send is an ICMP error about an earlier answer.
+                let Ok((_, peer)) = received else { continue };
+                let _ = socket.send_to(answer(name, peer, local).as_bytes(), peer).await;
+            }
+        }
+    }
+    // Whoever was heard before the end gets an answer.
+    while let Ok((_, peer)) = socket.try_recv_from(&mut datagram) {
+        let _ = socket.try_send_to(answer(name, peer, local).as_bytes(), peer);
+    }
+    Ok(())
+}
+
+fn answer(name: &str, peer: SocketAddr, local: SocketAddr) -> String {
+    let (peer_ip, local_ip) = (peer.ip(), local.ip());
+    format!(
+        "{name} {peer_ip} {} {local_ip} {}\n",
+        peer.port(),
+        local.port()
+    )
+}

@@ -1,0 +1,65 @@
+//! The `main` of a test program whose tests use namespaces (`harness = false` in `Cargo.toml`).
+//!
+//! libtest starts threads before a test can run, and a process with threads cannot enter a user
+//! namespace; so such programs have this `main`, with libtest's own options and output.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use libtest_mimic::{Arguments, Failed, Trial};
+use nix::sched::{CloneFlags, unshare};
+
+use crate::link::Netlink;
+use crate::privilege::require_netns;
+use crate::userns::{self, Entry};
+
+/// A test: its name and its body.
+pub type Test = (&'static str, fn() -> Result<()>);
+
+/// Defines `main` to run the functions named: `kplane_tests::main!(nat::dnat, nat::hairpin);`
+#[macro_export]
+macro_rules! main {
+    ($($test:path),+ $(,)?) => {
+        fn main() -> ::std::process::ExitCode {
+            $crate::harness::run(&[$((stringify!($test), $test)),+])
+        }
+    };
+}
+
+/// Runs tests one after another (traffic at the same time would disturb measurements; ask for more
+/// with `--test-threads`), in namespaces apart from the machine's, as root or not.
+#[must_use]
+pub fn run(tests: &[Test]) -> ExitCode {
+    let usable = isolate().and_then(|()| require_netns());
+    let usable = match usable.or_else(skip_unless_strict) {
+        Ok(usable) => usable,
+        Err(error) => {
+            eprintln!("{error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    let trial = |&(name, body): &Test| {
+        let body = move || body().map_err(|error| Failed::from(format!("{error:?}")));
+        Trial::test(name, body).with_ignored_flag(!usable)
+    };
+    libtest_mimic::run(&arguments, tests.iter().map(trial).collect()).exit_code()
+}
+
+/// Leaves the machine's network namespace, so that a mistake in a test cannot reach it.
+fn isolate() -> Result<()> {
+    if userns::enter()? == Entry::Privileged {
+        unshare(CloneFlags::CLONE_NEWNET).context("leave the machine's network namespace")?;
+        Netlink::open()?.up("lo")?;
+    }
+    Ok(())
+}
+
+fn skip_unless_strict(error: anyhow::Error) -> Result<bool> {
+    if crate::privilege::is_strict() {
+        return Err(error.context("namespaces are required here"));
+    }
+    println!("skipped: {error:#}");
+    Ok(false)
+}

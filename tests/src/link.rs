@@ -1,0 +1,243 @@
+//! Links, addresses and routes of one namespace, over rtnetlink.
+
+use std::net::IpAddr;
+use std::os::fd::AsRawFd as _;
+
+use anyhow::{Context as _, Result};
+use futures_util::TryStreamExt as _;
+use kplane_model::{Cidr, Family};
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags};
+use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkMessage};
+use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
+use rtnetlink::{
+    Error, Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection,
+};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::netns::NetNs;
+
+/// A connection to the namespace in which it was opened, usable from any thread.
+#[derive(Debug)]
+pub struct Netlink {
+    runtime: Runtime,
+    handle: Handle,
+}
+
+/// A unicast route: `Route::to(cidr).via(gateway)` or `Route::to(cidr).dev("eth0")`.
+#[derive(Clone, Debug)]
+pub struct Route {
+    to: Cidr,
+    via: Option<IpAddr>,
+    dev: Option<String>,
+    source: Option<IpAddr>,
+}
+
+impl Netlink {
+    /// Opens a connection to the calling thread's namespace.
+    ///
+    /// # Errors
+    /// That the socket could not be opened.
+    pub fn open() -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_io().build()?;
+        let (connection, handle, _) = {
+            let _context = runtime.enter();
+            new_connection().context("open a route netlink socket")?
+        };
+        runtime.spawn(connection);
+        Ok(Self { runtime, handle })
+    }
+
+    /// The index of a link.
+    ///
+    /// # Errors
+    /// There is no such link.
+    pub fn index(&self, link: &str) -> Result<u32> {
+        let request = self.handle.link().get().match_name(link.to_owned());
+        let found = async { request.execute().try_next().await };
+        let message = self.wait(found).with_context(|| format!("link {link}"))?;
+        Ok(message
+            .with_context(|| format!("no link {link}"))?
+            .header
+            .index)
+    }
+
+    /// Creates a bridge, up, that forwards from the start and does not snoop on multicast.
+    ///
+    /// # Errors
+    /// See the kernel's answer.
+    pub fn bridge(&self, name: &str) -> Result<()> {
+        self.create(LinkBridge::new(name).mcast_snooping(false).build())
+            .with_context(|| format!("create bridge {name}"))
+    }
+
+    /// Creates a pair of links: `name` here, up, and `peer` in `peer_ns`, down (the kernel cannot
+    /// start it before its other end exists).
+    ///
+    /// # Errors
+    /// See the kernel's answer; a name has at most 15 bytes.
+    pub fn veth(&self, name: &str, peer_ns: &NetNs, peer: &str) -> Result<()> {
+        let far = LinkUnspec::new_with_name(peer)
+            .setns_by_fd(peer_ns.file().as_raw_fd())
+            .build();
+        let near = LinkVeth::new(name, peer)
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(far)))
+            .up()
+            .build();
+        self.create(near)
+            .with_context(|| format!("create link {name} to {peer} in {}", peer_ns.name()))
+    }
+
+    /// Makes a link a port of a bridge.
+    ///
+    /// # Errors
+    /// One of them does not exist.
+    pub fn attach(&self, link: &str, bridge: &str) -> Result<()> {
+        let port = LinkUnspec::new_with_name(link).controller(self.index(bridge)?);
+        self.change(port.build())
+            .with_context(|| format!("attach {link} to {bridge}"))
+    }
+
+    /// Brings a link up.
+    ///
+    /// # Errors
+    /// There is no such link.
+    pub fn up(&self, link: &str) -> Result<()> {
+        self.change(LinkUnspec::new_with_name(link).up().build())
+            .with_context(|| format!("bring {link} up"))
+    }
+
+    /// Takes a link down.
+    ///
+    /// # Errors
+    /// There is no such link.
+    pub fn down(&self, link: &str) -> Result<()> {
+        self.change(LinkUnspec::new_with_name(link).down().build())
+            .with_context(|| format!("take {link} down"))
+    }
+
+    /// Sets the longest packet of a link, in bytes.
+    ///
+    /// # Errors
+    /// There is no such link, or the kernel refuses the size.
+    pub fn mtu(&self, link: &str, bytes: u32) -> Result<()> {
+        self.change(LinkUnspec::new_with_name(link).mtu(bytes).build())
+            .with_context(|| format!("set the MTU of {link} to {bytes}"))
+    }
+
+    /// Deletes a link; a veth takes its peer along.
+    ///
+    /// # Errors
+    /// There is no such link.
+    pub fn delete(&self, link: &str) -> Result<()> {
+        let index = self.index(link)?;
+        self.wait(self.handle.link().del(index).execute())
+            .with_context(|| format!("delete link {link}"))
+    }
+
+    /// Adds an address, usable at once (no duplicate detection).
+    ///
+    /// # Errors
+    /// There is no such link, or the address is present.
+    pub fn add_address(&self, link: &str, ip: IpAddr, prefix_len: u8) -> Result<()> {
+        let index = self.index(link)?;
+        let mut request = self.handle.address().add(index, ip, prefix_len);
+        let message = request.message_mut();
+        message.header.flags |= AddressHeaderFlags::Nodad;
+        let nodad = AddressAttribute::Flags(AddressFlags::Nodad);
+        message.attributes.push(nodad);
+        self.wait(request.execute())
+            .with_context(|| format!("add {ip}/{prefix_len} to {link}"))
+    }
+
+    /// Adds a route, or replaces the one to the same destination.
+    ///
+    /// # Errors
+    /// The gateway is not reachable, or the link does not exist or is down.
+    pub fn add_route(&self, route: &Route) -> Result<()> {
+        let message = self.message(route)?;
+        self.wait(self.handle.route().add(message).replace().execute())
+            .with_context(|| format!("add {route:?}"))
+    }
+
+    /// Deletes a route.
+    ///
+    /// # Errors
+    /// There is no such route.
+    pub fn delete_route(&self, route: &Route) -> Result<()> {
+        let mut message = self.message(route)?;
+        // In a deletion this means any scope.
+        message.header.scope = RouteScope::NoWhere;
+        self.wait(self.handle.route().del(message).execute())
+            .with_context(|| format!("delete {route:?}"))
+    }
+
+    fn message(&self, route: &Route) -> Result<RouteMessage> {
+        let (to, len) = (route.to.first(), route.to.prefix_len());
+        let mut message = RouteMessageBuilder::<IpAddr>::new().destination_prefix(to, len)?;
+        if let Some(dev) = &route.dev {
+            message = message.output_interface(self.index(dev)?);
+        }
+        if let Some(source) = route.source {
+            message = message.pref_source(source)?;
+        }
+        Ok(match (route.via, &route.dev) {
+            (Some(gateway), Some(_)) => message.gateway(gateway)?.onlink(),
+            (Some(gateway), None) => message.gateway(gateway)?,
+            (None, _) if to.is_ipv4() => message.scope(RouteScope::Link),
+            (None, _) => message,
+        }
+        .build())
+    }
+
+    fn create(&self, link: LinkMessage) -> Result<(), Error> {
+        self.wait(self.handle.link().add(link).execute())
+    }
+
+    fn change(&self, link: LinkMessage) -> Result<(), Error> {
+        self.wait(self.handle.link().change(link).execute())
+    }
+
+    fn wait<T>(&self, answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.runtime.block_on(answer)
+    }
+}
+
+impl Route {
+    /// A route to every address in a prefix; give it a gateway or a link.
+    #[must_use]
+    pub fn to(to: Cidr) -> Self {
+        Self {
+            to,
+            via: None,
+            dev: None,
+            source: None,
+        }
+    }
+
+    /// A route to everything of `gateway`'s family.
+    #[must_use]
+    pub fn default_via(gateway: IpAddr) -> Self {
+        Self::to(Cidr::everything(Family::of(gateway))).via(gateway)
+    }
+
+    /// By a gateway; together with a link the gateway needs no address in a common prefix.
+    #[must_use]
+    pub fn via(mut self, gateway: IpAddr) -> Self {
+        self.via = Some(gateway);
+        self
+    }
+
+    /// Out of a link.
+    #[must_use]
+    pub fn dev(mut self, link: impl Into<String>) -> Self {
+        self.dev = Some(link.into());
+        self
+    }
+
+    /// With this source address where the sender has not chosen one.
+    #[must_use]
+    pub fn source(mut self, ip: IpAddr) -> Self {
+        self.source = Some(ip);
+        self
+    }
+}

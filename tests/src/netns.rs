@@ -1,0 +1,175 @@
+//! Network namespaces as values: owned by a file descriptor, entered by threads.
+//!
+//! A namespace lives as long as a [`NetNs`], a socket or a thread in it. There is no bind mount and
+//! no `ip` binary, so nothing is left behind when the process dies.
+
+use std::fmt;
+use std::fs::File;
+use std::marker::PhantomData;
+use std::panic::resume_unwind;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context as _, Result};
+use nix::sched::{CloneFlags, setns, unshare};
+
+use crate::link::Netlink;
+use crate::process::{self, Process};
+use crate::sysctl;
+
+/// The calling thread's own network namespace.
+const THIS_THREAD: &str = "/proc/thread-self/ns/net";
+
+/// A network namespace. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct NetNs(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    file: File,
+}
+
+/// The calling thread is inside a namespace until this is dropped. Not `Send`: the kernel keeps
+/// the namespace per thread.
+#[must_use = "the thread leaves the namespace when this is dropped"]
+pub struct Entered {
+    home: File,
+    _this_thread_only: PhantomData<*const ()>,
+}
+
+impl NetNs {
+    /// A new namespace with `lo` up and the settings of [`sysctl::BASE`]. The name is for messages.
+    ///
+    /// # Errors
+    /// When the process may not create namespaces; see [`crate::userns::enter`].
+    pub fn new(name: impl Into<String>) -> Result<Self> {
+        let name = name.into();
+        let file = on_thread(&name, || {
+            unshare(CloneFlags::CLONE_NEWNET)
+                .context("the kernel forbids it (be root, or call userns::enter() first)")?;
+            sysctl::set_all(sysctl::BASE)?;
+            Netlink::open()?.up("lo")?;
+            File::open(THIS_THREAD).context(THIS_THREAD)
+        })
+        .with_context(|| format!("new network namespace {name}"))?;
+        Ok(Self(Arc::new(Inner { name, file })))
+    }
+
+    /// The name given at creation.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Takes the calling thread inside until the guard is dropped.
+    ///
+    /// # Errors
+    /// When the thread may not enter.
+    pub fn enter(&self) -> Result<Entered> {
+        let home = File::open(THIS_THREAD).context(THIS_THREAD)?;
+        self.join()?;
+        Ok(Entered {
+            home,
+            _this_thread_only: PhantomData,
+        })
+    }
+
+    /// Runs `f` on a fresh thread inside and waits for it. Sockets opened in `f` stay in this
+    /// namespace wherever they are used afterwards. A panic in `f` continues in the caller.
+    ///
+    /// # Errors
+    /// What `f` returns, or that no thread could be started inside.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        on_thread(self.name(), || {
+            self.join()?;
+            f()
+        })
+    }
+
+    /// Starts a long-running thread inside.
+    ///
+    /// # Errors
+    /// That no thread could be started inside.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<JoinHandle<T>> {
+        // A new thread begins where its creator is.
+        let _inside = self.enter()?;
+        thread::Builder::new()
+            .name(self.name().to_owned())
+            .spawn(f)
+            .context("start a thread")
+    }
+
+    /// Starts a child process inside; it is killed when the handle is dropped.
+    ///
+    /// # Errors
+    /// That the program could not be started.
+    pub fn command(&self, command: Command) -> Result<Process> {
+        self.run(|| Process::start(command))
+    }
+
+    /// Runs a program inside to its end and returns what it printed on standard output.
+    ///
+    /// # Errors
+    /// That it could not be started or failed; the message has its standard error.
+    pub fn output(&self, command: Command) -> Result<String> {
+        self.run(|| process::output(command))
+    }
+
+    /// A connection for changing links, addresses and routes of this namespace.
+    ///
+    /// # Errors
+    /// That the socket could not be opened.
+    pub fn netlink(&self) -> Result<Netlink> {
+        self.run(Netlink::open)
+    }
+
+    /// Writes kernel settings such as `("net.ipv4.ip_forward", "1")`.
+    ///
+    /// # Errors
+    /// See [`sysctl::set_all`].
+    pub fn sysctl(&self, settings: &[(&str, &str)]) -> Result<()> {
+        self.run(|| sysctl::set_all(settings))
+    }
+
+    /// For netlink messages that name this namespace.
+    pub(crate) fn file(&self) -> &File {
+        &self.0.file
+    }
+
+    fn join(&self) -> Result<()> {
+        setns(&self.0.file, CloneFlags::CLONE_NEWNET)
+            .with_context(|| format!("enter network namespace {}", self.name()))
+    }
+}
+
+impl fmt::Debug for NetNs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NetNs({})", self.name())
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Err(error) = setns(&self.home, CloneFlags::CLONE_NEWNET) {
+            // A thread left in the wrong namespace would send its packets there.
+            eprintln!("cannot leave a network namespace: {error}");
+            std::process::abort();
+        }
+    }
+}
+
+/// Runs `f` on a thread of its own, so that whatever it does to its thread ends with it.
+fn on_thread<T: Send>(name: &str, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| {
+        thread::Builder::new()
+            .name(name.to_owned())
+            .spawn_scoped(scope, f)
+            .context("start a thread")?
+            .join()
+            .unwrap_or_else(|panic| resume_unwind(panic))
+    })
+}

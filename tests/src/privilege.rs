@@ -1,0 +1,54 @@
+//! What a test needs from its machine: missing means failure in CI, a printed skip elsewhere.
+
+use std::env;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::netns::NetNs;
+
+/// Variables that, set to anything but `0`, `false` or nothing, turn a skip into a failure.
+const STRICT_VARS: [&str; 2] = ["CI", "REQUIRE_NETNS"];
+
+/// Whether network namespaces can be made; use as `if !require_netns()? { return Ok(()) }`.
+///
+/// # Errors
+/// They cannot, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
+pub fn require_netns() -> Result<bool> {
+    available(NetNs::new("probe").map(drop))
+}
+
+/// Whether a program is on the `PATH`; use like [`require_netns`].
+///
+/// # Errors
+/// It is not, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
+pub fn require_tool(name: &str) -> Result<bool> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).any(|folder| folder.join(name).is_file());
+    available(
+        found
+            .then_some(())
+            .with_context(|| format!("{name} is not on the PATH")),
+    )
+}
+
+/// Whether missing privileges and tools are failures here.
+#[must_use]
+pub fn is_strict() -> bool {
+    STRICT_VARS.into_iter().any(is_set)
+}
+
+/// Whether an environment variable is set to anything but `0`, `false` or nothing.
+pub(crate) fn is_set(var: &str) -> bool {
+    env::var(var).is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"))
+}
+
+fn available(result: Result<()>) -> Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(error) if is_strict() => bail!("required here, but: {error:#}"),
+        Err(error) => {
+            println!("skipped: {error:#}");
+            Ok(false)
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Child processes that do not outlive their handle.
+
+use std::ops::{Deref, DerefMut};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::wait::eventually;
+
+/// A running child process; dropped = killed and reaped.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+}
+
+impl Process {
+    /// Starts a program in the calling thread's namespaces.
+    ///
+    /// # Errors
+    /// That it could not be started.
+    pub fn start(mut command: Command) -> Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command.spawn().with_context(|| format!("start {name}"))?;
+        Ok(Self { name, child })
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// That the process has ended already.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.child.id().try_into()?);
+        kill(pid, signal).with_context(|| format!("send {signal} to {}", self.name))
+    }
+
+    /// Asks it to end (SIGTERM) and waits for that.
+    ///
+    /// # Errors
+    /// That it has not ended within `grace`.
+    pub fn terminate(mut self, grace: Duration) -> Result<ExitStatus> {
+        self.signal(Signal::SIGTERM)?;
+        let what = format!("{} ends", self.name);
+        eventually(grace, &what, || match self.child.try_wait() {
+            Ok(Some(status)) => Ok(status),
+            Ok(None) => Err("it is running".to_owned()),
+            Err(error) => Err(error.to_string()),
+        })
+    }
+}
+
+impl Deref for Process {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.child
+    }
+}
+
+impl DerefMut for Process {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only when the process has been reaped, and then there is nothing to do.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a program to its end and returns its standard output.
+///
+/// # Errors
+/// That it could not be started or failed; the message has its standard error.
+pub fn output(mut command: Command) -> Result<String> {
+    let shown = format!("{command:?}");
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("start {shown}"))?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "{shown}: {}: {}",
+        output.status,
+        stderr.trim_end()
+    );
+    String::from_utf8(output.stdout).with_context(|| format!("output of {shown}"))
+}

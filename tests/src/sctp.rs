@@ -1,0 +1,187 @@
+//! SCTP without an SCTP stack (the test kernel has none): a real INIT out, a look at who gets it.
+
+use std::io::{Error, ErrorKind, Read as _};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::capture::{Capture, Packet};
+use crate::netns::NetNs;
+use crate::wait::eventually;
+
+/// IANA number of SCTP.
+const SCTP: u8 = 132;
+/// Bytes of a common header (12) and an INIT chunk without parameters (20).
+const INIT_LEN: usize = 32;
+/// Distinguishes the probes of this process; an initiate tag is never 0.
+static NEXT_TAG: AtomicU32 = AtomicU32::new(1);
+
+/// How an SCTP probe ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A pod received the INIT.
+    Arrived(Arrival),
+    /// ICMP port unreachable came back.
+    Refused,
+    /// No route, or ICMP host or network unreachable came back.
+    Unreachable,
+    /// Neither in time.
+    TimedOut,
+}
+
+/// An INIT as it reached a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Name of the pod's namespace.
+    pub pod: String,
+    /// The source as the pod saw it.
+    pub src: SocketAddr,
+    /// The destination as the pod saw it.
+    pub dst: SocketAddr,
+    /// Whether the CRC32c is that of the packet as it arrived.
+    pub checksum_valid: bool,
+}
+
+/// Sends an INIT from `client` to `dst`, from a source port of its own, and watches all `pods`.
+/// The pods do not answer it, apart from their kernel's ICMP protocol unreachable.
+///
+/// # Errors
+/// That a raw socket could not be opened or used.
+pub fn init_probe(
+    client: &NetNs,
+    pods: &[&NetNs],
+    dst: SocketAddr,
+    timeout: Duration,
+) -> Result<Outcome> {
+    let tag = NEXT_TAG.fetch_add(1, Ordering::Relaxed);
+    let watched = pods
+        .iter()
+        .map(|pod| Ok((pod.name(), Capture::open(pod)?)))
+        .collect::<Result<Vec<_>>>()?;
+    let sent = client.run(|| Ok(send(dst, &init(tag, dst.port()))))?;
+    let mut socket = match sent {
+        Ok(socket) => socket,
+        Err(error) if is_unreachable(error.kind()) => return Ok(Outcome::Unreachable),
+        Err(error) => return Err(error).context("send an SCTP INIT"),
+    };
+    let seen = eventually(timeout, "SCTP INIT", || {
+        let arrived = watched
+            .iter()
+            .find_map(|(pod, capture)| find(pod, capture, tag));
+        arrived
+            .map(Outcome::Arrived)
+            .or_else(|| icmp_error(&mut socket))
+            .ok_or_else(String::new)
+    });
+    Ok(seen.unwrap_or(Outcome::TimedOut))
+}
+
+/// Sends a packet by a raw socket that then gets the ICMP errors about `dst` only: it is connected.
+fn send(dst: SocketAddr, packet: &[u8]) -> Result<Socket, Error> {
+    let kind = Some(Protocol::from(i32::from(SCTP)));
+    let socket = Socket::new(Domain::for_address(dst), Type::RAW, kind)?;
+    socket.set_nonblocking(true)?;
+    // A raw socket's address has no port.
+    socket.connect(&SocketAddr::new(dst.ip(), 0).into())?;
+    socket.send(packet)?;
+    Ok(socket)
+}
+
+fn find(pod: &str, capture: &Capture, tag: u32) -> Option<Arrival> {
+    let is_ours = |packet: &Packet| {
+        let found = packet.payload.get(16..20);
+        packet.protocol == SCTP && !packet.outgoing && found == Some(&tag.to_be_bytes()[..])
+    };
+    // A failing capture sees nothing more, which ends as a timeout.
+    let packet = capture.drain().ok()?.into_iter().find(is_ours)?;
+    Some(Arrival {
+        pod: pod.to_owned(),
+        src: packet.src,
+        dst: packet.dst,
+        checksum_valid: is_valid(&packet.payload),
+    })
+}
+
+fn icmp_error(socket: &mut Socket) -> Option<Outcome> {
+    match socket.read(&mut [0; 256]) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Some(Outcome::Refused),
+        Err(error) if is_unreachable(error.kind()) => Some(Outcome::Unreachable),
+        _ => None,
+    }
+}
+
+fn is_unreachable(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable
+    )
+}
+
+/// RFC 9260, 3.3.2: common header, then an INIT chunk.
+fn init(tag: u32, dst_port: u16) -> [u8; INIT_LEN] {
+    /// Receiver window in bytes: the least the RFC allows.
+    const WINDOW: u32 = 1500;
+    let src_port = 32_768 | (tag & 0x7fff) as u16;
+    let fields: [&[u8]; 10] = [
+        &src_port.to_be_bytes(),
+        &dst_port.to_be_bytes(),
+        // Verification tag: 0 in a packet with an INIT. Checksum: filled in below.
+        &[0; 4],
+        &[0; 4],
+        // INIT, no flags, length of the chunk.
+        &[1, 0, 0, 20],
+        &tag.to_be_bytes(),
+        &WINDOW.to_be_bytes(),
+        // One stream each way.
+        &[0, 1],
+        &[0, 1],
+        // Initial TSN: any.
+        &tag.to_be_bytes(),
+    ];
+    let mut packet = [0; INIT_LEN];
+    packet.copy_from_slice(&fields.concat());
+    let checksum = crc32c(&packet);
+    packet[8..12].copy_from_slice(&checksum.to_le_bytes());
+    packet
+}
+
+fn is_valid(packet: &[u8]) -> bool {
+    let mut zeroed = packet.to_vec();
+    let Some(field) = zeroed.get_mut(8..12) else {
+        return false;
+    };
+    field.fill(0);
+    packet[8..12] == crc32c(&zeroed).to_le_bytes()
+}
+
+/// RFC 9260, appendix A; the reflected polynomial, bit by bit.
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            let polynomial = if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
+            (crc >> 1) ^ polynomial
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crc32c_of_the_check_string() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn an_init_is_valid_and_a_changed_one_is_not() {
+        let mut packet = init(7, 132);
+        assert!(is_valid(&packet));
+        packet[0] ^= 1;
+        assert!(!is_valid(&packet));
+        assert!(!is_valid(&[]));
+    }
+}

@@ -1,0 +1,65 @@
+//! Kernel settings below `/proc/sys`; those of `net` belong to the calling thread's namespace.
+
+use std::fs;
+use std::io::ErrorKind;
+
+use anyhow::{Context as _, Result};
+
+/// For every namespace: addresses usable at once, no redirects, no filter on asymmetric paths, no
+/// limit on ICMP errors (tests count them), many local ports.
+pub const BASE: &[(&str, &str)] = &[
+    ("net.ipv6.conf.default.accept_dad", "0"),
+    ("net.ipv6.conf.default.accept_ra", "0"),
+    ("net.ipv6.conf.default.router_solicitations", "0"),
+    ("net.ipv4.conf.all.rp_filter", "0"),
+    ("net.ipv4.conf.default.rp_filter", "0"),
+    ("net.ipv4.conf.all.send_redirects", "0"),
+    ("net.ipv4.conf.default.send_redirects", "0"),
+    ("net.ipv4.icmp_ratelimit", "0"),
+    ("net.ipv4.icmp_msgs_per_sec", "1000000"),
+    ("net.ipv6.icmp.ratelimit", "0"),
+    ("net.ipv4.ip_local_port_range", "1024 65535"),
+];
+
+/// For nodes: packets of others are forwarded.
+pub const FORWARDING: &[(&str, &str)] = &[
+    ("net.ipv4.ip_forward", "1"),
+    ("net.ipv6.conf.all.forwarding", "1"),
+    // The kernel sets these again when forwarding is switched on.
+    ("net.ipv4.conf.all.send_redirects", "0"),
+    ("net.ipv4.conf.default.send_redirects", "0"),
+];
+
+/// Writes settings in order, for the calling thread's namespace. One that this kernel lacks or
+/// keeps read-only is skipped: [`get`] tells.
+///
+/// # Errors
+/// A value that the kernel refuses.
+pub fn set_all(settings: &[(&str, &str)]) -> Result<()> {
+    for (name, value) in settings {
+        match fs::write(path(name), value) {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::NotFound
+                        | ErrorKind::PermissionDenied
+                        | ErrorKind::ReadOnlyFilesystem
+                ) => {}
+            written => written.with_context(|| format!("set {name}={value}"))?,
+        }
+    }
+    Ok(())
+}
+
+/// Reads a setting of the calling thread's namespace, without the line's end.
+///
+/// # Errors
+/// That it does not exist or cannot be read.
+pub fn get(name: &str) -> Result<String> {
+    let text = fs::read_to_string(path(name)).with_context(|| format!("read {name}"))?;
+    Ok(text.trim_end().to_owned())
+}
+
+fn path(name: &str) -> String {
+    format!("/proc/sys/{}", name.replace('.', "/"))
+}

@@ -1,0 +1,78 @@
+//! The network between the hosts.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result};
+use kplane_model::Cidr;
+
+use super::host::{Host, LINK};
+use crate::link::Netlink;
+use crate::netns::NetNs;
+
+/// The fabric's bridge.
+const BRIDGE: &str = "fabric";
+
+/// One bridge, and a gateway that leads nowhere: its namespace does not forward.
+#[derive(Debug)]
+pub(super) struct Fabric {
+    pub(super) ns: NetNs,
+    netlink: Netlink,
+    cidrs: Vec<Cidr>,
+    /// Number of ports made so far, for their names.
+    ports: u32,
+}
+
+impl Fabric {
+    pub(super) fn new(cidrs: &[Cidr]) -> Result<Self> {
+        let ns = NetNs::new("fabric")?;
+        let netlink = ns.netlink()?;
+        netlink.bridge(BRIDGE)?;
+        let fabric = Self {
+            ns,
+            netlink,
+            cidrs: cidrs.to_vec(),
+            ports: 0,
+        };
+        for (gateway, cidr) in fabric.gateways().zip(&fabric.cidrs) {
+            let len = cidr.prefix_len();
+            fabric.netlink.add_address(BRIDGE, gateway, len)?;
+        }
+        Ok(fabric)
+    }
+
+    /// The second address of each prefix (its first is even, unless it holds one only).
+    pub(super) fn gateways(&self) -> impl Iterator<Item = IpAddr> {
+        self.cidrs.iter().map(|cidr| match cidr.first() {
+            IpAddr::V4(ip) => IpAddr::V4((ip.to_bits() | 1).into()),
+            IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() | 1).into()),
+        })
+    }
+
+    /// A new host with a link to the bridge.
+    pub(super) fn connect(
+        &mut self,
+        name: &str,
+        ips: Vec<IpAddr>,
+        pod_cidrs: Vec<Cidr>,
+    ) -> Result<Host> {
+        let ns = NetNs::new(name)?;
+        let port = format!("port{}", self.ports);
+        self.ports += 1;
+        self.netlink.veth(&port, &ns, LINK)?;
+        self.netlink.attach(&port, BRIDGE)?;
+        let netlink = ns.netlink()?;
+        netlink.up(LINK)?;
+        for ip in &ips {
+            let cidr = self.cidrs.iter().find(|cidr| cidr.contains(*ip));
+            let cidr = cidr.with_context(|| format!("{name}: {ip} is outside the fabric"))?;
+            netlink.add_address(LINK, *ip, cidr.prefix_len())?;
+        }
+        Ok(Host {
+            name: name.to_owned(),
+            ns,
+            netlink,
+            ips,
+            pod_cidrs,
+        })
+    }
+}

@@ -1,0 +1,121 @@
+//! Machines on the fabric: nodes, the control host, clients.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use anyhow::{Context as _, Result};
+use kplane_model::{Cidr, Family};
+
+use super::pod::Pod;
+use crate::link::{Netlink, Route};
+use crate::netns::NetNs;
+
+/// A node's address on each pod link, for IPv6 (for IPv4 it is the node's own).
+const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
+
+/// The link of a host to the fabric, and of a pod to its node.
+pub const LINK: &str = "eth0";
+
+/// A machine on the fabric, with its own network namespace.
+#[derive(Debug)]
+pub struct Host {
+    pub(super) name: String,
+    pub(super) ns: NetNs,
+    pub(super) netlink: Netlink,
+    pub(super) ips: Vec<IpAddr>,
+    pub(super) pod_cidrs: Vec<Cidr>,
+}
+
+impl Host {
+    /// Its name in the topology.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its namespace, for probes, processes and threads.
+    #[must_use]
+    pub fn ns(&self) -> &NetNs {
+        &self.ns
+    }
+
+    /// A connection for changing its links, addresses and routes.
+    #[must_use]
+    pub fn netlink(&self) -> &Netlink {
+        &self.netlink
+    }
+
+    /// Its addresses on the fabric.
+    #[must_use]
+    pub fn ips(&self) -> &[IpAddr] {
+        &self.ips
+    }
+
+    /// The prefixes of its pods; none for a host that is not a node.
+    #[must_use]
+    pub fn pod_cidrs(&self) -> &[Cidr] {
+        &self.pod_cidrs
+    }
+
+    /// Its first address of a family.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn ip(&self, family: Family) -> Result<IpAddr> {
+        let mut ips = self.ips.iter().copied();
+        ips.find(|ip| Family::of(*ip) == family)
+            .with_context(|| format!("{} has no {family:?} address", self.name))
+    }
+
+    /// Sends what goes to `dst` by way of `node`, as a router or load balancer before the cluster
+    /// would; calling again with another node moves it.
+    ///
+    /// # Errors
+    /// The node has no address of that family.
+    pub fn route(&self, dst: Cidr, node: &Self) -> Result<()> {
+        let gateway = node.ip(dst.family())?;
+        self.netlink.add_route(&Route::to(dst).via(gateway))
+    }
+
+    /// Takes back a [`Host::route`].
+    ///
+    /// # Errors
+    /// There is no such route.
+    pub fn unroute(&self, dst: Cidr) -> Result<()> {
+        self.netlink.delete_route(&Route::to(dst))
+    }
+
+    /// Links a pod's namespace to this node, with routes both ways.
+    pub(super) fn connect(&self, pod: &Pod) -> Result<()> {
+        let Some(link) = &pod.link else {
+            return Ok(());
+        };
+        self.netlink.veth(link, &pod.ns, LINK)?;
+        let inside = pod.ns.netlink()?;
+        inside.up(LINK)?;
+        for ip in &pod.ips {
+            let (own, single) = (self.ip(Family::of(*ip))?, Cidr::single(*ip));
+            inside.add_address(LINK, *ip, single.prefix_len())?;
+            let route = Route::to(single).dev(link).source(own);
+            self.netlink.add_route(&route)?;
+        }
+        if pod.ips.iter().any(IpAddr::is_ipv4) {
+            let gateway = self.ip(Family::V4)?;
+            inside.add_route(&Route::default_via(gateway).dev(LINK))?;
+        }
+        if pod.ips.iter().any(IpAddr::is_ipv6) {
+            self.netlink.add_address(link, GATEWAY_V6, 64)?;
+            inside.add_route(&Route::default_via(GATEWAY_V6).dev(LINK))?;
+        }
+        Ok(())
+    }
+
+    /// Those of a pod's addresses that other nodes do not route here by this node's prefixes.
+    pub(super) fn strangers(&self, pod: &Pod) -> Vec<Cidr> {
+        let covered = |ip: IpAddr| {
+            let mut cidrs = self.pod_cidrs.iter().copied();
+            self.ips.contains(&ip) || cidrs.any(|cidr| cidr.contains(ip))
+        };
+        let ips = pod.ips.iter().copied();
+        ips.filter(|ip| !covered(*ip)).map(Cidr::single).collect()
+    }
+}

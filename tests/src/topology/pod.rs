@@ -1,0 +1,103 @@
+//! Pods: namespaces behind a node, with echo servers.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use kplane_model::Family;
+
+use crate::client::Protocol;
+use crate::echo::{Pool, Server};
+use crate::netns::NetNs;
+
+/// A pod with an own namespace, or in its node's (`hostNetwork`).
+#[derive(Debug)]
+pub struct Pod {
+    pub(super) name: String,
+    pub(super) node: String,
+    pub(super) ns: NetNs,
+    pub(super) ips: Vec<IpAddr>,
+    /// The node's end of its link; none with `hostNetwork`.
+    pub(super) link: Option<String>,
+    pub(super) echo: Arc<Pool>,
+    pub(super) servers: BTreeMap<(Protocol, u16), Vec<Server>>,
+}
+
+impl Pod {
+    /// Its name, which its servers answer.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Name of the node it is on.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// Its namespace, for probes and captures.
+    #[must_use]
+    pub fn ns(&self) -> &NetNs {
+        &self.ns
+    }
+
+    /// Its addresses.
+    #[must_use]
+    pub fn ips(&self) -> &[IpAddr] {
+        &self.ips
+    }
+
+    /// The node's end of its link, such as `pod7`; none with `hostNetwork`.
+    #[must_use]
+    pub fn link(&self) -> Option<&str> {
+        self.link.as_deref()
+    }
+
+    /// Its first address of a family with a port.
+    ///
+    /// # Errors
+    /// It has no such address.
+    pub fn address(&self, family: Family, port: u16) -> Result<SocketAddr> {
+        let mut ips = self.ips.iter().copied();
+        let ip = ips
+            .find(|ip| Family::of(*ip) == family)
+            .with_context(|| format!("{} has no {family:?} address", self.name))?;
+        Ok(SocketAddr::new(ip, port))
+    }
+
+    /// Listens on a port of each of its addresses until stopped.
+    ///
+    /// # Errors
+    /// The port is in use.
+    pub fn serve(&mut self, protocol: Protocol, port: u16) -> Result<()> {
+        let servers = self
+            .ips
+            .iter()
+            .map(|ip| SocketAddr::new(*ip, port))
+            .map(|address| self.echo.serve(&self.ns, &self.name, protocol, address))
+            .collect::<Result<_>>()?;
+        self.servers.insert((protocol, port), servers);
+        Ok(())
+    }
+
+    /// Stops listening on a port: new connections are refused, those open live on for up to
+    /// `grace`; returns when the last is closed. Zero closes them at once.
+    ///
+    /// # Errors
+    /// It does not listen there.
+    pub fn stop(&mut self, protocol: Protocol, port: u16, grace: Duration) -> Result<()> {
+        let servers = self.servers.remove(&(protocol, port)).unwrap_or_default();
+        ensure!(
+            !servers.is_empty(),
+            "{} does not serve {protocol} port {port}",
+            self.name
+        );
+        for server in servers {
+            server.stop_gracefully(grace);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,72 @@
+//! The rig without root: a user namespace in which this process is root.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{getegid, geteuid};
+
+use crate::link::Netlink;
+
+/// Set to anything but `0` or nothing: use a user namespace even when the process is privileged.
+pub const FORCE_VAR: &str = "KPLANE_USERNS";
+
+/// `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_SYS_ADMIN` as bits of `CapEff`.
+const NEEDED: u64 = 1 << 12 | 1 << 13 | 1 << 21;
+
+/// How the process came by its privileges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// It had them; nothing was changed.
+    Privileged,
+    /// It is now root of its own user, network and mount namespaces.
+    UserNamespace,
+}
+
+/// Makes sure that this process can create network namespaces. Call it first in `main`: the kernel
+/// refuses it to a process with more than one thread.
+///
+/// In the new namespaces the process' own `lo` is up and `/run` is an empty writable folder (for
+/// iptables' lock); no other network and no other file system is different.
+///
+/// # Errors
+/// One line that says what the kernel forbids.
+pub fn enter() -> Result<Entry> {
+    if !crate::privilege::is_set(FORCE_VAR) && is_privileged()? {
+        return Ok(Entry::Privileged);
+    }
+    let (uid, gid) = (geteuid(), getegid());
+    unshare(CloneFlags::CLONE_NEWUSER).context(
+        "the kernel forbids user namespaces to this process (more than one thread, a container's \
+         seccomp filter, user.max_user_namespaces or kernel.unprivileged_userns_clone)",
+    )?;
+    write_map("setgroups", "deny")?;
+    write_map("uid_map", &format!("0 {uid} 1"))?;
+    write_map("gid_map", &format!("0 {gid} 1"))?;
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).context(
+        "a user namespace without privileges (kernel.apparmor_restrict_unprivileged_userns)",
+    )?;
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+        .context("make mounts private")?;
+    mount(Some("run"), "/run", Some("tmpfs"), MsFlags::empty(), none)
+        .context("mount an empty /run")?;
+    Netlink::open()?.up("lo")?;
+    Ok(Entry::UserNamespace)
+}
+
+fn is_privileged() -> Result<bool> {
+    let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .context("no CapEff in /proc/self/status")?;
+    let effective = u64::from_str_radix(effective.trim(), 16).context("CapEff")?;
+    Ok(effective & NEEDED == NEEDED)
+}
+
+fn write_map(file: &str, text: &str) -> Result<()> {
+    let path = format!("/proc/self/{file}");
+    fs::write(&path, text).with_context(|| format!("write {text:?} to {path}"))
+}
