@@ -1,0 +1,340 @@
+//! The command line, parsed and validated: what comes out of here is usable as it is.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
+use jiff::SignedDuration;
+use kplane_model::ServiceName;
+use tonic::transport::Uri;
+
+use crate::output::Format;
+
+/// Port of the control plane's status service.
+const STATUS_PORT: u16 = 7444;
+
+/// The name of this program, as help texts have it.
+const PROGRAM: &str = "kpctl";
+
+/// The same when it is called through kubectl, which runs `kubectl-kplane`.
+const PLUGIN: &str = "kubectl kplane";
+
+/// See what every node holds of your Services, and why not.
+#[derive(Debug, Parser)]
+#[command(name = PROGRAM, version, disable_help_subcommand = true, max_term_width = 100)]
+#[command(after_help = "\
+Exit codes:
+  0  done            2  wrong usage
+  1  server error    3  status --check: not in sync, or errors in the input
+
+Examples:
+  kpctl status
+  kpctl describe service shop/web
+  kpctl get endpoints -n shop -o wide --server 10.0.0.5:7444")]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) options: Options,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// How the user called this program.
+    #[arg(skip = PROGRAM)]
+    pub(crate) program: &'static str,
+}
+
+/// Options of every command.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Options {
+    /// Status address of the control plane: HOST, HOST:PORT or http://HOST:PORT
+    #[arg(long, global = true, env = "KPLANE_SERVER", value_name = "ADDRESS")]
+    #[arg(default_value = "http://127.0.0.1:7444", value_parser = parse_server)]
+    pub(crate) server: Server,
+    /// How long to wait for an answer, such as 10s, 500ms or 1m
+    #[arg(long, global = true, default_value = "10s", value_name = "DURATION")]
+    #[arg(value_parser = parse_timeout)]
+    pub(crate) timeout: Duration,
+    /// table (fits the terminal), wide (shows everything), json or yaml
+    #[arg(short, long, global = true, value_enum, default_value = "table")]
+    #[arg(value_name = "FORMAT", hide_possible_values = true)]
+    pub(crate) output: Format,
+    /// No colours (also: NO_COLOR=1)
+    #[arg(long, global = true)]
+    pub(crate) no_color: bool,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// All nodes: in sync or not, since when, and why not
+    #[command(
+        visible_alias = "fleet",
+        after_help = "\
+Columns:
+  SINCE    how long the node has been in this state
+  APPLIED  revision that the kernel holds, / the one it should hold
+  LAG      revisions between the two
+  SYNC     how long the last update took, from its arrival to the kernel's acknowledgement
+  OBJECTS  Services / endpoints that the agent holds
+
+Examples:
+  kpctl status                  the fleet now
+  kpctl status -w               ... and as it changes
+  kpctl status -o wide          all columns, all failures
+  kpctl status --check          for scripts: exit code 3 unless every node is in sync, the input
+                                has no errors, and there is at least one node
+  kpctl status -o json | jq '.nodes[] | select(.state != \"InSync\") | .name'"
+    )]
+    Status(StatusArgs),
+    /// List Services, endpoints or nodes
+    #[command(
+        subcommand,
+        after_help = "\
+Examples:
+  kpctl get services
+  kpctl get ep -n shop
+  kpctl get nodes -o wide -w"
+    )]
+    Get(GetCommand),
+    /// Everything about one object
+    #[command(
+        subcommand,
+        after_help = "\
+Examples:
+  kpctl describe service shop/web"
+    )]
+    Describe(DescribeCommand),
+    /// Print a completion script for a shell
+    #[command(after_help = "\
+Examples:
+  kpctl completion bash > /etc/bash_completion.d/kpctl
+  source <(kpctl completion zsh)
+  kpctl completion fish > ~/.config/fish/completions/kpctl.fish")]
+    Completion {
+        /// The shell
+        shell: Shell,
+    },
+    /// Versions of this program and of the control plane
+    #[command(after_help = "\
+Examples:
+  kpctl version
+  kpctl version --client -o json")]
+    Version {
+        /// Do not ask the control plane
+        #[arg(long)]
+        client: bool,
+    },
+}
+
+/// Options of `status`.
+#[derive(Args, Debug)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) watch: WatchArgs,
+    /// Exit with code 3 unless everything is as it should be
+    #[arg(long, conflicts_with = "watch")]
+    pub(crate) check: bool,
+}
+
+/// Follow changes?
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct WatchArgs {
+    /// Show every change until interrupted: in place on a terminal, one after the other elsewhere
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+}
+
+/// What to list.
+#[derive(Debug, Subcommand)]
+pub(crate) enum GetCommand {
+    /// Services with addresses, ports and how many endpoints are ready
+    #[command(
+        visible_alias = "svc",
+        alias = "service",
+        after_help = "\
+READY counts the endpoints of the port that has the fewest. A Service with two families has two
+lines.
+
+Examples:
+  kpctl get services
+  kpctl get svc -n shop -o wide
+  kpctl get svc -o yaml"
+    )]
+    Services(ListArgs),
+    /// Endpoints with their node and state
+    #[command(
+        visible_alias = "ep",
+        alias = "endpoint",
+        after_help = "\
+States:
+  Ready        gets new connections
+  Draining     shutting down, still answers: used when no other endpoint is ready
+  Terminating  shutting down, does not answer
+  NotReady     not used
+
+Examples:
+  kpctl get endpoints
+  kpctl get ep -n shop -w
+  kpctl get ep -o wide          with topology hints"
+    )]
+    Endpoints(ListArgs),
+    /// Nodes with their agent's version, zone and addresses
+    #[command(
+        visible_alias = "no",
+        alias = "node",
+        after_help = "\
+Examples:
+  kpctl get nodes
+  kpctl get no -o wide          with pod CIDRs, peer address, round trip"
+    )]
+    Nodes(WatchArgs),
+}
+
+/// Options of lists of namespaced things.
+#[derive(Args, Debug)]
+pub(crate) struct ListArgs {
+    /// Only this namespace
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// All namespaces (the default)
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
+    #[command(flatten)]
+    pub(crate) watch: WatchArgs,
+}
+
+/// What to describe.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DescribeCommand {
+    /// A Service: ports, policies, endpoints, and what every node holds of it
+    #[command(
+        visible_alias = "svc",
+        alias = "services",
+        after_help = "\
+NODES counts the nodes for which the endpoint is chosen. CLUSTER and LOCAL count the endpoints that
+are chosen for a node under either traffic policy; -o wide lists them.
+
+Examples:
+  kpctl describe service shop/web
+  kpctl describe svc web -n shop
+  kpctl describe svc kubernetes     in namespace default"
+    )]
+    Service(ServiceArgs),
+}
+
+/// Names a Service.
+#[derive(Args, Debug)]
+pub(crate) struct ServiceArgs {
+    /// NAMESPACE/NAME, or NAME in the namespace of -n, else in `default`
+    #[arg(value_name = "SERVICE")]
+    service: String,
+    /// The namespace
+    #[arg(short, long)]
+    namespace: Option<String>,
+}
+
+impl ServiceArgs {
+    /// The Service, or what is wrong with its name.
+    pub(crate) fn name(&self) -> Result<ServiceName, clap::Error> {
+        let (in_name, name) = match self.service.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), name),
+            None => (None, self.service.as_str()),
+        };
+        let wrong = |why: &str| {
+            let text = format!("'{}' {why}", self.service);
+            Err(Cli::command().error(ErrorKind::ValueValidation, text))
+        };
+        match (in_name, self.namespace.as_deref()) {
+            (Some(""), _) => wrong("has no namespace before the '/'"),
+            (Some(a), Some(b)) if a != b => wrong(&format!("is not in the namespace of -n {b}")),
+            _ if name.is_empty() || name.contains('/') => {
+                wrong("is not a Service: write NAMESPACE/NAME")
+            }
+            (a, b) => Ok(ServiceName::new(a.or(b).unwrap_or("default"), name)),
+        }
+    }
+}
+
+/// The control plane's address as a URL, such as `http://127.0.0.1:7444`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Server(pub(crate) String);
+
+impl std::fmt::Display for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn parse_server(text: &str) -> Result<Server, String> {
+    if text.starts_with("https://") {
+        return Err("TLS is not supported yet, use http://".to_owned());
+    }
+    let authority = text.strip_prefix("http://").unwrap_or(text);
+    let authority = authority.strip_suffix('/').unwrap_or(authority);
+    let authority = match authority.parse() {
+        Ok(IpAddr::V6(ip)) => format!("[{ip}]"),
+        _ => authority.to_owned(),
+    };
+    let uri = format!("http://{authority}/").parse::<Uri>();
+    let uri = uri.ok().filter(|uri| uri.path() == "/");
+    let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
+    match uri.as_ref().and_then(Uri::port_u16) {
+        Some(_) if !host.is_empty() => Ok(Server(format!("http://{authority}"))),
+        None if !host.is_empty() && host == authority => {
+            Ok(Server(format!("http://{authority}:{STATUS_PORT}")))
+        }
+        _ => Err("expected HOST, HOST:PORT or http://HOST:PORT".to_owned()),
+    }
+}
+
+/// A duration with a unit, or a number of seconds.
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().map(Duration::from_secs).ok();
+    let parsed = || Duration::try_from(text.parse::<SignedDuration>().ok()?).ok();
+    seconds
+        .or_else(parsed)
+        .filter(|duration| !duration.is_zero())
+        .ok_or_else(|| "expected more than nothing, such as 10s, 500ms or 1m".to_owned())
+}
+
+impl Cli {
+    /// Parses the command line. Exits for `--help`, and with code 2 when it is wrong.
+    pub(crate) fn from_command_line() -> Self {
+        let name = std::env::args_os().next().unwrap_or_default();
+        let stem = Path::new(&name).file_stem().unwrap_or_default();
+        let program = if stem == "kubectl-kplane" {
+            PLUGIN
+        } else {
+            PROGRAM
+        };
+        let parsed = command(program).try_get_matches();
+        let cli = parsed.and_then(|matches| Self::from_arg_matches(&matches));
+        match cli {
+            Ok(cli) => Self { program, ..cli },
+            Err(error) => error.exit(),
+        }
+    }
+}
+
+/// The command line's definition, under the name that the user knows.
+pub(crate) fn command(program: &'static str) -> clap::Command {
+    let command = Cli::command();
+    if program == PROGRAM {
+        return command;
+    }
+    rename(command.bin_name(program), program)
+}
+
+/// Puts the user's name for this program into the examples.
+fn rename(command: clap::Command, program: &str) -> clap::Command {
+    let help = command.get_after_help().map(ToString::to_string);
+    let help = help.unwrap_or_default();
+    command
+        .after_help(help.replace(&format!("{PROGRAM} "), &format!("{program} ")))
+        .mut_subcommands(|sub| rename(sub, program))
+}
+
+#[cfg(test)]
+mod tests;

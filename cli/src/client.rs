@@ -1,0 +1,291 @@
+//! The client of `StatusService`, and what may go wrong with it.
+
+use std::error::Error as _;
+use std::future::Future;
+use std::time::Duration;
+
+use kplane_model::ServiceName;
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::status_service_client::StatusServiceClient;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Response, Status, Streaming};
+
+use crate::args::{Options, Server};
+use crate::time::human;
+
+/// Largest answer that is taken, in bytes: 500,000 endpoints of some 100 bytes, five times over.
+const MAX_ANSWER_BYTES: usize = 256 << 20;
+
+/// A watch without traffic asks whether the other side is still there, this often.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// Why the control plane did not answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// There was no connection.
+    #[error(
+        "cannot connect to {server}: {cause}. Is kp-controlplane running there? Its address is \
+         set by --server or KPLANE_SERVER"
+    )]
+    Connect { server: Server, cause: String },
+    /// The connection ended.
+    #[error("lost the connection to {server}: {cause}")]
+    Lost { server: Server, cause: String },
+    /// No answer in time.
+    #[error("no answer from {server} within {}. Wait longer with --timeout", human(*timeout))]
+    Timeout { server: Server, timeout: Duration },
+    /// There is something else at that address.
+    #[error(
+        "{server} does not offer kplane.v1.StatusService. Is it the control plane's status \
+         address, port 7444?"
+    )]
+    NotStatus { server: Server },
+    /// The Service does not exist.
+    #[error("no Service {name}{}", did_you_mean(similar))]
+    NoService {
+        name: ServiceName,
+        /// Services with similar names, the most similar first.
+        similar: Vec<String>,
+    },
+    /// Any other refusal.
+    #[error("{server} refused: {message} ({code:?})")]
+    Refused {
+        server: Server,
+        code: Code,
+        message: String,
+    },
+}
+
+impl Error {
+    /// Whether the same question may well be answered a second later.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::Lost { .. } | Self::Timeout { .. } => true,
+            Self::NotStatus { .. } | Self::NoService { .. } | Self::Refused { .. } => false,
+        }
+    }
+}
+
+/// A connection to the control plane. It reconnects by itself.
+#[derive(Clone)]
+pub(crate) struct Client {
+    stub: StatusServiceClient<Channel>,
+    server: Server,
+    timeout: Duration,
+}
+
+impl Client {
+    /// Connects, or says why not.
+    pub(crate) async fn connect(options: &Options) -> Result<Self, Error> {
+        let (server, timeout) = (options.server.clone(), options.timeout);
+        let failed = |cause: &tonic::transport::Error| Error::Connect {
+            server: server.clone(),
+            cause: root_cause(cause),
+        };
+        let endpoint = Endpoint::from_shared(server.0.clone())
+            .map_err(|error| failed(&error))?
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(timeout);
+        let channel = match tokio::time::timeout(timeout, endpoint.connect()).await {
+            Ok(connected) => connected.map_err(|error| failed(&error))?,
+            Err(_) => return Err(Error::Timeout { server, timeout }),
+        };
+        let stub = StatusServiceClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES);
+        Ok(Self {
+            stub,
+            server,
+            timeout,
+        })
+    }
+
+    /// The fleet now.
+    pub(crate) async fn fleet(&self) -> Result<pb::Fleet, Error> {
+        let mut stub = self.stub.clone();
+        self.ask(stub.get_fleet(pb::GetFleetRequest {})).await
+    }
+
+    /// The fleet now and after each change.
+    pub(crate) async fn watch_fleet(&self) -> Result<FleetStream, Error> {
+        let mut stub = self.stub.clone();
+        let stream = self.ask(stub.watch_fleet(pb::GetFleetRequest {})).await?;
+        Ok(FleetStream {
+            stream,
+            client: self.clone(),
+            started: false,
+        })
+    }
+
+    /// Services of one namespace, or of all.
+    pub(crate) async fn services(
+        &self,
+        namespace: Option<&str>,
+    ) -> Result<Vec<pb::ServiceView>, Error> {
+        let request = pb::ListServicesRequest {
+            namespace: namespace.unwrap_or_default().to_owned(),
+        };
+        let mut stub = self.stub.clone();
+        Ok(self.ask(stub.list_services(request)).await?.services)
+    }
+
+    /// One Service, and what every node holds of it.
+    pub(crate) async fn describe(
+        &self,
+        name: &ServiceName,
+    ) -> Result<pb::ServiceDescription, Error> {
+        let request = pb::DescribeServiceRequest {
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+        };
+        let mut stub = self.stub.clone();
+        match self.ask(stub.describe_service(request)).await {
+            Err(Error::Refused {
+                code: Code::NotFound,
+                ..
+            }) => Err(Error::NoService {
+                name: name.clone(),
+                similar: similar(name, &self.services(None).await?),
+            }),
+            answer => answer,
+        }
+    }
+
+    /// Waits for an answer, but not for ever.
+    async fn ask<T>(
+        &self,
+        answer: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Error> {
+        match tokio::time::timeout(self.timeout, answer).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(self.refused(&status)),
+            Err(_) => Err(self.timed_out()),
+        }
+    }
+
+    fn timed_out(&self) -> Error {
+        Error::Timeout {
+            server: self.server.clone(),
+            timeout: self.timeout,
+        }
+    }
+
+    fn refused(&self, status: &Status) -> Error {
+        let server = self.server.clone();
+        match (status.code(), status.source()) {
+            (Code::Unimplemented, _) => Error::NotStatus { server },
+            (_, Some(source)) => Error::Lost {
+                server,
+                cause: root_cause(source),
+            },
+            (Code::Unavailable, None) => Error::Lost {
+                server,
+                cause: status.message().to_owned(),
+            },
+            (code, None) => Error::Refused {
+                server,
+                code,
+                message: status.message().to_owned(),
+            },
+        }
+    }
+}
+
+/// Pictures of the fleet, as they change.
+pub(crate) struct FleetStream {
+    stream: Streaming<pb::Fleet>,
+    client: Client,
+    started: bool,
+}
+
+impl FleetStream {
+    /// The next picture. The first one must come in time; after that, no news is good news.
+    /// Nothing is lost when the future is dropped.
+    pub(crate) async fn next(&mut self) -> Result<pb::Fleet, Error> {
+        let message = if self.started {
+            self.stream.message().await
+        } else {
+            let first = tokio::time::timeout(self.client.timeout, self.stream.message());
+            first.await.map_err(|_| self.client.timed_out())?
+        };
+        self.started = true;
+        match message {
+            Ok(Some(fleet)) => Ok(fleet),
+            Ok(None) => Err(Error::Lost {
+                server: self.client.server.clone(),
+                cause: "the server ended the stream".to_owned(),
+            }),
+            Err(status) => Err(self.client.refused(&status)),
+        }
+    }
+}
+
+/// The innermost reason, such as `Connection refused`.
+fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let text = innermost.to_string();
+    // "Connection refused (os error 111)": the number says nothing new.
+    match text.split_once(" (os error") {
+        Some((text, _)) => text.to_lowercase(),
+        None => text,
+    }
+}
+
+/// Services that the user may have meant, the most similar first.
+fn similar(name: &ServiceName, ports: &[pb::ServiceView]) -> Vec<String> {
+    const SUGGESTED: usize = 3;
+    const ENOUGH: f64 = 0.6;
+    let score = |key: &pb::ServiceKey| {
+        let names = strsim::normalized_damerau_levenshtein(&name.name, &key.name);
+        let namespaces = strsim::normalized_damerau_levenshtein(&name.namespace, &key.namespace);
+        let alike = names >= ENOUGH || key.name.contains(&*name.name);
+        // The right name in a wrong namespace is a likely mistake.
+        alike.then_some(names + namespaces / 10.0)
+    };
+    let keys = ports.iter().filter_map(|port| port.key.as_ref());
+    let mut scored: Vec<(f64, String)> = keys
+        .filter_map(|key| Some((score(key)?, format!("{}/{}", key.namespace, key.name))))
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+    scored.dedup();
+    scored.truncate(SUGGESTED);
+    scored.into_iter().map(|(_, name)| name).collect()
+}
+
+fn did_you_mean(similar: &[String]) -> String {
+    match similar {
+        [] => ". List them with: get services".to_owned(),
+        similar => format!(". Did you mean {}?", similar.join(" or ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suggestions() {
+        let port = |namespace: &str, name: &str| pb::ServiceView {
+            key: Some(pb::ServiceKey {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let ports = [
+            port("kube-system", "kube-dns"),
+            port("shop", "web"),
+            port("shop", "web"),
+            port("shop", "webhook"),
+            port("stage", "web"),
+        ];
+        let ask = |namespace, name| similar(&ServiceName::new(namespace, name), &ports);
+        assert_eq!(ask("default", "web")[..1], ["stage/web"]);
+        assert_eq!(ask("shop", "wbe"), ["shop/web", "stage/web"]);
+        assert_eq!(ask("shop", "hook"), ["shop/webhook"]);
+        assert_eq!(ask("kube-system", "kubedns"), ["kube-system/kube-dns"]);
+        assert_eq!(ask("shop", "database"), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,165 @@
+//! One function a command: ask, show, judge.
+
+use std::io;
+use std::process::ExitCode;
+
+use kplane_proto::v1 as pb;
+
+use crate::args::{self, Cli, Command, DescribeCommand, GetCommand, ListArgs};
+use crate::client::{self, Client};
+use crate::output::Output;
+use crate::style::Tone;
+use crate::text::Span;
+use crate::view::View;
+use crate::view::describe::DescriptionView;
+use crate::view::endpoints::EndpointListView;
+use crate::view::fleet::FleetView;
+use crate::view::nodes::NodeListView;
+use crate::view::services::ServiceListView;
+use crate::view::version::VersionView;
+use crate::watch;
+
+/// How a command that did its work ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Exit code 0.
+    Done,
+    /// Exit code 3: `--check` found something.
+    CheckFailed,
+}
+
+impl From<Verdict> for ExitCode {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Done => Self::SUCCESS,
+            Verdict::CheckFailed => Self::from(3),
+        }
+    }
+}
+
+/// Why a command could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The control plane did not answer, or not as hoped: exit code 1.
+    #[error(transparent)]
+    Client(#[from] client::Error),
+    /// Nobody can read the result: exit code 1.
+    #[error("cannot write: {0}")]
+    Output(#[from] io::Error),
+    /// Wrong arguments: exit code 2.
+    #[error(transparent)]
+    Usage(#[from] clap::Error),
+}
+
+impl Failure {
+    /// Says so, and tells the exit code.
+    pub(crate) fn report(self) -> ExitCode {
+        match self {
+            Self::Usage(error) => error.exit(),
+            // `kpctl get services | head`: the reader has seen enough.
+            Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+            failure => {
+                // Part of the text is the server's.
+                let text = Span::new(failure.to_string(), Tone::Plain).text;
+                anstream::eprintln!("{} {text}", Tone::Bad.paint("error:"));
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+/// Does what the command line says.
+pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
+    if cli.options.no_color {
+        anstream::ColorChoice::Never.write_global();
+    }
+    match &cli.command {
+        Command::Status(args) if args.watch.watch => watch_fleet::<FleetView>(&cli).await,
+        Command::Status(args) => status(&cli, args.check).await,
+        Command::Get(GetCommand::Services(args)) => list(&cli, args, ServiceListView::new).await,
+        Command::Get(GetCommand::Endpoints(args)) => list(&cli, args, EndpointListView::new).await,
+        Command::Get(GetCommand::Nodes(args)) if args.watch => {
+            watch_fleet::<NodeListView>(&cli).await
+        }
+        Command::Get(GetCommand::Nodes(_)) => {
+            let fleet = Client::connect(&cli.options).await?.fleet().await?;
+            show(&cli, &NodeListView::from(fleet))
+        }
+        Command::Describe(DescribeCommand::Service(args)) => {
+            let name = args.name()?;
+            let description = Client::connect(&cli.options).await?.describe(&name).await?;
+            let view = DescriptionView::new(&name.namespace, &name.name, description);
+            show(&cli, &view)
+        }
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            let mut command = args::command(cli.program);
+            clap_complete::generate(*shell, &mut command, "kpctl", &mut script);
+            io::Write::write_all(&mut io::stdout(), &script)?;
+            Ok(Verdict::Done)
+        }
+        Command::Version { client } => version(&cli, *client).await,
+    }
+}
+
+async fn status(cli: &Cli, check: bool) -> Result<Verdict, Failure> {
+    let fleet = Client::connect(&cli.options).await?.fleet().await?;
+    let view = FleetView::from(fleet);
+    show(cli, &view)?;
+    Ok(match check && !view.summary.healthy {
+        true => Verdict::CheckFailed,
+        false => Verdict::Done,
+    })
+}
+
+async fn watch_fleet<V: View + From<pb::Fleet>>(cli: &Cli) -> Result<Verdict, Failure> {
+    let client = Client::connect(&cli.options).await?;
+    watch::fleet::<V, _>(&client, &mut output(cli, true)).await?;
+    Ok(Verdict::Done)
+}
+
+/// Lists what comes with Services.
+async fn list<V: View>(
+    cli: &Cli,
+    args: &ListArgs,
+    view: fn(Vec<pb::ServiceView>, Option<&str>) -> V,
+) -> Result<Verdict, Failure> {
+    let client = Client::connect(&cli.options).await?;
+    let namespace = args.namespace.as_deref();
+    if args.watch.watch {
+        let view = |services| view(services, namespace);
+        watch::services(&client, &mut output(cli, true), namespace, view).await?;
+        return Ok(Verdict::Done);
+    }
+    show(cli, &view(client.services(namespace).await?, namespace))
+}
+
+/// Shows this program's version even when the control plane does not answer.
+async fn version(cli: &Cli, client_only: bool) -> Result<Verdict, Failure> {
+    if client_only {
+        return show(cli, &VersionView::new(None));
+    }
+    let answer = match Client::connect(&cli.options).await {
+        Ok(client) => client.fleet().await,
+        Err(error) => Err(error),
+    };
+    match answer {
+        Ok(fleet) => {
+            let version = fleet.control_plane.unwrap_or_default().version;
+            show(cli, &VersionView::new(Some(version)))
+        }
+        Err(error) => {
+            show(cli, &VersionView::new(None))?;
+            Err(error.into())
+        }
+    }
+}
+
+fn output(cli: &Cli, watch: bool) -> Output<io::Stdout> {
+    Output::stdout(cli.options.output, cli.program, watch)
+}
+
+fn show<V: View>(cli: &Cli, view: &V) -> Result<Verdict, Failure> {
+    output(cli, false).show(view)?;
+    Ok(Verdict::Done)
+}

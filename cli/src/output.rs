@@ -1,0 +1,219 @@
+//! The only place that writes to standard output.
+
+use std::io::{self, IsTerminal, Write};
+
+use anstream::adapter::strip_str;
+use anstream::{AutoStream, ColorChoice};
+use clap::ValueEnum;
+use unicode_width::UnicodeWidthStr;
+
+use crate::style::{Canvas, Tone};
+use crate::text::{Span, paragraph};
+use crate::view::View;
+
+/// Width of a table where there is no terminal to ask.
+const DEFAULT_COLUMNS: usize = 80;
+
+/// Narrower terminals get tables of this width.
+const LEAST_COLUMNS: usize = 60;
+
+/// To the upper left corner.
+const HOME: &str = "\x1b[H";
+/// Clears the rest of the line.
+const CLEAR_LINE: &str = "\x1b[K";
+/// Clears the rest of the screen.
+const CLEAR_REST: &str = "\x1b[J";
+/// Clears the screen.
+const CLEAR_ALL: &str = "\x1b[2J";
+
+/// How a result is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// As wide as the terminal, or 80 columns
+    Table,
+    /// Everything, in lines of any length
+    Wide,
+    /// One object; one object a line with --watch
+    Json,
+    /// One document; more documents with --watch
+    Yaml,
+}
+
+/// A terminal's size, in columns and lines.
+type Size = (usize, usize);
+
+/// Where results go.
+pub(crate) struct Output<W> {
+    writer: W,
+    format: Format,
+    program: &'static str,
+    /// Escape codes for colours are welcome.
+    colour: bool,
+    /// Size of the terminal, when it is one that can move its cursor.
+    terminal: fn() -> Option<Size>,
+    unicode: bool,
+    /// More than one result follows.
+    watch: bool,
+    /// What was shown last; empty at first.
+    shown: String,
+    /// What was said on stderr since; empty when all is well.
+    trouble: String,
+}
+
+impl Output<io::Stdout> {
+    /// Standard output.
+    pub(crate) fn stdout(format: Format, program: &'static str, watch: bool) -> Self {
+        let stdout = io::stdout();
+        Self {
+            format,
+            program,
+            colour: AutoStream::choice(&stdout) != ColorChoice::Never,
+            terminal,
+            unicode: terminal().is_some() && utf8_locale(),
+            watch,
+            shown: String::new(),
+            trouble: String::new(),
+            writer: stdout,
+        }
+    }
+}
+
+/// The terminal behind standard output, if there is one that can do more than print.
+fn terminal() -> Option<Size> {
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    if dumb || !io::stdout().is_terminal() {
+        return None;
+    }
+    let size = terminal_size::terminal_size_of(io::stdout());
+    let size = size.map(|(width, height)| (width.0.into(), height.0.into()));
+    Some(size.unwrap_or((DEFAULT_COLUMNS, usize::MAX)))
+}
+
+/// The first of the variables that say so decides, as in the C library.
+fn utf8_locale() -> bool {
+    let names = ["LC_ALL", "LC_CTYPE", "LANG"];
+    let mut values = names.iter().filter_map(|name| std::env::var(name).ok());
+    let locale = values.find(|value| !value.is_empty()).unwrap_or_default();
+    let locale = locale.to_ascii_lowercase();
+    locale.contains("utf-8") || locale.contains("utf8")
+}
+
+impl<W: Write> Output<W> {
+    /// Results are drawn over each other.
+    pub(crate) fn redraws(&self) -> bool {
+        self.watch && self.is_table() && (self.terminal)().is_some()
+    }
+
+    fn is_table(&self) -> bool {
+        matches!(self.format, Format::Table | Format::Wide)
+    }
+
+    /// Shows a result: over the last one, or after it.
+    pub(crate) fn show<V: View>(&mut self, view: &V) -> io::Result<()> {
+        let text = self.render(view)?;
+        if self.redraws() {
+            self.draw(&text)?;
+        } else {
+            if self.watch && self.is_table() && !self.shown.is_empty() {
+                self.writer.write_all(b"\n")?;
+            }
+            self.writer.write_all(text.as_bytes())?;
+        }
+        self.shown = text;
+        self.trouble.clear();
+        self.writer.flush()
+    }
+
+    /// Says that what was shown is not up to date, and why: above it, or once on stderr.
+    pub(crate) fn show_trouble(&mut self, trouble: &str) -> io::Result<()> {
+        let span = Span::new(format!("error: {trouble}; trying again"), Tone::Bad);
+        if self.redraws() {
+            let text = self.finish(paragraph(&span, &self.canvas(), 0));
+            return self.draw(&format!("{text}\n{}", self.shown));
+        }
+        if self.trouble != span.text {
+            anstream::eprintln!("{}", span.text);
+            self.trouble = span.text;
+        }
+        Ok(())
+    }
+
+    fn canvas(&self) -> Canvas {
+        let columns = (self.terminal)().map(|(columns, _)| columns.max(LEAST_COLUMNS));
+        let wide = self.format == Format::Wide;
+        Canvas {
+            columns: columns.unwrap_or(if wide { usize::MAX } else { DEFAULT_COLUMNS }),
+            wide,
+            unicode: self.unicode,
+            program: self.program,
+        }
+    }
+
+    /// The result as text, as it is written.
+    fn render<V: View>(&self, view: &V) -> io::Result<String> {
+        let text = match self.format {
+            Format::Table | Format::Wide => self.finish(view.text(&self.canvas())),
+            Format::Json if self.watch => serde_json::to_string(view)? + "\n",
+            Format::Json => serde_json::to_string_pretty(view)? + "\n",
+            Format::Yaml => {
+                let separator = if self.watch { "---\n" } else { "" };
+                let yaml = serde_saphyr::to_string(view).map_err(io::Error::other)?;
+                format!("{separator}{}\n", yaml.trim_end())
+            }
+        };
+        Ok(text)
+    }
+
+    /// Removes colours where they do not belong.
+    fn finish(&self, text: String) -> String {
+        if self.colour {
+            text
+        } else {
+            strip_str(&text).to_string()
+        }
+    }
+
+    /// Draws over what is on the screen, without flicker, and no more than fits.
+    fn draw(&mut self, text: &str) -> io::Result<()> {
+        let (columns, height) = (self.terminal)().unwrap_or((DEFAULT_COLUMNS, usize::MAX));
+        let (all, fits) = fitting(text, columns, height);
+        let mut frame = String::from(if self.shown.is_empty() { CLEAR_ALL } else { "" });
+        frame.push_str(HOME);
+        for line in text.lines().take(fits) {
+            frame.push_str(line);
+            frame.push_str(CLEAR_LINE);
+            frame.push('\n');
+        }
+        if fits < all {
+            let more = format!("{} more lines: make the terminal higher", all - fits);
+            frame.push_str(&self.finish(Tone::Faint.paint(&more)));
+        }
+        frame.push_str(CLEAR_REST);
+        self.writer.write_all(frame.as_bytes())?;
+        self.writer.flush()
+    }
+}
+
+/// How many lines there are, and how many of them fit on a screen with the cursor below them: the
+/// terminal breaks those that are too wide. When not all do, one more line is kept free.
+fn fitting(text: &str, columns: usize, height: usize) -> (usize, usize) {
+    let high = |line: &str| {
+        let width = strip_str(line).to_string().width();
+        width.div_ceil(columns.max(1)).max(1)
+    };
+    let ends: Vec<usize> = text
+        .lines()
+        .scan(0, |end, line| {
+            *end += high(line);
+            Some(*end)
+        })
+        .collect();
+    let within = |room: usize| ends.iter().take_while(|end| **end <= room).count();
+    match within(height.saturating_sub(1)) {
+        all if all == ends.len() => (all, all),
+        _ => (ends.len(), within(height.saturating_sub(2))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! Tables that fit: columns are dropped and elided by rank until a line is short enough.
+
+use unicode_width::UnicodeWidthStr;
+
+use crate::style::{Canvas, Tone};
+use crate::text::{Span, elide, paragraph};
+
+/// Blanks between two columns.
+const GAP: usize = 2;
+
+/// Indentation of notes below their row.
+const NOTE_INDENT: usize = 2;
+
+/// What a column is called and what may be done to it for lack of room.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Column {
+    title: &'static str,
+    /// Cells may be elided down to this width.
+    least: Option<usize>,
+    /// May be dropped for lack of room, the lowest rank first.
+    rank: Option<u8>,
+    /// Only shown in wide tables.
+    wide: bool,
+}
+
+impl Column {
+    /// A column that is always shown in full.
+    pub(crate) const fn new(title: &'static str) -> Self {
+        Self {
+            title,
+            least: None,
+            rank: None,
+            wide: false,
+        }
+    }
+
+    /// A column of wide tables.
+    pub(crate) const fn wide(title: &'static str) -> Self {
+        Self {
+            wide: true,
+            ..Self::new(title)
+        }
+    }
+
+    /// Its cells may be elided, down to `least` columns.
+    pub(crate) const fn elastic(self, least: usize) -> Self {
+        Self {
+            least: Some(least),
+            ..self
+        }
+    }
+
+    /// It may be dropped, those of lower rank first.
+    pub(crate) const fn optional(self, rank: u8) -> Self {
+        Self {
+            rank: Some(rank),
+            ..self
+        }
+    }
+}
+
+/// A table of `rows`, built column by column.
+pub(crate) struct Table<'a, T> {
+    rows: &'a [T],
+    columns: Vec<Filled>,
+    notes: Vec<Vec<Span>>,
+}
+
+/// A column with its cells.
+struct Filled {
+    column: Column,
+    cells: Vec<Span>,
+    /// Width of the widest cell, the title included.
+    natural: usize,
+    /// Width on the canvas.
+    width: usize,
+}
+
+impl Filled {
+    fn least(&self) -> usize {
+        self.column.least.map_or(self.natural, |least| {
+            least.max(self.column.title.len()).min(self.natural)
+        })
+    }
+}
+
+impl<'a, T> Table<'a, T> {
+    /// A table without columns so far.
+    pub(crate) fn new(rows: &'a [T]) -> Self {
+        Self {
+            rows,
+            columns: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// One more column, and how a row fills it.
+    pub(crate) fn column(mut self, column: Column, cell: impl Fn(&T) -> Span) -> Self {
+        let cells: Vec<Span> = self.rows.iter().map(cell).collect();
+        let widest = cells.iter().map(Span::width).max().unwrap_or(0);
+        let natural = widest.max(column.title.len());
+        self.columns.push(Filled {
+            column,
+            cells,
+            natural,
+            width: natural,
+        });
+        self
+    }
+
+    /// Notes are shown below their row, wrapped.
+    pub(crate) fn notes(mut self, notes: impl Fn(&T) -> Vec<Span>) -> Self {
+        self.notes = self.rows.iter().map(notes).collect();
+        self
+    }
+
+    /// The table as text, colours included.
+    pub(crate) fn render(mut self, canvas: &Canvas) -> String {
+        self.columns
+            .retain(|filled| canvas.wide || !filled.column.wide);
+        if !canvas.wide {
+            fit(&mut self.columns, canvas.columns);
+        }
+        let titles = self.columns.iter().map(|filled| {
+            let title = Span::new(filled.column.title, Tone::Strong);
+            (title, filled.width)
+        });
+        let mut out = line(titles, canvas);
+        for row in 0..self.rows.len() {
+            let cells = self.columns.iter();
+            let cells = cells.map(|filled| (filled.cells[row].clone(), filled.width));
+            out.push_str(&line(cells, canvas));
+            for note in self.notes.get(row).into_iter().flatten() {
+                out.push_str(&paragraph(note, canvas, NOTE_INDENT));
+            }
+        }
+        out
+    }
+}
+
+/// Drops columns until the others fit at their least width, then shares the room that there is.
+fn fit(columns: &mut Vec<Filled>, room: usize) {
+    let gaps = |columns: &[Filled]| columns.len().saturating_sub(1) * GAP;
+    while columns.iter().map(Filled::least).sum::<usize>() + gaps(columns) > room {
+        let ranks = columns.iter().enumerate();
+        let lowest = ranks
+            .filter_map(|(i, filled)| Some((filled.column.rank?, i)))
+            .min();
+        let Some((_, index)) = lowest else { break };
+        columns.remove(index);
+    }
+    let taken = columns.iter().map(|c| c.natural).sum::<usize>() + gaps(columns);
+    for _ in room..taken {
+        let elastic = columns.iter_mut().filter(|c| c.width > c.least());
+        let Some(widest) = elastic.max_by_key(|c| c.width) else {
+            break;
+        };
+        widest.width -= 1;
+    }
+}
+
+/// One line of cells, each padded to its width, without blanks at the end.
+fn line(cells: impl Iterator<Item = (Span, usize)>, canvas: &Canvas) -> String {
+    let mut out = String::new();
+    let mut pending = 0;
+    for (cell, width) in cells {
+        let text = elide(&cell.text, width, canvas.ellipsis());
+        out.push_str(&" ".repeat(pending));
+        out.push_str(&cell.tone.paint(&text));
+        pending = GAP + width.saturating_sub(text.width());
+    }
+    out.push('\n');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::testing::{assert_fits, canvas, plain};
+    use expect_test::expect;
+
+    fn sample(columns: usize) -> String {
+        let rows = [
+            ("a", "short", "1"),
+            ("b", "a-rather-long-name-of-something", "22"),
+        ];
+        let table = Table::new(&rows)
+            .column(Column::new("ID"), |row| Span::plain(row.0))
+            .column(Column::new("NAME").elastic(12), |row| Span::plain(row.1))
+            .column(Column::new("COUNT").optional(1), |row| Span::plain(row.2))
+            .column(Column::wide("MORE"), |_| Span::plain("more"))
+            .notes(|row| {
+                let wrong = row.0 == "b";
+                wrong
+                    .then(|| Span::new("something is wrong with this one", Tone::Bad))
+                    .into_iter()
+                    .collect()
+            });
+        let canvas = Canvas {
+            columns,
+            ..canvas()
+        };
+        plain(&table.render(&canvas))
+    }
+
+    #[test]
+    fn narrow_tables_elide_then_drop() {
+        expect![[r#"
+            ID  NAME                             COUNT
+            a   short                            1
+            b   a-rather-long-name-of-something  22
+              something is wrong with this one
+        "#]]
+        .assert_eq(&sample(80));
+        expect![[r#"
+            ID  NAME               COUNT
+            a   short              1
+            b   a-rather-..ething  22
+              something is wrong with
+                this one
+        "#]]
+        .assert_eq(&sample(28));
+        expect![[r#"
+            ID  NAME
+            a   short
+            b   a-rather-l..ething
+              something is wrong
+                with this one
+        "#]]
+        .assert_eq(&sample(22));
+        for columns in 22..60 {
+            assert_fits(&sample(columns), columns);
+        }
+    }
+}

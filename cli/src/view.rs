@@ -1,0 +1,220 @@
+//! What people and programs see: `message -> view` and `view -> text`, all of it pure.
+//!
+//! A view is also what `-o json` and `-o yaml` print: field names are camelCase as in Kubernetes
+//! and stay as they are, every field is always present, what is not known is `null`, times are
+//! RFC 3339, other units are in the name. `README.md` lists the fields.
+
+pub(crate) mod describe;
+pub(crate) mod endpoints;
+pub(crate) mod fleet;
+mod next;
+pub(crate) mod nodes;
+pub(crate) mod services;
+pub(crate) mod version;
+
+#[cfg(test)]
+#[path = "../tests/samples/mod.rs"]
+pub(crate) mod samples;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use kplane_model::ObjectRef;
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, plural};
+
+/// Version of the fields in JSON and YAML.
+pub(crate) const API_VERSION: &str = "kplane.v1";
+
+/// Issues that a table shows before it refers to `-o wide`.
+const ISSUES_SHOWN: usize = 10;
+
+/// Something to show.
+pub(crate) trait View: Serialize {
+    /// The view as text for people, colours included. Ends with a newline.
+    fn text(&self, canvas: &Canvas) -> String;
+}
+
+/// Identity of one port of one Service in one family.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KeyView {
+    pub(crate) namespace: String,
+    pub(crate) service: String,
+    pub(crate) port_name: String,
+    pub(crate) protocol: &'static str,
+    pub(crate) family: &'static str,
+}
+
+impl From<pb::ServiceKey> for KeyView {
+    fn from(key: pb::ServiceKey) -> Self {
+        Self {
+            protocol: protocol(key.protocol()),
+            family: family(key.family()),
+            namespace: key.namespace,
+            service: key.name,
+            port_name: key.port_name,
+        }
+    }
+}
+
+impl fmt::Display for KeyView {
+    /// `namespace/name:port/TCP (IPv4)`, as everywhere in kplane.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.service)?;
+        if !self.port_name.is_empty() {
+            write!(f, ":{}", self.port_name)?;
+        }
+        write!(f, "/{} ({})", self.protocol, self.family)
+    }
+}
+
+/// The protocol as Kubernetes writes it.
+fn protocol(protocol: pb::Protocol) -> &'static str {
+    match protocol {
+        pb::Protocol::Tcp => "TCP",
+        pb::Protocol::Udp => "UDP",
+        pb::Protocol::Sctp => "SCTP",
+        pb::Protocol::Unspecified => "Unknown",
+    }
+}
+
+/// The family as Kubernetes writes it.
+fn family(family: pb::Family) -> &'static str {
+    match family {
+        pb::Family::Ipv4 => "IPv4",
+        pb::Family::Ipv6 => "IPv6",
+        pb::Family::Unspecified => "Unknown",
+    }
+}
+
+/// The traffic policy as Kubernetes writes it.
+fn policy(policy: pb::TrafficPolicy) -> &'static str {
+    match policy {
+        pb::TrafficPolicy::Cluster => "Cluster",
+        pb::TrafficPolicy::Local => "Local",
+    }
+}
+
+/// How bad an issue is; what a newer server may add counts as an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) enum SeverityView {
+    Error,
+    Warning,
+}
+
+/// A problem with one object of the input.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct IssueView {
+    pub(crate) severity: SeverityView,
+    pub(crate) location: String,
+    pub(crate) kind: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) reason: String,
+}
+
+impl IssueView {
+    /// The issues, errors first.
+    fn list(issues: Vec<pb::InputIssue>) -> Vec<Self> {
+        let mut issues: Vec<Self> = issues.into_iter().map(Self::from).collect();
+        issues.sort_by_key(|issue| issue.severity);
+        issues
+    }
+
+    fn is_error(&self) -> bool {
+        self.severity == SeverityView::Error
+    }
+
+    /// The object, such as `Service shop/web`.
+    fn object(&self) -> String {
+        let object = ObjectRef {
+            kind: self.kind.clone(),
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        };
+        object.to_string()
+    }
+}
+
+impl From<pb::InputIssue> for IssueView {
+    fn from(issue: pb::InputIssue) -> Self {
+        let severity = match issue.severity() {
+            pb::Severity::Warning => SeverityView::Warning,
+            pb::Severity::Error | pb::Severity::Unspecified => SeverityView::Error,
+        };
+        Self {
+            severity,
+            location: issue.location,
+            kind: issue.kind,
+            namespace: issue.namespace,
+            name: issue.name,
+            reason: issue.reason,
+        }
+    }
+}
+
+/// A section about issues, after an empty line; nothing when there are none.
+fn issues_text(issues: &[IssueView], canvas: &Canvas) -> String {
+    if issues.is_empty() {
+        return String::new();
+    }
+    let limit = if canvas.wide {
+        issues.len()
+    } else {
+        ISSUES_SHOWN
+    };
+    let shown = &issues[..limit.min(issues.len())];
+    let table = Table::new(shown)
+        .column(Column::new("ISSUE"), |issue| match issue.severity {
+            SeverityView::Error => Span::new("Error", Tone::Bad),
+            SeverityView::Warning => Span::new("Warning", Tone::Warn),
+        })
+        .column(Column::new("OBJECT").elastic(24), |issue| {
+            Span::plain(issue.object())
+        })
+        .column(Column::new("LOCATION").elastic(20), |issue| {
+            Span::plain(&issue.location)
+        })
+        .notes(|issue| vec![Span::plain(&issue.reason)]);
+    let more = more_text(issues.len() - shown.len(), "issue");
+    format!("\n{}{more}", table.render(canvas))
+}
+
+/// Says how many were left out; nothing when none was.
+fn more_text(hidden: usize, noun: &str) -> String {
+    match hidden {
+        0 => String::new(),
+        hidden => format!("{} more: -o wide\n", plural(hidden, noun)),
+    }
+}
+
+/// What to do next, after an empty line; nothing when there is nothing to do.
+fn next_steps_text(steps: &[String], canvas: &Canvas) -> String {
+    if steps.is_empty() {
+        return String::new();
+    }
+    let steps = steps.iter().map(|step| {
+        let span = Span::new(step, Tone::Plain);
+        crate::text::paragraph(&span, canvas, 2)
+    });
+    let heading = Tone::Strong.paint("Next");
+    format!("\n{heading}\n{}", steps.collect::<String>())
+}
+
+/// `applied`, with what it should be behind a slash while that is more.
+fn progress(applied: Option<u64>, wanted: u64) -> Span {
+    match applied {
+        None => Span::none(),
+        Some(applied) if applied < wanted => Span::new(format!("{applied}/{wanted}"), Tone::Warn),
+        Some(applied) => Span::plain(applied.to_string()),
+    }
+}

@@ -1,0 +1,271 @@
+//! One Service: what it is, and what every node holds of it.
+
+use std::collections::HashMap;
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::endpoints::EndpointView;
+use super::services::{PortView, ServiceView, affinity};
+use super::{API_VERSION, IssueView, KeyView, View, issues_text, next_steps_text, progress};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, field, paragraph};
+
+/// Endpoints that new connections on one node may reach, of one port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NodePortView {
+    #[serde(flatten)]
+    pub(crate) key: KeyView,
+    /// For policy Cluster.
+    pub(crate) cluster: Vec<String>,
+    /// For policy Local.
+    pub(crate) local: Vec<String>,
+}
+
+/// The Service on one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ServiceNodeView {
+    pub(crate) node: String,
+    pub(crate) programmed: bool,
+    /// Why not.
+    pub(crate) reason: String,
+    pub(crate) wanted_revision: u64,
+    pub(crate) applied_revision: u64,
+    pub(crate) endpoints: Vec<NodePortView>,
+}
+
+impl From<pb::NodeServiceStatus> for ServiceNodeView {
+    fn from(status: pb::NodeServiceStatus) -> Self {
+        let endpoints = status.endpoints.into_iter().map(|of| NodePortView {
+            key: of.key.unwrap_or_default().into(),
+            cluster: of.cluster,
+            local: of.local,
+        });
+        Self {
+            node: status.node,
+            programmed: status.programmed,
+            reason: status.reason,
+            wanted_revision: status.wanted_revision,
+            applied_revision: status.applied_revision,
+            endpoints: endpoints.collect(),
+        }
+    }
+}
+
+/// `kpctl describe service`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DescriptionView {
+    api_version: &'static str,
+    kind: &'static str,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// `null` when nothing of it is served.
+    pub(crate) service: Option<ServiceView>,
+    pub(crate) nodes: Vec<ServiceNodeView>,
+    pub(crate) issues: Vec<IssueView>,
+}
+
+impl DescriptionView {
+    pub(crate) fn new(namespace: &str, name: &str, description: pb::ServiceDescription) -> Self {
+        let nodes = description.nodes.into_iter().map(ServiceNodeView::from);
+        Self {
+            api_version: API_VERSION,
+            kind: "ServiceDescription",
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            service: ServiceView::group(description.ports).pop(),
+            nodes: nodes.collect(),
+            issues: IssueView::list(description.issues),
+        }
+    }
+
+    fn programmed(&self) -> usize {
+        self.nodes.iter().filter(|node| node.programmed).count()
+    }
+
+    fn header(&self, canvas: &Canvas) -> String {
+        let title = Span::plain(format!("{}/{}", self.namespace, self.name));
+        let mut out = field("Service", &[title], canvas);
+        if let Some(service) = &self.service {
+            out.push_str(&facts(service, canvas));
+        } else {
+            let nothing = Span::new("none is served", Tone::Warn);
+            out.push_str(&field("Ports", &[nothing], canvas));
+        }
+        let (programmed, all) = (self.programmed(), self.nodes.len());
+        let tone = if programmed == all {
+            Tone::Good
+        } else {
+            Tone::Warn
+        };
+        let text = format!("{programmed}/{all} hold the newest state");
+        out.push_str(&field("Nodes", &[Span::new(text, tone)], canvas));
+        out
+    }
+
+    fn next_steps(&self, canvas: &Canvas) -> Vec<String> {
+        let mut steps = Vec::new();
+        if self.programmed() < self.nodes.len() {
+            steps.push(format!("{} status", canvas.program));
+        }
+        if let Some(issue) = self.issues.iter().find(|issue| issue.is_error()) {
+            steps.push(super::next::mend(issue));
+        }
+        steps
+    }
+}
+
+impl View for DescriptionView {
+    fn text(&self, canvas: &Canvas) -> String {
+        let mut out = self.header(canvas);
+        for port in self.service.iter().flat_map(|service| &service.ports) {
+            out.push('\n');
+            out.push_str(&port_text(port, &self.nodes, canvas));
+        }
+        if !self.nodes.is_empty() {
+            out.push('\n');
+            out.push_str(&nodes_text(&self.nodes, canvas));
+        }
+        out.push_str(&issues_text(&self.issues, canvas));
+        out.push_str(&next_steps_text(&self.next_steps(canvas), canvas));
+        out
+    }
+}
+
+/// What the ports of a Service share.
+fn facts(service: &ServiceView, canvas: &Canvas) -> String {
+    let list = |items: &[String]| items.iter().map(Span::plain).collect::<Vec<_>>();
+    let optional = |text: Option<String>| text.map(Span::plain).into_iter().collect::<Vec<_>>();
+    let policies = [
+        format!("internal {}", service.internal_traffic_policy),
+        format!("external {}", service.external_traffic_policy),
+    ];
+    let affinity = affinity(service).map(|age| format!("by client address for {age}"));
+    let health = service.health_check_node_port.map(|port| port.to_string());
+    let fields: [(&str, Vec<Span>); 7] = [
+        ("Cluster IP", list(&service.cluster_ips)),
+        ("External IP", list(&service.external_ips)),
+        ("Load balancer", list(&service.load_balancer_ips)),
+        ("Sources", list(&service.load_balancer_source_ranges)),
+        ("Policy", list(&policies)),
+        ("Affinity", optional(affinity)),
+        ("Health port", optional(health)),
+    ];
+    let fields = fields.iter();
+    fields
+        .map(|(key, values)| field(key, values, canvas))
+        .collect()
+}
+
+/// One port: its addresses, its endpoints, and for how many nodes each of them is chosen.
+fn port_text(port: &PortView, nodes: &[ServiceNodeView], canvas: &Canvas) -> String {
+    let name = if port.name.is_empty() {
+        String::new()
+    } else {
+        format!("{} ", port.name)
+    };
+    let node_port = port
+        .node_port
+        .map_or(String::new(), |port| format!(", node port {port}"));
+    let heading = format!(
+        "Port {name}{}/{} ({}){node_port}, revision {}",
+        port.port, port.protocol, port.family, port.revision
+    );
+    let mut out = paragraph(&Span::new(heading, Tone::Strong), canvas, 0);
+    let chosen = chosen(port, nodes);
+    let chosen_for = |endpoint: &EndpointView| {
+        let count = chosen.get(endpoint.address.as_str()).copied().unwrap_or(0);
+        Span::plain(format!("{count}/{}", nodes.len()))
+    };
+    if !port.endpoints.is_empty() {
+        let table = Table::new(&port.endpoints)
+            .column(Column::new("ENDPOINT"), |e| Span::plain(&e.address))
+            .column(Column::new("NODE").elastic(12).optional(2), |e| {
+                Span::plain(&e.node)
+            })
+            .column(Column::new("STATE"), EndpointView::state)
+            .column(Column::new("NODES").optional(1), chosen_for)
+            .column(
+                Column::new("HINTS").elastic(12).optional(0),
+                EndpointView::hints,
+            )
+            .render(&canvas.inset(2));
+        out.extend(table.lines().map(|line| format!("  {line}\n")));
+    }
+    if let Some(warning) = without_ready(port) {
+        out.push_str(&paragraph(&Span::new(warning, Tone::Bad), canvas, 2));
+    }
+    out
+}
+
+/// What it means that no endpoint is ready.
+fn without_ready(port: &PortView) -> Option<&'static str> {
+    let draining = port.endpoints.iter().any(|endpoint| {
+        let conditions = endpoint.conditions;
+        conditions.serving && conditions.terminating
+    });
+    match (port.ready_endpoints, draining) {
+        (1.., _) => None,
+        (0, true) => Some("no endpoint is ready: those that are draining are still used"),
+        (0, false) => Some("no endpoint is ready: connections fail"),
+    }
+}
+
+/// For how many nodes each endpoint of a port is chosen, under either policy: whether they hold it
+/// already is another question.
+fn chosen<'a>(port: &PortView, nodes: &'a [ServiceNodeView]) -> HashMap<&'a str, usize> {
+    let mut chosen = HashMap::new();
+    for node in nodes {
+        for held in node.endpoints.iter().filter(|held| port.is(&held.key)) {
+            let local = held.local.iter().filter(|a| !held.cluster.contains(a));
+            for address in held.cluster.iter().chain(local) {
+                *chosen.entry(address.as_str()).or_default() += 1;
+            }
+        }
+    }
+    chosen
+}
+
+/// What every node holds. `-o wide` lists the endpoints themselves.
+fn nodes_text(nodes: &[ServiceNodeView], canvas: &Canvas) -> String {
+    let total = |node: &ServiceNodeView, list: fn(&NodePortView) -> &Vec<String>| {
+        let total: usize = node.endpoints.iter().map(|of| list(of).len()).sum();
+        Span::plain(total.to_string())
+    };
+    Table::new(nodes)
+        .column(Column::new("NODE").elastic(20), |node| {
+            Span::plain(&node.node)
+        })
+        .column(Column::new("PROGRAMMED"), |node| match node.programmed {
+            true => Span::new("Yes", Tone::Good),
+            false => Span::new("No", Tone::Bad),
+        })
+        .column(Column::new("APPLIED"), |node| {
+            progress(Some(node.applied_revision), node.wanted_revision)
+        })
+        .column(Column::new("CLUSTER"), |node| total(node, |of| &of.cluster))
+        .column(Column::new("LOCAL"), |node| total(node, |of| &of.local))
+        .notes(|node| node_notes(node, canvas))
+        .render(canvas)
+}
+
+fn node_notes(node: &ServiceNodeView, canvas: &Canvas) -> Vec<Span> {
+    let mut notes = Vec::new();
+    if !node.reason.is_empty() {
+        notes.push(Span::new(&node.reason, Tone::Bad));
+    }
+    if canvas.wide {
+        notes.extend(node.endpoints.iter().map(|of| {
+            let [cluster, local] = [&of.cluster, &of.local].map(|list| match list.as_slice() {
+                [] => "none".to_owned(),
+                list => list.join(" "),
+            });
+            Span::plain(format!("{}: cluster {cluster}; local {local}", of.key))
+        }));
+    }
+    notes
+}

@@ -1,0 +1,144 @@
+//! Endpoints, usable or not.
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::services::none_text;
+use super::{API_VERSION, KeyView, View};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::Span;
+
+/// Conditions as in an EndpointSlice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ConditionsView {
+    pub(crate) ready: bool,
+    pub(crate) serving: bool,
+    pub(crate) terminating: bool,
+}
+
+/// One endpoint of one port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct EndpointView {
+    /// Address and port.
+    pub(crate) address: String,
+    pub(crate) node: String,
+    pub(crate) conditions: ConditionsView,
+    pub(crate) zone_hints: Vec<String>,
+    pub(crate) node_hints: Vec<String>,
+}
+
+impl EndpointView {
+    /// The conditions in a word.
+    pub(crate) fn state(&self) -> Span {
+        let conditions = self.conditions;
+        match (conditions.ready, conditions.serving, conditions.terminating) {
+            (true, _, _) => Span::new("Ready", Tone::Good),
+            (false, true, true) => Span::new("Draining", Tone::Warn),
+            (false, false, true) => Span::new("Terminating", Tone::Warn),
+            (false, _, false) => Span::new("NotReady", Tone::Bad),
+        }
+    }
+
+    /// Where it should be used: `zone a,b` or `node n`.
+    pub(crate) fn hints(&self) -> Span {
+        let hints = [("zone", &self.zone_hints), ("node", &self.node_hints)];
+        let hints = hints.into_iter().filter(|(_, names)| !names.is_empty());
+        let hints: Vec<_> = hints
+            .map(|(kind, names)| format!("{kind}={}", names.join(",")))
+            .collect();
+        Span::plain(hints.join(" "))
+    }
+}
+
+impl From<pb::EndpointView> for EndpointView {
+    fn from(endpoint: pb::EndpointView) -> Self {
+        Self {
+            address: endpoint.address,
+            node: endpoint.node,
+            conditions: ConditionsView {
+                ready: endpoint.ready,
+                serving: endpoint.serving,
+                terminating: endpoint.terminating,
+            },
+            zone_hints: endpoint.zone_hints,
+            node_hints: endpoint.node_hints,
+        }
+    }
+}
+
+/// An endpoint and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct OwnedEndpointView {
+    #[serde(flatten)]
+    pub(crate) key: KeyView,
+    #[serde(flatten)]
+    pub(crate) endpoint: EndpointView,
+}
+
+/// `kpctl get endpoints`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct EndpointListView {
+    api_version: &'static str,
+    kind: &'static str,
+    items: Vec<OwnedEndpointView>,
+    /// Only endpoints of this one were asked for.
+    #[serde(skip)]
+    namespace: Option<String>,
+}
+
+impl EndpointListView {
+    pub(crate) fn new(ports: Vec<pb::ServiceView>, namespace: Option<&str>) -> Self {
+        let items = ports.into_iter().flat_map(|port| {
+            let key = KeyView::from(port.key.unwrap_or_default());
+            let endpoints = port.endpoints.into_iter();
+            endpoints.map(move |endpoint| OwnedEndpointView {
+                key: key.clone(),
+                endpoint: endpoint.into(),
+            })
+        });
+        Self {
+            api_version: API_VERSION,
+            kind: "EndpointList",
+            items: items.collect(),
+            namespace: namespace.map(str::to_owned),
+        }
+    }
+}
+
+impl View for EndpointListView {
+    fn text(&self, canvas: &Canvas) -> String {
+        if self.items.is_empty() {
+            return none_text("endpoints", self.namespace.as_deref());
+        }
+        let mut table = Table::new(&self.items);
+        if self.namespace.is_none() {
+            table = table.column(Column::new("NAMESPACE").elastic(9), |item| {
+                Span::plain(&item.key.namespace)
+            });
+        }
+        table
+            .column(Column::new("SERVICE").elastic(14), |item| {
+                Span::plain(&item.key.service)
+            })
+            .column(
+                Column::new("PORT").elastic(6).optional(1),
+                |item| match item.key.port_name.as_str() {
+                    "" => Span::plain(item.key.protocol),
+                    name => Span::plain(name),
+                },
+            )
+            .column(Column::new("ADDRESS"), |item| {
+                Span::plain(&item.endpoint.address)
+            })
+            .column(Column::new("NODE").elastic(12).optional(2), |item| {
+                Span::plain(&item.endpoint.node)
+            })
+            .column(Column::new("STATE"), |item| item.endpoint.state())
+            .column(Column::wide("HINTS"), |item| item.endpoint.hints())
+            .render(canvas)
+    }
+}

@@ -1,0 +1,287 @@
+//! The fleet: who is in sync, who is not, and why not.
+
+use std::time::Duration;
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::nodes::{FailureView, NodeStateView, NodeView};
+use super::{API_VERSION, IssueView, View, issues_text, next, next_steps_text};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, field, plural, short_count};
+use crate::time::{Time, age, human};
+
+/// Failures of one node that a table shows before it refers to `-o wide`.
+const FAILURES_SHOWN: usize = 3;
+
+/// A source that was in touch longer ago than this is worth a look. Watches of the API server
+/// hear of it at least once a minute.
+const STALE_AFTER: Duration = Duration::from_secs(90);
+
+/// The control plane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ControlPlaneView {
+    pub(crate) version: String,
+    /// Random for each start; hexadecimal, since JSON numbers are too small for it.
+    pub(crate) epoch: String,
+    pub(crate) revision: u64,
+    pub(crate) revision_time: Option<Time>,
+    pub(crate) time: Option<Time>,
+    pub(crate) start_time: Option<Time>,
+    pub(crate) source: String,
+    pub(crate) synced: bool,
+    pub(crate) upstream_age_milliseconds: u64,
+    pub(crate) services: u64,
+    pub(crate) endpoints: u64,
+}
+
+impl From<pb::ControlPlaneStatus> for ControlPlaneView {
+    fn from(status: pb::ControlPlaneStatus) -> Self {
+        Self {
+            version: status.version,
+            epoch: format!("{:016x}", status.epoch),
+            revision: status.revision,
+            revision_time: Time::from_wire(status.revision_at_ms),
+            time: Time::from_wire(status.now_ms),
+            start_time: Time::from_wire(status.started_at_ms),
+            source: status.source,
+            synced: status.synced,
+            upstream_age_milliseconds: status.upstream_age_ms,
+            services: status.services,
+            endpoints: status.endpoints,
+        }
+    }
+}
+
+/// Nodes by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SummaryView {
+    pub(crate) nodes: usize,
+    pub(crate) in_sync: usize,
+    pub(crate) syncing: usize,
+    pub(crate) failing: usize,
+    pub(crate) disconnected: usize,
+    pub(crate) no_agent: usize,
+    pub(crate) unknown: usize,
+    pub(crate) errors: usize,
+    pub(crate) warnings: usize,
+    /// What `kpctl status --check` checks.
+    pub(crate) healthy: bool,
+}
+
+impl SummaryView {
+    fn new(synced: bool, nodes: &[NodeView], issues: &[IssueView]) -> Self {
+        let count = |state| nodes.iter().filter(|node| node.state == state).count();
+        let errors = issues.iter().filter(|issue| issue.is_error()).count();
+        let in_sync = count(NodeStateView::InSync);
+        Self {
+            nodes: nodes.len(),
+            in_sync,
+            syncing: count(NodeStateView::Syncing),
+            failing: count(NodeStateView::Failing),
+            disconnected: count(NodeStateView::Disconnected),
+            no_agent: count(NodeStateView::NoAgent),
+            unknown: count(NodeStateView::Unknown),
+            errors,
+            warnings: issues.len() - errors,
+            // No nodes, or half a picture, must not pass for a fleet in sync.
+            healthy: synced && errors == 0 && !nodes.is_empty() && in_sync == nodes.len(),
+        }
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        if self.nodes == 0 {
+            return vec![Span::new("none", Tone::Warn)];
+        }
+        let all = self.in_sync == self.nodes;
+        let tone = if all { Tone::Good } else { Tone::Warn };
+        let mut spans = vec![Span::new(
+            format!("{}/{} in sync", self.in_sync, self.nodes),
+            tone,
+        )];
+        let others = [
+            (self.syncing, "syncing", Tone::Warn),
+            (self.failing, "failing", Tone::Bad),
+            (self.disconnected, "disconnected", Tone::Bad),
+            (self.no_agent, "without an agent", Tone::Warn),
+            (self.unknown, "unknown", Tone::Warn),
+        ];
+        let others = others.into_iter().filter(|(count, _, _)| *count > 0);
+        spans.extend(others.map(|(count, what, tone)| Span::new(format!("{count} {what}"), tone)));
+        spans
+    }
+}
+
+/// `kpctl status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct FleetView {
+    api_version: &'static str,
+    kind: &'static str,
+    pub(crate) control_plane: ControlPlaneView,
+    pub(crate) summary: SummaryView,
+    pub(crate) nodes: Vec<NodeView>,
+    pub(crate) issues: Vec<IssueView>,
+}
+
+impl From<pb::Fleet> for FleetView {
+    fn from(fleet: pb::Fleet) -> Self {
+        let mut status = fleet.control_plane.unwrap_or_default();
+        let issues = IssueView::list(std::mem::take(&mut status.issues));
+        let nodes = fleet.nodes.into_iter();
+        let nodes: Vec<_> = nodes.map(|n| NodeView::new(n, status.epoch)).collect();
+        Self {
+            api_version: API_VERSION,
+            kind: "Fleet",
+            summary: SummaryView::new(status.synced, &nodes, &issues),
+            control_plane: status.into(),
+            nodes,
+            issues,
+        }
+    }
+}
+
+impl View for FleetView {
+    fn text(&self, canvas: &Canvas) -> String {
+        let now = self.control_plane.time;
+        let mut out = self.header(canvas);
+        if !self.nodes.is_empty() {
+            out.push('\n');
+            out.push_str(&nodes_text(&self.nodes, now, canvas));
+        }
+        out.push_str(&issues_text(&self.issues, canvas));
+        let steps = next::steps(&self.nodes, &self.issues, canvas.program);
+        out.push_str(&next_steps_text(&steps, canvas));
+        out
+    }
+}
+
+impl FleetView {
+    fn header(&self, canvas: &Canvas) -> String {
+        let plane = &self.control_plane;
+        let since = |time: Option<Time>| Some(time?.age_text(plane.time?));
+        let mut about = vec![Span::plain(&plane.version)];
+        about.extend(since(plane.start_time).map(|age| Span::plain(format!("up {age}"))));
+        let upstream = Duration::from_millis(plane.upstream_age_milliseconds);
+        let stale = upstream >= STALE_AFTER;
+        let tone = if stale { Tone::Warn } else { Tone::Plain };
+        let mut source = vec![
+            Span::plain(&plane.source),
+            Span::new(format!("in touch {} ago", age(upstream)), tone),
+        ];
+        if !plane.synced {
+            source.push(Span::new("not complete yet", Tone::Warn));
+        }
+        let mut revision = vec![Span::plain(plane.revision.to_string())];
+        revision.extend(since(plane.revision_time).map(|age| Span::plain(format!("{age} ago"))));
+        for (count, noun) in [(plane.services, "service"), (plane.endpoints, "endpoint")] {
+            let count = usize::try_from(count).unwrap_or(usize::MAX);
+            revision.push(Span::plain(plural(count, noun)));
+        }
+        [
+            field("Control plane", &about, canvas),
+            field("Source", &source, canvas),
+            field("Revision", &revision, canvas),
+            field("Nodes", &self.summary.spans(), canvas),
+        ]
+        .concat()
+    }
+}
+
+/// The table of nodes: what they hold, and why not.
+fn nodes_text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> String {
+    let duration = |us: Option<u64>| {
+        Span::plain(us.map_or(String::new(), |us| human(Duration::from_micros(us))))
+    };
+    let number = |number: Option<u64>| Span::plain(number.map_or(String::new(), |n| n.to_string()));
+    let since = |node: &NodeView| match (node.since, now) {
+        (Some(since), Some(now)) => Span::plain(since.age_text(now)),
+        _ => Span::none(),
+    };
+    Table::new(nodes)
+        .column(Column::new("NODE").elastic(20), NodeView::name_span)
+        .column(Column::new("STATE"), NodeView::state_span)
+        .column(Column::new("SINCE"), since)
+        .column(Column::wide("RECEIVED"), |node| {
+            number(node.revisions.received)
+        })
+        .column(Column::new("APPLIED"), NodeView::applied_span)
+        .column(Column::wide("VERIFIED"), |node| {
+            number(node.revisions.verified)
+        })
+        .column(Column::new("LAG"), |node| match node.revisions.lag {
+            Some(0) | None => Span::none(),
+            Some(lag) => Span::new(lag.to_string(), Tone::Warn),
+        })
+        .column(Column::new("SYNC").optional(3), |node| {
+            duration(node.last_sync.as_ref().map(|sync| sync.total_microseconds))
+        })
+        .column(Column::wide("KERNEL"), |node| {
+            duration(node.last_sync.as_ref().map(|sync| sync.kernel_microseconds))
+        })
+        .column(Column::new("OBJECTS").optional(2), |node| {
+            let objects = node.objects.as_ref();
+            Span::plain(objects.map_or(String::new(), |o| {
+                format!("{}/{}", short_count(o.services), short_count(o.endpoints))
+            }))
+        })
+        .column(Column::new("BACKEND").optional(1), |node| {
+            Span::plain(&node.backend)
+        })
+        .notes(|node| notes(node, now, canvas))
+        .render(canvas)
+}
+
+/// Why a node is not in sync.
+fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
+    let mut notes = Vec::new();
+    if !node.last_error.is_empty() {
+        notes.push(Span::new(&node.last_error, node.state.tone()));
+    }
+    if node.revisions.applied.is_none() && node.state != NodeStateView::NoAgent {
+        notes.push(Span::plain("no report since the control plane started"));
+    }
+    if let (NodeStateView::Disconnected, Some(heard), Some(now)) =
+        (node.state, node.last_heard, now)
+    {
+        let heard = heard.age_text(now);
+        notes.push(Span::plain(format!(
+            "last heard of {heard} ago; its kernel keeps what it held"
+        )));
+    }
+    for family in node.families.iter().filter(|f| !f.error.is_empty()) {
+        let text = format!("{}: {}", family.family, family.error);
+        notes.push(Span::new(text, Tone::Bad));
+    }
+    let all = node.failures.len();
+    let shown = if canvas.wide { all } else { FAILURES_SHOWN };
+    let failures = node.failures.iter().take(shown);
+    notes.extend(failures.map(|failure| failure_span(failure, now)));
+    if all > shown {
+        let more = plural(all - shown, "object");
+        notes.push(Span::plain(format!("and {more} more: -o wide")));
+    }
+    notes
+}
+
+fn failure_span(failure: &FailureView, now: Option<Time>) -> Span {
+    let object = match &failure.object {
+        Some(key) => key.to_string(),
+        None => "node".to_owned(),
+    };
+    let (tone, degraded) = match failure.degraded {
+        true => (Tone::Warn, "degraded: "),
+        false => (Tone::Bad, ""),
+    };
+    let since = match (failure.since, now) {
+        (Some(since), Some(now)) => format!(" (for {})", since.age_text(now)),
+        _ => String::new(),
+    };
+    Span::new(
+        format!("{object}: {degraded}{}{since}", failure.reason),
+        tone,
+    )
+}

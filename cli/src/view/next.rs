@@ -1,0 +1,52 @@
+//! What to do about nodes and input that are not as they should be.
+
+use super::IssueView;
+use super::nodes::{NodeStateView, NodeView};
+
+/// The steps, the most useful first. `program` is how the user calls this program.
+pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> Vec<String> {
+    let mut steps = Vec::new();
+    let failing = nodes.iter().flat_map(|node| &node.failures);
+    if let Some(key) = failing.filter_map(|failure| failure.object.as_ref()).next() {
+        let (namespace, name) = (&key.namespace, &key.service);
+        steps.push(format!("{program} describe service {namespace}/{name}"));
+    }
+    if let Some(issue) = issues.iter().find(|issue| issue.is_error()) {
+        steps.push(mend(issue));
+    }
+    let of = |state| nodes.iter().filter(move |node| node.state == state);
+    let silent = |node: &&NodeView| node.failures.is_empty();
+    steps.extend(about(of(NodeStateView::Failing).filter(silent), |nodes| {
+        format!("read the log of kp-nodeagent on {nodes}")
+    }));
+    steps.extend(about(of(NodeStateView::Disconnected), |nodes| {
+        format!("is kp-nodeagent running on {nodes}, and does it reach the control plane?")
+    }));
+    steps.extend(about(of(NodeStateView::NoAgent), |nodes| {
+        format!("start kp-nodeagent on {nodes}")
+    }));
+    if nodes.is_empty() {
+        steps.push("no agent has connected yet: start kp-nodeagent on every node".to_owned());
+    }
+    steps
+}
+
+/// The step about an input error.
+pub(crate) fn mend(issue: &IssueView) -> String {
+    match issue.location.as_str() {
+        "" => format!("mend {}", issue.object()),
+        location => format!("mend {} in {location}", issue.object()),
+    }
+}
+
+/// A step about the first of some nodes, and how many others there are.
+fn about<'a>(
+    mut nodes: impl Iterator<Item = &'a NodeView>,
+    step: impl Fn(&str) -> String,
+) -> Option<String> {
+    let first = &nodes.next()?.name;
+    Some(match nodes.count() {
+        0 => step(first),
+        others => step(&format!("{first} and {others} more")),
+    })
+}

@@ -1,0 +1,303 @@
+//! Nodes: their state, what they hold, and why not.
+
+use std::time::Duration;
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::{API_VERSION, KeyView, View, family, next, next_steps_text, progress};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::Span;
+use crate::time::{Time, human};
+
+/// How a node is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum NodeStateView {
+    NoAgent,
+    Syncing,
+    InSync,
+    Failing,
+    Disconnected,
+    /// A state that a newer server knows.
+    Unknown,
+}
+
+impl NodeStateView {
+    /// The state as people and programs see it: one word.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::NoAgent => "NoAgent",
+            Self::Syncing => "Syncing",
+            Self::InSync => "InSync",
+            Self::Failing => "Failing",
+            Self::Disconnected => "Disconnected",
+            Self::Unknown => "Unknown",
+        }
+    }
+
+    pub(crate) fn tone(self) -> Tone {
+        match self {
+            Self::InSync => Tone::Good,
+            Self::Syncing | Self::NoAgent | Self::Unknown => Tone::Warn,
+            Self::Failing | Self::Disconnected => Tone::Bad,
+        }
+    }
+}
+
+impl From<pb::NodeState> for NodeStateView {
+    fn from(state: pb::NodeState) -> Self {
+        match state {
+            pb::NodeState::NoAgent => Self::NoAgent,
+            pb::NodeState::Syncing => Self::Syncing,
+            pb::NodeState::InSync => Self::InSync,
+            pb::NodeState::Failing => Self::Failing,
+            pb::NodeState::Disconnected => Self::Disconnected,
+            pb::NodeState::Unspecified => Self::Unknown,
+        }
+    }
+}
+
+/// Revisions of one node. All but `wanted` are `null` while they are not known, or belong to an
+/// earlier start of the control plane: those do not compare.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RevisionsView {
+    pub(crate) wanted: u64,
+    pub(crate) received: Option<u64>,
+    pub(crate) applied: Option<u64>,
+    pub(crate) verified: Option<u64>,
+    /// How many revisions the node is behind.
+    pub(crate) lag: Option<u64>,
+}
+
+/// Totals of what an agent holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ObjectsView {
+    pub(crate) services: u64,
+    pub(crate) endpoints: u64,
+}
+
+/// How the last update was applied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SyncView {
+    pub(crate) revision: u64,
+    pub(crate) finished: Option<Time>,
+    pub(crate) total_microseconds: u64,
+    pub(crate) plan_microseconds: u64,
+    pub(crate) encode_microseconds: u64,
+    pub(crate) kernel_microseconds: u64,
+    pub(crate) operations: u64,
+    pub(crate) bytes: u64,
+    /// From the change in the cluster until the kernel had it.
+    pub(crate) end_to_end_milliseconds: Option<u64>,
+}
+
+/// An object that the kernel does not hold as desired.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct FailureView {
+    pub(crate) object: Option<KeyView>,
+    pub(crate) reason: String,
+    pub(crate) since: Option<Time>,
+    pub(crate) degraded: bool,
+}
+
+/// One address family of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct FamilyView {
+    pub(crate) family: &'static str,
+    pub(crate) programmed: bool,
+    pub(crate) error: String,
+    pub(crate) error_since: Option<Time>,
+}
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NodeView {
+    pub(crate) name: String,
+    pub(crate) state: NodeStateView,
+    pub(crate) since: Option<Time>,
+    pub(crate) last_error: String,
+    pub(crate) backend: String,
+    pub(crate) agent_version: String,
+    pub(crate) peer: String,
+    pub(crate) last_heard: Option<Time>,
+    pub(crate) zone: String,
+    pub(crate) addresses: Vec<String>,
+    #[serde(rename = "podCIDRs")]
+    pub(crate) pod_cidrs: Vec<String>,
+    pub(crate) revisions: RevisionsView,
+    pub(crate) objects: Option<ObjectsView>,
+    pub(crate) last_sync: Option<SyncView>,
+    pub(crate) round_trip_microseconds: Option<u64>,
+    pub(crate) syncs_ok: u64,
+    pub(crate) syncs_failed: u64,
+    pub(crate) unknown_kinds: u64,
+    pub(crate) families: Vec<FamilyView>,
+    pub(crate) failures: Vec<FailureView>,
+}
+
+impl NodeView {
+    /// A node as the control plane of `epoch` sees it.
+    pub(crate) fn new(node: pb::NodeStatus, epoch: u64) -> Self {
+        let report = node.report.as_ref();
+        let current = report.filter(|report| report.epoch == epoch);
+        let revisions = RevisionsView {
+            wanted: node.wanted_revision,
+            received: current.map(|report| report.received_revision),
+            applied: current.map(|report| report.applied_revision),
+            verified: current.map(|report| report.verified_revision),
+            lag: current.map(|r| node.wanted_revision.saturating_sub(r.applied_revision)),
+        };
+        let state = node.state().into();
+        let report = node.report.unwrap_or_default();
+        Self {
+            name: node.name,
+            state,
+            since: Time::from_wire(node.since_ms),
+            last_error: node.last_error,
+            backend: node.backend,
+            agent_version: node.agent_version,
+            peer: node.peer,
+            last_heard: Time::from_wire(node.last_heard_ms),
+            zone: node.zone,
+            addresses: node.addresses,
+            pod_cidrs: node.pod_cidrs,
+            revisions,
+            objects: report.objects.map(|objects| ObjectsView {
+                services: objects.services,
+                endpoints: objects.endpoints,
+            }),
+            last_sync: report.last_sync.map(SyncView::from),
+            round_trip_microseconds: Some(report.round_trip_us).filter(|us| *us > 0),
+            syncs_ok: report.syncs_ok,
+            syncs_failed: report.syncs_failed,
+            unknown_kinds: report.unknown_kinds,
+            families: report.families.into_iter().map(FamilyView::from).collect(),
+            failures: report.failures.into_iter().map(FailureView::from).collect(),
+        }
+    }
+
+    pub(crate) fn name_span(&self) -> Span {
+        Span::plain(&self.name)
+    }
+
+    pub(crate) fn state_span(&self) -> Span {
+        Span::new(self.state.word(), self.state.tone())
+    }
+
+    pub(crate) fn applied_span(&self) -> Span {
+        progress(self.revisions.applied, self.revisions.wanted)
+    }
+}
+
+impl From<pb::SyncStats> for SyncView {
+    fn from(sync: pb::SyncStats) -> Self {
+        Self {
+            revision: sync.revision,
+            finished: Time::from_wire(sync.finished_at_ms),
+            total_microseconds: sync.total_us,
+            plan_microseconds: sync.plan_us,
+            encode_microseconds: sync.encode_us,
+            kernel_microseconds: sync.kernel_us,
+            operations: sync.operations,
+            bytes: sync.bytes,
+            end_to_end_milliseconds: Some(sync.end_to_end_ms).filter(|ms| *ms > 0),
+        }
+    }
+}
+
+impl From<pb::FamilyStatus> for FamilyView {
+    fn from(status: pb::FamilyStatus) -> Self {
+        Self {
+            family: family(status.family()),
+            programmed: status.programmed,
+            error: status.error,
+            error_since: Time::from_wire(status.error_since_ms),
+        }
+    }
+}
+
+impl From<pb::ObjectFailure> for FailureView {
+    fn from(failure: pb::ObjectFailure) -> Self {
+        Self {
+            object: failure.key.map(KeyView::from),
+            reason: failure.reason,
+            since: Time::from_wire(failure.since_ms),
+            degraded: failure.degraded,
+        }
+    }
+}
+
+/// `kpctl get nodes`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NodeListView {
+    api_version: &'static str,
+    kind: &'static str,
+    items: Vec<NodeView>,
+    /// Ages are relative to this.
+    #[serde(skip)]
+    now: Option<Time>,
+}
+
+impl From<pb::Fleet> for NodeListView {
+    fn from(fleet: pb::Fleet) -> Self {
+        let control_plane = fleet.control_plane.unwrap_or_default();
+        let nodes = fleet.nodes.into_iter();
+        Self {
+            api_version: API_VERSION,
+            kind: "NodeList",
+            items: nodes
+                .map(|node| NodeView::new(node, control_plane.epoch))
+                .collect(),
+            now: Time::from_wire(control_plane.now_ms),
+        }
+    }
+}
+
+impl View for NodeListView {
+    fn text(&self, canvas: &Canvas) -> String {
+        if self.items.is_empty() {
+            let steps = next::steps(&self.items, &[], canvas.program);
+            return format!("No nodes.\n{}", next_steps_text(&steps, canvas));
+        }
+        let heard = |node: &NodeView| match (node.last_heard, self.now) {
+            (Some(heard), Some(now)) => Span::plain(heard.age_text(now)),
+            _ => Span::none(),
+        };
+        Table::new(&self.items)
+            .column(Column::new("NODE").elastic(24), NodeView::name_span)
+            .column(Column::new("STATE"), NodeView::state_span)
+            .column(Column::new("ZONE").elastic(8).optional(3), |node| {
+                Span::plain(&node.zone)
+            })
+            .column(Column::new("BACKEND").optional(1), |node| {
+                Span::plain(&node.backend)
+            })
+            .column(Column::new("VERSION").elastic(7).optional(0), |node| {
+                Span::plain(&node.agent_version)
+            })
+            .column(Column::new("HEARD").optional(2), heard)
+            .column(Column::new("ADDRESS").optional(4), |node| {
+                Span::plain(node.addresses.first().map_or("", String::as_str))
+            })
+            .column(Column::wide("OTHER-ADDRESSES"), |node| {
+                Span::plain(node.addresses.get(1..).unwrap_or_default().join(","))
+            })
+            .column(Column::wide("POD-CIDRS"), |node| {
+                Span::plain(node.pod_cidrs.join(","))
+            })
+            .column(Column::wide("PEER"), |node| Span::plain(&node.peer))
+            .column(Column::wide("RTT"), |node| {
+                let us = node.round_trip_microseconds;
+                Span::plain(us.map_or(String::new(), |us| human(Duration::from_micros(us))))
+            })
+            .render(canvas)
+    }
+}

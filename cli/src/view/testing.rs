@@ -1,0 +1,46 @@
+//! Helpers of tests that look at text.
+
+use unicode_width::UnicodeWidthStr;
+
+use super::View;
+use crate::style::Canvas;
+
+/// 80 columns, ASCII.
+pub(crate) fn canvas() -> Canvas {
+    Canvas {
+        columns: 80,
+        wide: false,
+        unicode: false,
+        program: "kpctl",
+    }
+}
+
+/// Text without colours.
+pub(crate) fn plain(text: &str) -> String {
+    anstream::adapter::strip_str(text).to_string()
+}
+
+/// A view as a table of 80 columns, which is what it must fit in.
+pub(crate) fn table(view: &impl View) -> String {
+    let text = plain(&view.text(&canvas()));
+    assert_fits(&text, 80);
+    text
+}
+
+/// A view in full.
+pub(crate) fn wide(view: &impl View) -> String {
+    let canvas = Canvas {
+        columns: usize::MAX,
+        wide: true,
+        ..canvas()
+    };
+    plain(&view.text(&canvas))
+}
+
+/// Asserts that no line is too long or ends in blanks.
+pub(crate) fn assert_fits(text: &str, columns: usize) {
+    for line in text.lines() {
+        assert!(line.width() <= columns, "{} columns: {line}", line.width());
+        assert_eq!(line, line.trim_end());
+    }
+}

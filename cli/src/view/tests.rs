@@ -1,0 +1,5 @@
+//! What people and programs see.
+
+mod fields;
+mod fleet;
+mod services;

@@ -1,0 +1,61 @@
+//! Fields in JSON and YAML: programs depend on them, so they only ever grow.
+
+use expect_test::{ExpectFile, expect_file};
+use serde::Serialize;
+
+use super::super::describe::DescriptionView;
+use super::super::endpoints::EndpointListView;
+use super::super::fleet::FleetView;
+use super::super::samples;
+use super::super::services::ServiceListView;
+use super::super::version::VersionView;
+
+fn check(view: &impl Serialize, expected: &ExpectFile) {
+    let json = serde_json::to_string_pretty(view).unwrap();
+    expected.assert_eq(&(json.clone() + "\n"));
+    let yaml = serde_saphyr::to_string(view).unwrap();
+    let from_yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
+    let from_json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(from_yaml, from_json, "YAML says the same:\n{yaml}");
+}
+
+#[test]
+fn fleet() {
+    let mut fleet = samples::troubled_fleet();
+    fleet.nodes = fleet.nodes.split_off(2);
+    fleet.nodes.remove(1);
+    let failing = fleet.nodes[0].report.as_mut().unwrap();
+    failing.failures.truncate(1);
+    check(&FleetView::from(fleet), &expect_file!["golden/fleet.json"]);
+}
+
+#[test]
+fn services() {
+    let view = ServiceListView::new(vec![samples::web()], None);
+    check(&view, &expect_file!["golden/services.json"]);
+}
+
+#[test]
+fn endpoints() {
+    let mut web = samples::web();
+    web.endpoints.truncate(1);
+    check(
+        &EndpointListView::new(vec![web], None),
+        &expect_file!["golden/endpoints.json"],
+    );
+}
+
+#[test]
+fn description() {
+    let mut description = samples::description();
+    description.ports.clear();
+    description.nodes = description.nodes.split_off(2);
+    let view = DescriptionView::new("shop", "web", description);
+    check(&view, &expect_file!["golden/description.json"]);
+}
+
+#[test]
+fn version() {
+    let view = VersionView::new(Some("0.2.0".to_owned()));
+    check(&view, &expect_file!["golden/version.json"]);
+}

@@ -1,0 +1,353 @@
+//! The fleet at 80 columns.
+
+use expect_test::expect;
+use kplane_proto::v1 as pb;
+
+use super::super::fleet::FleetView;
+use super::super::nodes::NodeListView;
+use super::super::samples::{self, fleet};
+use super::super::testing::{canvas, plain, table, wide};
+use super::super::{View, issues_text};
+
+fn status(fleet: pb::Fleet) -> String {
+    table(&FleetView::from(fleet))
+}
+
+#[test]
+fn in_sync() {
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 2s ago
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           3/3 in sync
+
+        NODE    STATE   SINCE  APPLIED  LAG  SYNC   OBJECTS      BACKEND
+        node-a  InSync  3h     4711     -    412us  10000/20000  nftables
+        node-b  InSync  3h     4711     -    412us  10000/20000  nftables
+        node-c  InSync  3h     4711     -    412us  10000/20000  nftables
+    "#]]
+    .assert_eq(&status(samples::healthy_fleet()));
+}
+
+#[test]
+fn lagging() {
+    let nodes = vec![samples::node("node-a"), samples::syncing("node-b")];
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 2s ago
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           1/2 in sync, 1 syncing
+
+        NODE    STATE    SINCE  APPLIED    LAG  SYNC   OBJECTS      BACKEND
+        node-a  InSync   3h     4711       -    412us  10000/20000  nftables
+        node-b  Syncing  4s     4698/4711  13   3.1ms  10000/20000  nftables
+    "#]]
+    .assert_eq(&status(fleet(nodes)));
+}
+
+#[test]
+fn trouble_of_every_kind() {
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 2s ago
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           1/5 in sync, 1 syncing, 1 failing, 1 disconnected,
+                        1 without an agent
+
+        NODE    STATE         SINCE  APPLIED    LAG  SYNC   OBJECTS      BACKEND
+        node-a  InSync        3h     4711       -    412us  10000/20000  nftables
+        node-b  Syncing       4s     4698/4711  13   3.1ms  10000/20000  nftables
+        node-c  Failing       3m12s  4711       -    412us  10000/20000  nftables
+          5 objects are not applied as desired
+          shop/web:http/TCP (IPv4): node port 30080 is in use by another program (pid
+            4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
+          shop/api:http/TCP (IPv4): degraded: the kernel has no nft_fib: martian sources
+            pass (for 3m12s)
+          shop/cart:http/TCP (IPv4): node port 30080 is in use by another program (pid
+            4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
+          and 2 objects more: -o wide
+        node-d  Disconnected  14m    4650/4711  61   412us  10000/20000  nftables
+          connection reset by peer
+          last heard of 14m ago; its kernel keeps what it held
+        node-e  NoAgent       3d4h   -          -    -      -            -
+
+        ISSUE    OBJECT                        LOCATION
+        Error    Service shop/checkout         shop.yaml, document 2, line 14
+          port 99999 is not between 1 and 65535; the Service is served as it was before
+            this change
+        Warning  EndpointSlice shop/api-7xk2p  shop.yaml, document 7, line 91
+          endpoint 127.0.0.1 is a loopback address and is left out
+
+        Next
+          kpctl describe service shop/web
+          mend Service shop/checkout in shop.yaml, document 2, line 14
+          is kp-nodeagent running on node-d, and does it reach the control plane?
+          start kp-nodeagent on node-e
+    "#]]
+    .assert_eq(&status(samples::troubled_fleet()));
+}
+
+#[test]
+fn wide_shows_everything() {
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 2s ago
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           1/5 in sync, 1 syncing, 1 failing, 1 disconnected, 1 without an agent
+
+        NODE    STATE         SINCE  RECEIVED  APPLIED    VERIFIED  LAG  SYNC   KERNEL  OBJECTS      BACKEND
+        node-a  InSync        3h     4711      4711       4711      -    412us  341us   10000/20000  nftables
+        node-b  Syncing       4s     4711      4698/4711  4698      13   3.1ms  341us   10000/20000  nftables
+        node-c  Failing       3m12s  4711      4711       4711      -    412us  341us   10000/20000  nftables
+          5 objects are not applied as desired
+          shop/web:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
+          shop/api:http/TCP (IPv4): degraded: the kernel has no nft_fib: martian sources pass (for 3m12s)
+          shop/cart:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
+          shop/search:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
+          shop/login:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
+        node-d  Disconnected  14m    4650      4650/4711  4650      61   412us  341us   10000/20000  nftables
+          connection reset by peer
+          last heard of 14m ago; its kernel keeps what it held
+        node-e  NoAgent       3d4h   -         -          -         -    -      -       -            -
+
+        ISSUE    OBJECT                        LOCATION
+        Error    Service shop/checkout         shop.yaml, document 2, line 14
+          port 99999 is not between 1 and 65535; the Service is served as it was before this change
+        Warning  EndpointSlice shop/api-7xk2p  shop.yaml, document 7, line 91
+          endpoint 127.0.0.1 is a loopback address and is left out
+
+        Next
+          kpctl describe service shop/web
+          mend Service shop/checkout in shop.yaml, document 2, line 14
+          is kp-nodeagent running on node-d, and does it reach the control plane?
+          start kp-nodeagent on node-e
+    "#]].assert_eq(&wide(&FleetView::from(samples::troubled_fleet())));
+}
+
+#[test]
+fn disconnected_is_stale_since() {
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 2s ago
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           0/1 in sync, 1 disconnected
+
+        NODE    STATE         SINCE  APPLIED    LAG  SYNC   OBJECTS      BACKEND
+        node-d  Disconnected  14m    4650/4711  61   412us  10000/20000  nftables
+          connection reset by peer
+          last heard of 14m ago; its kernel keeps what it held
+
+        Next
+          is kp-nodeagent running on node-d, and does it reach the control plane?
+    "#]]
+    .assert_eq(&status(fleet(vec![samples::disconnected("node-d")])));
+}
+
+#[test]
+fn no_agents() {
+    let nodes = ["node-a", "node-b", "node-c"].map(samples::no_agent);
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 2s ago
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           0/3 in sync, 3 without an agent
+
+        NODE    STATE    SINCE  APPLIED  LAG  SYNC  OBJECTS  BACKEND
+        node-a  NoAgent  3d4h   -        -    -     -        -
+        node-b  NoAgent  3d4h   -        -    -     -        -
+        node-c  NoAgent  3d4h   -        -    -     -        -
+
+        Next
+          start kp-nodeagent on node-a and 2 more
+    "#]]
+    .assert_eq(&status(fleet(nodes.into())));
+}
+
+#[test]
+fn empty_fleet_before_the_source_is_complete() {
+    let mut fleet = fleet(Vec::new());
+    let plane = fleet.control_plane.as_mut().unwrap();
+    plane.synced = false;
+    plane.upstream_age_ms = 200_000;
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 3m20s ago, not complete yet
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           none
+
+        Next
+          no agent has connected yet: start kp-nodeagent on every node
+    "#]]
+    .assert_eq(&status(fleet));
+}
+
+#[test]
+fn an_answer_without_anything_is_shown() {
+    expect![[r#"
+        Control plane   -
+        Source          -, in touch 0s ago, not complete yet
+        Revision        0, 0 services, 0 endpoints
+        Nodes           none
+
+        Next
+          no agent has connected yet: start kp-nodeagent on every node
+    "#]]
+    .assert_eq(&status(pb::Fleet::default()));
+}
+
+#[test]
+fn long_names_and_large_numbers_fit() {
+    let name = "ip-10-0-12-34.eu-west-1.compute.internal.a-rather-long-name.";
+    let mut node = samples::failing(name);
+    let report = node.report.as_mut().unwrap();
+    report.applied_revision = 123_456_789;
+    report.objects = Some(pb::ObjectCounts {
+        services: 100_000,
+        endpoints: 1_250_000,
+    });
+    node.wanted_revision = 123_999_999;
+    node.backend = "userspace".to_owned();
+    let long = "x".repeat(60);
+    report.failures.truncate(1);
+    report.failures[0].key = Some(samples::key(
+        &format!("{long}/{long}"),
+        &long,
+        pb::Family::Ipv6,
+    ));
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 2s ago
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           1/2 in sync, 1 failing
+
+        NODE                          STATE    SINCE  APPLIED              LAG     SYNC
+        ip-10-0-12-34.eu..long-name.  Failing  3m12s  123456789/123999999  543210  412us
+          5 objects are not applied as desired
+          xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx/xxxxxxxxxxxxxxxxx
+            xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx:xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
+            xxxxxxxxxxxxxxxxxxxxxxxxxxxx/TCP (IPv6): node port 30080 is in use by
+            another program (pid 4242, /usr/bin/haproxy); stop it or choose another port
+            (for 3m12s)
+        node-b                        InSync   3h     4711                 -       412us
+
+        Next
+          kpctl describe service
+            xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx/xxxxxxxxxxxxxxx
+            xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
+    "#]]
+    .assert_eq(&status(fleet(vec![node, samples::node("node-b")])));
+}
+
+#[test]
+fn revisions_of_an_earlier_start_do_not_compare() {
+    let mut node = samples::syncing("node-a");
+    node.report.as_mut().unwrap().epoch += 1;
+    let view = FleetView::from(fleet(vec![node]));
+    let revisions = &view.nodes[0].revisions;
+    assert_eq!((revisions.applied, revisions.lag), (None, None));
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 2s ago
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           0/1 in sync, 1 syncing
+
+        NODE    STATE    SINCE  APPLIED  LAG  SYNC   OBJECTS      BACKEND
+        node-a  Syncing  4s     -        -    3.1ms  10000/20000  nftables
+          no report since the control plane started
+    "#]]
+    .assert_eq(&table(&view));
+}
+
+#[test]
+fn a_failed_family_is_named() {
+    let mut node = samples::failing("node-a");
+    let report = node.report.as_mut().unwrap();
+    report.failures.clear();
+    report.families[0].error = "no such table: ip kplane".to_owned();
+    let text = status(fleet(vec![node]));
+    assert!(
+        text.contains("\n  IPv4: no such table: ip kplane\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("\n  read the log of kp-nodeagent on node-a\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn only_the_first_issues_are_shown() {
+    let view = FleetView::from(samples::troubled_fleet());
+    let many = vec![view.issues[0].clone(); 12];
+    let text = plain(&issues_text(&many, &canvas()));
+    assert_eq!(text.matches("port 99999").count(), 10);
+    assert!(text.ends_with("2 issues more: -o wide\n"), "{text}");
+}
+
+#[test]
+fn get_nodes() {
+    let view = NodeListView::from(samples::troubled_fleet());
+    expect![[r#"
+        NODE    STATE         ZONE        BACKEND   VERSION  HEARD  ADDRESS
+        node-a  InSync        eu-west-1a  nftables  0.1.0    1s     10.0.0.11
+        node-b  Syncing       eu-west-1a  nftables  0.1.0    1s     10.0.0.11
+        node-c  Failing       eu-west-1a  nftables  0.1.0    1s     10.0.0.11
+        node-d  Disconnected  eu-west-1a  nftables  0.1.0    14m    10.0.0.11
+        node-e  NoAgent       -           -         -        -      10.0.0.15
+    "#]]
+    .assert_eq(&table(&view));
+    expect![[r#"
+        NODE    STATE         ZONE        BACKEND   VERSION  HEARD  ADDRESS    OTHER-ADDRESSES  POD-CIDRS                         PEER             RTT
+        node-a  InSync        eu-west-1a  nftables  0.1.0    1s     10.0.0.11  fd00::11         10.244.1.0/24,fd00:10:244:1::/64  10.0.0.11:41234  230us
+        node-b  Syncing       eu-west-1a  nftables  0.1.0    1s     10.0.0.11  fd00::11         10.244.1.0/24,fd00:10:244:1::/64  10.0.0.11:41234  230us
+        node-c  Failing       eu-west-1a  nftables  0.1.0    1s     10.0.0.11  fd00::11         10.244.1.0/24,fd00:10:244:1::/64  10.0.0.11:41234  230us
+        node-d  Disconnected  eu-west-1a  nftables  0.1.0    14m    10.0.0.11  fd00::11         10.244.1.0/24,fd00:10:244:1::/64  -                230us
+        node-e  NoAgent       -           -         -        -      10.0.0.15  -                -                                 -                -
+    "#]].assert_eq(&wide(&view));
+}
+
+#[test]
+fn get_nodes_of_an_empty_fleet() {
+    expect![[r#"
+        No nodes.
+
+        Next
+          no agent has connected yet: start kp-nodeagent on every node
+    "#]]
+    .assert_eq(&table(&NodeListView::from(fleet(Vec::new()))));
+}
+
+#[test]
+fn healthy_means_that_nothing_is_left_to_do() {
+    let healthy = |fleet: pb::Fleet| FleetView::from(fleet).summary.healthy;
+    assert!(healthy(samples::healthy_fleet()));
+    assert!(!healthy(fleet(Vec::new())), "no nodes");
+    for bad in [
+        samples::syncing("n"),
+        samples::failing("n"),
+        samples::disconnected("n"),
+        samples::no_agent("n"),
+    ] {
+        assert!(!healthy(fleet(vec![samples::node("a"), bad])));
+    }
+    let with = |change: fn(&mut pb::ControlPlaneStatus)| {
+        let mut fleet = samples::healthy_fleet();
+        change(fleet.control_plane.as_mut().unwrap());
+        healthy(fleet)
+    };
+    assert!(!with(|plane| plane.synced = false));
+    assert!(!with(|plane| plane.issues = samples::issues()));
+    assert!(
+        with(|plane| plane.issues = samples::issues()[..1].into()),
+        "a warning"
+    );
+}
+
+#[test]
+fn colours_are_in_the_text_and_foreign_escapes_are_not() {
+    let mut node = samples::failing("evil\u{1b}]0;title\u{7}");
+    node.last_error = "\u{1b}[2Jgone".to_owned();
+    let text = FleetView::from(fleet(vec![node])).text(&canvas());
+    assert!(text.contains("\u{1b}[31m"), "red");
+    assert!(!text.contains("\u{1b}[2J") && !text.contains("\u{1b}]"));
+}

@@ -1,0 +1,325 @@
+//! The real binary against a real gRPC server.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+mod samples;
+mod support;
+
+use std::net::{SocketAddr, TcpListener};
+
+use kplane_proto::v1 as pb;
+use support::{ControlPlane, Done, Running, kpctl, nobody, program, run};
+
+fn healthy() -> ControlPlane {
+    ControlPlane::start(samples::healthy_fleet())
+}
+
+fn troubled() -> ControlPlane {
+    ControlPlane::start(samples::troubled_fleet())
+}
+
+fn done(server: SocketAddr, args: &[&str]) -> Done {
+    run(&mut kpctl(server, args))
+}
+
+/// The output of a command that must do its work without a word on stderr.
+fn text(server: SocketAddr, args: &[&str]) -> String {
+    let done = done(server, args);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{args:?}");
+    done.stdout
+}
+
+/// What a command that must fail with this exit code says on stderr.
+fn error(code: i32, server: SocketAddr, args: &[&str]) -> String {
+    let done = done(server, args);
+    assert_eq!(done.code, Some(code), "{args:?}: {done:?}");
+    done.stderr
+}
+
+/// A change that is not only one of the clock.
+fn next_revision(fleet: &mut pb::Fleet) {
+    fleet.control_plane.as_mut().unwrap().revision += 1;
+}
+
+#[test]
+fn every_command_prints_plain_text_of_80_columns_into_a_pipe() {
+    let plane = troubled();
+    let commands: [&[&str]; 7] = [
+        &["status"],
+        &["fleet"],
+        &["get", "services"],
+        &["get", "ep", "-n", "shop"],
+        &["get", "nodes"],
+        &["describe", "svc", "web", "-n", "shop"],
+        &["version"],
+    ];
+    for command in commands {
+        let text = text(plane.address, command);
+        assert!(!text.is_empty());
+        assert!(text.is_ascii(), "{command:?}: {text:?}");
+        assert!(!text.contains('\x1b'), "{command:?}: {text:?}");
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+    }
+}
+
+#[test]
+fn status_lists_nodes_issues_and_what_to_do() {
+    let plane = troubled();
+    let text = text(plane.address, &["status"]);
+    for expected in [
+        "1/5 in sync",
+        "node-b  Syncing ",
+        "Error    Service shop/checkout",
+        "\n  kpctl describe service shop/web\n",
+    ] {
+        assert!(text.contains(expected), "{expected}:\n{text}");
+    }
+}
+
+#[test]
+fn formats_of_every_command() {
+    let plane = troubled();
+    let commands: [(&[&str], &str); 6] = [
+        (&["status"], "Fleet"),
+        (&["get", "svc"], "ServiceList"),
+        (&["get", "endpoints"], "EndpointList"),
+        (&["get", "no"], "NodeList"),
+        (&["describe", "service", "shop/web"], "ServiceDescription"),
+        (&["version"], "Version"),
+    ];
+    for (command, kind) in commands {
+        let json = text(plane.address, &[command, &["-o", "json"]].concat());
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["kind"], kind);
+        let yaml = text(plane.address, &[command, &["-o", "yaml"]].concat());
+        let yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
+        assert_eq!(yaml, json);
+        let wide = text(plane.address, &[command, &["-o", "wide"]].concat());
+        assert!(!wide.contains('\x1b') && wide.is_ascii());
+    }
+}
+
+#[test]
+fn namespaces_are_the_servers_business() {
+    let plane = healthy();
+    let all = text(plane.address, &["get", "svc", "-A"]);
+    assert!(all.contains("kube-dns") && all.contains("web"));
+    let one = text(plane.address, &["get", "svc", "-n", "kube-system"]);
+    assert!(one.contains("kube-dns") && !one.contains("web"));
+    let none = text(plane.address, &["get", "ep", "-n", "empty"]);
+    assert_eq!(none, "No endpoints in namespace empty.\n");
+}
+
+#[test]
+fn check_is_for_scripts() {
+    let check = ["status", "--check"];
+    assert_eq!(done(healthy().address, &check).code, Some(0));
+    let plane = troubled();
+    let trouble = done(plane.address, &check);
+    assert_eq!(trouble.code, Some(3));
+    assert_eq!(trouble.stdout, text(plane.address, &["status"]));
+    assert_eq!(
+        error(
+            3,
+            ControlPlane::start(samples::fleet(Vec::new())).address,
+            &check
+        ),
+        ""
+    );
+}
+
+#[test]
+fn watch_prints_a_block_a_change() {
+    let plane = healthy();
+    let watch = Running::start(&mut kpctl(plane.address, &["status", "-w"]));
+    watch.stdout.find("3/3 in sync");
+    watch.stdout.find("node-c  InSync");
+    plane
+        .fleet
+        .send_modify(|fleet| fleet.nodes[1] = samples::syncing("node-b"));
+    assert_eq!(watch.stdout.next(), "", "between two blocks");
+    watch.stdout.find("2/3 in sync, 1 syncing");
+    watch.stdout.find("node-b  Syncing");
+}
+
+#[test]
+fn watch_prints_an_object_a_line_and_only_for_changes() {
+    let plane = healthy();
+    for command in [&["status"][..], &["get", "nodes"]] {
+        let args = [command, &["--watch", "-o", "json"]].concat();
+        let watch = Running::start(&mut kpctl(plane.address, &args));
+        let first: serde_json::Value = serde_json::from_str(&watch.stdout.next()).unwrap();
+        plane.fleet.send_modify(|fleet| {
+            fleet.control_plane.as_mut().unwrap().now_ms += 1_000;
+            fleet.nodes[0].last_heard_ms += 1_000;
+        });
+        plane
+            .fleet
+            .send_modify(|fleet| fleet.nodes.push(samples::node("z")));
+        let second: serde_json::Value = serde_json::from_str(&watch.stdout.next()).unwrap();
+        let nodes = |value: &serde_json::Value| {
+            let list = value.get("nodes").or_else(|| value.get("items"));
+            list.unwrap().as_array().unwrap().len()
+        };
+        assert_eq!(nodes(&second), nodes(&first) + 1);
+    }
+}
+
+#[test]
+fn watch_of_services_starts_with_all_of_them() {
+    let plane = healthy();
+    let args = ["get", "services", "-w", "-o", "json"];
+    let watch = Running::start(&mut kpctl(plane.address, &args));
+    assert!(watch.stdout.next().contains("\"kube-dns\""));
+}
+
+#[test]
+fn watch_outlives_the_control_plane() {
+    let plane = healthy();
+    let address = plane.address;
+    let watch = Running::start(&mut kpctl(address, &["status", "-w", "-o", "json"]));
+    watch.stdout.next();
+    drop(plane);
+    let trouble = watch.stderr.find("trying again");
+    assert!(trouble.contains("error: "), "{trouble}");
+    let mut fleet = samples::healthy_fleet();
+    next_revision(&mut fleet);
+    let _plane = ControlPlane::start_at(address, fleet);
+    assert!(watch.stdout.next().contains("\"revision\":4712"));
+}
+
+#[test]
+fn describe_knows_what_was_meant() {
+    let plane = healthy();
+    let text = text(plane.address, &["describe", "service", "shop/web"]);
+    assert!(text.contains("2/3 hold the newest state"), "{text}");
+    let error = |service| error(1, plane.address, &["describe", "service", service]);
+    assert_eq!(
+        error("shop/wbe"),
+        "error: no Service shop/wbe. Did you mean shop/web?\n"
+    );
+    assert_eq!(
+        error("kube-dns"),
+        "error: no Service default/kube-dns. Did you mean kube-system/kube-dns?\n"
+    );
+    assert_eq!(
+        error("payments"),
+        "error: no Service default/payments. List them with: get services\n"
+    );
+}
+
+#[test]
+fn refusals_are_told_without_their_escape_codes() {
+    let plane = healthy();
+    let text = error(1, plane.address, &["describe", "svc", "secret"]);
+    assert!(text.contains("not ?[31mfor you"), "{text:?}");
+}
+
+#[test]
+fn nobody_listens() {
+    let address = nobody();
+    let expected = format!(
+        "error: cannot connect to http://{address}: connection refused. Is kp-controlplane \
+         running there? Its address is set by --server or KPLANE_SERVER\n"
+    );
+    for command in [&["status"][..], &["status", "-w"], &["get", "svc", "-w"]] {
+        assert_eq!(error(1, address, command), expected);
+    }
+}
+
+#[test]
+fn nobody_answers() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    for command in [&["status"][..], &["status", "-w"], &["get", "svc"]] {
+        let args = [command, &["--timeout", "200ms"]].concat();
+        let text = error(1, address, &args);
+        let expected = format!("error: no answer from http://{address} within 200ms.");
+        assert!(text.starts_with(&expected), "{text}");
+    }
+}
+
+#[test]
+fn a_stream_stays_empty() {
+    let plane = ControlPlane::start(pb::Fleet::default());
+    let args = ["status", "-w", "--timeout", "200ms"];
+    assert!(error(1, plane.address, &args).contains("within 200ms."));
+}
+
+#[test]
+fn somebody_else_answers() {
+    let other = ControlPlane::start_other();
+    let text = error(1, other.address, &["status"]);
+    assert!(
+        text.contains("does not offer kplane.v1.StatusService"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_flag_comes_before_the_environment() {
+    let plane = healthy();
+    let server = format!("http://{}", plane.address);
+    text(nobody(), &["status", "--server", &server]);
+}
+
+#[test]
+fn wrong_usage() {
+    let wrong: [&[&str]; 9] = [
+        &[],
+        &["frobnicate"],
+        &["status", "--check", "--watch"],
+        &["status", "-o", "xml"],
+        &["status", "--timeout", "0"],
+        &["status", "--server", "https://cp:7444"],
+        &["get", "svc", "-n", "shop", "-A"],
+        &["describe", "svc", "a/b/c"],
+        &["describe", "svc", "a/b", "-n", "c"],
+    ];
+    for args in wrong {
+        assert_ne!(error(2, nobody(), args), "", "{args:?}");
+    }
+}
+
+#[test]
+fn version_shows_what_it_knows() {
+    let plane = healthy();
+    let own = concat!("Client          ", env!("CARGO_PKG_VERSION"), "\n");
+    let both = format!("{own}Control plane   0.1.0\n");
+    assert_eq!(text(plane.address, &["version"]), both);
+    assert_eq!(text(nobody(), &["version", "--client"]), own);
+    let alone = done(nobody(), &["version"]);
+    assert_eq!((alone.code, alone.stdout.as_str()), (Some(1), own));
+}
+
+#[test]
+fn completion_needs_no_server() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = text(nobody(), &["completion", shell]);
+        assert!(script.contains("kpctl") && script.contains("describe"));
+    }
+}
+
+#[test]
+fn kubectl_plugin_knows_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubectl-kplane");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kpctl"), &path).unwrap();
+    let plane = troubled();
+    let help = run(&mut program(&path, plane.address, &["status", "--help"])).stdout;
+    assert!(help.contains("Usage: kubectl kplane status"), "{help}");
+    let status = run(&mut program(&path, plane.address, &["status"])).stdout;
+    assert!(status.contains("\n  kubectl kplane describe service shop/web\n"));
+}
+
+#[test]
+fn a_reader_may_leave() {
+    let plane = healthy();
+    let mut child = kpctl(plane.address, &["status"]).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}

@@ -1,0 +1,355 @@
+//! Canned data of unit and integration tests: what a control plane may say.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use kplane_proto::v1 as pb;
+
+/// 2026-11-21T06:15:00Z, in milliseconds since 1970.
+pub(crate) const NOW_MS: u64 = 1_795_241_700_000;
+
+/// Random in real life.
+pub(crate) const EPOCH: u64 = 0x00c0_ffee_dead_beef;
+
+/// So many seconds ago.
+pub(crate) fn ago(seconds: u64) -> u64 {
+    NOW_MS - seconds * 1_000
+}
+
+fn strings(items: &[&str]) -> Vec<String> {
+    items.iter().map(|&item| item.to_owned()).collect()
+}
+
+pub(crate) fn key(service: &str, port: &str, family: pb::Family) -> pb::ServiceKey {
+    let (namespace, name) = service.split_once('/').unwrap();
+    pb::ServiceKey {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        port_name: port.to_owned(),
+        protocol: pb::Protocol::Tcp.into(),
+        family: family.into(),
+    }
+}
+
+/// A control plane at revision 4711 that is as it should be.
+pub(crate) fn control_plane() -> pb::ControlPlaneStatus {
+    pb::ControlPlaneStatus {
+        version: "0.1.0".to_owned(),
+        epoch: EPOCH,
+        revision: 4711,
+        now_ms: NOW_MS,
+        started_at_ms: ago(3 * 3600 + 300),
+        revision_at_ms: ago(12),
+        source: "manifests".to_owned(),
+        synced: true,
+        upstream_age_ms: 2_400,
+        services: 10_000,
+        endpoints: 20_000,
+        issues: Vec::new(),
+    }
+}
+
+/// What an agent reports that has applied this revision.
+pub(crate) fn report(applied: u64) -> pb::Report {
+    pb::Report {
+        epoch: EPOCH,
+        received_revision: applied,
+        applied_revision: applied,
+        verified_revision: applied,
+        last_sync: Some(pb::SyncStats {
+            revision: applied,
+            finished_at_ms: ago(12),
+            total_us: 412,
+            plan_us: 31,
+            encode_us: 40,
+            kernel_us: 341,
+            operations: 2,
+            bytes: 208,
+            end_to_end_ms: 3,
+        }),
+        objects: Some(pb::ObjectCounts {
+            services: 10_000,
+            endpoints: 20_000,
+        }),
+        families: vec![pb::FamilyStatus {
+            family: pb::Family::Ipv4.into(),
+            programmed: true,
+            error: String::new(),
+            error_since_ms: 0,
+        }],
+        round_trip_us: 230,
+        syncs_ok: 42,
+        ..Default::default()
+    }
+}
+
+/// A node that is as it should be.
+pub(crate) fn node(name: &str) -> pb::NodeStatus {
+    pb::NodeStatus {
+        name: name.to_owned(),
+        state: pb::NodeState::InSync.into(),
+        since_ms: ago(3 * 3600),
+        backend: "nftables".to_owned(),
+        agent_version: "0.1.0".to_owned(),
+        peer: "10.0.0.11:41234".to_owned(),
+        last_heard_ms: ago(1),
+        wanted_revision: 4711,
+        report: Some(report(4711)),
+        zone: "eu-west-1a".to_owned(),
+        addresses: strings(&["10.0.0.11", "fd00::11"]),
+        pod_cidrs: strings(&["10.244.1.0/24", "fd00:10:244:1::/64"]),
+        ..Default::default()
+    }
+}
+
+/// A node that is three revisions behind.
+pub(crate) fn syncing(name: &str) -> pb::NodeStatus {
+    let mut report = report(4698);
+    report.received_revision = 4711;
+    report.last_sync.as_mut().unwrap().total_us = 3_140;
+    pb::NodeStatus {
+        state: pb::NodeState::Syncing.into(),
+        since_ms: ago(4),
+        report: Some(report),
+        ..node(name)
+    }
+}
+
+/// A failure to apply a Service.
+pub(crate) fn failure(service: &str, reason: &str) -> pb::ObjectFailure {
+    pb::ObjectFailure {
+        key: Some(key(service, "http", pb::Family::Ipv4)),
+        reason: reason.to_owned(),
+        since_ms: ago(192),
+        degraded: false,
+    }
+}
+
+/// A node that cannot apply some Services.
+pub(crate) fn failing(name: &str) -> pb::NodeStatus {
+    let reason = "node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop \
+                  it or choose another port";
+    let mut degraded = failure(
+        "shop/api",
+        "the kernel has no nft_fib: martian sources pass",
+    );
+    degraded.degraded = true;
+    let mut report = report(4711);
+    report.failures = vec![
+        failure("shop/web", reason),
+        degraded,
+        failure("shop/cart", reason),
+        failure("shop/search", reason),
+        failure("shop/login", reason),
+    ];
+    pb::NodeStatus {
+        state: pb::NodeState::Failing.into(),
+        since_ms: ago(192),
+        report: Some(report),
+        last_error: "5 objects are not applied as desired".to_owned(),
+        ..node(name)
+    }
+}
+
+/// A node that was heard of last a while ago.
+pub(crate) fn disconnected(name: &str) -> pb::NodeStatus {
+    pb::NodeStatus {
+        state: pb::NodeState::Disconnected.into(),
+        since_ms: ago(840),
+        last_heard_ms: ago(851),
+        peer: String::new(),
+        report: Some(report(4650)),
+        last_error: "connection reset by peer".to_owned(),
+        ..node(name)
+    }
+}
+
+/// A Node object that no agent has come for.
+pub(crate) fn no_agent(name: &str) -> pb::NodeStatus {
+    pb::NodeStatus {
+        name: name.to_owned(),
+        state: pb::NodeState::NoAgent.into(),
+        since_ms: ago(3 * 86_400 + 4 * 3_600),
+        wanted_revision: 4711,
+        addresses: strings(&["10.0.0.15"]),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn issues() -> Vec<pb::InputIssue> {
+    vec![
+        pb::InputIssue {
+            severity: pb::Severity::Warning.into(),
+            location: "shop.yaml, document 7, line 91".to_owned(),
+            kind: "EndpointSlice".to_owned(),
+            namespace: "shop".to_owned(),
+            name: "api-7xk2p".to_owned(),
+            reason: "endpoint 127.0.0.1 is a loopback address and is left out".to_owned(),
+        },
+        pb::InputIssue {
+            severity: pb::Severity::Error.into(),
+            location: "shop.yaml, document 2, line 14".to_owned(),
+            kind: "Service".to_owned(),
+            namespace: "shop".to_owned(),
+            name: "checkout".to_owned(),
+            reason:
+                "port 99999 is not between 1 and 65535; the Service is served as it was before \
+                     this change"
+                    .to_owned(),
+        },
+    ]
+}
+
+pub(crate) fn fleet(nodes: Vec<pb::NodeStatus>) -> pb::Fleet {
+    pb::Fleet {
+        control_plane: Some(control_plane()),
+        nodes,
+    }
+}
+
+/// Everything in sync.
+pub(crate) fn healthy_fleet() -> pb::Fleet {
+    fleet(["node-a", "node-b", "node-c"].map(node).into())
+}
+
+/// One of each kind of trouble.
+pub(crate) fn troubled_fleet() -> pb::Fleet {
+    let mut fleet = fleet(vec![
+        node("node-a"),
+        syncing("node-b"),
+        failing("node-c"),
+        disconnected("node-d"),
+        no_agent("node-e"),
+    ]);
+    fleet.control_plane.as_mut().unwrap().issues = issues();
+    fleet
+}
+
+pub(crate) fn endpoint(address: &str, node: &str, state: [bool; 3]) -> pb::EndpointView {
+    let [ready, serving, terminating] = state;
+    pb::EndpointView {
+        address: address.to_owned(),
+        node: node.to_owned(),
+        ready,
+        serving,
+        terminating,
+        ..Default::default()
+    }
+}
+
+/// `shop/web`, port http, IPv4: three endpoints, two of them ready.
+pub(crate) fn web() -> pb::ServiceView {
+    let mut endpoints = vec![
+        endpoint("10.244.1.12:8080", "node-a", [true, true, false]),
+        endpoint("10.244.2.7:8080", "node-b", [true, true, false]),
+        endpoint("10.244.3.9:8080", "node-c", [false, true, true]),
+    ];
+    endpoints[0].zone_hints = strings(&["eu-west-1a"]);
+    endpoints[1].zone_hints = strings(&["eu-west-1b", "eu-west-1c"]);
+    pb::ServiceView {
+        key: Some(key("shop/web", "http", pb::Family::Ipv4)),
+        port: 80,
+        cluster_ip: "10.96.0.10".to_owned(),
+        load_balancer_ips: strings(&["203.0.113.7"]),
+        node_port: 30080,
+        external_policy: pb::TrafficPolicy::Local.into(),
+        affinity_timeout_s: 10_800,
+        source_ranges: strings(&["198.51.100.0/24", "192.0.2.0/24"]),
+        health_check_node_port: 32_000,
+        endpoints,
+        revision: 4711,
+        ..Default::default()
+    }
+}
+
+/// `shop/web`, port http, IPv6.
+pub(crate) fn web_v6() -> pb::ServiceView {
+    pb::ServiceView {
+        key: Some(key("shop/web", "http", pb::Family::Ipv6)),
+        cluster_ip: "fd00:10:96::a".to_owned(),
+        load_balancer_ips: Vec::new(),
+        node_port: 30080,
+        endpoints: vec![endpoint(
+            "[fd00:10:244:1::c]:8080",
+            "node-a",
+            [true, true, false],
+        )],
+        ..web()
+    }
+}
+
+/// Services of two namespaces; sorted as the control plane does.
+pub(crate) fn services() -> Vec<pb::ServiceView> {
+    let dns = |port: &str, protocol: pb::Protocol| pb::ServiceView {
+        key: Some(pb::ServiceKey {
+            protocol: protocol.into(),
+            ..key("kube-system/kube-dns", port, pb::Family::Ipv4)
+        }),
+        port: 53,
+        cluster_ip: "10.96.0.2".to_owned(),
+        endpoints: vec![
+            endpoint("10.244.1.2:53", "node-a", [true, true, false]),
+            endpoint("10.244.2.2:53", "node-b", [true, true, false]),
+        ],
+        revision: 3,
+        ..Default::default()
+    };
+    let database = pb::ServiceView {
+        key: Some(key("shop/database", "", pb::Family::Ipv4)),
+        port: 5432,
+        cluster_ip: "10.96.0.11".to_owned(),
+        endpoints: vec![endpoint("10.244.2.8:5432", "node-b", [false, false, false])],
+        revision: 4700,
+        ..Default::default()
+    };
+    vec![
+        dns("dns", pb::Protocol::Udp),
+        dns("dns-tcp", pb::Protocol::Tcp),
+        database,
+        web(),
+        web_v6(),
+    ]
+}
+
+fn held(node: &str, local: &[&str]) -> pb::NodeServiceStatus {
+    let v6 = strings(&["[fd00:10:244:1::c]:8080"]);
+    pb::NodeServiceStatus {
+        node: node.to_owned(),
+        programmed: true,
+        reason: String::new(),
+        wanted_revision: 4711,
+        applied_revision: 4711,
+        endpoints: vec![
+            pb::NodeEndpoints {
+                key: Some(key("shop/web", "http", pb::Family::Ipv4)),
+                cluster: strings(&["10.244.1.12:8080", "10.244.2.7:8080"]),
+                local: strings(local),
+            },
+            pb::NodeEndpoints {
+                key: Some(key("shop/web", "http", pb::Family::Ipv6)),
+                cluster: v6,
+                local: Vec::new(),
+            },
+        ],
+    }
+}
+
+/// `shop/web` on three nodes, one of which does not hold it.
+pub(crate) fn description() -> pb::ServiceDescription {
+    let failing = pb::NodeServiceStatus {
+        programmed: false,
+        reason: "node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop \
+                 it or choose another port"
+            .to_owned(),
+        applied_revision: 4650,
+        ..held("node-c", &["10.244.3.9:8080"])
+    };
+    pb::ServiceDescription {
+        ports: vec![web(), web_v6()],
+        nodes: vec![
+            held("node-a", &["10.244.1.12:8080"]),
+            held("node-b", &["10.244.2.7:8080"]),
+            failing,
+        ],
+        issues: issues().split_off(1),
+    }
+}

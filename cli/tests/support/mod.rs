@@ -1,0 +1,239 @@
+//! A control plane with canned answers, and the real binary. Everything has a deadline.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::pin::Pin;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::spawn;
+use std::time::Duration;
+
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::status_service_server::{StatusService, StatusServiceServer};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+use tokio_stream::wrappers::{TcpListenerStream, WatchStream};
+use tokio_stream::{Stream, StreamExt};
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+
+use crate::samples;
+
+/// Nothing here takes a hundredth of it.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A control plane that serves `samples`. Dropping it ends it.
+pub(crate) struct ControlPlane {
+    pub(crate) address: SocketAddr,
+    pub(crate) fleet: watch::Sender<pb::Fleet>,
+    _runtime: Runtime,
+}
+
+impl ControlPlane {
+    /// Serves this fleet, at a free port.
+    pub(crate) fn start(fleet: pb::Fleet) -> Self {
+        Self::start_at(([127, 0, 0, 1], 0).into(), fleet)
+    }
+
+    /// Serves this fleet at this address.
+    pub(crate) fn start_at(address: SocketAddr, fleet: pb::Fleet) -> Self {
+        let fleet = watch::Sender::new(fleet);
+        let service = StatusServiceServer::new(Canned(fleet.clone()));
+        Self::serve(address, fleet, Routes::new(service))
+    }
+
+    /// A gRPC server that is something else.
+    pub(crate) fn start_other() -> Self {
+        let fleet = watch::Sender::default();
+        Self::serve(([127, 0, 0, 1], 0).into(), fleet, Routes::default())
+    }
+
+    fn serve(address: SocketAddr, fleet: watch::Sender<pb::Fleet>, routes: Routes) -> Self {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let listener = runtime
+            .block_on(tokio::net::TcpListener::bind(address))
+            .unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tonic::transport::Server::builder().add_routes(routes);
+        runtime.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        Self {
+            address,
+            fleet,
+            _runtime: runtime,
+        }
+    }
+}
+
+/// The canned answers.
+struct Canned(watch::Sender<pb::Fleet>);
+
+#[tonic::async_trait]
+impl StatusService for Canned {
+    async fn get_fleet(
+        &self,
+        _: Request<pb::GetFleetRequest>,
+    ) -> Result<Response<pb::Fleet>, Status> {
+        Ok(Response::new(self.0.borrow().clone()))
+    }
+
+    type WatchFleetStream = Pin<Box<dyn Stream<Item = Result<pb::Fleet, Status>> + Send>>;
+
+    async fn watch_fleet(
+        &self,
+        _: Request<pb::GetFleetRequest>,
+    ) -> Result<Response<Self::WatchFleetStream>, Status> {
+        let fleets = WatchStream::new(self.0.subscribe());
+        // Nobody hears of an empty fleet: for tests of the deadline.
+        let fleets = fleets.filter(|fleet| *fleet != pb::Fleet::default());
+        Ok(Response::new(Box::pin(fleets.map(Ok))))
+    }
+
+    async fn list_services(
+        &self,
+        request: Request<pb::ListServicesRequest>,
+    ) -> Result<Response<pb::ListServicesResponse>, Status> {
+        let namespace = request.into_inner().namespace;
+        let wanted = |view: &pb::ServiceView| {
+            namespace.is_empty() || view.key.as_ref().unwrap().namespace == namespace
+        };
+        let services = samples::services().into_iter().filter(wanted).collect();
+        Ok(Response::new(pb::ListServicesResponse { services }))
+    }
+
+    async fn describe_service(
+        &self,
+        request: Request<pb::DescribeServiceRequest>,
+    ) -> Result<Response<pb::ServiceDescription>, Status> {
+        let request = request.into_inner();
+        match (request.namespace.as_str(), request.name.as_str()) {
+            ("shop", "web") => Ok(Response::new(samples::description())),
+            (_, "secret") => Err(Status::permission_denied("not \u{1b}[31mfor you")),
+            _ => Err(Status::not_found("no such Service")),
+        }
+    }
+}
+
+/// An address at which nobody listens.
+pub(crate) fn nobody() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// The binary, without the surroundings' say in how it looks.
+pub(crate) fn kpctl(server: SocketAddr, args: &[&str]) -> Command {
+    program(Path::new(env!("CARGO_BIN_EXE_kpctl")), server, args)
+}
+
+/// The binary by another name.
+pub(crate) fn program(path: &Path, server: SocketAddr, args: &[&str]) -> Command {
+    let mut command = Command::new(path);
+    for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+        command.env_remove(name);
+    }
+    command
+        .args(args)
+        .env("KPLANE_SERVER", server.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// What a program did.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(command: &mut Command) -> Done {
+    let mut running = Running::start(command);
+    let (stdout, stderr) = (running.stdout.rest(), running.stderr.rest());
+    Done {
+        code: running.wait().code(),
+        stdout,
+        stderr,
+    }
+}
+
+/// A program that runs; killed when it is dropped.
+pub(crate) struct Running {
+    child: Child,
+    pub(crate) stdout: Lines,
+    pub(crate) stderr: Lines,
+}
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        Self {
+            stdout: Lines::of(child.stdout.take().unwrap()),
+            stderr: Lines::of(child.stderr.take().unwrap()),
+            child,
+        }
+    }
+
+    /// Its output has ended: so will it.
+    fn wait(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Lines of a pipe, as they come.
+pub(crate) struct Lines(Receiver<String>);
+
+impl Lines {
+    fn of(pipe: impl Read + Send + 'static) -> Self {
+        let (sender, receiver) = channel();
+        spawn(move || {
+            for line in BufReader::new(pipe).lines() {
+                if sender.send(line.unwrap()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self(receiver)
+    }
+
+    /// The next line.
+    pub(crate) fn next(&self) -> String {
+        self.0.recv_timeout(DEADLINE).expect("one more line")
+    }
+
+    /// The next line that contains this.
+    pub(crate) fn find(&self, text: &str) -> String {
+        loop {
+            let line = self.next();
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    /// All lines until the end.
+    fn rest(&self) -> String {
+        let mut rest = String::new();
+        loop {
+            match self.0.recv_timeout(DEADLINE) {
+                Ok(line) => rest = rest + &line + "\n",
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return rest,
+                Err(timeout) => panic!("{timeout}, so far:\n{rest}"),
+            }
+        }
+    }
+}
