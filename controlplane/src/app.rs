@@ -24,8 +24,11 @@ use crate::server::{AgentServer, DesiredServer, StatusServer};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
 
-/// Bytes under way between an agent and a control plane in one process.
-const IN_MEMORY_WINDOW: usize = 256 * 1024;
+/// Bytes between an agent and a control plane in one process.
+const IN_MEMORY_BYTES: usize = 64 * 1024;
+/// Bytes that a control plane may be ahead of an agent that does not read: a few messages. What
+/// changes meanwhile is sent once, in its latest state.
+pub const WINDOW: u32 = 256 * 1024;
 /// How often the transport asks a silent peer whether it is there.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
@@ -203,17 +206,16 @@ impl Bound {
     pub fn connect_in_memory(&self) -> Channel {
         let connections = self.in_memory.clone();
         // The address is never resolved.
-        Endpoint::from_static("http://in-memory").connect_with_connector_lazy(tower::service_fn(
-            move |_| {
-                let connections = connections.clone();
-                async move {
-                    let (ours, theirs) = tokio::io::duplex(IN_MEMORY_WINDOW);
-                    let closed = |_| std::io::Error::other("the control plane is shutting down");
-                    connections.send(Ok(theirs)).await.map_err(closed)?;
-                    Ok::<_, std::io::Error>(TokioIo::new(ours))
-                }
-            },
-        ))
+        let endpoint = Endpoint::from_static("http://in-memory").initial_stream_window_size(WINDOW);
+        endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
+            let connections = connections.clone();
+            async move {
+                let (ours, theirs) = tokio::io::duplex(IN_MEMORY_BYTES);
+                let closed = |_| std::io::Error::other("the control plane is shutting down");
+                connections.send(Ok(theirs)).await.map_err(closed)?;
+                Ok::<_, std::io::Error>(TokioIo::new(ours))
+            }
+        }))
     }
 
     /// Ends the control plane; [`Bound::wait`] returns when it has ended.

@@ -66,7 +66,6 @@ pub struct Closing;
 
 impl Hub {
     /// A hub, and the task that owns its index. The task ends with the source.
-    #[must_use]
     pub fn new(
         epoch: u64,
         source: &'static str,

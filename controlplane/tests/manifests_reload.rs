@@ -197,6 +197,53 @@ async fn a_file_counts_when_its_writer_closes_it() {
     assert_eq!(watched.batch().await, ["delete b", "apply c"]);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_that_never_rests_deletes_nothing() {
+    let names = "a b c d e f g h";
+    let mut watched = Watched::folder(&[("a.yaml", names)]).await;
+    let path = watched.at("a.yaml");
+    let writer = std::thread::spawn(move || {
+        for n in 0..500 {
+            // From never resting to just long enough to be read.
+            std::thread::sleep(Duration::from_micros(n * 37 % 9_000));
+            let mut file = fs::File::create(&path).unwrap();
+            // Every prefix is valid YAML with fewer Services.
+            for (index, name) in names.split(' ').enumerate() {
+                let version = format!("spec: {{clusterIP: 10.0.{}.{}}}\n", n / 250, n % 250);
+                file.write_all((services(name) + &version).as_bytes())
+                    .unwrap();
+                if (n + index as u64).is_multiple_of(64) {
+                    std::thread::sleep(Duration::from_millis(4));
+                }
+            }
+        }
+    });
+    let mut batches = 0;
+    while !writer.is_finished() {
+        let batch = timeout(DEADLINE, watched.batches.recv())
+            .await
+            .unwrap()
+            .unwrap();
+        let deleted = lines(&batch)
+            .into_iter()
+            .filter(|line| line.starts_with("delete"));
+        assert_eq!(deleted.collect::<Vec<_>>(), [""; 0]);
+        batches += 1;
+        let last = batch.events.iter().any(|event| match event {
+            Event::Apply(located) => match &located.object {
+                Object::Service(s) => s.spec.cluster_ip.as_deref() == Some("10.0.1.249"),
+                _ => false,
+            },
+            _ => false,
+        });
+        if last {
+            break;
+        }
+    }
+    println!("{batches} batches");
+    writer.join().unwrap();
+}
+
 #[tokio::test]
 async fn an_editor_that_renames_the_old_file_away_deletes_nothing() {
     let mut watched = Watched::folder(&[("a.yaml", "a b")]).await;

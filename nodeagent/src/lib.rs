@@ -7,5 +7,13 @@
 //! The engine owns desired state and backend on a thread of its own; everything asynchronous is a
 //! thin shell around it.
 
+pub mod app;
 pub mod backend;
+pub mod config;
+pub mod desired;
+pub mod engine;
+pub mod healthz;
+pub mod netlink;
 pub mod plan;
+pub mod report;
+pub mod sync;

@@ -252,14 +252,7 @@ impl Index {
 
     fn take_publication(&mut self, issues_changed: &mut bool) -> Option<Publication> {
         let mut services = Vec::new();
-        let mut work = std::mem::take(&mut self.pending.services);
-        while let Some(name) = work.pop_first() {
-            let Some(entry) = self.services.get(&name) else {
-                continue;
-            };
-            let affected = self.claims.replace(&name, entry.created.as_ref(), &entry.ports);
-            // Their claims stay as they are, so this ends.
-            work.extend(affected);
+        for name in self.contested() {
             *issues_changed |= self.recompute(&name, &mut services);
         }
         let nodes = std::mem::take(&mut self.pending.nodes);
@@ -271,6 +264,18 @@ impl Index {
             return None;
         }
         Some(Publication { services, nodes, service_cidrs, observed_at })
+    }
+
+    /// The Services that changed, and those that won or lost a place through that.
+    fn contested(&mut self) -> BTreeSet<ServiceName> {
+        let mut names = std::mem::take(&mut self.pending.services);
+        for name in names.clone() {
+            if let Some(entry) = self.services.get(&name) {
+                let created = entry.created.as_ref();
+                names.extend(self.claims.replace(&name, created, &entry.ports));
+            }
+        }
+        names
     }
 
     fn node_facts(&self, name: &NodeName) -> NodeFacts {

@@ -107,9 +107,7 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
     }
     match report {
         Some(report) if report.epoch == store.epoch() && report.applied_revision >= wanted => {
-            let degraded = report.failures.iter().find(|f| f.degraded);
-            let error = degraded.map(describe_failure).unwrap_or_default();
-            state(pb::NodeState::InSync, millis(record.applied_at), error)
+            state(pb::NodeState::InSync, millis(record.applied_at), String::new())
         }
         Some(report) if report.epoch == store.epoch() => {
             let since = store.changed_after(report.applied_revision).unwrap_or(record.since);

@@ -4,6 +4,7 @@
 //! that every backend gets the same plans. How to add one: implement [`Backend`], add a variant to
 //! [`Kind`] and an arm to [`Kind::open`].
 
+pub mod nftables;
 pub mod noop;
 
 use std::time::Duration;
@@ -13,14 +14,14 @@ use kplane_model::{Family, ServiceKey};
 use crate::plan::{NodePlan, ServicePlan};
 
 /// What an engine asks of a backend, for one family.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
     /// The family; plans of the other one are not in here.
     pub family: Family,
     /// The node's own settings.
     pub node: &'a NodePlan,
     /// ServicePorts that are new or changed, or gone (`None`).
-    pub services: Vec<(ServiceKey, Option<ServicePlan>)>,
+    pub services: &'a [(ServiceKey, Option<ServicePlan>)],
     /// `services` is everything there is: whatever else the data path holds goes away. Only a
     /// complete snapshot leads to this (design invariant 3).
     pub complete: bool,
@@ -140,10 +141,12 @@ impl Kind {
     /// [`OpenError`] says what is missing.
     pub fn open(self, settings: &Settings) -> Result<Box<dyn Backend>, OpenError> {
         match self {
-            Self::Nftables => Err(OpenError {
-                backend: "nftables",
-                reason: format!("not linked in yet (bit {})", settings.masquerade_bit),
-            }),
+            Self::Nftables => {
+                let settings = nftables::Settings {
+                    masquerade_bit: settings.masquerade_bit,
+                };
+                nftables::open(settings)
+            }
             Self::Noop => Ok(Box::new(noop::Noop::default())),
         }
     }

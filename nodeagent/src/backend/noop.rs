@@ -32,8 +32,8 @@ impl Backend for Noop {
         }
         for (key, plan) in change.services {
             match plan {
-                Some(plan) => self.services.insert(key, plan),
-                None => self.services.remove(&key),
+                Some(plan) => self.services.insert(key.clone(), plan.clone()),
+                None => self.services.remove(key),
             };
         }
         Ok(Applied::default())

@@ -7,7 +7,7 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-pub use node::{NodePlan, NodeSettings};
+pub use node::{NodePlan, NodeSettings, disjoint};
 pub use service::plan_service;
 
 use std::fmt;
@@ -40,7 +40,14 @@ impl fmt::Display for FrontendAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address { ip, protocol, port } => {
-                write!(f, "{}/{protocol}", EndpointAddr { ip: *ip, port: *port })
+                write!(
+                    f,
+                    "{}/{protocol}",
+                    EndpointAddr {
+                        ip: *ip,
+                        port: *port
+                    }
+                )
             }
             Self::NodePort { protocol, port } => write!(f, "node port {port}/{protocol}"),
         }

@@ -34,7 +34,11 @@ impl NodePlan {
     #[must_use]
     pub fn new(family: Family, node: &NodeFacts, settings: &NodeSettings) -> Self {
         let everything = || vec![Cidr::everything(family)];
-        let pod_sources = disjoint(family, &settings.cluster_cidrs);
+        let of_family = |cidrs: &[Cidr]| -> Vec<Cidr> {
+            let ours = cidrs.iter().copied().filter(|c| c.family() == family);
+            disjoint(&ours.collect::<Vec<_>>())
+        };
+        let pod_sources = of_family(&settings.cluster_cidrs);
         let unmasqueraded_sources = if settings.masquerade_all {
             Vec::new()
         } else if pod_sources.is_empty() {
@@ -46,20 +50,21 @@ impl NodePlan {
             node.primary_address(family)
                 .map_or_else(everything, |ip| vec![Cidr::single(ip)])
         } else {
-            disjoint(family, &settings.nodeport_addresses)
+            of_family(&settings.nodeport_addresses)
         };
         Self {
             pod_sources,
             unmasqueraded_sources,
             nodeport_ips,
-            service_cidrs: disjoint(family, &node.service_cidrs),
+            service_cidrs: of_family(&node.service_cidrs),
         }
     }
 }
 
-/// The ranges of one family, sorted, without those that lie inside another.
-fn disjoint(family: Family, cidrs: &[Cidr]) -> Vec<Cidr> {
-    let mut sorted: Vec<Cidr> = cidrs.iter().copied().filter(|c| c.family() == family).collect();
+/// Ranges sorted, without those that lie inside another: what is left does not overlap.
+#[must_use]
+pub fn disjoint(cidrs: &[Cidr]) -> Vec<Cidr> {
+    let mut sorted = cidrs.to_vec();
     // By first address, the wider first: whatever covers a range stands before it.
     sorted.sort_by_key(|c| (c.first(), c.prefix_len()));
     let mut kept: Vec<Cidr> = Vec::with_capacity(sorted.len());

@@ -1,1 +1,213 @@
-//! Tests of planning.
+//! Tests of planning, named by the behaviour they stand for.
+
+use std::net::IpAddr;
+
+use kplane_model::{
+    Cidr, EndpointAddr, Family, LocalEndpoint, LocalEndpoints, NodeFacts, Protocol, ServiceKey,
+    ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+};
+
+use super::*;
+
+const CLUSTER_IP: [u8; 4] = [10, 96, 0, 1];
+const LB_IP: [u8; 4] = [198, 51, 100, 1];
+const EXTERNAL_IP: [u8; 4] = [203, 0, 113, 1];
+
+fn endpoint(octet: u8) -> EndpointAddr {
+    EndpointAddr {
+        ip: IpAddr::from([10, 0, 0, octet]),
+        port: 8080,
+    }
+}
+
+fn program() -> ServiceProgram {
+    let key = ServiceKey {
+        service: ServiceName::new("shop", "web"),
+        port_name: "http".into(),
+        protocol: Protocol::Tcp,
+        family: Family::V4,
+    };
+    ServiceProgram {
+        port: ServicePort {
+            key,
+            port: 80,
+            cluster_ip: CLUSTER_IP.into(),
+            external_ips: vec![EXTERNAL_IP.into()],
+            load_balancer_ips: vec![LB_IP.into()],
+            node_port: Some(30080),
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
+            affinity_timeout_s: None,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+        },
+        endpoints: vec![endpoint(1), endpoint(2)],
+        has_any: true,
+    }
+}
+
+fn local(program: &ServiceProgram, endpoints: &[(u8, bool)]) -> LocalEndpoints {
+    let local = endpoints.iter().map(|(octet, ready)| LocalEndpoint {
+        addr: endpoint(*octet),
+        ready: *ready,
+    });
+    LocalEndpoints {
+        key: program.port.key.clone(),
+        endpoints: local.collect(),
+    }
+}
+
+fn node() -> NodeFacts {
+    NodeFacts {
+        name: "n".into(),
+        addresses: vec![IpAddr::from([172, 18, 0, 2])],
+        ..NodeFacts::default()
+    }
+}
+
+fn at(plan: &ServicePlan, ip: [u8; 4]) -> &Frontend {
+    let is_it = |f: &&Frontend| matches!(f.at, FrontendAddr::Address { ip: x, .. } if x == IpAddr::from(ip));
+    plan.frontends.iter().find(is_it).unwrap()
+}
+
+fn node_port(plan: &ServicePlan) -> &Frontend {
+    let is_it = |f: &&Frontend| matches!(f.at, FrontendAddr::NodePort { port: 30080, .. });
+    plan.frontends.iter().find(is_it).unwrap()
+}
+
+#[test]
+fn a15_external_destinations_are_masqueraded_with_policy_cluster() {
+    let program = program();
+    let plan = plan_service(&program, None, &node());
+    assert_eq!(plan.frontends.len(), 4);
+    for external in [at(&plan, LB_IP), at(&plan, EXTERNAL_IP), node_port(&plan)] {
+        assert!(external.masquerade && external.inside.is_none());
+        assert_eq!(external.endpoints, program.endpoints);
+    }
+    let internal = at(&plan, CLUSTER_IP);
+    assert!(!internal.masquerade);
+    assert_eq!(
+        (&internal.endpoints, internal.unserved),
+        (&program.endpoints, None)
+    );
+}
+
+#[test]
+fn a12_internal_policy_local_narrows_the_cluster_ip_only() {
+    let mut program = program();
+    program.port.internal_policy = TrafficPolicy::Local;
+    let plan = plan_service(&program, Some(&local(&program, &[(2, true)])), &node());
+    assert_eq!(at(&plan, CLUSTER_IP).endpoints, [endpoint(2)]);
+    assert_eq!(at(&plan, LB_IP).endpoints, program.endpoints);
+}
+
+#[test]
+fn a16_external_policy_local_keeps_all_endpoints_for_the_inside() {
+    let mut program = program();
+    program.port.external_policy = TrafficPolicy::Local;
+    let plan = plan_service(&program, Some(&local(&program, &[(2, true)])), &node());
+    for external in [at(&plan, LB_IP), at(&plan, EXTERNAL_IP), node_port(&plan)] {
+        assert_eq!(external.endpoints, [endpoint(2)]);
+        assert_eq!(external.inside.as_ref(), Some(&program.endpoints));
+        assert!(!external.masquerade);
+    }
+    assert_eq!(at(&plan, CLUSTER_IP).endpoints, program.endpoints);
+}
+
+#[test]
+fn a18_reject_without_any_endpoint_drop_without_a_local_one() {
+    let mut program = program();
+    program.port.external_policy = TrafficPolicy::Local;
+    let plan = plan_service(&program, None, &node());
+    assert_eq!(at(&plan, LB_IP).unserved, Some(Unserved::Drop));
+    assert_eq!(at(&plan, CLUSTER_IP).unserved, None);
+    program.port.internal_policy = TrafficPolicy::Local;
+    let plan = plan_service(&program, None, &node());
+    assert_eq!(at(&plan, CLUSTER_IP).unserved, Some(Unserved::Drop));
+    program.endpoints.clear();
+    program.has_any = false;
+    let plan = plan_service(&program, None, &node());
+    for frontend in &plan.frontends {
+        assert_eq!(frontend.unserved, Some(Unserved::Reject), "{}", frontend.at);
+    }
+}
+
+#[test]
+fn a8_a9_source_ranges_guard_load_balancer_addresses_only() {
+    let mut program = program();
+    let ranges = |plan: &ServicePlan, ip| {
+        at(plan, ip)
+            .source_ranges
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+    };
+    program.port.source_ranges = vec!["192.0.2.0/24".parse().unwrap()];
+    let plan = plan_service(&program, None, &node());
+    assert_eq!(ranges(&plan, LB_IP), ["192.0.2.0/24"]);
+    assert!(ranges(&plan, CLUSTER_IP).is_empty() && ranges(&plan, EXTERNAL_IP).is_empty());
+    assert!(node_port(&plan).source_ranges.is_empty());
+    program.port.source_ranges = vec!["172.18.0.0/16".parse().unwrap()];
+    let plan = plan_service(&program, None, &node());
+    assert_eq!(ranges(&plan, LB_IP), ["172.18.0.0/16", "198.51.100.1/32"]);
+}
+
+#[test]
+fn a15_hairpin_needs_every_local_endpoint_ready_or_draining() {
+    let program = program();
+    let plan = plan_service(
+        &program,
+        Some(&local(&program, &[(1, true), (2, false)])),
+        &node(),
+    );
+    assert_eq!(plan.local, [endpoint(1), endpoint(2)]);
+}
+
+#[test]
+fn no_place_is_planned_twice() {
+    let mut program = program();
+    program.port.external_ips = vec![LB_IP.into(), LB_IP.into(), CLUSTER_IP.into()];
+    let plan = plan_service(&program, None, &node());
+    let mut places: Vec<_> = plan.frontends.iter().map(|f| f.at).collect();
+    let all = places.len();
+    places.sort();
+    places.dedup();
+    assert_eq!((places.len(), all), (3, 3));
+}
+
+fn cidrs(texts: &[&str]) -> Vec<Cidr> {
+    texts.iter().map(|t| t.parse().unwrap()).collect()
+}
+
+#[test]
+fn a15_a17_who_is_masqueraded_towards_cluster_ips() {
+    let mut settings = NodeSettings {
+        cluster_cidrs: cidrs(&["10.244.0.0/16", "fd00::/48"]),
+        ..NodeSettings::default()
+    };
+    let plan = NodePlan::new(Family::V4, &node(), &settings);
+    assert_eq!(plan.unmasqueraded_sources, cidrs(&["10.244.0.0/16"]));
+    assert_eq!(plan.pod_sources, cidrs(&["10.244.0.0/16"]));
+    settings.masquerade_all = true;
+    assert_eq!(
+        NodePlan::new(Family::V4, &node(), &settings).unmasqueraded_sources,
+        []
+    );
+    // Without knowing pods nobody is masqueraded.
+    let plan = NodePlan::new(Family::V4, &node(), &NodeSettings::default());
+    assert_eq!(plan.unmasqueraded_sources, cidrs(&["0.0.0.0/0"]));
+    assert_eq!(plan.pod_sources, []);
+}
+
+#[test]
+fn a21_node_ports_are_served_on_the_nodes_own_address_unless_told_otherwise() {
+    let mut settings = NodeSettings::default();
+    let ips = |settings: &_, node: &_| NodePlan::new(Family::V4, node, settings).nodeport_ips;
+    assert_eq!(ips(&settings, &node()), cidrs(&["172.18.0.2/32"]));
+    assert_eq!(ips(&settings, &NodeFacts::default()), cidrs(&["0.0.0.0/0"]));
+    settings.nodeport_addresses = cidrs(&["192.168.0.0/16", "10.0.0.0/8", "10.1.0.0/16"]);
+    assert_eq!(
+        ips(&settings, &node()),
+        cidrs(&["10.0.0.0/8", "192.168.0.0/16"])
+    );
+}

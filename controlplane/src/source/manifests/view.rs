@@ -156,11 +156,13 @@ impl View {
         read.collect()
     }
 
-    /// Takes in what was read; what has been written to since then is left for later.
+    /// Takes in what was read. What has been written to meanwhile may have been read half: it is
+    /// left for later, also if its writer is done by now.
     pub(super) fn accept(&mut self, read: Read) -> Vec<Event> {
         let mut changes = Vec::with_capacity(read.len());
         for (path, stamp, change) in read {
-            if self.writing.contains(&path) {
+            let unsure = self.pending.everything || self.pending.files.contains(&path);
+            if unsure || self.writing.contains(&path) {
                 continue;
             }
             let name = display_name(&path);

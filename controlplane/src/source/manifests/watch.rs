@@ -3,6 +3,7 @@
 //! A file is read when its writer has closed it or renamed it into place, never in between, and
 //! what was read counts only if no write was seen meanwhile.
 
+use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -19,7 +20,10 @@ use crate::source::{Batch, Event, SourceError};
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
 /// Silence after which related events are taken to be complete: editors and `kubectl` rename and
 /// write within a millisecond.
-const QUIET: Duration = Duration::from_millis(3);
+const QUIET: Duration = Duration::from_millis(2);
+/// Time for the news of a write to arrive: the kernel queues it right after the write, and the
+/// runtime learns of it at the latest with its next timer.
+const SETTLE: Duration = Duration::from_millis(1);
 /// The longest that events are gathered.
 const GATHER_AT_MOST: Duration = Duration::from_millis(20);
 /// Buffer of events in bytes: an event with a name of 255 bytes takes 272, so 240 of them.
@@ -86,7 +90,7 @@ pub(super) async fn run_stdin(sink: mpsc::Sender<Batch>) -> Result<(), SourceErr
     std::thread::spawn(move || drop(done.send(super::load_stdin())));
     let catalog = tokio::select! {
         () = sink.closed() => return Ok(()),
-        loaded = loaded => loaded.unwrap_or_else(|_| Err(std::io::ErrorKind::Interrupted.into())),
+        loaded = loaded => loaded.unwrap_or_else(|_| Err(io::ErrorKind::Interrupted.into())),
     };
     let catalog = catalog.map_err(|source| SourceError::Unreadable {
         path: super::STDIN_NAME.to_owned(),
@@ -117,7 +121,7 @@ async fn send(sink: &mpsc::Sender<Batch>, events: Vec<Event>, observed_at: Syste
     sink.send(batch).await.is_ok()
 }
 
-fn note(view: &mut View, event: Option<std::io::Result<EventOwned>>) {
+fn note(view: &mut View, event: Option<io::Result<EventOwned>>) {
     match event {
         Some(Ok(event)) => view.note(&event),
         // As if events were lost, which they may be.
@@ -136,14 +140,25 @@ async fn gather(view: &mut View, events: &mut Events) {
     }
 }
 
+/// Notes all events up to this moment, also those that the runtime has not heard of yet.
+async fn catch_up(view: &mut View, events: &mut Events) {
+    let settled = Instant::now() + SETTLE;
+    while Instant::now() < settled
+        && let Ok(event) = timeout_at(settled, events.next()).await
+    {
+        note(view, event);
+    }
+    while let Some(event) = events.next().now_or_never() {
+        note(view, event);
+    }
+}
+
 /// Reads what is pending and returns what is different. On a thread for blocking work: a large
 /// file takes a second to parse.
 async fn look(view: View, events: &mut Events) -> (View, Vec<Event>) {
     let (mut view, read) = blocking(view, View::read_pending).await;
-    // Whoever wrote during the reading has been reported by now, and will be again on closing.
-    while let Some(event) = events.next().now_or_never() {
-        note(&mut view, event);
-    }
+    // Who wrote during the reading is known then: what was read of that counts for nothing.
+    catch_up(&mut view, events).await;
     blocking(view, move |view| view.accept(read)).await
 }
 

@@ -1,0 +1,341 @@
+//! Streams to agents, through the real gRPC stack, without TCP.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use kp_controlplane::app::{Bound, Config, build};
+use kp_controlplane::publish::{Publication, Published};
+use kplane_model::select::variants;
+use kplane_model::{
+    DesiredKey, Digest, Endpoint, EndpointAddr, Family, ObjectHash, Protocol, ServiceKey,
+    ServiceName, ServicePort, TrafficPolicy,
+};
+use kplane_proto::convert::decode_object;
+use kplane_proto::v1::agent_service_client::AgentServiceClient;
+use kplane_proto::v1::status_service_client::StatusServiceClient;
+use kplane_proto::v1::{
+    self as pb, AgentMessage, Hello, ResumeToken, ServerMessage, agent_message, server_message,
+};
+use prost::bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+/// Far longer than anything here takes.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A control plane on an empty folder: tests publish by themselves.
+async fn control_plane() -> (Bound, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config {
+        manifests: PathBuf::from(folder.path()),
+        agent_listen: None,
+        status_listen: Some("127.0.0.1:0".parse().unwrap()),
+    };
+    let bound = build(config).await.unwrap();
+    let mut head = bound.hub().store.head();
+    timeout(DEADLINE, head.wait_for(|head| head.synced)).await.unwrap().unwrap();
+    (bound, folder)
+}
+
+fn key(n: usize) -> ServiceKey {
+    ServiceKey {
+        service: ServiceName::new("shop", &format!("svc-{n}")),
+        port_name: "http".into(),
+        protocol: Protocol::Tcp,
+        family: Family::V4,
+    }
+}
+
+/// Service `n` with one endpoint.
+fn published(n: usize, octet: u8) -> (ServiceKey, Option<Published>) {
+    let port = ServicePort {
+        key: key(n),
+        port: 80,
+        cluster_ip: IpAddr::from([10, 96, 0, 1]),
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        node_port: None,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity_timeout_s: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    };
+    let addr = EndpointAddr { ip: IpAddr::from([10, 0, 0, octet]), port: 8080 };
+    let variants = variants(&port, &[Endpoint::ready(addr)]);
+    (key(n), Some(Published { port, variants, local: std::collections::BTreeMap::new() }))
+}
+
+fn publish(bound: &Bound, services: Vec<(ServiceKey, Option<Published>)>) -> u64 {
+    bound.hub().store.publish(&Publication {
+        services,
+        nodes: Vec::new(),
+        service_cidrs: None,
+        observed_at: SystemTime::now(),
+    })
+}
+
+/// An agent that keeps objects as the protocol says.
+struct Agent {
+    send: mpsc::Sender<AgentMessage>,
+    receive: Streaming<ServerMessage>,
+    objects: HashMap<DesiredKey, Bytes>,
+    epoch: u64,
+    revision: u64,
+    /// Objects in the last update, and whether it was a snapshot.
+    last: (usize, bool),
+}
+
+fn hello(node: &str, resume: Option<ResumeToken>) -> Hello {
+    Hello {
+        protocol_version: 1,
+        node_name: node.to_owned(),
+        agent_version: "test".to_owned(),
+        instance: 1,
+        backend: "noop".to_owned(),
+        resume,
+        ..Hello::default()
+    }
+}
+
+fn message(kind: agent_message::Kind) -> AgentMessage {
+    AgentMessage { kind: Some(kind) }
+}
+
+impl Agent {
+    async fn connect(bound: &Bound, hello: Hello) -> Self {
+        let (send, outbound) = mpsc::channel(4);
+        send.send(message(agent_message::Kind::Hello(hello))).await.unwrap();
+        let mut client = AgentServiceClient::new(bound.connect_in_memory());
+        let receive = client.sync(ReceiverStream::new(outbound)).await.unwrap().into_inner();
+        Self { send, receive, objects: HashMap::new(), epoch: 0, revision: 0, last: (0, false) }
+    }
+
+    async fn next(&mut self) -> Result<server_message::Kind, Status> {
+        let message = timeout(DEADLINE, self.receive.message()).await.expect("an answer in time");
+        Ok(message?.expect("the stream goes on").kind.unwrap())
+    }
+
+    /// Reads until an update is complete.
+    async fn update(&mut self) {
+        self.last = (0, false);
+        loop {
+            match self.next().await.unwrap() {
+                server_message::Kind::Welcome(welcome) => self.epoch = welcome.epoch,
+                server_message::Kind::Update(update) => {
+                    self.last.0 += update.objects.len();
+                    if update.snapshot {
+                        self.last.1 = true;
+                        self.objects.clear();
+                    }
+                    for bytes in update.objects {
+                        let object = decode_object(bytes.clone()).unwrap().unwrap();
+                        self.objects.insert(object.key(), bytes);
+                    }
+                    for key in update.deleted {
+                        self.objects.remove(&DesiredKey::try_from(key).unwrap());
+                    }
+                    if let Some(end) = update.end {
+                        assert_eq!(end.digest, self.digest().to_bytes());
+                        self.revision = end.revision;
+                        return;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn digest(&self) -> Digest {
+        let mut digest = Digest::default();
+        self.objects.values().for_each(|bytes| digest.add(ObjectHash::of(bytes)));
+        digest
+    }
+
+    fn token(&self) -> ResumeToken {
+        ResumeToken {
+            schema: 1,
+            epoch: self.epoch,
+            revision: self.revision,
+            digest: self.digest().to_bytes().to_vec(),
+        }
+    }
+
+    async fn report(&self, applied: u64) {
+        let report = pb::Report {
+            epoch: self.epoch,
+            received_revision: self.revision,
+            applied_revision: applied,
+            ..pb::Report::default()
+        };
+        self.send.send(message(agent_message::Kind::Report(report))).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_first_and_then_only_what_changed() {
+    let (bound, _folder) = control_plane().await;
+    publish(&bound, (0..100).map(|n| published(n, 1)).collect());
+    let mut agent = Agent::connect(&bound, hello("n1", None)).await;
+    agent.update().await;
+    // A hundred Services and the node's configuration.
+    assert_eq!(agent.last, (101, true));
+    publish(&bound, vec![published(7, 2)]);
+    agent.update().await;
+    assert_eq!(agent.last, (1, false));
+    publish(&bound, vec![(key(7), None), published(8, 2)]);
+    agent.update().await;
+    assert_eq!((agent.last, agent.objects.len()), ((1, false), 100));
+}
+
+#[tokio::test]
+async fn an_agent_that_comes_back_gets_no_more_than_it_lacks() {
+    let (bound, _folder) = control_plane().await;
+    publish(&bound, (0..100).map(|n| published(n, 1)).collect());
+    let mut agent = Agent::connect(&bound, hello("n1", None)).await;
+    agent.update().await;
+    let (token, objects) = (agent.token(), std::mem::take(&mut agent.objects));
+    drop(agent);
+
+    let reconnect = async |token: ResumeToken| {
+        let mut agent = Agent::connect(&bound, hello("n1", Some(token))).await;
+        agent.objects = objects.clone();
+        agent.update().await;
+        agent.last
+    };
+    // Nothing changed; and an equal digest counts whatever the epoch: any replica may answer.
+    assert_eq!(reconnect(token.clone()).await, (0, false));
+    assert_eq!(reconnect(ResumeToken { epoch: 1, ..token.clone() }).await, (0, false));
+    publish(&bound, vec![published(7, 2)]);
+    assert_eq!(reconnect(token.clone()).await, (1, false));
+    // Another epoch, another schema, or a revision that is ahead: everything.
+    for token in [
+        ResumeToken { epoch: 1, ..token.clone() },
+        ResumeToken { schema: 2, ..token.clone() },
+        ResumeToken { revision: token.revision + 1000, ..token.clone() },
+        ResumeToken { digest: vec![1], ..token },
+    ] {
+        assert_eq!(reconnect(token).await, (101, true));
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_does_not_read_costs_others_nothing_and_catches_up_by_keys() {
+    let (bound, _folder) = control_plane().await;
+    let mut slow = Agent::connect(&bound, hello("slow", None)).await;
+    let mut quick = Agent::connect(&bound, hello("quick", None)).await;
+    quick.update().await;
+    // Far more than all buffers between the two ends hold.
+    for round in 0..30 {
+        publish(&bound, (0..2_000).map(|n| published(n, round + 1)).collect());
+        quick.update().await;
+    }
+    slow.update().await;
+    let mut messages = 1;
+    while slow.revision < quick.revision {
+        slow.update().await;
+        messages += 1;
+    }
+    assert_eq!(slow.objects.len(), 2_001);
+    // Not one update a round: what the window of the transport held, then the latest state of
+    // each key at once.
+    assert!(messages < 20, "{messages}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_falls_silent_is_let_go_within_20_seconds() {
+    let (bound, _folder) = control_plane().await;
+    let mut agent = Agent::connect(&bound, hello("n1", None)).await;
+    agent.update().await;
+    let since = tokio::time::Instant::now();
+    let (mut pings, mut heartbeats) = (0, 0);
+    let status = loop {
+        match agent.next().await {
+            Ok(server_message::Kind::Ping(_)) => pings += 1,
+            Ok(server_message::Kind::Heartbeat(_)) => heartbeats += 1,
+            Ok(_) => {}
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    assert!(pings >= 3 && heartbeats >= 3);
+    assert!((15..=20).contains(&since.elapsed().as_secs()), "{:?}", since.elapsed());
+}
+
+#[tokio::test]
+async fn the_newest_stream_speaks_for_a_node() {
+    let (bound, _folder) = control_plane().await;
+    let mut first = Agent::connect(&bound, hello("n1", None)).await;
+    first.update().await;
+    let mut second = Agent::connect(&bound, hello("n1", None)).await;
+    second.update().await;
+    let status = loop {
+        if let Err(status) = first.next().await {
+            break status;
+        }
+    };
+    assert_eq!(status.code(), Code::Aborted);
+    assert!(status.message().contains("two agents"), "{status}");
+}
+
+#[tokio::test]
+async fn what_is_no_agent_is_told_so() {
+    let (bound, _folder) = control_plane().await;
+    let ping = message(agent_message::Kind::Ping(pb::Ping { token: 1 }));
+    let hello = |hello| message(agent_message::Kind::Hello(hello));
+    let cases = [
+        (ping, Code::InvalidArgument, "the first message must be Hello"),
+        (hello(self::hello("", None)), Code::InvalidArgument, "node_name must be"),
+        (hello(self::hello("N 1", None)), Code::InvalidArgument, "node_name must be"),
+        (
+            hello(Hello { protocol_version: 2, ..self::hello("n1", None) }),
+            Code::FailedPrecondition,
+            "upgrade the older of the two",
+        ),
+    ];
+    for (first, code, text) in cases {
+        let (send, outbound) = mpsc::channel(1);
+        send.send(first).await.unwrap();
+        let mut client = AgentServiceClient::new(bound.connect_in_memory());
+        let mut stream = client.sync(ReceiverStream::new(outbound)).await.unwrap().into_inner();
+        let status = timeout(DEADLINE, stream.message()).await.unwrap().unwrap_err();
+        assert_eq!(status.code(), code);
+        assert!(status.message().contains(text), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn the_status_api_tells_what_agents_reported() {
+    let (bound, _folder) = control_plane().await;
+    let revision = publish(&bound, vec![published(1, 1)]);
+    let address = format!("http://{}", bound.status_addr.unwrap());
+    let mut status = StatusServiceClient::connect(address).await.unwrap();
+    let mut watch = status.watch_fleet(pb::GetFleetRequest {}).await.unwrap().into_inner();
+    let mut agent = Agent::connect(&bound, hello("n1", None)).await;
+    agent.update().await;
+    assert!(agent.revision > revision);
+    let mut until = async |state: pb::NodeState| {
+        let wait = async {
+            loop {
+                let fleet = watch.message().await.unwrap().unwrap();
+                if let Some(node) = fleet.nodes.first().filter(|node| node.state() == state) {
+                    return node.clone();
+                }
+            }
+        };
+        timeout(DEADLINE, wait).await.expect("the state is reached")
+    };
+    assert_eq!(until(pb::NodeState::Syncing).await.wanted_revision, agent.revision);
+    agent.report(agent.revision).await;
+    assert_eq!(until(pb::NodeState::InSync).await.last_error, "");
+    publish(&bound, vec![published(1, 2)]);
+    assert!(until(pb::NodeState::Syncing).await.wanted_revision > agent.revision);
+    drop(agent);
+    assert!(until(pb::NodeState::Disconnected).await.last_error.contains("not connected"));
+}

@@ -1,0 +1,206 @@
+//! Wiring: a configuration becomes a running agent. Safe to do several times in one process.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::{self, Backend, OpenError};
+use crate::config::{Config, Source};
+use crate::engine::{Engine, Stopped};
+use crate::healthz::{self, Health};
+use crate::report::Report;
+use crate::sync::{Client, Connection, Grpc, Identity};
+
+/// Longest wait for the engine when the agent ends: the kernel may be in the middle of a large
+/// transaction, which is not torn in any case.
+const ENGINE_EXIT: Duration = Duration::from_secs(10);
+
+/// An agent that cannot start. One line.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The machine misses something.
+    #[error(transparent)]
+    Backend(#[from] OpenError),
+    /// The control plane within.
+    #[error(transparent)]
+    ControlPlane(#[from] kp_controlplane::app::BuildError),
+}
+
+/// A part of a running agent that ended on its own.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// The engine: a bug.
+    #[error(transparent)]
+    Engine(#[from] Stopped),
+    /// The control plane within.
+    #[error("control plane: {0}")]
+    ControlPlane(#[from] kp_controlplane::app::TaskError),
+    /// A bug.
+    #[error("a task panicked: {0}")]
+    Panic(#[from] tokio::task::JoinError),
+}
+
+/// An agent that runs until it is shut down or a part of it fails.
+#[derive(Debug)]
+pub struct Bound {
+    /// Where health checks are answered; `None` when nowhere, or when the port is taken and tried
+    /// again.
+    pub healthz_addr: Option<SocketAddr>,
+    /// Where a standalone agent serves its status.
+    pub status_addr: Option<SocketAddr>,
+    engine: Engine,
+    connection: watch::Receiver<Connection>,
+    shutdown: CancellationToken,
+    tasks: JoinSet<Result<(), TaskError>>,
+}
+
+/// Starts an agent.
+///
+/// # Errors
+/// [`BuildError`] when it cannot start.
+pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    let (kind, settings) = (config.backend, config.backend_settings.clone());
+    build_with(config, move || kind.open(&settings)).await
+}
+
+/// Starts an agent with a backend of the caller's. `open` runs on the engine's own thread, which
+/// may enter a network namespace first.
+///
+/// # Errors
+/// [`BuildError`] when it cannot start.
+pub async fn build_with(
+    config: Config,
+    open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
+) -> Result<Bound, BuildError> {
+    let engine = Engine::spawn(open, config.node_settings).await?;
+    let mut tasks = JoinSet::new();
+    let (transport, status_addr) = connect(config.source, &mut tasks).await?;
+    let identity = Identity::new(config.node_name);
+    tracing::info!(
+        node = %identity.node,
+        backend = engine.backend(),
+        version = env!("CARGO_PKG_VERSION"),
+        "agent starts; what the kernel holds stays until a complete snapshot is here"
+    );
+    let client = Client::new(transport, identity, engine.clone());
+    let connection = client.connection();
+    let health = Health {
+        reports: engine.reports(),
+        connection: connection.clone(),
+    };
+    let healthz_addr = serve_health(config.healthz, health, &mut tasks).await;
+    tasks.spawn(async move { Err(client.run().await.into()) });
+    let engine_thread = engine.clone();
+    tasks.spawn(async move {
+        engine_thread.stopped().await;
+        Err(Stopped.into())
+    });
+    Ok(Bound {
+        healthz_addr,
+        status_addr,
+        engine,
+        connection,
+        shutdown: CancellationToken::new(),
+        tasks,
+    })
+}
+
+type Tasks = JoinSet<Result<(), TaskError>>;
+
+async fn connect(
+    source: Source,
+    tasks: &mut Tasks,
+) -> Result<(Grpc, Option<SocketAddr>), BuildError> {
+    match source {
+        Source::ControlPlane(endpoints) => Ok((Grpc::remote(endpoints), None)),
+        Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),
+        Source::Standalone { manifests, status } => {
+            let config = kp_controlplane::app::Config {
+                manifests,
+                agent_listen: None,
+                status_listen: status,
+            };
+            let control_plane = kp_controlplane::app::build(config).await?;
+            let transport = Grpc::memory(control_plane.connect_in_memory());
+            let status_addr = control_plane.status_addr;
+            tasks.spawn(async move { Ok(control_plane.wait().await?) });
+            Ok((transport, status_addr))
+        }
+    }
+}
+
+async fn serve_health(
+    address: Option<SocketAddr>,
+    health: Health,
+    tasks: &mut Tasks,
+) -> Option<SocketAddr> {
+    let address = address?;
+    let listener = healthz::bind(address).await;
+    let bound = listener
+        .as_ref()
+        .and_then(|listener| listener.local_addr().ok());
+    tasks.spawn(async move {
+        healthz::serve(address, listener, health).await;
+        Ok(())
+    });
+    bound
+}
+
+impl Bound {
+    /// The engine's latest report, and a way to wait for the next.
+    #[must_use]
+    pub fn reports(&self) -> watch::Receiver<Report> {
+        self.engine.reports()
+    }
+
+    /// Whether the control plane is there.
+    #[must_use]
+    pub fn connection(&self) -> watch::Receiver<Connection> {
+        self.connection.clone()
+    }
+
+    /// Ends the agent; [`Bound::wait`] returns when it has ended.
+    #[must_use]
+    pub fn shutdown_token(&self) -> CancellationToken {
+        self.shutdown.clone()
+    }
+
+    /// Runs until the agent is shut down or a part of it fails; then everything ends. What is in
+    /// the kernel stays there and goes on serving.
+    ///
+    /// # Errors
+    /// The part that failed.
+    pub async fn wait(mut self) -> Result<(), TaskError> {
+        let first = tokio::select! {
+            biased;
+            () = self.shutdown.cancelled() => None,
+            first = self.tasks.join_next() => first,
+        };
+        self.tasks.shutdown().await;
+        let mut reports = self.engine.reports();
+        drop(self.engine);
+        let engine_ends = async { while reports.changed().await.is_ok() {} };
+        if tokio::time::timeout(ENGINE_EXIT, engine_ends)
+            .await
+            .is_err()
+        {
+            tracing::warn!("the kernel is still busy after {ENGINE_EXIT:?}; leaving it to finish");
+        }
+        first.map_or(Ok(()), |ended| ended?)
+    }
+}
+
+/// Removes everything of ours from the kernel. Safe to repeat.
+///
+/// # Errors
+/// What the machine misses, or everything that could not be removed.
+pub fn cleanup(kind: backend::Kind, settings: &backend::Settings) -> anyhow::Result<()> {
+    let mut backend = kind.open(settings)?;
+    backend.cleanup().map_err(|errors| {
+        let lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
+        anyhow::anyhow!("not everything could be removed: {}", lines.join("; "))
+    })
+}

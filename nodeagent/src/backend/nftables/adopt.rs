@@ -1,0 +1,103 @@
+//! Makes sense of the elements that a table was found with.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use kplane_model::{Cidr, EndpointAddr};
+
+use super::element::{Destination, Element, Key};
+use super::frontend::{Entry, elements};
+use super::schema::{Balancer, Set};
+use super::table::Table;
+use crate::plan::{FrontendAddr, NodePlan, Unserved};
+
+/// The table that holds exactly these elements. What no entry would lead to becomes a stray and
+/// goes away with the next complete change.
+pub(super) fn adopt(found: &[Element]) -> Table {
+    let mut places: HashMap<FrontendAddr, BTreeSet<Element>> = HashMap::new();
+    let mut cluster_ips: BTreeSet<IpAddr> = BTreeSet::new();
+    let mut hairpin: BTreeSet<Destination> = BTreeSet::new();
+    let mut node = NodePlan::default();
+    let mut strays = Vec::new();
+    for element in found {
+        match (element.key, place_of(element.key)) {
+            (_, Some(at)) => drop(places.entry(at).or_default().insert(*element)),
+            (Key::Ip(ip), None) => drop(cluster_ips.insert(ip)),
+            (Key::Hairpin(endpoint), None) => drop(hairpin.insert(endpoint)),
+            (Key::Range(range), None) => match element.set {
+                Set::PodCidrs => node.pod_sources.push(range),
+                Set::UnmasqueradedSources => node.unmasqueraded_sources.push(range),
+                Set::NodeportIps => node.nodeport_ips.push(range),
+                Set::ServiceCidrs => node.service_cidrs.push(range),
+                _ => strays.push(*element),
+            },
+            (_, None) => strays.push(*element),
+        }
+    }
+    let mut entries = Vec::with_capacity(places.len());
+    for (at, found) in places {
+        let entry = interpret(&found);
+        let made: BTreeSet<Element> = elements(at, &entry).into_iter().collect();
+        if made == found {
+            entries.push((at, entry));
+        } else {
+            strays.extend(found);
+        }
+    }
+    Table::adopt(entries.into_iter(), cluster_ips, hairpin, node, strays)
+}
+
+fn place_of(key: Key) -> Option<FrontendAddr> {
+    let address = |Destination { ip, protocol, port }| FrontendAddr::Address { ip, protocol, port };
+    match key {
+        Key::Service(destination)
+        | Key::ServiceSlot(destination, _)
+        | Key::FirewallSource(destination, _) => Some(address(destination)),
+        Key::NodePort(port) | Key::NodePortSlot(port, _) => Some(FrontendAddr::NodePort {
+            protocol: port.protocol,
+            port: port.port,
+        }),
+        Key::Ip(_) | Key::Hairpin(_) | Key::Range(_) => None,
+    }
+}
+
+/// The entry that a place's elements most likely stand for.
+fn interpret(found: &BTreeSet<Element>) -> Entry {
+    let has = |sets: [Set; 2]| found.iter().any(|element| sets.contains(&element.set));
+    let unserved = if has([Set::RejectServices, Set::RejectNodeports]) {
+        Some(Unserved::Reject)
+    } else if has([Set::DropServices, Set::DropNodeports]) {
+        Some(Unserved::Drop)
+    } else {
+        None
+    };
+    let inside = slots(found, [Balancer::InsideService, Balancer::InsideNodeport]);
+    Entry {
+        slots: slots(found, [Balancer::Service, Balancer::Nodeport]),
+        inside: (!inside.is_empty()).then_some(inside),
+        masquerade: has([Set::MasqueradeServices, Set::MasqueradeNodeports]),
+        unserved,
+        ranges: found.iter().filter_map(range).collect(),
+    }
+}
+
+fn slots(found: &BTreeSet<Element>, balancers: [Balancer; 2]) -> Vec<EndpointAddr> {
+    let sets = balancers.map(Set::Endpoints);
+    let of_sets = found.iter().filter(|element| sets.contains(&element.set));
+    let by_index: BTreeMap<u32, EndpointAddr> = of_sets
+        .filter_map(|element| match element.key {
+            Key::ServiceSlot(_, index) | Key::NodePortSlot(_, index) => {
+                Some((index, element.data?))
+            }
+            _ => None,
+        })
+        .collect();
+    by_index.into_values().collect()
+}
+
+fn range(element: &Element) -> Option<Cidr> {
+    match element.key {
+        Key::FirewallSource(_, range) => Some(range),
+        _ => None,
+    }
+}

@@ -1,0 +1,364 @@
+//! The backend: keeps a table per family and brings the kernel to what a change asks for.
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Instant;
+
+use kplane_model::{Family, ServiceKey};
+
+use super::adopt::adopt;
+use super::frontend::Ops;
+use super::kernel::{Cost, Found, Kernel, Netlink};
+use super::probe::{ProbeError, probe};
+use super::schema::Settings;
+use super::table::{Staged, Table};
+use crate::backend::{Applied, ApplyError, Backend, Change, Failure, OpenError, Verification};
+use crate::netlink::{CommitError, NetlinkError, NfSocket};
+use crate::plan::ServicePlan;
+
+/// The backend's name.
+const NAME: &str = "nftables";
+/// Somebody else may change rules of theirs while we write; after so many times in a row we write
+/// all the same. Verification finds out if it mattered.
+const ATTEMPTS: u32 = 5;
+
+/// Programs nf_tables: `table ip kplane` and `table ip6 kplane`.
+#[derive(Debug)]
+pub(super) struct Driver<K> {
+    kernel: K,
+    /// What the kernel holds, by family; `None` = not known.
+    tables: [Option<Table>; 2],
+}
+
+/// A step of applying that failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StepError {
+    /// The table could not be read.
+    #[error("reading our table back: {0}")]
+    Read(#[from] NetlinkError),
+    /// A transaction was not committed.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    /// A change that is not complete came while it is not known what the kernel holds.
+    #[error("our table is not known any more; everything has to be applied again")]
+    Unknown,
+    /// Somebody changed our table; it will be repaired with the next complete change.
+    #[error("somebody else changed our table: {0}")]
+    Drifted(String),
+}
+
+impl StepError {
+    fn of(self, family: Family) -> ApplyError {
+        ApplyError {
+            family,
+            source: Box::new(self),
+        }
+    }
+
+    /// The kernel understood and refused: with fewer ServicePorts it may accept.
+    fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Commit(CommitError::Rejected { .. } | CommitError::Refused(_))
+        )
+    }
+}
+
+impl Driver<Netlink> {
+    /// Opens the backend for this thread's network namespace, having tried out that the kernel can
+    /// run our table.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what is missing.
+    pub(super) fn open(settings: Settings) -> Result<Self, OpenError> {
+        let error = |reason: String| OpenError {
+            backend: NAME,
+            reason,
+        };
+        match probe(&Family::ALL) {
+            Ok(()) => {}
+            // A kernel without IPv6 still serves IPv4; the family's changes fail by themselves.
+            Err(ProbeError::Missing {
+                family: Family::V6,
+                missing,
+            }) => {
+                tracing::warn!(
+                    missing,
+                    "this kernel cannot run the IPv6 table; serving IPv4 only"
+                );
+            }
+            Err(problem) => return Err(error(problem.to_string())),
+        }
+        let socket = NfSocket::open().map_err(|problem| error(problem.to_string()))?;
+        Ok(Self::with(Netlink::new(socket, settings)))
+    }
+}
+
+impl<K: Kernel> Driver<K> {
+    pub(super) fn with(kernel: K) -> Self {
+        Self {
+            kernel,
+            tables: [None, None],
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn kernel(&mut self) -> &mut K {
+        &mut self.kernel
+    }
+
+    #[cfg(test)]
+    pub(super) fn into_kernel(self) -> K {
+        self.kernel
+    }
+
+    fn try_apply(&mut self, change: Change<'_>) -> Result<Applied, StepError> {
+        let started = Instant::now();
+        let family = change.family;
+        let (table, rebuild) = self.load(family, change.complete)?;
+        let mut staged = table.stage(change);
+        let operations = staged.len() as u64;
+        let planned = started.elapsed();
+        let failures = std::mem::take(&mut staged.failures);
+        // Until the kernel has acknowledged, nothing is known for sure.
+        let cost = self.commit(family, &table, rebuild, &staged)?;
+        let mut table = table;
+        table.accept(staged);
+        self.tables[family as usize] = Some(table);
+        Ok(Applied {
+            operations,
+            bytes: cost.bytes,
+            plan: planned,
+            encode: cost.encode,
+            kernel: cost.kernel,
+            failures,
+        })
+    }
+
+    /// The family's table, out of its place, and whether it has to be made first.
+    fn load(&mut self, family: Family, complete: bool) -> Result<(Table, bool), StepError> {
+        if let Some(table) = self.tables[family as usize].take() {
+            return Ok((table, false));
+        }
+        if !complete {
+            return Err(StepError::Unknown);
+        }
+        match self.kernel.read(family)? {
+            Found::Ours(elements) => {
+                let table = adopt(&elements);
+                let (elements, strays) = (elements.len(), table.strays.len());
+                tracing::info!(%family, elements, strays, "adopted what the kernel already holds");
+                Ok((table, false))
+            }
+            Found::Other(reason) => {
+                tracing::info!(%family, reason, "making our table");
+                Ok((Table::default(), true))
+            }
+        }
+    }
+
+    fn commit(
+        &mut self,
+        family: Family,
+        table: &Table,
+        rebuild: bool,
+        staged: &Staged,
+    ) -> Result<Cost, StepError> {
+        let mut cost = Cost::default();
+        let mut rebuild = rebuild;
+        let mut groups = &staged.groups[..];
+        let mut first = true;
+        while rebuild || !groups.is_empty() {
+            let (now, later) = groups.split_at(fitting(groups, self.kernel.capacity(rebuild)));
+            let part = if first {
+                self.commit_guarded(family, table, rebuild, now)?
+            } else {
+                // The rest of a change whose beginning is in force.
+                self.kernel.commit(family, false, true, now)?
+            };
+            cost.bytes += part.bytes;
+            cost.encode += part.encode;
+            cost.kernel += part.kernel;
+            (groups, rebuild, first) = (later, false, false);
+        }
+        Ok(cost)
+    }
+
+    /// Commits if nothing happened to our table since we last knew it.
+    fn commit_guarded(
+        &mut self,
+        family: Family,
+        table: &Table,
+        rebuild: bool,
+        groups: &[Ops],
+    ) -> Result<Cost, StepError> {
+        for _ in 0..ATTEMPTS {
+            match self.kernel.commit(family, rebuild, false, groups) {
+                Err(CommitError::GenerationMoved) => {}
+                result => return Ok(result?),
+            }
+            let found = self.kernel.read(family)?;
+            // A table that is replaced as a whole may hold anything.
+            if !rebuild && let Some(difference) = difference(table, &found) {
+                return Err(StepError::Drifted(difference));
+            }
+        }
+        tracing::warn!(%family, "rules of others change all the time; writing without the guard");
+        Ok(self.kernel.commit(family, rebuild, true, groups)?)
+    }
+
+    /// Applies a refused change in smaller and smaller parts, so that only the ServicePorts that
+    /// the kernel does not accept are left out (design invariant 4).
+    fn isolate(&mut self, change: Change<'_>) -> Result<Applied, StepError> {
+        let mut total = Applied::default();
+        let mut good: Vec<(ServiceKey, Option<ServicePlan>)> = Vec::new();
+        let mut parts = vec![change.services];
+        while let Some(part) = parts.pop() {
+            self.prepare(change.family)?;
+            // Deletes nothing that another part may still claim.
+            let partial = Change {
+                services: part,
+                complete: false,
+                ..change
+            };
+            match (self.try_apply(partial), part) {
+                (Ok(applied), _) => {
+                    add(&mut total, applied);
+                    good.extend_from_slice(part);
+                }
+                (Err(error), [(key, _)]) if error.is_refusal() => {
+                    let (key, reason) = (key.clone(), error.to_string());
+                    total.failures.push(Failure {
+                        key,
+                        reason,
+                        degraded: false,
+                    });
+                }
+                (Err(error), _) if error.is_refusal() => {
+                    let (first, second) = part.split_at(part.len() / 2);
+                    parts.extend([second, first]);
+                }
+                (Err(error), _) => return Err(error),
+            }
+        }
+        if change.complete {
+            let last = self.try_apply(Change {
+                services: &good,
+                ..change
+            })?;
+            // The last change names once more what the parts named.
+            total
+                .failures
+                .retain(|failure| good.iter().all(|(key, _)| *key != failure.key));
+            add(&mut total, last);
+        }
+        Ok(total)
+    }
+
+    /// Makes sure that the family's table is known.
+    fn prepare(&mut self, family: Family) -> Result<(), StepError> {
+        let (table, rebuild) = self.load(family, true)?;
+        if rebuild {
+            self.kernel.commit(family, true, true, &[])?;
+        }
+        self.tables[family as usize] = Some(table);
+        Ok(())
+    }
+}
+
+impl<K: Kernel> Backend for Driver<K> {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
+        let family = change.family;
+        let result = match self.try_apply(change) {
+            Err(error) if error.is_refusal() && !change.services.is_empty() => {
+                tracing::warn!(%family, %error, "looking for the ServicePort that the kernel refuses");
+                self.isolate(change)
+            }
+            result => result,
+        };
+        result.map_err(|error| error.of(family))
+    }
+
+    fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
+        let found = self
+            .kernel
+            .read(family)
+            .map_err(|error| StepError::from(error).of(family))?;
+        let slot = &mut self.tables[family as usize];
+        let difference = match slot {
+            Some(table) => difference(table, &found),
+            None => Some("it is not known what our table should hold".to_owned()),
+        };
+        Ok(match difference {
+            None => Verification::Equal,
+            Some(difference) => {
+                *slot = None;
+                Verification::Drifted(difference)
+            }
+        })
+    }
+
+    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
+        let mut errors = Vec::new();
+        for family in Family::ALL {
+            self.tables[family as usize] = None;
+            if let Err(error) = self.kernel.delete(family) {
+                errors.push(StepError::from(error).of(family));
+            }
+        }
+        if errors.is_empty() {
+            Ok(())
+        } else {
+            Err(errors)
+        }
+    }
+}
+
+/// How many of the first groups fit into a transaction of `capacity` operations; one at least.
+fn fitting(groups: &[Ops], capacity: usize) -> usize {
+    let mut operations = 0;
+    let fits = |ops: &&Ops| {
+        operations += ops.len();
+        operations <= capacity
+    };
+    groups
+        .iter()
+        .take_while(fits)
+        .count()
+        .max(1)
+        .min(groups.len())
+}
+
+fn add(total: &mut Applied, part: Applied) {
+    total.operations += part.operations;
+    total.bytes += part.bytes;
+    total.plan += part.plan;
+    total.encode += part.encode;
+    total.kernel += part.kernel;
+    total.failures.extend(part.failures);
+}
+
+/// How what was found differs from what a table should hold, for people.
+fn difference(table: &Table, found: &Found) -> Option<String> {
+    let found = match found {
+        Found::Ours(elements) => elements,
+        Found::Other(reason) => return Some(reason.clone()),
+    };
+    let expected = table.elements();
+    let found: std::collections::BTreeSet<_> = found.iter().copied().collect();
+    let missing = expected.difference(&found).count();
+    let foreign = found.difference(&expected).count();
+    if missing == 0 && foreign == 0 {
+        return None;
+    }
+    let example = expected.symmetric_difference(&found).next()?;
+    Some(format!(
+        "{missing} elements are missing and {foreign} are not ours, one of them in set {}",
+        example.set.name()
+    ))
+}

@@ -1,0 +1,679 @@
+//! Differ and driver against a kernel in memory.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use expect_test::expect;
+use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
+use proptest::prelude::*;
+
+use super::super::adopt::adopt;
+use super::super::element::Element;
+use super::super::frontend::Ops;
+use super::super::kernel::{Cost, Found, Kernel};
+use super::super::schema::Set;
+use super::super::table::Table;
+use super::Driver;
+use crate::backend::{Backend, Change, Verification};
+use crate::netlink::{CommitError, Errno, NetlinkError};
+use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan, Unserved};
+
+/// Holds elements as the kernel does, and checks what it is told.
+#[derive(Debug, Default)]
+struct Memory {
+    elements: Option<BTreeSet<Element>>,
+    capacity: usize,
+    commits: usize,
+    /// The kernel refuses to add this set's elements with this address.
+    poison: Option<IpAddr>,
+    /// This many commits find that others changed rules of theirs.
+    others: usize,
+    /// Looks at the elements after each commit.
+    between: Option<fn(&BTreeSet<Element>)>,
+}
+
+impl Memory {
+    fn new() -> Self {
+        Self {
+            capacity: usize::MAX,
+            ..Self::default()
+        }
+    }
+
+    fn refused() -> CommitError {
+        CommitError::Refused(Errno::EINVAL)
+    }
+}
+
+impl Kernel for &mut Memory {
+    fn read(&mut self, _: Family) -> Result<Found, NetlinkError> {
+        Ok(match &self.elements {
+            Some(elements) => Found::Ours(elements.iter().copied().collect()),
+            None => Found::Other("there is no table".to_owned()),
+        })
+    }
+
+    fn commit(
+        &mut self,
+        _: Family,
+        rebuild: bool,
+        force: bool,
+        groups: &[Ops],
+    ) -> Result<Cost, CommitError> {
+        if !force && self.others > 0 {
+            self.others -= 1;
+            return Err(CommitError::GenerationMoved);
+        }
+        let mut elements = if rebuild {
+            BTreeSet::new()
+        } else {
+            self.elements.clone().ok_or_else(Memory::refused)?
+        };
+        for element in groups.iter().flat_map(|ops| &ops.delete) {
+            if !elements.remove(element) {
+                return Err(Memory::refused());
+            }
+        }
+        for element in groups.iter().flat_map(|ops| &ops.add) {
+            let same_key = |e: &Element| e.set == element.set && e.key == element.key;
+            let poisoned = element
+                .data
+                .map(|d| d.ip)
+                .is_some_and(|ip| Some(ip) == self.poison);
+            if poisoned
+                || (element.set.is_map() && elements.iter().any(same_key))
+                || !elements.insert(*element)
+            {
+                return Err(Memory::refused());
+            }
+        }
+        assert!(
+            groups.iter().map(Ops::len).sum::<usize>()
+                <= self.capacity.max(groups.first().map_or(0, Ops::len))
+        );
+        if let Some(between) = self.between {
+            between(&elements);
+        }
+        self.elements = Some(elements);
+        self.commits += 1;
+        Ok(Cost {
+            bytes: 1,
+            encode: Duration::ZERO,
+            kernel: Duration::ZERO,
+        })
+    }
+
+    fn delete(&mut self, _: Family) -> Result<(), CommitError> {
+        self.elements = None;
+        Ok(())
+    }
+
+    fn capacity(&self, _: bool) -> usize {
+        self.capacity
+    }
+}
+
+fn endpoint(octet: u8) -> EndpointAddr {
+    EndpointAddr {
+        ip: IpAddr::from([10, 0, 0, octet]),
+        port: 8080,
+    }
+}
+
+fn key(n: u8) -> ServiceKey {
+    ServiceKey {
+        service: ServiceName::new("shop", &format!("svc-{n}")),
+        port_name: "".into(),
+        protocol: Protocol::Tcp,
+        family: Family::V4,
+    }
+}
+
+fn cluster_ip(n: u8) -> FrontendAddr {
+    FrontendAddr::Address {
+        ip: IpAddr::from([10, 96, 0, n]),
+        protocol: Protocol::Tcp,
+        port: 80,
+    }
+}
+
+fn load_balancer(n: u8) -> FrontendAddr {
+    FrontendAddr::Address {
+        ip: IpAddr::from([198, 51, 100, n]),
+        protocol: Protocol::Tcp,
+        port: 80,
+    }
+}
+
+fn node_port(n: u8) -> FrontendAddr {
+    FrontendAddr::NodePort {
+        protocol: Protocol::Tcp,
+        port: 30_000 + u16::from(n),
+    }
+}
+
+fn frontend(at: FrontendAddr, endpoints: &[u8]) -> Frontend {
+    let mut endpoints: Vec<_> = endpoints.iter().map(|octet| endpoint(*octet)).collect();
+    endpoints.sort();
+    endpoints.dedup();
+    Frontend {
+        at,
+        unserved: endpoints.is_empty().then_some(Unserved::Reject),
+        endpoints,
+        inside: None,
+        masquerade: !matches!(at, FrontendAddr::Address { ip: IpAddr::V4(ip), .. } if ip.octets()[0] == 10),
+        source_ranges: Vec::new(),
+    }
+}
+
+fn plan(n: u8, frontends: Vec<Frontend>) -> ServicePlan {
+    ServicePlan {
+        key: key(n),
+        cluster_ip: IpAddr::from([10, 96, 0, n]),
+        frontends,
+        local: Vec::new(),
+        affinity_timeout_s: None,
+    }
+}
+
+/// A ClusterIP Service.
+fn service(n: u8, endpoints: &[u8]) -> ServicePlan {
+    plan(n, vec![frontend(cluster_ip(n), endpoints)])
+}
+
+type Services = Vec<(ServiceKey, Option<ServicePlan>)>;
+
+fn set(plans: impl IntoIterator<Item = ServicePlan>) -> Services {
+    plans
+        .into_iter()
+        .map(|plan| (plan.key.clone(), Some(plan)))
+        .collect()
+}
+
+fn change<'a>(services: &'a Services, node: &'a NodePlan, complete: bool) -> Change<'a> {
+    Change {
+        family: Family::V4,
+        node,
+        services,
+        complete,
+    }
+}
+
+fn table_with(plans: impl IntoIterator<Item = ServicePlan>) -> Table {
+    let mut table = Table::default();
+    let services = set(plans);
+    let staged = table.stage(change(&services, &NodePlan::default(), true));
+    assert_eq!(staged.failures, []);
+    table.accept(staged);
+    table
+}
+
+/// What a change from one Service to another does, one line.
+fn operations(before: &ServicePlan, after: Option<&ServicePlan>) -> String {
+    let table = table_with([before.clone()]);
+    let services = vec![(before.key.clone(), after.cloned())];
+    let staged = table.stage(change(&services, &NodePlan::default(), false));
+    let mut counts = std::collections::BTreeMap::<(bool, Set), usize>::new();
+    for ops in &staged.groups {
+        for (adds, elements) in [(false, &ops.delete), (true, &ops.add)] {
+            for element in elements {
+                *counts.entry((adds, element.set)).or_default() += 1;
+            }
+        }
+    }
+    let mut line = format!("{:>2}", staged.len());
+    for ((adds, set), count) in counts {
+        let sign = if adds { '+' } else { '-' };
+        let times = if count > 1 {
+            format!(" x{count}")
+        } else {
+            String::new()
+        };
+        write!(line, "  {sign}{}{times}", set.name()).unwrap();
+    }
+    line
+}
+
+/// The proof that a change is a handful of element operations, whatever the number of Services:
+/// docs/nftables.md quotes this table.
+#[test]
+fn operations_of_each_kind_of_change() {
+    let three = service(1, &[1, 2, 3]);
+    let external = |endpoints: &[u8]| {
+        plan(
+            1,
+            vec![
+                frontend(cluster_ip(1), endpoints),
+                frontend(load_balancer(1), endpoints),
+                frontend(node_port(1), endpoints),
+            ],
+        )
+    };
+    let local = |outside: &[u8], inside: &[u8]| {
+        let mut plan = external(inside);
+        for f in plan.frontends.iter_mut().skip(1) {
+            let mut outside = frontend(f.at, outside);
+            outside.masquerade = false;
+            outside.inside = Some(std::mem::take(&mut f.endpoints)).filter(|e| !e.is_empty());
+            outside.unserved = outside.endpoints.is_empty().then_some(Unserved::Drop);
+            *f = outside;
+        }
+        plan
+    };
+    let restricted = |ranges: &[&str]| {
+        let mut plan = external(&[1, 2]);
+        plan.frontends[1].source_ranges = ranges.iter().map(|r| r.parse().unwrap()).collect();
+        plan
+    };
+    let hairpin = |octets: &[u8]| {
+        let local = octets.iter().map(|octet| endpoint(*octet)).collect();
+        ServicePlan {
+            local,
+            ..service(1, &[1, 2])
+        }
+    };
+    let empty = ServicePlan {
+        frontends: Vec::new(),
+        ..service(1, &[])
+    };
+    let cases: [(&str, &ServicePlan, Option<&ServicePlan>); 18] = [
+        (
+            "new ClusterIP Service, 2 endpoints (its ClusterIP apart)",
+            &empty,
+            Some(&service(1, &[1, 2])),
+        ),
+        ("Service deleted, 2 endpoints", &service(1, &[1, 2]), None),
+        (
+            "endpoint added, same class (3 to 4 is a new class, 5 to 6 is not)",
+            &service(1, &[1, 2, 3, 4, 5]),
+            Some(&service(1, &[1, 2, 3, 4, 5, 6])),
+        ),
+        (
+            "endpoint added, next class",
+            &three,
+            Some(&service(1, &[1, 2, 3, 4])),
+        ),
+        ("endpoint replaced", &three, Some(&service(1, &[1, 3, 4]))),
+        (
+            "last endpoint by index removed, same class",
+            &service(1, &[1, 2, 3, 4, 5, 6]),
+            Some(&service(1, &[1, 2, 3, 4, 5])),
+        ),
+        (
+            "first endpoint by index removed, same class",
+            &service(1, &[1, 2, 3, 4, 5, 6]),
+            Some(&service(1, &[2, 3, 4, 5, 6])),
+        ),
+        (
+            "first endpoint by index removed, previous class",
+            &three,
+            Some(&service(1, &[2, 3])),
+        ),
+        (
+            "no endpoint left",
+            &service(1, &[1]),
+            Some(&service(1, &[])),
+        ),
+        ("first endpoint", &service(1, &[]), Some(&service(1, &[1]))),
+        (
+            "load-balancer address and node port added, 2 endpoints",
+            &service(1, &[1, 2]),
+            Some(&external(&[1, 2])),
+        ),
+        (
+            "endpoint replaced, with load-balancer address and node port",
+            &external(&[1, 2]),
+            Some(&external(&[1, 3])),
+        ),
+        (
+            "external policy Cluster to Local, 1 of 2 endpoints here",
+            &external(&[1, 2]),
+            Some(&local(&[1], &[1, 2])),
+        ),
+        (
+            "policy Local: the endpoint here goes away, 1 elsewhere",
+            &local(&[1], &[1, 2]),
+            Some(&local(&[], &[2])),
+        ),
+        (
+            "source ranges set, 2 of them",
+            &external(&[1, 2]),
+            Some(&restricted(&["192.0.2.0/24", "203.0.113.0/24"])),
+        ),
+        (
+            "one source range replaced",
+            &restricted(&["192.0.2.0/24", "203.0.113.0/24"]),
+            Some(&restricted(&["192.0.2.0/24", "198.18.0.0/24"])),
+        ),
+        (
+            "endpoint now lives on this node",
+            &hairpin(&[]),
+            Some(&hairpin(&[1])),
+        ),
+        ("nothing", &external(&[1, 2]), Some(&external(&[1, 2]))),
+    ];
+    let mut table = String::new();
+    for (name, before, after) in cases {
+        writeln!(table, "{name}\n  {}", operations(before, after)).unwrap();
+    }
+    expect![[r#"
+        new ClusterIP Service, 2 endpoints (its ClusterIP apart)
+           4  +services  +services-2  +service-endpoints x2
+        Service deleted, 2 endpoints
+           5  -services  -cluster-ips  -services-2  -service-endpoints x2
+        endpoint added, same class (3 to 4 is a new class, 5 to 6 is not)
+           1  +service-endpoints
+        endpoint added, next class
+           3  -services-3  +services-4  +service-endpoints
+        endpoint replaced
+           2  -service-endpoints  +service-endpoints
+        last endpoint by index removed, same class
+           1  -service-endpoints
+        first endpoint by index removed, same class
+           3  -service-endpoints x2  +service-endpoints
+        first endpoint by index removed, previous class
+           5  -services-3  -service-endpoints x2  +services-2  +service-endpoints
+        no endpoint left
+           4  -services  -services-1  -service-endpoints  +reject-services
+        first endpoint
+           4  -reject-services  +services  +services-1  +service-endpoints
+        load-balancer address and node port added, 2 endpoints
+          10  +services  +nodeports  +masquerade-services  +masquerade-nodeports  +services-2  +nodeports-2  +service-endpoints x2  +nodeport-endpoints x2
+        endpoint replaced, with load-balancer address and node port
+           6  -service-endpoints x2  -nodeport-endpoints  +service-endpoints x2  +nodeport-endpoints
+        external policy Cluster to Local, 1 of 2 endpoints here
+          16  -masquerade-services  -masquerade-nodeports  -services-2  -nodeports-2  -service-endpoints  -nodeport-endpoints  +inside-services  +inside-nodeports  +services-1  +nodeports-1  +inside-services-2  +inside-nodeports-2  +inside-service-endpoints x2  +inside-nodeport-endpoints x2
+        policy Local: the endpoint here goes away, 1 elsewhere
+          21  -services-1  -services-2  -nodeports-1  -inside-services-2  -inside-nodeports-2  -service-endpoints x3  -nodeport-endpoints  -inside-service-endpoints x2  -inside-nodeport-endpoints x2  +drop-services  +drop-nodeports  +services-1  +inside-services-1  +inside-nodeports-1  +service-endpoints  +inside-service-endpoints  +inside-nodeport-endpoints
+        source ranges set, 2 of them
+           3  +firewall-services  +firewall-sources x2
+        one source range replaced
+           2  -firewall-sources  +firewall-sources
+        endpoint now lives on this node
+           1  +hairpin
+        nothing
+           0
+    "#]].assert_eq(&table);
+}
+
+#[test]
+fn a_table_that_is_found_again_needs_no_operation() {
+    let mut external = plan(
+        1,
+        vec![
+            frontend(cluster_ip(1), &[1, 2, 3]),
+            frontend(node_port(1), &[1]),
+        ],
+    );
+    external.frontends[1].inside = Some(vec![endpoint(1), endpoint(2)]);
+    let plans = [external, service(2, &[]), service(3, &[5, 4, 3, 2, 1])];
+    let table = table_with(plans.clone());
+    let found: Vec<Element> = table.elements().into_iter().collect();
+    let again = adopt(&found);
+    assert_eq!(again.strays, []);
+    assert_eq!(again.elements(), table.elements());
+    assert_eq!(
+        again
+            .stage(change(&set(plans), &NodePlan::default(), true))
+            .len(),
+        0
+    );
+}
+
+#[test]
+fn elements_that_make_no_sense_go_away() {
+    let mut found: Vec<Element> = table_with([service(1, &[1, 2, 3])])
+        .elements()
+        .into_iter()
+        .collect();
+    // A hole in the middle: the class promises three endpoints.
+    found.retain(|element| element.data != Some(endpoint(2)));
+    let table = adopt(&found);
+    assert!(!table.strays.is_empty());
+    let mut memory = Memory {
+        elements: Some(found.into_iter().collect()),
+        ..Memory::new()
+    };
+    let services = set([service(1, &[1, 2, 3])]);
+    Driver::with(&mut memory)
+        .apply(change(&services, &NodePlan::default(), true))
+        .unwrap();
+    assert_eq!(
+        memory.elements.unwrap(),
+        table_with([service(1, &[1, 2, 3])]).elements()
+    );
+}
+
+#[test]
+fn a_place_belongs_to_whoever_has_it_until_it_is_given_up() {
+    let thief = ServicePlan {
+        frontends: vec![frontend(cluster_ip(1), &[9])],
+        ..service(2, &[])
+    };
+    let mut table = table_with([service(1, &[1])]);
+    let services = set([thief.clone()]);
+    let staged = table.stage(change(&services, &NodePlan::default(), false));
+    assert_eq!(
+        staged.failures[0].reason,
+        "10.96.0.1:80/TCP: is already programmed for shop/svc-1/TCP (IPv4)"
+    );
+    table.accept(staged);
+    assert_eq!(table.entry(cluster_ip(1)).unwrap().slots, [endpoint(1)]);
+    let services = vec![(thief.key.clone(), Some(thief)), (key(1), None)];
+    let staged = table.stage(change(&services, &NodePlan::default(), false));
+    assert_eq!(staged.failures, []);
+    table.accept(staged);
+    assert_eq!(table.entry(cluster_ip(1)).unwrap().slots, [endpoint(9)]);
+}
+
+#[test]
+fn only_the_service_that_the_kernel_refuses_is_left_out() {
+    for complete in [true, false] {
+        let mut memory = Memory {
+            poison: Some(endpoint(66).ip),
+            ..Memory::new()
+        };
+        let mut driver = Driver::with(&mut memory);
+        let node = NodePlan::default();
+        driver
+            .apply(change(&set([service(100, &[1])]), &node, true))
+            .unwrap();
+        let plans = (0..20).map(|n| {
+            if n == 13 {
+                service(n, &[66])
+            } else {
+                service(n, &[n + 1])
+            }
+        });
+        let services = set(plans.clone());
+        let applied = driver.apply(change(&services, &node, complete)).unwrap();
+        assert_eq!(
+            applied.failures.iter().map(|f| &f.key).collect::<Vec<_>>(),
+            [&key(13)]
+        );
+        assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+        let mut expected: Vec<_> = plans.filter(|p| p.key != key(13)).collect();
+        if !complete {
+            expected.push(service(100, &[1]));
+        }
+        drop(driver);
+        assert_eq!(memory.elements.unwrap(), table_with(expected).elements());
+    }
+}
+
+#[test]
+fn changes_of_others_do_not_matter_but_changes_of_our_table_do() {
+    let node = NodePlan::default();
+    let mut memory = Memory::new();
+    Driver::with(&mut memory)
+        .apply(change(&set([service(1, &[1])]), &node, true))
+        .unwrap();
+    for others in [1, 100] {
+        memory.others = others;
+        let mut driver = Driver::with(&mut memory);
+        driver
+            .apply(change(&set([service(1, &[1, 2])]), &node, true))
+            .unwrap();
+        driver
+            .apply(change(&set([service(1, &[3])]), &node, false))
+            .unwrap();
+        drop(driver);
+        memory.others = 0;
+        assert_eq!(
+            memory.elements.clone().unwrap(),
+            table_with([service(1, &[3])]).elements()
+        );
+    }
+    let mut stolen = memory.elements.clone().unwrap();
+    stolen.pop_first();
+    memory.elements = Some(stolen);
+    let mut driver = Driver::with(&mut memory);
+    driver
+        .apply(change(&set([service(1, &[1])]), &node, true))
+        .unwrap();
+    assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+}
+
+#[test]
+fn drift_is_found_and_repaired() {
+    let node = NodePlan::default();
+    let mut memory = Memory::new();
+    let mut driver = Driver::with(&mut memory);
+    let services = set([service(1, &[1]), service(2, &[2])]);
+    driver.apply(change(&services, &node, true)).unwrap();
+    driver.kernel().elements.as_mut().unwrap().pop_last();
+    let Verification::Drifted(what) = driver.verify(Family::V4).unwrap() else {
+        panic!("not noticed");
+    };
+    assert!(
+        what.starts_with("1 elements are missing and 0 are not ours"),
+        "{what}"
+    );
+    assert!(driver.apply(change(&services, &node, false)).is_err());
+    driver.apply(change(&services, &node, true)).unwrap();
+    assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+}
+
+/// Every place is complete in every state that packets may see, however small transactions are.
+#[test]
+fn small_transactions_leave_no_place_half_done() {
+    let whole = |elements: &BTreeSet<Element>| {
+        let found: Vec<Element> = elements.iter().copied().collect();
+        assert_eq!(adopt(&found).strays, []);
+    };
+    let mut memory = Memory {
+        capacity: 7,
+        between: Some(whole),
+        ..Memory::new()
+    };
+    let mut driver = Driver::with(&mut memory);
+    let node = NodePlan::default();
+    driver
+        .apply(change(
+            &set((0..50).map(|n| service(n, &[1, 2, 3]))),
+            &node,
+            true,
+        ))
+        .unwrap();
+    driver
+        .apply(change(
+            &set((0..50).map(|n| service(n, &[2, 4]))),
+            &node,
+            true,
+        ))
+        .unwrap();
+    assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+    drop(driver);
+    assert!(memory.commits > 50);
+}
+
+fn any_plan() -> impl Strategy<Value = ServicePlan> {
+    let octets = || prop::collection::vec(1_u8..12, 0..9);
+    let options = (
+        any::<[bool; 4]>(),
+        prop::sample::subsequence(vec!["192.0.2.0/24", "10.0.0.0/8", "10.1.0.0/16"], 0..=3),
+    );
+    (0_u8..5, 0_u8..5, octets(), octets(), octets(), options).prop_map(
+        |(n, place, endpoints, inside, local, ([external, node, short, masquerade], ranges))| {
+            let mut frontends = vec![frontend(cluster_ip(n), &endpoints)];
+            if external {
+                frontends.push(frontend(load_balancer(place), &endpoints));
+                frontends[1].source_ranges = ranges.iter().map(|r| r.parse().unwrap()).collect();
+            }
+            if node {
+                frontends.push(frontend(node_port(place), &endpoints));
+            }
+            for f in frontends.iter_mut().skip(1) {
+                f.masquerade = masquerade;
+                f.inside = short.then(|| frontend(f.at, &inside).endpoints);
+            }
+            let local = frontend(cluster_ip(n), &local).endpoints;
+            ServicePlan {
+                local,
+                ..plan(n, frontends)
+            }
+        },
+    )
+}
+
+/// Elements without the indices of endpoints, which depend on history.
+fn without_indices(elements: &BTreeSet<Element>) -> BTreeSet<String> {
+    let text = |element: &Element| match element.key {
+        super::super::element::Key::ServiceSlot(at, _) => {
+            format!("{:?} {at:?} {:?}", element.set, element.data)
+        }
+        super::super::element::Key::NodePortSlot(at, _) => {
+            format!("{:?} {at:?} {:?}", element.set, element.data)
+        }
+        _ => format!("{element:?}"),
+    };
+    elements.iter().map(text).collect()
+}
+
+proptest! {
+    /// Any state, any change: the kernel ends up with what the change asks for, the same as from
+    /// nothing, and a restart in between (adoption) makes no difference.
+    #[test]
+    fn any_walk_ends_where_a_fresh_start_does(
+        steps in prop::collection::vec((prop::collection::vec(any_plan(), 0..4), any::<[bool; 2]>(), 0_u8..5), 1..15),
+    ) {
+        let node = NodePlan::default();
+        let mut memory = Memory::new();
+        let mut wanted: HashMap<ServiceKey, ServicePlan> = HashMap::new();
+        let mut driver = Driver::with(&mut memory);
+        driver.apply(change(&Vec::new(), &node, true)).unwrap();
+        for (plans, [complete, restart], gone) in steps {
+            if complete {
+                wanted.clear();
+            }
+            let mut services: HashMap<ServiceKey, Option<ServicePlan>> = HashMap::new();
+            if !complete {
+                services.insert(key(gone), None);
+                wanted.remove(&key(gone));
+            }
+            for plan in plans {
+                // The control plane gives a place to one Service only.
+                let taken = |f: &Frontend| wanted.values().any(|w| w.key != plan.key && w.frontends.iter().any(|g| g.at == f.at));
+                if !plan.frontends.iter().any(taken) {
+                    wanted.insert(plan.key.clone(), plan.clone());
+                    services.insert(plan.key.clone(), Some(plan));
+                }
+            }
+            let services: Services = services.into_iter().collect();
+            let applied = driver.apply(change(&services, &node, complete)).unwrap();
+            prop_assert_eq!(applied.failures, vec![]);
+            if restart {
+                let memory = driver.into_kernel();
+                driver = Driver::with(memory);
+                let all = set(wanted.values().cloned());
+                let adopted = driver.apply(change(&all, &node, true)).unwrap();
+                prop_assert_eq!(adopted.operations, 0);
+            }
+        }
+        drop(driver);
+        let fresh = table_with(wanted.into_values()).elements();
+        prop_assert_eq!(without_indices(&memory.elements.unwrap()), without_indices(&fresh));
+    }
+}

@@ -1,0 +1,223 @@
+//! One place where packets arrive, as elements of the table.
+
+use kplane_model::{Cidr, EndpointAddr};
+
+use super::element::{Destination, Element, Key, NodePort};
+use super::schema::{Balancer, Class, Set};
+use crate::plan::{Frontend, FrontendAddr, Unserved, disjoint};
+
+/// What the table holds for one place. Endpoints have a position here, unlike in a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Endpoints by index: for everybody, or for clients outside if `inside` is set.
+    pub(super) slots: Vec<EndpointAddr>,
+    /// Endpoints by index for clients inside the cluster, where these are treated apart.
+    pub(super) inside: Option<Vec<EndpointAddr>>,
+    pub(super) masquerade: bool,
+    pub(super) unserved: Option<Unserved>,
+    /// Sources that may use it, sorted and disjoint; empty = everybody.
+    pub(super) ranges: Vec<Cidr>,
+}
+
+impl Entry {
+    /// What a plan asks for, with as many endpoints as possible where they are already.
+    pub(super) fn next(before: Option<&Self>, plan: &Frontend) -> Self {
+        let slots = before.map_or(&[][..], |b| &b.slots);
+        let inside = before.and_then(|b| b.inside.as_deref()).unwrap_or_default();
+        let wanted_inside = plan
+            .inside
+            .as_deref()
+            .filter(|endpoints| !endpoints.is_empty());
+        Self {
+            slots: place(slots, &plan.endpoints),
+            inside: wanted_inside.map(|wanted| place(inside, wanted)),
+            masquerade: plan.masquerade,
+            unserved: plan.unserved,
+            ranges: disjoint(&plan.source_ranges),
+        }
+    }
+
+    /// Whether some client reaches an endpoint.
+    fn is_served(&self) -> bool {
+        !self.slots.is_empty() || self.inside.is_some()
+    }
+}
+
+/// Gives each wanted endpoint (sorted, unique) an index: those that have one keep it as far as
+/// indices stay without gaps, the others fill the holes.
+fn place(before: &[EndpointAddr], wanted: &[EndpointAddr]) -> Vec<EndpointAddr> {
+    let stays = |endpoint: &EndpointAddr| wanted.binary_search(endpoint).is_ok();
+    let mut placed: Vec<Option<EndpointAddr>> = before
+        .iter()
+        .take(wanted.len())
+        .map(|endpoint| Some(*endpoint).filter(stays))
+        .collect();
+    placed.resize(wanted.len(), None);
+    let mut kept: Vec<EndpointAddr> = placed.iter().flatten().copied().collect();
+    kept.sort_unstable();
+    let mut others = wanted
+        .iter()
+        .filter(|endpoint| kept.binary_search(endpoint).is_err());
+    // As many holes as endpoints are left: both are `wanted` without `kept`.
+    let filled = placed
+        .into_iter()
+        .filter_map(|slot| slot.or_else(|| others.next().copied()));
+    filled.collect()
+}
+
+/// Element operations: all of `delete` come before all of `add`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ops {
+    pub(super) delete: Vec<Element>,
+    pub(super) add: Vec<Element>,
+}
+
+impl Ops {
+    pub(super) fn len(&self) -> usize {
+        self.delete.len() + self.add.len()
+    }
+
+    pub(super) fn append(&mut self, mut other: Self) {
+        self.delete.append(&mut other.delete);
+        self.add.append(&mut other.add);
+    }
+}
+
+/// What turns one entry into another: nothing for what both have in common.
+pub(super) fn diff(at: FrontendAddr, before: Option<&Entry>, after: Option<&Entry>) -> Ops {
+    let place = Place::of(at);
+    let old = before.map(|entry| place.members(entry)).unwrap_or_default();
+    let new = after.map(|entry| place.members(entry)).unwrap_or_default();
+    let mut ops = Ops {
+        delete: old
+            .iter()
+            .filter(|element| !new.contains(element))
+            .copied()
+            .collect(),
+        add: new
+            .iter()
+            .filter(|element| !old.contains(element))
+            .copied()
+            .collect(),
+    };
+    let slots = |entry: Option<&Entry>| entry.map(|e| e.slots.clone()).unwrap_or_default();
+    let inside = |entry: Option<&Entry>| entry.and_then(|e| e.inside.clone()).unwrap_or_default();
+    place.diff_slots(place.balancer, &slots(before), &slots(after), &mut ops);
+    place.diff_slots(
+        place.inside_balancer,
+        &inside(before),
+        &inside(after),
+        &mut ops,
+    );
+    ops
+}
+
+/// All elements of an entry.
+pub(super) fn elements(at: FrontendAddr, entry: &Entry) -> Vec<Element> {
+    diff(at, None, Some(entry)).add
+}
+
+/// The sets and keys of one place.
+struct Place {
+    key: Key,
+    balancer: Balancer,
+    inside_balancer: Balancer,
+    by_address: bool,
+}
+
+impl Place {
+    fn of(at: FrontendAddr) -> Self {
+        match at {
+            FrontendAddr::Address { ip, protocol, port } => Self {
+                key: Key::Service(Destination { ip, protocol, port }),
+                balancer: Balancer::Service,
+                inside_balancer: Balancer::InsideService,
+                by_address: true,
+            },
+            FrontendAddr::NodePort { protocol, port } => Self {
+                key: Key::NodePort(NodePort { protocol, port }),
+                balancer: Balancer::Nodeport,
+                inside_balancer: Balancer::InsideNodeport,
+                by_address: false,
+            },
+        }
+    }
+
+    /// Everything but the endpoints: a handful, whatever the number of endpoints.
+    fn members(&self, entry: &Entry) -> Vec<Element> {
+        let pick = |service, nodeport| if self.by_address { service } else { nodeport };
+        let mut sets = Vec::with_capacity(6);
+        if entry.is_served() {
+            sets.push(pick(Set::Services, Set::Nodeports));
+            if entry.masquerade {
+                sets.push(pick(Set::MasqueradeServices, Set::MasqueradeNodeports));
+            }
+        }
+        if let Some(class) = Class::of(entry.slots.len()) {
+            sets.push(Set::Class(self.balancer, class));
+        }
+        if let Some(class) = entry
+            .inside
+            .as_ref()
+            .and_then(|inside| Class::of(inside.len()))
+        {
+            sets.push(pick(Set::InsideServices, Set::InsideNodeports));
+            sets.push(Set::Class(self.inside_balancer, class));
+        }
+        match entry.unserved {
+            Some(Unserved::Reject) => sets.push(pick(Set::RejectServices, Set::RejectNodeports)),
+            Some(Unserved::Drop) => sets.push(pick(Set::DropServices, Set::DropNodeports)),
+            None => {}
+        }
+        let element = |set| Element {
+            set,
+            key: self.key,
+            data: None,
+        };
+        let mut members: Vec<Element> = sets.into_iter().map(element).collect();
+        // Only addresses have source ranges (A8).
+        if let (Key::Service(destination), false) = (self.key, entry.ranges.is_empty()) {
+            members.push(element(Set::FirewallServices));
+            members.extend(entry.ranges.iter().map(|range| Element {
+                set: Set::FirewallSources,
+                key: Key::FirewallSource(destination, *range),
+                data: None,
+            }));
+        }
+        members
+    }
+
+    fn diff_slots(
+        &self,
+        balancer: Balancer,
+        before: &[EndpointAddr],
+        after: &[EndpointAddr],
+        ops: &mut Ops,
+    ) {
+        let element = |index: usize, endpoint: EndpointAddr| Element {
+            set: Set::Endpoints(balancer),
+            key: self.slot(index),
+            data: Some(endpoint),
+        };
+        for index in 0..before.len().max(after.len()) {
+            let (old, new) = (before.get(index), after.get(index));
+            if old == new {
+                continue;
+            }
+            ops.delete
+                .extend(old.map(|endpoint| element(index, *endpoint)));
+            ops.add
+                .extend(new.map(|endpoint| element(index, *endpoint)));
+        }
+    }
+
+    fn slot(&self, index: usize) -> Key {
+        // An index is below Class::MAX_ENDPOINTS.
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        match self.key {
+            Key::NodePort(port) => Key::NodePortSlot(port, index),
+            Key::Service(destination) => Key::ServiceSlot(destination, index),
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The kernel's side of a table, as little as the driver needs to know of it.
+
+use std::time::{Duration, Instant};
+
+use kplane_model::Family;
+
+use super::element::{Element, ElementOp, push_elements};
+use super::frontend::Ops;
+use super::readback::{ReadError, StructureState, read_elements, read_structure};
+use super::schema::Settings;
+use super::structure::{push_delete_table, push_structure};
+use crate::netlink::{Batch, CommitError, NetlinkError, NfSocket, generation_after};
+
+/// Most that one element adds to a batch, in bytes: see `MAX_ELEMENT_BYTES` in `element.rs`. A
+/// generous guess only makes transactions smaller than they might be.
+const ELEMENT_BYTES: usize = 128;
+/// What the table itself takes, about 500 operations.
+const STRUCTURE_BYTES: usize = 256 * 1024;
+
+/// What the kernel holds in place of our table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Our table with these elements.
+    Ours(Vec<Element>),
+    /// No table, or one that has to be replaced.
+    Other(String),
+}
+
+/// What a commit cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cost {
+    pub(super) bytes: u64,
+    pub(super) encode: Duration,
+    pub(super) kernel: Duration,
+}
+
+/// Reads and writes the tables of one network namespace.
+pub(super) trait Kernel: Send {
+    /// Reads our table.
+    fn read(&mut self, family: Family) -> Result<Found, NetlinkError>;
+
+    /// Applies operations in one transaction, on top of a fresh table if `rebuild`. Nothing is
+    /// applied if anything in this network namespace changed since the last call, unless `force`.
+    fn commit(
+        &mut self,
+        family: Family,
+        rebuild: bool,
+        force: bool,
+        groups: &[Ops],
+    ) -> Result<Cost, CommitError>;
+
+    /// Deletes our table, whether it exists or not.
+    fn delete(&mut self, family: Family) -> Result<(), CommitError>;
+
+    /// Element operations that fit into one transaction.
+    fn capacity(&self, rebuild: bool) -> usize;
+}
+
+/// The real one.
+#[derive(Debug)]
+pub(super) struct Netlink {
+    socket: NfSocket,
+    settings: Settings,
+    /// Of all rules when we last looked or wrote; `None` = look first.
+    generation: Option<u32>,
+}
+
+impl Netlink {
+    pub(super) fn new(socket: NfSocket, settings: Settings) -> Self {
+        Self {
+            socket,
+            settings,
+            generation: None,
+        }
+    }
+
+    fn send(&mut self, batch: Batch, force: bool) -> Result<(), CommitError> {
+        let generation = self.generation.take();
+        let sealed = batch.seal(generation.filter(|_| !force));
+        self.socket.commit(sealed)?;
+        // A forced transaction says nothing about what others did.
+        self.generation = generation.filter(|_| !force).map(generation_after);
+        Ok(())
+    }
+}
+
+impl Kernel for Netlink {
+    fn read(&mut self, family: Family) -> Result<Found, NetlinkError> {
+        // If anything changes while we read, the next commit is refused.
+        self.generation = Some(self.socket.generation()?);
+        match read_structure(&mut self.socket, family, self.settings)? {
+            StructureState::Absent => return Ok(Found::Other("there is no table".to_owned())),
+            StructureState::Different(reason) => return Ok(Found::Other(reason)),
+            StructureState::Ours => {}
+        }
+        match read_elements(&mut self.socket, family) {
+            Ok(elements) => Ok(Found::Ours(elements)),
+            Err(ReadError::Different(reason)) => Ok(Found::Other(reason)),
+            Err(ReadError::Netlink(error)) => Err(error),
+        }
+    }
+
+    fn commit(
+        &mut self,
+        family: Family,
+        rebuild: bool,
+        force: bool,
+        groups: &[Ops],
+    ) -> Result<Cost, CommitError> {
+        let started = Instant::now();
+        let mut batch = Batch::new();
+        if rebuild {
+            push_delete_table(&mut batch, family);
+            push_structure(&mut batch, family, self.settings);
+        }
+        // The kernel does the operations in order: a key is deleted before it is added again.
+        let deleted = groups.iter().flat_map(|ops| &ops.delete);
+        push_elements(&mut batch, family, ElementOp::Delete, deleted);
+        let added = groups.iter().flat_map(|ops| &ops.add);
+        push_elements(&mut batch, family, ElementOp::Add, added);
+        let bytes = batch.byte_len() as u64;
+        let encoded = Instant::now();
+        self.send(batch, force)?;
+        Ok(Cost {
+            bytes,
+            encode: encoded - started,
+            kernel: encoded.elapsed(),
+        })
+    }
+
+    fn delete(&mut self, family: Family) -> Result<(), CommitError> {
+        let mut batch = Batch::new();
+        push_delete_table(&mut batch, family);
+        self.generation = None;
+        self.send(batch, true)
+    }
+
+    fn capacity(&self, rebuild: bool) -> usize {
+        let structure = if rebuild { STRUCTURE_BYTES } else { 0 };
+        let room = self.socket.max_batch_bytes().saturating_sub(structure);
+        (room / ELEMENT_BYTES).max(1)
+    }
+}

@@ -1,0 +1,323 @@
+//! The chains and rules of the table: constant, the same for every cluster. Services and endpoints
+//! are elements of sets only, so a change never touches a rule.
+//!
+//! ```text
+//! prerouting-firewall, output-firewall   who may reach a destination with source ranges
+//! prerouting-nat, output-nat > services > service | nodeport      choose an endpoint, DNAT
+//!                                         > inside-service | inside-nodeport  A16
+//! input, forward, output > unserved, unserved-nodeports, unallocated   refuse the rest
+//! postrouting                            masquerade what is marked, and hairpins
+//! ```
+//!
+//! VIP below means `ip daddr . meta l4proto . th dport`. A class chain is jumped to several times:
+//! each time it draws an index, and a draw beyond the last endpoint misses and returns.
+//!
+//! **Session affinity** (not there yet) has its place in `service` and `nodeport` between
+//! `inside-*` and the classes (`VIP vmap @affinity-pick`), and in `input`, `forward` and `output`
+//! behind the refusals (`vmap @affinity-keep`).
+
+use super::schema::{Balancer, Class, Set};
+
+/// Draws before the first endpoint is taken: at most half of all draws miss, so the first endpoint
+/// gets at most 2^-16 too much.
+const DRAWS: usize = 16;
+
+/// `enum nf_inet_hooks` (linux/netfilter.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HookPoint {
+    Prerouting = 0,
+    Input = 1,
+    Forward = 2,
+    Output = 3,
+    Postrouting = 4,
+}
+
+/// Where a base chain is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hook {
+    /// `filter` or `nat`.
+    pub(super) chain_type: &'static str,
+    pub(super) point: HookPoint,
+    /// Lower ones run first. Destination NAT is at -100, source NAT at 100.
+    pub(super) priority: i32,
+}
+
+/// A chain with its rules.
+#[derive(Clone, Debug)]
+pub(super) struct Chain {
+    pub(super) name: &'static str,
+    /// `None` for chains that are only jumped to.
+    pub(super) hook: Option<Hook>,
+    pub(super) comment: Option<&'static str>,
+    pub(super) rules: Vec<Rule>,
+}
+
+/// A rule: steps from left to right until one does not match.
+#[derive(Clone, Debug)]
+pub(super) struct Rule {
+    pub(super) steps: Vec<Step>,
+    pub(super) comment: Option<&'static str>,
+}
+
+/// One match or action of a rule. Set look-ups load the set's own key fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// `KEY @set`
+    In(Set),
+    /// `KEY != @set`
+    NotIn(Set),
+    /// `ct state new`
+    NewConnection,
+    /// `ct status dnat`
+    Dnatted,
+    /// `ct status ! dnat`
+    NotDnatted,
+    /// `fib daddr type local`
+    ToThisNode,
+    /// `fib saddr type local`
+    FromThisNode,
+    /// `ip daddr != 127.0.0.0/8` or `ip6 daddr != ::1`
+    NotToLoopback,
+    /// `meta l4proto tcp`
+    Tcp,
+    /// `meta mark & BIT == BIT`
+    Marked,
+    /// `meta mark set meta mark | BIT`
+    SetMark,
+    /// `meta mark set meta mark ^ BIT`
+    FlipMark,
+    /// `dnat to KEY . numgen random mod M map @endpoints`
+    Dnat(Balancer, Class),
+    /// `masquerade fully-random`
+    Masquerade,
+    /// `reject with tcp reset`
+    TcpReset,
+    /// `reject`: ICMP port unreachable
+    Unreachable,
+    /// `jump CHAIN`
+    Jump(&'static str),
+    /// `goto CHAIN`
+    Goto(&'static str),
+    /// `return`
+    Return,
+    /// `drop`
+    Drop,
+}
+
+use Step::{
+    Dnat, Dnatted, Drop, FlipMark, FromThisNode, Goto, In, Jump, Marked, Masquerade, NewConnection,
+    NotDnatted, NotIn, NotToLoopback, Return, SetMark, Tcp, TcpReset, ToThisNode, Unreachable,
+};
+
+impl Chain {
+    fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            hook: None,
+            comment: None,
+            rules: Vec::new(),
+        }
+    }
+
+    fn base(name: &'static str, chain_type: &'static str, at: (HookPoint, i32)) -> Self {
+        let (point, priority) = at;
+        let hook = Hook {
+            chain_type,
+            point,
+            priority,
+        };
+        Self {
+            hook: Some(hook),
+            ..Self::new(name)
+        }
+    }
+
+    fn comment(self, text: &'static str) -> Self {
+        let comment = Some(text);
+        Self { comment, ..self }
+    }
+
+    fn rule(mut self, steps: impl Into<Vec<Step>>) -> Self {
+        self.rules.push(Rule {
+            steps: steps.into(),
+            comment: None,
+        });
+        self
+    }
+
+    /// A comment on the rule added last.
+    fn because(mut self, text: &'static str) -> Self {
+        if let Some(rule) = self.rules.last_mut() {
+            rule.comment = Some(text);
+        }
+        self
+    }
+
+    /// Draws from the class until an endpoint is hit, or takes the first endpoint.
+    fn balance(self, balancer: Balancer) -> Self {
+        let chain = (0..DRAWS).fold(self, |chain, _| chain.rule([Jump(classes_name(balancer))]));
+        let first = Class::all().next();
+        let chain = chain.rule(first.map(|class| Dnat(balancer, class)).as_slice());
+        chain.because("16 misses: the first endpoint")
+    }
+}
+
+/// All chains in the order in which they are created and listed.
+pub(super) fn chains() -> Vec<Chain> {
+    let mut chains = base_chains().to_vec();
+    chains.extend([
+        firewall(),
+        services(),
+        service(),
+        nodeport(),
+        inside("inside-service", "inside-service-balance"),
+        Chain::new("inside-service-balance").balance(Balancer::InsideService),
+        inside("inside-nodeport", "inside-nodeport-balance"),
+        Chain::new("inside-nodeport-balance").balance(Balancer::InsideNodeport),
+    ]);
+    chains.extend(Balancer::ALL.map(classes));
+    chains.extend([
+        Chain::new("mark-for-masquerade").rule([SetMark]),
+        unserved("unserved", Set::RejectServices, Set::DropServices),
+        unserved(
+            "unserved-nodeports",
+            Set::RejectNodeports,
+            Set::DropNodeports,
+        ),
+        unallocated(),
+        refuse(),
+    ]);
+    chains
+}
+
+fn base_chains() -> [Chain; 8] {
+    let nat = |name, point| Chain::base(name, "nat", (point, -100)).rule([Jump("services")]);
+    let filter = |name, point| Chain::base(name, "filter", (point, 0));
+    let firewall = |name, point| {
+        Chain::base(name, "filter", (point, -110)).rule([
+            NewConnection,
+            In(Set::FirewallServices),
+            Goto("firewall"),
+        ])
+    };
+    // Without the test for DNAT, an endpoint whose address and port are also a destination without
+    // endpoints could not be reached.
+    let unserved = [NewConnection, NotDnatted, Jump("unserved")];
+    let unallocated = [NewConnection, NotDnatted, Jump("unallocated")];
+    [
+        firewall("prerouting-firewall", HookPoint::Prerouting),
+        firewall("output-firewall", HookPoint::Output),
+        nat("prerouting-nat", HookPoint::Prerouting),
+        nat("output-nat", HookPoint::Output),
+        filter("input", HookPoint::Input).rule(unserved).rule([
+            NewConnection,
+            NotDnatted,
+            ToThisNode,
+            NotToLoopback,
+            In(Set::NodeportIps),
+            Jump("unserved-nodeports"),
+        ]),
+        filter("forward", HookPoint::Forward)
+            .rule(unserved)
+            .rule(unallocated),
+        filter("output", HookPoint::Output)
+            .rule(unserved)
+            .rule(unallocated),
+        postrouting(),
+    ]
+}
+
+fn postrouting() -> Chain {
+    Chain::base("postrouting", "nat", (HookPoint::Postrouting, 100))
+        .rule([Marked, FlipMark, Masquerade])
+        .rule([Dnatted, In(Set::Hairpin), Masquerade])
+        .because("an endpoint that reaches itself through a Service")
+}
+
+fn firewall() -> Chain {
+    Chain::new("firewall")
+        .comment("loadBalancerSourceRanges")
+        .rule([In(Set::FirewallSources), Return])
+        .rule([Drop])
+}
+
+fn services() -> Chain {
+    Chain::new("services")
+        .rule([In(Set::Services), Goto("service")])
+        .rule([
+            In(Set::Nodeports),
+            ToThisNode,
+            NotToLoopback,
+            In(Set::NodeportIps),
+            Goto("nodeport"),
+        ])
+}
+
+fn service() -> Chain {
+    Chain::new("service")
+        .rule([In(Set::MasqueradeServices), Jump("mark-for-masquerade")])
+        .rule([
+            In(Set::ClusterIps),
+            NotIn(Set::UnmasqueradedSources),
+            Jump("mark-for-masquerade"),
+        ])
+        .because("clients outside the pod network")
+        .rule([In(Set::InsideServices), Jump("inside-service")])
+        .balance(Balancer::Service)
+}
+
+fn nodeport() -> Chain {
+    Chain::new("nodeport")
+        .rule([In(Set::MasqueradeNodeports), Jump("mark-for-masquerade")])
+        .rule([In(Set::InsideNodeports), Jump("inside-nodeport")])
+        .balance(Balancer::Nodeport)
+}
+
+/// Destinations with `externalTrafficPolicy: Local`: pods and the node itself reach all endpoints;
+/// others return and are balanced over those of this node.
+fn inside(name: &'static str, balance: &'static str) -> Chain {
+    Chain::new(name)
+        .comment("externalTrafficPolicy Local: pods and this node reach all endpoints")
+        .rule([In(Set::PodCidrs), Goto(balance)])
+        .rule([FromThisNode, Jump("mark-for-masquerade")])
+        .rule([FromThisNode, Goto(balance)])
+}
+
+fn classes(balancer: Balancer) -> Chain {
+    let chain = Chain::new(classes_name(balancer))
+        .comment("a draw beyond the last endpoint misses and is repeated");
+    Class::all().fold(chain, |chain, class| {
+        chain.rule([In(Set::Class(balancer, class)), Dnat(balancer, class)])
+    })
+}
+
+fn classes_name(balancer: Balancer) -> &'static str {
+    match balancer {
+        Balancer::Service => "service-classes",
+        Balancer::Nodeport => "nodeport-classes",
+        Balancer::InsideService => "inside-service-classes",
+        Balancer::InsideNodeport => "inside-nodeport-classes",
+    }
+}
+
+fn unserved(name: &'static str, reject: Set, drop: Set) -> Chain {
+    Chain::new(name)
+        .rule([In(reject), Goto("refuse")])
+        .rule([In(drop), Drop])
+}
+
+fn unallocated() -> Chain {
+    Chain::new("unallocated")
+        .rule([In(Set::ClusterIps), Goto("refuse")])
+        .because("a port that the Service does not have")
+        .rule([In(Set::ServiceCidrs), Drop])
+        .because("an address that no Service has")
+}
+
+/// A TCP client learns of a reset at once; an ICMPv6 error would reach a local one only after the
+/// first retransmission.
+fn refuse() -> Chain {
+    Chain::new("refuse")
+        .rule([Tcp, TcpReset])
+        .rule([Unreachable])
+}

@@ -1,0 +1,40 @@
+//! nf_tables, spoken to directly over netlink: the table, its elements, and reading both back.
+//!
+//! The table has a constant shape ([`push_structure`]); Services and endpoints are elements
+//! ([`push_elements`]). See `layout.rs` for how a packet goes through it.
+
+mod adopt;
+mod decode;
+mod driver;
+mod element;
+mod frontend;
+mod kernel;
+mod layout;
+mod probe;
+mod readback;
+mod rule;
+mod schema;
+mod structure;
+mod table;
+mod uapi;
+mod userdata;
+
+#[cfg(test)]
+mod tests;
+
+pub use element::{Destination, Element, ElementOp, Key, NodePort, push_elements};
+pub use probe::{ProbeError, probe};
+pub use readback::{ReadError, StructureState, read_elements, read_structure};
+pub use schema::{Balancer, CLASSES, Class, Set, Settings, TABLE, TABLE_COMMENT};
+pub use structure::{push_delete_table, push_structure};
+
+use super::{Backend, OpenError};
+
+/// Opens the backend for this thread's network namespace, having tried out that the kernel can run
+/// our table.
+///
+/// # Errors
+/// [`OpenError`] says what is missing.
+pub fn open(settings: Settings) -> Result<Box<dyn Backend>, OpenError> {
+    Ok(Box::new(driver::Driver::open(settings)?))
+}

@@ -1,0 +1,416 @@
+//! What a family's table holds, and what a change does to it. Pure: no I/O.
+//!
+//! A change is staged against the state, committed by somebody else, and accepted only when the
+//! kernel has acknowledged it: the state never says more than the kernel holds (invariant 1).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
+use std::net::IpAddr;
+
+use kplane_model::{Cidr, ServiceKey};
+
+use super::element::{Destination, Element, Key};
+use super::frontend::{Entry, Ops, diff, elements};
+use super::schema::{Class, Set};
+use crate::backend::{Change, Failure};
+use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan};
+
+/// Reported for every ServicePort with session affinity.
+const NO_AFFINITY: &str = "session affinity is not programmed by this version: connections are \
+    spread over all endpoints";
+
+/// The elements of one table, by what they are for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Table {
+    frontends: HashMap<FrontendAddr, Held>,
+    services: HashMap<ServiceKey, Holdings>,
+    cluster_ips: Counted<IpAddr>,
+    hairpin: Counted<Destination>,
+    node: NodePlan,
+    /// Elements that were found and make no sense: they go with the next complete change.
+    pub(super) strays: Vec<Element>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    /// `None` for what was found in the kernel and nobody has claimed yet.
+    pub(super) owner: Option<ServiceKey>,
+    pub(super) entry: Entry,
+}
+
+/// What one ServicePort has in the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Holdings {
+    frontends: Vec<FrontendAddr>,
+    cluster_ip: IpAddr,
+    hairpin: Vec<Destination>,
+}
+
+/// Things that several ServicePorts may need. A count of 0 was found in the kernel.
+#[derive(Clone, Debug)]
+struct Counted<T>(HashMap<T, usize>);
+
+impl<T> Default for Counted<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+/// A change that has been worked out and not been accepted yet.
+#[derive(Debug, Default)]
+pub(super) struct Staged {
+    /// Operations in groups: each leaves all places complete, so that a transaction may end
+    /// behind any group.
+    pub(super) groups: Vec<Ops>,
+    /// ServicePorts that cannot be programmed as planned.
+    pub(super) failures: Vec<Failure>,
+    frontends: HashMap<FrontendAddr, Option<Held>>,
+    services: Vec<(ServiceKey, Option<Holdings>)>,
+    cluster_ips: HashMap<IpAddr, usize>,
+    hairpin: HashMap<Destination, usize>,
+    node: NodePlan,
+    complete: bool,
+}
+
+impl Staged {
+    /// Number of element operations.
+    pub(super) fn len(&self) -> usize {
+        self.groups.iter().map(Ops::len).sum()
+    }
+}
+
+impl Table {
+    /// Works out what a change does.
+    pub(super) fn stage(&self, change: Change<'_>) -> Staged {
+        let complete = change.complete;
+        let mut staging = Staging {
+            table: self,
+            staged: Staged {
+                node: change.node.clone(),
+                complete,
+                ..Staged::default()
+            },
+            cluster_ips: HashMap::new(),
+            hairpin: HashMap::new(),
+        };
+        // What is given up first may be claimed by somebody else afterwards.
+        if complete {
+            staging.release_all();
+        } else {
+            for (key, _) in change.services {
+                staging.release(key);
+            }
+        }
+        for (key, plan) in change.services {
+            staging.claim(key, plan.as_ref());
+        }
+        staging.finish()
+    }
+
+    /// The kernel holds a staged change now.
+    pub(super) fn accept(&mut self, staged: Staged) {
+        if staged.complete {
+            self.services.clear();
+            self.strays.clear();
+        }
+        for (at, held) in staged.frontends {
+            match held {
+                Some(held) => self.frontends.insert(at, held),
+                None => self.frontends.remove(&at),
+            };
+        }
+        for (key, held) in staged.services {
+            match held {
+                Some(held) => self.services.insert(key, held),
+                None => self.services.remove(&key),
+            };
+        }
+        self.cluster_ips.accept(staged.cluster_ips);
+        self.hairpin.accept(staged.hairpin);
+        self.node = staged.node;
+    }
+
+    /// A table as it was found: nobody owns anything in it yet.
+    pub(super) fn adopt(
+        frontends: impl Iterator<Item = (FrontendAddr, Entry)>,
+        cluster_ips: BTreeSet<IpAddr>,
+        hairpin: BTreeSet<Destination>,
+        node: NodePlan,
+        strays: Vec<Element>,
+    ) -> Self {
+        Self {
+            frontends: frontends
+                .map(|(at, entry)| (at, Held { owner: None, entry }))
+                .collect(),
+            services: HashMap::new(),
+            cluster_ips: Counted(cluster_ips.into_iter().map(|ip| (ip, 0)).collect()),
+            hairpin: Counted(hairpin.into_iter().map(|key| (key, 0)).collect()),
+            node,
+            strays,
+        }
+    }
+
+    /// Every element, as the kernel must hold them.
+    pub(super) fn elements(&self) -> BTreeSet<Element> {
+        let frontends = self
+            .frontends
+            .iter()
+            .flat_map(|(at, held)| elements(*at, &held.entry));
+        let cluster_ips = self.cluster_ips.0.keys().map(|ip| cluster_ip_element(*ip));
+        let hairpin = self.hairpin.0.keys().map(|key| hairpin_element(*key));
+        let node = node_sets(&self.node)
+            .into_iter()
+            .flat_map(|(set, ranges)| ranges.iter().map(move |range| range_element(set, *range)));
+        let strays = self.strays.iter().copied();
+        frontends
+            .chain(cluster_ips)
+            .chain(hairpin)
+            .chain(node)
+            .chain(strays)
+            .collect()
+    }
+
+    /// What the table holds for a place.
+    #[cfg(test)]
+    pub(super) fn entry(&self, at: FrontendAddr) -> Option<&Entry> {
+        self.frontends.get(&at).map(|held| &held.entry)
+    }
+}
+
+impl<T: Copy + Eq + Hash> Counted<T> {
+    /// The counts after `changes`, and what has to be added and deleted for them.
+    fn stage(
+        &self,
+        changes: &HashMap<T, isize>,
+        complete: bool,
+        element: impl Fn(T) -> Element,
+    ) -> (HashMap<T, usize>, Ops) {
+        let mut after = HashMap::new();
+        let mut ops = Ops::default();
+        for (key, change) in changes {
+            let before = self.0.get(key).copied();
+            let count = before.unwrap_or(0).saturating_add_signed(*change);
+            match (before, count) {
+                (None, 1..) => ops.add.push(element(*key)),
+                (Some(_), 0) => ops.delete.push(element(*key)),
+                _ => {}
+            }
+            after.insert(*key, count);
+        }
+        if complete {
+            // Found in the kernel, and nobody needs it.
+            let unclaimed = self
+                .0
+                .iter()
+                .filter(|(key, count)| **count == 0 && !after.contains_key(key));
+            let unclaimed: Vec<T> = unclaimed.map(|(key, _)| *key).collect();
+            for key in unclaimed {
+                ops.delete.push(element(key));
+                after.insert(key, 0);
+            }
+        }
+        (after, ops)
+    }
+
+    fn accept(&mut self, after: HashMap<T, usize>) {
+        for (key, count) in after {
+            if count == 0 {
+                self.0.remove(&key);
+            } else {
+                self.0.insert(key, count);
+            }
+        }
+    }
+}
+
+/// Staging in progress.
+struct Staging<'a> {
+    table: &'a Table,
+    staged: Staged,
+    cluster_ips: HashMap<IpAddr, isize>,
+    hairpin: HashMap<Destination, isize>,
+}
+
+impl Staging<'_> {
+    /// Gives up everything.
+    fn release_all(&mut self) {
+        for at in self.table.frontends.keys() {
+            self.staged.frontends.insert(*at, None);
+        }
+        for held in self.table.services.values() {
+            self.uncount(held);
+        }
+    }
+
+    /// Gives up what a ServicePort holds, until it is claimed again.
+    fn release(&mut self, key: &ServiceKey) {
+        if let Some(held) = self.table.services.get(key) {
+            for at in &held.frontends {
+                self.staged.frontends.insert(*at, None);
+            }
+            self.uncount(held);
+        }
+    }
+
+    fn uncount(&mut self, held: &Holdings) {
+        *self.cluster_ips.entry(held.cluster_ip).or_default() -= 1;
+        for key in &held.hairpin {
+            *self.hairpin.entry(*key).or_default() -= 1;
+        }
+    }
+
+    fn claim(&mut self, key: &ServiceKey, plan: Option<&ServicePlan>) {
+        let Some(plan) = plan else {
+            self.staged.services.push((key.clone(), None));
+            return;
+        };
+        let mut frontends = Vec::with_capacity(plan.frontends.len());
+        for frontend in &plan.frontends {
+            match self.claim_frontend(key, frontend) {
+                Ok(()) => frontends.push(frontend.at),
+                Err(reason) => self.fail(key, format!("{}: {reason}", frontend.at), false),
+            }
+        }
+        if plan.affinity_timeout_s.is_some() {
+            self.fail(key, NO_AFFINITY.to_owned(), true);
+        }
+        let protocol = key.protocol;
+        let hairpin: Vec<Destination> = plan
+            .local
+            .iter()
+            .map(|local| Destination {
+                ip: local.ip,
+                protocol,
+                port: local.port,
+            })
+            .collect();
+        *self.cluster_ips.entry(plan.cluster_ip).or_default() += 1;
+        for local in &hairpin {
+            *self.hairpin.entry(*local).or_default() += 1;
+        }
+        let held = Holdings {
+            frontends,
+            cluster_ip: plan.cluster_ip,
+            hairpin,
+        };
+        self.staged.services.push((key.clone(), Some(held)));
+    }
+
+    fn claim_frontend(&mut self, key: &ServiceKey, frontend: &Frontend) -> Result<(), String> {
+        let inside = frontend.inside.as_ref().map_or(0, Vec::len);
+        let endpoints = frontend.endpoints.len().max(inside);
+        let most = Class::MAX_ENDPOINTS;
+        if endpoints > most {
+            return Err(format!(
+                "{endpoints} endpoints are more than {most}; split the Service"
+            ));
+        }
+        if let Some(owner) = self.owner(frontend.at).filter(|owner| owner != key) {
+            return Err(format!("is already programmed for {owner}"));
+        }
+        let before = self
+            .table
+            .frontends
+            .get(&frontend.at)
+            .map(|held| &held.entry);
+        let held = Held {
+            owner: Some(key.clone()),
+            entry: Entry::next(before, frontend),
+        };
+        self.staged.frontends.insert(frontend.at, Some(held));
+        Ok(())
+    }
+
+    /// Who holds a place, with what is staged so far.
+    fn owner(&self, at: FrontendAddr) -> Option<ServiceKey> {
+        let held = match self.staged.frontends.get(&at) {
+            Some(staged) => staged.as_ref(),
+            None => self.table.frontends.get(&at),
+        };
+        held.and_then(|held| held.owner.clone())
+    }
+
+    fn fail(&mut self, key: &ServiceKey, reason: String, degraded: bool) {
+        self.staged.failures.push(Failure {
+            key: key.clone(),
+            reason,
+            degraded,
+        });
+    }
+
+    fn finish(mut self) -> Staged {
+        let complete = self.staged.complete;
+        let table = self.table;
+        let mut first = diff_node(&table.node, &self.staged.node);
+        if complete {
+            first.delete.extend(&table.strays);
+        }
+        let (cluster_ips, ops) =
+            table
+                .cluster_ips
+                .stage(&self.cluster_ips, complete, cluster_ip_element);
+        first.append(ops);
+        let (hairpin, ops) = table
+            .hairpin
+            .stage(&self.hairpin, complete, hairpin_element);
+        first.append(ops);
+        let places = self.staged.frontends.iter().map(|(at, after)| {
+            let before = table.frontends.get(at).map(|held| &held.entry);
+            diff(*at, before, after.as_ref().map(|held| &held.entry))
+        });
+        let groups = std::iter::once(first).chain(places);
+        self.staged.groups = groups.filter(|ops| ops.len() > 0).collect();
+        self.staged.cluster_ips = cluster_ips;
+        self.staged.hairpin = hairpin;
+        self.staged
+    }
+}
+
+fn cluster_ip_element(ip: IpAddr) -> Element {
+    Element {
+        set: Set::ClusterIps,
+        key: Key::Ip(ip),
+        data: None,
+    }
+}
+
+fn hairpin_element(endpoint: Destination) -> Element {
+    Element {
+        set: Set::Hairpin,
+        key: Key::Hairpin(endpoint),
+        data: None,
+    }
+}
+
+fn range_element(set: Set, range: Cidr) -> Element {
+    Element {
+        set,
+        key: Key::Range(range),
+        data: None,
+    }
+}
+
+/// The sets of a node's settings.
+pub(super) fn node_sets(node: &NodePlan) -> BTreeMap<Set, &Vec<Cidr>> {
+    BTreeMap::from([
+        (Set::PodCidrs, &node.pod_sources),
+        (Set::UnmasqueradedSources, &node.unmasqueraded_sources),
+        (Set::NodeportIps, &node.nodeport_ips),
+        (Set::ServiceCidrs, &node.service_cidrs),
+    ])
+}
+
+fn diff_node(before: &NodePlan, after: &NodePlan) -> Ops {
+    let after = node_sets(after);
+    let mut ops = Ops::default();
+    for (set, old) in node_sets(before) {
+        let new = after[&set];
+        let lacking = |a: &[Cidr], b: &[Cidr]| -> Vec<Element> {
+            let only = a.iter().filter(|range| !b.contains(range));
+            only.map(|range| range_element(set, *range)).collect()
+        };
+        ops.delete.extend(lacking(old, new));
+        ops.add.extend(lacking(new, old));
+    }
+    ops
+}

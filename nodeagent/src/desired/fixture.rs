@@ -1,0 +1,202 @@
+//! A control plane in miniature, and builders of its objects, for tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use kplane_model::{
+    DesiredKey, DesiredObject, Digest, EndpointAddr, Family, LocalEndpoint, LocalEndpoints,
+    NodeFacts, ObjectHash, Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram,
+    TrafficPolicy,
+};
+use kplane_proto::convert::encode_object;
+use kplane_proto::v1 as pb;
+
+use super::{Collector, Update};
+
+pub(crate) const EPOCH: u64 = 0xe1;
+
+pub(crate) fn key_of(name: &str, family: Family) -> ServiceKey {
+    ServiceKey {
+        service: ServiceName::new("shop", name),
+        port_name: "".into(),
+        protocol: Protocol::Tcp,
+        family,
+    }
+}
+
+/// An IPv4 Service with endpoints, such as `svc("web", &["10.0.0.1:8080"])`.
+pub(crate) fn svc(name: &str, endpoints: &[&str]) -> DesiredObject {
+    service(key_of(name, Family::V4), [10, 96, 0, 1].into(), endpoints)
+}
+
+/// An IPv6 Service with endpoints.
+pub(crate) fn svc6(name: &str, endpoints: &[&str]) -> DesiredObject {
+    service(
+        key_of(name, Family::V6),
+        "fd00::1".parse().unwrap(),
+        endpoints,
+    )
+}
+
+fn service(key: ServiceKey, cluster_ip: IpAddr, endpoints: &[&str]) -> DesiredObject {
+    let endpoints: Vec<_> = endpoints.iter().map(|text| addr(text)).collect();
+    DesiredObject::Service(ServiceProgram {
+        has_any: !endpoints.is_empty(),
+        endpoints,
+        port: ServicePort {
+            key,
+            port: 80,
+            cluster_ip,
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            node_port: None,
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
+            affinity_timeout_s: None,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+        },
+    })
+}
+
+pub(crate) fn local(name: &str, endpoints: &[&str]) -> DesiredObject {
+    let endpoints = endpoints.iter().map(|text| LocalEndpoint {
+        addr: addr(text),
+        ready: true,
+    });
+    DesiredObject::Local(LocalEndpoints {
+        key: key_of(name, Family::V4),
+        endpoints: endpoints.collect(),
+    })
+}
+
+pub(crate) fn node(zone: &str) -> DesiredObject {
+    DesiredObject::Node(NodeFacts {
+        name: "n1".into(),
+        zone: Some(zone.into()),
+        addresses: vec![[192, 168, 0, 1].into()],
+        eligible: true,
+        known: true,
+        ..NodeFacts::default()
+    })
+}
+
+fn addr(text: &str) -> EndpointAddr {
+    let addr: std::net::SocketAddr = text.parse().unwrap();
+    EndpointAddr {
+        ip: addr.ip(),
+        port: addr.port(),
+    }
+}
+
+/// An encoded Service that no agent may accept: its endpoint is the node itself.
+pub(crate) fn hostile(name: &str) -> Bytes {
+    encode_object(&svc(name, &["127.0.0.1:80"]))
+}
+
+/// What a control plane has, and what it has told nobody yet.
+#[derive(Debug)]
+pub(crate) struct Plane {
+    pub(crate) epoch: u64,
+    pub(crate) revision: u64,
+    objects: BTreeMap<DesiredKey, Bytes>,
+    dirty: BTreeSet<DesiredKey>,
+    pub(crate) changed_at_ms: u64,
+}
+
+impl Plane {
+    pub(crate) fn new(objects: impl IntoIterator<Item = DesiredObject>) -> Self {
+        let mut plane = Self {
+            epoch: EPOCH,
+            revision: 0,
+            objects: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            changed_at_ms: 0,
+        };
+        for object in objects {
+            plane.put(&object);
+        }
+        plane
+    }
+
+    pub(crate) fn put(&mut self, object: &DesiredObject) {
+        self.put_raw(object.key(), encode_object(object));
+    }
+
+    /// Any bytes under any name.
+    pub(crate) fn put_raw(&mut self, key: DesiredKey, encoded: Bytes) {
+        self.objects.insert(key.clone(), encoded);
+        self.dirty.insert(key);
+        self.revision += 1;
+    }
+
+    pub(crate) fn delete(&mut self, key: &DesiredKey) {
+        self.objects.remove(key);
+        self.dirty.insert(key.clone());
+        self.revision += 1;
+    }
+
+    pub(crate) fn digest(&self) -> Digest {
+        let mut digest = Digest::default();
+        for encoded in self.objects.values() {
+            digest.add(ObjectHash::of(encoded));
+        }
+        digest
+    }
+
+    pub(crate) fn end(&self) -> pb::UpdateEnd {
+        pb::UpdateEnd {
+            revision: self.revision,
+            digest: self.digest().to_bytes().to_vec(),
+            changed_at_ms: self.changed_at_ms,
+        }
+    }
+
+    /// Everything, in pieces of one object.
+    pub(crate) fn snapshot(&mut self) -> Vec<pb::Update> {
+        self.dirty.clear();
+        let pieces = self.objects.values().map(|encoded| pb::Update {
+            objects: vec![encoded.clone()],
+            ..pb::Update::default()
+        });
+        let mut pieces: Vec<_> = pieces.collect();
+        pieces.push(pb::Update::default());
+        pieces[0].snapshot = true;
+        pieces.last_mut().unwrap().end = Some(self.end());
+        pieces
+    }
+
+    /// What changed since the last call.
+    pub(crate) fn delta(&mut self) -> Vec<pb::Update> {
+        let mut piece = pb::Update::default();
+        for key in std::mem::take(&mut self.dirty) {
+            match self.objects.get(&key) {
+                Some(encoded) => piece.objects.push(encoded.clone()),
+                None => piece.deleted.push((&key).into()),
+            }
+        }
+        piece.end = Some(self.end());
+        vec![piece]
+    }
+
+    pub(crate) fn collect(&self, pieces: Vec<pb::Update>) -> Update {
+        let mut collector = Collector::new(self.epoch);
+        let mut updates = pieces
+            .into_iter()
+            .filter_map(|piece| collector.push(piece).unwrap());
+        let update = updates.next().unwrap();
+        assert!(updates.next().is_none(), "pieces of one update");
+        update
+    }
+
+    pub(crate) fn snapshot_update(&mut self) -> Update {
+        let pieces = self.snapshot();
+        self.collect(pieces)
+    }
+
+    pub(crate) fn delta_update(&mut self) -> Update {
+        let pieces = self.delta();
+        self.collect(pieces)
+    }
+}

@@ -1,0 +1,98 @@
+//! An update whose objects are decoded, before any of it counts.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use kplane_model::{DesiredKey, DesiredObject, ObjectHash};
+use kplane_proto::convert::{ConvertError, decode_object};
+use kplane_proto::v1 as pb;
+use prost::Message;
+
+use super::Change;
+
+/// An update by name: of changes to one name the last counts.
+#[derive(Debug, Default)]
+pub(super) struct Staged {
+    /// New objects, or `None` for what is gone.
+    pub(super) named: BTreeMap<DesiredKey, Option<StagedObject>>,
+    /// Objects whose names cannot be told, unknown kinds among them.
+    pub(super) nameless: Vec<ObjectHash>,
+    /// What is wrong with the nameless ones.
+    pub(super) nameless_errors: Vec<ConvertError>,
+    /// Objects and names of kinds that this version does not know.
+    pub(super) unknown_kinds: u64,
+    /// Some deletion names nothing that this version understands.
+    unreadable_deletion: bool,
+}
+
+/// A name, and the new object or `None` for a deletion.
+type NamedChange = (DesiredKey, Option<StagedObject>);
+
+/// An object with a name.
+#[derive(Debug)]
+pub(super) struct StagedObject {
+    pub(super) hash: ObjectHash,
+    pub(super) object: Result<Box<DesiredObject>, ConvertError>,
+}
+
+impl Staged {
+    pub(super) fn convert(changes: Vec<Change>) -> Self {
+        let mut staged = Self::default();
+        let named = changes.into_iter().filter_map(|change| match change {
+            Change::Object(encoded) => staged.object(encoded),
+            Change::Gone(key) => staged.gone(key),
+        });
+        // Built at once from what usually is sorted already.
+        let named = named.collect();
+        Self { named, ..staged }
+    }
+
+    /// Every change has a name, so that the digest can be followed.
+    pub(super) fn is_readable(&self) -> bool {
+        self.nameless.is_empty() && !self.unreadable_deletion
+    }
+
+    fn object(&mut self, encoded: Bytes) -> Option<NamedChange> {
+        let hash = ObjectHash::of(&encoded);
+        let (key, object) = match decode_object(encoded.clone()) {
+            Ok(Some(object)) => (Some(object.key()), Ok(object)),
+            Ok(None) => {
+                self.unknown_kinds += 1;
+                self.nameless.push(hash);
+                return None;
+            }
+            Err(error) => (key_of(encoded), Err(error)),
+        };
+        match (key, object) {
+            (Some(key), object) => {
+                let object = object.map(Box::new);
+                Some((key, Some(StagedObject { hash, object })))
+            }
+            (None, object) => {
+                self.nameless.push(hash);
+                self.nameless_errors.extend(object.err());
+                None
+            }
+        }
+    }
+
+    fn gone(&mut self, key: pb::ObjectKey) -> Option<NamedChange> {
+        let Ok(key) = DesiredKey::try_from(key) else {
+            self.unknown_kinds += 1;
+            self.unreadable_deletion = true;
+            return None;
+        };
+        Some((key, None))
+    }
+}
+
+/// The name of an object that is wrong in some other respect.
+fn key_of(encoded: Bytes) -> Option<DesiredKey> {
+    match pb::Object::decode(encoded).ok()?.kind? {
+        pb::object::Kind::Service(service) => {
+            Some(DesiredKey::Service(service.key?.try_into().ok()?))
+        }
+        pb::object::Kind::Local(local) => Some(DesiredKey::Local(local.key?.try_into().ok()?)),
+        pb::object::Kind::Node(_) => Some(DesiredKey::Node),
+    }
+}

@@ -1,0 +1,393 @@
+//! Tests of the desired state.
+
+use bytes::Bytes;
+use kplane_model::Family;
+use kplane_proto::convert::encode_object;
+use proptest::prelude::*;
+
+use super::fixture::{EPOCH, Plane, hostile, key_of, local, node, svc, svc6};
+use super::*;
+
+fn v4(name: &str) -> DesiredKey {
+    DesiredKey::Service(key_of(name, Family::V4))
+}
+
+fn names(touched: &Touched) -> Vec<&str> {
+    touched
+        .services
+        .iter()
+        .map(|key| &*key.service.name)
+        .collect()
+}
+
+/// A control plane and an agent that holds what it has.
+fn synced(objects: impl IntoIterator<Item = DesiredObject>) -> (Plane, Desired) {
+    let mut plane = Plane::new(objects);
+    let mut desired = Desired::default();
+    desired.apply(plane.snapshot_update()).unwrap();
+    (plane, desired)
+}
+
+fn endpoints(desired: &Desired, name: &str) -> Vec<String> {
+    let (program, _) = desired.service(&key_of(name, Family::V4)).unwrap();
+    program.endpoints.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_first_snapshot_touches_everything_in_it() {
+    let mut plane = Plane::new([
+        svc("web", &["10.0.0.1:80"]),
+        svc6("web", &[]),
+        local("web", &["10.0.0.1:80"]),
+        node("z1"),
+    ]);
+    let mut desired = Desired::default();
+    assert_eq!((desired.position(), desired.resume()), (None, None));
+    let touched = desired.apply(plane.snapshot_update()).unwrap();
+    let both = [key_of("web", Family::V4), key_of("web", Family::V6)];
+    assert_eq!(touched.services, BTreeSet::from(both));
+    assert!(touched.node_changed);
+    let position = Position {
+        epoch: EPOCH,
+        revision: 4,
+    };
+    let digest = plane.digest();
+    assert_eq!(desired.resume(), Some(Resume { position, digest }));
+    let views: Vec<_> = desired.services(Family::V4).collect();
+    assert_eq!(views.len(), 1);
+    assert_eq!(views[0].1.unwrap().endpoints.len(), 1);
+    let counts = Counts {
+        services: 1,
+        endpoints: 1,
+    };
+    assert_eq!(desired.counts(Family::V4), counts);
+}
+
+#[test]
+fn a_delta_touches_what_it_names() {
+    let (mut plane, mut desired) = synced([svc("a", &[]), svc("b", &[]), svc("c", &[])]);
+    plane.put(&svc("b", &["10.0.0.9:80"]));
+    plane.delete(&v4("c"));
+    plane.put(&local("a", &["10.0.0.1:80"]));
+    let touched = desired.apply(plane.delta_update()).unwrap();
+    assert_eq!(names(&touched), ["a", "b", "c"]);
+    assert!(desired.service(&key_of("c", Family::V4)).is_none());
+    assert_eq!(endpoints(&desired, "b"), ["10.0.0.9:80"]);
+    assert_eq!(desired.counts(Family::V4).services, 2);
+}
+
+#[test]
+fn a_snapshot_removes_what_it_does_not_name_and_leaves_equals_alone() {
+    let (mut plane, mut desired) = synced([svc("a", &[]), svc("b", &[]), svc("c", &[]), node("z")]);
+    plane.delete(&v4("a"));
+    plane.put(&svc("b", &["10.0.0.9:80"]));
+    let touched = desired.apply(plane.snapshot_update()).unwrap();
+    assert_eq!(names(&touched), ["a", "b"]);
+    assert!(!touched.node_changed);
+    plane.delete(&DesiredKey::Node);
+    let touched = desired.apply(plane.snapshot_update()).unwrap();
+    assert!(touched.node_changed && touched.services.is_empty());
+    assert_eq!(desired.node(), None);
+}
+
+#[test]
+fn one_bad_object_stops_nobody_and_keeps_its_place() {
+    let (mut plane, mut desired) = synced([svc("a", &["10.0.0.1:80"]), svc("b", &[])]);
+    plane.put_raw(v4("a"), hostile("a"));
+    plane.put(&svc("b", &["10.0.0.2:80"]));
+    let touched = desired.apply(plane.delta_update()).unwrap();
+    assert_eq!(names(&touched), ["b"]);
+    assert_eq!(touched.rejects.len(), 1);
+    assert_eq!(touched.rejects[0].0, Some(v4("a")));
+    assert!(
+        touched.rejects[0].1.contains("loopback"),
+        "{}",
+        touched.rejects[0].1
+    );
+    assert_eq!(
+        endpoints(&desired, "a"),
+        ["10.0.0.1:80"],
+        "the last good one stays"
+    );
+
+    // The digest counts it: deltas and a resume go on.
+    assert_eq!(desired.resume().unwrap().digest, plane.digest());
+    let since = desired.rejects().next().unwrap().1.since_ms;
+    let touched = desired.apply(plane.snapshot_update()).unwrap();
+    assert_eq!(
+        touched,
+        Touched::default(),
+        "nothing is new in the same snapshot"
+    );
+    let (key, reject) = desired.rejects().next().unwrap();
+    assert_eq!((key, reject.since_ms), (Some(&v4("a")), since));
+
+    // Mended or deleted, it is no longer named.
+    plane.put(&svc("a", &["10.0.0.3:80"]));
+    let touched = desired.apply(plane.delta_update()).unwrap();
+    assert_eq!(names(&touched), ["a"]);
+    assert_eq!(desired.rejects().count(), 0);
+    plane.put_raw(v4("new"), hostile("new"));
+    desired.apply(plane.delta_update()).unwrap();
+    assert!(desired.service(&key_of("new", Family::V4)).is_none());
+    plane.delete(&v4("new"));
+    let touched = desired.apply(plane.delta_update()).unwrap();
+    assert!(touched.services.is_empty(), "it never was in the kernel");
+    assert_eq!(desired.rejects().count(), 0);
+}
+
+/// Bytes without a readable name may replace anything: the digest of that update is taken on
+/// trust, and a reconnect asks for a snapshot.
+#[test]
+fn an_object_without_a_name_suspends_the_resume_until_a_snapshot() {
+    let (mut plane, mut desired) = synced([svc("a", &[])]);
+    plane.put_raw(v4("x"), Bytes::from_static(b"\x0a\xff"));
+    plane.put(&svc("b", &[]));
+    let touched = desired.apply(plane.delta_update()).unwrap();
+    assert_eq!(names(&touched), ["b"]);
+    assert_eq!(touched.rejects[0].0, None);
+    assert_eq!(desired.resume(), None);
+
+    // Later updates are checked again.
+    plane.put(&svc("c", &[]));
+    desired.apply(plane.delta_update()).unwrap();
+    let mut bad = plane.delta_update();
+    bad.digest = Digest::default();
+    assert!(desired.apply(bad).is_err());
+
+    desired.apply(plane.snapshot_update()).unwrap();
+    assert_eq!(desired.resume().unwrap().digest, plane.digest());
+    assert_eq!(desired.rejects().count(), 1, "still there, still named");
+}
+
+#[test]
+fn kinds_of_the_future_are_counted_and_skipped() {
+    let (mut plane, mut desired) = synced([svc("a", &[])]);
+    // Field 15, length 1: a kind that does not exist.
+    plane.put_raw(v4("x"), Bytes::from_static(b"\x7a\x01\x00"));
+    let touched = desired.apply(plane.snapshot_update()).unwrap();
+    assert_eq!((touched.unknown_kinds, touched.services.len()), (1, 0));
+    assert_eq!(desired.resume().unwrap().digest, plane.digest());
+    let mut delta = plane.delta_update();
+    delta.changes = vec![Change::Gone(Default::default())];
+    delta.digest = Digest::default();
+    assert_eq!(desired.apply(delta).unwrap().unknown_kinds, 1);
+    assert_eq!(desired.resume(), None);
+}
+
+#[test]
+fn a_wrong_digest_takes_nothing() {
+    let (mut plane, mut desired) = synced([svc("a", &[]), svc("b", &[])]);
+    let before = desired.resume();
+    plane.delete(&v4("a"));
+    plane.put(&svc("b", &["10.0.0.1:80"]));
+    for mut update in [plane.delta_update(), plane.snapshot_update()] {
+        update.changes.pop();
+        let refusal = desired.apply(update).unwrap_err();
+        assert!(matches!(refusal, Refusal::Digest { .. }), "{refusal}");
+        assert_eq!(refusal.remedy(), Remedy::Snapshot);
+        assert_eq!(desired.resume(), before);
+        assert!(endpoints(&desired, "b").is_empty());
+        assert_eq!(desired.counts(Family::V4).services, 2);
+    }
+}
+
+#[test]
+fn a_delta_before_a_snapshot_is_refused() {
+    let refusal = Desired::default()
+        .apply(Plane::new([svc("a", &[])]).delta_update())
+        .unwrap_err();
+    assert_eq!(refusal.remedy(), Remedy::Snapshot);
+}
+
+#[test]
+fn time_does_not_go_back_within_an_epoch() {
+    let (mut plane, mut desired) = synced([svc("a", &[]), svc("b", &[])]);
+    let mut at = |epoch, revision| {
+        (plane.epoch, plane.revision) = (epoch, revision);
+        let taken = desired.apply(plane.snapshot_update());
+        (taken.map(|_| ()), desired.position().unwrap())
+    };
+    let older = |held, got| {
+        let here = |revision| Position {
+            epoch: EPOCH,
+            revision,
+        };
+        Err(Refusal::Older {
+            held: here(held),
+            got: here(got),
+        })
+    };
+    assert_eq!(at(EPOCH, 1).0, older(2, 1));
+    assert_eq!(at(EPOCH, 2).0, Ok(()), "the same once more");
+    // Another replica counts for itself; the way back to the first leads forward only.
+    assert_eq!(
+        at(7, 1),
+        (
+            Ok(()),
+            Position {
+                epoch: 7,
+                revision: 1
+            }
+        )
+    );
+    assert_eq!(at(EPOCH, 1).0, older(2, 1));
+    assert_eq!(
+        at(EPOCH, 3),
+        (
+            Ok(()),
+            Position {
+                epoch: EPOCH,
+                revision: 3
+            }
+        )
+    );
+    // What is remembered of replicas is bounded.
+    for epoch in 100..200 {
+        assert_eq!(at(epoch, 1).0, Ok(()));
+    }
+    assert!(desired.positions.len() <= MAX_EPOCHS);
+}
+
+/// A new replica with the same content ends an empty update: nothing to do, but a new position.
+#[test]
+fn an_equal_digest_moves_to_another_epoch_without_a_snapshot() {
+    let (mut plane, mut desired) = synced([svc("a", &[])]);
+    (plane.epoch, plane.revision) = (99, 1);
+    assert_eq!(
+        desired.apply(plane.delta_update()).unwrap(),
+        Touched::default()
+    );
+    assert_eq!(
+        desired.position(),
+        Some(Position {
+            epoch: 99,
+            revision: 1
+        })
+    );
+}
+
+#[test]
+fn pieces_before_a_snapshot_mark_are_forgotten() {
+    let mut plane = Plane::new([svc("a", &[]), svc("b", &[])]);
+    let mut collector = Collector::new(EPOCH);
+    let stray = pb_piece(&svc("stray", &[]));
+    assert!(collector.push(stray).unwrap().is_none());
+    let mut pieces = plane.snapshot().into_iter();
+    let last = pieces.next_back().unwrap();
+    for piece in pieces {
+        assert!(collector.push(piece).unwrap().is_none());
+    }
+    let update = collector.push(last).unwrap().unwrap();
+    assert_eq!((update.snapshot, update.changes.len()), (true, 2));
+    // The next one starts from nothing.
+    plane.put(&svc("c", &[]));
+    let update = collector.push(plane.delta().remove(0)).unwrap().unwrap();
+    assert_eq!((update.snapshot, update.changes.len()), (false, 1));
+}
+
+#[test]
+fn ends_that_are_wrong_are_refused() {
+    let mut piece = Plane::new([svc("a", &[])]).delta().remove(0);
+    piece.end.as_mut().unwrap().digest.clear();
+    let refusal = Collector::new(EPOCH).push(piece).unwrap_err();
+    assert_eq!(refusal, Refusal::Malformed { len: 0 });
+    assert_eq!(refusal.remedy(), Remedy::Reconnect);
+}
+
+fn pb_piece(object: &DesiredObject) -> kplane_proto::v1::Update {
+    kplane_proto::v1::Update {
+        objects: vec![encode_object(object)],
+        ..Default::default()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(u8, u8),
+    PutLocal(u8, u8),
+    Hostile(u8, u8),
+    Delete(u8),
+    Node(u8),
+    Send { snapshot: bool },
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let name = 0_u8..6;
+    prop_oneof![
+        3 => (name.clone(), 0_u8..4).prop_map(|(name, port)| Step::Put(name, port)),
+        2 => (name.clone(), 0_u8..4).prop_map(|(name, port)| Step::PutLocal(name, port)),
+        1 => (name.clone(), 0_u8..3).prop_map(|(name, salt)| Step::Hostile(name, salt)),
+        2 => name.prop_map(Step::Delete),
+        1 => (0_u8..3).prop_map(Step::Node),
+        3 => any::<bool>().prop_map(|snapshot| Step::Send { snapshot }),
+    ]
+}
+
+fn change(plane: &mut Plane, step: &Step) {
+    let endpoint = |port: u8| format!("10.0.0.1:{}", 8_000 + u16::from(port));
+    let of = |name: &u8| format!("s{name}");
+    match step {
+        Step::Put(name, port) => plane.put(&svc(&of(name), &[&endpoint(*port)])),
+        Step::PutLocal(name, port) => plane.put(&local(&of(name), &[&endpoint(*port)])),
+        Step::Hostile(name, salt) => {
+            let bad = format!("127.0.0.{salt}:80");
+            plane.put_raw(v4(&of(name)), encode_object(&svc(&of(name), &[&bad])));
+        }
+        Step::Delete(name) => plane.delete(&v4(&of(name))),
+        Step::Node(zone) => plane.put(&node(&of(zone))),
+        Step::Send { .. } => {}
+    }
+}
+
+proptest! {
+    /// Whatever happens: the digest is that of the control plane, every difference is touched,
+    /// counts are right, and the same snapshot again touches nothing.
+    #[test]
+    fn agent_and_control_plane_agree(steps in prop::collection::vec(any_step(), 1..60)) {
+        let (mut plane, mut desired) = synced([svc("s0", &[])]);
+        for step in &steps {
+            change(&mut plane, step);
+            let Step::Send { snapshot } = step else { continue };
+            let before = planned(&desired);
+            let update = if *snapshot { plane.snapshot_update() } else { plane.delta_update() };
+            let touched = desired.apply(update).unwrap();
+            prop_assert_eq!(desired.resume().unwrap().digest, plane.digest());
+            let after = planned(&desired);
+            for key in before.keys().chain(after.keys()) {
+                if before.get(key) != after.get(key) {
+                    prop_assert!(touched.services.contains(key), "{} is missing", key);
+                }
+            }
+            let fresh = Desired::default().counts_after(plane.snapshot_update());
+            // Those whose last good version stays are more than a newcomer has.
+            prop_assert!(desired.counts(Family::V4).services >= fresh.services);
+            prop_assert_eq!(desired.counts(Family::V4).services, after.len() as u64);
+            let again = desired.apply(plane.snapshot_update()).unwrap();
+            prop_assert_eq!(again, Touched::default());
+        }
+    }
+}
+
+/// What planning sees of each ServicePort.
+fn planned(desired: &Desired) -> BTreeMap<ServiceKey, String> {
+    let views = desired.services(Family::V4);
+    views
+        .map(|view| {
+            let key = &view.0.port.key;
+            assert_eq!(
+                desired.service(key),
+                Some(view),
+                "both ways to see it agree"
+            );
+            (key.clone(), format!("{view:?}"))
+        })
+        .collect()
+}
+
+impl Desired {
+    fn counts_after(mut self, update: Update) -> Counts {
+        self.apply(update).unwrap();
+        self.counts(Family::V4)
+    }
+}

@@ -1,0 +1,240 @@
+//! What the engine does, without its thread: every step is a call, and time is an argument.
+
+use std::time::{Duration, Instant};
+
+use kplane_model::Family;
+
+use super::pipeline::{Context, Outcome, Pipeline};
+use crate::backend::{Applied, Backend};
+use crate::desired::{Counts, Desired, Position, Refusal, Touched, Update, now_ms};
+use crate::plan::NodeSettings;
+use crate::report::{Failure, NodeState, Report, Sync, micros};
+
+/// A moment by both clocks: waiting goes by the one that nobody sets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Now {
+    pub(super) instant: Instant,
+    /// Milliseconds since 1970.
+    pub(super) ms: u64,
+}
+
+impl Now {
+    pub(super) fn real() -> Self {
+        Self {
+            instant: Instant::now(),
+            ms: now_ms(),
+        }
+    }
+}
+
+/// Work for the kernel, and where it comes from.
+#[derive(Debug)]
+pub(super) struct Work {
+    touched: Touched,
+    origin: Origin,
+    /// Decoding and comparing with what was desired before.
+    decode: Duration,
+}
+
+/// When work began to wait.
+#[derive(Clone, Copy, Debug)]
+struct Origin {
+    arrived: Instant,
+    changed_at_ms: u64,
+}
+
+pub(super) struct Core {
+    desired: Desired,
+    backend: Box<dyn Backend>,
+    settings: NodeSettings,
+    families: [Pipeline; 2],
+    /// Of the oldest update that the kernel does not hold in full.
+    behind: Option<Origin>,
+    last_sync: Option<Sync>,
+    syncs_ok: u64,
+    syncs_failed: u64,
+    unknown_kinds: u64,
+}
+
+impl Core {
+    pub(super) fn new(backend: Box<dyn Backend>, settings: NodeSettings) -> Self {
+        Self {
+            desired: Desired::default(),
+            backend,
+            settings,
+            families: Family::ALL.map(Pipeline::new),
+            behind: None,
+            last_sync: None,
+            syncs_ok: 0,
+            syncs_failed: 0,
+            unknown_kinds: 0,
+        }
+    }
+
+    pub(super) fn backend(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    /// Makes an update part of the desired state.
+    pub(super) fn take(&mut self, update: Update) -> Result<Work, Refusal> {
+        let started = Instant::now();
+        let origin = Origin {
+            arrived: update.arrived,
+            changed_at_ms: update.changed_at_ms,
+        };
+        let touched = self.desired.apply(update)?;
+        self.behind.get_or_insert(origin);
+        self.unknown_kinds += touched.unknown_kinds;
+        for (key, reason) in &touched.rejects {
+            tracing::warn!(
+                object = key
+                    .as_ref()
+                    .map_or_else(String::new, |key| format!("{key:?}")),
+                reason,
+                "object makes no sense: what the kernel holds of it stays, all others are applied"
+            );
+        }
+        Ok(Work {
+            touched,
+            origin,
+            decode: started.elapsed(),
+        })
+    }
+
+    /// Brings the kernel up to the desired state, each family on its own.
+    pub(super) fn program(&mut self, work: &Work, now: Now) {
+        let Some(position) = self.desired.position() else {
+            return;
+        };
+        let mut sum = Applied {
+            plan: work.decode,
+            ..Applied::default()
+        };
+        let mut failed = false;
+        for pipeline in &mut self.families {
+            let mut context = Context {
+                desired: &self.desired,
+                settings: &self.settings,
+                backend: &mut *self.backend,
+            };
+            match pipeline.sync(&work.touched, position, &mut context, now) {
+                Outcome::Applied(applied) => add(&mut sum, &applied),
+                Outcome::Failed => failed = true,
+                Outcome::Nothing | Outcome::Waiting => {}
+            }
+        }
+        if failed {
+            self.syncs_failed += 1;
+        } else {
+            self.syncs_ok += 1;
+        }
+        self.finish(work, position, &sum);
+    }
+
+    fn finish(&mut self, work: &Work, position: Position, sum: &Applied) {
+        let finished_at_ms = now_ms();
+        let complete = self.common(Pipeline::applied) == Some(position);
+        if complete {
+            self.behind = None;
+        }
+        let changed_at_ms = Some(work.origin.changed_at_ms).filter(|at| complete && *at != 0);
+        let sync = Sync {
+            revision: position.revision,
+            finished_at_ms,
+            total: work.origin.arrived.elapsed(),
+            plan: sum.plan,
+            encode: sum.encode,
+            kernel: sum.kernel,
+            operations: sum.operations,
+            bytes: sum.bytes,
+            end_to_end_ms: changed_at_ms.map_or(0, |at| finished_at_ms.saturating_sub(at)),
+        };
+        let counts = self.counts();
+        tracing::info!(
+            revision = sync.revision,
+            touched = work.touched.services.len(),
+            services = counts.services,
+            endpoints = counts.endpoints,
+            operations = sync.operations,
+            bytes = sync.bytes,
+            took_us = micros(sync.total),
+            "{}",
+            if complete {
+                "update applied"
+            } else {
+                "update applied in part"
+            }
+        );
+        self.last_sync = Some(sync);
+    }
+
+    /// When [`Core::tick`] has something to do.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.families.iter().filter_map(Pipeline::due).min()
+    }
+
+    /// Does one thing that is due: retries come before reading back.
+    pub(super) fn tick(&mut self, now: Now) {
+        if self.families.iter().any(|p| p.retry_is_due(now)) {
+            let origin = self.behind.unwrap_or(Origin {
+                arrived: now.instant,
+                changed_at_ms: 0,
+            });
+            let work = Work {
+                touched: Touched::default(),
+                origin,
+                decode: Duration::ZERO,
+            };
+            self.program(&work, now);
+        } else if let Some(due) = self.families.iter_mut().find(|p| p.verify_is_due(now)) {
+            due.verify(&mut *self.backend, now);
+        }
+    }
+
+    pub(super) fn report(&self) -> Report {
+        let rejects = self.desired.rejects();
+        let rejected = rejects.map(|(key, reject)| Failure::rejected(key, reject));
+        let failed = self.families.iter().flat_map(Pipeline::failures);
+        let [v4, v6] = &self.families;
+        Report {
+            resume: self.desired.resume(),
+            held: self.desired.position(),
+            applied: self.common(Pipeline::applied),
+            verified: self.common(Pipeline::verified),
+            failures: rejected.chain(failed).collect(),
+            last_sync: self.last_sync.clone(),
+            counts: self.counts(),
+            families: [v4, v6].map(|family| family.report(&self.desired)),
+            unknown_kinds: self.unknown_kinds,
+            syncs_ok: self.syncs_ok,
+            syncs_failed: self.syncs_failed,
+            node: self.desired.node().map(NodeState::from),
+        }
+    }
+
+    /// The position that all families have reached which are needed.
+    fn common(&self, of: fn(&Pipeline) -> Option<Position>) -> Option<Position> {
+        let needed = self.families.iter().filter(|p| p.is_needed(&self.desired));
+        let reached: Option<Vec<_>> = needed.map(of).collect();
+        let epoch = self.desired.position()?.epoch;
+        // Whoever is still in another epoch is behind everybody in this one.
+        let behind = |at: &Position| (at.epoch == epoch, at.revision);
+        reached?.into_iter().min_by_key(behind)
+    }
+
+    fn counts(&self) -> Counts {
+        let [v4, v6] = Family::ALL.map(|family| self.desired.counts(family));
+        Counts {
+            services: v4.services + v6.services,
+            endpoints: v4.endpoints + v6.endpoints,
+        }
+    }
+}
+
+fn add(sum: &mut Applied, applied: &Applied) {
+    sum.operations += applied.operations;
+    sum.bytes += applied.bytes;
+    sum.plan += applied.plan;
+    sum.encode += applied.encode;
+    sum.kernel += applied.kernel;
+}

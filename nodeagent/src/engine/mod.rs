@@ -1,0 +1,199 @@
+//! The engine: one thread that owns desired state and backend.
+//!
+//! ```text
+//! Update -> Desired -> plan -> Backend, each family on its own -> Report
+//! ```
+//!
+//! Updates come over a channel that holds one: while the kernel is busy the stream is not read,
+//! and the control plane, which keeps only the latest state of each object, does the waiting.
+//! Netlink blocks, and a network namespace belongs to a thread: hence a thread and not a task.
+
+pub(crate) mod backoff;
+mod core;
+mod pipeline;
+
+#[cfg(test)]
+mod tests;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use self::core::{Core, Now};
+use crate::backend::{Backend, OpenError};
+use crate::desired::{Refusal, Update};
+use crate::plan::NodeSettings;
+use crate::report::Report;
+
+/// Updates that wait while the engine works: one, so that everything behind it is still at the
+/// control plane, where newer state replaces older.
+const QUEUE: usize = 1;
+
+/// An update for the engine, and where to say whether it was taken.
+pub(crate) type Command = (Update, oneshot::Sender<Result<(), Refusal>>);
+
+/// A handle to the engine. The engine stops when the last handle is gone, after the work at hand;
+/// what is in the kernel stays there.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    commands: mpsc::Sender<Command>,
+    reports: watch::Receiver<Report>,
+    backend: &'static str,
+}
+
+/// The engine's thread has ended: a bug, since it lives as long as its handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the engine has stopped")]
+pub struct Stopped;
+
+impl Engine {
+    /// Starts the thread. The backend is opened on it, so that whatever belongs to a thread (a
+    /// network namespace) is the backend's too.
+    ///
+    /// # Errors
+    /// What the backend misses on this machine.
+    pub async fn spawn(
+        open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
+        settings: NodeSettings,
+    ) -> Result<Self, OpenError> {
+        let (commands, inbox) = mpsc::channel(QUEUE);
+        let (publish, reports) = watch::channel(Report::default());
+        let (opened, answer) = oneshot::channel();
+        let thread = move || {
+            let (core, runtime) = match open().and_then(|b| Ok((b, runtime()?))) {
+                Ok((backend, runtime)) => (Core::new(backend, settings), runtime),
+                Err(error) => {
+                    let _ = opened.send(Err(error));
+                    return;
+                }
+            };
+            // The caller may be gone: then so are all handles, and `run` returns at once.
+            let _ = opened.send(Ok(core.backend()));
+            runtime.block_on(run(core, inbox, &publish));
+        };
+        let builder = std::thread::Builder::new().name("engine".to_owned());
+        builder
+            .spawn(thread)
+            .map_err(|error| cannot_start(&error.to_string()))?;
+        let backend = match answer.await {
+            Ok(opened) => opened?,
+            Err(_) => return Err(cannot_start("its thread ended while opening the backend")),
+        };
+        Ok(Self {
+            commands,
+            reports,
+            backend,
+        })
+    }
+
+    /// Hands over an update; waits while the engine is busy. Returns as soon as the update is
+    /// part of the desired state: the report says when the kernel holds it.
+    ///
+    /// # Errors
+    /// [`Stopped`]; within, why the update was not taken.
+    pub async fn submit(&self, update: Update) -> Result<Result<(), Refusal>, Stopped> {
+        let (taken, answer) = oneshot::channel();
+        self.commands
+            .send((update, taken))
+            .await
+            .map_err(|_| Stopped)?;
+        answer.await.map_err(|_| Stopped)
+    }
+
+    /// The latest report, and a way to wait for the next.
+    #[must_use]
+    pub fn reports(&self) -> watch::Receiver<Report> {
+        self.reports.clone()
+    }
+
+    /// Name of the backend.
+    #[must_use]
+    pub fn backend(&self) -> &'static str {
+        self.backend
+    }
+
+    /// Waits until the thread has ended, which it does on its own only by a bug.
+    pub async fn stopped(&self) {
+        self.commands.closed().await;
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// One without a thread: the test does its work.
+    pub(crate) fn scripted() -> (Self, mpsc::Receiver<Command>, watch::Sender<Report>) {
+        let (commands, inbox) = mpsc::channel(QUEUE);
+        let (publish, reports) = watch::channel(Report::default());
+        let backend = "scripted";
+        let engine = Self {
+            commands,
+            reports,
+            backend,
+        };
+        (engine, inbox, publish)
+    }
+
+    /// One on the test's own runtime, whose time may stand still.
+    pub(crate) fn local(backend: Box<dyn Backend>) -> Self {
+        let (mut engine, inbox, publish) = Self::scripted();
+        let core = Core::new(backend, NodeSettings::default());
+        engine.backend = core.backend();
+        tokio::spawn(async move { run(core, inbox, &publish).await });
+        engine
+    }
+}
+
+fn cannot_start(reason: &str) -> OpenError {
+    OpenError {
+        backend: "engine",
+        reason: format!("cannot start: {reason}"),
+    }
+}
+
+/// Timers for the engine's thread.
+fn runtime() -> Result<tokio::runtime::Runtime, OpenError> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().build();
+    runtime.map_err(|error| cannot_start(&error.to_string()))
+}
+
+async fn run(mut core: Core, mut inbox: mpsc::Receiver<Command>, reports: &watch::Sender<Report>) {
+    loop {
+        let due = core.due();
+        let timer = async {
+            match due {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            command = inbox.recv() => match command {
+                Some((update, taken)) => take(&mut core, update, taken, reports),
+                None => return,
+            },
+            () = timer => {
+                core.tick(Now::real());
+                reports.send_replace(core.report());
+            }
+        }
+    }
+}
+
+fn take(
+    core: &mut Core,
+    update: Update,
+    taken: oneshot::Sender<Result<(), Refusal>>,
+    reports: &watch::Sender<Report>,
+) {
+    let work = match core.take(update) {
+        Ok(work) => work,
+        Err(refusal) => {
+            // Nobody waits for the answer once the stream is gone.
+            let _ = taken.send(Err(refusal));
+            return;
+        }
+    };
+    let _ = taken.send(Ok(()));
+    reports.send_replace(core.report());
+    core.program(&work, Now::real());
+    reports.send_replace(core.report());
+}

@@ -1,0 +1,335 @@
+//! One address family on its way to the kernel. The other one does not wait for it.
+//!
+//! ```text
+//! behind --complete change--> in the kernel --read back--> verified
+//!   ^ ^------error, later------'  |   ^ '--change--'          |
+//!   '----------drift--------------+---------------------------'
+//! ```
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
+
+use super::backoff::Backoff;
+use super::core::Now;
+use crate::backend::{self, Applied, ApplyError, Backend, Change, Verification};
+use crate::desired::{Desired, Position, Touched, View};
+use crate::plan::{NodePlan, NodeSettings, ServicePlan, plan_service};
+use crate::report::{Failure, FamilyReport, Standing, chain};
+
+/// First and longest wait before a failed family is tried again.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
+
+/// A family is read back once nothing has changed for so long: reading competes with writing.
+const QUIET: Duration = Duration::from_secs(30);
+
+/// Least time from one reading back to the next: it costs the kernel a walk over everything.
+const VERIFY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// What a pipeline works with, lent for one step.
+pub(super) struct Context<'a> {
+    pub(super) desired: &'a Desired,
+    pub(super) settings: &'a NodeSettings,
+    pub(super) backend: &'a mut dyn Backend,
+}
+
+/// What became of one step.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// The kernel was asked and holds it.
+    Applied(Applied),
+    /// The kernel held it already, as far as this family goes.
+    Nothing,
+    /// The kernel, or the way to it, refused.
+    Failed,
+    /// A failure before is not tried again yet.
+    Waiting,
+}
+
+#[derive(Debug)]
+pub(super) struct Pipeline {
+    family: Family,
+    node: NodePlan,
+    /// What the kernel holds is not known: only a complete change will do.
+    behind: bool,
+    applied: Option<Position>,
+    verified: Option<Position>,
+    ever_programmed: bool,
+    programmed_at_ms: u64,
+    failures: BTreeMap<ServiceKey, Failure>,
+    error: Option<Standing>,
+    backoff: Backoff,
+    retry_at: Option<Instant>,
+    verify_at: Option<Instant>,
+    /// When the kernel was last read back.
+    read_at: Option<Instant>,
+}
+
+impl Pipeline {
+    pub(super) fn new(family: Family) -> Self {
+        Self {
+            family,
+            node: NodePlan::default(),
+            behind: true,
+            applied: None,
+            verified: None,
+            ever_programmed: false,
+            programmed_at_ms: 0,
+            failures: BTreeMap::new(),
+            error: None,
+            backoff: RETRY,
+            retry_at: None,
+            verify_at: None,
+            read_at: None,
+        }
+    }
+
+    /// Brings the kernel from what it holds to `position`.
+    pub(super) fn sync(
+        &mut self,
+        touched: &Touched,
+        position: Position,
+        context: &mut Context<'_>,
+        now: Now,
+    ) -> Outcome {
+        if self.retry_at.is_some_and(|at| now.instant < at) {
+            return Outcome::Waiting;
+        }
+        let started = Instant::now();
+        let complete = self.behind;
+        let everything = complete || touched.node_changed;
+        let services = self.plan(touched, everything, context);
+        if services.is_empty() && !everything {
+            self.hold(position, now);
+            return Outcome::Nothing;
+        }
+        let plan_time = started.elapsed();
+        let change = Change {
+            family: self.family,
+            node: &self.node,
+            services: &services,
+            complete,
+        };
+        match context.backend.apply(change) {
+            Ok(mut applied) => {
+                applied.plan += plan_time;
+                self.settle(
+                    touched,
+                    everything,
+                    std::mem::take(&mut applied.failures),
+                    now,
+                );
+                self.schedule_verification(complete, now);
+                self.hold(position, now);
+                Outcome::Applied(applied)
+            }
+            Err(error) => {
+                self.fail(&error, now);
+                Outcome::Failed
+            }
+        }
+    }
+
+    /// Plans of what was touched; of everything when the node's facts shape it anew.
+    fn plan(
+        &mut self,
+        touched: &Touched,
+        everything: bool,
+        context: &Context<'_>,
+    ) -> Vec<(ServiceKey, Option<ServicePlan>)> {
+        let unknown = NodeFacts::default();
+        let node = context.desired.node().unwrap_or(&unknown);
+        let plan = |(program, local): View<'_>| plan_service(program, local, node);
+        let ours = touched
+            .services
+            .iter()
+            .filter(|key| key.family == self.family);
+        if !everything {
+            return ours
+                .map(|key| (key.clone(), context.desired.service(key).map(plan)))
+                .collect();
+        }
+        self.node = NodePlan::new(self.family, node, context.settings);
+        let all = context.desired.services(self.family);
+        let gone = ours.filter(|key| context.desired.service(key).is_none());
+        all.map(|view| (view.0.port.key.clone(), Some(plan(view))))
+            .chain(gone.map(|key| (key.clone(), None)))
+            .collect()
+    }
+
+    /// The kernel holds a position, one that differs in nothing from the last or was just applied.
+    fn hold(&mut self, position: Position, now: Now) {
+        // What was compared at the last position is the same at this one, unless it changed since.
+        if self.verify_at.is_none() && self.verified.is_some() {
+            self.verified = Some(position);
+        }
+        self.applied = Some(position);
+        self.ever_programmed = true;
+        self.programmed_at_ms = now.ms;
+    }
+
+    /// Takes note of what failed within a change that was applied.
+    fn settle(
+        &mut self,
+        touched: &Touched,
+        everything: bool,
+        failures: Vec<backend::Failure>,
+        now: Now,
+    ) {
+        self.behind = false;
+        self.error = None;
+        self.retry_at = None;
+        let before = if everything {
+            std::mem::take(&mut self.failures)
+        } else {
+            let keys = touched.services.iter();
+            keys.filter_map(|key| self.failures.remove_entry(key))
+                .collect()
+        };
+        let known = |key: &ServiceKey| before.get(key).or(self.failures.get(key));
+        if let Some(new) = failures
+            .iter()
+            .find(|failure| known(&failure.key).is_none())
+        {
+            tracing::warn!(
+                service = %new.key,
+                reason = new.reason,
+                degraded = new.degraded,
+                failing = failures.len(),
+                "not in the kernel as desired; everything else is. The report lists all of them"
+            );
+        }
+        for failure in failures {
+            let old = before.get(&failure.key).or(self.failures.get(&failure.key));
+            let failed = Failure {
+                object: Some(DesiredKey::Service(failure.key.clone())),
+                reason: failure.reason,
+                since_ms: old.map_or(now.ms, |old| old.since_ms),
+                degraded: failure.degraded,
+            };
+            self.failures.insert(failure.key, failed);
+        }
+    }
+
+    fn schedule_verification(&mut self, complete: bool, now: Now) {
+        let due = self.verify_at.is_some_and(|at| at <= now.instant);
+        if complete {
+            self.verify_at = Some(now.instant);
+        } else if !due {
+            let earliest = self.read_at.map(|at| at + VERIFY_INTERVAL);
+            let quiet = now.instant + QUIET;
+            self.verify_at = Some(earliest.map_or(quiet, |at| at.max(quiet)));
+        }
+    }
+
+    fn fail(&mut self, error: &ApplyError, now: Now) {
+        let wait = self.backoff.half_jitter();
+        let reason = chain(&*error.source);
+        let family = self.family;
+        if self.error.as_ref().is_some_and(|old| old.reason == reason) {
+            tracing::debug!(%family, error = reason, ?wait, "still cannot program the kernel");
+        } else {
+            tracing::warn!(
+                %family,
+                error = reason,
+                ?wait,
+                "cannot program the kernel, tried again with pauses of up to 30 s: it keeps what \
+                 it held, the other family goes on"
+            );
+        }
+        self.behind = true;
+        self.stand(reason, now);
+        self.retry_at = Some(now.instant + wait);
+        self.verify_at = None;
+    }
+
+    /// Notes an error; an error that goes on keeps its beginning.
+    fn stand(&mut self, reason: String, now: Now) {
+        let (since_ms, since) = match &self.error {
+            Some(old) => (old.since_ms, old.since),
+            None => (now.ms, now.instant),
+        };
+        self.error = Some(Standing {
+            reason,
+            since_ms,
+            since,
+        });
+    }
+
+    /// Compares the kernel with what it should hold. Drift is reported first and repaired next.
+    pub(super) fn verify(&mut self, backend: &mut dyn Backend, now: Now) {
+        self.verify_at = None;
+        self.read_at = Some(now.instant);
+        match backend.verify(self.family) {
+            Ok(Verification::Equal) => {
+                self.verified = self.applied;
+                self.error = None;
+                self.backoff.reset();
+            }
+            Ok(Verification::Drifted(what)) => {
+                tracing::warn!(
+                    family = %self.family,
+                    what,
+                    "somebody else changed our rules; they are put right. Does another program \
+                     flush or edit nftables on this node?"
+                );
+                self.behind = true;
+                self.applied = None;
+                self.verified = None;
+                self.stand(format!("changed by somebody else: {what}"), now);
+                // At once, unless somebody keeps on undoing it.
+                let fresh = self.backoff.is_fresh();
+                let wait = self.backoff.half_jitter();
+                self.retry_at = Some(now.instant + if fresh { Duration::ZERO } else { wait });
+            }
+            Err(error) => {
+                let reason = chain(&*error.source);
+                tracing::warn!(family = %self.family, error = reason, "cannot read the kernel back");
+                self.stand(format!("cannot be read back: {reason}"), now);
+                self.verify_at = Some(now.instant + VERIFY_INTERVAL);
+            }
+        }
+    }
+
+    pub(super) fn retry_is_due(&self, now: Now) -> bool {
+        self.retry_at.is_some_and(|at| at <= now.instant)
+    }
+
+    pub(super) fn verify_is_due(&self, now: Now) -> bool {
+        self.verify_at.is_some_and(|at| at <= now.instant)
+    }
+
+    pub(super) fn due(&self) -> Option<Instant> {
+        [self.retry_at, self.verify_at].into_iter().flatten().min()
+    }
+
+    pub(super) fn applied(&self) -> Option<Position> {
+        self.applied
+    }
+
+    pub(super) fn verified(&self) -> Option<Position> {
+        self.verified
+    }
+
+    pub(super) fn failures(&self) -> impl Iterator<Item = Failure> {
+        self.failures.values().cloned()
+    }
+
+    /// The node needs this family, or it works: a kernel without IPv6 is no problem while no
+    /// Service has IPv6 addresses.
+    pub(super) fn is_needed(&self, desired: &Desired) -> bool {
+        let in_use = desired.counts(self.family).services > 0;
+        in_use || self.ever_programmed || self.error.is_none()
+    }
+
+    pub(super) fn report(&self, desired: &Desired) -> FamilyReport {
+        FamilyReport {
+            programmed: self.applied.is_some() && self.applied == desired.position(),
+            needed: self.is_needed(desired),
+            ever_programmed: self.ever_programmed,
+            programmed_at_ms: self.programmed_at_ms,
+            error: self.error.clone(),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Tests of the engine: with time as an argument, and once with its thread.
+
+mod steps;
+mod thread;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kplane_model::{DesiredKey, DesiredObject, Family, ServiceKey};
+
+use super::core::{Core, Now};
+use super::*;
+use crate::backend::{Applied, ApplyError, Change, Failure, Verification, noop::Noop};
+use crate::desired::Position;
+use crate::desired::fixture::{EPOCH, Plane, key_of, local, node, svc, svc6};
+use crate::plan::ServicePlan;
+
+/// What a scripted backend does and has seen.
+#[derive(Debug, Default)]
+struct Script {
+    /// Families that refuse every change.
+    broken: Vec<Family>,
+    /// What the next readings of a family find.
+    drift: Vec<(Family, &'static str)>,
+    unreadable: bool,
+    /// ServicePorts that are refused.
+    refused: Vec<ServiceKey>,
+    /// What the kernel holds.
+    kernel: BTreeMap<ServiceKey, ServicePlan>,
+    calls: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Scripted(Arc<Mutex<Script>>);
+
+impl Scripted {
+    fn set(&self, change: impl FnOnce(&mut Script)) {
+        change(&mut self.0.lock().unwrap());
+    }
+
+    /// Calls since the last time, such as `apply IPv4 complete a,b`.
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().calls)
+    }
+
+    fn kernel(&self) -> Vec<String> {
+        let script = self.0.lock().unwrap();
+        script
+            .kernel
+            .keys()
+            .map(|key| key.service.name.to_string())
+            .collect()
+    }
+}
+
+fn refuse(family: Family, what: &str) -> ApplyError {
+    ApplyError {
+        family,
+        source: what.to_owned().into(),
+    }
+}
+
+impl Backend for Scripted {
+    fn name(&self) -> &'static str {
+        "scripted"
+    }
+
+    fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
+        let mut script = self.0.lock().unwrap();
+        let complete = if change.complete { " complete" } else { "" };
+        let names = change.services.iter().map(|(key, plan)| {
+            let gone = if plan.is_none() { "-" } else { "" };
+            format!("{gone}{}", key.service.name)
+        });
+        let names = names.collect::<Vec<_>>().join(",");
+        script
+            .calls
+            .push(format!("apply {}{complete} {names}", change.family));
+        if script.broken.contains(&change.family) {
+            return Err(refuse(change.family, "no such family"));
+        }
+        if change.complete {
+            script.kernel.retain(|key, _| key.family != change.family);
+        }
+        let mut applied = Applied {
+            operations: change.services.len() as u64,
+            bytes: 100,
+            ..Applied::default()
+        };
+        for (key, plan) in change.services {
+            match plan {
+                Some(_) if script.refused.contains(key) => applied.failures.push(Failure {
+                    key: key.clone(),
+                    reason: "taken by somebody else".into(),
+                    degraded: true,
+                }),
+                Some(plan) => drop(script.kernel.insert(key.clone(), plan.clone())),
+                None => drop(script.kernel.remove(key)),
+            }
+        }
+        Ok(applied)
+    }
+
+    fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
+        let mut script = self.0.lock().unwrap();
+        script.calls.push(format!("verify {family}"));
+        if script.unreadable {
+            return Err(refuse(family, "interrupted"));
+        }
+        let drift = script.drift.iter().position(|(of, _)| *of == family);
+        Ok(match drift.map(|at| script.drift.remove(at).1) {
+            Some(what) => Verification::Drifted(what.into()),
+            None => Verification::Equal,
+        })
+    }
+
+    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
+        Ok(())
+    }
+}
+
+/// A control plane, an engine without its thread, and a clock that stands still.
+struct Rig {
+    plane: Plane,
+    core: Core,
+    script: Scripted,
+    now: Now,
+}
+
+impl Rig {
+    fn new(objects: impl IntoIterator<Item = DesiredObject>) -> Self {
+        let script = Scripted::default();
+        Self {
+            plane: Plane::new(objects),
+            core: Core::new(Box::new(script.clone()), NodeSettings::default()),
+            script,
+            now: Now::real(),
+        }
+    }
+
+    /// One that took a snapshot and was read back.
+    fn settled(objects: impl IntoIterator<Item = DesiredObject>) -> Self {
+        let mut rig = Self::new(objects);
+        rig.snapshot();
+        rig.idle();
+        rig.script.calls();
+        rig
+    }
+
+    fn update(&mut self, update: Update) {
+        let work = self.core.take(update).unwrap();
+        self.core.program(&work, self.now);
+    }
+
+    fn snapshot(&mut self) {
+        let update = self.plane.snapshot_update();
+        self.update(update);
+    }
+
+    fn delta(&mut self) {
+        let update = self.plane.delta_update();
+        self.update(update);
+    }
+
+    fn put(&mut self, object: &DesiredObject) {
+        self.plane.put(object);
+        self.delta();
+    }
+
+    fn after(&mut self, wait: Duration) {
+        self.now.instant += wait;
+        self.now.ms += u64::try_from(wait.as_millis()).unwrap();
+    }
+
+    /// Does everything that is due now.
+    fn idle(&mut self) {
+        while self.core.due().is_some_and(|at| at <= self.now.instant) {
+            self.core.tick(self.now);
+        }
+    }
+
+    /// Waits for the next thing that is due and does it; how long that took.
+    fn next(&mut self) -> Duration {
+        let wait = self
+            .core
+            .due()
+            .unwrap()
+            .saturating_duration_since(self.now.instant);
+        self.after(wait);
+        self.core.tick(self.now);
+        wait
+    }
+
+    /// Revisions applied and verified.
+    fn revisions(&self) -> (u64, u64) {
+        let report = self.core.report();
+        let of = |at: Option<Position>| at.map_or(0, |at| at.revision);
+        (of(report.applied), of(report.verified))
+    }
+
+    fn programmed(&self) -> [bool; 2] {
+        self.core.report().families.map(|family| family.programmed)
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);

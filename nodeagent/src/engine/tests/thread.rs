@@ -1,0 +1,92 @@
+//! The engine on its thread.
+
+use super::*;
+
+#[tokio::test]
+async fn the_thread_takes_applies_and_reports() {
+    let engine = Engine::spawn(|| Ok(Box::new(Noop::default())), NodeSettings::default());
+    let engine = engine.await.unwrap();
+    assert_eq!(engine.backend(), "noop");
+    let mut plane = Plane::new([svc("a", &[])]);
+    engine
+        .submit(plane.snapshot_update())
+        .await
+        .unwrap()
+        .unwrap();
+    let mut reports = engine.reports();
+    let verified = Some(Position {
+        epoch: EPOCH,
+        revision: 1,
+    });
+    reports
+        .wait_for(|report| report.verified == verified)
+        .await
+        .unwrap();
+    let mut bad = plane.delta_update();
+    bad.digest = Default::default();
+    let refusal = engine.submit(bad).await.unwrap().unwrap_err();
+    assert!(matches!(refusal, Refusal::Digest { .. }));
+    // The last handle stops it.
+    drop(engine);
+    while reports.changed().await.is_ok() {}
+}
+
+#[tokio::test]
+async fn a_backend_that_cannot_open_is_the_callers_error() {
+    let open = || {
+        Err(OpenError {
+            backend: "scripted",
+            reason: "no nf_tables in this kernel".into(),
+        })
+    };
+    let error = Engine::spawn(open, NodeSettings::default())
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "backend scripted: no nf_tables in this kernel"
+    );
+}
+
+/// Two updates are on the way at most, whatever the stream brings.
+#[tokio::test(start_paused = true)]
+async fn a_busy_kernel_makes_the_stream_wait() {
+    struct Stuck(std::sync::mpsc::Receiver<()>);
+    impl Backend for Stuck {
+        fn name(&self) -> &'static str {
+            "stuck"
+        }
+        fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
+            let _ = self.0.recv();
+            Ok(Applied::default())
+        }
+        fn verify(&mut self, _: Family) -> Result<Verification, ApplyError> {
+            Ok(Verification::Equal)
+        }
+        fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
+            Ok(())
+        }
+    }
+    let (release, gate) = std::sync::mpsc::channel();
+    let open = move || Ok(Box::new(Stuck(gate)) as Box<dyn Backend>);
+    let engine = Engine::spawn(open, NodeSettings::default()).await.unwrap();
+    let mut plane = Plane::new([svc("a", &[])]);
+    engine
+        .submit(plane.snapshot_update())
+        .await
+        .unwrap()
+        .unwrap();
+    // The engine is in the kernel now: one update fits the queue, nothing more.
+    let mut second = Box::pin(engine.submit(plane.delta_update()));
+    let mut third = Box::pin(engine.submit(plane.delta_update()));
+    tokio::select! {
+        biased;
+        _ = &mut second => panic!("taken while the kernel is busy"),
+        _ = &mut third => panic!("taken while the kernel is busy"),
+        () = tokio::task::yield_now() => {}
+    }
+    assert_eq!(engine.commands.capacity(), 0);
+    drop(release);
+    second.await.unwrap().unwrap();
+    third.await.unwrap().unwrap();
+}

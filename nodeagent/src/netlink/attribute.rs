@@ -1,0 +1,195 @@
+//! Netlink attributes (`struct nlattr`, linux/netlink.h): writing and reading.
+
+/// `sizeof(struct nlattr)`: length and type, two bytes each.
+const HEADER_BYTES: usize = 4;
+/// `NLA_ALIGNTO`: every attribute starts at a multiple of four bytes.
+const ALIGN_BYTES: usize = 4;
+/// `NLA_F_NESTED`: the payload is a list of attributes.
+const NLA_F_NESTED: u16 = 1 << 15;
+/// `NLA_TYPE_MASK`: the type without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
+const NLA_TYPE_MASK: u16 = 0x3fff;
+
+/// Longest payload of one attribute: the 16-bit length counts the header too.
+pub const MAX_ATTRIBUTE_PAYLOAD_BYTES: usize = u16::MAX as usize - HEADER_BYTES;
+
+/// Rounds up to the next multiple of four.
+pub(super) fn aligned(len: usize) -> usize {
+    len.next_multiple_of(ALIGN_BYTES)
+}
+
+/// Appends attributes to a message. Integers are written in network byte order, which is what
+/// nf_tables wants.
+#[derive(Debug)]
+pub struct AttributeWriter<'a>(&'a mut Vec<u8>);
+
+impl<'a> AttributeWriter<'a> {
+    /// A writer that appends to `bytes`, whose length is a multiple of four.
+    pub fn new(bytes: &'a mut Vec<u8>) -> Self {
+        debug_assert_eq!(bytes.len() % ALIGN_BYTES, 0, "attributes are aligned");
+        Self(bytes)
+    }
+
+    /// `NLA_U8`.
+    pub fn u8(&mut self, kind: u16, value: u8) {
+        self.bytes(kind, &[value]);
+    }
+
+    /// `NLA_U32`, big endian.
+    pub fn u32(&mut self, kind: u16, value: u32) {
+        self.bytes(kind, &value.to_be_bytes());
+    }
+
+    /// `NLA_STRING` with its terminating NUL.
+    pub fn str(&mut self, kind: u16, text: &str) {
+        self.with(kind, |bytes| {
+            bytes.extend_from_slice(text.as_bytes());
+            bytes.push(0);
+        });
+    }
+
+    /// `NLA_BINARY`.
+    pub fn bytes(&mut self, kind: u16, payload: &[u8]) {
+        self.with(kind, |bytes| bytes.extend_from_slice(payload));
+    }
+
+    /// `NLA_NESTED`.
+    pub fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut AttributeWriter<'_>)) {
+        self.with(kind | NLA_F_NESTED, |bytes| {
+            fill(&mut AttributeWriter(bytes));
+        });
+    }
+
+    /// Length of the message so far.
+    #[must_use]
+    pub fn position(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Writes a header, whatever `fill` appends, the length and the padding.
+    ///
+    /// # Panics
+    /// When `fill` appends more than [`MAX_ATTRIBUTE_PAYLOAD_BYTES`]: callers with lists of any
+    /// length cut them before, and a wrong length would make the kernel read data as attributes.
+    #[inline]
+    pub fn with(&mut self, kind: u16, fill: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.0.len();
+        self.0.extend_from_slice(&[0; 2]);
+        self.0.extend_from_slice(&kind.to_ne_bytes());
+        fill(self.0);
+        let Ok(len) = u16::try_from(self.0.len() - start) else {
+            panic!("netlink attribute {kind} is longer than 65,535 bytes");
+        };
+        self.0[start..start + 2].copy_from_slice(&len.to_ne_bytes());
+        self.0.resize(aligned(self.0.len()), 0);
+    }
+}
+
+/// One attribute as found in a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attribute<'a> {
+    /// Type, without flags.
+    pub kind: u16,
+    /// Whether `NLA_F_NESTED` is set. The kernel's nf_tables does not set it on its own lists.
+    pub nested: bool,
+    /// What follows the header, without padding.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Attribute<'a> {
+    /// The payload as attributes.
+    #[must_use]
+    pub fn children(self) -> Attributes<'a> {
+        Attributes(self.payload)
+    }
+
+    /// The payload as big-endian `NLA_U32`.
+    #[must_use]
+    pub fn as_u32(self) -> Option<u32> {
+        self.payload.try_into().ok().map(u32::from_be_bytes)
+    }
+
+    /// The payload as text, up to the first NUL.
+    #[must_use]
+    pub fn as_str(self) -> Option<&'a str> {
+        let text = self.payload.split(|byte| *byte == 0).next()?;
+        std::str::from_utf8(text).ok()
+    }
+}
+
+/// A list of attributes. Iteration ends at the end or where the bytes are no attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes<'a>(pub &'a [u8]);
+
+impl<'a> Attributes<'a> {
+    /// The first attribute of this type.
+    #[must_use]
+    pub fn get(mut self, kind: u16) -> Option<Attribute<'a>> {
+        self.find(|attribute| attribute.kind == kind)
+    }
+}
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = Attribute<'a>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let [len_0, len_1, kind_0, kind_1] = *self.0.first_chunk()?;
+        let len = usize::from(u16::from_ne_bytes([len_0, len_1]));
+        let kind = u16::from_ne_bytes([kind_0, kind_1]);
+        let Some(payload) = self.0.get(HEADER_BYTES..len) else {
+            self.0 = &[];
+            return None;
+        };
+        self.0 = self.0.get(aligned(len)..).unwrap_or_default();
+        Some(Attribute {
+            kind: kind & NLA_TYPE_MASK,
+            nested: kind & NLA_F_NESTED != 0,
+            payload,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_exclude_padding_and_nests_include_it() {
+        let mut bytes = Vec::new();
+        let mut writer = AttributeWriter::new(&mut bytes);
+        writer.str(1, "ab");
+        writer.nest(2, |w| {
+            w.u8(3, 9);
+            w.u32(4, 0x0102_0304);
+        });
+        assert_eq!(
+            bytes,
+            [
+                7, 0, 1, 0, b'a', b'b', 0, 0, // "ab", NUL, one byte of padding
+                20, 0, 2, 0x80, // nested, 16 bytes inside
+                5, 0, 3, 0, 9, 0, 0, 0, // one byte, three of padding
+                8, 0, 4, 0, 1, 2, 3, 4,
+            ]
+        );
+        let found: Vec<_> = Attributes(&bytes).collect();
+        assert_eq!(found[0].as_str(), Some("ab"));
+        assert!(found[1].nested);
+        assert_eq!(
+            found[1].children().get(4).unwrap().as_u32(),
+            Some(0x0102_0304)
+        );
+    }
+
+    #[test]
+    fn broken_lengths_end_the_list() {
+        for bytes in [
+            &[3, 0, 1, 0][..],
+            &[8, 0, 1, 0, 1, 2, 3],
+            &[0, 0, 0, 0],
+            &[4, 0, 1],
+        ] {
+            assert_eq!(Attributes(bytes).next(), None, "{bytes:?}");
+        }
+        // The last attribute needs no padding.
+        assert_eq!(Attributes(&[5, 0, 1, 0, 7]).next().unwrap().payload, [7]);
+    }
+}

@@ -1,0 +1,20 @@
+//! Our own thin netlink: a blocking socket, attributes, messages and nfnetlink batches.
+//!
+//! Nothing here knows a table or a Service. Encoders append to one `Vec<u8>`; decoders take any
+//! bytes and never panic. Every number of the kernel's interface is a constant with its uapi name.
+//!
+//! **Invariants.** A [`Batch`] becomes a [`SealedBatch`] once, and only that can be committed. Of a
+//! commit that fails we say what is known: refused as a whole, or outcome unknown.
+
+mod attribute;
+mod batch;
+mod error;
+mod message;
+mod socket;
+
+pub use attribute::{Attribute, AttributeWriter, Attributes, MAX_ATTRIBUTE_PAYLOAD_BYTES};
+pub use batch::{Batch, Label, Operation, SealedBatch};
+pub use error::{CommitError, NetlinkError, Rejection};
+pub use message::{Message, Messages, Request};
+pub use nix::errno::Errno;
+pub use socket::{NfSocket, generation_after};

@@ -1,0 +1,331 @@
+//! The netfilter netlink socket.
+
+use std::io;
+
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, getsockopt, setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use super::batch::SealedBatch;
+use super::error::{CommitError, NetlinkError, Rejection};
+use super::message::{
+    self, Acknowledgement, Message, Messages, NLM_F_DUMP, NLM_F_DUMP_INTR, NLMSG_DONE, Request,
+};
+
+/// Requested send buffer; the kernel doubles it and refuses longer batches. It is a limit, no
+/// memory is set aside. 100,000 Services take about 17 MB.
+const SEND_BUFFER_BYTES: usize = 64 << 20;
+/// What the kernel keeps of the send buffer for itself (`netlink_sendmsg`).
+const SEND_OVERHEAD_BYTES: usize = 32;
+/// Requested receive buffer: room for some 10,000 error messages of about 800 bytes each.
+const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
+/// Longest datagram that we take. The kernel fills dumps in chunks of up to 32 KiB and cuts
+/// silently when the buffer is smaller: kernel.md 1.6.
+const DATAGRAM_BYTES: usize = 64 << 10;
+/// The kernel answers before `sendto` returns, so this passes only when an answer was lost.
+const ANSWER_TIMEOUT_S: i64 = 5;
+/// How often a dump is begun again when the rules changed meanwhile.
+const DUMP_ATTEMPTS: u32 = 10;
+
+/// `NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETGEN` (linux/netfilter/nf_tables.h).
+const GETGEN: u16 = 10 << 8 | 16;
+/// `NFTA_GEN_ID`.
+const NFTA_GEN_ID: u16 = 1;
+
+/// The generation that follows `generation` when exactly one transaction is committed.
+#[must_use]
+pub fn generation_after(generation: u32) -> u32 {
+    // The kernel skips 0 (nf_tables_commit).
+    generation.checked_add(1).unwrap_or(1)
+}
+
+/// A blocking `NETLINK_NETFILTER` socket. It belongs to the network namespace of the thread that
+/// opened it. Exchanges block for as long as the kernel works, so keep it off the async runtime.
+#[derive(Debug)]
+pub struct NfSocket {
+    socket: Socket,
+    /// Of the next message. Numbers are never used twice, so late answers are told apart.
+    sequence: u32,
+    max_batch_bytes: usize,
+    datagram: Vec<u8>,
+}
+
+impl NfSocket {
+    /// Opens a socket in this thread's network namespace. Needs no privilege; asking does.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Open`].
+    pub fn open() -> Result<Self, NetlinkError> {
+        let open = |error: io::Error| NetlinkError::Open(errno_of(&error));
+        let socket = Socket::new(NETLINK_NETFILTER).map_err(open)?;
+        socket.connect(&SocketAddr::new(0, 0)).map_err(open)?;
+        socket.set_ext_ack(true).map_err(open)?;
+        socket.set_cap_ack(true).map_err(open)?;
+        let max_batch_bytes = size_buffers(&socket).map_err(NetlinkError::Open)?;
+        Ok(Self {
+            socket,
+            sequence: 1,
+            max_batch_bytes,
+            datagram: Vec::with_capacity(DATAGRAM_BYTES),
+        })
+    }
+
+    /// Longest batch that the kernel takes at once. Without `CAP_NET_ADMIN` in the initial user
+    /// namespace that is twice `net.core.wmem_max`, 416 KiB unless an administrator raised it.
+    #[must_use]
+    pub fn max_batch_bytes(&self) -> usize {
+        self.max_batch_bytes
+    }
+
+    /// The generation of all nf_tables rules in this network namespace.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; `EPERM` without `CAP_NET_ADMIN`.
+    pub fn generation(&mut self) -> Result<u32, NetlinkError> {
+        let what = "get generation";
+        let answer = self.get(Request::new(what, GETGEN, 0, |_| {}))?;
+        Messages(&answer)
+            .next()
+            .and_then(|m| m.attributes().get(NFTA_GEN_ID)?.as_u32())
+            .ok_or(NetlinkError::Unexpected { what })
+    }
+
+    /// Asks for one object and returns the datagram that holds it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; `ENOENT` when there is no such object.
+    pub fn get(&mut self, mut request: Request) -> Result<Vec<u8>, NetlinkError> {
+        let what = request.what;
+        let sequence = self.ask(&mut request, 0)?;
+        loop {
+            self.receive(MsgFlags::empty())
+                .map_err(|errno| NetlinkError::Socket { what, errno })?;
+            if let Some(answer) = Messages(&self.datagram).find(|m| m.sequence == sequence) {
+                refusal(what, answer)?;
+                return Ok(self.datagram.clone());
+            }
+        }
+    }
+
+    /// Asks for all objects of a kind and returns their messages. Begins again, a bounded number
+    /// of times, when the rules change meanwhile.
+    ///
+    /// The kernel notices changes between two chunks of a dump only (about 32 KiB), so an answer
+    /// may be half old, half new unless the generation is the same before and after; a commit
+    /// guarded with the generation from before is refused in that case.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; `ENOENT` when the table or set to look in is not there.
+    pub fn dump(&mut self, mut request: Request) -> Result<Vec<u8>, NetlinkError> {
+        for _ in 0..DUMP_ATTEMPTS {
+            if let Some(messages) = self.dump_once(&mut request)? {
+                return Ok(messages);
+            }
+        }
+        Err(NetlinkError::KeepsChanging {
+            what: request.what,
+            attempts: DUMP_ATTEMPTS,
+        })
+    }
+
+    /// One dump, or `None` when the rules changed meanwhile.
+    fn dump_once(&mut self, request: &mut Request) -> Result<Option<Vec<u8>>, NetlinkError> {
+        let what = request.what;
+        let sequence = self.ask(request, NLM_F_DUMP)?;
+        let mut messages = Vec::new();
+        let mut changed = false;
+        loop {
+            self.receive(MsgFlags::empty())
+                .map_err(|errno| NetlinkError::Socket { what, errno })?;
+            for message in Messages(&self.datagram).filter(|m| m.sequence == sequence) {
+                changed |= message.flags & NLM_F_DUMP_INTR != 0;
+                refusal(what, message)?;
+                if message.kind == NLMSG_DONE {
+                    return Ok((!changed).then_some(messages));
+                }
+            }
+            messages.extend_from_slice(&self.datagram);
+        }
+    }
+
+    /// Commits a batch: the kernel applies all of it or nothing. Blocks until it has decided.
+    ///
+    /// # Errors
+    /// [`CommitError`], whose variants say what is known about the outcome.
+    pub fn commit(&mut self, mut batch: SealedBatch) -> Result<(), CommitError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let too_big = CommitError::TooBig {
+            bytes: batch.as_bytes().len(),
+            limit: self.max_batch_bytes,
+        };
+        if batch.as_bytes().len() > self.max_batch_bytes {
+            return Err(too_big);
+        }
+        let begin = self.sequence;
+        let last = batch.number(begin);
+        self.sequence = last.wrapping_add(2);
+        match self.socket.send(batch.as_bytes(), 0) {
+            Ok(_) => self.await_decision(&batch, begin, last),
+            Err(error) => Err(match errno_of(&error) {
+                Errno::EMSGSIZE => too_big,
+                errno => CommitError::OutcomeUnknown(errno),
+            }),
+        }
+    }
+
+    /// Reads acknowledgements until that of the last operation. Errors come first, in the order of
+    /// the operations; all are in the queue when `send` returns.
+    fn await_decision(
+        &mut self,
+        batch: &SealedBatch,
+        begin: u32,
+        last: u32,
+    ) -> Result<(), CommitError> {
+        let mut rejections = Vec::new();
+        let mut accepted = false;
+        while !accepted {
+            let wait = match rejections.is_empty() {
+                true => MsgFlags::empty(),
+                false => MsgFlags::MSG_DONTWAIT,
+            };
+            match self.receive(wait) {
+                Ok(()) => {}
+                Err(errno) if rejections.is_empty() => {
+                    return Err(CommitError::OutcomeUnknown(errno));
+                }
+                Err(_) => break,
+            }
+            for message in Messages(&self.datagram) {
+                let Some(answer) = message.acknowledgement() else {
+                    continue;
+                };
+                match message.sequence.wrapping_sub(begin) as usize {
+                    0 => {
+                        if let Some(errno) = answer.errno {
+                            self.discard_answers();
+                            return Err(refused_as_a_whole(errno));
+                        }
+                    }
+                    distance if distance <= batch.len() => match answer.errno {
+                        Some(_) => rejections.extend(rejection(batch, distance - 1, answer)),
+                        None => accepted = message.sequence == last,
+                    },
+                    _ => {} // a late answer to something else
+                }
+            }
+        }
+        match rejections.is_empty() {
+            true => Ok(()),
+            false => Err(CommitError::Rejected {
+                operations: batch.len(),
+                rejections,
+            }),
+        }
+    }
+
+    /// Empties the queue, so that it cannot fill up with answers that nobody reads.
+    fn discard_answers(&mut self) {
+        while self.receive(MsgFlags::MSG_DONTWAIT).is_ok() {}
+    }
+
+    /// Sends a request under a new sequence number.
+    fn ask(&mut self, request: &mut Request, flags: u16) -> Result<u32, NetlinkError> {
+        let sequence = self.sequence;
+        self.sequence = sequence.wrapping_add(1);
+        message::add_flags(&mut request.bytes, 0, flags);
+        message::set_sequence(&mut request.bytes, 0, sequence);
+        match self.socket.send(&request.bytes, 0) {
+            Ok(_) => Ok(sequence),
+            Err(error) => Err(NetlinkError::Socket {
+                what: request.what,
+                errno: errno_of(&error),
+            }),
+        }
+    }
+
+    /// Receives the next datagram of the kernel into `self.datagram`.
+    fn receive(&mut self, flags: MsgFlags) -> Result<(), Errno> {
+        loop {
+            self.datagram.clear();
+            let flags = (flags | MsgFlags::MSG_TRUNC).bits();
+            match self.socket.recv_from(&mut self.datagram, flags) {
+                Ok((len, _)) if len > self.datagram.len() => return Err(Errno::EMSGSIZE),
+                // Only the kernel has port 0; anybody may send to us.
+                Ok((_, sender)) if sender.port_number() != 0 => {}
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(errno_of(&error)),
+            }
+        }
+    }
+}
+
+/// Turns an error message into an error.
+fn refusal(what: &'static str, message: Message<'_>) -> Result<(), NetlinkError> {
+    let done = match message.kind {
+        // A dump that fails at its end says so here.
+        NLMSG_DONE => message.body.first_chunk().map(|b| i32::from_ne_bytes(*b)),
+        _ => None,
+    };
+    if let Some(error) = done.filter(|error| *error < 0) {
+        let errno = Errno::from_raw(error.wrapping_neg());
+        let reason = None;
+        return Err(NetlinkError::Refused {
+            what,
+            errno,
+            reason,
+        });
+    }
+    match message.acknowledgement() {
+        None => Ok(()),
+        Some(answer) => Err(match answer.errno {
+            None => NetlinkError::Unexpected { what },
+            Some(errno) => NetlinkError::Refused {
+                what,
+                errno,
+                reason: answer.reason,
+            },
+        }),
+    }
+}
+
+fn refused_as_a_whole(errno: Errno) -> CommitError {
+    match errno {
+        Errno::ERESTART => CommitError::GenerationMoved,
+        errno => CommitError::Refused(errno),
+    }
+}
+
+fn rejection(batch: &SealedBatch, index: usize, answer: Acknowledgement) -> Option<Rejection> {
+    let attribute = answer
+        .offset
+        .and_then(|offset| batch.attribute_at(index, offset));
+    Some(Rejection {
+        index,
+        what: batch.label(index)?,
+        errno: answer.errno?,
+        reason: answer.reason,
+        attribute: attribute.map(<[u8]>::to_vec),
+    })
+}
+
+/// Makes the buffers as large as we may and returns the longest batch that fits.
+fn size_buffers(socket: &Socket) -> Result<usize, Errno> {
+    if setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES).is_err() {
+        setsockopt(socket, sockopt::SndBuf, &SEND_BUFFER_BYTES)?;
+    }
+    if setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BUFFER_BYTES).is_err() {
+        setsockopt(socket, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES)?;
+    }
+    let timeout = TimeVal::seconds(ANSWER_TIMEOUT_S);
+    setsockopt(socket, sockopt::ReceiveTimeout, &timeout)?;
+    let granted = getsockopt(socket, sockopt::SndBuf)?;
+    Ok(granted.saturating_sub(SEND_OVERHEAD_BYTES))
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or_default())
+}

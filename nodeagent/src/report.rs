@@ -1,0 +1,325 @@
+//! What the agent says of itself: published by the engine after every step, read by the stream to
+//! the control plane and by the health checks. The latest report replaces the one before it.
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
+use kplane_proto::v1 as pb;
+
+use crate::desired::{Counts, Position, Reject, Resume};
+
+/// Failures that a report names: with names of 200 and reasons of 300 bytes it stays below the
+/// 256 KiB of a message.
+const MAX_FAILURES: usize = 400;
+
+/// Longest reason that is sent, in bytes.
+const MAX_REASON_BYTES: usize = 300;
+
+/// The latest state of the engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// What a reconnect may go on from.
+    pub resume: Option<Resume>,
+    /// The last update taken; `None` before the first complete snapshot.
+    pub held: Option<Position>,
+    /// The kernel holds this position, except for `failures`. Never more than it holds.
+    pub applied: Option<Position>,
+    /// The kernel was read back and compared at this position.
+    pub verified: Option<Position>,
+    /// Objects that are not in the kernel as desired.
+    pub failures: Vec<Failure>,
+    /// The last attempt to apply.
+    pub last_sync: Option<Sync>,
+    /// Totals of both families.
+    pub counts: Counts,
+    /// Each family, IPv4 first.
+    pub families: [FamilyReport; 2],
+    /// Objects of kinds that this version does not know, since the start.
+    pub unknown_kinds: u64,
+    /// Attempts in which no family failed, since the start.
+    pub syncs_ok: u64,
+    /// Attempts in which a family failed, since the start.
+    pub syncs_failed: u64,
+    /// What the control plane knows of the node; `None` before the first complete snapshot.
+    pub node: Option<NodeState>,
+}
+
+/// What matters of the node for its health.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeState {
+    /// There is a Node object.
+    pub known: bool,
+    /// It is neither being deleted nor drained by an autoscaler.
+    pub eligible: bool,
+}
+
+impl From<&NodeFacts> for NodeState {
+    fn from(node: &NodeFacts) -> Self {
+        Self {
+            known: node.known,
+            eligible: node.eligible,
+        }
+    }
+}
+
+/// Why one object is not in the kernel as desired.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The object; `None` when its name cannot be told.
+    pub object: Option<DesiredKey>,
+    /// What is wrong, for people.
+    pub reason: String,
+    /// Since when, milliseconds since 1970.
+    pub since_ms: u64,
+    /// It is served, but not in every respect.
+    pub degraded: bool,
+}
+
+impl Failure {
+    /// An object that makes no sense.
+    #[must_use]
+    pub fn rejected(object: Option<&DesiredKey>, reject: &Reject) -> Self {
+        Self {
+            object: object.cloned(),
+            reason: reject.reason.clone(),
+            since_ms: reject.since_ms,
+            degraded: false,
+        }
+    }
+}
+
+/// How one update, or a retry, went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sync {
+    /// Revision that was applied.
+    pub revision: u64,
+    /// When it was finished, milliseconds since 1970.
+    pub finished_at_ms: u64,
+    /// From the arrival of its last piece until the kernel's acknowledgement.
+    pub total: Duration,
+    /// Planning and comparing.
+    pub plan: Duration,
+    /// Encoding.
+    pub encode: Duration,
+    /// The kernel.
+    pub kernel: Duration,
+    /// Operations that the kernel was sent.
+    pub operations: u64,
+    /// Bytes that the kernel was sent.
+    pub bytes: u64,
+    /// From the change in the control plane until the acknowledgement, milliseconds by two
+    /// clocks; 0 when not known.
+    pub end_to_end_ms: u64,
+}
+
+/// One address family.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FamilyReport {
+    /// The kernel holds everything that is desired of this family.
+    pub programmed: bool,
+    /// The node needs it, or it works: `Report::applied` waits for it. A kernel without IPv6 is no
+    /// problem while no Service has IPv6 addresses.
+    pub needed: bool,
+    /// It held a complete state once since the start.
+    pub ever_programmed: bool,
+    /// When it was last known to hold what was desired, milliseconds since 1970; 0 = never.
+    pub programmed_at_ms: u64,
+    /// What is wrong.
+    pub error: Option<Standing>,
+}
+
+/// An error that lasts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// What is wrong, for people.
+    pub reason: String,
+    /// Since when, milliseconds since 1970.
+    pub since_ms: u64,
+    /// Since when, by a clock that nobody sets.
+    pub since: Instant,
+}
+
+impl Report {
+    /// The report on the wire, without what only the stream knows.
+    #[must_use]
+    pub fn to_wire(&self) -> pb::Report {
+        let epoch = self.held.map_or(0, |held| held.epoch);
+        // Positions of another epoch say nothing in this one.
+        let revision = |position: Option<Position>| {
+            let here = position.filter(|position| position.epoch == epoch);
+            here.map_or(0, |position| position.revision)
+        };
+        let families = Family::ALL.into_iter().zip(&self.families);
+        pb::Report {
+            epoch,
+            received_revision: revision(self.held),
+            applied_revision: revision(self.applied),
+            verified_revision: revision(self.verified),
+            failures: failures_to_wire(&self.failures),
+            last_sync: self.last_sync.as_ref().map(Sync::to_wire),
+            objects: Some(pb::ObjectCounts {
+                services: self.counts.services,
+                endpoints: self.counts.endpoints,
+            }),
+            families: families
+                .map(|(family, report)| report.to_wire(family))
+                .collect(),
+            unknown_kinds: self.unknown_kinds,
+            round_trip_us: 0,
+            syncs_ok: self.syncs_ok,
+            syncs_failed: self.syncs_failed,
+        }
+    }
+}
+
+impl Sync {
+    fn to_wire(&self) -> pb::SyncStats {
+        pb::SyncStats {
+            revision: self.revision,
+            finished_at_ms: self.finished_at_ms,
+            total_us: micros(self.total),
+            plan_us: micros(self.plan),
+            encode_us: micros(self.encode),
+            kernel_us: micros(self.kernel),
+            operations: self.operations,
+            bytes: self.bytes,
+            end_to_end_ms: self.end_to_end_ms,
+        }
+    }
+}
+
+impl FamilyReport {
+    fn to_wire(&self, family: Family) -> pb::FamilyStatus {
+        pb::FamilyStatus {
+            family: pb::Family::from(family).into(),
+            programmed: self.programmed,
+            error: self
+                .error
+                .as_ref()
+                .map_or("", |e| clip(&e.reason))
+                .to_owned(),
+            error_since_ms: self.error.as_ref().map_or(0, |error| error.since_ms),
+        }
+    }
+}
+
+fn failures_to_wire(failures: &[Failure]) -> Vec<pb::ObjectFailure> {
+    let named = failures.iter().take(MAX_FAILURES);
+    let mut wire: Vec<_> = named.map(failure_to_wire).collect();
+    if let Some(more) = failures
+        .len()
+        .checked_sub(MAX_FAILURES)
+        .filter(|more| *more > 0)
+    {
+        wire.push(pb::ObjectFailure {
+            key: None,
+            reason: format!("{more} further objects are not applied and not listed"),
+            since_ms: failures[MAX_FAILURES].since_ms,
+            degraded: false,
+        });
+    }
+    wire
+}
+
+fn failure_to_wire(failure: &Failure) -> pb::ObjectFailure {
+    let reason = clip(&failure.reason);
+    let (key, reason) = match &failure.object {
+        Some(DesiredKey::Service(key)) => (Some(key), reason.to_owned()),
+        Some(DesiredKey::Local(key)) => (Some(key), format!("endpoints on the node: {reason}")),
+        Some(DesiredKey::Node) => (None, format!("facts of the node: {reason}")),
+        None => (None, format!("an object without a readable name: {reason}")),
+    };
+    pb::ObjectFailure {
+        key: key.map(|key: &ServiceKey| key.into()),
+        reason,
+        since_ms: failure.since_ms,
+        degraded: failure.degraded,
+    }
+}
+
+/// The first [`MAX_REASON_BYTES`] of a text.
+fn clip(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_REASON_BYTES)]
+}
+
+/// Microseconds, as the wire has them.
+#[must_use]
+pub fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// An error with everything that led to it, on one line.
+#[must_use]
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut line = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Many errors repeat their source in their own text.
+        if !line.contains(&cause_text) {
+            line.push_str(": ");
+            line.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(reason: String) -> Failure {
+        Failure {
+            object: None,
+            reason,
+            since_ms: 7,
+            degraded: false,
+        }
+    }
+
+    #[test]
+    fn a_report_stays_below_the_size_of_a_message() {
+        use prost::Message as _;
+        let report = Report {
+            failures: vec![failure("ä".repeat(5_000)); 20_000],
+            ..Report::default()
+        };
+        let wire = report.to_wire();
+        assert_eq!(wire.failures.len(), MAX_FAILURES + 1);
+        let last = wire.failures.last().unwrap();
+        assert_eq!(
+            last.reason,
+            "19600 further objects are not applied and not listed"
+        );
+        assert!(wire.encoded_len() < kplane_proto::MAX_MESSAGE_BYTES);
+    }
+
+    #[test]
+    fn positions_of_another_epoch_are_not_reported() {
+        let position = |epoch, revision| Some(Position { epoch, revision });
+        let report = Report {
+            held: position(2, 5),
+            applied: position(1, 90),
+            verified: position(2, 4),
+            ..Report::default()
+        };
+        let wire = report.to_wire();
+        let revisions = (
+            wire.received_revision,
+            wire.applied_revision,
+            wire.verified_revision,
+        );
+        assert_eq!((wire.epoch, revisions), (2, (5, 0, 4)));
+    }
+
+    #[test]
+    fn a_chain_names_every_cause_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("step failed")]
+        struct Step(#[source] std::io::Error);
+        let error = Step(std::io::Error::other("no buffer space"));
+        assert_eq!(chain(&error), "step failed: no buffer space");
+    }
+}

@@ -1,0 +1,115 @@
+//! The transport for use: gRPC over TCP, or over a channel that somebody made.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kplane_proto::v1::AgentMessage;
+use kplane_proto::v1::agent_service_client::AgentServiceClient;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+
+use super::transport::{Link, OUTBOX, OpenError, Transport};
+use crate::report::chain;
+
+/// Longest wait for a TCP connection to one address.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// HTTP/2 pings, and how long an answer may take: finds a dead peer below the stream in 15 s.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
+
+/// Bytes that may be under way to an agent that does not read: two of the largest messages. What
+/// is beyond waits at the control plane, where newer state replaces older.
+const WINDOW: u32 = 2 * 256 * 1024;
+
+/// Where a control plane is.
+#[derive(Clone, Debug)]
+enum Target {
+    /// Connected anew each time: names are resolved again, a dead connection is never used twice.
+    Remote(Box<Endpoint>),
+    /// In the same process.
+    Memory(Channel),
+}
+
+/// gRPC to one of several control planes.
+#[derive(Clone, Debug)]
+pub struct Grpc {
+    targets: Vec<Target>,
+    /// Index of the target in use.
+    current: usize,
+}
+
+impl Grpc {
+    /// To replicas of a control plane. Agents begin at a random one, so that they spread.
+    #[must_use]
+    pub fn remote(endpoints: Vec<Endpoint>) -> Self {
+        let current = rand::random_range(0..endpoints.len().max(1));
+        let tuned = endpoints.into_iter().map(|endpoint| {
+            let endpoint = endpoint
+                .connect_timeout(CONNECT_TIMEOUT)
+                .http2_keep_alive_interval(KEEP_ALIVE.0)
+                .keep_alive_timeout(KEEP_ALIVE.1)
+                .keep_alive_while_idle(true)
+                .initial_stream_window_size(WINDOW)
+                .initial_connection_window_size(WINDOW)
+                .tcp_nodelay(true);
+            Target::Remote(Box::new(endpoint))
+        });
+        Self {
+            targets: tuned.collect(),
+            current,
+        }
+    }
+
+    /// To a control plane in the same process.
+    #[must_use]
+    pub fn memory(channel: Channel) -> Self {
+        Self {
+            targets: vec![Target::Memory(channel)],
+            current: 0,
+        }
+    }
+}
+
+impl Transport for Grpc {
+    async fn open(&mut self, hello: AgentMessage) -> Result<Link, OpenError> {
+        let (address, channel) = match self.targets.get(self.current) {
+            None => (
+                String::new(),
+                Err("no control plane is configured".to_owned()),
+            ),
+            Some(Target::Memory(channel)) => ("this process".to_owned(), Ok(channel.clone())),
+            Some(Target::Remote(endpoint)) => {
+                let connected = endpoint.connect().await;
+                (
+                    endpoint.uri().to_string(),
+                    connected.map_err(|error| chain(&error)),
+                )
+            }
+        };
+        let channel = match channel {
+            Ok(channel) => channel,
+            Err(reason) => return Err(OpenError::Connect { address, reason }),
+        };
+        let (outbox, messages) = mpsc::channel(OUTBOX);
+        // There is room: nothing was sent before.
+        let _ = outbox.try_send(hello);
+        let answer = AgentServiceClient::new(channel)
+            .sync(ReceiverStream::new(messages))
+            .await;
+        match answer {
+            Ok(stream) => Ok(Link {
+                outbox,
+                inbox: stream.into_inner().boxed(),
+            }),
+            Err(status) => Err(OpenError::Refused {
+                address,
+                status: Box::new(status),
+            }),
+        }
+    }
+
+    fn rotate(&mut self) {
+        self.current = (self.current + 1) % self.targets.len().max(1);
+    }
+}

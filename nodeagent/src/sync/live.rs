@@ -1,0 +1,240 @@
+//! An open stream.
+//!
+//! One step handles one event. While the engine is busy with an update the stream is not read;
+//! pings and reports go out all the same, so that the control plane knows the agent is alive.
+
+use std::fmt;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::{agent_message, server_message};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+use tonic::Status;
+
+use super::{Link, Lost, Shared};
+use crate::desired::{Collector, Position, Refusal, Update};
+use crate::engine::Stopped;
+use crate::report::{Report, micros};
+
+/// The agent asks for a sign of life this often.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A control plane that is silent for so long, three pings, is gone. With the connection attempt
+/// that follows this stays below the 20 s of the fleet's rules.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// An update on its way into the engine.
+type Submission = BoxFuture<'static, Result<Result<(), Refusal>, Stopped>>;
+
+pub(super) struct Live {
+    link: Link,
+    epoch: u64,
+    reports: watch::Receiver<Report>,
+    collector: Collector,
+    submission: Option<Submission>,
+    /// The last update that arrived, taken or not.
+    received: Option<Position>,
+    since: Instant,
+    /// When the control plane was last heard of.
+    heard: Instant,
+    next_ping: Instant,
+    /// The last ping, until it is answered.
+    asked: Option<(u64, Instant)>,
+    due: Due,
+}
+
+/// What is to be sent as soon as there is room: the latest of each kind.
+#[derive(Debug, Default)]
+struct Due {
+    pong: Option<u64>,
+    ping: bool,
+    report: bool,
+}
+
+/// What a step led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    Nothing,
+    /// The engine took a complete update.
+    UpdateTaken,
+}
+
+enum Event {
+    Heard(Option<Result<pb::ServerMessage, Status>>),
+    Submitted(Result<Result<(), Refusal>, Stopped>),
+    PingDue,
+    Silent,
+    Reported(Result<(), watch::error::RecvError>),
+    Room(Result<mpsc::OwnedPermit<pb::AgentMessage>, mpsc::error::SendError<()>>),
+}
+
+impl Live {
+    pub(super) fn new(link: Link, epoch: u64, reports: watch::Receiver<Report>) -> Self {
+        let now = Instant::now();
+        Self {
+            link,
+            epoch,
+            reports,
+            collector: Collector::new(epoch),
+            submission: None,
+            received: None,
+            since: now,
+            heard: now,
+            next_ping: now,
+            asked: None,
+            // A control plane that just met the agent knows nothing of it.
+            due: Due {
+                report: true,
+                ..Due::default()
+            },
+        }
+    }
+
+    /// How long the stream has been open.
+    pub(super) fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Waits for one event and handles it.
+    pub(super) async fn step(&mut self, shared: &mut Shared) -> Result<Progress, Lost> {
+        match self.event().await {
+            Event::Heard(Some(Ok(message))) => {
+                self.heard = Instant::now();
+                self.message(message, shared)?;
+            }
+            Event::Heard(Some(Err(status))) => return Err(Lost::Broken(Box::new(status))),
+            Event::Heard(None) | Event::Room(Err(_)) => return Err(Lost::Closed),
+            Event::Submitted(taken) => {
+                self.submission = None;
+                // Nobody listened meanwhile: the silence was ours.
+                self.heard = Instant::now();
+                taken??;
+                return Ok(Progress::UpdateTaken);
+            }
+            Event::PingDue => {
+                self.next_ping = Instant::now() + PING_INTERVAL;
+                self.due.ping = true;
+            }
+            Event::Silent => return Err(Lost::Silent(SILENCE)),
+            Event::Reported(Ok(())) => self.due.report = true,
+            Event::Reported(Err(_)) => return Err(Stopped.into()),
+            Event::Room(Ok(permit)) => self.send(permit, shared),
+        }
+        Ok(Progress::Nothing)
+    }
+
+    async fn event(&mut self) -> Event {
+        let Self {
+            link,
+            submission,
+            reports,
+            due,
+            ..
+        } = self;
+        let busy = submission.is_some();
+        let submitted = async {
+            match submission {
+                Some(submission) => submission.await,
+                None => std::future::pending().await,
+            }
+        };
+        let outbox = link.outbox.clone();
+        tokio::select! {
+            submitted = submitted => Event::Submitted(submitted),
+            message = link.inbox.next(), if !busy => Event::Heard(message),
+            changed = reports.changed() => Event::Reported(changed),
+            permit = outbox.reserve_owned(), if due.any() => Event::Room(permit),
+            () = sleep_until(self.next_ping) => Event::PingDue,
+            () = sleep_until(self.heard + SILENCE), if !busy => Event::Silent,
+        }
+    }
+
+    fn message(&mut self, message: pb::ServerMessage, shared: &mut Shared) -> Result<(), Lost> {
+        match message.kind {
+            Some(server_message::Kind::Update(piece)) => {
+                if let Some(update) = self.collector.push(piece)? {
+                    self.submit(update, shared);
+                }
+            }
+            Some(server_message::Kind::Ping(ping)) => self.due.pong = Some(ping.token),
+            Some(server_message::Kind::Pong(pong)) => {
+                if let Some((token, at)) = self.asked
+                    && token == pong.token
+                {
+                    shared.round_trip = at.elapsed();
+                    self.asked = None;
+                }
+            }
+            Some(server_message::Kind::Heartbeat(heartbeat)) => {
+                tracing::trace!(
+                    revision = heartbeat.revision,
+                    upstream_age_ms = heartbeat.upstream_age_ms,
+                    "heartbeat"
+                );
+            }
+            Some(server_message::Kind::ComeBackLater(later)) => return Err(later.into()),
+            Some(server_message::Kind::Welcome(_)) => {
+                return Err(Lost::Protocol("a second Welcome".to_owned()));
+            }
+            None => shared.unknown_messages += 1,
+        }
+        Ok(())
+    }
+
+    /// Hands a complete update to the engine, and says at once that it arrived.
+    fn submit(&mut self, update: Update, shared: &Shared) {
+        self.received = Some(update.position);
+        self.due.report = true;
+        let engine = shared.engine.clone();
+        self.submission = Some(Box::pin(async move { engine.submit(update).await }));
+    }
+
+    fn send(&mut self, permit: mpsc::OwnedPermit<pb::AgentMessage>, shared: &Shared) {
+        let kind = if let Some(token) = self.due.pong.take() {
+            agent_message::Kind::Pong(pb::Pong { token })
+        } else if std::mem::take(&mut self.due.ping) {
+            let token = rand::random();
+            self.asked = Some((token, Instant::now()));
+            agent_message::Kind::Ping(pb::Ping { token })
+        } else {
+            self.due.report = false;
+            agent_message::Kind::Report(self.report(shared))
+        };
+        permit.send(pb::AgentMessage { kind: Some(kind) });
+    }
+
+    /// The engine's latest report, with what only the stream knows.
+    fn report(&mut self, shared: &Shared) -> pb::Report {
+        let mut report = self.reports.borrow_and_update().to_wire();
+        if let Some(received) = self.received {
+            if report.epoch != received.epoch {
+                // The engine is still in another epoch: nothing of this one is in the kernel.
+                report.epoch = received.epoch;
+                report.applied_revision = 0;
+                report.verified_revision = 0;
+                report.received_revision = 0;
+            }
+            report.received_revision = report.received_revision.max(received.revision);
+        }
+        report.unknown_kinds += shared.unknown_messages;
+        report.round_trip_us = micros(shared.round_trip);
+        report
+    }
+}
+
+impl Due {
+    fn any(&self) -> bool {
+        self.pong.is_some() || self.ping || self.report
+    }
+}
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live")
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,339 @@
+//! The client of the stream from the control plane.
+//!
+//! ```text
+//! Connecting ---Welcome---------------> Live
+//! Connecting ---refused, timed out----> Disconnected
+//! Live --------broken, silent, refused> Disconnected
+//! Disconnected -after a while---------> Connecting
+//! ```
+//!
+//! It owns the connection and nothing of the desired state: complete updates go to the engine,
+//! reports come from it. While there is no connection the kernel keeps what it holds. The way back
+//! starts with a resume token, so that only real differences travel.
+
+mod grpc;
+mod live;
+mod transport;
+
+#[cfg(test)]
+mod tests;
+
+pub use grpc::Grpc;
+pub use transport::{Link, OUTBOX, OpenError, Transport};
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kplane_model::NodeName;
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::{agent_message, server_message};
+use kplane_proto::{DIGEST_SCHEMA, PROTOCOL_VERSION};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tonic::Status;
+
+use self::live::Live;
+use crate::desired::{Refusal, Remedy, now_ms};
+use crate::engine::backoff::Backoff;
+use crate::engine::{Engine, Stopped};
+
+/// First and longest ceiling of the wait before connecting again.
+const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+
+/// From the first packet to Welcome, name resolution included.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// A stream that lived for so long was a good one: the next pause is a short one again.
+const HEALTHY: Duration = Duration::from_secs(60);
+
+/// Longest that a control plane may send an agent away.
+const LONGEST_ABSENCE: Duration = Duration::from_secs(300);
+
+/// Bit set of what this agent understands beyond the base protocol: capability N is bit N - 1.
+const CAPABILITIES: u64 = 1 << (pb::Capability::Draining as u64 - 1);
+
+/// Who the agent is.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The node it works for.
+    pub node: NodeName,
+    /// Random for each start.
+    pub instance: u64,
+}
+
+impl Identity {
+    /// An agent that starts now.
+    #[must_use]
+    pub fn new(node: NodeName) -> Self {
+        let instance = rand::random();
+        Self { node, instance }
+    }
+}
+
+/// Whether the control plane is there. Without it the node is served as it last was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// A stream is open and welcome.
+    pub live: bool,
+    /// Since when it is (not), milliseconds since 1970.
+    pub since_ms: u64,
+}
+
+/// Keeps a stream to a control plane for as long as it runs.
+#[derive(Debug)]
+pub struct Client<T> {
+    transport: T,
+    identity: Identity,
+    shared: Shared,
+    backoff: Backoff,
+    /// What the agent holds is in doubt: ask for a snapshot.
+    fresh: bool,
+    connection: watch::Sender<Connection>,
+    /// The last reason for a log line: the same again is not worth another.
+    complaint: String,
+}
+
+/// What outlives a stream and is reported on the next.
+#[derive(Debug)]
+struct Shared {
+    engine: Engine,
+    /// Messages of kinds that this version does not know.
+    unknown_messages: u64,
+    round_trip: Duration,
+}
+
+#[derive(Debug)]
+enum State {
+    Disconnected { wait: Duration },
+    Connecting,
+    Live(Box<Live>),
+}
+
+/// Why a stream ended, or never began.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("no welcome within {HANDSHAKE:?}")]
+    NoWelcome,
+    #[error("the control plane says: come back in {after:?} ({reason})")]
+    ComeBackLater { after: Duration, reason: String },
+    #[error("the control plane breaks the protocol: {0}")]
+    Protocol(String),
+    #[error("the control plane closed the stream")]
+    Closed,
+    #[error("the stream broke: {}", transport::describe(.0))]
+    Broken(Box<Status>),
+    #[error("nothing heard for {0:?}")]
+    Silent(Duration),
+    #[error("update refused: {0}")]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Engine(#[from] Stopped),
+}
+
+/// What to do about a lost stream.
+#[derive(Debug, PartialEq, Eq)]
+enum Retry {
+    /// Connect again after a growing pause.
+    Backoff,
+    /// The same, and ask for a snapshot.
+    Fresh,
+    /// Connect again after what was asked for, and up to half more.
+    After(Duration),
+    /// The process cannot go on.
+    Never(Stopped),
+}
+
+impl Lost {
+    fn retry(&self) -> Retry {
+        match self {
+            Self::Open(_)
+            | Self::NoWelcome
+            | Self::Protocol(_)
+            | Self::Closed
+            | Self::Broken(_)
+            | Self::Silent(_) => Retry::Backoff,
+            Self::ComeBackLater { after, .. } => Retry::After(*after),
+            Self::Refused(refusal) => match refusal.remedy() {
+                Remedy::Snapshot => Retry::Fresh,
+                Remedy::Reconnect => Retry::Backoff,
+            },
+            Self::Engine(stopped) => Retry::Never(*stopped),
+        }
+    }
+}
+
+impl<T: Transport> Client<T> {
+    /// A client that is not connected yet.
+    #[must_use]
+    pub fn new(transport: T, identity: Identity, engine: Engine) -> Self {
+        let disconnected = Connection {
+            live: false,
+            since_ms: now_ms(),
+        };
+        Self {
+            transport,
+            identity,
+            shared: Shared {
+                engine,
+                unknown_messages: 0,
+                round_trip: Duration::ZERO,
+            },
+            backoff: RECONNECT,
+            fresh: false,
+            connection: watch::Sender::new(disconnected),
+            complaint: String::new(),
+        }
+    }
+
+    /// Whether the control plane is there.
+    #[must_use]
+    pub fn connection(&self) -> watch::Receiver<Connection> {
+        self.connection.subscribe()
+    }
+
+    /// Runs until the engine stops; safe to drop at any time.
+    pub async fn run(mut self) -> Stopped {
+        let mut state = State::Connecting;
+        loop {
+            state = match self.step(state).await {
+                Ok(next) => next,
+                Err(stopped) => return stopped,
+            };
+        }
+    }
+
+    async fn step(&mut self, state: State) -> Result<State, Stopped> {
+        match state {
+            State::Disconnected { wait } => {
+                sleep(wait).await;
+                Ok(State::Connecting)
+            }
+            State::Connecting => match timeout(HANDSHAKE, self.connect()).await {
+                Ok(Ok(live)) => {
+                    self.connected(true);
+                    Ok(State::Live(Box::new(live)))
+                }
+                Ok(Err(lost)) => self.disconnect(&lost),
+                Err(_) => self.disconnect(&Lost::NoWelcome),
+            },
+            State::Live(mut live) => match live.step(&mut self.shared).await {
+                Ok(progress) => {
+                    if progress == live::Progress::UpdateTaken {
+                        self.fresh = false;
+                    }
+                    Ok(State::Live(live))
+                }
+                Err(lost) => {
+                    if live.age() >= HEALTHY {
+                        self.backoff.reset();
+                    }
+                    self.disconnect(&lost)
+                }
+            },
+        }
+    }
+
+    async fn connect(&mut self) -> Result<Live, Lost> {
+        let mut link = self.transport.open(self.hello()).await?;
+        let first = match link.inbox.next().await {
+            Some(Ok(message)) => message.kind,
+            Some(Err(status)) => return Err(Lost::Broken(Box::new(status))),
+            None => return Err(Lost::Closed),
+        };
+        match first {
+            Some(server_message::Kind::Welcome(welcome)) => {
+                if welcome.protocol_version != PROTOCOL_VERSION {
+                    let theirs = welcome.protocol_version;
+                    return Err(Lost::Protocol(format!(
+                        "it speaks version {theirs}, this agent {PROTOCOL_VERSION}; upgrade one"
+                    )));
+                }
+                tracing::info!(
+                    epoch = format!("{:016x}", welcome.epoch),
+                    server_version = welcome.server_version,
+                    "connected to the control plane"
+                );
+                Ok(Live::new(link, welcome.epoch, self.shared.engine.reports()))
+            }
+            Some(server_message::Kind::ComeBackLater(later)) => Err(later.into()),
+            _ => Err(Lost::Protocol("its first message is no Welcome".to_owned())),
+        }
+    }
+
+    fn hello(&self) -> pb::AgentMessage {
+        let resume = self.shared.engine.reports().borrow().resume;
+        let resume = resume
+            .filter(|_| !self.fresh)
+            .map(|resume| pb::ResumeToken {
+                schema: DIGEST_SCHEMA,
+                epoch: resume.position.epoch,
+                revision: resume.position.revision,
+                digest: resume.digest.to_bytes().to_vec(),
+            });
+        let hello = pb::Hello {
+            protocol_version: PROTOCOL_VERSION,
+            capabilities: CAPABILITIES,
+            node_name: self.identity.node.to_string(),
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            instance: self.identity.instance,
+            resume,
+            backend: self.shared.engine.backend().to_owned(),
+        };
+        pb::AgentMessage {
+            kind: Some(agent_message::Kind::Hello(hello)),
+        }
+    }
+
+    fn disconnect(&mut self, lost: &Lost) -> Result<State, Stopped> {
+        self.connected(false);
+        self.transport.rotate();
+        let wait = match lost.retry() {
+            Retry::Never(stopped) => return Err(stopped),
+            Retry::Backoff => self.backoff.full_jitter(),
+            Retry::Fresh => {
+                self.fresh = true;
+                self.backoff.full_jitter()
+            }
+            Retry::After(after) => after + rand::random_range(Duration::ZERO..=after / 2),
+        };
+        let reason = lost.to_string();
+        let wait_ms = wait.as_millis();
+        if reason == self.complaint {
+            tracing::debug!(reason, wait_ms, "still not connected");
+        } else {
+            tracing::warn!(
+                reason,
+                wait_ms,
+                "not connected to the control plane: the kernel keeps what it holds"
+            );
+            self.complaint = reason;
+        }
+        Ok(State::Disconnected { wait })
+    }
+
+    fn connected(&mut self, live: bool) {
+        if live {
+            self.complaint.clear();
+        }
+        self.connection.send_if_modified(|connection| {
+            let changed = connection.live != live;
+            if changed {
+                let since_ms = now_ms();
+                *connection = Connection { live, since_ms };
+            }
+            changed
+        });
+    }
+}
+
+impl From<pb::ComeBackLater> for Lost {
+    fn from(later: pb::ComeBackLater) -> Self {
+        let after = Duration::from_millis(later.after_ms.into());
+        Self::ComeBackLater {
+            after: after.min(LONGEST_ABSENCE),
+            reason: later.reason,
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Tests of the client against a scripted control plane. Time is paused.
+
+mod connection;
+mod updates;
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kplane_proto::v1::{AgentMessage, ServerMessage};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use super::*;
+use crate::backend::noop::Noop;
+use crate::desired::Position;
+use crate::desired::fixture::{EPOCH, Plane, svc};
+use crate::report::Report;
+
+/// Longest that any test waits for anything; time is paused, so it costs nothing.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Hands each stream that the client opens to the test.
+struct Scripted {
+    opened: mpsc::UnboundedSender<Server>,
+    /// Streams that are refused before one is opened.
+    refusals: u32,
+    rotations: watch::Sender<u32>,
+}
+
+impl Transport for Scripted {
+    async fn open(&mut self, hello: AgentMessage) -> Result<Link, OpenError> {
+        if self.refusals > 0 {
+            self.refusals -= 1;
+            return Err(OpenError::Connect {
+                address: "nowhere".into(),
+                reason: "refused".into(),
+            });
+        }
+        let (outbox, inbox) = mpsc::channel(OUTBOX);
+        let (send, messages) = mpsc::unbounded_channel();
+        let Some(agent_message::Kind::Hello(hello)) = hello.kind else {
+            panic!("the first message is no Hello: {hello:?}");
+        };
+        let server = Server {
+            hello,
+            opened_at: Instant::now(),
+            send,
+            inbox,
+        };
+        // A test that is over takes no more streams.
+        let _ = self.opened.send(server);
+        let inbox = UnboundedReceiverStream::new(messages).boxed();
+        Ok(Link { outbox, inbox })
+    }
+
+    fn rotate(&mut self) {
+        self.rotations.send_modify(|count| *count += 1);
+    }
+}
+
+/// The control plane's end of one stream. Dropping it closes the stream.
+struct Server {
+    hello: pb::Hello,
+    opened_at: Instant,
+    send: mpsc::UnboundedSender<Result<ServerMessage, Status>>,
+    inbox: mpsc::Receiver<AgentMessage>,
+}
+
+impl Server {
+    fn say(&self, kind: server_message::Kind) {
+        self.send
+            .send(Ok(ServerMessage { kind: Some(kind) }))
+            .unwrap();
+    }
+
+    fn welcome(&self, epoch: u64) {
+        self.say(server_message::Kind::Welcome(pb::Welcome {
+            protocol_version: PROTOCOL_VERSION,
+            epoch,
+            ..pb::Welcome::default()
+        }));
+    }
+
+    fn update(&self, pieces: Vec<pb::Update>) {
+        for piece in pieces {
+            self.say(server_message::Kind::Update(piece));
+        }
+    }
+
+    /// The next message of the client; `None` when it closed the stream.
+    async fn heard(&mut self) -> Option<agent_message::Kind> {
+        let message = timeout(PATIENCE, self.inbox.recv()).await.unwrap();
+        message.map(|message| message.kind.unwrap())
+    }
+
+    /// The next report that is as wanted. Pings are answered meanwhile.
+    async fn report(&mut self, wanted: impl Fn(&pb::Report) -> bool) -> pb::Report {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            match self.heard().await.expect("the client closed the stream") {
+                agent_message::Kind::Report(report) if wanted(&report) => return report,
+                agent_message::Kind::Ping(ping) => {
+                    let token = ping.token;
+                    self.say(server_message::Kind::Pong(pb::Pong { token }));
+                }
+                _ => {}
+            }
+        }
+        panic!("no such report");
+    }
+
+    async fn applied(&mut self, revision: u64) -> pb::Report {
+        self.report(|report| report.applied_revision == revision)
+            .await
+    }
+
+    /// Waits until the client gives the stream up.
+    async fn closed(mut self) {
+        while self.heard().await.is_some() {}
+    }
+}
+
+/// The streams that a client opens, its engine, and how often it went to the next address.
+struct Rig {
+    servers: mpsc::UnboundedReceiver<Server>,
+    engine: Engine,
+    rotations: watch::Receiver<u32>,
+    connection: watch::Receiver<Connection>,
+    client: tokio::task::JoinHandle<Stopped>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::with(Engine::local(Box::new(Noop::default())), 0)
+    }
+
+    fn with(engine: Engine, refusals: u32) -> Self {
+        let (opened, servers) = mpsc::unbounded_channel();
+        let (rotations, rotated) = watch::channel(0);
+        let transport = Scripted {
+            opened,
+            refusals,
+            rotations,
+        };
+        let client = Client::new(transport, Identity::new("n1".into()), engine.clone());
+        Self {
+            servers,
+            engine,
+            rotations: rotated,
+            connection: client.connection(),
+            client: tokio::spawn(client.run()),
+        }
+    }
+
+    async fn opened(&mut self) -> Server {
+        timeout(PATIENCE, self.servers.recv())
+            .await
+            .unwrap()
+            .unwrap()
+    }
+
+    /// A stream over which all of `plane` was applied.
+    async fn synced(&mut self, plane: &mut Plane) -> Server {
+        let mut server = self.opened().await;
+        server.welcome(plane.epoch);
+        server.update(plane.snapshot());
+        server.applied(plane.revision).await;
+        server
+    }
+
+    fn report(&self) -> Report {
+        self.engine.reports().borrow().clone()
+    }
+}

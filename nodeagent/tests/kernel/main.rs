@@ -1,0 +1,31 @@
+//! Tests in a real kernel, each in a network namespace of its own.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+mod netns;
+mod sample;
+mod socket;
+mod table;
+
+use kp_nodeagent::backend::nftables::{Settings, push_structure};
+use kp_nodeagent::netlink::{Batch, NfSocket};
+use kplane_model::Family;
+
+const SETTINGS: Settings = Settings { masquerade_bit: 14 };
+
+fn commit(socket: &mut NfSocket, fill: impl FnOnce(&mut Batch)) {
+    let mut batch = Batch::new();
+    fill(&mut batch);
+    socket
+        .commit(batch.seal(None))
+        .unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn socket_with_tables() -> NfSocket {
+    let mut socket = NfSocket::open().unwrap();
+    commit(&mut socket, |batch| {
+        for family in Family::ALL {
+            push_structure(batch, family, SETTINGS);
+        }
+    });
+    socket
+}

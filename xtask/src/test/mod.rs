@@ -1,0 +1,113 @@
+//! `cargo xtask test`: everything that must hold before a change lands. CI runs exactly this.
+
+mod tidy;
+mod tools;
+
+use std::env;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Options of `cargo xtask test`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Run only the steps whose name contains this, such as `lints` or `demo`.
+    #[arg(value_name = "STEP")]
+    only: Option<String>,
+}
+
+/// One step: a name that a person can ask for, and what it does.
+struct Step {
+    name: &'static str,
+    run: fn(&Path) -> Result<()>,
+}
+
+/// Cheap and often failing first.
+const STEPS: [Step; 10] = [
+    Step { name: "tools", run: tools::install },
+    Step { name: "format", run: |root| cargo(root, &["fmt", "--all", "--check"], &[]) },
+    Step { name: "tidy", run: tidy::check },
+    Step { name: "model has no I/O", run: tidy::model_is_pure },
+    Step {
+        name: "lints",
+        run: |root| {
+            cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
+        },
+    },
+    Step { name: "licences, bans, sources", run: tools::deny },
+    Step {
+        name: "docs",
+        run: |root| {
+            let deny = [("RUSTDOCFLAGS", "-D warnings")];
+            cargo(root, &["doc", "--workspace", "--no-deps", "--document-private-items"], &deny)
+        },
+    },
+    Step { name: "tests", run: |root| cargo(root, &["test", "--workspace"], &[]) },
+    Step { name: "demo", run: |root| demo(root, &[]) },
+    Step {
+        name: "demo on a real cluster's objects",
+        run: |root| demo(root, &["--objects", "tests/data/cluster-dump.yaml"]),
+    },
+];
+
+/// Runs the steps in order and stops at the first that fails.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let root = root()?;
+    let wanted = |step: &&Step| args.only.as_ref().is_none_or(|only| step.name.contains(only));
+    let steps: Vec<&Step> = STEPS.iter().filter(wanted).collect();
+    ensure!(!steps.is_empty(), "no step is called so; there are: {}", names());
+    let mut took = Vec::new();
+    for (n, step) in steps.iter().enumerate() {
+        println!("== {}/{} {}", n + 1, steps.len(), step.name);
+        let started = Instant::now();
+        (step.run)(root).with_context(|| format!("step \"{}\" failed", step.name))?;
+        took.push((step.name, started.elapsed()));
+    }
+    summary(&took);
+    Ok(())
+}
+
+fn names() -> String {
+    STEPS.map(|step| step.name).join(", ")
+}
+
+fn summary(took: &[(&str, Duration)]) {
+    println!();
+    for (name, took) in took {
+        println!("ok  {name:<34} {:>6.1} s", took.as_secs_f64());
+    }
+    let total: Duration = took.iter().map(|(_, took)| *took).sum();
+    println!("\nall {} steps passed in {:.0} s", took.len(), total.as_secs_f64());
+}
+
+/// The root of the workspace.
+pub(crate) fn root() -> Result<&'static Path> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    root.context("xtask lies in a folder of the workspace")
+}
+
+/// Runs cargo in the workspace.
+fn cargo(root: &Path, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(root).args(args).envs(envs.iter().copied());
+    status(&mut command)
+}
+
+/// Runs the demo as a check, on the binaries that the tests were built with.
+fn demo(root: &Path, args: &[&str]) -> Result<()> {
+    let mut command = Command::new(env::current_exe().context("which program is this?")?);
+    command.current_dir(root).args(["demo", "--profile", "dev"]).args(args);
+    status(&mut command)
+}
+
+fn status(command: &mut Command) -> Result<()> {
+    let shown = format!("{command:?}").replace('"', "");
+    let status = command.status().with_context(|| format!("cannot run {shown}"))?;
+    if !status.success() {
+        bail!("{shown}: {status}");
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! What the checks need beyond Rust: installed once, kept outside of the checkout.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{cargo, status};
+
+/// Checks licences, bans and sources.
+const CARGO_DENY: &str = "0.20.2";
+
+/// Debian packages: the program that shows that one is there, and its package. Only tests need
+/// them: `nft` is an oracle for what our own netlink code did.
+const PACKAGES: [(&str, &str); 1] = [("nft", "nftables")];
+
+/// Installs what is missing.
+pub(super) fn install(root: &Path) -> Result<()> {
+    let missing: Vec<&str> = PACKAGES
+        .iter()
+        .filter(|(program, _)| !has(program))
+        .map(|(_, package)| *package)
+        .collect();
+    if !missing.is_empty() {
+        install_packages(&missing)?;
+    }
+    install_deny(root)
+}
+
+fn has(program: &str) -> bool {
+    let version = Command::new(program).arg("--version").stdout(Stdio::null()).status();
+    version.is_ok_and(|status| status.success())
+}
+
+fn install_packages(packages: &[&str]) -> Result<()> {
+    let list = packages.join(" ");
+    let by_hand = format!("install the Debian packages: apt-get install {list}");
+    println!("installing {list}");
+    let apt = |args: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive").arg("-qq").args(args);
+        status(&mut command)
+    };
+    apt(&["update"]).with_context(|| by_hand.clone())?;
+    let mut args = vec!["install", "--yes", "--no-install-recommends"];
+    args.extend(packages);
+    apt(&args).context(by_hand)
+}
+
+/// Where tools are kept: shared by all checkouts of a user, one folder a version.
+fn deny_root() -> Result<PathBuf> {
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = cache.or_else(home).context("neither XDG_CACHE_HOME nor HOME is set")?;
+    Ok(cache.join("kplane/tools").join(format!("cargo-deny-{CARGO_DENY}")))
+}
+
+fn install_deny(root: &Path) -> Result<()> {
+    let tool = deny_root()?;
+    if tool.join("bin/cargo-deny").exists() {
+        return Ok(());
+    }
+    println!("building cargo-deny {CARGO_DENY}, once: about five minutes");
+    let into = tool.to_string_lossy();
+    let version = ["install", "cargo-deny", "--version", CARGO_DENY, "--locked"];
+    cargo(root, &[&version[..], &["--root", &into]].concat(), &[])
+}
+
+/// Licences, bans and sources of all dependencies. Advisories need a download that not every
+/// machine may make: `cargo deny check advisories` does it where one can.
+pub(super) fn deny(root: &Path) -> Result<()> {
+    let program = deny_root()?.join("bin/cargo-deny");
+    ensure!(program.exists(), "cargo-deny is missing; run the step \"tools\" first");
+    let mut command = Command::new(program);
+    command.current_dir(root).args(["--offline", "--log-level", "warn", "check"]);
+    status(command.args(["licenses", "bans", "sources"]))
+}
