@@ -1,0 +1,149 @@
+//! What travels over a stream, and what a new one starts from.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_and_deltas_are_applied_and_reported() {
+    let mut rig = Rig::new();
+    let mut plane = Plane::new([svc("a", &[]), svc("b", &["10.0.0.1:80"])]);
+    let mut server = rig.opened().await;
+    let hello = &server.hello;
+    assert_eq!((&*hello.node_name, &*hello.backend), ("n1", "noop"));
+    assert_eq!((hello.protocol_version, hello.capabilities), (1, 1));
+    assert_eq!(hello.resume, None);
+    server.welcome(EPOCH);
+    let first = server.report(|_| true).await;
+    assert_eq!((first.received_revision, first.applied_revision), (0, 0));
+    server.update(plane.snapshot());
+    let report = server.applied(2).await;
+    assert_eq!((report.epoch, report.received_revision), (EPOCH, 2));
+    assert_eq!(report.objects.unwrap().endpoints, 1);
+    assert!(report.families.iter().all(|family| family.programmed));
+    plane.put(&svc("a", &["10.0.0.2:80"]));
+    server.update(plane.delta());
+    assert_eq!(server.applied(3).await.objects.unwrap().endpoints, 2);
+    // A delta in which there is nothing for this node counts as well.
+    plane.revision = 10;
+    server.update(plane.delta());
+    server.applied(10).await;
+    assert!(rig.connection.borrow().live);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_of_a_snapshot_changes_nothing() {
+    let mut rig = Rig::new();
+    let mut plane = Plane::new([svc("a", &[]), svc("b", &[]), svc("c", &[])]);
+    drop(rig.synced(&mut plane).await);
+    let before = rig.report();
+
+    let server = rig.opened().await;
+    server.welcome(EPOCH);
+    let mut pieces = Plane::new([svc("a", &["10.0.0.1:80"])]).snapshot();
+    pieces.truncate(1);
+    server.update(pieces);
+    drop(server);
+
+    // The next stream starts from nothing collected, and from everything held.
+    let mut server = rig.opened().await;
+    assert_eq!(rig.report().held, before.held);
+    assert_eq!(rig.report().counts.services, 3);
+    server.welcome(EPOCH);
+    plane.put(&svc("d", &[]));
+    server.update(plane.delta());
+    assert_eq!(server.applied(4).await.objects.unwrap().services, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reconnect_resumes_from_what_is_held() {
+    let mut rig = Rig::new();
+    let mut plane = Plane::new([svc("a", &[])]);
+    drop(rig.synced(&mut plane).await);
+    let server = rig.opened().await;
+    let resume = server.hello.resume.clone().unwrap();
+    assert_eq!(
+        (resume.schema, resume.epoch, resume.revision),
+        (DIGEST_SCHEMA, EPOCH, 1)
+    );
+    assert_eq!(resume.digest, plane.digest().to_bytes());
+    assert_eq!(*rig.rotations.borrow(), 1, "another replica was asked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wrong_digest_leads_to_a_snapshot() {
+    let mut rig = Rig::new();
+    let mut plane = Plane::new([svc("a", &[])]);
+    let server = rig.synced(&mut plane).await;
+    plane.put(&svc("b", &[]));
+    plane.put(&svc("c", &[]));
+    let mut lossy = plane.delta();
+    lossy[0].objects.pop();
+    server.update(lossy);
+    server.closed().await;
+    assert_eq!(rig.report().counts.services, 1, "nothing of it counts");
+
+    let server = rig.opened().await;
+    assert_eq!(server.hello.resume, None);
+    server.welcome(EPOCH);
+    drop(server);
+    let mut server = rig.opened().await;
+    assert_eq!(server.hello.resume, None, "still in doubt");
+    server.welcome(EPOCH);
+    server.update(plane.snapshot());
+    server.applied(3).await;
+    drop(server);
+    assert!(rig.opened().await.hello.resume.is_some(), "no longer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_older_view_is_refused_and_everything_kept() {
+    let mut rig = Rig::new();
+    let mut plane = Plane::new([svc("a", &[]), svc("b", &[])]);
+    drop(rig.synced(&mut plane).await);
+    // The same epoch from before `b` existed.
+    let mut old = Plane::new([svc("a", &[])]);
+    let server = rig.opened().await;
+    server.welcome(EPOCH);
+    server.update(old.snapshot());
+    server.closed().await;
+    assert_eq!(rig.report().counts.services, 2);
+    let server = rig.opened().await;
+    assert_eq!(server.hello.resume.as_ref().unwrap().revision, 2);
+}
+
+/// Until the engine holds something of a new epoch, nothing of it is reported as applied.
+#[tokio::test(start_paused = true)]
+async fn another_epoch_is_received_before_it_is_applied() {
+    let (engine, mut inbox, publish) = Engine::scripted();
+    let at = |epoch, revision| Some(Position { epoch, revision });
+    publish.send_modify(|report| {
+        (report.held, report.applied) = (at(1, 50), at(1, 50));
+    });
+    let mut rig = Rig::with(engine, 0);
+    let mut server = rig.opened().await;
+    let mut plane = Plane::new([svc("a", &[])]);
+    plane.epoch = 2;
+    server.welcome(2);
+    server.update(plane.snapshot());
+    let report = server.report(|report| report.epoch == 2).await;
+    assert_eq!((report.received_revision, report.applied_revision), (1, 0));
+    let (update, taken) = inbox.recv().await.unwrap();
+    assert_eq!(Some(update.position), at(2, 1));
+    taken.send(Ok(())).unwrap();
+    publish.send_modify(|report| {
+        (report.held, report.applied) = (at(2, 1), at(2, 1));
+    });
+    server.applied(1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_messages_are_skipped_and_counted() {
+    let mut rig = Rig::new();
+    let mut plane = Plane::new([svc("a", &[])]);
+    let mut server = rig.opened().await;
+    server.welcome(EPOCH);
+    for _ in 0..3 {
+        server.send.send(Ok(ServerMessage { kind: None })).unwrap();
+    }
+    server.update(plane.snapshot());
+    assert_eq!(server.applied(1).await.unknown_kinds, 3);
+}

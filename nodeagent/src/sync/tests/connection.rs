@@ -1,0 +1,213 @@
+//! Streams that open, live, and end.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn coming_back_later_is_honoured() {
+    let mut rig = Rig::new();
+    let later = |after_ms| {
+        server_message::Kind::ComeBackLater(pb::ComeBackLater {
+            after_ms,
+            reason: "storm".into(),
+        })
+    };
+    // Instead of a Welcome, and in the middle of a stream.
+    let first = rig.opened().await;
+    first.say(later(40_000));
+    let second = rig.opened().await;
+    let waited = second.opened_at - first.opened_at;
+    assert!(waited >= 40 * SECOND && waited <= 61 * SECOND, "{waited:?}");
+    second.welcome(EPOCH);
+    second.say(later(10_000));
+    let third = rig.opened().await;
+    let waited = third.opened_at - second.opened_at;
+    assert!(waited >= 10 * SECOND && waited <= 16 * SECOND, "{waited:?}");
+    // Not for ever.
+    third.say(later(u32::MAX));
+    let waited = rig.opened().await.opened_at - third.opened_at;
+    assert!(waited <= LONGEST_ABSENCE * 3 / 2 + SECOND, "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_half_open_stream_is_given_up_within_20_seconds() {
+    let mut rig = Rig::new();
+    let mut plane = Plane::new([svc("a", &[])]);
+    let server = rig.synced(&mut plane).await;
+    let silent_since = Instant::now();
+    let next = rig.opened().await;
+    assert!(next.opened_at - silent_since >= 15 * SECOND);
+    assert!(next.opened_at - silent_since <= 20 * SECOND);
+    server.closed().await;
+    // Silence instead of a Welcome is no better.
+    let after = rig.opened().await.opened_at - next.opened_at;
+    assert!(after <= 20 * SECOND, "{after:?}");
+    assert_eq!(
+        rig.report().counts.services,
+        1,
+        "the node is served as before"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn pings_go_both_ways() {
+    let mut rig = Rig::new();
+    let mut server = rig.opened().await;
+    server.welcome(EPOCH);
+    let started = Instant::now();
+    server.say(server_message::Kind::Ping(pb::Ping { token: 42 }));
+    let (mut pongs, mut pings) = (0, 0);
+    while pings < 5 {
+        match server.heard().await.unwrap() {
+            agent_message::Kind::Pong(pong) => {
+                assert_eq!(pong.token, 42);
+                pongs += 1;
+            }
+            agent_message::Kind::Ping(ping) => {
+                pings += 1;
+                sleep(Duration::from_millis(7)).await;
+                let token = ping.token;
+                // A stray answer to nothing does not count.
+                server.say(server_message::Kind::Pong(pb::Pong { token: token ^ 1 }));
+                server.say(server_message::Kind::Pong(pb::Pong { token }));
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(pongs, 1);
+    let took = Instant::now() - started;
+    assert!(took >= 20 * SECOND && took <= 21 * SECOND, "{took:?}");
+    server.update(Plane::new([svc("a", &[])]).snapshot());
+    let report = server.applied(1).await;
+    assert!(
+        (7_000..12_000).contains(&report.round_trip_us),
+        "{}",
+        report.round_trip_us
+    );
+}
+
+/// An engine in a slow kernel: the stream is not read, but the agent stays alive.
+#[tokio::test(start_paused = true)]
+async fn a_slow_engine_holds_the_stream_back_and_keeps_it_alive() {
+    let (engine, mut inbox, publish) = Engine::scripted();
+    let mut rig = Rig::with(engine, 0);
+    let mut plane = Plane::new([svc("a", &[])]);
+    let mut server = rig.opened().await;
+    server.welcome(EPOCH);
+    server.update(plane.snapshot());
+    server.report(|report| report.received_revision == 1).await;
+    for port in 1..=5_u16 {
+        plane.put(&svc("a", &[&format!("10.0.0.1:{port}")]));
+        server.update(plane.delta());
+    }
+    let mut pings = 0;
+    while pings < 20 {
+        match server.heard().await.expect("alive for 100 s") {
+            agent_message::Kind::Ping(_) => pings += 1,
+            agent_message::Kind::Report(report) => {
+                panic!("read revision {} while busy", report.received_revision)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(inbox.len(), 1, "one update waits for the engine");
+    let mut desired = crate::desired::Desired::default();
+    for revision in 1..=6 {
+        let (update, taken) = inbox.recv().await.unwrap();
+        desired.apply(update).unwrap();
+        taken.send(Ok(())).unwrap();
+        publish.send_modify(|report| report.held = desired.position());
+        server
+            .report(|report| report.received_revision >= revision)
+            .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn connecting_again_backs_off_to_ten_seconds() {
+    let started = Instant::now();
+    let mut rig = Rig::with(Engine::local(Box::new(Noop::default())), 40);
+    let server = rig.opened().await;
+    // Ceilings 0.1 + .. + 6.4 s, then 33 times 10 s: half of it on average.
+    let took = server.opened_at - started;
+    assert!(took > 60 * SECOND && took < 345 * SECOND, "{took:?}");
+    assert_eq!(*rig.rotations.borrow(), 40);
+    assert!(!rig.connection.borrow().live);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_healthy_stream_makes_the_next_pause_short() {
+    let mut rig = Rig::with(Engine::local(Box::new(Noop::default())), 20);
+    let mut server = rig.opened().await;
+    server.welcome(EPOCH);
+    let started = Instant::now();
+    while started.elapsed() < 61 * SECOND {
+        if let Some(agent_message::Kind::Ping(ping)) = server.heard().await {
+            let token = ping.token;
+            server.say(server_message::Kind::Pong(pb::Pong { token }));
+        }
+    }
+    let lost = Instant::now();
+    drop(server);
+    let wait = rig.opened().await.opened_at - lost;
+    assert!(wait <= Duration::from_millis(101), "{wait:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_breaks_the_protocol_is_left() {
+    let mut rig = Rig::new();
+    let server = rig.opened().await;
+    server.say(server_message::Kind::Heartbeat(pb::Heartbeat::default()));
+    server.closed().await;
+    let server = rig.opened().await;
+    server.say(server_message::Kind::Welcome(pb::Welcome {
+        protocol_version: 2,
+        ..pb::Welcome::default()
+    }));
+    server.closed().await;
+    let server = rig.opened().await;
+    server.welcome(EPOCH);
+    server.welcome(EPOCH);
+    server.closed().await;
+    let server = rig.opened().await;
+    server
+        .send
+        .send(Err(Status::unavailable("shutting down")))
+        .unwrap();
+    server.closed().await;
+    rig.opened().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_stops_ends_the_client() {
+    let (engine, inbox, publish) = Engine::scripted();
+    let mut rig = Rig::with(engine, 0);
+    let server = rig.opened().await;
+    server.welcome(EPOCH);
+    drop((inbox, publish));
+    assert_eq!(
+        timeout(PATIENCE, rig.client).await.unwrap().unwrap(),
+        Stopped
+    );
+}
+
+#[test]
+fn every_loss_has_its_remedy() {
+    let position = Position {
+        epoch: 1,
+        revision: 1,
+    };
+    let cases = [
+        (Lost::NoWelcome, Retry::Backoff),
+        (Lost::Closed, Retry::Backoff),
+        (Lost::Silent(SECOND), Retry::Backoff),
+        (
+            Lost::Refused(Refusal::NoSnapshot { position }),
+            Retry::Fresh,
+        ),
+        (Lost::Refused(Refusal::TooLarge), Retry::Backoff),
+        (Lost::Engine(Stopped), Retry::Never(Stopped)),
+    ];
+    for (lost, retry) in cases {
+        assert_eq!(lost.retry(), retry, "{lost}");
+    }
+}
