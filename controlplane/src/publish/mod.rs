@@ -5,13 +5,17 @@
 //! agent, no history. An agent is a cursor into that order, so a slow one costs eight bytes and
 //! catches up by what is newest.
 
+mod blob;
+mod cursor;
 mod log;
+mod state;
 mod store;
 
 #[cfg(test)]
 mod tests;
 
-pub use store::{Cursor, Head, Piece, PieceEnd, Store};
+pub use cursor::{Cursor, Piece, PieceEnd};
+pub use store::{Head, Store};
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;

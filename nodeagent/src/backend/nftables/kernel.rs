@@ -17,6 +17,9 @@ const ELEMENT_BYTES: usize = 128;
 /// What the table itself takes, about 500 operations.
 const STRUCTURE_BYTES: usize = 256 * 1024;
 
+/// How often a table is read again when the rules changed meanwhile.
+const READ_ATTEMPTS: u32 = 10;
+
 /// What the kernel holds in place of our table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
@@ -84,10 +87,8 @@ impl Netlink {
     }
 }
 
-impl Kernel for Netlink {
-    fn read(&mut self, family: Family) -> Result<Found, NetlinkError> {
-        // If anything changes while we read, the next commit is refused.
-        self.generation = Some(self.socket.generation()?);
+impl Netlink {
+    fn read_once(&mut self, family: Family) -> Result<Found, NetlinkError> {
         match read_structure(&mut self.socket, family, self.settings)? {
             StructureState::Absent => return Ok(Found::Other("there is no table".to_owned())),
             StructureState::Different(reason) => return Ok(Found::Other(reason)),
@@ -98,6 +99,22 @@ impl Kernel for Netlink {
             Err(ReadError::Different(reason)) => Ok(Found::Other(reason)),
             Err(ReadError::Netlink(error)) => Err(error),
         }
+    }
+}
+
+impl Kernel for Netlink {
+    fn read(&mut self, family: Family) -> Result<Found, NetlinkError> {
+        // The kernel notices a change during a dump only between chunks of it, so that a single
+        // answer may be torn: only what was read from one generation counts.
+        for _ in 0..READ_ATTEMPTS {
+            let before = self.socket.generation()?;
+            let found = self.read_once(family)?;
+            if self.socket.generation()? == before {
+                self.generation = Some(before);
+                return Ok(found);
+            }
+        }
+        Err(NetlinkError::KeepsChanging { what: "read our table", attempts: READ_ATTEMPTS })
     }
 
     fn commit(

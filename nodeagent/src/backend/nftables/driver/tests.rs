@@ -239,6 +239,7 @@ fn operations(before: &ServicePlan, after: Option<&ServicePlan>) -> String {
 /// The proof that a change is a handful of element operations, whatever the number of Services:
 /// docs/nftables.md quotes this table.
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn operations_of_each_kind_of_change() {
     let three = service(1, &[1, 2, 3]);
     let external = |endpoints: &[u8]| {

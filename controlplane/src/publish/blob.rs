@@ -1,0 +1,56 @@
+//! Objects after encoding: once per variant, whatever the number of agents.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use kplane_model::{
+    DesiredObject, LocalEndpoints, NodeName, ObjectHash, ServiceProgram, ZoneName,
+};
+use kplane_proto::convert::encode_object;
+
+use super::Published;
+
+/// A [`Published`] after encoding, outside of the lock.
+pub(super) struct Encoded {
+    pub(super) default: (Bytes, ObjectHash),
+    pub(super) by_zone: BTreeMap<ZoneName, (Bytes, ObjectHash)>,
+    pub(super) by_node: BTreeMap<NodeName, (Bytes, ObjectHash)>,
+    pub(super) local: BTreeMap<NodeName, (Bytes, ObjectHash)>,
+}
+
+impl Encoded {
+    pub(super) fn new(published: &Published) -> Self {
+        let variants = &published.variants;
+        let program = |endpoints: &Vec<_>| {
+            encode(&DesiredObject::Service(ServiceProgram {
+                port: published.port.clone(),
+                endpoints: endpoints.clone(),
+                has_any: variants.has_any,
+            }))
+        };
+        let programs = |by: &BTreeMap<NodeName, Vec<_>>| {
+            by.iter()
+                .map(|(name, endpoints)| (name.clone(), program(endpoints)))
+                .collect()
+        };
+        let local = published.local.iter().map(|(node, endpoints)| {
+            let local = LocalEndpoints {
+                key: published.port.key.clone(),
+                endpoints: endpoints.clone(),
+            };
+            (node.clone(), encode(&DesiredObject::Local(local)))
+        });
+        Self {
+            default: program(&variants.default),
+            by_zone: programs(&variants.by_zone),
+            by_node: programs(&variants.by_node),
+            local: local.collect(),
+        }
+    }
+}
+
+pub(super) fn encode(object: &DesiredObject) -> (Bytes, ObjectHash) {
+    let bytes = encode_object(object);
+    let hash = ObjectHash::of(&bytes);
+    (bytes, hash)
+}

@@ -1,0 +1,201 @@
+//! How far an agent is, and what it lacks.
+
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use kplane_model::{DesiredKey, Digest, ServiceKey};
+
+use super::state::{Blob, State, View};
+
+/// Objects are collected into one message until it is this large, in bytes: far below every
+/// limit, large enough that framing costs nothing.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// What a deleted key adds to a message, about.
+const DELETED_BYTES: usize = 64;
+
+/// How far an agent is: all that the control plane keeps of its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    /// Revision that the agent holds completely; 0 = nothing.
+    base: u64,
+    /// Changes up to here have been collected since.
+    position: u64,
+    /// Newest revision when the collecting began.
+    started: u64,
+}
+
+impl Cursor {
+    /// The cursor of an agent that holds `revision` completely, or nothing if it is 0.
+    #[must_use]
+    pub fn at(revision: u64) -> Self {
+        Self {
+            base: revision,
+            position: revision,
+            started: 0,
+        }
+    }
+
+    /// There are changes up to `head` that have not been collected, or a collecting under way.
+    #[must_use]
+    pub fn is_behind(&self, head: u64) -> bool {
+        self.base < head
+    }
+
+    /// Nothing has been collected yet since the agent's last complete state.
+    fn is_fresh(&self) -> bool {
+        self.base == self.position
+    }
+
+    /// A deletion need not be named to an agent that begins from nothing, unless the object may
+    /// have been sent since it began.
+    fn names_deletion(&self, revision: u64) -> bool {
+        self.base != 0 || revision > self.started
+    }
+}
+
+/// Part of what an agent lacks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    /// Encoded objects.
+    pub objects: Vec<Bytes>,
+    /// Objects that are gone.
+    pub deleted: Vec<DesiredKey>,
+    /// Set when nothing is left.
+    pub end: Option<PieceEnd>,
+}
+
+/// The state that an agent is in after the last piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PieceEnd {
+    /// Revision.
+    pub revision: u64,
+    /// Digest of everything that the agent holds.
+    pub digest: Digest,
+    /// When the oldest change that the agent lacked was observed.
+    pub changed_at: Option<SystemTime>,
+}
+
+/// Reading: everything here is relative to a node.
+impl State {
+    pub(super) fn collect(&self, node: &str, cursor: &mut Cursor) -> Piece {
+        if cursor.is_fresh() {
+            cursor.started = self.revision;
+        }
+        let no_view = View::default();
+        let view = self.views.get(node).unwrap_or(&no_view);
+        let mut piece = Piece::default();
+        let mut bytes = 0;
+        for (revision, key, blob) in self.lacking(node, view, *cursor) {
+            if bytes >= PIECE_BYTES {
+                return piece;
+            }
+            cursor.position = revision;
+            match blob {
+                Some(blob) => {
+                    bytes += blob.bytes.len();
+                    piece.objects.push(blob.bytes.clone());
+                }
+                None if cursor.names_deletion(revision) => {
+                    bytes += DELETED_BYTES;
+                    piece.deleted.push(key);
+                }
+                None => {}
+            }
+        }
+        piece.end = Some(PieceEnd {
+            revision: self.revision,
+            digest: self.digest(node),
+            changed_at: self.changed_after(cursor.base),
+        });
+        *cursor = Cursor::at(self.revision);
+        piece
+    }
+
+    /// Everything that changed for a node behind a cursor, oldest change first; without a blob it
+    /// is gone.
+    pub(super) fn lacking<'a>(
+        &'a self,
+        node: &'a str,
+        view: &'a View,
+        cursor: Cursor,
+    ) -> impl Iterator<Item = (u64, DesiredKey, Option<&'a Blob>)> {
+        let mut shared = self
+            .log
+            .after(cursor.position)
+            .map(move |(revision, key)| {
+                let shared = self.shared.get(key);
+                (
+                    revision,
+                    key,
+                    shared.map(|s| s.resolve(node, view.zone.as_deref())),
+                )
+            })
+            // Else another variant changed, and the agent holds this one already.
+            .filter(move |(_, _, blob)| blob.is_none_or(|blob| blob.revision > cursor.base))
+            .peekable();
+        let mut own = view.log.after(cursor.position).peekable();
+        std::iter::from_fn(move || {
+            let next_own = own.peek().map_or(u64::MAX, |(revision, _)| *revision);
+            match shared.next_if(|(revision, _, _)| *revision < next_own) {
+                Some((revision, key, blob)) => {
+                    Some((revision, DesiredKey::Service(key.clone()), blob))
+                }
+                None => own
+                    .next()
+                    .map(|(revision, key)| (revision, key.clone(), self.own_blob(view, node, key))),
+            }
+        })
+    }
+
+    pub(super) fn own_blob<'a>(&'a self, view: &'a View, node: &str, key: &DesiredKey) -> Option<&'a Blob> {
+        match key {
+            DesiredKey::Service(key) => {
+                let shared = self.shared.get(key)?;
+                Some(shared.resolve(node, view.zone.as_deref()))
+            }
+            DesiredKey::Local(_) | DesiredKey::Node => view.objects.get(key),
+        }
+    }
+
+    pub(super) fn digest(&self, node: &str) -> Digest {
+        let Some(view) = self.views.get(node) else {
+            return self.default_digest;
+        };
+        let zone = view
+            .zone
+            .as_ref()
+            .and_then(|zone| self.zone_digests.get(zone));
+        self.default_digest
+            .plus(zone.copied().unwrap_or_default())
+            .plus(view.variants_digest)
+            .plus(view.digest)
+    }
+
+    pub(super) fn wanted(&self, node: &str) -> u64 {
+        let view = self.views.get(node);
+        let zone = view.and_then(|v| v.zone.as_deref());
+        let own = view
+            .and_then(|v| v.log.newest_first().next())
+            .map_or(0, |(r, _)| r);
+        let mut shared = self.log.newest_first();
+        let concerns = |revision: u64, key: &ServiceKey| {
+            let blob = self.shared.get(key).map(|s| s.resolve(node, zone));
+            blob.is_none_or(|blob| blob.revision == revision)
+        };
+        let newest = shared.find(|(revision, key)| *revision <= own || concerns(*revision, key));
+        newest.map_or(own, |(revision, _)| revision.max(own))
+    }
+
+    pub(super) fn changed_after(&self, revision: u64) -> Option<SystemTime> {
+        if revision >= self.revision {
+            return None;
+        }
+        // The last publication that begins at or before the first missing revision.
+        let after = self
+            .times
+            .partition_point(|(first, _)| *first <= revision + 1);
+        let (_, at) = self.times.get(after.checked_sub(1)?)?;
+        Some(*at)
+    }
+}
