@@ -97,13 +97,22 @@ pub fn load(path: &Path) -> Result<Loaded, SourceError> {
     Ok(catalog.into_loaded())
 }
 
+/// Reads one text, as standard input is read.
+#[must_use]
+pub fn parse(text: Vec<u8>) -> Loaded {
+    from_stdin(text).into_loaded()
+}
+
 fn is_stdin(path: &Path) -> bool {
     path == Path::new(STDIN)
 }
 
 fn load_stdin() -> io::Result<Catalog> {
-    let bytes = read_limited(io::stdin().lock())?;
+    Ok(from_stdin(read_limited(io::stdin().lock())?))
+}
+
+fn from_stdin(text: Vec<u8>) -> Catalog {
     let mut catalog = Catalog::default();
-    catalog.apply([(STDIN_NAME.into(), Change::Contents(bytes))], Vec::new());
-    Ok(catalog)
+    catalog.apply([(STDIN_NAME.into(), Change::Contents(text))], Vec::new());
+    catalog
 }

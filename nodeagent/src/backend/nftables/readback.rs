@@ -103,15 +103,27 @@ pub fn read_elements(socket: &mut NfSocket, family: Family) -> Result<Vec<Elemen
             }
             dump => dump?,
         };
-        let mut decoder = Decoder::new(family, set);
-        for message in Messages(&dump).filter(|m| m.kind == msg::NEWSETELEM) {
-            if let Some(list) = message.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS) {
-                decoder.take(list.children())?;
-            }
-        }
-        elements.append(&mut decoder.finish()?);
+        elements.append(&mut decode_elements(&dump, family, set)?);
     }
     Ok(elements)
+}
+
+/// The elements in the kernel's answer to a dump of one set.
+///
+/// # Errors
+/// [`ReadError::Different`] when there are elements that are not ours.
+pub fn decode_elements(
+    dump: &[u8],
+    family: Family,
+    set: Set,
+) -> Result<Vec<Element>, ReadError> {
+    let mut decoder = Decoder::new(family, set);
+    for message in Messages(dump).filter(|m| m.kind == msg::NEWSETELEM) {
+        if let Some(list) = message.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS) {
+            decoder.take(list.children())?;
+        }
+    }
+    Ok(decoder.finish()?)
 }
 
 /// Attributes of an object that make it what it is. The kernel adds others: handles, counters.

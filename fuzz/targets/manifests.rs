@@ -1,0 +1,19 @@
+//! Text of a manifest: whatever it is, objects and issues; and every object converts.
+
+#![no_main]
+
+use kp_controlplane::convert;
+use kp_controlplane::k8s::Object;
+use kp_controlplane::source::manifests::parse;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &[u8]| {
+    for located in parse(text.to_vec()).objects {
+        match &located.object {
+            Object::Service(service) => drop(convert::service(service, &located.location)),
+            Object::EndpointSlice(slice) => drop(convert::slice(slice, &located.location)),
+            Object::Node(node) => drop(convert::node(node, &located.location)),
+            Object::ServiceCidr(cidr) => drop(convert::service_cidr(cidr, &located.location)),
+        }
+    }
+});
