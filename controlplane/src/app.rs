@@ -47,7 +47,7 @@ pub struct Config {
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// A port cannot be opened.
-    #[error("cannot listen on {address} for {purpose}: {source}; is another one running?")]
+    #[error("cannot listen on {address} for {purpose}; is another one running?")]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -60,7 +60,7 @@ pub enum BuildError {
     #[error(transparent)]
     Source(#[from] SourceError),
     /// The gRPC descriptors of this build are damaged.
-    #[error("gRPC reflection: {0}")]
+    #[error("gRPC reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
@@ -84,10 +84,10 @@ pub enum TaskError {
     #[error(transparent)]
     Source(#[from] SourceError),
     /// A gRPC server.
-    #[error("gRPC server: {0}")]
+    #[error("gRPC server")]
     Server(#[from] tonic::transport::Error),
     /// A bug.
-    #[error("a task panicked: {0}")]
+    #[error("a task panicked")]
     Panic(#[from] tokio::task::JoinError),
 }
 

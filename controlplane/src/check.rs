@@ -18,7 +18,7 @@ pub fn run(path: &Path) -> ExitCode {
     let loaded = match load(path) {
         Ok(loaded) => loaded,
         Err(error) => {
-            eprintln!("kp-controlplane: {error}");
+            eprintln!("kp-controlplane: {:#}", anyhow::Error::from(error));
             return ExitCode::FAILURE;
         }
     };

@@ -11,7 +11,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kp_controlplane::k8s::Object;
 use kp_controlplane::source::manifests::Manifests;
@@ -430,23 +430,16 @@ async fn nothing_there_is_an_error() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "cannot read manifests at /does/not/exist: No such file or directory (os error 2); check \
-         the path and its permissions"
+        "cannot read manifests at /does/not/exist; check the path and its permissions"
     );
 }
 
-/// Write to batch, as a number; loose, because tests share the machine.
+/// How quick it is, `cargo xtask bench` measures.
 #[tokio::test]
-async fn reload_is_quick() {
+async fn each_of_many_edits_is_seen() {
     let mut watched = Watched::folder(&[("a.yaml", "a0")]).await;
-    let mut took = Vec::new();
     for n in 1..=50 {
         watched.put("a.yaml", &format!("a{n}"));
-        let written = Instant::now();
         assert_eq!(watched.batch().await.len(), 2);
-        took.push(written.elapsed());
     }
-    took.sort();
-    println!("write to batch: p50 {:?}, max {:?}", took[25], took[49]);
-    assert!(took[25] < Duration::from_millis(50), "{:?}", took[25]);
 }

@@ -36,10 +36,10 @@ pub enum TaskError {
     #[error(transparent)]
     Engine(#[from] Stopped),
     /// The control plane within.
-    #[error("control plane: {0}")]
+    #[error("control plane")]
     ControlPlane(#[from] kp_controlplane::app::TaskError),
     /// A bug.
-    #[error("a task panicked: {0}")]
+    #[error("a task panicked")]
     Panic(#[from] tokio::task::JoinError),
 }
 

@@ -23,7 +23,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::desired::now_ms;
-use crate::report::{FamilyReport, Report};
+use crate::report::{FamilyReport, NodeState, Report};
 use crate::sync::Connection;
 
 /// How long a family may fail before the node is called unhealthy: two of kube-proxy's sync
@@ -78,7 +78,7 @@ pub async fn serve(address: SocketAddr, mut listener: Option<TcpListener>, healt
 async fn healthz(State(health): State<Health>) -> (StatusCode, Json<Answer>) {
     let mut answer = health.answer();
     let node = health.reports.borrow().node;
-    let eligible = node.is_none_or(|node| node.eligible || !node.known);
+    let eligible = is_eligible(node);
     answer.node_eligible = Some(eligible);
     answer.node_known = Some(node.is_some_and(|node| node.known));
     (status(answer.healthy && eligible), Json(answer))
@@ -208,7 +208,12 @@ fn is_healthy(report: &Report, now: Instant) -> bool {
         Condition::Ready | Condition::Absent => true,
         Condition::Pending | Condition::Failing => false,
     };
-    report.held.is_some() && conditions.iter().all(good) && conditions.contains(&Condition::Ready)
+    conditions.iter().all(good) && conditions.contains(&Condition::Ready)
+}
+
+/// A node that nobody knows of is not taken out: manifests need not name nodes.
+fn is_eligible(node: Option<NodeState>) -> bool {
+    node.is_none_or(|node| node.eligible || !node.known)
 }
 
 /// A time as RFC 3339 in UTC.
@@ -277,6 +282,14 @@ mod tests {
             };
             assert_eq!(is_healthy(&report, later(after)), healthy, "{what}");
         }
+    }
+
+    #[test]
+    fn only_a_known_node_can_be_leaving() {
+        let node = |known, eligible| Some(NodeState { known, eligible });
+        assert!(is_eligible(None));
+        assert!(is_eligible(node(false, false)) && is_eligible(node(true, true)));
+        assert!(!is_eligible(node(true, false)));
     }
 
     /// A port that is taken is tried again (G6).

@@ -251,12 +251,16 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
         }
     };
     tokio::time::timeout(DEADLINE, in_sync).await.unwrap();
-    let shutdown = agent.shutdown_token();
-    shutdown.cancel();
+    let reports = agent.reports();
+    agent.shutdown_token().cancel();
     tokio::time::timeout(DEADLINE, agent.wait())
         .await
         .unwrap()
         .unwrap();
+    assert!(
+        reports.has_changed().is_err(),
+        "the engine has ended as well"
+    );
 }
 
 /// Over TCP: the control plane dies, the agent serves on; another one comes at the same address

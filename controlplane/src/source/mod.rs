@@ -69,7 +69,7 @@ pub trait Source: Send + 'static {
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// The folder or file of manifests cannot be read at all.
-    #[error("cannot read manifests at {path}: {source}; check the path and its permissions")]
+    #[error("cannot read manifests at {path}; check the path and its permissions")]
     Unreadable {
         /// What was asked for.
         path: String,
@@ -77,7 +77,7 @@ pub enum SourceError {
         source: std::io::Error,
     },
     /// The kernel refuses to watch for changes.
-    #[error("cannot watch {path} for changes: {source}; raise fs.inotify.max_user_watches?")]
+    #[error("cannot watch {path} for changes; raise fs.inotify.max_user_watches?")]
     Unwatchable {
         /// What was asked for.
         path: String,

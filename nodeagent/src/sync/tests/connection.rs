@@ -64,10 +64,11 @@ async fn pings_go_both_ways() {
             }
             agent_message::Kind::Ping(ping) => {
                 pings += 1;
-                sleep(Duration::from_millis(7)).await;
                 let token = ping.token;
-                // A stray answer to nothing does not count.
-                server.say(server_message::Kind::Pong(pb::Pong { token: token ^ 1 }));
+                // An answer to something else does not count.
+                let stray = token ^ 1;
+                server.say(server_message::Kind::Pong(pb::Pong { token: stray }));
+                sleep(Duration::from_millis(7)).await;
                 server.say(server_message::Kind::Pong(pb::Pong { token }));
             }
             _ => {}
