@@ -41,7 +41,7 @@ pub struct Flags {
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node_name: Option<String>,
 
-    /// A control plane, such as http://kplane.example:7443. Give it several times for replicas:
+    /// A control plane, such as `http://kplane.example:7443`. Give it several times for replicas:
     /// when one fails the next is asked.
     #[arg(long, value_name = "ADDR")]
     control_plane: Vec<String>,

@@ -5,7 +5,7 @@
 //! * Before the first snapshot: 503.
 //! * Every family must have been programmed once, except one that cannot be (a kernel without
 //!   IPv6); at least one must have been.
-//! * A family that worked and then fails for longer than [`GRACE`]: 503 until it works again.
+//! * A family that worked and then fails for longer than `GRACE`: 503 until it works again.
 //! * Without a control plane: as before, since the kernel keeps serving; the answer says so.
 //! * `/healthz` only: 503 while the node is being deleted or drained, so that load balancers leave
 //!   it. A node that the control plane does not know counts as eligible.

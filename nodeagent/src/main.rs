@@ -7,7 +7,7 @@ use clap::Parser;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, LogFormat, Task};
 use kp_nodeagent::report::chain;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
@@ -72,18 +72,18 @@ fn run(flags: Flags) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
+    // Before anything starts: from here on a signal ends the agent in order.
+    let terminate = signal(SignalKind::terminate())?;
+    let interrupt = signal(SignalKind::interrupt())?;
     let bound = app::build(config).await?;
-    tokio::spawn(stop_on_signal(bound.shutdown_token()));
+    tokio::spawn(stop_on_signal(terminate, interrupt, bound.shutdown_token()));
     Ok(bound.wait().await?)
 }
 
-async fn stop_on_signal(shutdown: CancellationToken) {
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return;
-    };
+async fn stop_on_signal(mut terminate: Signal, mut interrupt: Signal, shutdown: CancellationToken) {
     tokio::select! {
         _ = terminate.recv() => {}
-        _ = tokio::signal::ctrl_c() => {}
+        _ = interrupt.recv() => {}
     }
     tracing::info!("shutting down; the rules stay in the kernel");
     shutdown.cancel();
