@@ -73,7 +73,6 @@ pub struct Bound {
     pub status_addr: Option<SocketAddr>,
     hub: Arc<Hub>,
     in_memory: mpsc::Sender<Result<DuplexStream, std::io::Error>>,
-    shutdown: CancellationToken,
     tasks: JoinSet<Result<(), TaskError>>,
 }
 
@@ -100,8 +99,8 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let agents = listen(config.agent_listen, "agents").await?;
     let status = listen(config.status_listen, "the status API").await?;
     let mut tasks = JoinSet::new();
-    let shutdown = CancellationToken::new();
-    let hub = start_hub(source, &mut tasks, &shutdown);
+    let hub = start_hub(source, &mut tasks);
+    let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub);
     let stop = shutdown.clone().cancelled_owned();
@@ -111,17 +110,19 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     });
     let agent_addr = serve(agents, agent_router(&hub), &mut tasks, &shutdown);
     let status_addr = serve(status, status_router(&hub)?, &mut tasks, &shutdown);
-    Ok(Bound { agent_addr, status_addr, hub, in_memory, shutdown, tasks })
+    Ok(Bound {
+        agent_addr,
+        status_addr,
+        hub,
+        in_memory,
+        tasks,
+    })
 }
 
-fn start_hub(
-    source: Manifests,
-    tasks: &mut JoinSet<Result<(), TaskError>>,
-    shutdown: &CancellationToken,
-) -> Arc<Hub> {
+fn start_hub(source: Manifests, tasks: &mut JoinSet<Result<(), TaskError>>) -> Arc<Hub> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let (hub, index) = Hub::new(rand::random::<u64>().max(1), "manifests", batches);
-    let stop = shutdown.clone();
+    let stop = hub.shutdown.clone();
     tasks.spawn(async move {
         tokio::select! {
             result = source.run(sink) => result?,
@@ -131,7 +132,7 @@ fn start_hub(
         stop.cancelled().await;
         Ok(())
     });
-    let stop = shutdown.clone();
+    let stop = hub.shutdown.clone();
     tasks.spawn(async move {
         tokio::select! {
             () = index => {}
@@ -150,7 +151,11 @@ async fn listen(
         return Ok(None);
     };
     let listener = TcpListener::bind(address).await;
-    listener.map(Some).map_err(|source| BuildError::Listen { address, purpose, source })
+    listener.map(Some).map_err(|source| BuildError::Listen {
+        address,
+        purpose,
+        source,
+    })
 }
 
 fn serve(
@@ -189,7 +194,9 @@ fn status_router(hub: &Arc<Hub>) -> Result<Router, BuildError> {
     let (_, health) = tonic_health::server::health_reporter();
     Ok(server()
         .add_service(StatusServiceServer::new(StatusServer::new(Arc::clone(hub))))
-        .add_service(DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub))))
+        .add_service(DesiredStateServiceServer::new(DesiredServer::new(
+            Arc::clone(hub),
+        )))
         .add_service(health)
         .add_service(reflection))
 }
@@ -221,7 +228,7 @@ impl Bound {
     /// Ends the control plane; [`Bound::wait`] returns when it has ended.
     #[must_use]
     pub fn shutdown_token(&self) -> CancellationToken {
-        self.shutdown.clone()
+        self.hub.shutdown.clone()
     }
 
     /// Runs until it is shut down or a part fails; then everything ends.
@@ -230,8 +237,7 @@ impl Bound {
     /// The part that failed first.
     pub async fn wait(mut self) -> Result<(), TaskError> {
         let first = self.tasks.join_next().await;
-        self.shutdown.cancel();
-        // Streams of agents end by being dropped: they reconnect elsewhere.
+        self.hub.shutdown.cancel();
         self.tasks.shutdown().await;
         first.map_or(Ok(()), |result| result?)
     }

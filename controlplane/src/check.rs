@@ -23,27 +23,46 @@ pub fn run(path: &Path) -> ExitCode {
         }
     };
     let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-    events.extend(loaded.objects.into_iter().map(|object| Event::InitApply(Box::new(object))));
+    events.extend(
+        loaded
+            .objects
+            .into_iter()
+            .map(|object| Event::InitApply(Box::new(object))),
+    );
     events.extend(Kind::ALL.into_iter().map(Event::InitDone));
     events.push(Event::Issues(loaded.issues));
     let mut index = Index::default();
-    index.apply(Batch { events, observed_at: SystemTime::now() });
+    index.apply(Batch {
+        events,
+        observed_at: SystemTime::now(),
+    });
     report(path, &index.issues(), index.totals())
 }
 
 fn report(path: &Path, issues: &[Issue], totals: Totals) -> ExitCode {
-    let of = |severity| issues.iter().filter(move |issue| issue.severity == severity);
+    let of = |severity| {
+        issues
+            .iter()
+            .filter(move |issue| issue.severity == severity)
+    };
     for severity in [Severity::Error, Severity::Warning] {
         for issue in of(severity) {
             println!("{severity}: {issue}");
         }
     }
     let (errors, warnings) = (of(Severity::Error).count(), of(Severity::Warning).count());
-    let Totals { services, endpoints } = totals;
+    let Totals {
+        services,
+        endpoints,
+    } = totals;
     println!(
         "{}: {services} Services with {endpoints} endpoints would be served; \
          {errors} errors, {warnings} warnings",
         path.display()
     );
-    if errors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if errors == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

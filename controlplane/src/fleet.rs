@@ -72,7 +72,9 @@ impl Fleet {
     pub fn records(&self) -> BTreeMap<NodeName, AgentRecord> {
         let agents = self.lock();
         let records = agents.by_node.iter();
-        records.map(|(node, agent)| (node.clone(), agent.record.clone())).collect()
+        records
+            .map(|(node, agent)| (node.clone(), agent.record.clone()))
+            .collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Agents> {
@@ -119,11 +121,19 @@ impl Session {
         };
         agents.by_node.insert(
             node.clone(),
-            Agent { record, session: number, _session_lives: Some(lives) },
+            Agent {
+                record,
+                session: number,
+                _session_lives: Some(lives),
+            },
         );
         drop(agents);
         hub.fleet.changed();
-        let session = Self { fleet: Arc::clone(hub), node: node.clone(), number };
+        let session = Self {
+            fleet: Arc::clone(hub),
+            node: node.clone(),
+            number,
+        };
         (session, superseded)
     }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{Issue, ServiceName};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::fleet::Fleet;
@@ -27,6 +28,8 @@ pub struct Hub {
     pub source: &'static str,
     /// When the process began to serve.
     pub started_at: SystemTime,
+    /// Cancelled when the control plane ends: so do all streams.
+    pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
     queries: mpsc::Sender<Query>,
 }
@@ -78,6 +81,7 @@ impl Hub {
             fleet: Fleet::default(),
             source,
             started_at: SystemTime::now(),
+            shutdown: CancellationToken::new(),
             summary,
             queries,
         });
@@ -113,7 +117,10 @@ impl Hub {
 
     async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Closing> {
         let (answer, wait) = oneshot::channel();
-        self.queries.send(query(answer)).await.map_err(|_| Closing)?;
+        self.queries
+            .send(query(answer))
+            .await
+            .map_err(|_| Closing)?;
         wait.await.map_err(|_| Closing)
     }
 }
@@ -162,8 +169,17 @@ impl IndexOwner {
             let revision = self.hub.store.publish(&publication);
             if revision != before {
                 summary.revision_at = Some(SystemTime::now());
-                let Totals { services, endpoints } = summary.totals;
-                info!(revision, changes = revision - before, services, endpoints, "published");
+                let Totals {
+                    services,
+                    endpoints,
+                } = summary.totals;
+                info!(
+                    revision,
+                    changes = revision - before,
+                    services,
+                    endpoints,
+                    "published"
+                );
             }
         }
         if self.index.is_synced() {
@@ -183,5 +199,7 @@ impl IndexOwner {
 
 /// Issues of `after` that are not in `before`; both sorted.
 fn new_issues<'a>(before: &[Issue], after: &'a [Issue]) -> impl Iterator<Item = &'a Issue> {
-    after.iter().filter(|issue| before.binary_search(issue).is_err())
+    after
+        .iter()
+        .filter(|issue| before.binary_search(issue).is_err())
 }

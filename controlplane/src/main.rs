@@ -87,6 +87,10 @@ fn start_log(format: LogFormat) {
 }
 
 async fn serve(args: Args) -> anyhow::Result<()> {
+    // From the start, so that a signal is never missed.
+    let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
+    let [terminate, interrupt] = signals;
+    let (mut terminate, mut interrupt) = (terminate?, interrupt?);
     let bound = app::build(app::Config {
         // clap has made sure that there is one.
         manifests: args.manifests.unwrap_or_default(),
@@ -96,11 +100,10 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     .await?;
     info!(agents = ?bound.agent_addr, status = ?bound.status_addr, "serving");
     let shutdown = bound.shutdown_token();
-    let mut terminate = signal(SignalKind::terminate())?;
     tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}
-            _ = tokio::signal::ctrl_c() => {}
+            _ = interrupt.recv() => {}
         }
         info!("shutting down; agents keep what they have");
         shutdown.cancel();

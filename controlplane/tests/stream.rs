@@ -39,7 +39,10 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
     };
     let bound = build(config).await.unwrap();
     let mut head = bound.hub().store.head();
-    timeout(DEADLINE, head.wait_for(|head| head.synced)).await.unwrap().unwrap();
+    timeout(DEADLINE, head.wait_for(|head| head.synced))
+        .await
+        .unwrap()
+        .unwrap();
     (bound, folder)
 }
 
@@ -67,9 +70,19 @@ fn published(n: usize, octet: u8) -> (ServiceKey, Option<Published>) {
         source_ranges: Vec::new(),
         health_check_node_port: None,
     };
-    let addr = EndpointAddr { ip: IpAddr::from([10, 0, 0, octet]), port: 8080 };
+    let addr = EndpointAddr {
+        ip: IpAddr::from([10, 0, 0, octet]),
+        port: 8080,
+    };
     let variants = variants(&port, &[Endpoint::ready(addr)]);
-    (key(n), Some(Published { port, variants, local: std::collections::BTreeMap::new() }))
+    (
+        key(n),
+        Some(Published {
+            port,
+            variants,
+            local: std::collections::BTreeMap::new(),
+        }),
+    )
 }
 
 fn publish(bound: &Bound, services: Vec<(ServiceKey, Option<Published>)>) -> u64 {
@@ -111,14 +124,29 @@ fn message(kind: agent_message::Kind) -> AgentMessage {
 impl Agent {
     async fn connect(bound: &Bound, hello: Hello) -> Self {
         let (send, outbound) = mpsc::channel(4);
-        send.send(message(agent_message::Kind::Hello(hello))).await.unwrap();
+        send.send(message(agent_message::Kind::Hello(hello)))
+            .await
+            .unwrap();
         let mut client = AgentServiceClient::new(bound.connect_in_memory());
-        let receive = client.sync(ReceiverStream::new(outbound)).await.unwrap().into_inner();
-        Self { send, receive, objects: HashMap::new(), epoch: 0, revision: 0, last: (0, false) }
+        let receive = client
+            .sync(ReceiverStream::new(outbound))
+            .await
+            .unwrap()
+            .into_inner();
+        Self {
+            send,
+            receive,
+            objects: HashMap::new(),
+            epoch: 0,
+            revision: 0,
+            last: (0, false),
+        }
     }
 
     async fn next(&mut self) -> Result<server_message::Kind, Status> {
-        let message = timeout(DEADLINE, self.receive.message()).await.expect("an answer in time");
+        let message = timeout(DEADLINE, self.receive.message())
+            .await
+            .expect("an answer in time");
         Ok(message?.expect("the stream goes on").kind.unwrap())
     }
 
@@ -154,7 +182,9 @@ impl Agent {
 
     fn digest(&self) -> Digest {
         let mut digest = Digest::default();
-        self.objects.values().for_each(|bytes| digest.add(ObjectHash::of(bytes)));
+        self.objects
+            .values()
+            .for_each(|bytes| digest.add(ObjectHash::of(bytes)));
         digest
     }
 
@@ -174,7 +204,10 @@ impl Agent {
             applied_revision: applied,
             ..pb::Report::default()
         };
-        self.send.send(message(agent_message::Kind::Report(report))).await.unwrap();
+        self.send
+            .send(message(agent_message::Kind::Report(report)))
+            .await
+            .unwrap();
     }
 }
 
@@ -211,15 +244,34 @@ async fn an_agent_that_comes_back_gets_no_more_than_it_lacks() {
     };
     // Nothing changed; and an equal digest counts whatever the epoch: any replica may answer.
     assert_eq!(reconnect(token.clone()).await, (0, false));
-    assert_eq!(reconnect(ResumeToken { epoch: 1, ..token.clone() }).await, (0, false));
+    assert_eq!(
+        reconnect(ResumeToken {
+            epoch: 1,
+            ..token.clone()
+        })
+        .await,
+        (0, false)
+    );
     publish(&bound, vec![published(7, 2)]);
     assert_eq!(reconnect(token.clone()).await, (1, false));
     // Another epoch, another schema, or a revision that is ahead: everything.
     for token in [
-        ResumeToken { epoch: 1, ..token.clone() },
-        ResumeToken { schema: 2, ..token.clone() },
-        ResumeToken { revision: token.revision + 1000, ..token.clone() },
-        ResumeToken { digest: vec![1], ..token },
+        ResumeToken {
+            epoch: 1,
+            ..token.clone()
+        },
+        ResumeToken {
+            schema: 2,
+            ..token.clone()
+        },
+        ResumeToken {
+            revision: token.revision + 1000,
+            ..token.clone()
+        },
+        ResumeToken {
+            digest: vec![1],
+            ..token
+        },
     ] {
         assert_eq!(reconnect(token).await, (101, true));
     }
@@ -233,7 +285,10 @@ async fn an_agent_that_does_not_read_costs_others_nothing_and_catches_up_by_keys
     quick.update().await;
     // Far more than all buffers between the two ends hold.
     for round in 0..30 {
-        publish(&bound, (0..2_000).map(|n| published(n, round + 1)).collect());
+        publish(
+            &bound,
+            (0..2_000).map(|n| published(n, round + 1)).collect(),
+        );
         quick.update().await;
     }
     slow.update().await;
@@ -265,7 +320,11 @@ async fn an_agent_that_falls_silent_is_let_go_within_20_seconds() {
     };
     assert_eq!(status.code(), Code::DeadlineExceeded);
     assert!(pings >= 3 && heartbeats >= 3);
-    assert!((15..=20).contains(&since.elapsed().as_secs()), "{:?}", since.elapsed());
+    assert!(
+        (15..=20).contains(&since.elapsed().as_secs()),
+        "{:?}",
+        since.elapsed()
+    );
 }
 
 #[tokio::test]
@@ -290,11 +349,26 @@ async fn what_is_no_agent_is_told_so() {
     let ping = message(agent_message::Kind::Ping(pb::Ping { token: 1 }));
     let hello = |hello| message(agent_message::Kind::Hello(hello));
     let cases = [
-        (ping, Code::InvalidArgument, "the first message must be Hello"),
-        (hello(self::hello("", None)), Code::InvalidArgument, "node_name must be"),
-        (hello(self::hello("N 1", None)), Code::InvalidArgument, "node_name must be"),
         (
-            hello(Hello { protocol_version: 2, ..self::hello("n1", None) }),
+            ping,
+            Code::InvalidArgument,
+            "the first message must be Hello",
+        ),
+        (
+            hello(self::hello("", None)),
+            Code::InvalidArgument,
+            "node_name must be",
+        ),
+        (
+            hello(self::hello("N 1", None)),
+            Code::InvalidArgument,
+            "node_name must be",
+        ),
+        (
+            hello(Hello {
+                protocol_version: 2,
+                ..self::hello("n1", None)
+            }),
             Code::FailedPrecondition,
             "upgrade the older of the two",
         ),
@@ -303,8 +377,15 @@ async fn what_is_no_agent_is_told_so() {
         let (send, outbound) = mpsc::channel(1);
         send.send(first).await.unwrap();
         let mut client = AgentServiceClient::new(bound.connect_in_memory());
-        let mut stream = client.sync(ReceiverStream::new(outbound)).await.unwrap().into_inner();
-        let status = timeout(DEADLINE, stream.message()).await.unwrap().unwrap_err();
+        let mut stream = client
+            .sync(ReceiverStream::new(outbound))
+            .await
+            .unwrap()
+            .into_inner();
+        let status = timeout(DEADLINE, stream.message())
+            .await
+            .unwrap()
+            .unwrap_err();
         assert_eq!(status.code(), code);
         assert!(status.message().contains(text), "{status}");
     }
@@ -316,7 +397,11 @@ async fn the_status_api_tells_what_agents_reported() {
     let revision = publish(&bound, vec![published(1, 1)]);
     let address = format!("http://{}", bound.status_addr.unwrap());
     let mut status = StatusServiceClient::connect(address).await.unwrap();
-    let mut watch = status.watch_fleet(pb::GetFleetRequest {}).await.unwrap().into_inner();
+    let mut watch = status
+        .watch_fleet(pb::GetFleetRequest {})
+        .await
+        .unwrap()
+        .into_inner();
     let mut agent = Agent::connect(&bound, hello("n1", None)).await;
     agent.update().await;
     assert!(agent.revision > revision);
@@ -331,11 +416,34 @@ async fn the_status_api_tells_what_agents_reported() {
         };
         timeout(DEADLINE, wait).await.expect("the state is reached")
     };
-    assert_eq!(until(pb::NodeState::Syncing).await.wanted_revision, agent.revision);
+    assert_eq!(
+        until(pb::NodeState::Syncing).await.wanted_revision,
+        agent.revision
+    );
     agent.report(agent.revision).await;
     assert_eq!(until(pb::NodeState::InSync).await.last_error, "");
     publish(&bound, vec![published(1, 2)]);
     assert!(until(pb::NodeState::Syncing).await.wanted_revision > agent.revision);
     drop(agent);
-    assert!(until(pb::NodeState::Disconnected).await.last_error.contains("not connected"));
+    assert!(
+        until(pb::NodeState::Disconnected)
+            .await
+            .last_error
+            .contains("not connected")
+    );
+}
+
+#[tokio::test]
+async fn a_control_plane_that_ends_lets_its_agents_go() {
+    let (bound, _folder) = control_plane().await;
+    let mut agent = Agent::connect(&bound, hello("n1", None)).await;
+    agent.update().await;
+    bound.shutdown_token().cancel();
+    timeout(DEADLINE, bound.wait()).await.unwrap().unwrap();
+    let status = loop {
+        if let Err(status) = agent.next().await {
+            break status;
+        }
+    };
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
 }

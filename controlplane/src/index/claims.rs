@@ -30,10 +30,17 @@ impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address { ip, protocol, port } => {
-                let addr = EndpointAddr { ip: *ip, port: *port };
+                let addr = EndpointAddr {
+                    ip: *ip,
+                    port: *port,
+                };
                 write!(f, "address {addr}/{protocol}")
             }
-            Self::NodePort { family, protocol, port } => {
+            Self::NodePort {
+                family,
+                protocol,
+                port,
+            } => {
                 write!(f, "node port {port}/{protocol} ({family})")
             }
         }
@@ -65,7 +72,10 @@ impl Claims {
         created: Option<&Arc<str>>,
         ports: &[ServicePort],
     ) -> BTreeSet<ServiceName> {
-        let after: Vec<_> = ports.iter().flat_map(|port| wanted(port, created)).collect();
+        let after: Vec<_> = ports
+            .iter()
+            .flat_map(|port| wanted(port, created))
+            .collect();
         let before = self.of.remove(service).unwrap_or_default();
         if before == after {
             self.of.insert(service.clone(), before);

@@ -64,7 +64,11 @@ pub struct Totals {
 
 impl Totals {
     /// A Service had these ports and has those now.
-    fn change(&mut self, before: &BTreeMap<ServiceKey, usize>, after: &BTreeMap<ServiceKey, usize>) {
+    fn change(
+        &mut self,
+        before: &BTreeMap<ServiceKey, usize>,
+        after: &BTreeMap<ServiceKey, usize>,
+    ) {
         self.services += usize::from(!after.is_empty());
         self.services -= usize::from(!before.is_empty());
         self.endpoints += after.values().sum::<usize>();
@@ -138,8 +142,15 @@ impl Index {
                 Event::Alive => {}
             }
         }
-        let publication = if self.is_synced() { self.take_publication(&mut issues_changed) } else { None };
-        Outcome { publication, issues_changed }
+        let publication = if self.is_synced() {
+            self.take_publication(&mut issues_changed)
+        } else {
+            None
+        };
+        Outcome {
+            publication,
+            issues_changed,
+        }
     }
 
     /// Every kind has been listed completely (Z3).
@@ -159,8 +170,13 @@ impl Index {
     pub fn issues(&self) -> Vec<Issue> {
         let objects = self.object_issues.values().flatten();
         let services = self.service_issues.values().flatten();
-        let mut issues: Vec<Issue> =
-            self.source_issues.iter().chain(objects).chain(services).cloned().collect();
+        let mut issues: Vec<Issue> = self
+            .source_issues
+            .iter()
+            .chain(objects)
+            .chain(services)
+            .cloned()
+            .collect();
         issues.sort();
         issues
     }
@@ -170,10 +186,15 @@ impl Index {
         let location = located.location;
         let issues = match &located.object {
             Object::Service(service) => {
-                let name = ServiceName { namespace: id.namespace.clone(), name: id.name.clone() };
+                let name = ServiceName {
+                    namespace: id.namespace.clone(),
+                    name: id.name.clone(),
+                };
                 let converted = convert::service(service, &location);
                 let entry = self.services.entry(name.clone()).or_default();
-                entry.created.clone_from(&service.metadata.creation_timestamp);
+                entry
+                    .created
+                    .clone_from(&service.metadata.creation_timestamp);
                 entry.location = location;
                 entry.ports = converted.ports;
                 self.pending.services.insert(name);
@@ -183,9 +204,18 @@ impl Index {
                 let converted = convert::slice(slice, &location);
                 self.unlink_slice(&id);
                 if let Some(service) = converted.service {
-                    self.slices_of.entry(service.clone()).or_default().insert(id.clone());
+                    self.slices_of
+                        .entry(service.clone())
+                        .or_default()
+                        .insert(id.clone());
                     self.pending.services.insert(service.clone());
-                    self.slices.insert(id.clone(), SliceEntry { service, ports: converted.ports });
+                    self.slices.insert(
+                        id.clone(),
+                        SliceEntry {
+                            service,
+                            ports: converted.ports,
+                        },
+                    );
                 }
                 converted.issues
             }
@@ -208,7 +238,10 @@ impl Index {
     fn delete_object(&mut self, id: &ObjectId) -> bool {
         match id.kind {
             Kind::Service => {
-                let name = ServiceName { namespace: id.namespace.clone(), name: id.name.clone() };
+                let name = ServiceName {
+                    namespace: id.namespace.clone(),
+                    name: id.name.clone(),
+                };
                 if let Some(entry) = self.services.get_mut(&name) {
                     // The entry goes when its ports have been withdrawn.
                     entry.ports.clear();
@@ -256,14 +289,22 @@ impl Index {
             *issues_changed |= self.recompute(&name, &mut services);
         }
         let nodes = std::mem::take(&mut self.pending.nodes);
-        let nodes = nodes.iter().map(|name| self.node_facts(name)).collect::<Vec<_>>();
-        let service_cidrs =
-            std::mem::take(&mut self.pending.cidrs).then(|| self.cidrs.values().flatten().copied().collect());
+        let nodes = nodes
+            .iter()
+            .map(|name| self.node_facts(name))
+            .collect::<Vec<_>>();
+        let service_cidrs = std::mem::take(&mut self.pending.cidrs)
+            .then(|| self.cidrs.values().flatten().copied().collect());
         let observed_at = self.pending.observed_at.take()?;
         if services.is_empty() && nodes.is_empty() && service_cidrs.is_none() {
             return None;
         }
-        Some(Publication { services, nodes, service_cidrs, observed_at })
+        Some(Publication {
+            services,
+            nodes,
+            service_cidrs,
+            observed_at,
+        })
     }
 
     /// The Services that changed, and those that won or lost a place through that.
@@ -280,7 +321,11 @@ impl Index {
 
     fn node_facts(&self, name: &NodeName) -> NodeFacts {
         // A node without a Node object is not being drained, as far as anybody can tell.
-        let unknown = || NodeFacts { name: name.clone(), eligible: true, ..NodeFacts::default() };
+        let unknown = || NodeFacts {
+            name: name.clone(),
+            eligible: true,
+            ..NodeFacts::default()
+        };
         self.nodes.get(name).cloned().unwrap_or_else(unknown)
     }
 
@@ -306,7 +351,9 @@ impl Index {
         if let Some(entry) = self.services.get_mut(name) {
             let before = std::mem::replace(&mut entry.published, keys);
             self.totals.change(&before, &entry.published);
-            let gone = before.into_keys().filter(|key| !entry.published.contains_key(key));
+            let gone = before
+                .into_keys()
+                .filter(|key| !entry.published.contains_key(key));
             out.extend(gone.map(|key| (key, None)));
             if entry.ports.is_empty() {
                 self.services.remove(name);
@@ -342,15 +389,22 @@ impl Index {
                 _ => true,
             };
             let port_name = &port.key;
-            if !owns(address_claim(port, port.cluster_ip), &format!("{port_name} is not served")) {
+            if !owns(
+                address_claim(port, port.cluster_ip),
+                &format!("{port_name} is not served"),
+            ) {
                 continue;
             }
             let mut port = port.clone();
             let all = port.clone();
             let not_here = "this Service is not served there";
-            port.external_ips.retain(|ip| owns(address_claim(&all, *ip), not_here));
-            port.load_balancer_ips.retain(|ip| owns(address_claim(&all, *ip), not_here));
-            port.node_port = port.node_port.filter(|n| owns(node_port_claim(&all, *n), not_here));
+            port.external_ips
+                .retain(|ip| owns(address_claim(&all, *ip), not_here));
+            port.load_balancer_ips
+                .retain(|ip| owns(address_claim(&all, *ip), not_here));
+            port.node_port = port
+                .node_port
+                .filter(|n| owns(node_port_claim(&all, *n), not_here));
             effective.push(port);
         }
         effective
@@ -360,7 +414,9 @@ impl Index {
     fn endpoints(&self, port: &ServicePort, issues: &mut Vec<Issue>) -> Vec<Endpoint> {
         let key = &port.key;
         let slices = self.slices_of.get(&key.service).into_iter().flatten();
-        let ports = slices.filter_map(|id| self.slices.get(id)).flat_map(|slice| &slice.ports);
+        let ports = slices
+            .filter_map(|id| self.slices.get(id))
+            .flat_map(|slice| &slice.ports);
         let ours = ports.filter(|p| {
             p.family == key.family && p.protocol == key.protocol && p.port_name == key.port_name
         });

@@ -17,7 +17,10 @@ fn object(value: &Value) -> Box<Located> {
         "ServiceCIDR" => Object::ServiceCidr(serde_json::from_value(value.clone()).unwrap()),
         kind => panic!("{kind}"),
     };
-    Box::new(Located { object, location: "x.yaml".into() })
+    Box::new(Located {
+        object,
+        location: "x.yaml".into(),
+    })
 }
 
 fn service(name: &str, ip: &str) -> Value {
@@ -29,8 +32,10 @@ fn service(name: &str, ip: &str) -> Value {
 }
 
 fn slice(name: &str, service: &str, endpoints: &[&str]) -> Value {
-    let endpoints: Vec<Value> =
-        endpoints.iter().map(|ip| json!({"addresses": [ip], "nodeName": "n1"})).collect();
+    let endpoints: Vec<Value> = endpoints
+        .iter()
+        .map(|ip| json!({"addresses": [ip], "nodeName": "n1"}))
+        .collect();
     json!({
         "kind": "EndpointSlice",
         "metadata": {"namespace": "shop", "name": name, "labels": {"kubernetes.io/service-name": service}},
@@ -45,7 +50,10 @@ fn at(seconds: u64) -> SystemTime {
 }
 
 fn batch(events: Vec<Event>) -> Batch {
-    Batch { events, observed_at: at(1) }
+    Batch {
+        events,
+        observed_at: at(1),
+    }
 }
 
 /// A synced index that holds these objects.
@@ -54,22 +62,31 @@ fn index(objects: &[Value]) -> (Index, Publication) {
     let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
     events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
     events.extend(Kind::ALL.into_iter().map(Event::InitDone));
-    let publication = index.apply(batch(events)).publication.unwrap_or(Publication {
-        services: Vec::new(),
-        nodes: Vec::new(),
-        service_cidrs: None,
-        observed_at: at(0),
-    });
+    let publication = index
+        .apply(batch(events))
+        .publication
+        .unwrap_or(Publication {
+            services: Vec::new(),
+            nodes: Vec::new(),
+            service_cidrs: None,
+            observed_at: at(0),
+        });
     (index, publication)
 }
 
 fn apply(index: &mut Index, value: &Value) -> Publication {
-    index.apply(batch(vec![Event::Apply(object(value))])).publication.unwrap()
+    index
+        .apply(batch(vec![Event::Apply(object(value))]))
+        .publication
+        .unwrap()
 }
 
 fn delete(index: &mut Index, value: &Value) -> Publication {
     let id = object(value).object.id();
-    index.apply(batch(vec![Event::Delete(id)])).publication.unwrap()
+    index
+        .apply(batch(vec![Event::Delete(id)]))
+        .publication
+        .unwrap()
 }
 
 /// `name: endpoints`, or `name: gone`, of a publication.
@@ -77,7 +94,12 @@ fn summary(publication: &Publication) -> Vec<String> {
     let line = |(key, published): &(ServiceKey, Option<Published>)| match published {
         None => format!("{}: gone", key.service.name),
         Some(p) => {
-            let ips: Vec<String> = p.variants.default.iter().map(|e| e.ip.to_string()).collect();
+            let ips: Vec<String> = p
+                .variants
+                .default
+                .iter()
+                .map(|e| e.ip.to_string())
+                .collect();
             format!("{}: {}", key.service.name, ips.join(" "))
         }
     };
@@ -110,14 +132,23 @@ fn only_services_that_a_batch_concerns_are_published() {
         slice("web-1", "web", &["10.0.0.1"]),
     ]);
     assert_eq!(summary(&first), ["api: ", "web: 10.0.0.1"]);
-    let change = apply(&mut index, &slice("web-2", "web", &["10.0.0.2", "10.0.0.1"]));
+    let change = apply(
+        &mut index,
+        &slice("web-2", "web", &["10.0.0.2", "10.0.0.1"]),
+    );
     assert_eq!(summary(&change), ["web: 10.0.0.1 10.0.0.2"]);
     assert_eq!(change.observed_at, at(1));
     let change = delete(&mut index, &slice("web-1", "web", &[]));
     assert_eq!(summary(&change), ["web: 10.0.0.1 10.0.0.2"]);
     let change = delete(&mut index, &slice("web-2", "web", &[]));
     assert_eq!(summary(&change), ["web: "]);
-    assert_eq!(index.totals(), Totals { services: 2, endpoints: 0 });
+    assert_eq!(
+        index.totals(),
+        Totals {
+            services: 2,
+            endpoints: 0
+        }
+    );
 }
 
 #[test]
@@ -135,10 +166,19 @@ fn a_slice_that_moves_to_another_service_leaves_the_old_one() {
 fn slices_may_come_before_their_service_and_outlive_it() {
     let (mut index, first) = index(&[slice("s", "web", &["10.0.0.1"])]);
     assert!(first.services.is_empty());
-    assert_eq!(summary(&apply(&mut index, &service("web", "10.96.0.1"))), ["web: 10.0.0.1"]);
-    assert_eq!(summary(&delete(&mut index, &service("web", "10.96.0.1"))), ["web: gone"]);
+    assert_eq!(
+        summary(&apply(&mut index, &service("web", "10.96.0.1"))),
+        ["web: 10.0.0.1"]
+    );
+    assert_eq!(
+        summary(&delete(&mut index, &service("web", "10.96.0.1"))),
+        ["web: gone"]
+    );
     assert_eq!(index.totals(), Totals::default());
-    assert_eq!(summary(&apply(&mut index, &service("web", "10.96.0.1"))), ["web: 10.0.0.1"]);
+    assert_eq!(
+        summary(&apply(&mut index, &service("web", "10.96.0.1"))),
+        ["web: 10.0.0.1"]
+    );
 }
 
 #[test]
@@ -158,11 +198,23 @@ fn a_new_list_deletes_what_it_does_not_name_and_nothing_before_it_ends() {
     let outcome = index.apply(batch(begun));
     assert_eq!(summary(&outcome.publication.unwrap()), ["web: "]);
     // A second list begins before the first ended: only the second counts.
-    let again = vec![Event::Init(Kind::Service), Event::InitApply(object(&web)), Event::InitDone(Kind::Service)];
+    let again = vec![
+        Event::Init(Kind::Service),
+        Event::InitApply(object(&web)),
+        Event::InitDone(Kind::Service),
+    ];
     let outcome = index.apply(batch(again));
-    assert_eq!(summary(&outcome.publication.unwrap()), ["api: gone", "web: "]);
+    assert_eq!(
+        summary(&outcome.publication.unwrap()),
+        ["api: gone", "web: "]
+    );
     // An end without a beginning means nothing.
-    assert!(index.apply(batch(vec![Event::InitDone(Kind::Service)])).publication.is_none());
+    assert!(
+        index
+            .apply(batch(vec![Event::InitDone(Kind::Service)]))
+            .publication
+            .is_none()
+    );
 }
 
 #[test]
@@ -177,7 +229,9 @@ fn the_older_service_keeps_a_contested_address_and_the_other_gets_it_afterwards(
     let young = with_ip("a-young", "10.96.0.2", "2026-02-01T00:00:00Z");
     let externals = |publication: &Publication, name: &str| {
         let mut published = publication.services.iter();
-        let (_, published) = published.find(|(key, _)| &*key.service.name == name).unwrap();
+        let (_, published) = published
+            .find(|(key, _)| &*key.service.name == name)
+            .unwrap();
         published.as_ref().unwrap().port.external_ips.clone()
     };
     let ip: IpAddr = "203.0.113.1".parse().unwrap();
@@ -203,7 +257,11 @@ fn an_external_ip_never_shadows_a_cluster_ip() {
     hijacker["spec"]["externalIPs"] = json!(["10.96.0.1"]);
     let (mut index, _) = index(&[hijacker]);
     let change = apply(&mut index, &service("victim", "10.96.0.1"));
-    let ports: Vec<_> = change.services.iter().map(|(k, p)| (&*k.service.name, p.clone().unwrap().port)).collect();
+    let ports: Vec<_> = change
+        .services
+        .iter()
+        .map(|(k, p)| (&*k.service.name, p.clone().unwrap().port))
+        .collect();
     let port = |name| &ports.iter().find(|(n, _)| *n == name).unwrap().1;
     assert!(port("hijacker").external_ips.is_empty());
     assert_eq!(port("victim").cluster_ip.to_string(), "10.96.0.1");
@@ -214,7 +272,10 @@ fn a_cluster_ip_that_is_taken_is_not_served_twice() {
     let (mut index, _) = index(&[service("a", "10.96.0.1"), service("b", "10.96.0.1")]);
     assert_eq!(index.totals().services, 1);
     assert_eq!(index.issues()[0].severity, Severity::Error);
-    assert_eq!(summary(&delete(&mut index, &service("a", "10.96.0.1"))), ["a: gone", "b: "]);
+    assert_eq!(
+        summary(&delete(&mut index, &service("a", "10.96.0.1"))),
+        ["a: gone", "b: "]
+    );
 }
 
 #[test]
@@ -223,7 +284,10 @@ fn nodes_and_cidrs_are_published_when_they_change() {
     let cidr = json!({"kind": "ServiceCIDR", "metadata": {"name": "c"}, "spec": {"cidrs": ["10.96.0.0/16"]}});
     let (mut index, first) = index(&[node.clone(), cidr.clone()]);
     assert_eq!(first.nodes[0].zone.as_deref(), Some("z"));
-    assert_eq!(first.service_cidrs, Some(vec!["10.96.0.0/16".parse::<Cidr>().unwrap()]));
+    assert_eq!(
+        first.service_cidrs,
+        Some(vec!["10.96.0.0/16".parse::<Cidr>().unwrap()])
+    );
     let change = delete(&mut index, &node);
     assert!(!change.nodes[0].known && change.nodes[0].eligible);
     assert_eq!(change.service_cidrs, None);

@@ -18,7 +18,12 @@ impl PortView {
     /// Which of the endpoints a node uses, and why.
     #[must_use]
     pub fn on_node(&self, node: &NodeFacts) -> Categorized {
-        categorize(&self.port, &self.endpoints, &node.name, node.zone.as_deref())
+        categorize(
+            &self.port,
+            &self.endpoints,
+            &node.name,
+            node.zone.as_deref(),
+        )
     }
 }
 
@@ -63,7 +68,10 @@ impl Index {
         if !self.services.contains_key(name) && issues.is_empty() {
             return None;
         }
-        Some(ServiceDetail { ports: self.ports_of(name), issues })
+        Some(ServiceDetail {
+            ports: self.ports_of(name),
+            issues,
+        })
     }
 
     /// Known nodes, sorted by name.

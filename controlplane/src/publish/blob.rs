@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use kplane_model::{
-    DesiredObject, LocalEndpoints, NodeName, ObjectHash, ServiceProgram, ZoneName,
-};
+use kplane_model::{DesiredObject, LocalEndpoints, NodeName, ObjectHash, ServiceProgram, ZoneName};
 use kplane_proto::convert::encode_object;
 
 use super::Published;

@@ -148,7 +148,12 @@ impl State {
         })
     }
 
-    pub(super) fn own_blob<'a>(&'a self, view: &'a View, node: &str, key: &DesiredKey) -> Option<&'a Blob> {
+    pub(super) fn own_blob<'a>(
+        &'a self,
+        view: &'a View,
+        node: &str,
+        key: &DesiredKey,
+    ) -> Option<&'a Blob> {
         match key {
             DesiredKey::Service(key) => {
                 let shared = self.shared.get(key)?;

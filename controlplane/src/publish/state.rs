@@ -58,7 +58,7 @@ pub(super) struct Shared {
     pub(super) default: Blob,
     pub(super) by_zone: BTreeMap<ZoneName, Blob>,
     pub(super) by_node: BTreeMap<NodeName, Blob>,
-    /// Nodes that have [`LocalEndpoints`] of it.
+    /// Nodes that have local endpoints of it.
     pub(super) local_nodes: BTreeSet<NodeName>,
 }
 
@@ -104,7 +104,12 @@ impl View {
     }
 
     /// Puts an object in; false if it was there.
-    pub(super) fn put(&mut self, key: DesiredKey, (bytes, hash): (Bytes, ObjectHash), revision: u64) -> bool {
+    pub(super) fn put(
+        &mut self,
+        key: DesiredKey,
+        (bytes, hash): (Bytes, ObjectHash),
+        revision: u64,
+    ) -> bool {
         let before = self.objects.get(&key);
         if before.is_some_and(|blob| blob.hash == hash) {
             return false;
@@ -201,7 +206,12 @@ impl State {
         }
     }
 
-    pub(super) fn set_local(&mut self, key: &ServiceKey, before: BTreeSet<NodeName>, encoded: &Encoded) {
+    pub(super) fn set_local(
+        &mut self,
+        key: &ServiceKey,
+        before: BTreeSet<NodeName>,
+        encoded: &Encoded,
+    ) {
         let local = DesiredKey::Local(key.clone());
         for (node, object) in &encoded.local {
             let view = self.views.entry(node.clone()).or_default();

@@ -39,7 +39,10 @@ impl AgentService for AgentServer {
         &self,
         request: Request<Streaming<AgentMessage>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
-        let peer = request.remote_addr().map(|a| a.to_string()).unwrap_or_default();
+        let peer = request
+            .remote_addr()
+            .map(|a| a.to_string())
+            .unwrap_or_default();
         let (outbox, stream) = mpsc::channel(OUTBOX);
         let hub = Arc::clone(&self.hub);
         let span = info_span!("agent", peer);

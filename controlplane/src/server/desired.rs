@@ -35,7 +35,9 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
         let node = request.into_inner().node_name;
         if !self.hub.store.nodes().contains_key(node.as_str()) {
-            return Err(Status::not_found(format!("no node named {node:?} is known")));
+            return Err(Status::not_found(format!(
+                "no node named {node:?} is known"
+            )));
         }
         let (outbox, stream) = mpsc::channel(1);
         tokio::spawn(watch(Arc::clone(&self.hub), node, outbox));
@@ -44,7 +46,11 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
 }
 
 /// Follows a node until the watcher goes away or the control plane does.
-async fn watch(hub: Arc<Hub>, node: String, outbox: mpsc::Sender<Result<pb::DesiredState, Status>>) {
+async fn watch(
+    hub: Arc<Hub>,
+    node: String,
+    outbox: mpsc::Sender<Result<pb::DesiredState, Status>>,
+) {
     let mut head = hub.store.head();
     let mut cursor = Cursor::at(0);
     if head.wait_for(|head| head.synced).await.is_err() {
@@ -66,12 +72,16 @@ async fn watch(hub: Arc<Hub>, node: String, outbox: mpsc::Sender<Result<pb::Desi
         tokio::select! {
             changed = newer => if changed.is_err() { return },
             () = outbox.closed() => return,
+            () = hub.shutdown.cancelled() => return,
         }
     }
 }
 
 fn answer(piece: &Piece) -> Result<pb::DesiredState, Status> {
-    let objects = piece.objects.iter().map(|bytes| pb::Object::decode(bytes.clone()));
+    let objects = piece
+        .objects
+        .iter()
+        .map(|bytes| pb::Object::decode(bytes.clone()));
     let objects = objects.collect::<Result<_, _>>();
     Ok(pb::DesiredState {
         objects: objects.map_err(|error| Status::internal(error.to_string()))?,

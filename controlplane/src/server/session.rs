@@ -66,10 +66,15 @@ pub(super) async fn run(
     info!(node = %stream.node, version = hello.agent_version, backend = hello.backend, "agent connected");
     tokio::select! {
         result = stream.serve(inbound, outbox) => result,
+        () = hub.shutdown.cancelled() => Err(closing()),
         _ = superseded => Err(Status::aborted(
             "another agent connected for this node; are two agents running with the same --node-name?",
         )),
     }
+}
+
+fn closing() -> Status {
+    Status::unavailable("the control plane is shutting down")
 }
 
 fn check_hello(hello: &Hello) -> Result<NodeName, Status> {
@@ -157,7 +162,7 @@ impl AgentStream<'_> {
                     None => return Ok(()),
                 },
                 changed = self.head.changed() => {
-                    changed.map_err(|_| Status::unavailable("the control plane is shutting down"))?;
+                    changed.map_err(|_| closing())?;
                 }
                 _ = beat.tick() => self.beat()?,
             }
@@ -201,14 +206,21 @@ impl AgentStream<'_> {
             return server_message::Kind::Pong(pb::Pong { token });
         }
         if std::mem::take(&mut self.control.heartbeat) {
-            let age = self.hub.summary().borrow().upstream_age().unwrap_or_default();
+            let age = self
+                .hub
+                .summary()
+                .borrow()
+                .upstream_age()
+                .unwrap_or_default();
             return server_message::Kind::Heartbeat(pb::Heartbeat {
                 revision: self.head.borrow().revision,
                 upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
             });
         }
         if std::mem::take(&mut self.control.ping) {
-            return server_message::Kind::Ping(pb::Ping { token: millis(std::time::SystemTime::now()) });
+            return server_message::Kind::Ping(pb::Ping {
+                token: millis(std::time::SystemTime::now()),
+            });
         }
         self.next_piece()
     }

@@ -56,8 +56,14 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::ListServicesRequest>,
     ) -> Result<Response<pb::ListServicesResponse>, Status> {
-        let ports = self.hub.ports(request.into_inner().namespace).await.map_err(closing)?;
-        let services = ports.iter().map(|view| views::service(&self.hub.store, view));
+        let ports = self
+            .hub
+            .ports(request.into_inner().namespace)
+            .await
+            .map_err(closing)?;
+        let services = ports
+            .iter()
+            .map(|view| views::service(&self.hub.store, view));
         let services = services.collect();
         Ok(Response::new(pb::ListServicesResponse { services }))
     }
@@ -92,6 +98,7 @@ async fn watch(hub: Arc<Hub>, outbox: mpsc::Sender<Result<pb::Fleet, Status>>) {
             changed = summary.changed() => changed.is_ok(),
             () = tokio::time::sleep(WATCH_REFRESH) => true,
             () = outbox.closed() => false,
+            () = hub.shutdown.cancelled() => false,
         };
         if !alive {
             return;

@@ -85,16 +85,30 @@ fn node_status(
         zone: facts.zone.as_deref().unwrap_or_default().to_owned(),
         addresses: facts.addresses.iter().map(ToString::to_string).collect(),
         pod_cidrs: facts.pod_cidrs.iter().map(ToString::to_string).collect(),
-        backend: record.as_ref().map(|r| r.backend.clone()).unwrap_or_default(),
-        agent_version: record.as_ref().map(|r| r.version.clone()).unwrap_or_default(),
-        peer: record.as_ref().filter(|r| r.connected).map(|r| r.peer.clone()).unwrap_or_default(),
+        backend: record
+            .as_ref()
+            .map(|r| r.backend.clone())
+            .unwrap_or_default(),
+        agent_version: record
+            .as_ref()
+            .map(|r| r.version.clone())
+            .unwrap_or_default(),
+        peer: record
+            .as_ref()
+            .filter(|r| r.connected)
+            .map(|r| r.peer.clone())
+            .unwrap_or_default(),
         last_heard_ms: record.as_ref().map_or(0, |r| millis(r.last_heard)),
         report: record.and_then(|r| r.report),
     }
 }
 
 fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
-    let state = |state, since_ms, last_error: String| State { state, since_ms, last_error };
+    let state = |state, since_ms, last_error: String| State {
+        state,
+        since_ms,
+        last_error,
+    };
     let report = record.report.as_ref();
     if !record.connected {
         let error = "the agent is not connected; the node keeps serving what it held".to_owned();
@@ -107,10 +121,16 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
     }
     match report {
         Some(report) if report.epoch == store.epoch() && report.applied_revision >= wanted => {
-            state(pb::NodeState::InSync, millis(record.applied_at), String::new())
+            state(
+                pb::NodeState::InSync,
+                millis(record.applied_at),
+                String::new(),
+            )
         }
         Some(report) if report.epoch == store.epoch() => {
-            let since = store.changed_after(report.applied_revision).unwrap_or(record.since);
+            let since = store
+                .changed_after(report.applied_revision)
+                .unwrap_or(record.since);
             state(pb::NodeState::Syncing, millis(since), String::new())
         }
         _ => state(pb::NodeState::Syncing, millis(record.since), String::new()),
@@ -133,7 +153,10 @@ fn failure(report: &pb::Report) -> Option<(u64, String)> {
 
 fn describe_failure(failure: &pb::ObjectFailure) -> String {
     let key = failure.key.clone().unwrap_or_default();
-    format!("{}/{} {}: {}", key.namespace, key.name, key.port_name, failure.reason)
+    format!(
+        "{}/{} {}: {}",
+        key.namespace, key.name, key.port_name, failure.reason
+    )
 }
 
 /// One ServicePort.
@@ -178,9 +201,15 @@ pub(super) fn description(
 ) -> pb::ServiceDescription {
     let records = hub.fleet.records();
     let nodes: BTreeMap<NodeName, NodeFacts> = hub.store.nodes();
-    let nodes = nodes.values().filter(|node| node.known || records.contains_key(&node.name));
+    let nodes = nodes
+        .values()
+        .filter(|node| node.known || records.contains_key(&node.name));
     pb::ServiceDescription {
-        ports: detail.ports.iter().map(|view| service(&hub.store, view)).collect(),
+        ports: detail
+            .ports
+            .iter()
+            .map(|view| service(&hub.store, view))
+            .collect(),
         nodes: nodes
             .map(|node| node_service(hub, name, detail, node, records.get(&node.name)))
             .collect(),
@@ -195,7 +224,11 @@ fn node_service(
     node: &NodeFacts,
     record: Option<&AgentRecord>,
 ) -> pb::NodeServiceStatus {
-    let wanted = detail.ports.iter().map(|view| hub.store.wanted_of(&node.name, &view.port.key)).max();
+    let wanted = detail
+        .ports
+        .iter()
+        .map(|view| hub.store.wanted_of(&node.name, &view.port.key))
+        .max();
     let wanted = wanted.unwrap_or(0);
     let report = record.and_then(|r| r.report.as_ref());
     let report = report.filter(|r| r.epoch == hub.store.epoch());
@@ -207,7 +240,11 @@ fn node_service(
         reason,
         wanted_revision: wanted,
         applied_revision: applied,
-        endpoints: detail.ports.iter().map(|view| node_endpoints(view, node)).collect(),
+        endpoints: detail
+            .ports
+            .iter()
+            .map(|view| node_endpoints(view, node))
+            .collect(),
     }
 }
 
@@ -225,7 +262,10 @@ fn not_programmed(
         return Some("the agent has not reported to this control plane yet".to_owned());
     };
     let is_its = |key: &pb::ServiceKey| key.namespace == *name.namespace && key.name == *name.name;
-    let failed = report.failures.iter().find(|f| f.key.as_ref().is_some_and(is_its));
+    let failed = report
+        .failures
+        .iter()
+        .find(|f| f.key.as_ref().is_some_and(is_its));
     if let Some(failure) = failed {
         return Some(failure.reason.clone());
     }
@@ -244,7 +284,11 @@ fn not_programmed(
 fn node_endpoints(view: &PortView, node: &NodeFacts) -> pb::NodeEndpoints {
     let selected = view.on_node(node);
     let strings = |addrs: Option<Vec<EndpointAddr>>| {
-        addrs.unwrap_or_default().iter().map(ToString::to_string).collect()
+        addrs
+            .unwrap_or_default()
+            .iter()
+            .map(ToString::to_string)
+            .collect()
     };
     pb::NodeEndpoints {
         key: Some((&view.port.key).into()),
