@@ -4,7 +4,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::style::{Canvas, Tone};
 
-/// Width of the keys of [`fields`], with the gap behind them.
+/// Width of the keys of `fields`, with the gap behind them.
 const KEY_COLUMNS: usize = 16;
 
 /// Text with a tone. Whatever it is made from, it has no control characters: names and reasons

@@ -4,7 +4,11 @@
 //! one endpoint changed, at several sizes. Then both programs as a user starts them: memory, and
 //! from writing a YAML file to the kernel. Speeds gate nothing; they are printed.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark may panic")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a benchmark may panic"
+)]
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -42,21 +46,33 @@ const DEADLINE: Duration = Duration::from_secs(120);
 
 fn main() {
     kplane_tests::userns::enter().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    println!("one agent, nftables, IPv4, 2 endpoints a Service; {CHANGES} changes of one endpoint each\n");
-    println!("{:>8} {:>10} {:>10} {:>9} | {:>8} {:>8} {:>8} {:>8} | {:>6} {:>5}",
-        "services", "snapshot", "encode", "to kernel", "p50", "p90", "p99", "max", "wire", "ops");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    println!(
+        "one agent, nftables, IPv4, 2 endpoints a Service; {CHANGES} changes of one endpoint each\n"
+    );
+    println!(
+        "{:>8} {:>10} {:>10} {:>9} | {:>8} {:>8} {:>8} {:>8} | {:>6} {:>5}",
+        "services", "snapshot", "encode", "to kernel", "p50", "p90", "p99", "max", "wire", "ops"
+    );
     for services in [1_000, 10_000, 100_000] {
         let ns = NetNs::new("bench").unwrap();
         println!("{}", runtime.block_on(agent_alone(ns, services)));
     }
-    println!("\nkube-proxy v1.36.3, nftables, on such a machine (measured by hand once): 10,000 Services cold 9.4 s, one endpoint 3.2 s\n");
+    println!(
+        "\nkube-proxy v1.36.3, nftables, on such a machine (measured by hand once): 10,000 Services cold 9.4 s, one endpoint 3.2 s\n"
+    );
     files(&runtime);
 }
 
 fn endpoint(n: u32) -> Endpoint {
     let ip = Ipv4Addr::from_bits(u32::from(Ipv4Addr::new(10, 128, 0, 0)) + n);
-    Endpoint::ready(EndpointAddr { ip: IpAddr::V4(ip), port: 8080 })
+    Endpoint::ready(EndpointAddr {
+        ip: IpAddr::V4(ip),
+        port: 8080,
+    })
 }
 
 fn cluster_ip(n: u32) -> Ipv4Addr {
@@ -84,7 +100,14 @@ fn service(n: u32, endpoints: &[Endpoint]) -> (ServiceKey, Option<Published>) {
         health_check_node_port: None,
     };
     let variants = variants(&port, endpoints);
-    (key, Some(Published { port, variants, local: BTreeMap::new() }))
+    (
+        key,
+        Some(Published {
+            port,
+            variants,
+            local: BTreeMap::new(),
+        }),
+    )
 }
 
 fn publish(store: &Store, services: Vec<(ServiceKey, Option<Published>)>) {
@@ -112,7 +135,9 @@ fn messages(store: &Store, cursor: &mut Cursor, snapshot: bool) -> (Vec<pb::Upda
                 changed_at_ms: 1_800_000_000_000,
             }),
         };
-        let message = pb::ServerMessage { kind: Some(server_message::Kind::Update(update.clone())) };
+        let message = pb::ServerMessage {
+            kind: Some(server_message::Kind::Update(update.clone())),
+        };
         // gRPC puts five bytes in front of each.
         bytes += message.encoded_len() + 5;
         updates.push(update);
@@ -126,7 +151,9 @@ fn messages(store: &Store, cursor: &mut Cursor, snapshot: bool) -> (Vec<pb::Upda
 async fn agent_alone(ns: NetNs, services: u32) -> String {
     let store = Store::new(1);
     store.ensure_node(&"bench".into());
-    let all = (0..services).map(|n| service(n, &[endpoint(2 * n), endpoint(2 * n + 1)])).collect();
+    let all = (0..services)
+        .map(|n| service(n, &[endpoint(2 * n), endpoint(2 * n + 1)]))
+        .collect();
     let started = Instant::now();
     publish(&store, all);
     let encode = started.elapsed();
@@ -153,8 +180,13 @@ async fn agent_alone(ns: NetNs, services: u32) -> String {
         took.push(sync.total);
     }
     took.sort();
-    format!("{services:>8} {:>7} kB {:>10} {:>9} | {} | {wire:>4} B {operations:>5}",
-        bytes / 1000, show(encode), show(cold), percentiles(&took))
+    format!(
+        "{services:>8} {:>7} kB {:>10} {:>9} | {} | {wire:>4} B {operations:>5}",
+        bytes / 1000,
+        show(encode),
+        show(cold),
+        percentiles(&took)
+    )
 }
 
 fn percentiles(sorted: &[Duration]) -> String {
@@ -183,8 +215,14 @@ async fn submit(engine: &Engine, pieces: Vec<pb::Update>) -> kp_nodeagent::repor
     let revision = update.position.revision;
     engine.submit(update).await.unwrap().unwrap();
     let applied = reports.wait_for(|r| r.applied.is_some_and(|p| p.revision >= revision));
-    let report = tokio::time::timeout(DEADLINE, applied).await.unwrap().unwrap();
-    report.last_sync.clone().expect("an applied update has its times")
+    let report = tokio::time::timeout(DEADLINE, applied)
+        .await
+        .unwrap()
+        .unwrap();
+    report
+        .last_sync
+        .clone()
+        .expect("an applied update has its times")
 }
 
 /// Both programs, as a user starts them, on a folder of files.
@@ -197,19 +235,47 @@ fn files(runtime: &tokio::runtime::Runtime) {
     let ns = NetNs::new("bench-files").unwrap();
     let start = |program: &str, args: &[&str]| {
         let mut command = Command::new(programs().join(program));
-        command.args(args).stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::null());
+        command
+            .args(args)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .stdout(Stdio::null());
         ns.command(command).unwrap()
     };
     let manifests = folder.to_string_lossy().into_owned();
     let control_plane = start("kp-controlplane", &["--manifests", &manifests]);
-    let agent = start("kp-nodeagent", &["--node-name", "bench", "--control-plane", "http://127.0.0.1:7443"]);
+    let agent = start(
+        "kp-nodeagent",
+        &[
+            "--node-name",
+            "bench",
+            "--control-plane",
+            "http://127.0.0.1:7443",
+        ],
+    );
     let inside = ns.enter().unwrap();
     let times = runtime.block_on(edits(&folder));
     drop(inside);
-    println!("both programs, {FILE_SERVICES} Services in {} files; {EDITS} edits of one file", FILE_SERVICES / PER_FILE);
-    println!("  from rename of the file until the control plane knows that the kernel holds it, polled:");
-    println!("  {:>8} {:>8} {:>8} {:>8}\n  {}", "p50", "p90", "p99", "max", percentiles(&times));
-    println!("  memory: kp-nodeagent {}, kp-controlplane {}", memory(&agent), memory(&control_plane));
+    println!(
+        "both programs, {FILE_SERVICES} Services in {} files; {EDITS} edits of one file",
+        FILE_SERVICES / PER_FILE
+    );
+    println!(
+        "  from rename of the file until the control plane knows that the kernel holds it, polled:"
+    );
+    println!(
+        "  {:>8} {:>8} {:>8} {:>8}\n  {}",
+        "p50",
+        "p90",
+        "p99",
+        "max",
+        percentiles(&times)
+    );
+    println!(
+        "  memory: kp-nodeagent {}, kp-controlplane {}",
+        memory(&agent),
+        memory(&control_plane)
+    );
     drop((agent, control_plane));
     std::fs::remove_dir_all(&folder).unwrap();
 }
@@ -225,7 +291,9 @@ fn write(folder: &Path, file: u32, round: u32) {
     let mut text = String::new();
     for n in file * PER_FILE..(file + 1) * PER_FILE {
         let (ip, a) = (cluster_ip(n), endpoint(2 * n).addr.ip);
-        let b = endpoint(2 * n + 1 + 1_000_000 * u32::from(round > 0 && n % PER_FILE == 0) + round).addr.ip;
+        let b = endpoint(2 * n + 1 + 1_000_000 * u32::from(round > 0 && n % PER_FILE == 0) + round)
+            .addr
+            .ip;
         write!(text, "---\napiVersion: v1\nkind: Service\nmetadata: {{name: service-{n:05}}}\n\
             spec: {{clusterIP: {ip}, clusterIPs: [{ip}], ports: [{{name: http, port: 80}}]}}\n\
             ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
@@ -263,9 +331,18 @@ async fn edits(folder: &Path) -> Vec<Duration> {
 async fn applied(client: &mut StatusServiceClient<tonic::transport::Channel>, least: u64) -> u64 {
     let deadline = Instant::now() + DEADLINE;
     loop {
-        let fleet = client.get_fleet(pb::GetFleetRequest {}).await.unwrap().into_inner();
-        let node = fleet.nodes.iter().find(|node| node.state() == pb::NodeState::InSync);
-        let applied = node.and_then(|n| n.report.as_ref()).map_or(0, |r| r.applied_revision);
+        let fleet = client
+            .get_fleet(pb::GetFleetRequest {})
+            .await
+            .unwrap()
+            .into_inner();
+        let node = fleet
+            .nodes
+            .iter()
+            .find(|node| node.state() == pb::NodeState::InSync);
+        let applied = node
+            .and_then(|n| n.report.as_ref())
+            .map_or(0, |r| r.applied_revision);
         let services = fleet.control_plane.map_or(0, |c| c.services);
         if applied >= least && services == u64::from(FILE_SERVICES) {
             return applied;
@@ -277,7 +354,10 @@ async fn applied(client: &mut StatusServiceClient<tonic::transport::Channel>, le
 /// Resident memory of a process.
 fn memory(process: &Process) -> String {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
-    let rss = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    let rss = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS"))
+        .unwrap();
     let kb: u64 = rss.split_whitespace().nth(1).unwrap().parse().unwrap();
     format!("{:.1} MiB", kb as f64 / 1024.0)
 }

@@ -114,7 +114,10 @@ impl Kernel for Netlink {
                 return Ok(found);
             }
         }
-        Err(NetlinkError::KeepsChanging { what: "read our table", attempts: READ_ATTEMPTS })
+        Err(NetlinkError::KeepsChanging {
+            what: "read our table",
+            attempts: READ_ATTEMPTS,
+        })
     }
 
     fn commit(

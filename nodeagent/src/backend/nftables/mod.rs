@@ -24,9 +24,7 @@ mod tests;
 
 pub use element::{Destination, Element, ElementOp, Key, NodePort, push_elements};
 pub use probe::{ProbeError, probe};
-pub use readback::{
-    ReadError, StructureState, decode_elements, read_elements, read_structure,
-};
+pub use readback::{ReadError, StructureState, decode_elements, read_elements, read_structure};
 pub use schema::{Balancer, CLASSES, Class, Set, Settings, TABLE, TABLE_COMMENT};
 pub use structure::{push_delete_table, push_structure};
 

@@ -112,11 +112,7 @@ pub fn read_elements(socket: &mut NfSocket, family: Family) -> Result<Vec<Elemen
 ///
 /// # Errors
 /// [`ReadError::Different`] when there are elements that are not ours.
-pub fn decode_elements(
-    dump: &[u8],
-    family: Family,
-    set: Set,
-) -> Result<Vec<Element>, ReadError> {
+pub fn decode_elements(dump: &[u8], family: Family, set: Set) -> Result<Vec<Element>, ReadError> {
     let mut decoder = Decoder::new(family, set);
     for message in Messages(dump).filter(|m| m.kind == msg::NEWSETELEM) {
         if let Some(list) = message.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS) {
