@@ -1,5 +1,6 @@
 //! The fleet: who is in sync, who is not, and why not.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kplane_proto::v1 as pb;
@@ -152,6 +153,7 @@ impl View for FleetView {
             out.push('\n');
             out.push_str(&nodes_text(&self.nodes, now, canvas));
         }
+        out.push_str(&degraded_text(&self.nodes, canvas));
         out.push_str(&issues_text(&self.issues, canvas));
         let steps = next::steps(&self.nodes, &self.issues, canvas.program);
         out.push_str(&next_steps_text(&steps, canvas));
@@ -235,6 +237,58 @@ fn nodes_text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> String 
         .render(canvas)
 }
 
+/// An object that is served, but not in every respect.
+struct Degraded<'a> {
+    object: String,
+    reason: &'a str,
+    nodes: usize,
+}
+
+/// Objects that are served, but not in every respect: usually the same ones on all nodes.
+fn degraded_text(nodes: &[NodeView], canvas: &Canvas) -> String {
+    let mut counts = BTreeMap::<(String, &str), usize>::new();
+    for failure in nodes
+        .iter()
+        .flat_map(|n| &n.failures)
+        .filter(|f| f.degraded)
+    {
+        let object = failure
+            .object
+            .as_ref()
+            .map_or("node".to_owned(), ToString::to_string);
+        *counts.entry((object, &failure.reason)).or_default() += 1;
+    }
+    let rows = counts
+        .into_iter()
+        .map(|((object, reason), nodes)| Degraded {
+            object,
+            reason,
+            nodes,
+        });
+    let rows: Vec<Degraded<'_>> = rows.collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let shown = if canvas.wide {
+        rows.len()
+    } else {
+        rows.len().min(FAILURES_SHOWN)
+    };
+    let table = Table::new(&rows[..shown])
+        .column(Column::new("DEGRADED").elastic(20), |row: &Degraded<'_>| {
+            Span::new(&row.object, Tone::Warn)
+        })
+        .column(Column::new("NODES"), |row| {
+            Span::plain(row.nodes.to_string())
+        })
+        .notes(|row| vec![Span::plain(row.reason)])
+        .render(canvas);
+    match rows.len() - shown {
+        0 => format!("\n{table}"),
+        more => format!("\n{table}  and {} more: -o wide\n", plural(more, "object")),
+    }
+}
+
 /// Why a node is not in sync.
 fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     let mut notes = Vec::new();
@@ -256,10 +310,15 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
         let text = format!("{}: {}", family.family, family.error);
         notes.push(Span::new(text, Tone::Bad));
     }
-    let all = node.failures.len();
+    // What is served all the same is told once for all nodes: `degraded_text`.
+    let failures = node.failures.iter().filter(|f| canvas.wide || !f.degraded);
+    let all = failures.clone().count();
     let shown = if canvas.wide { all } else { FAILURES_SHOWN };
-    let failures = node.failures.iter().take(shown);
-    notes.extend(failures.map(|failure| failure_span(failure, now)));
+    notes.extend(
+        failures
+            .take(shown)
+            .map(|failure| failure_span(failure, now)),
+    );
     if all > shown {
         let more = plural(all - shown, "object");
         notes.push(Span::plain(format!("and {more} more: -o wide")));

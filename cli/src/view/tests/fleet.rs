@@ -61,15 +61,19 @@ fn trouble_of_every_kind() {
           5 objects are not applied as desired
           shop/web:http/TCP (IPv4): node port 30080 is in use by another program (pid
             4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
-          shop/api:http/TCP (IPv4): degraded: the kernel has no nft_fib: martian sources
-            pass (for 3m12s)
           shop/cart:http/TCP (IPv4): node port 30080 is in use by another program (pid
             4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
-          and 2 objects more: -o wide
+          shop/search:http/TCP (IPv4): node port 30080 is in use by another program (pid
+            4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
+          and 1 object more: -o wide
         node-d  Disconnected  14m    4650/4711  61   412us  10000/20000  nftables
           connection reset by peer
           last heard of 14m ago; its kernel keeps what it held
         node-e  NoAgent       3d4h   -          -    -      -            -
+
+        DEGRADED                  NODES
+        shop/api:http/TCP (IPv4)  1
+          the kernel has no nft_fib: martian sources pass
 
         ISSUE    OBJECT                        LOCATION
         Error    Service shop/checkout         shop.yaml, document 2, line 14
@@ -109,6 +113,10 @@ fn wide_shows_everything() {
           connection reset by peer
           last heard of 14m ago; its kernel keeps what it held
         node-e  NoAgent       3d4h   -         -          -         -    -      -       -            -
+
+        DEGRADED                  NODES
+        shop/api:http/TCP (IPv4)  1
+          the kernel has no nft_fib: martian sources pass
 
         ISSUE    OBJECT                        LOCATION
         Error    Service shop/checkout         shop.yaml, document 2, line 14
