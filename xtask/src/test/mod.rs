@@ -26,26 +26,67 @@ struct Step {
 
 /// Cheap and often failing first.
 const STEPS: [Step; 10] = [
-    Step { name: "tools", run: tools::install },
-    Step { name: "format", run: |root| cargo(root, &["fmt", "--all", "--check"], &[]) },
-    Step { name: "tidy", run: tidy::check },
-    Step { name: "model has no I/O", run: tidy::model_is_pure },
+    Step {
+        name: "tools",
+        run: tools::install,
+    },
+    Step {
+        name: "format",
+        run: |root| cargo(root, &["fmt", "--all", "--check"], &[]),
+    },
+    Step {
+        name: "tidy",
+        run: tidy::check,
+    },
+    Step {
+        name: "model has no I/O",
+        run: tidy::model_is_pure,
+    },
     Step {
         name: "lints",
         run: |root| {
-            cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
+            cargo(
+                root,
+                &[
+                    "clippy",
+                    "--workspace",
+                    "--all-targets",
+                    "--",
+                    "-D",
+                    "warnings",
+                ],
+                &[],
+            )
         },
     },
-    Step { name: "licences, bans, sources", run: tools::deny },
+    Step {
+        name: "licences, bans, sources",
+        run: tools::deny,
+    },
     Step {
         name: "docs",
         run: |root| {
             let deny = [("RUSTDOCFLAGS", "-D warnings")];
-            cargo(root, &["doc", "--workspace", "--no-deps", "--document-private-items"], &deny)
+            cargo(
+                root,
+                &[
+                    "doc",
+                    "--workspace",
+                    "--no-deps",
+                    "--document-private-items",
+                ],
+                &deny,
+            )
         },
     },
-    Step { name: "tests", run: |root| cargo(root, &["test", "--workspace"], &[]) },
-    Step { name: "demo", run: |root| demo(root, &[]) },
+    Step {
+        name: "tests",
+        run: |root| cargo(root, &["test", "--workspace"], &[]),
+    },
+    Step {
+        name: "demo",
+        run: |root| demo(root, &[]),
+    },
     Step {
         name: "demo on a real cluster's objects",
         run: |root| demo(root, &["--objects", "tests/data/cluster-dump.yaml"]),
@@ -55,9 +96,17 @@ const STEPS: [Step; 10] = [
 /// Runs the steps in order and stops at the first that fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = root()?;
-    let wanted = |step: &&Step| args.only.as_ref().is_none_or(|only| step.name.contains(only));
+    let wanted = |step: &&Step| {
+        args.only
+            .as_ref()
+            .is_none_or(|only| step.name.contains(only))
+    };
     let steps: Vec<&Step> = STEPS.iter().filter(wanted).collect();
-    ensure!(!steps.is_empty(), "no step is called so; there are: {}", names());
+    ensure!(
+        !steps.is_empty(),
+        "no step is called so; there are: {}",
+        names()
+    );
     let mut took = Vec::new();
     for (n, step) in steps.iter().enumerate() {
         println!("== {}/{} {}", n + 1, steps.len(), step.name);
@@ -79,7 +128,11 @@ fn summary(took: &[(&str, Duration)]) {
         println!("ok  {name:<34} {:>6.1} s", took.as_secs_f64());
     }
     let total: Duration = took.iter().map(|(_, took)| *took).sum();
-    println!("\nall {} steps passed in {:.0} s", took.len(), total.as_secs_f64());
+    println!(
+        "\nall {} steps passed in {:.0} s",
+        took.len(),
+        total.as_secs_f64()
+    );
 }
 
 /// The root of the workspace.
@@ -92,20 +145,32 @@ pub(crate) fn root() -> Result<&'static Path> {
 fn cargo(root: &Path, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.current_dir(root).args(args).envs(envs.iter().copied());
+    command
+        .current_dir(root)
+        .args(args)
+        .envs(envs.iter().copied());
     status(&mut command)
 }
 
-/// Runs the demo as a check, on the binaries that the tests were built with.
+/// Runs the demo as a check, on programs that are built as the tests are.
 fn demo(root: &Path, args: &[&str]) -> Result<()> {
-    let mut command = Command::new(env::current_exe().context("which program is this?")?);
-    command.current_dir(root).args(["demo", "--profile", "dev"]).args(args);
+    cargo(root, &["build", "--workspace", "--bins"], &[])?;
+    let me = env::current_exe().context("which program is this?")?;
+    let programs = me.parent().context("programs lie in a folder")?;
+    let mut command = Command::new(&me);
+    command
+        .current_dir(root)
+        .args(["demo", "--bin-dir"])
+        .arg(programs)
+        .args(args);
     status(&mut command)
 }
 
 fn status(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}").replace('"', "");
-    let status = command.status().with_context(|| format!("cannot run {shown}"))?;
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run {shown}"))?;
     if !status.success() {
         bail!("{shown}: {status}");
     }

@@ -29,7 +29,10 @@ pub(super) fn install(root: &Path) -> Result<()> {
 }
 
 fn has(program: &str) -> bool {
-    let version = Command::new(program).arg("--version").stdout(Stdio::null()).status();
+    let version = Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status();
     version.is_ok_and(|status| status.success())
 }
 
@@ -39,7 +42,10 @@ fn install_packages(packages: &[&str]) -> Result<()> {
     println!("installing {list}");
     let apt = |args: &[&str]| {
         let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive").arg("-qq").args(args);
+        command
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .arg("-qq")
+            .args(args);
         status(&mut command)
     };
     apt(&["update"]).with_context(|| by_hand.clone())?;
@@ -52,8 +58,12 @@ fn install_packages(packages: &[&str]) -> Result<()> {
 fn deny_root() -> Result<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let cache = cache.or_else(home).context("neither XDG_CACHE_HOME nor HOME is set")?;
-    Ok(cache.join("kplane/tools").join(format!("cargo-deny-{CARGO_DENY}")))
+    let cache = cache
+        .or_else(home)
+        .context("neither XDG_CACHE_HOME nor HOME is set")?;
+    Ok(cache
+        .join("kplane/tools")
+        .join(format!("cargo-deny-{CARGO_DENY}")))
 }
 
 fn install_deny(root: &Path) -> Result<()> {
@@ -71,8 +81,13 @@ fn install_deny(root: &Path) -> Result<()> {
 /// machine may make: `cargo deny check advisories` does it where one can.
 pub(super) fn deny(root: &Path) -> Result<()> {
     let program = deny_root()?.join("bin/cargo-deny");
-    ensure!(program.exists(), "cargo-deny is missing; run the step \"tools\" first");
+    ensure!(
+        program.exists(),
+        "cargo-deny is missing; run the step \"tools\" first"
+    );
     let mut command = Command::new(program);
-    command.current_dir(root).args(["--offline", "--log-level", "warn", "check"]);
+    command
+        .current_dir(root)
+        .args(["--offline", "--log-level", "warn", "check"]);
     status(command.args(["licenses", "bans", "sources"]))
 }

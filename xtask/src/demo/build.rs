@@ -1,0 +1,71 @@
+//! The product's programs: built by cargo, or taken from a folder.
+
+use std::env;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+const PROGRAMS: [&str; 3] = ["kp-controlplane", "kp-nodeagent", "kpctl"];
+
+/// Where the programs are.
+#[derive(Clone, Debug)]
+pub(crate) struct Programs {
+    /// `kp-controlplane`.
+    pub(crate) control_plane: PathBuf,
+    /// `kp-nodeagent`.
+    pub(crate) node_agent: PathBuf,
+    /// `kpctl`.
+    pub(crate) kpctl: PathBuf,
+}
+
+impl Programs {
+    /// Takes them from a folder.
+    pub(crate) fn in_folder(folder: &Path) -> Result<Self> {
+        let folder = std::path::absolute(folder)?;
+        let find = |name: &str| {
+            let path = folder.join(name);
+            ensure!(path.is_file(), "there is no {}", path.display());
+            Ok(path)
+        };
+        let [control_plane, node_agent, kpctl] = PROGRAMS.map(find);
+        Ok(Self { control_plane: control_plane?, node_agent: node_agent?, kpctl: kpctl? })
+    }
+
+    /// Builds them, with cargo's own progress on standard error.
+    pub(crate) fn build() -> Result<Self> {
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.args(["build", "--release", "--message-format=json-render-diagnostics"]);
+        command.args(PROGRAMS.iter().flat_map(|name| ["--package", name]));
+        command.current_dir(workspace()).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("start cargo")?;
+        let stdout = child.stdout.take().context("cargo has no output")?;
+        let mut found = Vec::new();
+        for line in BufReader::new(stdout).lines() {
+            found.extend(program(&line.context("read cargo's messages")?));
+        }
+        let status = child.wait().context("wait for cargo")?;
+        ensure!(status.success(), "the build failed: cargo {status}");
+        let find = |name: &str| {
+            let built = found.iter().find(|path| path.file_name().is_some_and(|n| n == name));
+            built.cloned().with_context(|| format!("cargo has built no {name}"))
+        };
+        let [control_plane, node_agent, kpctl] = PROGRAMS.map(find);
+        Ok(Self { control_plane: control_plane?, node_agent: node_agent?, kpctl: kpctl? })
+    }
+}
+
+/// The workspace's folder.
+pub(crate) fn workspace() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package)
+}
+
+/// The program that a message of cargo announces.
+fn program(message: &str) -> Option<PathBuf> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    message["executable"].as_str().map(PathBuf::from)
+}

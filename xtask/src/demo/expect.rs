@@ -1,0 +1,196 @@
+//! What must happen to a packet: the policy rules of a Service port on one node (A12-A18, A8), in
+//! terms of what callers and pods can see.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use kplane_model::select::categorize;
+use kplane_model::{Cidr, NodeFacts, TrafficPolicy};
+
+use super::objects::Port;
+use super::world::Role;
+
+/// Where a Service port is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Its address inside the cluster.
+    ClusterIp,
+    /// One of `spec.externalIPs`.
+    ExternalIp(IpAddr),
+    /// One of the load balancer's addresses.
+    LoadBalancer(IpAddr),
+    /// A port of the caller's node.
+    NodePort(u16),
+}
+
+/// What must come of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// Some endpoint answers, each of them sooner or later.
+    Answer {
+        /// Those that may.
+        from: BTreeSet<SocketAddr>,
+        /// Whom they see calling.
+        seen_as: SeenAs,
+        /// All calls of one caller go to the same endpoint, as far as that is programmed (A11).
+        sticky: bool,
+    },
+    /// The caller is told that nobody is there.
+    Refused,
+    /// Nothing at all.
+    Silence,
+}
+
+/// The source address that a pod sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SeenAs {
+    /// The caller's own, except by itself: then the node's.
+    Caller,
+    /// The node's.
+    Node,
+}
+
+impl Target {
+    /// The address and port to call, at a node with this address.
+    pub(crate) fn address(self, port: &Port, node: IpAddr) -> SocketAddr {
+        match self {
+            Self::ClusterIp => SocketAddr::new(port.port.cluster_ip, port.port.port),
+            Self::ExternalIp(ip) | Self::LoadBalancer(ip) => SocketAddr::new(ip, port.port.port),
+            Self::NodePort(number) => SocketAddr::new(node, number),
+        }
+    }
+
+    /// All places where a Service port is called.
+    pub(crate) fn all(port: &Port) -> Vec<Self> {
+        let port = &port.port;
+        let mut targets = vec![Self::ClusterIp];
+        let distinct: BTreeSet<IpAddr> = port.external_ips.iter().copied().collect();
+        // An address that is both keeps the load balancer's restrictions.
+        let external = distinct.into_iter().filter(|ip| !port.load_balancer_ips.contains(ip));
+        targets.extend(external.map(Self::ExternalIp));
+        let distinct: BTreeSet<IpAddr> = port.load_balancer_ips.iter().copied().collect();
+        targets.extend(distinct.into_iter().map(Self::LoadBalancer));
+        targets.extend(port.node_port.map(Self::NodePort));
+        targets
+    }
+
+    /// Its kind, for people.
+    pub(crate) fn kind(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "ClusterIP",
+            Self::ExternalIp(_) => "external IP",
+            Self::LoadBalancer(_) => "load balancer",
+            Self::NodePort(_) => "NodePort",
+        }
+    }
+}
+
+/// What must come of a call from `source`, which has `role` at `node`.
+pub(crate) fn expect(
+    port: &Port,
+    target: Target,
+    (role, source): (Role, IpAddr),
+    node: &NodeFacts,
+    pods: &[Cidr],
+) -> Expect {
+    let service = &port.port;
+    let is_lb = matches!(target, Target::LoadBalancer(_));
+    let ranges = &service.source_ranges;
+    if is_lb && !ranges.is_empty() && !ranges.iter().any(|range| range.contains(source)) {
+        return Expect::Silence;
+    }
+    let chosen = categorize(service, &port.endpoints, &node.name, node.zone.as_deref());
+    let is_pod = pods.iter().any(|cidr| cidr.contains(source));
+    let inside = is_pod || role == Role::Node;
+    let (local, masquerade) = match target {
+        Target::ClusterIp => (service.internal_policy == TrafficPolicy::Local, !is_pod),
+        _ if service.external_policy == TrafficPolicy::Cluster => (false, true),
+        // A16: pods and the node itself take the short way to all endpoints.
+        _ => (!inside, role == Role::Node),
+    };
+    let endpoints = if local { chosen.local } else { chosen.cluster };
+    let endpoints = endpoints.unwrap_or_default();
+    if endpoints.is_empty() {
+        return if chosen.has_any { Expect::Silence } else { Expect::Refused };
+    }
+    Expect::Answer {
+        from: endpoints.iter().map(|e| SocketAddr::new(e.ip, e.port)).collect(),
+        seen_as: if masquerade { SeenAs::Node } else { SeenAs::Caller },
+        sticky: service.affinity_timeout_s.is_some(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kplane_model::{
+        Endpoint, EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort,
+    };
+
+    use super::*;
+
+    const CLIENT: (Role, IpAddr) = (Role::Client, IpAddr::V4(std::net::Ipv4Addr::new(1, 1, 1, 1)));
+    const POD: (Role, IpAddr) = (Role::Pod, IpAddr::V4(std::net::Ipv4Addr::new(10, 1, 0, 9)));
+    const NODE: (Role, IpAddr) = (Role::Node, IpAddr::V4(std::net::Ipv4Addr::new(9, 9, 9, 9)));
+
+    fn port() -> Port {
+        let endpoint = |ip: [u8; 4], node: &str| Endpoint {
+            node: Some(node.into()),
+            ..Endpoint::ready(EndpointAddr { ip: ip.into(), port: 80 })
+        };
+        let key = ServiceKey {
+            service: ServiceName::new("a", "b"),
+            port_name: "".into(),
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+        };
+        let port = ServicePort {
+            key,
+            port: 1,
+            cluster_ip: [7, 7, 7, 7].into(),
+            external_ips: Vec::new(),
+            load_balancer_ips: vec![[8, 8, 8, 8].into()],
+            node_port: Some(30_000),
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Local,
+            affinity_timeout_s: None,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+        };
+        Port { port, endpoints: vec![endpoint([10, 1, 0, 1], "n1"), endpoint([10, 2, 0, 1], "n2")] }
+    }
+
+    fn at(node: &str, port: &Port, target: Target, who: (Role, IpAddr)) -> (usize, Option<SeenAs>) {
+        let node = NodeFacts { name: node.into(), ..NodeFacts::default() };
+        match expect(port, target, who, &node, &["10.0.0.0/8".parse().unwrap()]) {
+            Expect::Answer { from, seen_as, .. } => (from.len(), Some(seen_as)),
+            Expect::Refused => (0, Some(SeenAs::Node)),
+            Expect::Silence => (0, None),
+        }
+    }
+
+    #[test]
+    fn a15_a16_local_policy_and_its_short_ways() {
+        let port = port();
+        let np = Target::NodePort(30_000);
+        assert_eq!(at("n1", &port, np, CLIENT), (1, Some(SeenAs::Caller)));
+        assert_eq!(at("n3", &port, np, CLIENT), (0, None));
+        assert_eq!(at("n3", &port, np, POD), (2, Some(SeenAs::Caller)));
+        assert_eq!(at("n3", &port, np, NODE), (2, Some(SeenAs::Node)));
+        assert_eq!(at("n1", &port, Target::ClusterIp, CLIENT), (2, Some(SeenAs::Node)));
+        assert_eq!(at("n1", &port, Target::ClusterIp, POD), (2, Some(SeenAs::Caller)));
+    }
+
+    #[test]
+    fn a8_a18_who_hears_nothing_and_who_is_refused() {
+        let mut port = port();
+        port.port.external_policy = TrafficPolicy::Cluster;
+        let lb = Target::LoadBalancer([8, 8, 8, 8].into());
+        assert_eq!(at("n3", &port, lb, CLIENT), (2, Some(SeenAs::Node)));
+        port.port.source_ranges = vec!["1.1.0.0/16".parse().unwrap()];
+        assert_eq!(at("n3", &port, lb, CLIENT), (2, Some(SeenAs::Node)));
+        assert_eq!(at("n3", &port, lb, POD), (0, None));
+        assert_eq!(at("n3", &port, Target::NodePort(30_000), POD), (2, Some(SeenAs::Node)));
+        port.endpoints.clear();
+        assert_eq!(at("n3", &port, Target::ClusterIp, POD), (0, Some(SeenAs::Node)));
+    }
+}

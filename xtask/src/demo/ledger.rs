@@ -1,0 +1,88 @@
+//! What was checked, and the summary at the end.
+
+use std::time::Duration;
+
+use super::screen::{Screen, Tone, clip, fit, span};
+
+/// Widths of the summary's columns: what, expected, seen, time.
+const WIDTHS: [usize; 3] = [40, 18, 26];
+
+/// All checks so far.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    checks: Vec<Check>,
+}
+
+/// Something that was to be seen.
+#[derive(Clone, Debug)]
+pub(crate) struct Check {
+    /// What was looked at.
+    pub(crate) what: String,
+    /// What was expected.
+    pub(crate) expected: String,
+    /// What was seen.
+    pub(crate) seen: String,
+    /// What is wrong with it; empty when nothing is.
+    pub(crate) wrong: Vec<String>,
+    /// How long it took.
+    pub(crate) took: Duration,
+}
+
+impl Check {
+    /// Whether it was seen.
+    pub(crate) fn passed(&self) -> bool {
+        self.wrong.is_empty()
+    }
+}
+
+impl Ledger {
+    /// Adds a check, and prints at once what is wrong with it.
+    pub(crate) fn add(&mut self, screen: &Screen, check: Check) {
+        for wrong in &check.wrong {
+            screen.line(format!("      {}", screen.paint(Tone::Bad, wrong)));
+        }
+        self.checks.push(check);
+    }
+
+    /// Whether all passed, and there were some.
+    pub(crate) fn all_passed(&self) -> bool {
+        !self.checks.is_empty() && self.passed() == self.checks.len()
+    }
+
+    fn passed(&self) -> usize {
+        self.checks.iter().filter(|check| check.passed()).count()
+    }
+
+    /// Prints the summary. Its last line is for people and programs.
+    pub(crate) fn print(&self, screen: &Screen, took: Duration) {
+        let [what, expected, seen] = WIDTHS;
+        let seen = seen + screen.columns().saturating_sub(100);
+        let head = format!(
+            "    {} {} {} {:>7}",
+            fit("What was checked", what),
+            fit("Expected", expected),
+            fit("Seen", seen),
+            "Time"
+        );
+        screen.line(screen.paint(Tone::Strong, &head));
+        for check in &self.checks {
+            let columns = format!(
+                "{} {} {}",
+                fit(&check.what, what),
+                fit(&check.expected, expected),
+                fit(&check.seen, seen)
+            );
+            let time = screen.paint(Tone::Faint, &format!("{:>7}", span(check.took)));
+            screen.line(format!("{}{columns} {time}", screen.mark(check.passed())));
+            for wrong in check.wrong.iter().take(3) {
+                let wrong = clip(wrong, screen.columns() - 8);
+                screen.line(format!("      {}", screen.paint(Tone::Bad, &wrong)));
+            }
+        }
+        screen.gap();
+        let tone = if self.all_passed() { Tone::Good } else { Tone::Bad };
+        let (passed, all, seconds) = (self.passed(), self.checks.len(), took.as_secs_f64());
+        let line = format!("demo: {passed} of {all} checks passed in {seconds:.0} s");
+        screen.line(screen.paint(tone, &line));
+    }
+}

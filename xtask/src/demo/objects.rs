@@ -1,0 +1,222 @@
+//! What the manifests mean: nodes, Services with their endpoints, and the pods behind them. Read
+//! with the product's own conversions, so that it is about the same objects.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result};
+use kp_controlplane::convert::{self, SkipReason};
+use kp_controlplane::k8s;
+use kplane_model::{
+    Cidr, Endpoint, Family, NodeFacts, Protocol, ServiceKey, ServiceName, ServicePort, parse_ip,
+    select,
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Everything in the manifests that the demo needs.
+#[derive(Debug, Default)]
+pub(crate) struct Objects {
+    /// By name.
+    pub(crate) nodes: Vec<NodeFacts>,
+    /// Ranges of ClusterIPs.
+    pub(crate) service_cidrs: Vec<Cidr>,
+    /// By namespace and name.
+    pub(crate) services: Vec<Service>,
+    /// Whatever has endpoints' addresses.
+    pub(crate) pods: Vec<PodSpec>,
+}
+
+/// A Service.
+#[derive(Debug)]
+pub(crate) struct Service {
+    /// Its name.
+    pub(crate) name: ServiceName,
+    /// Its type.
+    pub(crate) kind: String,
+    /// Why it is not proxied.
+    pub(crate) skipped: Option<SkipReason>,
+    /// Its ports, each family apart.
+    pub(crate) ports: Vec<Port>,
+}
+
+/// One port of a Service in one family.
+#[derive(Debug)]
+pub(crate) struct Port {
+    /// Where it is reached, and by which rules.
+    pub(crate) port: ServicePort,
+    /// All endpoints, usable or not.
+    pub(crate) endpoints: Vec<Endpoint>,
+}
+
+/// A pod that must exist.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PodSpec {
+    /// Unique.
+    pub(crate) name: String,
+    /// Its node, if that is known.
+    pub(crate) node: Option<String>,
+    /// Its addresses.
+    pub(crate) ips: BTreeSet<IpAddr>,
+    /// Where it answers.
+    pub(crate) listens: BTreeSet<(Protocol, u16)>,
+}
+
+impl Objects {
+    /// Reads all objects, without those of families that this machine has not.
+    pub(crate) fn read<'a>(
+        values: impl Iterator<Item = &'a Value> + Clone,
+        families: &[Family],
+    ) -> Result<Self> {
+        let has = |ip: &IpAddr| families.contains(&Family::of(*ip));
+        let mut objects = Self::default();
+        let mut slices = Vec::new();
+        for value in values.clone() {
+            match value["kind"].as_str().unwrap_or_default() {
+                "Node" => {
+                    let (mut node, _) = convert::node(&typed::<k8s::Node>(value)?, "");
+                    node.addresses.retain(has);
+                    node.pod_cidrs.retain(|cidr| has(&cidr.first()));
+                    objects.nodes.push(node);
+                }
+                "ServiceCIDR" => {
+                    let (cidrs, _) = convert::service_cidr(&typed(value)?, "");
+                    objects.service_cidrs.extend(cidrs.iter().filter(|cidr| has(&cidr.first())));
+                }
+                "EndpointSlice" => slices.push(value),
+                _ => {}
+            }
+        }
+        let endpoints = endpoints(&slices)?;
+        for value in values.filter(|value| value["kind"] == "Service") {
+            let mut service = service(value, &endpoints)?;
+            service.ports.retain(|port| families.contains(&port.port.key.family));
+            objects.services.push(service);
+        }
+        objects.nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        objects.services.sort_by(|a, b| a.name.cmp(&b.name));
+        objects.pods = Pods::of(&slices)?;
+        objects.pods.iter_mut().for_each(|pod| pod.ips.retain(has));
+        objects.pods.retain(|pod| !pod.ips.is_empty());
+        Ok(objects)
+    }
+
+    /// A Service.
+    pub(crate) fn service(&self, name: &ServiceName) -> Result<&Service> {
+        let found = self.services.iter().find(|service| service.name == *name);
+        found.with_context(|| format!("no Service {name}"))
+    }
+}
+
+/// Endpoints of all slices by ServicePort, joined.
+fn endpoints(slices: &[&Value]) -> Result<BTreeMap<ServiceKey, Vec<Endpoint>>> {
+    let mut all = BTreeMap::<ServiceKey, Vec<Endpoint>>::new();
+    for value in slices {
+        let slice = convert::slice(&typed(value)?, "");
+        let Some(service) = slice.service else {
+            continue;
+        };
+        for port in slice.ports {
+            let key = ServiceKey {
+                service: service.clone(),
+                port_name: port.port_name,
+                protocol: port.protocol,
+                family: port.family,
+            };
+            all.entry(key).or_default().extend(port.endpoints);
+        }
+    }
+    for endpoints in all.values_mut() {
+        *endpoints = select::merge(std::mem::take(endpoints));
+    }
+    Ok(all)
+}
+
+fn service(value: &Value, endpoints: &BTreeMap<ServiceKey, Vec<Endpoint>>) -> Result<Service> {
+    let object: k8s::Service = typed(value)?;
+    let namespace = object.metadata.namespace_of(k8s::Kind::Service);
+    let converted = convert::service(&object, "");
+    let ports = converted.ports.into_iter().map(|port| Port {
+        endpoints: endpoints.get(&port.key).cloned().unwrap_or_default(),
+        port,
+    });
+    Ok(Service {
+        name: ServiceName::new(&namespace, &object.metadata.name),
+        kind: object.spec.type_.unwrap_or_else(|| "ClusterIP".to_owned()),
+        skipped: converted.skipped,
+        ports: ports.collect(),
+    })
+}
+
+fn typed<T: DeserializeOwned>(value: &Value) -> Result<T> {
+    let name = || format!("{} {}", value["kind"], value["metadata"]["name"]);
+    serde_json::from_value(value.clone()).with_context(name)
+}
+
+/// Puts endpoints together to pods: by what they say they are, or by address.
+#[derive(Debug, Default)]
+struct Pods {
+    pods: Vec<PodSpec>,
+    by_name: BTreeMap<String, usize>,
+    by_ip: BTreeMap<IpAddr, usize>,
+}
+
+impl Pods {
+    fn of(slices: &[&Value]) -> Result<Vec<PodSpec>> {
+        let mut pods = Self::default();
+        for slice in slices {
+            for endpoint in slice["endpoints"].as_array().into_iter().flatten() {
+                let Some(text) = endpoint["addresses"][0].as_str() else {
+                    continue;
+                };
+                // An FQDN, which nobody proxies.
+                let Ok(ip) = parse_ip(text) else {
+                    continue;
+                };
+                pods.add(slice, endpoint, ip);
+            }
+        }
+        pods.pods.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(pods.pods)
+    }
+
+    fn add(&mut self, slice: &Value, endpoint: &Value, ip: IpAddr) {
+        let name = endpoint["targetRef"]["name"].as_str().map(str::to_owned);
+        let name = name.unwrap_or_else(|| {
+            let service = slice["metadata"]["labels"][k8s::SERVICE_NAME_LABEL].as_str();
+            format!("{}-{ip}", service.unwrap_or("endpoint"))
+        });
+        let namespace = slice["metadata"]["namespace"].as_str().unwrap_or("default");
+        let full = format!("{namespace}/{name}");
+        let known = self.by_ip.get(&ip).or_else(|| self.by_name.get(&full));
+        let index = known.copied().unwrap_or_else(|| {
+            let taken = self.pods.iter().any(|pod| pod.name == name);
+            let name = if taken { full.replace('/', ".") } else { name };
+            let node = endpoint["nodeName"].as_str().map(str::to_owned);
+            self.pods.push(PodSpec { name, node, ..PodSpec::default() });
+            self.pods.len() - 1
+        });
+        self.by_name.insert(full, index);
+        self.by_ip.insert(ip, index);
+        let pod = &mut self.pods[index];
+        pod.ips.insert(ip);
+        if answers(&endpoint["conditions"]) {
+            pod.listens.extend(ports(slice));
+        }
+    }
+}
+
+/// Ready or serving; unset means yes (A27).
+fn answers(conditions: &Value) -> bool {
+    let is = |name: &str| conditions[name].as_bool().unwrap_or(true);
+    is("ready") || is("serving")
+}
+
+fn ports(slice: &Value) -> impl Iterator<Item = (Protocol, u16)> {
+    let ports = slice["ports"].as_array().into_iter().flatten();
+    ports.filter_map(|port| {
+        let protocol = port["protocol"].as_str().unwrap_or("TCP").parse().ok()?;
+        let number = u16::try_from(port["port"].as_u64()?).ok()?;
+        Some((protocol, number))
+    })
+}

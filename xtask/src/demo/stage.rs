@@ -1,0 +1,179 @@
+//! The stage: a copy of the manifests, the network around them, and the processes on it.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context as _, Result, anyhow};
+use kplane_model::{Family, NodeFacts, ServiceName};
+use kplane_tests::netns::NetNs;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::build::Programs;
+use super::cast::Cast;
+use super::ledger::{Check, Ledger};
+use super::manifests::Manifests;
+use super::objects::Objects;
+use super::screen::{Screen, Tone};
+use super::status::{Landing, Status};
+use super::world::{CONTROL, World};
+
+/// Longest wait for the fleet: a busy machine needs a second or two to start.
+pub(crate) const SYNC: Duration = Duration::from_secs(20);
+
+/// What steps show, where, and what came of it.
+#[derive(Debug)]
+pub(crate) struct Show {
+    /// Where it is shown.
+    pub(crate) screen: Screen,
+    /// What was checked.
+    pub(crate) ledger: Ledger,
+    /// Number of the current step.
+    step: usize,
+    /// Number of all steps.
+    steps: usize,
+}
+
+/// Everything that is there between the first step and the last.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    /// The processes. First: fields drop in order, and they live in namespaces.
+    pub(crate) cast: Cast,
+    /// The control plane's status.
+    pub(crate) status: Status,
+    /// The network.
+    pub(crate) world: World,
+    /// What the manifests mean at the moment.
+    pub(crate) objects: Objects,
+    manifests: Manifests,
+    families: Vec<Family>,
+    /// The Service whose endpoints are replaced, once it has been chosen.
+    pub(crate) star: Option<ServiceName>,
+    folder: TempDir,
+}
+
+impl Show {
+    /// Before the first of `steps`.
+    pub(crate) fn new(screen: Screen, steps: usize) -> Self {
+        Self { screen, ledger: Ledger::default(), step: 0, steps }
+    }
+
+    /// Begins the next step.
+    pub(crate) fn heading(&mut self, title: &str) {
+        self.step += 1;
+        let number = format!("[{}/{}]", self.step, self.steps);
+        let screen = &self.screen;
+        screen.gap();
+        let (number, title) = (screen.paint(Tone::Faint, &number), screen.paint(Tone::Strong, title));
+        screen.line(format!("{number} {title}"));
+        screen.flush();
+    }
+
+    /// Notes a check.
+    pub(crate) fn check(
+        &mut self,
+        (what, expected): (&str, &str),
+        seen: impl Into<String>,
+        wrong: Vec<String>,
+        began: Instant,
+    ) {
+        let check = Check {
+            what: what.to_owned(),
+            expected: expected.to_owned(),
+            seen: seen.into(),
+            wrong,
+            took: began.elapsed(),
+        };
+        self.ledger.add(&self.screen, check);
+    }
+}
+
+impl Stage {
+    /// Builds the network; nobody is on it yet.
+    pub(crate) fn build(programs: Programs, manifests: &Path) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("kplane-demo-").tempdir();
+        let folder = folder.context("create a folder for logs and manifests")?;
+        let manifests = Manifests::copy(manifests, folder.path().join("manifests"))?;
+        let families = families();
+        let objects = Objects::read(manifests.objects(), &families)?;
+        let world = World::build(&objects).context("build the network")?;
+        let cast = Cast::new(programs, folder.path().join("logs"))?;
+        let status = Status::connect(world.topology.host(CONTROL)?.ns())?;
+        Ok(Self { cast, status, world, objects, manifests, families, star: None, folder })
+    }
+
+    /// Starts everybody.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        let control = self.world.topology.host(CONTROL)?;
+        let address = control.ips().first().context("the control host has no address")?;
+        let cluster_cidrs = &self.world.cluster_cidrs;
+        let folder = self.manifests.folder();
+        self.cast.start_control_plane(control.ns(), folder, (*address, cluster_cidrs))?;
+        let nodes: Vec<String> = self.objects.nodes.iter().map(|n| n.name.to_string()).collect();
+        nodes.iter().try_for_each(|node| self.start_agent(node))
+    }
+
+    /// Starts the agent of a node.
+    pub(crate) fn start_agent(&mut self, node: &str) -> Result<()> {
+        let ns = self.world.topology.node(node)?.ns().clone();
+        self.cast.start_agent(node, &ns)
+    }
+
+    /// Waits until every kernel holds everything; says who has died instead, if somebody has.
+    pub(crate) fn wait_in_sync(&mut self) -> Result<kplane_proto::v1::Fleet> {
+        let waited = self.status.wait_in_sync(self.objects.nodes.len(), SYNC);
+        waited.or_else(|error| {
+            self.cast.check()?;
+            Err(error)
+        })
+    }
+
+    /// Changes the manifests and waits until every kernel holds the change.
+    pub(crate) fn edit(&mut self, change: impl Fn(&mut Value) -> bool) -> Result<Vec<Landing>> {
+        let fleet = self.status.fleet()?;
+        let revision = fleet.control_plane.context("a fleet without a control plane")?.revision;
+        let written: SystemTime = self.manifests.edit(change)?;
+        let landed = self.status.wait_landed(written, revision, SYNC);
+        landed.or_else(|error| {
+            self.cast.check()?;
+            Err(error)
+        })
+    }
+
+    /// Reads the manifests again, after an edit.
+    pub(crate) fn reread(&mut self) -> Result<()> {
+        self.objects = Objects::read(self.manifests.objects(), &self.families)?;
+        Ok(())
+    }
+
+    /// The control plane's namespace.
+    pub(crate) fn control(&self) -> Result<&NetNs> {
+        Ok(self.world.topology.host(CONTROL)?.ns())
+    }
+
+    /// A node.
+    pub(crate) fn node(&self, name: &str) -> Result<&NodeFacts> {
+        let found = self.objects.nodes.iter().find(|node| *node.name == *name);
+        found.ok_or_else(|| anyhow!("no Node {name}"))
+    }
+
+    /// The folder of the manifests that the control plane watches.
+    pub(crate) fn manifests(&self) -> &Path {
+        self.manifests.folder()
+    }
+
+    /// Ends everything at once; `keep` leaves the folder, whose path is returned then.
+    pub(crate) fn strike(self, keep: bool) -> Option<PathBuf> {
+        let Self { cast, status, world, folder, .. } = self;
+        drop(cast);
+        drop(status);
+        drop(world);
+        keep.then(|| folder.keep())
+    }
+}
+
+/// The families that this machine has.
+fn families() -> Vec<Family> {
+    let v6 = Path::new("/proc/net/if_inet6").exists();
+    if v6 { Family::ALL.to_vec() } else { vec![Family::V4] }
+}

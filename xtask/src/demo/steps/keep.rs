@@ -1,0 +1,84 @@
+//! The demo stays up, for people to look around.
+
+use std::env;
+use std::io::{Read as _, stdin};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use kplane_tests::process::Process;
+use kplane_tests::userns::Entry;
+
+use super::super::interrupt::{self, Interrupted};
+use super::super::screen::{Screen, Tone};
+use super::super::stage::Stage;
+use super::super::world::Role;
+
+/// Prints how to look inside, and waits for Ctrl-C.
+pub(crate) fn wait(screen: &Screen, stage: &Stage, entry: Entry) -> Result<()> {
+    let inside = |pid: u32| match entry {
+        Entry::Privileged => format!("nsenter -t {pid} -n"),
+        Entry::UserNamespace => format!("nsenter -t {pid} -U -n --preserve-credentials"),
+    };
+    let line = |what: &str, command: String| {
+        screen.line(format!("  {}", screen.paint(Tone::Faint, what)));
+        screen.line(format!("    {command}"));
+    };
+    screen.gap();
+    screen.line(screen.paint(Tone::Strong, "Everything is still running. Look inside:"));
+    let pids = stage.cast.pids();
+    let programs = stage.cast.programs();
+    if let Some((_, pid)) = pids.first() {
+        let kpctl = programs.kpctl.display();
+        line("the fleet, as it changes", format!("{} {kpctl} status --watch", inside(*pid)));
+        line("one Service", format!("{} {kpctl} get services", inside(*pid)));
+    }
+    if let Some((node, pid)) = pids.get(1) {
+        let rules = format!("{} nft list table ip kplane", inside(*pid));
+        line(&format!("the rules of {node}"), rules);
+    }
+    let holders = holders(stage)?;
+    for (who, holder) in &holders {
+        line(who, format!("{} bash", inside(holder.id())));
+    }
+    let manifests = stage.manifests().display();
+    line("edit any of these, and watch the fleet", format!("ls {manifests}"));
+    line("logs", format!("ls {}", stage.cast.logs().display()));
+    let all: Vec<String> = pids.iter().map(|(name, pid)| format!("{name} {pid}")).collect();
+    line("processes", all.join(", "));
+    screen.gap();
+    screen.line(screen.paint(Tone::Strong, "Ctrl-C ends it and cleans up."));
+    screen.flush();
+    loop {
+        if let Err(Interrupted) = interrupt::sleep(Duration::from_secs(60)) {
+            interrupt::clear();
+            return Ok(());
+        }
+    }
+}
+
+/// Processes whose only purpose is to be in the namespaces of callers, so that they have an id.
+fn holders(stage: &Stage) -> Result<Vec<(String, Process)>> {
+    let mut holders = Vec::new();
+    for role in [Role::Client, Role::Pod] {
+        let mut callers = stage.world.callers.iter();
+        if let Some(caller) = callers.find(|caller| caller.role == role) {
+            let mut command = Command::new(env::current_exe().context("find this program")?);
+            command.arg("hold").stdin(Stdio::piped());
+            let who = match role {
+                Role::Pod => format!("a shell in a pod on {}", caller.node),
+                _ => format!("a shell on a client outside, by way of {}", caller.node),
+            };
+            holders.push((who, caller.ns.command(command)?));
+        }
+    }
+    Ok(holders)
+}
+
+/// Does nothing until standard input ends, which it does with the process that has started this.
+pub(crate) fn hold() -> ExitCode {
+    let mut nothing = Vec::new();
+    // Whether it ends well or not, it has ended.
+    let _ = stdin().read_to_end(&mut nothing);
+    ExitCode::SUCCESS
+}

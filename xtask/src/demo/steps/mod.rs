@@ -1,0 +1,45 @@
+//! The steps of the walk, in order. Each is a function that shows something and notes what it
+//! checked; an error ends the walk.
+
+mod connect;
+mod fleet;
+mod keep;
+mod load;
+mod restart;
+mod roll;
+mod start;
+mod strike;
+mod survey;
+
+use anyhow::Result;
+
+use super::stage::{Show, Stage};
+
+pub(crate) use keep::{hold, wait};
+pub(crate) use start::show_nodes;
+pub(crate) use strike::strike;
+
+/// One step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    /// What it shows.
+    pub(crate) title: &'static str,
+    /// Shows it.
+    pub(crate) run: fn(&mut Show, &mut Stage) -> Result<()>,
+}
+
+const START: Step = Step { title: "Start the control plane and an agent on each node", run: start::run };
+const CONNECT: Step = Step { title: "Call Services, and see who answers", run: connect::run };
+const SURVEY: Step = Step {
+    title: "Call every Service at all its addresses, from everywhere, and compare with the rules",
+    run: survey::run,
+};
+const ROLL: Step = Step { title: "Replace the pods of a Service, one by one, under load", run: roll::run };
+const FLEET: Step = Step { title: "Ask kpctl", run: fleet::run };
+const RESTART: Step = Step { title: "Kill an agent under load, and start it again", run: restart::run };
+
+/// The walk through `deploy/demo`.
+pub(crate) const DEMO: &[Step] = &[START, CONNECT, SURVEY, ROLL, FLEET, RESTART];
+
+/// The walk through anybody's objects.
+pub(crate) const OBJECTS: &[Step] = &[START, SURVEY, ROLL, FLEET, RESTART];
