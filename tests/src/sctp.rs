@@ -1,8 +1,10 @@
 //! SCTP without an SCTP stack (the test kernel has none): a real INIT out, a look at who gets it.
 
+use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Read as _};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -45,38 +47,75 @@ pub struct Arrival {
     pub checksum_valid: bool,
 }
 
-/// Sends an INIT from `client` to `dst`, from a source port of its own, and watches all `pods`.
-/// The pods do not answer it, apart from their kernel's ICMP protocol unreachable.
+/// A look at what reaches some pods. Opening is cheap, but to close it the kernel waits some 10 ms
+/// for each pod: keep it for many probes. Several threads may probe at the same time.
+#[derive(Debug)]
+pub struct Watch {
+    captures: Vec<(String, Capture)>,
+    /// What arrived and was not asked for yet, by initiate tag.
+    arrived: Mutex<BTreeMap<u32, Arrival>>,
+}
+
+impl Watch {
+    /// Begins to watch.
+    ///
+    /// # Errors
+    /// That a capture could not be opened.
+    pub fn open<'a>(pods: impl IntoIterator<Item = &'a NetNs>) -> Result<Self> {
+        let capture = |pod: &NetNs| Ok((pod.name().to_owned(), Capture::open(pod)?));
+        Ok(Self {
+            captures: pods.into_iter().map(capture).collect::<Result<_>>()?,
+            arrived: Mutex::default(),
+        })
+    }
+
+    /// Sends an INIT from `client` to `dst`, from a source port of its own. The pods do not answer
+    /// it, apart from their kernel's ICMP protocol unreachable.
+    ///
+    /// # Errors
+    /// That a raw socket could not be opened or used.
+    pub fn probe(&self, client: &NetNs, dst: SocketAddr, timeout: Duration) -> Result<Outcome> {
+        let tag = NEXT_TAG.fetch_add(1, Ordering::Relaxed);
+        // Other traffic may have filled the captures since.
+        drop(self.collect());
+        let sent = client.run(|| Ok(send(dst, &init(tag, dst.port()))))?;
+        let mut socket = match sent {
+            Ok(socket) => socket,
+            Err(error) if is_unreachable(error.kind()) => return Ok(Outcome::Unreachable),
+            Err(error) => return Err(error).context("send an SCTP INIT"),
+        };
+        let seen = eventually(timeout, "SCTP INIT", || {
+            let arrived = self.collect().remove(&tag).map(Outcome::Arrived);
+            arrived
+                .or_else(|| icmp_error(&mut socket))
+                .ok_or_else(String::new)
+        });
+        Ok(seen.unwrap_or(Outcome::TimedOut))
+    }
+
+    /// Takes what the captures have.
+    fn collect(&self) -> MutexGuard<'_, BTreeMap<u32, Arrival>> {
+        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        for (pod, capture) in &self.captures {
+            // A failing capture sees nothing more, which ends as a timeout.
+            let packets = capture.drain().unwrap_or_default();
+            arrived.extend(packets.iter().filter_map(|packet| arrival(pod, packet)));
+        }
+        arrived
+    }
+}
+
+/// One [`Watch::probe`] with a watch of its own.
 ///
 /// # Errors
-/// That a raw socket could not be opened or used.
+/// As [`Watch::open`] and [`Watch::probe`].
 pub fn init_probe(
     client: &NetNs,
     pods: &[&NetNs],
     dst: SocketAddr,
     timeout: Duration,
 ) -> Result<Outcome> {
-    let tag = NEXT_TAG.fetch_add(1, Ordering::Relaxed);
-    let watched = pods
-        .iter()
-        .map(|pod| Ok((pod.name(), Capture::open(pod)?)))
-        .collect::<Result<Vec<_>>>()?;
-    let sent = client.run(|| Ok(send(dst, &init(tag, dst.port()))))?;
-    let mut socket = match sent {
-        Ok(socket) => socket,
-        Err(error) if is_unreachable(error.kind()) => return Ok(Outcome::Unreachable),
-        Err(error) => return Err(error).context("send an SCTP INIT"),
-    };
-    let seen = eventually(timeout, "SCTP INIT", || {
-        let arrived = watched
-            .iter()
-            .find_map(|(pod, capture)| find(pod, capture, tag));
-        arrived
-            .map(Outcome::Arrived)
-            .or_else(|| icmp_error(&mut socket))
-            .ok_or_else(String::new)
-    });
-    Ok(seen.unwrap_or(Outcome::TimedOut))
+    Watch::open(pods.iter().copied())?.probe(client, dst, timeout)
 }
 
 /// Sends a packet by a raw socket that then gets the ICMP errors about `dst` only: it is connected.
@@ -90,19 +129,17 @@ fn send(dst: SocketAddr, packet: &[u8]) -> Result<Socket, Error> {
     Ok(socket)
 }
 
-fn find(pod: &str, capture: &Capture, tag: u32) -> Option<Arrival> {
-    let is_ours = |packet: &Packet| {
-        let found = packet.payload.get(16..20);
-        packet.protocol == SCTP && !packet.outgoing && found == Some(&tag.to_be_bytes()[..])
-    };
-    // A failing capture sees nothing more, which ends as a timeout.
-    let packet = capture.drain().ok()?.into_iter().find(is_ours)?;
-    Some(Arrival {
+/// The INIT that a packet carries, with its initiate tag.
+fn arrival(pod: &str, packet: &Packet) -> Option<(u32, Arrival)> {
+    let is_init = packet.protocol == SCTP && !packet.outgoing;
+    let tag = packet.payload.get(16..20).filter(|_| is_init)?;
+    let arrival = Arrival {
         pod: pod.to_owned(),
         src: packet.src,
         dst: packet.dst,
         checksum_valid: is_valid(&packet.payload),
-    })
+    };
+    Some((u32::from_be_bytes(tag.try_into().ok()?), arrival))
 }
 
 fn icmp_error(socket: &mut Socket) -> Option<Outcome> {

@@ -1,0 +1,136 @@
+//! The backend under test, in a node's namespace.
+
+use anyhow::{Result, ensure};
+use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Failure, Kind, Settings};
+use kp_nodeagent::backend::Verification;
+use kp_nodeagent::plan::{NodePlan, NodeSettings, ServicePlan};
+use kplane_model::{Family, NodeFacts, ServiceKey};
+use kplane_tests::netns::NetNs;
+
+use super::service::Svc;
+
+/// The backend that all scenarios run against.
+const BACKEND: Kind = Kind::Nftables;
+
+/// A backend with what it has to know of its node.
+pub(crate) struct Agent {
+    pub(crate) ns: NetNs,
+    pub(crate) facts: NodeFacts,
+    pub(crate) settings: NodeSettings,
+    backend: Box<dyn Backend>,
+}
+
+/// What became of a change in both families together.
+#[derive(Debug, Default)]
+pub(crate) struct Done {
+    pub(crate) operations: u64,
+    pub(crate) bytes: u64,
+    pub(crate) failures: Vec<Failure>,
+}
+
+/// ServicePorts with their plans, or without when they are gone.
+pub(crate) type Plans = Vec<(ServiceKey, Option<ServicePlan>)>;
+
+impl Agent {
+    /// Opens the backend in a namespace.
+    pub(crate) fn open(ns: &NetNs, facts: NodeFacts, settings: NodeSettings) -> Result<Self> {
+        Ok(Self {
+            ns: ns.clone(),
+            facts,
+            settings,
+            backend: open(ns)?,
+        })
+    }
+
+    /// A new process takes over: nothing is remembered but what the kernel holds.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        self.backend = open(&self.ns)?;
+        Ok(())
+    }
+
+    /// Makes these Services everything there is.
+    pub(crate) fn replace(&mut self, services: &[Svc]) -> Result<Done> {
+        self.both(|agent, family| agent.apply(family, &agent.plans(family, services), true))
+    }
+
+    /// Adds or changes these Services.
+    pub(crate) fn update(&mut self, services: &[Svc]) -> Result<Done> {
+        self.both(|agent, family| agent.apply(family, &agent.plans(family, services), false))
+    }
+
+    /// Deletes Services and adds or changes others, in one change.
+    pub(crate) fn exchange(&mut self, gone: &[Svc], services: &[Svc]) -> Result<Done> {
+        self.both(|agent, family| {
+            let mut plans = agent.plans(family, gone);
+            plans.iter_mut().for_each(|(_, plan)| *plan = None);
+            plans.extend(agent.plans(family, services));
+            agent.apply(family, &plans, false)
+        })
+    }
+
+    /// Plans Services for this node.
+    pub(crate) fn plans(&self, family: Family, services: &[Svc]) -> Plans {
+        let plans = services.iter().map(|svc| svc.plans(family, &self.facts));
+        plans.flatten().collect()
+    }
+
+    /// One change of one family, as an engine makes it.
+    pub(crate) fn apply(
+        &mut self,
+        family: Family,
+        services: &Plans,
+        complete: bool,
+    ) -> Result<Applied> {
+        let node = NodePlan::new(family, &self.facts, &self.settings);
+        let change = Change {
+            family,
+            node: &node,
+            services,
+            complete,
+        };
+        self.ns.run(|| Ok(self.backend.apply(change)?))
+    }
+
+    /// Compares the data path with what was applied.
+    pub(crate) fn verify(&mut self, family: Family) -> Result<Verification> {
+        self.ns.run(|| Ok(self.backend.verify(family)?))
+    }
+
+    /// Wants the data path of both families to be as applied.
+    pub(crate) fn ensure_equal(&mut self) -> Result<()> {
+        for family in Family::ALL {
+            let verification = self.verify(family)?;
+            ensure!(
+                verification == Verification::Equal,
+                "{family}: {verification:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Takes everything of ours out of the data path.
+    pub(crate) fn cleanup(&mut self) -> Result<()> {
+        let cleaned: Result<(), Vec<ApplyError>> = self.ns.run(|| Ok(self.backend.cleanup()))?;
+        ensure!(cleaned.is_ok(), "{cleaned:?}");
+        Ok(())
+    }
+
+    /// A family that fails does not keep the other from its change.
+    fn both(
+        &mut self,
+        mut apply: impl FnMut(&mut Self, Family) -> Result<Applied>,
+    ) -> Result<Done> {
+        let mut done = Done::default();
+        for applied in Family::ALL.map(|family| apply(self, family)) {
+            let mut applied = applied?;
+            done.operations += applied.operations;
+            done.bytes += applied.bytes;
+            done.failures.append(&mut applied.failures);
+        }
+        Ok(done)
+    }
+}
+
+fn open(ns: &NetNs) -> Result<Box<dyn Backend>> {
+    ns.run(|| Ok(BACKEND.open(&Settings::default())?))
+}

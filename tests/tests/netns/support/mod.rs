@@ -1,0 +1,16 @@
+//! A small cluster whose nodes run the backend under test, Services for it, and questions to ask.
+
+mod agent;
+mod ask;
+pub(crate) mod nft;
+mod scenario;
+mod service;
+mod world;
+
+pub(crate) use agent::{Agent, Done};
+pub(crate) use ask::{PATIENCE, Question, SILENCE, Seen, answers, ask};
+pub(crate) use scenario::{
+    ALL, ALL_MASQUERADED, DROPPED, HERE, HERE_MASQUERADED, REFUSED, Row, Scenario, Want,
+};
+pub(crate) use service::{At, Ep, PORT, Svc, TARGET, node_ip, pod_ips, svc};
+pub(crate) use world::{Client, Setup, World, cidrs, ep, facts, second_ip};

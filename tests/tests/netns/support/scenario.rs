@@ -1,0 +1,191 @@
+//! Scenarios: a Service, and for every client and every kind of address what must happen there.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::thread;
+
+use anyhow::{Result, anyhow, ensure};
+use kplane_model::{Family, Protocol};
+
+use super::ask::{Question, SILENCE, Seen};
+use super::service::{At, Svc};
+use super::world::{Client, Net, Setup, World};
+
+/// Connections made to find every endpoint of a few: with 3 endpoints one stays unseen once in
+/// 10^26 times.
+const MOST_TRIES: usize = 150;
+/// Connections made although every endpoint has been seen, to find one that must not be reached.
+const LEAST_TRIES: usize = 6;
+
+/// What must happen to connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// They reach each of these endpoints and no other.
+    Reach(Whom, Source),
+    /// The client is told at once.
+    Refused,
+    /// They time out.
+    Dropped,
+}
+
+/// Which endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whom {
+    All,
+    /// Those on the node that handles the packet.
+    Local,
+}
+
+/// Whom an endpoint takes for the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Client,
+    /// The node that handles the packet.
+    Node,
+}
+
+pub(crate) const ALL: Want = Want::Reach(Whom::All, Source::Client);
+pub(crate) const ALL_MASQUERADED: Want = Want::Reach(Whom::All, Source::Node);
+pub(crate) const HERE: Want = Want::Reach(Whom::Local, Source::Client);
+pub(crate) const HERE_MASQUERADED: Want = Want::Reach(Whom::Local, Source::Node);
+pub(crate) const REFUSED: Want = Want::Refused;
+pub(crate) const DROPPED: Want = Want::Dropped;
+
+/// What must happen at one kind of address: to a client outside, a pod on this node, a pod on
+/// another node, the node itself.
+pub(crate) type Row = (At, [Want; 4]);
+
+/// A Service and what must happen to its clients, in every family and protocol.
+pub(crate) struct Scenario {
+    pub(crate) setup: Setup,
+    pub(crate) service: Svc,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// One cell of a scenario in one family and protocol.
+struct Cell<'a> {
+    service: &'a Svc,
+    want: Want,
+    question: Question,
+}
+
+impl Scenario {
+    /// Programs the Service in a new world, and asks.
+    pub(crate) fn play(&self) -> Result<()> {
+        let world = World::serving(self.setup, std::slice::from_ref(&self.service))?;
+        self.observe(&world.net)
+    }
+
+    /// Asks in a world that has the Service.
+    pub(crate) fn observe(&self, net: &Net) -> Result<()> {
+        let (silent, others): (Vec<_>, Vec<_>) = self
+            .cells()
+            .into_iter()
+            .partition(|cell| matches!(cell.want, Want::Dropped));
+        let mut wrong = Vec::new();
+        for cell in others {
+            wrong.extend(cell.check(net).err());
+        }
+        // Those that wait for nothing wait together.
+        let more = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            for cell in &silent {
+                scope.spawn(|| {
+                    if let (Err(error), Ok(mut more)) = (cell.check(net), more.lock()) {
+                        more.push(error);
+                    }
+                });
+            }
+        });
+        wrong.extend(more.into_inner().unwrap_or_else(|poison| poison.into_inner()));
+        let texts: Vec<String> = wrong.iter().map(|error| format!("{error:#}")).collect();
+        ensure!(texts.is_empty(), "{}", texts.join("\n"));
+        Ok(())
+    }
+
+    fn cells(&self) -> Vec<Cell<'_>> {
+        let mut cells = Vec::new();
+        for (at, [outside, here, there, node]) in &self.rows {
+            // A pod that serves is treated as any other.
+            let wants = [outside, here, there, node, here];
+            for (client, want) in Client::ALL.into_iter().zip(wants) {
+                for (family, protocol) in self.service.variants() {
+                    let to = self.service.address(*at, family, client.node());
+                    cells.push(Cell {
+                        service: &self.service,
+                        want: *want,
+                        question: Question::new(client, protocol, to),
+                    });
+                }
+            }
+        }
+        cells
+    }
+}
+
+impl Cell<'_> {
+    fn check(&self, net: &Net) -> Result<()> {
+        match self.want {
+            Want::Reach(whom, source) => self.check_reach(net, whom, source),
+            Want::Refused => {
+                let seen = self.question.ask(net)?;
+                ensure!(seen.is_refused(), "{}: {seen}, not refused", self.question);
+                Ok(())
+            }
+            Want::Dropped => {
+                let seen = self.question.timeout(SILENCE).ask(net)?;
+                ensure!(seen.is_dropped(), "{}: {seen}, not dropped", self.question);
+                Ok(())
+            }
+        }
+    }
+
+    fn check_reach(&self, net: &Net, whom: Whom, source: Source) -> Result<()> {
+        let (client, to) = (self.question.client, self.question.to);
+        let node = (whom == Whom::Local).then_some(client.node());
+        let wanted = self.service.targets(Family::of(to.ip()), node);
+        ensure!(!wanted.is_empty(), "{}: nobody to reach", self.question);
+        let mut missing = wanted.clone();
+        let mut wrong = None;
+        let mut tries = 0;
+        self.question.repeat(net, |seen| {
+            tries += 1;
+            wrong = self.complaint(&seen, &wanted, source);
+            if let Seen::Hit { endpoint, .. } = seen {
+                missing.remove(&endpoint);
+            }
+            let enough = missing.is_empty() && tries >= LEAST_TRIES;
+            wrong.is_none() && !enough && tries < MOST_TRIES
+        })?;
+        match wrong {
+            Some(wrong) => Err(anyhow!("{}: {wrong}", self.question)),
+            None if missing.is_empty() => Ok(()),
+            None => Err(anyhow!("{}: never reached {missing:?}", self.question)),
+        }
+    }
+
+    /// What is wrong with one outcome.
+    fn complaint(&self, seen: &Seen, wanted: &BTreeSet<SocketAddr>, want: Source) -> Option<String> {
+        let Seen::Hit { endpoint, source } = seen else {
+            return Some(format!("{seen}, not one of {wanted:?}"));
+        };
+        if !wanted.contains(endpoint) {
+            return Some(format!("{seen}, not one of {wanted:?}"));
+        }
+        let client = self.question.client;
+        // The rig sends INITs from the address that masquerading chooses as well.
+        if client == Client::Node && self.question.protocol == Protocol::Sctp {
+            return None;
+        }
+        let own = client.source(Family::of(*source));
+        // A15: hairpin.
+        let masqueraded = want == Source::Node || endpoint.ip() == own;
+        let right = match masqueraded {
+            true => client.is_masqueraded(*source),
+            false => *source == own,
+        };
+        let verb = if masqueraded { "masqueraded" } else { "kept" };
+        (!right).then(|| format!("{seen}, source not {verb}"))
+    }
+}
