@@ -447,3 +447,90 @@ async fn a_control_plane_that_ends_lets_its_agents_go() {
     };
     assert_eq!(status.code(), Code::Unavailable, "{status}");
 }
+
+/// What grpcurl and load balancers rely on.
+#[tokio::test]
+async fn the_status_port_describes_itself_and_its_health() {
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_check_response::ServingStatus;
+    use tonic_health::pb::health_client::HealthClient;
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+    use tonic_reflection::pb::v1::{ServerReflectionRequest, ServiceResponse};
+
+    let (bound, _folder) = control_plane().await;
+    let address = format!("http://{}", bound.status_addr.unwrap());
+    let endpoint = tonic::transport::Endpoint::from_shared(address).unwrap();
+    let channel = endpoint.connect().await.unwrap();
+    let mut health = HealthClient::new(channel.clone());
+    let answer = health
+        .check(HealthCheckRequest {
+            service: String::new(),
+        })
+        .await
+        .unwrap();
+    assert_eq!(answer.into_inner().status(), ServingStatus::Serving);
+    let list = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let mut reflection = ServerReflectionClient::new(channel);
+    let stream = reflection
+        .server_reflection_info(tokio_stream::once(list))
+        .await
+        .unwrap();
+    let answer = stream
+        .into_inner()
+        .message()
+        .await
+        .unwrap()
+        .unwrap()
+        .message_response;
+    let Some(MessageResponse::ListServicesResponse(list)) = answer else {
+        panic!("{answer:?}");
+    };
+    let names: Vec<String> = list
+        .service
+        .into_iter()
+        .map(|ServiceResponse { name }| name)
+        .collect();
+    for name in [
+        "kplane.v1.StatusService",
+        "kplane.v1.DesiredStateService",
+        "grpc.health.v1.Health",
+    ] {
+        assert!(names.iter().any(|n| n == name), "{names:?}");
+    }
+}
+
+#[tokio::test]
+async fn tools_can_watch_what_a_node_should_have() {
+    use kplane_proto::v1::desired_state_service_client::DesiredStateServiceClient;
+
+    let (bound, _folder) = control_plane().await;
+    publish(&bound, vec![published(1, 1)]);
+    let mut agent = Agent::connect(&bound, hello("n1", None)).await;
+    agent.update().await;
+    let address = format!("http://{}", bound.status_addr.unwrap());
+    let mut client = DesiredStateServiceClient::connect(address).await.unwrap();
+    let watch = |node_name: &str| pb::WatchNodeRequest {
+        node_name: node_name.to_owned(),
+    };
+    let unknown = client.watch_node(watch("n2")).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+    let mut states = client.watch_node(watch("n1")).await.unwrap().into_inner();
+    let first = timeout(DEADLINE, states.message())
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    assert!(first.complete && first.objects.len() == 2);
+    publish(&bound, vec![(key(1), None)]);
+    let next = timeout(DEADLINE, states.message())
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    assert_eq!((next.objects.len(), next.deleted.len()), (0, 1));
+}
