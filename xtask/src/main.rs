@@ -10,7 +10,11 @@ use clap::{Parser, Subcommand};
 
 /// kplane's scripts.
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    disable_help_subcommand = true
+)]
 struct Cli {
     #[command(subcommand)]
     task: Task,

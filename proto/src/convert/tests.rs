@@ -201,10 +201,10 @@ fn hostile_services_are_refused_by_field() {
         ("cluster_ip", |s| s.cluster_ip = vec![0; 16].into()),
         ("external_ips", |s| s.external_ips = vec![1, 2, 3].into()),
         ("endpoints", |s| {
-            s.endpoints = vec![127, 0, 0, 1, 0, 80].into()
+            s.endpoints = vec![127, 0, 0, 1, 0, 80].into();
         }),
         ("endpoints", |s| {
-            s.endpoints = vec![10, 0, 0, 1, 0, 0].into()
+            s.endpoints = vec![10, 0, 0, 1, 0, 0].into();
         }),
         ("affinity_timeout_s", |s| s.affinity_timeout_s = 90_000),
     ];

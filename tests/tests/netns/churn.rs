@@ -10,9 +10,7 @@ use kplane_tests::client::{self, Probe, Session};
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::wait::eventually;
 
-use crate::support::{
-    At, Client, Ep, Seen, Setup, Svc, World, answers, ask, cidrs, ep, svc,
-};
+use crate::support::{At, Client, Ep, Seen, Setup, Svc, World, answers, ask, cidrs, ep, svc};
 
 /// Beyond any scheduling delay of a busy machine.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -103,7 +101,9 @@ pub(crate) fn other_properties_change_without_a_failed_connection() -> Result<()
         internal(svc(1).reached(At::NodePort)),
         service.clone().external_local(),
         service.clone().internal_local(),
-        service.clone().ranges(cidrs(&["192.0.2.0/24", "2001:db8::/32"])?),
+        service
+            .clone()
+            .ranges(cidrs(&["192.0.2.0/24", "2001:db8::/32"])?),
         service.clone(),
     ];
     let always = [
@@ -116,7 +116,29 @@ pub(crate) fn other_properties_change_without_a_failed_connection() -> Result<()
     for variant in variants.iter().cycle().take(24) {
         world.update(slice::from_ref(variant))?;
         loads.progress(3)?;
-        session.echo(DEADLINE).with_context(|| format!("{variant:?}"))?;
+        session
+            .echo(DEADLINE)
+            .with_context(|| format!("{variant:?}"))?;
+    }
+    loads.none_lost()
+}
+
+/// The client is inside all of the ranges.
+pub(crate) fn source_ranges_change_without_a_failed_connection() -> Result<()> {
+    let service = svc(1).everywhere().only(Protocol::Tcp);
+    let service = service.endpoints(["a", "b"].map(ep));
+    let ranges: [&[&str]; 4] = [
+        &[],
+        &["172.30.0.0/16", "fd30::/16"],
+        &["172.30.0.0/24", "fd30::/112", "10.244.0.0/16"],
+        &["172.30.0.3/32", "172.30.0.0/25", "fd30::3/128"],
+    ];
+    let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
+    let cases = Family::ALL.map(|family| (Client::Outside, At::LoadBalancer, family));
+    let loads = Loads::start(&world, &service, &cases)?;
+    for ranges in ranges.iter().cycle().take(100) {
+        world.update(&[service.clone().ranges(cidrs(ranges)?)])?;
+        loads.progress(1)?;
     }
     loads.none_lost()
 }
@@ -160,7 +182,12 @@ pub(crate) fn a19_what_is_connected_stays_connected() -> Result<()> {
     let full = service.clone().endpoints([ep("a")]);
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&full))?;
     let mut sessions = Vec::new();
-    for client in [Client::Outside, Client::PodHere, Client::Node, Client::Endpoint] {
+    for client in [
+        Client::Outside,
+        Client::PodHere,
+        Client::Node,
+        Client::Endpoint,
+    ] {
         for at in At::ALL {
             sessions.push(open(&world, client, &service, at)?);
         }
@@ -196,13 +223,19 @@ pub(crate) fn servers_stop_after_and_start_before_their_endpoints() -> Result<()
     let mut world = World::new(Setup::PodRanges)?;
     let (mut old, mut new) = (9001, 9002);
     for pod in ["a", "b"] {
-        world.topology.pod_mut(pod)?.serve(client::Protocol::Tcp, old)?;
+        world
+            .topology
+            .pod_mut(pod)?
+            .serve(client::Protocol::Tcp, old)?;
     }
     world.replace(&[on(&["a", "b"], old)])?;
     let loads = Loads::start(&world, &service, &EVERYBODY)?;
     for _ in 0..10 {
         for pod in ["a", "b"] {
-            world.topology.pod_mut(pod)?.serve(client::Protocol::Tcp, new)?;
+            world
+                .topology
+                .pod_mut(pod)?
+                .serve(client::Protocol::Tcp, new)?;
         }
         world.update(&[on(&["a", "b"], new)])?;
         // Whoever was on its way when the endpoints changed has arrived after this.
@@ -238,7 +271,11 @@ pub(crate) fn an_address_passes_to_another_service_in_one_change() -> Result<()>
         loads.progress(2)?;
     }
     loads.none_lost()?;
-    answers(&world.net, Client::Outside, one.address(At::LoadBalancer, Family::V6, 1))
+    answers(
+        &world.net,
+        Client::Outside,
+        one.address(At::LoadBalancer, Family::V6, 1),
+    )
 }
 
 fn open(world: &World, client: Client, service: &Svc, at: At) -> Result<Session> {

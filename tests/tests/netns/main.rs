@@ -6,11 +6,15 @@
 
 mod addresses;
 mod churn;
+mod limits;
+mod listing;
 mod policies;
+mod restart;
 mod spread;
 mod strangers;
 mod support;
 mod unserved;
+mod walk;
 
 kplane_tests::main!(
     addresses::a15_external_addresses_masquerade_and_pods_keep_their_source_to_cluster_ips,
@@ -57,9 +61,24 @@ kplane_tests::main!(
     strangers::a_change_onto_a_tampered_table_is_refused_and_then_repairs,
     churn::endpoints_come_and_go_without_a_failed_connection,
     churn::other_properties_change_without_a_failed_connection,
+    churn::source_ranges_change_without_a_failed_connection,
     churn::other_services_change_without_a_failed_connection,
     churn::complete_changes_do_not_disturb_anybody,
     churn::a19_what_is_connected_stays_connected,
     churn::servers_stop_after_and_start_before_their_endpoints,
     churn::an_address_passes_to_another_service_in_one_change,
+    listing::a_printed_ruleset_loads_again_and_does_the_same,
+    listing::a_printed_ruleset_is_readable,
+    listing::json_listings_agree_with_what_we_read_back,
+    restart::a_restart_adopts_everything_without_an_operation,
+    restart::a_restart_repairs_what_changed_meanwhile,
+    restart::a_table_of_another_layout_is_replaced_without_a_failed_connection,
+    restart::a_table_with_another_layouts_number_is_replaced,
+    restart::cleanup_removes_both_tables_and_may_be_repeated,
+    limits::many_services_are_loaded_through_a_small_socket_buffer,
+    limits::too_many_endpoints_are_refused_by_name_and_the_rest_works,
+    limits::a_poisoned_service_port_does_not_stop_others,
+    limits::of_two_services_with_one_address_the_second_is_refused_by_name,
+    limits::nothing_is_deleted_before_everything_is_known,
+    walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );

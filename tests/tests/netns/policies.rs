@@ -56,7 +56,11 @@ pub(crate) fn a18_outside_is_dropped_where_a_local_policy_has_no_endpoint() -> R
     // The endpoint is on node-2.
     let service = svc(1).everywhere().external_local().endpoints([ep("c")]);
     let rows = external([DROPPED, ALL, ALL, ALL_MASQUERADED]);
-    play(Setup::PodRanges, service, [INTERNAL].into_iter().chain(rows))
+    play(
+        Setup::PodRanges,
+        service,
+        [INTERNAL].into_iter().chain(rows),
+    )
 }
 
 pub(crate) fn a18_without_pod_ranges_pods_are_dropped_too() -> Result<()> {
@@ -92,9 +96,10 @@ pub(crate) fn a18_internal_policy_local_drops_where_no_endpoint_is() -> Result<(
 
 pub(crate) fn a12_a13_both_policies_local() -> Result<()> {
     let wants = [HERE_MASQUERADED, HERE, HERE, HERE_MASQUERADED];
-    let rows = [(At::ClusterIp, wants)]
-        .into_iter()
-        .chain(external([HERE, ALL, ALL, ALL_MASQUERADED]));
+    let rows =
+        [(At::ClusterIp, wants)]
+            .into_iter()
+            .chain(external([HERE, ALL, ALL, ALL_MASQUERADED]));
     let service = on_both_nodes().internal_local().external_local();
     play(Setup::PodRanges, service, rows)
 }
@@ -104,7 +109,11 @@ pub(crate) fn b3_draining_endpoints_serve_when_nothing_is_ready() -> Result<()> 
     let draining = ["a", "b", "c"].map(|pod| ep(pod).draining());
     let rows = external([ALL_MASQUERADED; 4]);
     let service = svc(1).everywhere().endpoints(draining);
-    play(Setup::PodRanges, service, [INTERNAL].into_iter().chain(rows))
+    play(
+        Setup::PodRanges,
+        service,
+        [INTERNAL].into_iter().chain(rows),
+    )
 }
 
 /// `a` drains on node-1 while `c` is ready on node-2: who may reach only node-1 reaches `a`.
@@ -113,5 +122,9 @@ pub(crate) fn b5_a_draining_endpoint_serves_a_local_policy_when_no_other_is_on_t
     let service = svc(1).everywhere().external_local();
     let service = service.endpoints([ep("a").draining(), ep("c")]);
     let rows = external([HERE, ALL, ALL, ALL_MASQUERADED]);
-    play(Setup::PodRanges, service, [INTERNAL].into_iter().chain(rows))
+    play(
+        Setup::PodRanges,
+        service,
+        [INTERNAL].into_iter().chain(rows),
+    )
 }

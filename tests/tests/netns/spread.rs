@@ -90,11 +90,7 @@ fn check(service: &dyn Fn(usize) -> Svc, client: Client, at: At) -> Result<()> {
     Ok(())
 }
 
-fn count_hits(
-    world: &World,
-    question: &Question,
-    n: usize,
-) -> Result<BTreeMap<SocketAddr, usize>> {
+fn count_hits(world: &World, question: &Question, n: usize) -> Result<BTreeMap<SocketAddr, usize>> {
     let mut counts = BTreeMap::new();
     let mut asked = 0;
     let mut other = None;

@@ -21,7 +21,10 @@ const OTHER_PORT: u16 = 7777;
 
 pub(crate) fn traffic_that_is_no_services_keeps_its_addresses() -> Result<()> {
     let world = World::serving(Setup::MasqueradeAll, &[on_both_nodes()])?;
-    let (client, node) = (world.topology.host("client")?, world.topology.node("node-1")?);
+    let (client, node) = (
+        world.topology.host("client")?,
+        world.topology.node("node-1")?,
+    );
     let echo = world.topology.echo();
     for (family, protocol) in cases() {
         // Pod to pod, from outside to a pod, from the node to a pod.
@@ -106,7 +109,9 @@ pub(crate) fn a_foreign_table_keeps_working_and_no_other_mark_is_touched() -> Re
         }
         let packets = |counter: &str| -> Result<u64> {
             let text = nft(&node, &format!("list counter inet foreign {counter}"))?;
-            let mut words = text.split_whitespace().skip_while(|word| *word != "packets");
+            let mut words = text
+                .split_whitespace()
+                .skip_while(|word| *word != "packets");
             let count = words.nth(1).context("no counter")?;
             Ok(count.parse()?)
         };
@@ -118,7 +123,10 @@ pub(crate) fn a_foreign_table_keeps_working_and_no_other_mark_is_touched() -> Re
         world.first()?.cleanup()?;
         let after = nft(&node, "list table inet foreign")?;
         ensure!(before.contains("dnat"), "{before}");
-        ensure!(after == nft(&node, "list ruleset")?, "only the others' is left");
+        ensure!(
+            after == nft(&node, "list ruleset")?,
+            "only the others' is left"
+        );
     }
     Ok(())
 }
@@ -130,11 +138,18 @@ pub(crate) fn foreign_commits_between_ours_are_no_drift() -> Result<()> {
     }
     let mut world = World::serving(Setup::PodRanges, &[on_both_nodes()])?;
     let node = world.node(1)?.clone();
-    nft(&node, "table inet foreign { set s { type inet_service; } }")?;
+    nft(
+        &node,
+        "add table inet foreign\nadd set inet foreign s { type inet_service; }",
+    )?;
     let first = world.first()?;
     for port in 1..=20 {
         nft(&node, &format!("add element inet foreign s {{ {port} }}"))?;
-        let endpoints = if port % 2 == 0 { ["a", "b"] } else { ["b", "c"] };
+        let endpoints = if port % 2 == 0 {
+            ["a", "b"]
+        } else {
+            ["b", "c"]
+        };
         let done = first.update(&[svc(2).endpoints(endpoints.map(ep))])?;
         ensure!(done.operations < 60, "{done:?}");
         first.ensure_equal()?;
@@ -153,13 +168,19 @@ const TAMPERINGS: [(&str, &str); 14] = [
         "flush chain ip6 kplane postrouting\ndelete chain ip6 kplane postrouting",
     ),
     ("a rule is new", "insert rule ip kplane services return"),
-    ("a rule is new at the end", "add rule ip6 kplane forward drop"),
+    (
+        "a rule is new at the end",
+        "add rule ip6 kplane forward drop",
+    ),
     ("a chain is new", "add chain ip kplane foreign"),
     (
         "a set is new",
         "add set ip kplane foreign { type ipv4_addr; }",
     ),
-    ("a policy is another", "chain ip kplane forward { policy drop; }"),
+    (
+        "a policy is another",
+        "chain ip kplane forward { policy drop; }",
+    ),
     ("the table sleeps", "add table ip kplane { flags dormant; }"),
     (
         "an element is gone",
@@ -169,7 +190,7 @@ const TAMPERINGS: [(&str, &str); 14] = [
         "an element is new",
         "add element ip6 kplane cluster-ips { fd96::77 }",
     ),
-    ("a set is empty", "flush set ip6 kplane service-endpoints"),
+    ("a map is empty", "flush map ip6 kplane service-endpoints"),
 ];
 
 pub(crate) fn what_others_do_to_our_table_is_found_and_repaired() -> Result<()> {
@@ -200,12 +221,18 @@ pub(crate) fn a_deleted_rule_is_found_and_repaired() -> Result<()> {
     let services = [on_both_nodes()];
     let mut world = World::serving(Setup::PodRanges, &services)?;
     let node = world.node(1)?.clone();
-    let listing = run(&node, &["-a", "list", "chain", "ip", "kplane", "postrouting"])?;
+    let listing = run(
+        &node,
+        &["-a", "list", "chain", "ip", "kplane", "postrouting"],
+    )?;
     let rule = listing.lines().find(|line| line.contains("@hairpin"));
     let (_, handle) = rule
         .and_then(|rule| rule.rsplit_once(' '))
         .with_context(|| listing.clone())?;
-    nft(&node, &format!("delete rule ip kplane postrouting handle {handle}"))?;
+    nft(
+        &node,
+        &format!("delete rule ip kplane postrouting handle {handle}"),
+    )?;
     let first = world.first()?;
     let seen = first.verify(Family::V4)?;
     ensure!(seen != Verification::Equal, "{seen:?}");
@@ -246,7 +273,12 @@ pub(crate) fn a_change_onto_a_tampered_table_is_refused_and_then_repairs() -> Re
 fn repaired(world: &World) -> Result<()> {
     for family in Family::ALL {
         let to = on_both_nodes().address(At::ClusterIp, family, 1);
-        for client in [Client::Outside, Client::PodHere, Client::Endpoint, Client::Node] {
+        for client in [
+            Client::Outside,
+            Client::PodHere,
+            Client::Endpoint,
+            Client::Node,
+        ] {
             answers(&world.net, client, to)?;
         }
         let other = SocketAddr::new(ep("b").address(family).ip(), TARGET);

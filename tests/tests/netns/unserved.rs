@@ -34,7 +34,10 @@ pub(crate) fn a18_refusals_follow_the_endpoints() -> Result<()> {
     for _ in 0..3 {
         for (service, served) in [(&full, true), (&empty, false)] {
             world.update(slice::from_ref(service))?;
-            for (at, family) in At::ALL.into_iter().flat_map(|at| Family::ALL.map(|f| (at, f))) {
+            for (at, family) in At::ALL
+                .into_iter()
+                .flat_map(|at| Family::ALL.map(|f| (at, f)))
+            {
                 let to = service.address(at, family, 1);
                 let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
                 let hit = matches!(seen, Seen::Hit { .. });
@@ -56,7 +59,10 @@ pub(crate) fn a18_refusals_come_at_once() -> Result<()> {
             let start = Instant::now();
             let seen = ask(&world.net, client, protocol, to)?;
             let took = start.elapsed();
-            ensure!(seen.is_refused() && took < PATIENCE, "{to}: {seen}, {took:?}");
+            ensure!(
+                seen.is_refused() && took < PATIENCE,
+                "{to}: {seen}, {took:?}"
+            );
         }
     }
     Ok(())
@@ -82,7 +88,10 @@ pub(crate) fn a20_an_address_that_no_service_has_is_dropped() -> Result<()> {
     let nobody = svc(2);
     let clients = [Client::Outside, Client::PodHere, Client::Node];
     let dropped = |world: &World| -> Result<()> {
-        for (client, family) in clients.into_iter().flat_map(|c| Family::ALL.map(|f| (c, f))) {
+        for (client, family) in clients
+            .into_iter()
+            .flat_map(|c| Family::ALL.map(|f| (c, f)))
+        {
             let to = nobody.address(At::ClusterIp, family, 1);
             let question = Question::new(client, Protocol::Tcp, to).timeout(SILENCE);
             let seen = question.ask(&world.net)?;
@@ -213,7 +222,11 @@ pub(crate) fn a8_ranges_may_overlap_and_hold_everybody() -> Result<()> {
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let allowed = |world: &World, client| -> Result<()> {
         for family in Family::ALL {
-            answers(&world.net, client, service.address(At::LoadBalancer, family, 1))?;
+            answers(
+                &world.net,
+                client,
+                service.address(At::LoadBalancer, family, 1),
+            )?;
         }
         Ok(())
     };

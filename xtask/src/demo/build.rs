@@ -31,16 +31,27 @@ impl Programs {
             Ok(path)
         };
         let [control_plane, node_agent, kpctl] = PROGRAMS.map(find);
-        Ok(Self { control_plane: control_plane?, node_agent: node_agent?, kpctl: kpctl? })
+        Ok(Self {
+            control_plane: control_plane?,
+            node_agent: node_agent?,
+            kpctl: kpctl?,
+        })
     }
 
     /// Builds them, with cargo's own progress on standard error.
     pub(crate) fn build() -> Result<Self> {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
-        command.args(["build", "--release", "--message-format=json-render-diagnostics"]);
+        command.args([
+            "build",
+            "--release",
+            "--message-format=json-render-diagnostics",
+        ]);
         command.args(PROGRAMS.iter().flat_map(|name| ["--package", name]));
-        command.current_dir(workspace()).stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+            .current_dir(workspace())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
         let mut child = command.spawn().context("start cargo")?;
         let stdout = child.stdout.take().context("cargo has no output")?;
         let mut found = Vec::new();
@@ -50,11 +61,19 @@ impl Programs {
         let status = child.wait().context("wait for cargo")?;
         ensure!(status.success(), "the build failed: cargo {status}");
         let find = |name: &str| {
-            let built = found.iter().find(|path| path.file_name().is_some_and(|n| n == name));
-            built.cloned().with_context(|| format!("cargo has built no {name}"))
+            let built = found
+                .iter()
+                .find(|path| path.file_name().is_some_and(|n| n == name));
+            built
+                .cloned()
+                .with_context(|| format!("cargo has built no {name}"))
         };
         let [control_plane, node_agent, kpctl] = PROGRAMS.map(find);
-        Ok(Self { control_plane: control_plane?, node_agent: node_agent?, kpctl: kpctl? })
+        Ok(Self {
+            control_plane: control_plane?,
+            node_agent: node_agent?,
+            kpctl: kpctl?,
+        })
     }
 }
 

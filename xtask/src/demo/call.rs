@@ -44,9 +44,14 @@ pub(crate) struct Call {
     pub(crate) node_ip: IpAddr,
     /// What must come of it.
     pub(crate) expect: Expect,
+    /// Names of pods, for messages.
+    pub(crate) names: Arc<Names>,
     /// Where SCTP packets are looked for: there is no SCTP server.
-    pub(crate) watched: Arc<Vec<NetNs>>,
+    pub(crate) watched: Vec<NetNs>,
 }
+
+/// Names of pods by address.
+pub(crate) type Names = BTreeMap<IpAddr, String>;
 
 /// What came of a call.
 #[derive(Clone, Debug, Default)]
@@ -93,7 +98,7 @@ impl Call {
         let mut finding = Finding::default();
         let (mut made, mut left) = (0, most);
         while left > 0 && (made < least || self.missing(&finding).next().is_some()) {
-            self.judge(self.once()?, &mut finding);
+            self.judge(&self.once()?, &mut finding);
             made += 1;
             left -= 1;
             if !finding.wrong.is_empty() {
@@ -107,7 +112,9 @@ impl Call {
         if finding.wrong.is_empty() && !matches!(self.expect, Expect::Answer { sticky: true, .. }) {
             let missing: Vec<SocketAddr> = self.missing(&finding).collect();
             for endpoint in missing {
-                finding.wrong.insert(format!("{endpoint} never answered"), 1);
+                finding
+                    .wrong
+                    .insert(format!("{} never answered", self.name(endpoint)), 1);
             }
         }
         Ok(finding)
@@ -123,8 +130,8 @@ impl Call {
         all.filter(|endpoint| !finding.answers.contains_key(endpoint))
     }
 
-    fn judge(&self, seen: Seen, finding: &mut Finding) {
-        let wrong = match (&seen, &self.expect) {
+    fn judge(&self, seen: &Seen, finding: &mut Finding) {
+        let wrong = match (seen, &self.expect) {
             (Seen::Answer { by, peer }, expect) => {
                 *finding.answers.entry(*by).or_default() += 1;
                 self.misfit(*by, *peer, expect)
@@ -141,11 +148,12 @@ impl Call {
 
     /// What is wrong with an answer.
     fn misfit(&self, by: SocketAddr, peer: IpAddr, expect: &Expect) -> Option<String> {
+        let who = self.name(by);
         let Expect::Answer { from, seen_as, .. } = expect else {
-            return Some(format!("{by} answered"));
+            return Some(format!("{who} answered"));
         };
         if !from.contains(&by) {
-            return Some(format!("{by} answered, which it must not"));
+            return Some(format!("{who} answered, which it must not"));
         }
         // What is delivered on the node itself passes no postrouting.
         if by.ip() == self.node_ip {
@@ -156,7 +164,37 @@ impl Call {
             SeenAs::Caller if !itself => self.source,
             SeenAs::Caller | SeenAs::Node => self.node_ip,
         };
-        (peer != expected).then(|| format!("{by} sees {peer}, not {expected}"))
+        (peer != expected).then(|| format!("{who} sees {peer}, not {expected}"))
+    }
+
+    /// The pod behind an endpoint.
+    fn name(&self, endpoint: SocketAddr) -> String {
+        self.names
+            .get(&endpoint.ip())
+            .cloned()
+            .unwrap_or_else(|| endpoint.to_string())
+    }
+
+    /// What is wrong with what came of it, in one line; nothing if nothing is.
+    pub(crate) fn complaint(&self, finding: &Finding) -> Option<String> {
+        let times = |(what, times): (&String, &u64)| match times {
+            1 => what.clone(),
+            times => format!("{what} ({times} times)"),
+        };
+        let wrong: Vec<String> = finding.wrong.iter().map(times).collect();
+        let expected = match &self.expect {
+            Expect::Answer { from, .. } => {
+                let names: Vec<String> = from.iter().map(|endpoint| self.name(*endpoint)).collect();
+                format!("an answer from {}", names.join(", "))
+            }
+            Expect::Refused => "a refusal".to_owned(),
+            Expect::Silence => "silence".to_owned(),
+        };
+        let made = finding.calls;
+        let wrong = (!wrong.is_empty()).then(|| wrong.join(", "))?;
+        Some(format!(
+            "{self}: {wrong}; of {made} connections, each should get {expected}"
+        ))
     }
 
     /// Calls once, from the namespace of the calling thread unless it is SCTP.
@@ -166,9 +204,14 @@ impl Call {
         let Some(protocol) = speaks(self.protocol) else {
             return self.once_sctp(timeout);
         };
-        let probe = Probe::new(protocol, self.to).source(self.source).timeout(timeout);
+        let probe = Probe::new(protocol, self.to)
+            .source(self.source)
+            .timeout(timeout);
         Ok(match probe.here() {
-            Outcome::Reply(reply) => Seen::Answer { by: reply.local, peer: reply.peer.ip() },
+            Outcome::Reply(reply) => Seen::Answer {
+                by: reply.local,
+                peer: reply.peer.ip(),
+            },
             Outcome::Refused => Seen::Refused,
             Outcome::TimedOut => Seen::Silence,
             Outcome::Unreachable => Seen::Other("unreachable".to_owned()),
@@ -189,9 +232,10 @@ impl Call {
             sctp::Outcome::Arrived(arrival) if !arrival.checksum_valid => {
                 Seen::Other("a broken checksum".to_owned())
             }
-            sctp::Outcome::Arrived(arrival) => {
-                Seen::Answer { by: arrival.dst, peer: arrival.src.ip() }
-            }
+            sctp::Outcome::Arrived(arrival) => Seen::Answer {
+                by: arrival.dst,
+                peer: arrival.src.ip(),
+            },
             sctp::Outcome::Refused => Seen::Refused,
             sctp::Outcome::Unreachable => Seen::Other("unreachable".to_owned()),
             sctp::Outcome::TimedOut => Seen::Silence,
@@ -219,19 +263,6 @@ impl fmt::Display for Call {
             Role::Node => write!(f, "{node} itself")?,
         }
         write!(f, " to {} {}/{}", self.kind, self.to, self.protocol)
-    }
-}
-
-impl fmt::Display for Expect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Answer { from, .. } => {
-                let names: Vec<String> = from.iter().map(ToString::to_string).collect();
-                write!(f, "an answer from {}", names.join(", "))
-            }
-            Self::Refused => f.write_str("a refusal"),
-            Self::Silence => f.write_str("silence"),
-        }
     }
 }
 
@@ -269,7 +300,8 @@ mod tests {
             protocol: Protocol::Tcp,
             node_ip: [9, 9, 9, 9].into(),
             expect,
-            watched: Arc::default(),
+            names: Arc::default(),
+            watched: Vec::new(),
         })
     }
 
@@ -290,10 +322,13 @@ mod tests {
         assert_eq!(call.misfit(own, peer([9, 9, 9, 9]), &expect), None);
         assert!(call.misfit(own, peer([10, 0, 0, 1]), &expect).is_some());
         assert!(call.misfit(other, peer([9, 9, 9, 9]), &expect).is_some());
-        assert!(call.misfit(([10, 0, 0, 3], 80).into(), peer([10, 0, 0, 1]), &expect).is_some());
+        assert!(
+            call.misfit(([10, 0, 0, 3], 80).into(), peer([10, 0, 0, 1]), &expect)
+                .is_some()
+        );
         let mut finding = Finding::default();
-        call.judge(Seen::Silence, &mut finding);
-        call.judge(Seen::Silence, &mut finding);
+        call.judge(&Seen::Silence, &mut finding);
+        call.judge(&Seen::Silence, &mut finding);
         assert_eq!(finding.wrong, BTreeMap::from([("no answer".to_owned(), 2)]));
     }
 }

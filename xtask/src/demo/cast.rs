@@ -61,7 +61,8 @@ impl Cast {
         self.agent_flags = vec![format!("--control-plane=http://{address}")];
         if !cluster_cidrs.is_empty() {
             let ranges: Vec<String> = cluster_cidrs.iter().map(ToString::to_string).collect();
-            self.agent_flags.push(format!("--cluster-cidr={}", ranges.join(",")));
+            self.agent_flags
+                .push(format!("--cluster-cidr={}", ranges.join(",")));
         }
         Ok(())
     }
@@ -69,7 +70,9 @@ impl Cast {
     /// Starts the agent of a node.
     pub(crate) fn start_agent(&mut self, node: &str, ns: &NetNs) -> Result<()> {
         let mut command = self.command(&self.programs.node_agent, node)?;
-        command.arg(format!("--node-name={node}")).args(&self.agent_flags);
+        command
+            .arg(format!("--node-name={node}"))
+            .args(&self.agent_flags);
         self.agents.insert(node.to_owned(), ns.command(command)?);
         Ok(())
     }
@@ -111,12 +114,20 @@ impl Cast {
 
     /// Fails if somebody has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
-        let everybody = self.agents.iter_mut().map(|(name, process)| (name.clone(), process));
+        let everybody = self
+            .agents
+            .iter_mut()
+            .map(|(name, process)| (name.clone(), process));
         let control_plane = self.control_plane.iter_mut();
-        let everybody = control_plane.map(|p| ("control-plane".to_owned(), p)).chain(everybody);
+        let everybody = control_plane
+            .map(|p| ("control-plane".to_owned(), p))
+            .chain(everybody);
         for (name, process) in everybody {
             if let Some(status) = process.try_wait()? {
-                bail!("{name} ended with {status}{}", last_words(&self.logs, &name));
+                bail!(
+                    "{name} ended with {status}{}",
+                    last_words(&self.logs, &name)
+                );
             }
         }
         Ok(())
@@ -133,7 +144,10 @@ impl Cast {
     /// Runs `kpctl` and keeps what it says to itself; false if it failed.
     pub(crate) fn kpctl_quietly(&self, ns: &NetNs, args: &[&str]) -> Result<bool> {
         let mut command = Command::new(&self.programs.kpctl);
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
         let status = ns.run(|| command.status().context("start kpctl"))?;
         Ok(status.success())
     }
@@ -150,8 +164,14 @@ impl Cast {
 
     /// Process ids by name, the control plane's first.
     pub(crate) fn pids(&self) -> Vec<(String, u32)> {
-        let control_plane = self.control_plane.iter().map(|p| ("control-plane".to_owned(), p.id()));
-        let agents = self.agents.iter().map(|(name, process)| (name.clone(), process.id()));
+        let control_plane = self
+            .control_plane
+            .iter()
+            .map(|p| ("control-plane".to_owned(), p.id()));
+        let agents = self
+            .agents
+            .iter()
+            .map(|(name, process)| (name.clone(), process.id()));
         control_plane.chain(agents).collect()
     }
 
@@ -165,7 +185,10 @@ impl Cast {
         let file = File::options().create(true).append(true).open(&path);
         let file = file.with_context(|| format!("open {}", path.display()))?;
         let mut command = Command::new(program);
-        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file);
         command.process_group(0).env("NO_COLOR", "1");
         Ok(command)
     }
@@ -181,6 +204,9 @@ fn last_words(folder: &Path, name: &str) -> String {
     let text = fs::read_to_string(&path).unwrap_or_default();
     let mut lines: Vec<&str> = text.lines().rev().take(LOG_LINES).collect();
     lines.reverse();
-    let quoted: String = lines.iter().map(|line| format!("\n        | {line}")).collect();
+    let quoted: String = lines
+        .iter()
+        .map(|line| format!("\n        | {line}"))
+        .collect();
     format!("; the end of {}:{quoted}", path.display())
 }

@@ -66,7 +66,9 @@ impl Target {
         let mut targets = vec![Self::ClusterIp];
         let distinct: BTreeSet<IpAddr> = port.external_ips.iter().copied().collect();
         // An address that is both keeps the load balancer's restrictions.
-        let external = distinct.into_iter().filter(|ip| !port.load_balancer_ips.contains(ip));
+        let external = distinct
+            .into_iter()
+            .filter(|ip| !port.load_balancer_ips.contains(ip));
         targets.extend(external.map(Self::ExternalIp));
         let distinct: BTreeSet<IpAddr> = port.load_balancer_ips.iter().copied().collect();
         targets.extend(distinct.into_iter().map(Self::LoadBalancer));
@@ -111,11 +113,22 @@ pub(crate) fn expect(
     let endpoints = if local { chosen.local } else { chosen.cluster };
     let endpoints = endpoints.unwrap_or_default();
     if endpoints.is_empty() {
-        return if chosen.has_any { Expect::Silence } else { Expect::Refused };
+        return if chosen.has_any {
+            Expect::Silence
+        } else {
+            Expect::Refused
+        };
     }
     Expect::Answer {
-        from: endpoints.iter().map(|e| SocketAddr::new(e.ip, e.port)).collect(),
-        seen_as: if masquerade { SeenAs::Node } else { SeenAs::Caller },
+        from: endpoints
+            .iter()
+            .map(|e| SocketAddr::new(e.ip, e.port))
+            .collect(),
+        seen_as: if masquerade {
+            SeenAs::Node
+        } else {
+            SeenAs::Caller
+        },
         sticky: service.affinity_timeout_s.is_some(),
     }
 }
@@ -128,14 +141,20 @@ mod tests {
 
     use super::*;
 
-    const CLIENT: (Role, IpAddr) = (Role::Client, IpAddr::V4(std::net::Ipv4Addr::new(1, 1, 1, 1)));
+    const CLIENT: (Role, IpAddr) = (
+        Role::Client,
+        IpAddr::V4(std::net::Ipv4Addr::new(1, 1, 1, 1)),
+    );
     const POD: (Role, IpAddr) = (Role::Pod, IpAddr::V4(std::net::Ipv4Addr::new(10, 1, 0, 9)));
     const NODE: (Role, IpAddr) = (Role::Node, IpAddr::V4(std::net::Ipv4Addr::new(9, 9, 9, 9)));
 
     fn port() -> Port {
         let endpoint = |ip: [u8; 4], node: &str| Endpoint {
             node: Some(node.into()),
-            ..Endpoint::ready(EndpointAddr { ip: ip.into(), port: 80 })
+            ..Endpoint::ready(EndpointAddr {
+                ip: ip.into(),
+                port: 80,
+            })
         };
         let key = ServiceKey {
             service: ServiceName::new("a", "b"),
@@ -156,11 +175,17 @@ mod tests {
             source_ranges: Vec::new(),
             health_check_node_port: None,
         };
-        Port { port, endpoints: vec![endpoint([10, 1, 0, 1], "n1"), endpoint([10, 2, 0, 1], "n2")] }
+        Port {
+            port,
+            endpoints: vec![endpoint([10, 1, 0, 1], "n1"), endpoint([10, 2, 0, 1], "n2")],
+        }
     }
 
     fn at(node: &str, port: &Port, target: Target, who: (Role, IpAddr)) -> (usize, Option<SeenAs>) {
-        let node = NodeFacts { name: node.into(), ..NodeFacts::default() };
+        let node = NodeFacts {
+            name: node.into(),
+            ..NodeFacts::default()
+        };
         match expect(port, target, who, &node, &["10.0.0.0/8".parse().unwrap()]) {
             Expect::Answer { from, seen_as, .. } => (from.len(), Some(seen_as)),
             Expect::Refused => (0, Some(SeenAs::Node)),
@@ -176,8 +201,14 @@ mod tests {
         assert_eq!(at("n3", &port, np, CLIENT), (0, None));
         assert_eq!(at("n3", &port, np, POD), (2, Some(SeenAs::Caller)));
         assert_eq!(at("n3", &port, np, NODE), (2, Some(SeenAs::Node)));
-        assert_eq!(at("n1", &port, Target::ClusterIp, CLIENT), (2, Some(SeenAs::Node)));
-        assert_eq!(at("n1", &port, Target::ClusterIp, POD), (2, Some(SeenAs::Caller)));
+        assert_eq!(
+            at("n1", &port, Target::ClusterIp, CLIENT),
+            (2, Some(SeenAs::Node))
+        );
+        assert_eq!(
+            at("n1", &port, Target::ClusterIp, POD),
+            (2, Some(SeenAs::Caller))
+        );
     }
 
     #[test]
@@ -189,8 +220,14 @@ mod tests {
         port.port.source_ranges = vec!["1.1.0.0/16".parse().unwrap()];
         assert_eq!(at("n3", &port, lb, CLIENT), (2, Some(SeenAs::Node)));
         assert_eq!(at("n3", &port, lb, POD), (0, None));
-        assert_eq!(at("n3", &port, Target::NodePort(30_000), POD), (2, Some(SeenAs::Node)));
+        assert_eq!(
+            at("n3", &port, Target::NodePort(30_000), POD),
+            (2, Some(SeenAs::Node))
+        );
         port.endpoints.clear();
-        assert_eq!(at("n3", &port, Target::ClusterIp, POD), (0, Some(SeenAs::Node)));
+        assert_eq!(
+            at("n3", &port, Target::ClusterIp, POD),
+            (0, Some(SeenAs::Node))
+        );
     }
 }

@@ -22,10 +22,18 @@ pub(crate) struct Interrupted;
 /// thread.
 pub(crate) fn watch() -> Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
-    let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+    let kinds = [
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::hangup(),
+    ];
     let signals: Vec<Signal> = {
         let _context = runtime.enter();
-        kinds.into_iter().map(signal).collect::<Result<_, _>>().context("catch Ctrl-C")?
+        kinds
+            .into_iter()
+            .map(signal)
+            .collect::<Result<_, _>>()
+            .context("catch Ctrl-C")?
     };
     for mut signal in signals {
         runtime.spawn(async move {
@@ -35,7 +43,10 @@ pub(crate) fn watch() -> Result<()> {
         });
     }
     let forever = move || runtime.block_on(std::future::pending::<()>());
-    thread::Builder::new().name("signals".to_owned()).spawn(forever).context("start a thread")?;
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(forever)
+        .context("start a thread")?;
     Ok(())
 }
 

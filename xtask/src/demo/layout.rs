@@ -38,17 +38,30 @@ impl Book {
 
 /// One network a family, with all nodes in it.
 pub(crate) fn networks(objects: &Objects) -> Vec<Cidr> {
-    let nodes: Vec<IpAddr> =
-        objects.nodes.iter().flat_map(|node| node.addresses.iter().copied()).collect();
+    let nodes: Vec<IpAddr> = objects
+        .nodes
+        .iter()
+        .flat_map(|node| node.addresses.iter().copied())
+        .collect();
     let of = |family| -> Vec<IpAddr> {
-        nodes.iter().copied().filter(|ip| Family::of(*ip) == family).collect()
+        nodes
+            .iter()
+            .copied()
+            .filter(|ip| Family::of(*ip) == family)
+            .collect()
     };
-    Family::ALL.into_iter().filter_map(|family| network(&of(family))).collect()
+    Family::ALL
+        .into_iter()
+        .filter_map(|family| network(&of(family)))
+        .collect()
 }
 
 /// Every address that somebody has.
 pub(crate) fn addresses(objects: &Objects) -> Vec<IpAddr> {
-    let nodes = objects.nodes.iter().flat_map(|node| node.addresses.iter().copied());
+    let nodes = objects
+        .nodes
+        .iter()
+        .flat_map(|node| node.addresses.iter().copied());
     let pods = objects.pods.iter().flat_map(|pod| pod.ips.iter().copied());
     nodes.chain(pods).collect()
 }
@@ -60,7 +73,11 @@ pub(crate) fn outside(objects: &Objects) -> Vec<Cidr> {
         let port = &port.port;
         let vips = port.external_ips.iter().chain(&port.load_balancer_ips);
         cidrs.extend(vips.map(|ip| Cidr::single(*ip)));
-        if !objects.service_cidrs.iter().any(|cidr| cidr.contains(port.cluster_ip)) {
+        if !objects
+            .service_cidrs
+            .iter()
+            .any(|cidr| cidr.contains(port.cluster_ip))
+        {
             cidrs.push(Cidr::single(port.cluster_ip));
         }
     }
@@ -75,19 +92,27 @@ pub(crate) fn guests(objects: &Objects) -> BTreeMap<Family, IpAddr> {
     let ranges = ports.flat_map(|port| &port.port.source_ranges);
     let mut guests = BTreeMap::new();
     for range in ranges.filter(|range| range.prefix_len() > 0) {
-        guests.entry(range.family()).or_insert_with(|| member(*range));
+        guests
+            .entry(range.family())
+            .or_insert_with(|| member(*range));
     }
     guests
 }
 
 /// One range a family that holds all pods and nobody else, or else all ranges of pods.
 pub(crate) fn cluster_cidrs(objects: &Objects, networks: &[Cidr]) -> Vec<Cidr> {
-    let all: Vec<Cidr> =
-        objects.nodes.iter().flat_map(|node| node.pod_cidrs.iter().copied()).collect();
+    let all: Vec<Cidr> = objects
+        .nodes
+        .iter()
+        .flat_map(|node| node.pod_cidrs.iter().copied())
+        .collect();
     let mut cidrs = Vec::new();
     for family in Family::ALL {
-        let of_family: Vec<Cidr> =
-            all.iter().copied().filter(|cidr| cidr.family() == family).collect();
+        let of_family: Vec<Cidr> = all
+            .iter()
+            .copied()
+            .filter(|cidr| cidr.family() == family)
+            .collect();
         let Some(first) = of_family.first() else {
             continue;
         };
@@ -171,7 +196,13 @@ mod tests {
         assert_eq!(book.take(cidr).unwrap().to_string(), "10.0.0.1");
         assert_eq!(book.take(cidr).unwrap().to_string(), "10.0.0.0");
         assert!(book.take(cidr).is_err());
-        assert_eq!(member("10.0.0.0/8".parse().unwrap()).to_string(), "10.0.0.1");
-        assert_eq!(member("10.0.0.7/32".parse().unwrap()).to_string(), "10.0.0.7");
+        assert_eq!(
+            member("10.0.0.0/8".parse().unwrap()).to_string(),
+            "10.0.0.1"
+        );
+        assert_eq!(
+            member("10.0.0.7/32".parse().unwrap()).to_string(),
+            "10.0.0.7"
+        );
     }
 }

@@ -38,8 +38,8 @@ impl Check {
 impl Ledger {
     /// Adds a check, and prints at once what is wrong with it.
     pub(crate) fn add(&mut self, screen: &Screen, check: Check) {
-        for wrong in &check.wrong {
-            screen.line(format!("      {}", screen.paint(Tone::Bad, wrong)));
+        for line in check.wrong.iter().flat_map(|wrong| wrong.lines()) {
+            screen.line(format!("      {}", screen.paint(Tone::Bad, line)));
         }
         self.checks.push(check);
     }
@@ -74,13 +74,18 @@ impl Ledger {
             );
             let time = screen.paint(Tone::Faint, &format!("{:>7}", span(check.took)));
             screen.line(format!("{}{columns} {time}", screen.mark(check.passed())));
-            for wrong in check.wrong.iter().take(3) {
+            let first_lines = check.wrong.iter().filter_map(|wrong| wrong.lines().next());
+            for wrong in first_lines.take(3) {
                 let wrong = clip(wrong, screen.columns() - 8);
                 screen.line(format!("      {}", screen.paint(Tone::Bad, &wrong)));
             }
         }
         screen.gap();
-        let tone = if self.all_passed() { Tone::Good } else { Tone::Bad };
+        let tone = if self.all_passed() {
+            Tone::Good
+        } else {
+            Tone::Bad
+        };
         let (passed, all, seconds) = (self.passed(), self.checks.len(), took.as_secs_f64());
         let line = format!("demo: {passed} of {all} checks passed in {seconds:.0} s");
         screen.line(screen.paint(tone, &line));

@@ -31,14 +31,20 @@ impl Manifests {
         let mut files = Vec::new();
         for source in sources(from)? {
             let shown = source.display();
-            let name = source.file_name().with_context(|| format!("{shown} has no name"))?;
+            let name = source
+                .file_name()
+                .with_context(|| format!("{shown} has no name"))?;
             let path = folder.join(name);
             let text = fs::read_to_string(&source).with_context(|| format!("read {shown}"))?;
             let objects = parse(&text).with_context(|| shown.to_string())?;
             fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
             files.push(File { path, objects });
         }
-        ensure!(!files.is_empty(), "there are no *.yaml or *.json files in {}", from.display());
+        ensure!(
+            !files.is_empty(),
+            "there are no *.yaml or *.json files in {}",
+            from.display()
+        );
         Ok(Self { folder, files })
     }
 
@@ -57,7 +63,11 @@ impl Manifests {
     pub(crate) fn edit(&mut self, change: impl Fn(&mut Value) -> bool) -> Result<SystemTime> {
         let mut ready = Vec::new();
         for file in &mut self.files {
-            let changed = file.objects.iter_mut().filter_map(|o| change(o).then_some(())).count();
+            let changed = file
+                .objects
+                .iter_mut()
+                .filter_map(|o| change(o).then_some(()))
+                .count();
             if changed > 0 {
                 let name = file.path.file_name().unwrap_or_default();
                 let aside = self.folder.with_extension("edited").join(name);
@@ -110,7 +120,9 @@ fn flatten(value: Value, objects: &mut Vec<Value>) -> Result<()> {
             let Some(Value::Array(items)) = fields.remove("items") else {
                 return Ok(());
             };
-            items.into_iter().try_for_each(|item| flatten(item, objects))?;
+            items
+                .into_iter()
+                .try_for_each(|item| flatten(item, objects))?;
         }
         Value::Object(_) => objects.push(value),
         _ => bail!("a document is not an object"),
@@ -119,7 +131,10 @@ fn flatten(value: Value, objects: &mut Vec<Value>) -> Result<()> {
 }
 
 fn kind_of(fields: &serde_json::Map<String, Value>) -> &str {
-    fields.get("kind").and_then(Value::as_str).unwrap_or_default()
+    fields
+        .get("kind")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 fn text(objects: &[Value]) -> Result<String> {
@@ -147,7 +162,10 @@ metadata: {name: "010"}
     #[test]
     fn lists_are_taken_apart_and_what_is_written_reads_the_same() {
         let objects = parse(TEXT).unwrap();
-        let names: Vec<_> = objects.iter().map(|o| o["metadata"]["name"].as_str()).collect();
+        let names: Vec<_> = objects
+            .iter()
+            .map(|o| o["metadata"]["name"].as_str())
+            .collect();
         assert_eq!(names, [Some("a"), Some("b"), Some("010")]);
         let again = parse(&text(&objects).unwrap()).unwrap();
         assert_eq!(again, objects);
@@ -167,7 +185,10 @@ metadata: {name: "010"}
         let source = temp.path().join("a.yaml");
         fs::write(&source, TEXT).unwrap();
         let mut manifests = Manifests::copy(&source, temp.path().join("copy")).unwrap();
-        assert_eq!(fs::read_to_string(manifests.folder().join("a.yaml")).unwrap(), TEXT);
+        assert_eq!(
+            fs::read_to_string(manifests.folder().join("a.yaml")).unwrap(),
+            TEXT
+        );
         let rename = |object: &mut Value| {
             let found = object["metadata"]["name"] == "b";
             if found {

@@ -66,7 +66,11 @@ pub(crate) struct Args {
 
 /// Plays the demo.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let walk = if args.objects.is_some() { steps::OBJECTS } else { steps::DEMO };
+    let walk = if args.objects.is_some() {
+        steps::OBJECTS
+    } else {
+        steps::DEMO
+    };
     let screen = Screen::stdout();
     let mut show = Show::new(screen, walk.len() + FRAME);
     let title = "kplane demo: one control plane, an agent on every node, real packets";
@@ -81,9 +85,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-
 /// What has to be there before the first process starts.
-fn open(show: &mut Show, args: &Args) -> Result<(Entry, Stage, Instant), (anyhow::Error, ExitCode)> {
+fn open(
+    show: &mut Show,
+    args: &Args,
+) -> Result<(Entry, Stage, Instant), (anyhow::Error, ExitCode)> {
     let failed = |error| (error, ExitCode::FAILURE);
     show.heading("Build kp-controlplane, kp-nodeagent and kpctl");
     let programs = match &args.bin_dir {
@@ -135,19 +141,22 @@ fn play(
     for step in walk {
         show.heading(step.title);
         let started = Instant::now();
-        result = interrupt::check().map_err(Into::into).and_then(|()| (step.run)(&mut show, &mut stage));
+        result = interrupt::check()
+            .map_err(Into::into)
+            .and_then(|()| (step.run)(&mut show, &mut stage));
         if let Err(error) = &result {
             note(&mut show, step.title, error, started);
             break;
         }
     }
     let mut took = began.elapsed();
-    if keep && !is_interrupted(&result) {
-        if let Err(error) = steps::wait(&screen, &stage, entry) {
-            eprintln!("demo: {error:#}");
-        }
+    if keep
+        && !is_interrupted(&result)
+        && let Err(error) = steps::wait(&screen, &stage, entry)
+    {
+        eprintln!("demo: {error:#}");
     }
-    show.heading("Clean up");
+    show.last_heading("Clean up");
     let started = Instant::now();
     if result.is_ok() {
         result = steps::strike(&mut show, &mut stage);
@@ -158,8 +167,13 @@ fn play(
     let good = result.is_ok() && show.ledger.all_passed();
     let size = stage.world.size;
     match stage.strike(!good && !is_interrupted(&result)) {
-        Some(folder) => screen.aside(format!("logs and manifests are left in {}", folder.display())),
-        None => screen.aside(format!("{size} namespaces, logs and copied manifests: gone")),
+        Some(folder) => screen.aside(format!(
+            "logs and manifests are left in {}",
+            folder.display()
+        )),
+        None => screen.aside(format!(
+            "{size} namespaces, logs and copied manifests: gone"
+        )),
     }
     took += started.elapsed();
     if is_interrupted(&result) {
@@ -168,7 +182,11 @@ fn play(
     }
     screen.gap();
     show.ledger.print(&screen, took);
-    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// A step that could not go on counts as a check that failed.
@@ -180,5 +198,5 @@ fn note(show: &mut Show, title: &str, error: &anyhow::Error, started: Instant) {
 }
 
 fn is_interrupted(result: &Result<()>) -> bool {
-    result.as_ref().is_err_and(|error| error.is::<Interrupted>())
+    result.as_ref().is_err_and(anyhow::Error::is::<Interrupted>)
 }

@@ -81,7 +81,9 @@ impl Objects {
                 }
                 "ServiceCIDR" => {
                     let (cidrs, _) = convert::service_cidr(&typed(value)?, "");
-                    objects.service_cidrs.extend(cidrs.iter().filter(|cidr| has(&cidr.first())));
+                    objects
+                        .service_cidrs
+                        .extend(cidrs.iter().filter(|cidr| has(&cidr.first())));
                 }
                 "EndpointSlice" => slices.push(value),
                 _ => {}
@@ -90,7 +92,9 @@ impl Objects {
         let endpoints = endpoints(&slices)?;
         for value in values.filter(|value| value["kind"] == "Service") {
             let mut service = service(value, &endpoints)?;
-            service.ports.retain(|port| families.contains(&port.port.key.family));
+            service
+                .ports
+                .retain(|port| families.contains(&port.port.key.family));
             objects.services.push(service);
         }
         objects.nodes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -193,7 +197,11 @@ impl Pods {
             let taken = self.pods.iter().any(|pod| pod.name == name);
             let name = if taken { full.replace('/', ".") } else { name };
             let node = endpoint["nodeName"].as_str().map(str::to_owned);
-            self.pods.push(PodSpec { name, node, ..PodSpec::default() });
+            self.pods.push(PodSpec {
+                name,
+                node,
+                ..PodSpec::default()
+            });
             self.pods.len() - 1
         });
         self.by_name.insert(full, index);

@@ -92,7 +92,10 @@ impl Screen {
 
     /// Prints a line of little interest, indented.
     pub(crate) fn aside(&self, text: impl Display) {
-        self.line(format!("      {}", self.paint(Tone::Faint, &text.to_string())));
+        self.line(format!(
+            "      {}",
+            self.paint(Tone::Faint, &text.to_string())
+        ));
     }
 
     /// Makes sure that all is out before somebody else writes.
@@ -139,7 +142,11 @@ impl Screen {
     /// One bar of `cells` columns, divided in proportion to `parts`.
     pub(crate) fn divided_bar(&self, parts: &[u64], cells: usize) -> String {
         let total = parts.iter().sum::<u64>().max(1) as f64;
-        let fills = if self.unicode { ["█", "▒"] } else { ["#", "-"] };
+        let fills = if self.unicode {
+            ["█", "▒"]
+        } else {
+            ["#", "-"]
+        };
         let (mut sum, mut drawn) = (0, 0);
         let mut bar = String::new();
         for (part, fill) in parts.iter().zip(fills.into_iter().cycle()) {
@@ -164,7 +171,11 @@ impl Screen {
     }
 
     fn spin(&self, text: &Mutex<String>, done: &AtomicBool) {
-        let frames = if self.unicode { "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏" } else { "|/-\\" };
+        let frames = if self.unicode {
+            "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+        } else {
+            "|/-\\"
+        };
         let mut frames = frames.chars().cycle();
         let started = Instant::now();
         let mut next = started + if self.live { PATIENCE } else { PLAIN_EVERY };
@@ -304,7 +315,10 @@ mod tests {
     fn bars_fill_their_share() {
         assert_eq!(PLAIN.bar(0.5, 10), "#####     ");
         assert_eq!(PLAIN.bar(2.0, 3), "###");
-        let fine = Screen { unicode: true, ..PLAIN };
+        let fine = Screen {
+            unicode: true,
+            ..PLAIN
+        };
         assert_eq!(fine.bar(0.3125, 4), "█▎  ");
         assert_eq!(PLAIN.divided_bar(&[1, 1, 2], 8), "##--####");
         assert_eq!(PLAIN.divided_bar(&[], 3), "   ");

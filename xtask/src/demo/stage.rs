@@ -1,10 +1,11 @@
 //! The stage: a copy of the manifests, the network around them, and the processes on it.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow};
 use kplane_model::{Family, NodeFacts, ServiceName};
+use kplane_proto::v1::Fleet;
 use kplane_tests::netns::NetNs;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -17,9 +18,6 @@ use super::objects::Objects;
 use super::screen::{Screen, Tone};
 use super::status::{Landing, Status};
 use super::world::{CONTROL, World};
-
-/// Longest wait for the fleet: a busy machine needs a second or two to start.
-pub(crate) const SYNC: Duration = Duration::from_secs(20);
 
 /// What steps show, where, and what came of it.
 #[derive(Debug)]
@@ -55,7 +53,12 @@ pub(crate) struct Stage {
 impl Show {
     /// Before the first of `steps`.
     pub(crate) fn new(screen: Screen, steps: usize) -> Self {
-        Self { screen, ledger: Ledger::default(), step: 0, steps }
+        Self {
+            screen,
+            ledger: Ledger::default(),
+            step: 0,
+            steps,
+        }
     }
 
     /// Begins the next step.
@@ -64,9 +67,18 @@ impl Show {
         let number = format!("[{}/{}]", self.step, self.steps);
         let screen = &self.screen;
         screen.gap();
-        let (number, title) = (screen.paint(Tone::Faint, &number), screen.paint(Tone::Strong, title));
+        let (number, title) = (
+            screen.paint(Tone::Faint, &number),
+            screen.paint(Tone::Strong, title),
+        );
         screen.line(format!("{number} {title}"));
         screen.flush();
+    }
+
+    /// Begins the last step, whatever has been left out.
+    pub(crate) fn last_heading(&mut self, title: &str) {
+        self.step = self.steps - 1;
+        self.heading(title);
     }
 
     /// Notes a check.
@@ -99,17 +111,35 @@ impl Stage {
         let world = World::build(&objects).context("build the network")?;
         let cast = Cast::new(programs, folder.path().join("logs"))?;
         let status = Status::connect(world.topology.host(CONTROL)?.ns())?;
-        Ok(Self { cast, status, world, objects, manifests, families, star: None, folder })
+        Ok(Self {
+            cast,
+            status,
+            world,
+            objects,
+            manifests,
+            families,
+            star: None,
+            folder,
+        })
     }
 
     /// Starts everybody.
     pub(crate) fn start(&mut self) -> Result<()> {
         let control = self.world.topology.host(CONTROL)?;
-        let address = control.ips().first().context("the control host has no address")?;
+        let address = control
+            .ips()
+            .first()
+            .context("the control host has no address")?;
         let cluster_cidrs = &self.world.cluster_cidrs;
         let folder = self.manifests.folder();
-        self.cast.start_control_plane(control.ns(), folder, (*address, cluster_cidrs))?;
-        let nodes: Vec<String> = self.objects.nodes.iter().map(|n| n.name.to_string()).collect();
+        self.cast
+            .start_control_plane(control.ns(), folder, (*address, cluster_cidrs))?;
+        let nodes: Vec<String> = self
+            .objects
+            .nodes
+            .iter()
+            .map(|n| n.name.to_string())
+            .collect();
         nodes.iter().try_for_each(|node| self.start_agent(node))
     }
 
@@ -119,25 +149,21 @@ impl Stage {
         self.cast.start_agent(node, &ns)
     }
 
-    /// Waits until every kernel holds everything; says who has died instead, if somebody has.
-    pub(crate) fn wait_in_sync(&mut self) -> Result<kplane_proto::v1::Fleet> {
-        let waited = self.status.wait_in_sync(self.objects.nodes.len(), SYNC);
-        waited.or_else(|error| {
-            self.cast.check()?;
-            Err(error)
-        })
+    /// Waits until every kernel holds everything.
+    pub(crate) fn wait_in_sync(&mut self) -> Result<Fleet> {
+        self.status
+            .wait_in_sync(&mut self.cast, self.objects.nodes.len())
     }
 
     /// Changes the manifests and waits until every kernel holds the change.
     pub(crate) fn edit(&mut self, change: impl Fn(&mut Value) -> bool) -> Result<Vec<Landing>> {
         let fleet = self.status.fleet()?;
-        let revision = fleet.control_plane.context("a fleet without a control plane")?.revision;
-        let written: SystemTime = self.manifests.edit(change)?;
-        let landed = self.status.wait_landed(written, revision, SYNC);
-        landed.or_else(|error| {
-            self.cast.check()?;
-            Err(error)
-        })
+        let revision = fleet
+            .control_plane
+            .context("a fleet without a control plane")?
+            .revision;
+        let written = self.manifests.edit(change)?;
+        self.status.wait_landed(&mut self.cast, written, revision)
     }
 
     /// Reads the manifests again, after an edit.
@@ -164,7 +190,13 @@ impl Stage {
 
     /// Ends everything at once; `keep` leaves the folder, whose path is returned then.
     pub(crate) fn strike(self, keep: bool) -> Option<PathBuf> {
-        let Self { cast, status, world, folder, .. } = self;
+        let Self {
+            cast,
+            status,
+            world,
+            folder,
+            ..
+        } = self;
         drop(cast);
         drop(status);
         drop(world);
@@ -175,5 +207,9 @@ impl Stage {
 /// The families that this machine has.
 fn families() -> Vec<Family> {
     let v6 = Path::new("/proc/net/if_inet6").exists();
-    if v6 { Family::ALL.to_vec() } else { vec![Family::V4] }
+    if v6 {
+        Family::ALL.to_vec()
+    } else {
+        vec![Family::V4]
+    }
 }

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::{Context as _, Result};
-use kplane_model::{Family, NodeFacts, Protocol, TrafficPolicy};
+use kplane_model::{NodeFacts, Protocol, TrafficPolicy};
 use kplane_tests::netns::NetNs;
 
-use super::call::{Call, Finding};
+use super::call::{Call, Finding, Names};
 use super::expect::{Expect, Target, expect};
 use super::interrupt;
 use super::objects::{Objects, PodSpec, Port, Service};
@@ -25,47 +25,101 @@ pub(crate) struct Planner<'a> {
     objects: &'a Objects,
     world: &'a World,
     pods: BTreeMap<IpAddr, &'a PodSpec>,
+    names: Arc<Names>,
     namespaces: BTreeMap<String, NetNs>,
 }
 
 impl<'a> Planner<'a> {
     /// For these objects.
     pub(crate) fn new(objects: &'a Objects, world: &'a World) -> Self {
-        let pods = objects.pods.iter().flat_map(|pod| pod.ips.iter().map(move |ip| (*ip, pod)));
-        Self { objects, world, pods: pods.collect(), namespaces: world.pod_namespaces() }
+        let pods = objects
+            .pods
+            .iter()
+            .flat_map(|pod| pod.ips.iter().map(move |ip| (*ip, pod)));
+        let pods: BTreeMap<IpAddr, &PodSpec> = pods.collect();
+        let names = pods
+            .iter()
+            .map(|(ip, pod)| (*ip, pod.name.clone()))
+            .collect();
+        let namespaces = world.pod_namespaces();
+        Self {
+            objects,
+            world,
+            pods,
+            names: Arc::new(names),
+            namespaces,
+        }
+    }
+
+    /// A call, if the caller and the node have addresses of the port's family.
+    pub(crate) fn call(
+        &self,
+        port: &Port,
+        target: Target,
+        caller: &Caller,
+        node: &NodeFacts,
+    ) -> Option<Call> {
+        let family = port.port.key.family;
+        let source = caller.ip(family)?;
+        let node_ip = node.primary_address(family)?;
+        // To another node, a node is a client like any other.
+        let abroad = caller.role == Role::Node && caller.node != *node.name;
+        let role = if abroad { Role::Client } else { caller.role };
+        Some(Call {
+            caller: caller.clone(),
+            source,
+            kind: target.kind(),
+            to: target.address(port, node_ip),
+            protocol: port.port.key.protocol,
+            node_ip,
+            expect: expect(
+                port,
+                target,
+                (role, source),
+                node,
+                &self.world.cluster_cidrs,
+            ),
+            names: self.names.clone(),
+            watched: self.watched(port),
+        })
     }
 
     /// Every way to call a Service.
     pub(crate) fn calls(&self, service: &Service) -> Vec<Call> {
-        service.ports.iter().flat_map(|port| self.calls_of(port)).collect()
+        service
+            .ports
+            .iter()
+            .flat_map(|port| self.calls_of(port))
+            .collect()
     }
 
     /// The name of the pod with an address.
     pub(crate) fn pod_name(&self, ip: IpAddr) -> String {
-        self.pods.get(&ip).map_or_else(|| ip.to_string(), |pod| pod.name.clone())
+        self.pods
+            .get(&ip)
+            .map_or_else(|| ip.to_string(), |pod| pod.name.clone())
     }
 
     fn calls_of(&self, port: &Port) -> Vec<Call> {
-        let watched = self.watched(port);
         let mut calls = Vec::new();
         for node in &self.objects.nodes {
             for caller in self.world.callers.iter().filter(|c| c.node == *node.name) {
                 for target in Target::all(port) {
                     let is_lb = matches!(target, Target::LoadBalancer(_));
                     if caller.role != Role::Guest || is_lb {
-                        calls.extend(call(port, target, caller, node, self.world, &watched));
+                        calls.extend(self.call(port, target, caller, node));
                     }
                 }
             }
         }
-        calls.extend(self.to_other_nodes(port, &watched));
-        calls.extend(self.to_itself(port, &watched));
+        calls.extend(self.to_other_nodes(port));
+        calls.extend(self.to_itself(port));
         calls
     }
 
     /// NodePorts of other nodes, called from inside. With policy Local the answers would come
     /// back another way, as they do with kube-proxy.
-    fn to_other_nodes(&self, port: &Port, watched: &Arc<Vec<NetNs>>) -> Vec<Call> {
+    fn to_other_nodes(&self, port: &Port) -> Vec<Call> {
         let Some(number) = port.port.node_port else {
             return Vec::new();
         };
@@ -81,14 +135,14 @@ impl<'a> Planner<'a> {
             let callers = self.world.callers.iter().filter(inside);
             for caller in callers.filter(|caller| caller.node == *here.name) {
                 let target = Target::NodePort(number);
-                calls.extend(call(port, target, caller, there, self.world, watched));
+                calls.extend(self.call(port, target, caller, there));
             }
         }
         calls
     }
 
     /// An endpoint that calls its own Service.
-    fn to_itself(&self, port: &Port, watched: &Arc<Vec<NetNs>>) -> Option<Call> {
+    fn to_itself(&self, port: &Port) -> Option<Call> {
         let mut ready = port.endpoints.iter().filter(|endpoint| endpoint.ready);
         let (pod, node) = ready.find_map(|endpoint| {
             let pod = self.pods.get(&endpoint.addr.ip)?;
@@ -103,53 +157,30 @@ impl<'a> Planner<'a> {
             ns: self.namespaces.get(&pod.name)?.clone(),
             ips: pod.ips.iter().copied().collect(),
         };
-        call(port, Target::ClusterIp, &caller, node, self.world, watched)
+        self.call(port, Target::ClusterIp, &caller, node)
     }
 
     /// The namespaces of a port's endpoints, usable or not.
-    fn watched(&self, port: &Port) -> Arc<Vec<NetNs>> {
+    fn watched(&self, port: &Port) -> Vec<NetNs> {
         if port.port.key.protocol != Protocol::Sctp {
-            return Arc::default();
+            return Vec::new();
         }
-        let pods = port.endpoints.iter().filter_map(|e| self.pods.get(&e.addr.ip));
+        let pods = port
+            .endpoints
+            .iter()
+            .filter_map(|e| self.pods.get(&e.addr.ip));
         let names: BTreeSet<&String> = pods.map(|pod| &pod.name).collect();
-        Arc::new(names.into_iter().filter_map(|name| self.namespaces.get(name)).cloned().collect())
+        names
+            .into_iter()
+            .filter_map(|name| self.namespaces.get(name))
+            .cloned()
+            .collect()
     }
-}
-
-/// A call, if the caller and the node have addresses of the port's family.
-pub(crate) fn call(
-    port: &Port,
-    target: Target,
-    caller: &Caller,
-    node: &NodeFacts,
-    world: &World,
-    watched: &Arc<Vec<NetNs>>,
-) -> Option<Call> {
-    let family = port.port.key.family;
-    let source = caller.ip(family)?;
-    let node_ip = node.addresses.iter().copied().find(|ip| Family::of(*ip) == family)?;
-    // To another node, a node is a client like any other.
-    let abroad = caller.role == Role::Node && caller.node != *node.name;
-    let role = if abroad { Role::Client } else { caller.role };
-    Some(Call {
-        caller: caller.clone(),
-        source,
-        kind: target.kind(),
-        to: target.address(port, node_ip),
-        protocol: port.port.key.protocol,
-        node_ip,
-        expect: expect(port, target, (role, source), node, &world.cluster_cidrs),
-        watched: watched.clone(),
-    })
 }
 
 /// Makes calls, several at a time, and returns what came of each. `progress` hears how many are
 /// done.
-pub(crate) fn make_all(
-    calls: &[Call],
-    progress: &(impl Fn(usize) + Sync),
-) -> Result<Vec<Finding>> {
+pub(crate) fn make_all(calls: &[Call], progress: &(impl Fn(usize) + Sync)) -> Result<Vec<Finding>> {
     // Those that wait for nothing take longest: first.
     let mut order: Vec<usize> = (0..calls.len()).collect();
     order.sort_by_key(|index| calls[*index].expect != Expect::Silence);

@@ -69,20 +69,31 @@ pub(crate) enum Role {
 impl Caller {
     /// Its address in a family.
     pub(crate) fn ip(&self, family: Family) -> Option<IpAddr> {
-        self.ips.iter().copied().find(|ip| Family::of(*ip) == family)
+        self.ips
+            .iter()
+            .copied()
+            .find(|ip| Family::of(*ip) == family)
     }
 }
 
 impl World {
     /// Builds the network of some objects.
     pub(crate) fn build(objects: &Objects) -> Result<Self> {
-        ensure!(!objects.nodes.is_empty(), "there are no Nodes in the manifests");
+        ensure!(
+            !objects.nodes.is_empty(),
+            "there are no Nodes in the manifests"
+        );
         let (pods, most) = (objects.pods.len(), MOST_PODS);
-        ensure!(pods <= most, "{pods} pods, but there is room for {most}: leave some Services out");
+        ensure!(
+            pods <= most,
+            "{pods} pods, but there is room for {most}: leave some Services out"
+        );
         let mut book = Book::default();
         let networks = layout::networks(objects);
         let gateways = networks.iter().map(|cidr| member(*cidr));
-        gateways.chain(layout::addresses(objects)).for_each(|ip| book.note(ip));
+        gateways
+            .chain(layout::addresses(objects))
+            .for_each(|ip| book.note(ip));
         let mut topology = Topology::on(&networks)?;
         for node in &objects.nodes {
             topology.add_node(NodeSpec {
@@ -118,7 +129,8 @@ impl World {
     pub(crate) fn address_beside(&mut self, node: &str, ip: IpAddr) -> Result<IpAddr> {
         let cidrs = self.topology.node(node)?.pod_cidrs();
         let cidr = cidrs.iter().copied().find(|cidr| cidr.contains(ip));
-        self.book.take(cidr.with_context(|| format!("{ip} is in no pod range of {node}"))?)
+        self.book
+            .take(cidr.with_context(|| format!("{ip} is in no pod range of {node}"))?)
     }
 
     /// Adds a pod with its servers.
@@ -126,10 +138,15 @@ impl World {
         let ips: Vec<IpAddr> = spec.ips.iter().copied().collect();
         let owner = |ip: &IpAddr| {
             let mut nodes = self.topology.nodes();
-            nodes.find(|node| node.ips().contains(ip)).map(|node| node.name().to_owned())
+            nodes
+                .find(|node| node.ips().contains(ip))
+                .map(|node| node.name().to_owned())
         };
         let host = ips.iter().find_map(owner);
-        let known = spec.node.as_deref().filter(|node| self.topology.node(node).is_ok());
+        let known = spec
+            .node
+            .as_deref()
+            .filter(|node| self.topology.node(node).is_ok());
         let pod = match (host, known) {
             (Some(node), _) => self.topology.add_host_pod(&node, &spec.name)?,
             (None, Some(node)) => {
@@ -175,7 +192,9 @@ impl World {
             for ip in ips {
                 let address = SocketAddr::new(*ip, *port);
                 let server =
-                    self.topology.echo().serve(host.ns(), &spec.name, protocol, address)?;
+                    self.topology
+                        .echo()
+                        .serve(host.ns(), &spec.name, protocol, address)?;
                 self.servers.push(server);
             }
         }
@@ -210,7 +229,9 @@ impl World {
         for (family, ip) in guests {
             let single = Cidr::single(*ip);
             if host.ip(*family).is_ok() {
-                client.netlink().add_address(LINK, *ip, single.prefix_len())?;
+                client
+                    .netlink()
+                    .add_address(LINK, *ip, single.prefix_len())?;
                 host.route(single, client)?;
                 guest_ips.push(*ip);
             }
@@ -223,9 +244,11 @@ impl World {
         };
         self.callers.push(caller(Role::Client, client.ns(), ips));
         if !guest_ips.is_empty() {
-            self.callers.push(caller(Role::Guest, client.ns(), guest_ips));
+            self.callers
+                .push(caller(Role::Guest, client.ns(), guest_ips));
         }
-        self.callers.push(caller(Role::Node, host.ns(), host.ips().to_vec()));
+        self.callers
+            .push(caller(Role::Node, host.ns(), host.ips().to_vec()));
         Ok(())
     }
 
@@ -244,22 +267,34 @@ impl World {
         let ips = cidrs.iter().map(|cidr| self.book.take(*cidr));
         let ips: Vec<IpAddr> = ips.collect::<Result<_>>()?;
         self.size += 1;
-        let pod = self.topology.add_pod(node, &format!("{SHELL}{node}"), &ips)?;
-        let caller =
-            Caller { role: Role::Pod, node: node.to_owned(), ns: pod.ns().clone(), ips };
+        let pod = self
+            .topology
+            .add_pod(node, &format!("{SHELL}{node}"), &ips)?;
+        let caller = Caller {
+            role: Role::Pod,
+            node: node.to_owned(),
+            ns: pod.ns().clone(),
+            ips,
+        };
         self.callers.push(caller);
         Ok(())
     }
 
     /// The caller of a kind at a node.
     pub(crate) fn caller(&self, role: Role, node: &str) -> Result<&Caller> {
-        let found = self.callers.iter().find(|c| c.role == role && c.node == node);
+        let found = self
+            .callers
+            .iter()
+            .find(|c| c.role == role && c.node == node);
         found.with_context(|| format!("no caller {role:?} at {node}"))
     }
 
     /// The pods' namespaces by name.
     pub(crate) fn pod_namespaces(&self) -> BTreeMap<String, NetNs> {
-        let pods = self.topology.pods().map(|pod: &Pod| (pod.name().to_owned(), pod.ns().clone()));
+        let pods = self
+            .topology
+            .pods()
+            .map(|pod: &Pod| (pod.name().to_owned(), pod.ns().clone()));
         pods.collect()
     }
 }

@@ -65,6 +65,13 @@ impl StepError {
     }
 }
 
+/// A change that was not committed.
+struct Failed {
+    error: StepError,
+    /// For sure: the kernel holds what it held.
+    nothing_applied: bool,
+}
+
 impl Driver<Netlink> {
     /// Opens the backend for this thread's network namespace, having tried out that the kernel can
     /// run our table.
@@ -121,8 +128,16 @@ impl<K: Kernel> Driver<K> {
         let operations = staged.len() as u64;
         let planned = started.elapsed();
         let failures = std::mem::take(&mut staged.failures);
-        // Until the kernel has acknowledged, nothing is known for sure.
-        let cost = self.commit(family, &table, rebuild, &staged)?;
+        let cost = match self.commit(family, &table, rebuild, &staged) {
+            Ok(cost) => cost,
+            Err(failed) => {
+                // Otherwise it is not known any more what the kernel holds.
+                if failed.nothing_applied && !rebuild {
+                    self.tables[family as usize] = Some(table);
+                }
+                return Err(failed.error);
+            }
+        };
         let mut table = table;
         table.accept(staged);
         self.tables[family as usize] = Some(table);
@@ -164,7 +179,7 @@ impl<K: Kernel> Driver<K> {
         table: &Table,
         rebuild: bool,
         staged: &Staged,
-    ) -> Result<Cost, StepError> {
+    ) -> Result<Cost, Failed> {
         let mut cost = Cost::default();
         let mut rebuild = rebuild;
         let mut groups = &staged.groups[..];
@@ -172,11 +187,16 @@ impl<K: Kernel> Driver<K> {
         while rebuild || !groups.is_empty() {
             let (now, later) = groups.split_at(fitting(groups, self.kernel.capacity(rebuild)));
             let part = if first {
-                self.commit_guarded(family, table, rebuild, now)?
+                self.commit_guarded(family, table, rebuild, now)
             } else {
                 // The rest of a change whose beginning is in force.
-                self.kernel.commit(family, false, true, now)?
+                let part = self.kernel.commit(family, false, true, now);
+                part.map_err(StepError::from)
             };
+            let part = part.map_err(|error| Failed {
+                nothing_applied: first && error.is_refusal(),
+                error,
+            })?;
             cost.bytes += part.bytes;
             cost.encode += part.encode;
             cost.kernel += part.kernel;
@@ -215,7 +235,7 @@ impl<K: Kernel> Driver<K> {
         let mut good: Vec<(ServiceKey, Option<ServicePlan>)> = Vec::new();
         let mut parts = vec![change.services];
         while let Some(part) = parts.pop() {
-            self.prepare(change.family)?;
+            self.prepare(change.family, change.complete)?;
             // Deletes nothing that another part may still claim.
             let partial = Change {
                 services: part,
@@ -256,9 +276,10 @@ impl<K: Kernel> Driver<K> {
         Ok(total)
     }
 
-    /// Makes sure that the family's table is known.
-    fn prepare(&mut self, family: Family) -> Result<(), StepError> {
-        let (table, rebuild) = self.load(family, true)?;
+    /// Makes sure that the family's table is known. Only a complete change may make or adopt it:
+    /// nobody owns anything in it then.
+    fn prepare(&mut self, family: Family, complete: bool) -> Result<(), StepError> {
+        let (table, rebuild) = self.load(family, complete)?;
         if rebuild {
             self.kernel.commit(family, true, true, &[])?;
         }

@@ -42,8 +42,8 @@ pub(super) trait Kernel: Send {
     /// Reads our table.
     fn read(&mut self, family: Family) -> Result<Found, NetlinkError>;
 
-    /// Applies operations in one transaction, on top of a fresh table if `rebuild`. Nothing is
-    /// applied if anything in this network namespace changed since the last call, unless `force`.
+    /// Applies operations in one transaction, on top of a fresh table if `rebuild`. Unless `force`,
+    /// nothing is applied if the table may have changed since it was last read or written.
     fn commit(
         &mut self,
         family: Family,
@@ -64,8 +64,9 @@ pub(super) trait Kernel: Send {
 pub(super) struct Netlink {
     socket: NfSocket,
     settings: Settings,
-    /// Of all rules when we last looked or wrote; `None` = look first.
-    generation: Option<u32>,
+    /// By family: the generation of all rules in which its table was last known to be as we think
+    /// it is; `None` = it has to be read first.
+    generations: [Option<u32>; 2],
 }
 
 impl Netlink {
@@ -73,16 +74,27 @@ impl Netlink {
         Self {
             socket,
             settings,
-            generation: None,
+            generations: [None, None],
         }
     }
 
-    fn send(&mut self, batch: Batch, force: bool) -> Result<(), CommitError> {
-        let generation = self.generation.take();
-        let sealed = batch.seal(generation.filter(|_| !force));
-        self.socket.commit(sealed)?;
-        // A forced transaction says nothing about what others did.
-        self.generation = generation.filter(|_| !force).map(generation_after);
+    /// Sends a batch that touches one family's table, based on what is known of it unless `force`.
+    fn send(&mut self, family: Family, batch: Batch, force: bool) -> Result<(), CommitError> {
+        let known = self.generations[family as usize].take();
+        if force {
+            return self.socket.commit(batch.seal(None));
+        }
+        let generation = known.ok_or(CommitError::GenerationMoved)?;
+        self.socket.commit(batch.seal(Some(generation)))?;
+        // Nothing else changed since, so what was known of the other table still holds. If that
+        // was known of an older generation only, it stays so, and its next batch is refused.
+        let next = Some(generation_after(generation));
+        self.generations[family as usize] = next;
+        for other in &mut self.generations {
+            if *other == Some(generation) {
+                *other = next;
+            }
+        }
         Ok(())
     }
 }
@@ -110,7 +122,7 @@ impl Kernel for Netlink {
             let before = self.socket.generation()?;
             let found = self.read_once(family)?;
             if self.socket.generation()? == before {
-                self.generation = Some(before);
+                self.generations[family as usize] = Some(before);
                 return Ok(found);
             }
         }
@@ -140,7 +152,7 @@ impl Kernel for Netlink {
         push_elements(&mut batch, family, ElementOp::Add, added);
         let bytes = batch.byte_len() as u64;
         let encoded = Instant::now();
-        self.send(batch, force)?;
+        self.send(family, batch, force)?;
         Ok(Cost {
             bytes,
             encode: encoded - started,
@@ -151,8 +163,7 @@ impl Kernel for Netlink {
     fn delete(&mut self, family: Family) -> Result<(), CommitError> {
         let mut batch = Batch::new();
         push_delete_table(&mut batch, family);
-        self.generation = None;
-        self.send(batch, true)
+        self.send(family, batch, true)
     }
 
     fn capacity(&self, rebuild: bool) -> usize {

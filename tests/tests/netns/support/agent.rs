@@ -1,8 +1,8 @@
 //! The backend under test, in a node's namespace.
 
 use anyhow::{Result, ensure};
-use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Failure, Kind, Settings};
 use kp_nodeagent::backend::Verification;
+use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Failure, Kind, Settings};
 use kp_nodeagent::plan::{NodePlan, NodeSettings, ServicePlan};
 use kplane_model::{Family, NodeFacts, ServiceKey};
 use kplane_tests::netns::NetNs;
@@ -58,12 +58,14 @@ impl Agent {
         self.both(|agent, family| agent.apply(family, &agent.plans(family, services), false))
     }
 
-    /// Deletes Services and adds or changes others, in one change.
+    /// Deletes Services and adds or changes others, in one change. A ServicePort in both is changed.
     pub(crate) fn exchange(&mut self, gone: &[Svc], services: &[Svc]) -> Result<Done> {
         self.both(|agent, family| {
+            let new = agent.plans(family, services);
             let mut plans = agent.plans(family, gone);
+            plans.retain(|(key, _)| new.iter().all(|(other, _)| other != key));
             plans.iter_mut().for_each(|(_, plan)| *plan = None);
-            plans.extend(agent.plans(family, services));
+            plans.extend(new);
             agent.apply(family, &plans, false)
         })
     }

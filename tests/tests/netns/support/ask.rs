@@ -133,12 +133,7 @@ impl Question {
 }
 
 /// Asks once with the usual patience.
-pub(crate) fn ask(
-    net: &Net,
-    client: Client,
-    protocol: Protocol,
-    to: SocketAddr,
-) -> Result<Seen> {
+pub(crate) fn ask(net: &Net, client: Client, protocol: Protocol, to: SocketAddr) -> Result<Seen> {
     Question::new(client, protocol, to).ask(net)
 }
 

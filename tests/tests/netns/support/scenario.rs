@@ -98,7 +98,10 @@ impl Scenario {
                 });
             }
         });
-        wrong.extend(more.into_inner().unwrap_or_else(|poison| poison.into_inner()));
+        wrong.extend(
+            more.into_inner()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        );
         let texts: Vec<String> = wrong.iter().map(|error| format!("{error:#}")).collect();
         ensure!(texts.is_empty(), "{}", texts.join("\n"));
         Ok(())
@@ -166,7 +169,12 @@ impl Cell<'_> {
     }
 
     /// What is wrong with one outcome.
-    fn complaint(&self, seen: &Seen, wanted: &BTreeSet<SocketAddr>, want: Source) -> Option<String> {
+    fn complaint(
+        &self,
+        seen: &Seen,
+        wanted: &BTreeSet<SocketAddr>,
+        want: Source,
+    ) -> Option<String> {
         let Seen::Hit { endpoint, source } = seen else {
             return Some(format!("{seen}, not one of {wanted:?}"));
         };

@@ -276,7 +276,10 @@ fn bare_topology() -> Result<Topology> {
         pod.serve(Protocol::Udp, TARGET)?;
     }
     let (client, node) = (topology.host("client")?, topology.node("node-1")?);
-    for cidr in cidrs(&SERVICE_RANGES)?.into_iter().chain(cidrs(&EXTERNAL_RANGES)?) {
+    for cidr in cidrs(&SERVICE_RANGES)?
+        .into_iter()
+        .chain(cidrs(&EXTERNAL_RANGES)?)
+    {
         client.route(cidr, node)?;
     }
     for (family, prefix_len) in [(Family::V4, 16), (Family::V6, 64)] {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
@@ -14,7 +13,7 @@ use super::super::interrupt;
 use super::super::objects::Port;
 use super::super::screen::{Screen, Tone, count, fit, plural, span};
 use super::super::stage::{Show, Stage};
-use super::super::survey::{Planner, call};
+use super::super::survey::Planner;
 use super::super::world::Role;
 
 /// Calls in a scenario: a pod's share of a sixth is 16.7 % +- 1.5 % (1 sigma) then.
@@ -135,9 +134,14 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
 
 impl Scenario {
     fn port<'a>(&self, stage: &'a Stage) -> Result<Option<&'a Port>> {
-        let service = stage.objects.service(&ServiceName::new("shop", self.service))?;
+        let service = stage
+            .objects
+            .service(&ServiceName::new("shop", self.service))?;
         let key = |port: &&Port| (port.port.key.family, port.port.key.protocol);
-        Ok(service.ports.iter().find(|port| key(port) == (self.family, self.protocol)))
+        Ok(service
+            .ports
+            .iter()
+            .find(|port| key(port) == (self.family, self.protocol)))
     }
 
     fn target(&self, port: &Port) -> Option<Target> {
@@ -145,18 +149,23 @@ impl Scenario {
         match self.target {
             Kind::ClusterIp => Some(Target::ClusterIp),
             Kind::ExternalIp => port.external_ips.first().copied().map(Target::ExternalIp),
-            Kind::LoadBalancer => {
-                port.load_balancer_ips.first().copied().map(Target::LoadBalancer)
-            }
+            Kind::LoadBalancer => port
+                .load_balancer_ips
+                .first()
+                .copied()
+                .map(Target::LoadBalancer),
             Kind::NodePort => port.node_port.map(Target::NodePort),
         }
     }
 
     fn play(&self, show: &mut Show, stage: &Stage, port: &Port, began: Instant) -> Result<()> {
         let caller = stage.world.caller(self.role, self.node)?;
-        let target = self.target(port).context("the Service has no such address")?;
+        let target = self
+            .target(port)
+            .context("the Service has no such address")?;
         let node = stage.node(self.node)?;
-        let call = call(port, target, caller, node, &stage.world, &Arc::default());
+        let planner = Planner::new(&stage.objects, &stage.world);
+        let call = planner.call(port, target, caller, node);
         let call = call.context("no address of that family")?;
         let finding = call.make_times(CALLS as usize, CALLS as usize)?;
         let took = began.elapsed();
@@ -165,15 +174,21 @@ impl Scenario {
         screen.gap();
         screen.line(format!("  {}", self.title));
         screen.aside(format!("{call}: {} connections", count(finding.calls)));
-        let planner = Planner::new(&stage.objects, &stage.world);
         print_bars(&screen, &planner, port, &call, &finding);
-        screen.aside(format!("{}; {} each", seen_as(&call), span(took / CALLS)));
-
-        let mut wrong: Vec<String> =
-            finding.wrong.iter().map(|(what, times)| format!("{call}: {what}, {times} times")).collect();
+        let mut wrong: Vec<String> = call.complaint(&finding).into_iter().collect();
         wrong.extend(unfair(&planner, &call, &finding));
+        let verdict = match wrong.is_empty() {
+            true => format!("{}; {} each", seen_as(&call), span(took / CALLS)),
+            false => "not as it should be:".to_owned(),
+        };
+        let verdict = screen.paint(Tone::Faint, &verdict);
+        screen.line(format!("  {}{verdict}", screen.mark(wrong.is_empty())));
         let (shown, expected, seen) = summary(&call, &finding);
-        let family = if self.family == Family::V6 { " IPv6" } else { "" };
+        let family = if self.family == Family::V6 {
+            " IPv6"
+        } else {
+            ""
+        };
         let service = &port.port.key.service;
         let what = format!("{service} {} {}{family}: {shown}", call.kind, self.protocol);
         show.check((&what, &expected), seen, wrong, began);
@@ -191,7 +206,10 @@ fn print_bars(screen: &Screen, planner: &Planner<'_>, port: &Port, call: &Call, 
         let answers = found.answers.get(&address).copied().unwrap_or(0);
         let share = answers as f64 * 100.0 / total.max(1) as f64;
         let name = fit(&planner.pod_name(endpoint.addr.ip), 10);
-        let node = screen.paint(Tone::Faint, &fit(endpoint.node.as_deref().unwrap_or("?"), 8));
+        let node = screen.paint(
+            Tone::Faint,
+            &fit(endpoint.node.as_deref().unwrap_or("?"), 8),
+        );
         let bar = screen.bar(answers as f64 / most as f64, BAR);
         let why_not = match () {
             () if may.contains_key(&address) => "",
@@ -208,9 +226,10 @@ fn print_bars(screen: &Screen, planner: &Planner<'_>, port: &Port, call: &Call, 
 /// Endpoints that may answer, and their number of expected answers per call.
 fn allowed(call: &Call) -> BTreeMap<SocketAddr, f64> {
     match &call.expect {
-        Expect::Answer { from, .. } => {
-            from.iter().map(|endpoint| (*endpoint, 1.0 / from.len() as f64)).collect()
-        }
+        Expect::Answer { from, .. } => from
+            .iter()
+            .map(|endpoint| (*endpoint, 1.0 / from.len() as f64))
+            .collect(),
         Expect::Refused | Expect::Silence => BTreeMap::new(),
     }
 }
@@ -225,7 +244,9 @@ fn unfair(planner: &Planner<'_>, call: &Call, found: &Finding) -> Vec<String> {
         let sigma = (total * share * (1.0 - share)).sqrt();
         if (got as f64 - expected).abs() > SIGMAS * sigma {
             let name = planner.pod_name(endpoint.ip());
-            unfair.push(format!("{name} answered {got} times, its share is {expected:.0}"));
+            unfair.push(format!(
+                "{name} answered {got} times, its share is {expected:.0}"
+            ));
         }
     }
     unfair
@@ -233,10 +254,16 @@ fn unfair(planner: &Planner<'_>, call: &Call, found: &Finding) -> Vec<String> {
 
 fn seen_as(call: &Call) -> String {
     match &call.expect {
-        Expect::Answer { seen_as: SeenAs::Caller, .. } => {
+        Expect::Answer {
+            seen_as: SeenAs::Caller,
+            ..
+        } => {
             format!("the pods see the caller's own address, {}", call.source)
         }
-        Expect::Answer { seen_as: SeenAs::Node, .. } => {
+        Expect::Answer {
+            seen_as: SeenAs::Node,
+            ..
+        } => {
             format!("the pods see the node's address, {}", call.node_ip)
         }
         Expect::Refused => "refused, every time".to_owned(),
@@ -255,17 +282,29 @@ fn summary(call: &Call, found: &Finding) -> (&'static str, String, String) {
             };
             let least = percent(found.answers.values().min());
             let most = percent(found.answers.values().max());
-            let range = if least == most { least } else { format!("{least}-{most}") };
+            let range = if least == most {
+                least
+            } else {
+                format!("{least}-{most}")
+            };
             let seen = format!("{}, {range} %", plural(found.answers.len(), "pod"));
             let fair = 100.0 / from.len() as f64;
             let each = if from.len() == 1 { "" } else { " each" };
-            ("shares", format!("{}, {fair:.0} %{each}", plural(from.len(), "pod")), seen)
+            (
+                "shares",
+                format!("{}, {fair:.0} %{each}", plural(from.len(), "pod")),
+                seen,
+            )
         }
-        Expect::Refused => {
-            ("refusal", "refused at once".to_owned(), format!("{} refused", count(found.calls)))
-        }
-        Expect::Silence => {
-            ("silence", "no answer".to_owned(), format!("{} silent", count(found.calls)))
-        }
+        Expect::Refused => (
+            "refusal",
+            "refused at once".to_owned(),
+            format!("{} refused", count(found.calls)),
+        ),
+        Expect::Silence => (
+            "silence",
+            "no answer".to_owned(),
+            format!("{} silent", count(found.calls)),
+        ),
     }
 }

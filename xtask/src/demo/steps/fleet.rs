@@ -15,11 +15,17 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     if let Some(star) = &star {
         wrong.extend(kpctl(&show.screen, stage, &["describe", "service", star])?);
     }
-    let healthy = stage.cast.kpctl_quietly(stage.control()?, &["status", "--check"])?;
+    let healthy = stage
+        .cast
+        .kpctl_quietly(stage.control()?, &["status", "--check"])?;
     if !healthy {
         wrong.push("kpctl status --check: something is not as it should be".to_owned());
     }
-    let seen = if healthy { "every node in sync" } else { "trouble" };
+    let seen = if healthy {
+        "every node in sync"
+    } else {
+        "trouble"
+    };
     show.check(("kpctl status --check", "exit code 0"), seen, wrong, began);
     Ok(())
 }
@@ -28,8 +34,16 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
 pub(super) fn kpctl(screen: &Screen, stage: &Stage, args: &[&str]) -> Result<Vec<String>> {
     let command = format!("kpctl {}", args.join(" "));
     screen.gap();
-    screen.line(format!("  {} {}", screen.paint(Tone::Faint, "$"), screen.paint(Tone::Strong, &command)));
+    screen.line(format!(
+        "  {} {}",
+        screen.paint(Tone::Faint, "$"),
+        screen.paint(Tone::Strong, &command)
+    ));
     screen.flush();
     let good = stage.cast.kpctl(stage.control()?, args)?;
-    Ok(if good { Vec::new() } else { vec![format!("{command} failed")] })
+    Ok(if good {
+        Vec::new()
+    } else {
+        vec![format!("{command} failed")]
+    })
 }

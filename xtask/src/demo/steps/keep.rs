@@ -30,8 +30,14 @@ pub(crate) fn wait(screen: &Screen, stage: &Stage, entry: Entry) -> Result<()> {
     let programs = stage.cast.programs();
     if let Some((_, pid)) = pids.first() {
         let kpctl = programs.kpctl.display();
-        line("the fleet, as it changes", format!("{} {kpctl} status --watch", inside(*pid)));
-        line("one Service", format!("{} {kpctl} get services", inside(*pid)));
+        line(
+            "the fleet, as it changes",
+            format!("{} {kpctl} status --watch", inside(*pid)),
+        );
+        line(
+            "one Service",
+            format!("{} {kpctl} get services", inside(*pid)),
+        );
     }
     if let Some((node, pid)) = pids.get(1) {
         let rules = format!("{} nft list table ip kplane", inside(*pid));
@@ -42,9 +48,15 @@ pub(crate) fn wait(screen: &Screen, stage: &Stage, entry: Entry) -> Result<()> {
         line(who, format!("{} bash", inside(holder.id())));
     }
     let manifests = stage.manifests().display();
-    line("edit any of these, and watch the fleet", format!("ls {manifests}"));
+    line(
+        "edit any of these, and watch the fleet",
+        format!("ls {manifests}"),
+    );
     line("logs", format!("ls {}", stage.cast.logs().display()));
-    let all: Vec<String> = pids.iter().map(|(name, pid)| format!("{name} {pid}")).collect();
+    let all: Vec<String> = pids
+        .iter()
+        .map(|(name, pid)| format!("{name} {pid}"))
+        .collect();
     line("processes", all.join(", "));
     screen.gap();
     screen.line(screen.paint(Tone::Strong, "Ctrl-C ends it and cleans up."));

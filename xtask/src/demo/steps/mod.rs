@@ -28,15 +28,30 @@ pub(crate) struct Step {
     pub(crate) run: fn(&mut Show, &mut Stage) -> Result<()>,
 }
 
-const START: Step = Step { title: "Start the control plane and an agent on each node", run: start::run };
-const CONNECT: Step = Step { title: "Call Services, and see who answers", run: connect::run };
+const START: Step = Step {
+    title: "Start the control plane and an agent on each node",
+    run: start::run,
+};
+const CONNECT: Step = Step {
+    title: "Call Services, and see who answers",
+    run: connect::run,
+};
 const SURVEY: Step = Step {
     title: "Call every Service at all its addresses, from everywhere, and compare with the rules",
     run: survey::run,
 };
-const ROLL: Step = Step { title: "Replace the pods of a Service, one by one, under load", run: roll::run };
-const FLEET: Step = Step { title: "Ask kpctl", run: fleet::run };
-const RESTART: Step = Step { title: "Kill an agent under load, and start it again", run: restart::run };
+const ROLL: Step = Step {
+    title: "Replace the pods of a Service, one by one, under load",
+    run: roll::run,
+};
+const FLEET: Step = Step {
+    title: "Ask kpctl",
+    run: fleet::run,
+};
+const RESTART: Step = Step {
+    title: "Kill an agent under load, and start it again",
+    run: restart::run,
+};
 
 /// The walk through `deploy/demo`.
 pub(crate) const DEMO: &[Step] = &[START, CONNECT, SURVEY, ROLL, FLEET, RESTART];

@@ -8,7 +8,7 @@ use kplane_proto::v1::{Fleet, NodeState, SyncStats};
 
 use super::super::interrupt;
 use super::super::screen::{count, span};
-use super::super::stage::{SYNC, Show, Stage};
+use super::super::stage::{Show, Stage};
 use super::super::status::last_sync;
 use super::fleet::kpctl;
 use super::load::Loads;
@@ -20,7 +20,8 @@ const PAUSE: Duration = Duration::from_millis(700);
 /// Kills the agent of the first node, and starts it again.
 pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let Some(star) = stage.star.clone() else {
-        show.screen.aside("without a Service to call there is nothing to see: left out");
+        show.screen
+            .aside("without a Service to call there is nothing to see: left out");
         return Ok(());
     };
     let began = Instant::now();
@@ -30,10 +31,14 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
 
     stage.cast.kill_agent(&node)?;
     let gone = |fleet: &Fleet| state(fleet, &node, NodeState::Disconnected);
-    stage.status.wait(SYNC, "the control plane notices", gone)?;
+    stage
+        .status
+        .wait(&mut stage.cast, "the control plane notices", gone)?;
     let mut wrong = kpctl(&show.screen, stage, &["get", "nodes"])?;
     show.screen.gap();
-    let working = show.screen.working(format!("{node} works without its agent"));
+    let working = show
+        .screen
+        .working(format!("{node} works without its agent"));
     interrupt::sleep(PAUSE)?;
 
     let (started, at) = (Instant::now(), SystemTime::now());
@@ -42,7 +47,9 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
         state(fleet, &node, NodeState::InSync)?;
         synced_since(fleet, &node, at)
     };
-    let sync = stage.status.wait(SYNC, "the agent is back", back)?;
+    let sync = stage
+        .status
+        .wait(&mut stage.cast, "the agent is back", back)?;
     let took = started.elapsed();
     interrupt::sleep(PAUSE)?;
     drop(working);
@@ -60,17 +67,26 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let changes = format!("{} changes", count(sync.operations));
     let wrong = match sync.operations {
         0 => Vec::new(),
-        _ => vec![format!("{changes} in the kernel, although nothing has changed meanwhile")],
+        _ => vec![format!(
+            "{changes} in the kernel, although nothing has changed meanwhile"
+        )],
     };
     let seen = format!("{changes}, in sync in {}", span(took));
-    show.check(("it takes over what the kernel holds", "0 changes"), seen, wrong, started);
+    show.check(
+        ("it takes over what the kernel holds", "0 changes"),
+        seen,
+        wrong,
+        started,
+    );
     Ok(())
 }
 
 fn state(fleet: &Fleet, node: &str, wanted: NodeState) -> Result<(), String> {
     let found = fleet.nodes.iter().find(|status| status.name == node);
     let state = found.map(kplane_proto::v1::NodeStatus::state);
-    (state == Some(wanted)).then_some(()).ok_or_else(|| format!("{state:?}"))
+    (state == Some(wanted))
+        .then_some(())
+        .ok_or_else(|| format!("{state:?}"))
 }
 
 /// The first report of the new agent: until it comes, the old one's stands.
@@ -78,5 +94,7 @@ fn synced_since(fleet: &Fleet, node: &str, at: SystemTime) -> Result<SyncStats, 
     let found = fleet.nodes.iter().find(|status| status.name == node);
     let sync = found.and_then(last_sync).ok_or("no report")?;
     let finished = UNIX_EPOCH + Duration::from_millis(sync.finished_at_ms);
-    (finished >= at).then(|| *sync).ok_or_else(|| "the report of the old agent".to_owned())
+    (finished >= at)
+        .then_some(*sync)
+        .ok_or_else(|| "the report of the old agent".to_owned())
 }

@@ -34,13 +34,19 @@ type Times = BTreeMap<String, Vec<Duration>>;
 /// Replaces all pods of the star.
 pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let Some(port) = star(&stage.objects) else {
-        show.screen.aside("no Service here has two TCP pods that could be replaced: left out");
+        show.screen
+            .aside("no Service here has two TCP pods that could be replaced: left out");
         return Ok(());
     };
     let name = port.port.key.service.clone();
     stage.star = Some(name.clone());
     let began = Instant::now();
-    let nodes: Vec<String> = stage.objects.nodes.iter().map(|n| n.name.to_string()).collect();
+    let nodes: Vec<String> = stage
+        .objects
+        .nodes
+        .iter()
+        .map(|n| n.name.to_string())
+        .collect();
     let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
     let olds = pods_of(stage, port);
     let loads = Loads::start(stage, port, &nodes)?;
@@ -76,15 +82,24 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
 
 /// The pods behind a port.
 fn pods_of(stage: &Stage, port: &Port) -> Vec<PodSpec> {
-    let ips: BTreeSet<IpAddr> = port.endpoints.iter().map(|endpoint| endpoint.addr.ip).collect();
+    let ips: BTreeSet<IpAddr> = port
+        .endpoints
+        .iter()
+        .map(|endpoint| endpoint.addr.ip)
+        .collect();
     let pods = stage.objects.pods.iter();
-    pods.filter(|pod| !pod.ips.is_disjoint(&ips)).cloned().collect()
+    pods.filter(|pod| !pod.ips.is_disjoint(&ips))
+        .cloned()
+        .collect()
 }
 
 /// Replaces one pod by a new one on the same node.
 fn replace(stage: &mut Stage, old: &PodSpec, times: &mut Times) -> Result<()> {
     interrupt::check()?;
-    let node = old.node.clone().with_context(|| format!("{} is on no node", old.name))?;
+    let node = old
+        .node
+        .clone()
+        .with_context(|| format!("{} is on no node", old.name))?;
     let mut pairs = BTreeMap::new();
     for ip in &old.ips {
         pairs.insert(ip.to_string(), stage.world.address_beside(&node, *ip)?);
@@ -151,7 +166,10 @@ fn remove(object: &mut Value, pairs: &BTreeMap<String, IpAddr>) -> bool {
 
 fn endpoints(object: &mut Value) -> Option<&mut Vec<Value>> {
     let is_slice = object["kind"] == "EndpointSlice";
-    object.get_mut("endpoints").filter(|_| is_slice)?.as_array_mut()
+    object
+        .get_mut("endpoints")
+        .filter(|_| is_slice)?
+        .as_array_mut()
 }
 
 /// How long changes took from the file to the kernel of each node.
@@ -175,14 +193,22 @@ fn print_times(show: &mut Show, times: &Times, began: Instant) {
     let p50 = all.get(all.len() / 2).copied().unwrap_or_default();
     let seen = format!("p50 {}, max {}", span(p50), span(most));
     let nodes = times.len();
-    let what = format!("{} of the YAML, to the kernels", plural(all.len() / nodes.max(1), "edit"));
+    let what = format!(
+        "{} of the YAML, to the kernels",
+        plural(all.len() / nodes.max(1), "edit")
+    );
     show.check((&what, &format!("in all {nodes}")), seen, Vec::new(), began);
 }
 
 /// The new pods, and only they, answer everywhere.
 fn afterwards(show: &mut Show, stage: &Stage, name: &ServiceName) -> Result<()> {
     let planner = Planner::new(&stage.objects, &stage.world);
-    survey(show, &planner, stage.objects.service(name)?, "every path again")?;
+    survey(
+        show,
+        &planner,
+        stage.objects.service(name)?,
+        "every path again",
+    )?;
     Ok(())
 }
 
@@ -192,5 +218,7 @@ pub(super) fn port_of<'a>(stage: &'a Stage, name: &ServiceName) -> Result<&'a Po
         let ServiceKey { service, .. } = &port.port.key;
         service == name
     };
-    star(&stage.objects).filter(is_its).with_context(|| format!("{name} cannot be called any more"))
+    star(&stage.objects)
+        .filter(is_its)
+        .with_context(|| format!("{name} cannot be called any more"))
 }

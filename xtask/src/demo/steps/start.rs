@@ -23,8 +23,15 @@ pub(crate) fn show_nodes(screen: &Screen, stage: &Stage) {
     let zone_columns = longest(&mut nodes.iter().filter_map(|node| node.zone.as_deref()));
     let ip_columns = longest(&mut ips.iter().map(String::as_str));
     for (node, ips) in nodes.iter().zip(&ips) {
-        let pods = stage.world.topology.pods().filter(|pod| pod.node() == &*node.name);
-        let names: Vec<&str> = pods.map(Pod::name).filter(|n| !n.starts_with(SHELL)).collect();
+        let pods = stage
+            .world
+            .topology
+            .pods()
+            .filter(|pod| pod.node() == &*node.name);
+        let names: Vec<&str> = pods
+            .map(Pod::name)
+            .filter(|n| !n.starts_with(SHELL))
+            .collect();
         let names = match names.len() {
             n if n > NAMED => plural(n, "pod"),
             _ => names.join(" "),
@@ -35,7 +42,10 @@ pub(crate) fn show_nodes(screen: &Screen, stage: &Stage) {
             fit(node.zone.as_deref().unwrap_or_default(), zone_columns),
             fit(ips, ip_columns),
         );
-        screen.line(format!("      {}", clip(line.trim_end(), screen.columns() - 6)));
+        screen.line(format!(
+            "      {}",
+            clip(line.trim_end(), screen.columns() - 6)
+        ));
     }
     screen.aside(format!(
         "{}, {}, a client outside for each node, a control host: {} namespaces",
@@ -58,7 +68,9 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let fleet = stage.wait_in_sync()?;
     drop(working);
     let took = began.elapsed();
-    let control = fleet.control_plane.context("a fleet without a control plane")?;
+    let control = fleet
+        .control_plane
+        .context("a fleet without a control plane")?;
     show.screen.aside(format!(
         "kp-controlplane reads {} and serves {} Services with {} endpoints",
         stage.manifests().display(),
@@ -66,11 +78,12 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
         count(control.endpoints),
     ));
     for node in &fleet.nodes {
-        let sync = last_sync(node).cloned().unwrap_or_default();
+        let sync = last_sync(node).copied().unwrap_or_default();
         show.screen.aside(format!(
-            "kp-nodeagent on {:12} {:>6} operations into nftables in {}",
-            node.name,
+            "kp-nodeagent on {} {:>6} operations into {} in {}",
+            fit(&node.name, 12),
             count(sync.operations),
+            node.backend,
             span(Duration::from_micros(sync.total_us)),
         ));
     }
@@ -81,7 +94,12 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
         .collect();
     let nodes = plural(fleet.nodes.len(), "node");
     let seen = format!("{nodes} in {}", span(took));
-    show.check(("every kernel holds everything", &nodes), seen, Vec::new(), began);
+    show.check(
+        ("every kernel holds everything", &nodes),
+        seen,
+        Vec::new(),
+        began,
+    );
     for error in errors {
         show.screen.aside(error);
     }

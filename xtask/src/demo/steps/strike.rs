@@ -38,9 +38,20 @@ pub(crate) fn strike(show: &mut Show, stage: &mut Stage) -> Result<()> {
         "{} ended; {served} of {nodes} served on without them",
         plural(processes, "process").replace("processs", "processes"),
     ));
-    show.screen.aside(format!("kp-nodeagent --cleanup on {nodes}: the rules are gone"));
-    let seen = if wrong.is_empty() { "served on, then gone" } else { "not so" };
-    show.check(("rules outlive agents, until --cleanup", "as designed"), seen, wrong, began);
+    show.screen.aside(format!(
+        "kp-nodeagent --cleanup on {nodes}: the rules are gone"
+    ));
+    let seen = if wrong.is_empty() {
+        "served on, then gone"
+    } else {
+        "not so"
+    };
+    show.check(
+        ("rules outlive agents, until --cleanup", "as designed"),
+        seen,
+        wrong,
+        began,
+    );
     Ok(())
 }
 

@@ -28,12 +28,14 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     for service in services {
         if let Some(reason) = service.skipped {
             let name = fit(&service.name.to_string(), 26);
-            show.screen.aside(format!("    {name} {reason:?}: nothing to proxy"));
+            show.screen
+                .aside(format!("    {name} {reason:?}: nothing to proxy"));
             continue;
         }
         total += survey(show, &planner, service, "every path")?.calls;
     }
-    show.screen.aside(format!("{} connections in all", count(total)));
+    show.screen
+        .aside(format!("{} connections in all", count(total)));
     Ok(())
 }
 
@@ -47,13 +49,26 @@ pub(super) fn survey(
     let began = Instant::now();
     let calls = planner.calls(service);
     let working = show.screen.working(format!("calling {}", service.name));
-    let progress = |done| working.say(format!("calling {}: {done} of {}", service.name, calls.len()));
+    let progress = |done| {
+        working.say(format!(
+            "calling {}: {done} of {}",
+            service.name,
+            calls.len()
+        ));
+    };
     let findings = make_all(&calls, &progress)?;
     drop(working);
     let mut sum = Finding::default();
     findings.iter().for_each(|finding| sum.add(finding));
     let wrong = wrongs(&calls, &findings);
-    print(&show.screen, planner, service, &calls, &sum, wrong.is_empty());
+    print(
+        &show.screen,
+        planner,
+        service,
+        &calls,
+        &sum,
+        wrong.is_empty(),
+    );
     let right = findings.iter().filter(|finding| finding.is_right()).count();
     let what = format!("{} {}: {label}", service.name, service.kind);
     let expected = format!("{} right", plural(calls.len(), "path"));
@@ -91,17 +106,17 @@ fn print(
     let name = fit(&service.name.to_string(), 22);
     let paths = format!("{:>4} paths", calls.len());
     let kinds = screen.paint(Tone::Faint, &kinds.join(", "));
-    screen.line(format!("  {}{name} {bar} {} {paths}  {kinds}", screen.mark(good), fit(&pods, 7)));
+    screen.line(format!(
+        "  {}{name} {bar} {} {paths}  {kinds}",
+        screen.mark(good),
+        fit(&pods, 7)
+    ));
 }
 
 fn wrongs(calls: &[Call], findings: &[Finding]) -> Vec<String> {
-    let all = calls.iter().zip(findings).filter(|(_, finding)| !finding.is_right());
+    let all = calls.iter().zip(findings);
     let mut wrong: Vec<String> = all
-        .map(|(call, finding)| {
-            let what: Vec<String> =
-                finding.wrong.iter().map(|(what, times)| format!("{what} (x{times})")).collect();
-            format!("{call}: expected {}; {} connections: {}", call.expect, finding.calls, what.join(", "))
-        })
+        .filter_map(|(call, finding)| call.complaint(finding))
         .collect();
     if wrong.len() > MOST_WRONG {
         let more = wrong.len() - MOST_WRONG;
