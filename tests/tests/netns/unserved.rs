@@ -249,13 +249,13 @@ pub(crate) fn a9_a_node_inside_the_ranges_reaches_an_address_that_it_has_itself(
         let host = Cidr::single(vip.ip()).prefix_len();
         node.netlink().add_address(LINK, vip.ip(), host)?;
     }
-    let probe = |vip| Probe::tcp(vip).timeout(SILENCE);
+    let probe = |vip: SocketAddr| Probe::tcp(vip).source(vip.ip());
     for vip in vips {
-        probe(vip).source(vip.ip()).reply(world.node(1)?)?;
+        probe(vip).reply(world.node(1)?)?;
     }
     world.update(&[service.ranges(cidrs(&RANGES)?)])?;
     for vip in vips {
-        let outcome = probe(vip).source(vip.ip()).once(world.node(1)?)?;
+        let outcome = probe(vip).timeout(SILENCE).once(world.node(1)?)?;
         let timed_out = matches!(outcome, Outcome::TimedOut);
         ensure!(timed_out, "{vip}: {outcome}");
     }

@@ -103,9 +103,14 @@ pub(crate) fn expect(
     }
     let chosen = categorize(service, &port.endpoints, &node.name, node.zone.as_deref());
     let is_pod = pods.iter().any(|cidr| cidr.contains(source));
+    // Without ranges of pods, agents take everybody for a pod here (A15).
+    let can_tell = pods.iter().any(|cidr| cidr.family() == service.key.family);
     let inside = is_pod || role == Role::Node;
     let (local, masquerade) = match target {
-        Target::ClusterIp => (service.internal_policy == TrafficPolicy::Local, !is_pod),
+        Target::ClusterIp => (
+            service.internal_policy == TrafficPolicy::Local,
+            can_tell && !is_pod,
+        ),
         _ if service.external_policy == TrafficPolicy::Cluster => (false, true),
         // A16: pods and the node itself take the short way to all endpoints.
         _ => (!inside, role == Role::Node),

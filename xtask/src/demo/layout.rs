@@ -99,37 +99,45 @@ pub(crate) fn guests(objects: &Objects) -> BTreeMap<Family, IpAddr> {
     guests
 }
 
-/// One range a family that holds all pods and nobody else, or else all ranges of pods.
+/// What tells pods from others: one range a family that holds all pods and nobody else, or else
+/// all ranges of pods, or else all pods.
 pub(crate) fn cluster_cidrs(objects: &Objects, networks: &[Cidr]) -> Vec<Cidr> {
-    let all: Vec<Cidr> = objects
-        .nodes
+    let nodes = || objects.nodes.iter();
+    let others: Vec<Cidr> = networks
         .iter()
-        .flat_map(|node| node.pod_cidrs.iter().copied())
+        .chain(&objects.service_cidrs)
+        .copied()
         .collect();
     let mut cidrs = Vec::new();
     for family in Family::ALL {
-        let of_family: Vec<Cidr> = all
-            .iter()
-            .copied()
-            .filter(|cidr| cidr.family() == family)
-            .collect();
-        let Some(first) = of_family.first() else {
-            continue;
-        };
-        let others = networks.iter().chain(&objects.service_cidrs);
-        let whole = (0..=first.prefix_len())
-            .rev()
-            .filter_map(|len| Cidr::new(first.first(), len))
-            .find(|cidr| of_family.iter().all(|part| cidr.covers(*part)));
-        let overlaps = |a: Cidr, b: Cidr| a.covers(b) || b.covers(a);
-        match whole {
-            Some(whole) if !others.clone().any(|other| overlaps(whole, *other)) => {
-                cidrs.push(whole);
-            }
-            _ => cidrs.extend(of_family),
+        let ranges = nodes().flat_map(|node| node.pod_cidrs.iter().copied());
+        let ranges: Vec<Cidr> = ranges.filter(|cidr| cidr.family() == family).collect();
+        let whole = covering(&ranges).filter(|whole| !others.iter().any(|o| overlap(*whole, *o)));
+        if let Some(whole) = whole {
+            cidrs.push(whole);
+        } else if ranges.is_empty() {
+            let ips = objects.pods.iter().flat_map(|pod| pod.ips.iter().copied());
+            let ips = ips.filter(|ip| Family::of(*ip) == family);
+            let ips = ips.filter(|ip| !nodes().any(|node| node.addresses.contains(ip)));
+            cidrs.extend(ips.map(Cidr::single));
+        } else {
+            cidrs.extend(ranges);
         }
     }
     cidrs
+}
+
+/// The narrowest prefix that holds all of these.
+fn covering(cidrs: &[Cidr]) -> Option<Cidr> {
+    let first = cidrs.first()?;
+    (0..=first.prefix_len())
+        .rev()
+        .filter_map(|len| Cidr::new(first.first(), len))
+        .find(|whole| cidrs.iter().all(|part| whole.covers(*part)))
+}
+
+fn overlap(a: Cidr, b: Cidr) -> bool {
+    a.covers(b) || b.covers(a)
 }
 
 /// The narrowest prefix that holds all of `ips`, leaves room, and whose second address (the

@@ -75,7 +75,7 @@ impl Objects {
             match value["kind"].as_str().unwrap_or_default() {
                 "Node" => {
                     let (mut node, _) = convert::node(&typed::<k8s::Node>(value)?, "");
-                    node.addresses.retain(has);
+                    node.addresses = primary(&node, families);
                     node.pod_cidrs.retain(|cidr| has(&cidr.first()));
                     objects.nodes.push(node);
                 }
@@ -110,6 +110,15 @@ impl Objects {
         let found = self.services.iter().find(|service| service.name == *name);
         found.with_context(|| format!("no Service {name}"))
     }
+}
+
+/// A node's own address in each family. Others, such as those that a cloud translates for it, are
+/// not on its links.
+fn primary(node: &NodeFacts, families: &[Family]) -> Vec<IpAddr> {
+    let families = families.iter();
+    families
+        .filter_map(|family| node.primary_address(*family))
+        .collect()
 }
 
 /// Endpoints of all slices by ServicePort, joined.

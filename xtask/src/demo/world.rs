@@ -125,12 +125,12 @@ impl World {
         Ok(world)
     }
 
-    /// A new address for a pod beside `ip`, which another pod of the node has.
-    pub(crate) fn address_beside(&mut self, node: &str, ip: IpAddr) -> Result<IpAddr> {
-        let cidrs = self.topology.node(node)?.pod_cidrs();
-        let cidr = cidrs.iter().copied().find(|cidr| cidr.contains(ip));
+    /// A new address for a pod on a node.
+    pub(crate) fn new_address(&mut self, node: &str, family: Family) -> Result<IpAddr> {
+        let mut cidrs = self.topology.node(node)?.pod_cidrs().iter().copied();
+        let cidr = cidrs.find(|cidr| cidr.family() == family);
         self.book
-            .take(cidr.with_context(|| format!("{ip} is in no pod range of {node}"))?)
+            .take(cidr.with_context(|| format!("{node} has no {family} range of pods"))?)
     }
 
     /// Adds a pod with its servers.

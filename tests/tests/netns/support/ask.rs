@@ -12,7 +12,7 @@ use kplane_tests::sctp;
 
 use super::world::{Client, Net};
 
-/// How long an answer may take; also how soon a refusal must come.
+/// How soon a refusal must come: well before TCP repeats a SYN.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
 /// How long silence is listened to.
 pub(crate) const SILENCE: Duration = Duration::from_millis(200);
@@ -79,7 +79,7 @@ impl Question {
             client,
             protocol,
             to,
-            timeout: PATIENCE,
+            timeout: client::TIMEOUT,
         }
     }
 
@@ -132,7 +132,7 @@ impl Question {
     }
 }
 
-/// Asks once with the usual patience.
+/// Asks once; a packet that gets lost is no answer.
 pub(crate) fn ask(net: &Net, client: Client, protocol: Protocol, to: SocketAddr) -> Result<Seen> {
     Question::new(client, protocol, to).ask(net)
 }

@@ -8,7 +8,7 @@ use std::thread;
 use anyhow::{Result, anyhow, ensure};
 use kplane_model::{Family, Protocol};
 
-use super::ask::{Question, SILENCE, Seen};
+use super::ask::{PATIENCE, Question, SILENCE, Seen};
 use super::service::{At, Svc};
 use super::world::{Client, Net, Setup, World};
 
@@ -132,7 +132,7 @@ impl Cell<'_> {
         match self.want {
             Want::Reach(whom, source) => self.check_reach(net, whom, source),
             Want::Refused => {
-                let seen = self.question.ask(net)?;
+                let seen = self.question.timeout(PATIENCE).ask(net)?;
                 ensure!(seen.is_refused(), "{}: {seen}, not refused", self.question);
                 Ok(())
             }

@@ -13,6 +13,7 @@ use super::super::interrupt::{self, Interrupted};
 use super::super::screen::{Screen, Tone};
 use super::super::stage::Stage;
 use super::super::world::Role;
+use super::load::star;
 
 /// Prints how to look inside, and waits for Ctrl-C.
 pub(crate) fn wait(screen: &Screen, stage: &Stage, entry: Entry) -> Result<()> {
@@ -47,12 +48,14 @@ pub(crate) fn wait(screen: &Screen, stage: &Stage, entry: Entry) -> Result<()> {
     for (who, holder) in &holders {
         line(who, format!("{} bash", inside(holder.id())));
     }
-    let manifests = stage.manifests().display();
-    line(
-        "edit any of these, and watch the fleet",
-        format!("ls {manifests}"),
-    );
-    line("logs", format!("ls {}", stage.cast.logs().display()));
+    if let Some(service) = star(&stage.objects, None).map(|port| &port.port) {
+        let (ip, port) = (service.cluster_ip, service.port);
+        let what = format!("in there: who answers for {}?", service.key.service);
+        line(&what, format!("head -1 < /dev/tcp/{ip}/{port}"));
+    }
+    let manifests = stage.manifests().display().to_string();
+    line("manifests: edit them, and watch the fleet", manifests);
+    line("logs", stage.cast.logs().display().to_string());
     let all: Vec<String> = pids
         .iter()
         .map(|(name, pid)| format!("{name} {pid}"))
@@ -79,7 +82,10 @@ fn holders(stage: &Stage) -> Result<Vec<(String, Process)>> {
             command.arg("hold").stdin(Stdio::piped());
             let who = match role {
                 Role::Pod => format!("a shell in a pod on {}", caller.node),
-                _ => format!("a shell on a client outside, by way of {}", caller.node),
+                _ => format!(
+                    "a shell on a client outside, which sends via {}",
+                    caller.node
+                ),
             };
             holders.push((who, caller.ns.command(command)?));
         }

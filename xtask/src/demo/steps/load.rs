@@ -1,9 +1,10 @@
 //! Continuous load on one Service, from everywhere, that counts what fails.
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_model::Protocol;
+use kplane_model::{Endpoint, Protocol, ServiceName, TrafficPolicy};
 use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace, Report};
 
@@ -39,41 +40,47 @@ pub(super) struct Seen {
     pub(super) wrong: Vec<String>,
 }
 
-/// The Service whose pods are replaced: TCP, without affinity or hints, with as many pods as
-/// possible, best with a NodePort.
-pub(crate) fn star(objects: &Objects) -> Option<&Port> {
-    let ports = objects.services.iter().flat_map(|service| &service.ports);
-    ports
-        .filter(|port| is_fit(objects, port))
-        .max_by_key(|port| {
-            let reach = port.port.node_port.is_some();
-            (
-                reach,
-                port.endpoints.len(),
-                std::cmp::Reverse(port.port.key.clone()),
-            )
-        })
+/// The port that is called all the time: TCP, with an endpoint for everybody; best one whose pods
+/// can be replaced, then one with a NodePort, then the one with most pods. Of one Service, if it is
+/// named.
+pub(super) fn star<'a>(objects: &'a Objects, name: Option<&ServiceName>) -> Option<&'a Port> {
+    let services = objects.services.iter();
+    let services = services.filter(|service| name.is_none_or(|name| service.name == *name));
+    let ports = services.flat_map(|service| &service.ports);
+    ports.filter(|port| is_plain(port)).max_by_key(|port| {
+        let reach = port.port.node_port.is_some();
+        let key = Reverse(port.port.key.clone());
+        (is_movable(objects, port), reach, port.endpoints.len(), key)
+    })
 }
 
-fn is_fit(objects: &Objects, port: &Port) -> bool {
+/// Everybody may call it and gets any endpoint.
+fn is_plain(port: &Port) -> bool {
     let service = &port.port;
     let policies = [service.internal_policy, service.external_policy];
-    let plain = service.key.protocol == Protocol::Tcp
+    let hints = |e: &Endpoint| e.zone_hints.len() + e.node_hints.len();
+    service.key.protocol == Protocol::Tcp
         && service.affinity_timeout_s.is_none()
         && policies
             .iter()
-            .all(|policy| *policy == kplane_model::TrafficPolicy::Cluster);
-    let movable = port.endpoints.iter().all(|endpoint| {
+            .all(|policy| *policy == TrafficPolicy::Cluster)
+        && port.endpoints.iter().any(|endpoint| endpoint.ready)
+        && port.endpoints.iter().all(|endpoint| hints(endpoint) == 0)
+}
+
+/// Its pods can be replaced: there are some, on nodes that have addresses for more.
+pub(super) fn is_movable(objects: &Objects, port: &Port) -> bool {
+    let family = port.port.key.family;
+    let has_room = |endpoint: &Endpoint| {
         let mut nodes = objects.nodes.iter();
         let node = nodes.find(|node| Some(&*node.name) == endpoint.node.as_deref());
-        let inside = node.is_some_and(|node| {
-            node.pod_cidrs
-                .iter()
-                .any(|cidr| cidr.contains(endpoint.addr.ip))
-        });
-        inside && endpoint.ready && endpoint.zone_hints.is_empty() && endpoint.node_hints.is_empty()
-    });
-    plain && movable && port.endpoints.len() >= 2
+        node.is_some_and(|node| node.pod_cidrs.iter().any(|cidr| cidr.family() == family))
+    };
+    port.endpoints.len() >= 2
+        && port
+            .endpoints
+            .iter()
+            .all(|endpoint| endpoint.ready && has_room(endpoint))
 }
 
 impl Loads {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use kplane_model::{ServiceKey, ServiceName};
+use kplane_model::{Family, ServiceName};
 use kplane_tests::client::Protocol;
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ use super::super::stage::{Show, Stage};
 use super::super::status::Landing;
 use super::super::survey::Planner;
 use super::super::world::speaks;
-use super::load::{Loads, star};
+use super::load::{Loads, is_movable, star};
 use super::survey::survey;
 
 /// What Kubernetes calls a preStop pause: connections that were chosen before the kernels knew
@@ -33,13 +33,18 @@ type Times = BTreeMap<String, Vec<Duration>>;
 
 /// Replaces all pods of the star.
 pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
-    let Some(port) = star(&stage.objects) else {
+    let Some(port) = star(&stage.objects, None) else {
         show.screen
-            .aside("no Service here has two TCP pods that could be replaced: left out");
+            .aside("no Service here has TCP endpoints for everybody: left out");
         return Ok(());
     };
     let name = port.port.key.service.clone();
     stage.star = Some(name.clone());
+    if !is_movable(&stage.objects, port) {
+        show.screen
+            .aside("no Service here has two pods that could get new addresses: left out");
+        return Ok(());
+    }
     let began = Instant::now();
     let nodes: Vec<String> = stage
         .objects
@@ -102,7 +107,10 @@ fn replace(stage: &mut Stage, old: &PodSpec, times: &mut Times) -> Result<()> {
         .with_context(|| format!("{} is on no node", old.name))?;
     let mut pairs = BTreeMap::new();
     for ip in &old.ips {
-        pairs.insert(ip.to_string(), stage.world.address_beside(&node, *ip)?);
+        pairs.insert(
+            ip.to_string(),
+            stage.world.new_address(&node, Family::of(*ip))?,
+        );
     }
     let new = PodSpec {
         name: format!("{}-new", old.name),
@@ -214,11 +222,6 @@ fn afterwards(show: &mut Show, stage: &Stage, name: &ServiceName) -> Result<()> 
 
 /// The star's port, as it is at the moment.
 pub(super) fn port_of<'a>(stage: &'a Stage, name: &ServiceName) -> Result<&'a Port> {
-    let is_its = |port: &&Port| {
-        let ServiceKey { service, .. } = &port.port.key;
-        service == name
-    };
-    star(&stage.objects)
-        .filter(is_its)
-        .with_context(|| format!("{name} cannot be called any more"))
+    let port = star(&stage.objects, Some(name));
+    port.with_context(|| format!("{name} cannot be called any more"))
 }
