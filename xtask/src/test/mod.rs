@@ -154,9 +154,10 @@ fn cargo(root: &Path, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
 
 /// Runs the demo as a check, on programs that are built as the tests are.
 fn demo(root: &Path, args: &[&str]) -> Result<()> {
-    cargo(root, &["build", "--workspace", "--bins"], &[])?;
+    // Asked first: the build may put a new program in the place of this one.
     let me = env::current_exe().context("which program is this?")?;
     let programs = me.parent().context("programs lie in a folder")?;
+    cargo(root, &["build", "--workspace", "--bins"], &[])?;
     let mut command = Command::new(&me);
     command
         .current_dir(root)
