@@ -4,8 +4,9 @@ mod tidy;
 mod tools;
 
 use std::env;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -23,6 +24,9 @@ struct Step {
     name: &'static str,
     run: fn(&Path) -> Result<()>,
 }
+
+/// Where this program was when it began.
+static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
 /// Cheap and often failing first.
 const STEPS: [Step; 10] = [
@@ -96,6 +100,8 @@ const STEPS: [Step; 10] = [
 /// Runs the steps in order and stops at the first that fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = root()?;
+    // Asked first: a build may put a new program in the place of this one.
+    PROGRAM.get_or_init(|| env::current_exe().unwrap_or_default());
     let wanted = |step: &&Step| {
         args.only
             .as_ref()
@@ -154,8 +160,7 @@ fn cargo(root: &Path, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
 
 /// Runs the demo as a check, on programs that are built as the tests are.
 fn demo(root: &Path, args: &[&str]) -> Result<()> {
-    // Asked first: the build may put a new program in the place of this one.
-    let me = env::current_exe().context("which program is this?")?;
+    let me = PROGRAM.get().context("set when the steps begin")?;
     let programs = me.parent().context("programs lie in a folder")?;
     cargo(root, &["build", "--workspace", "--bins"], &[])?;
     let mut command = Command::new(&me);
