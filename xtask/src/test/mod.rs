@@ -163,7 +163,7 @@ fn demo(root: &Path, args: &[&str]) -> Result<()> {
     let me = PROGRAM.get().context("set when the steps begin")?;
     let programs = me.parent().context("programs lie in a folder")?;
     cargo(root, &["build", "--workspace", "--bins"], &[])?;
-    let mut command = Command::new(&me);
+    let mut command = Command::new(me);
     command
         .current_dir(root)
         .args(["demo", "--bin-dir"])
