@@ -14,11 +14,11 @@ use serde_json::Value;
 use crate::addresses::cluster_policies;
 use crate::policies::external_local;
 use crate::restart::every_kind;
-use crate::support::nft::{load, run};
+use crate::support::nft::{can_load, load, run};
 use crate::support::{Scenario, Setup, World};
 
 pub(crate) fn a_printed_ruleset_loads_again_and_does_the_same() -> Result<()> {
-    if !require_tool("nft")? {
+    if !can_load()? {
         return Ok(());
     }
     let mut services = every_kind()?;

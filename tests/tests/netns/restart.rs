@@ -12,7 +12,7 @@ use kplane_tests::privilege::require_tool;
 use kplane_tests::wait::eventually;
 
 use crate::addresses::cluster_policies;
-use crate::support::nft::{load, nft};
+use crate::support::nft::{can_load, load, nft};
 use crate::support::{At, Client, Setup, Svc, World, cidrs, ep, svc};
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -146,7 +146,7 @@ pub(crate) fn a_table_of_another_layout_is_replaced_under_load() -> Result<()> {
 
 /// The same rules under the comment of an older layout: never adopted.
 pub(crate) fn a_table_with_another_layouts_number_is_replaced() -> Result<()> {
-    if !require_tool("nft")? {
+    if !can_load()? {
         return Ok(());
     }
     let services = every_kind()?;

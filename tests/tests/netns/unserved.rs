@@ -13,8 +13,8 @@ use kplane_tests::topology::LINK;
 
 use crate::addresses::{cases, on_both_nodes};
 use crate::support::{
-    ALL, ALL_MASQUERADED, At, Client, DROPPED, PATIENCE, Question, REFUSED, SILENCE, Scenario,
-    Seen, Setup, World, answers, ask, cidrs, ep, node_ip, second_ip, svc,
+    ALL, ALL_MASQUERADED, At, Client, DROPPED, PATIENCE, PORT, Question, REFUSED, SILENCE,
+    Scenario, Seen, Setup, World, answers, ask, cidrs, ep, node_ip, second_ip, svc,
 };
 
 pub(crate) fn a18_without_endpoints_everybody_is_refused_everywhere() -> Result<()> {
@@ -64,6 +64,32 @@ pub(crate) fn a18_refusals_come_at_once() -> Result<()> {
                 "{to}: {seen}, {took:?}"
             );
         }
+    }
+    Ok(())
+}
+
+/// One Service's endpoint is another one's address, at which there is nobody: who comes by the first
+/// is let through.
+pub(crate) fn a18_an_endpoint_may_be_where_another_service_refuses() -> Result<()> {
+    let endpoint = ep("b").port(PORT);
+    let served = svc(1).everywhere().endpoints([endpoint.clone()]);
+    let refusing = svc(2).external_ips(endpoint.ips);
+    let mut world = World::serving(Setup::PodRanges, &[served.clone(), refusing.clone()])?;
+    let pod = world.topology.pod_mut("b")?;
+    pod.serve(client::Protocol::Tcp, PORT)?;
+    pod.serve(client::Protocol::Udp, PORT)?;
+    for (client, family) in [Client::Outside, Client::PodHere]
+        .into_iter()
+        .flat_map(|client| Family::ALL.map(|family| (client, family)))
+    {
+        for at in At::ALL {
+            answers(&world.net, client, served.address(at, family, 1))?;
+        }
+    }
+    for family in Family::ALL {
+        let to = refusing.address(At::ExternalIp, family, 1);
+        let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
+        ensure!(seen == Seen::Refused, "{to}: {seen}");
     }
     Ok(())
 }

@@ -237,3 +237,63 @@ fn ports(slice: &Value) -> impl Iterator<Item = (Protocol, u16)> {
         Some((protocol, number))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::layout::{cluster_cidrs, networks};
+    use super::super::manifests::Manifests;
+    use super::*;
+
+    fn read(path: &str) -> Objects {
+        let temp = tempfile::tempdir().unwrap();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
+        let manifests = Manifests::copy(&path, temp.path().join("copy")).unwrap();
+        Objects::read(manifests.objects(), &Family::ALL).unwrap()
+    }
+
+    fn pod<'a>(objects: &'a Objects, name: &str) -> &'a PodSpec {
+        objects.pods.iter().find(|pod| pod.name == name).unwrap()
+    }
+
+    fn texts(cidrs: &[Cidr]) -> Vec<String> {
+        cidrs.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_shop() {
+        let shop = read("deploy/demo");
+        let sizes = (shop.nodes.len(), shop.services.len(), shop.pods.len());
+        assert_eq!(sizes, (3, 6, 22));
+        assert_eq!(pod(&shop, "web-1").ips.len(), 2);
+        assert!(pod(&shop, "dns-3").listens.is_empty());
+        let dns = pod(&shop, "dns-1").listens.iter().copied();
+        assert!(dns.eq([(Protocol::Tcp, 5353), (Protocol::Udp, 5353)]));
+        let networks = networks(&shop);
+        assert_eq!(texts(&networks), ["172.30.0.0/23", "fd30::/111"]);
+        let pods = cluster_cidrs(&shop, &networks);
+        assert_eq!(texts(&pods), ["10.244.0.0/22", "fd44::/62"]);
+    }
+
+    #[test]
+    fn a_real_cluster() {
+        let dump = read("tests/data/cluster-dump.yaml");
+        assert_eq!((dump.nodes.len(), dump.services.len()), (6, 22));
+        let skipped = dump.services.iter().filter(|s| s.skipped.is_some());
+        assert_eq!(skipped.count(), 2);
+        // The API server is no pod, and has no name.
+        let api_server = pod(&dump, "kubernetes-192.168.77.2");
+        assert_eq!((&api_server.node, api_server.listens.len()), (&None, 1));
+        let any = dump
+            .service(&ServiceName::new("shop", "redis-any"))
+            .unwrap();
+        assert_eq!(any.ports[0].endpoints.len(), 3);
+        assert!(
+            any.ports[0]
+                .endpoints
+                .iter()
+                .all(|e| e.zone_hints.len() == 1)
+        );
+    }
+}

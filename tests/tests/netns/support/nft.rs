@@ -3,7 +3,9 @@
 use std::process::Command;
 
 use anyhow::Result;
+use kp_nodeagent::netlink::NfSocket;
 use kplane_tests::netns::NetNs;
+use kplane_tests::privilege::require_tool;
 
 /// Runs `nft` with commands, such as `"flush ruleset"`, one in a line; returns what it prints.
 pub(crate) fn nft(ns: &NetNs, commands: &str) -> Result<String> {
@@ -16,6 +18,18 @@ pub(crate) fn run(ns: &NetNs, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new("nft");
     command.args(arguments);
     ns.output(command)
+}
+
+/// Whether `nft` can load a ruleset of ours here: in one transaction, for which it needs a buffer
+/// that the kernel grants to the administrator of the machine only.
+pub(crate) fn can_load() -> Result<bool> {
+    /// Well below what is granted where any size is, and above what is granted otherwise.
+    const ANY_SIZE_BYTES: usize = 32 << 20;
+    let any = require_tool("nft")? && NfSocket::open()?.max_batch_bytes() > ANY_SIZE_BYTES;
+    if !any {
+        println!("skipped: nft cannot load a large ruleset without privileges on the machine");
+    }
+    Ok(any)
 }
 
 /// Runs `nft -f` on a text of any length.

@@ -98,6 +98,7 @@ pub(crate) fn svc(number: u16) -> Svc {
         internal: TrafficPolicy::Cluster,
         external: TrafficPolicy::Cluster,
         ranges: Vec::new(),
+        external_ips: None,
         endpoints: Vec::new(),
     }
 }
@@ -112,6 +113,8 @@ pub(crate) struct Svc {
     pub(crate) internal: TrafficPolicy,
     pub(crate) external: TrafficPolicy,
     pub(crate) ranges: Vec<Cidr>,
+    /// Instead of those of its number.
+    external_ips: Option<[IpAddr; 2]>,
     pub(crate) endpoints: Vec<Ep>,
 }
 
@@ -130,6 +133,12 @@ impl Svc {
     pub(crate) fn reached(mut self, at: At) -> Self {
         self.places.insert(at);
         self
+    }
+
+    /// With these as its external addresses.
+    pub(crate) fn external_ips(mut self, ips: [IpAddr; 2]) -> Self {
+        self.external_ips = Some(ips);
+        self.reached(At::ExternalIp)
     }
 
     pub(crate) fn only(mut self, protocol: Protocol) -> Self {
@@ -167,9 +176,10 @@ impl Svc {
             Family::V4 => IpAddr::from([v4[0], v4[1], high, low]),
             Family::V6 => Ipv6Addr::new(0xfd96, 0, 0, v6, 0, 0, 0, self.number).into(),
         };
+        let external = self.external_ips.map(|ips| ips[family as usize]);
         match at {
             At::ClusterIp => SocketAddr::new(ip([10, 96], 0), PORT),
-            At::ExternalIp => SocketAddr::new(ip([198, 18], 1), PORT),
+            At::ExternalIp => SocketAddr::new(external.unwrap_or(ip([198, 18], 1)), PORT),
             At::LoadBalancer => SocketAddr::new(ip([198, 19], 2), PORT),
             At::NodePort => SocketAddr::new(node_ip(node, family), self.node_port()),
         }
