@@ -144,6 +144,7 @@ impl Kind {
             Self::Nftables => {
                 let settings = nftables::Settings {
                     masquerade_bit: settings.masquerade_bit,
+                    pod_interface: None,
                 };
                 nftables::open(settings)
             }

@@ -13,7 +13,7 @@ pub use service::plan_service;
 use std::fmt;
 use std::net::IpAddr;
 
-use kplane_model::{Cidr, EndpointAddr, Protocol, ServiceKey};
+use kplane_model::{Cidr, EndpointAddr, Protocol, ServiceKey, TrafficPolicy};
 
 /// Where packets for a ServicePort arrive. At most one ServicePort owns one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,6 +71,8 @@ pub struct Frontend {
     /// Endpoints for everybody, or for packets from outside the cluster if `inside` is set.
     /// Sorted, unique.
     pub endpoints: Vec<EndpointAddr>,
+    /// What `endpoints` are chosen by: those of this node, or those of the cluster.
+    pub policy: TrafficPolicy,
     /// Endpoints for pods and for the node itself, where these differ (A16). Sorted, unique.
     pub inside: Option<Vec<EndpointAddr>>,
     /// Always masquerade (A15: external destination with policy Cluster).

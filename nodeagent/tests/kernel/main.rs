@@ -10,7 +10,10 @@ use kp_nodeagent::backend::nftables::{Settings, push_structure};
 use kp_nodeagent::netlink::{Batch, NfSocket};
 use kplane_model::Family;
 
-const SETTINGS: Settings = Settings { masquerade_bit: 14 };
+const SETTINGS: Settings = Settings {
+    masquerade_bit: 14,
+    pod_interface: None,
+};
 
 fn commit(socket: &mut NfSocket, fill: impl FnOnce(&mut Batch)) {
     let mut batch = Batch::new();

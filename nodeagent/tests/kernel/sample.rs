@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use kp_nodeagent::backend::nftables::{Balancer, Class, Destination, Element, Key, NodePort, Set};
+use kp_nodeagent::backend::nftables::{
+    Balancer, Carries, Class, Data, Destination, Element, Key, NodePort, Set,
+};
 use kplane_model::{EndpointAddr, Family, Protocol};
 
 /// An address of the family whose last four bytes are `low`.
@@ -71,7 +73,12 @@ pub(crate) fn elements(family: Family) -> Vec<Element> {
                 Key::ServiceSlot(destination, number * 300),
                 Key::NodePortSlot(node_port, number * 300),
             ];
-            let data = set.is_map().then(|| endpoint(family, number));
+            let data = match set.carries() {
+                Carries::Endpoint => Some(Data::Endpoint(endpoint(family, number))),
+                Carries::Nothing => None,
+                // These need chains: see the tests of session affinity.
+                Carries::Chain => continue,
+            };
             for key in keys.into_iter().filter(|key| key.fits(set)) {
                 push(set, key, data);
             }
@@ -98,7 +105,7 @@ pub(crate) fn many_elements(family: Family, services: u32) -> Vec<Element> {
             None,
         );
         for index in 0..3 {
-            let data = Some(endpoint(family, number * 3 + index));
+            let data = Some(Data::Endpoint(endpoint(family, number * 3 + index)));
             let key = Key::ServiceSlot(destination, index);
             push(Set::Endpoints(Balancer::Service), key, data);
         }

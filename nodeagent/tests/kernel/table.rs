@@ -47,8 +47,11 @@ fn structure_is_read_back_as_ours() {
         let mut socket = socket_with_tables();
         for family in Family::ALL {
             let state = read_structure(&mut socket, family, SETTINGS).unwrap();
-            assert_eq!(state, StructureState::Ours);
-            let other_mark = Settings { masquerade_bit: 15 };
+            assert_eq!(state, StructureState::Ours(Vec::new()));
+            let other_mark = Settings {
+                masquerade_bit: 15,
+                ..SETTINGS
+            };
             let state = read_structure(&mut socket, family, other_mark).unwrap();
             assert!(matches!(state, StructureState::Different(_)), "{state:?}");
             // Replaced in one transaction, and gone.
@@ -57,7 +60,7 @@ fn structure_is_read_back_as_ours() {
                 push_structure(batch, family, other_mark);
             });
             let state = read_structure(&mut socket, family, other_mark).unwrap();
-            assert_eq!(state, StructureState::Ours);
+            assert_eq!(state, StructureState::Ours(Vec::new()));
             commit(&mut socket, |batch| push_delete_table(batch, family));
             commit(&mut socket, |batch| push_delete_table(batch, family));
             let state = read_structure(&mut socket, family, SETTINGS).unwrap();
@@ -98,7 +101,7 @@ fn tampering_is_noticed() {
             ),
             (
                 "delete table ip kplane
-                 add table ip kplane { flags dormant; comment \"kplane nftables layout 1\"; }",
+                 add table ip kplane { flags dormant; comment \"kplane nftables layout 2\"; }",
                 "flags or comment",
             ),
             (
@@ -116,7 +119,7 @@ fn tampering_is_noticed() {
                 push_structure(batch, Family::V4, SETTINGS);
             });
             let state = read_structure(&mut socket, Family::V4, SETTINGS).unwrap();
-            assert_eq!(state, StructureState::Ours, "after {script}");
+            assert_eq!(state, StructureState::Ours(Vec::new()), "after {script}");
         }
     });
 }

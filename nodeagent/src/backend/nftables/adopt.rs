@@ -1,19 +1,20 @@
-//! Makes sense of the elements that a table was found with.
+//! Makes sense of the elements and groups that a table was found with.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use kplane_model::{Cidr, EndpointAddr};
 
-use super::element::{Destination, Element, Key};
-use super::frontend::{Entry, elements};
+use super::affinity::{AffinityId, Group};
+use super::element::{Data, Destination, Element, Key};
+use super::frontend::{Entry, Sticky, elements};
 use super::schema::{Balancer, Set};
 use super::table::Table;
 use crate::plan::{FrontendAddr, NodePlan, Unserved};
 
 /// The table that holds exactly these elements. What no entry would lead to becomes a stray and
 /// goes away with the next complete change.
-pub(super) fn adopt(found: &[Element]) -> Table {
+pub(super) fn adopt(groups: &[Group], found: &[Element]) -> Table {
     let mut places: HashMap<FrontendAddr, BTreeSet<Element>> = HashMap::new();
     let mut cluster_ips: BTreeSet<IpAddr> = BTreeSet::new();
     let mut hairpin: BTreeSet<Destination> = BTreeSet::new();
@@ -44,7 +45,9 @@ pub(super) fn adopt(found: &[Element]) -> Table {
             strays.extend(found);
         }
     }
-    Table::adopt(entries.into_iter(), cluster_ips, hairpin, node, strays)
+    let mut table = Table::adopt(entries.into_iter(), cluster_ips, hairpin, node, strays);
+    table.adopt_groups(groups);
+    table
 }
 
 fn place_of(key: Key) -> Option<FrontendAddr> {
@@ -78,7 +81,26 @@ fn interpret(found: &BTreeSet<Element>) -> Entry {
         masquerade: has([Set::MasqueradeServices, Set::MasqueradeNodeports]),
         unserved,
         ranges: found.iter().filter_map(range).collect(),
+        sticky: sticky(found),
     }
+}
+
+fn sticky(found: &BTreeSet<Element>) -> Option<Sticky> {
+    let group = found.iter().find_map(|element| match element.data {
+        Some(Data::Keep(id) | Data::Split(id)) => Some(id),
+        _ => None,
+    })?;
+    let picked_inside = |element: &Element| -> Option<AffinityId> {
+        match (element.set, element.data) {
+            (
+                Set::Sticky(Balancer::InsideService | Balancer::InsideNodeport),
+                Some(Data::Pick(id)),
+            ) => Some(id),
+            _ => None,
+        }
+    };
+    let inside = found.iter().find_map(picked_inside);
+    Some(Sticky { group, inside })
 }
 
 fn slots(found: &BTreeSet<Element>, balancers: [Balancer; 2]) -> Vec<EndpointAddr> {
@@ -87,7 +109,7 @@ fn slots(found: &BTreeSet<Element>, balancers: [Balancer; 2]) -> Vec<EndpointAdd
     let by_index: BTreeMap<u32, EndpointAddr> = of_sets
         .filter_map(|element| match element.key {
             Key::ServiceSlot(_, index) | Key::NodePortSlot(_, index) => {
-                Some((index, element.data?))
+                Some((index, element.data?.endpoint()?))
             }
             _ => None,
         })

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 
-use super::element::{Destination, Element, Key, NodePort};
-use super::schema::{Field, Set};
+use super::element::{Data, Destination, Element, Key, NodePort};
+use super::schema::{Carries, Field, Set};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -93,9 +93,13 @@ impl Decoder {
             return Some(());
         }
         let key_end = value(NFTA_SET_ELEM_KEY_END).unwrap_or(key);
-        let data = match (self.set.is_map(), value(NFTA_SET_ELEM_DATA)) {
-            (true, Some(data)) => Some(self.read(data, Reader::endpoint)?),
-            (false, None) => None,
+        let data = match (self.set.carries(), entry.get(NFTA_SET_ELEM_DATA)) {
+            (Carries::Endpoint, Some(data)) => {
+                let value = data.children().get(NFTA_DATA_VALUE)?.payload;
+                Some(Data::Endpoint(self.read(value, Reader::endpoint)?))
+            }
+            (Carries::Chain, Some(data)) => Some(verdict(data.children())?),
+            (Carries::Nothing, None) => None,
             _ => return None,
         };
         let key = self.key(key, key_end).filter(|_| flags == 0)?;
@@ -155,6 +159,13 @@ impl Decoder {
     }
 }
 
+fn verdict(data: Attributes<'_>) -> Option<Data> {
+    let verdict = data.get(NFTA_DATA_VERDICT)?.children();
+    let code = verdict.get(NFTA_VERDICT_CODE)?.payload.try_into().ok()?;
+    let chain = verdict.get(NFTA_VERDICT_CHAIN)?.as_str()?;
+    Data::from_verdict(i32::from_be_bytes(code), chain)
+}
+
 /// The fields of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fields {
@@ -166,9 +177,9 @@ struct Fields {
 }
 
 /// Reads fields off the front of a key.
-struct Reader<'a> {
-    bytes: &'a [u8],
-    family: Family,
+pub(super) struct Reader<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) family: Family,
 }
 
 impl Reader<'_> {
@@ -196,7 +207,7 @@ impl Reader<'_> {
         })
     }
 
-    fn ip(&mut self) -> Option<IpAddr> {
+    pub(super) fn ip(&mut self) -> Option<IpAddr> {
         Some(match self.family {
             Family::V4 => IpAddr::V4(Ipv4Addr::from(self.padded::<4>()?)),
             Family::V6 => IpAddr::V6(Ipv6Addr::from(self.padded::<16>()?)),

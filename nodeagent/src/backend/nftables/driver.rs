@@ -8,6 +8,8 @@ use std::time::Instant;
 use kplane_model::{Family, ServiceKey};
 
 use super::adopt::adopt;
+use super::affinity::AffinityId;
+use super::clients;
 use super::frontend::Ops;
 use super::kernel::{Cost, Found, Kernel, Netlink};
 use super::probe::{ProbeError, probe};
@@ -139,7 +141,9 @@ impl<K: Kernel> Driver<K> {
             }
         };
         let mut table = table;
+        let stale = std::mem::take(&mut staged.stale);
         table.accept(staged);
+        forget_stale(&mut self.kernel, &table, family, stale);
         self.tables[family as usize] = Some(table);
         Ok(Applied {
             operations,
@@ -160,8 +164,8 @@ impl<K: Kernel> Driver<K> {
             return Err(StepError::Unknown);
         }
         match self.kernel.read(family)? {
-            Found::Ours(elements) => {
-                let table = adopt(&elements);
+            Found::Ours(groups, elements) => {
+                let table = adopt(&groups, &elements);
                 let (elements, strays) = (elements.len(), table.strays.len());
                 tracing::info!(%family, elements, strays, "adopted what the kernel already holds");
                 Ok((table, false))
@@ -315,6 +319,11 @@ impl<K: Kernel> Backend for Driver<K> {
             Some(table) => difference(table, &found),
             None => Some("it is not known what our table should hold".to_owned()),
         };
+        if let (Some(table), None) = (slot.as_ref(), &difference) {
+            // Nothing is stale now; what a former attempt could not do is made up for here.
+            let groups = table.groups().into_iter().map(|group| group.id);
+            forget_stale(&mut self.kernel, table, family, groups.collect());
+        }
         Ok(match difference {
             None => Verification::Equal,
             Some(difference) => {
@@ -340,12 +349,28 @@ impl<K: Kernel> Backend for Driver<K> {
     }
 }
 
-/// How many of the first groups fit into a transaction of `capacity` operations; one at least.
+/// Lets clients of these groups choose anew if the endpoint that they had is gone.
+fn forget_stale<K: Kernel>(kernel: &mut K, table: &Table, family: Family, groups: Vec<AffinityId>) {
+    for id in groups {
+        let Some(endpoints) = table.may_remember(id) else {
+            continue;
+        };
+        if let Err(problem) = clients::forget_stale(kernel, family, id, endpoints) {
+            tracing::warn!(
+                %family, group = ?id, %problem,
+                "some clients with session affinity keep an endpoint that is gone; they are \
+                 looked for again when the table is verified"
+            );
+        }
+    }
+}
+
+/// How many of the first groups fit into a transaction of `capacity` elements; one at least.
 fn fitting(groups: &[Ops], capacity: usize) -> usize {
-    let mut operations = 0;
+    let mut weight = 0;
     let fits = |ops: &&Ops| {
-        operations += ops.len();
-        operations <= capacity
+        weight += ops.weight();
+        weight <= capacity
     };
     groups
         .iter()
@@ -366,10 +391,13 @@ fn add(total: &mut Applied, part: Applied) {
 
 /// How what was found differs from what a table should hold, for people.
 fn difference(table: &Table, found: &Found) -> Option<String> {
-    let found = match found {
-        Found::Ours(elements) => elements,
+    let (groups, found) = match found {
+        Found::Ours(groups, elements) => (groups, elements),
         Found::Other(reason) => return Some(reason.clone()),
     };
+    if !groups.iter().copied().eq(table.groups()) {
+        return Some("the chains of session affinity are not ours".to_owned());
+    }
     let expected = table.elements();
     let found: std::collections::BTreeSet<_> = found.iter().copied().collect();
     let missing = expected.difference(&found).count();

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 
+use super::affinity::{AffinityId, Part};
 use super::schema::{Balancer, Set, TABLE};
 #[allow(
     clippy::wildcard_imports,
@@ -73,11 +74,13 @@ impl Key {
             | Set::InsideServices
             | Set::RejectServices
             | Set::DropServices
+            | Set::RememberServices
             | Set::FirewallServices => matches!(self, Self::Service(_)),
             Set::Nodeports
             | Set::MasqueradeNodeports
             | Set::InsideNodeports
             | Set::RejectNodeports
+            | Set::RememberNodeports
             | Set::DropNodeports => matches!(self, Self::NodePort(_)),
             Set::FirewallSources => matches!(self, Self::FirewallSource(..)),
             Set::ClusterIps => matches!(self, Self::Ip(_)),
@@ -85,7 +88,7 @@ impl Key {
             Set::ServiceCidrs | Set::PodCidrs | Set::UnmasqueradedSources | Set::NodeportIps => {
                 matches!(self, Self::Range(_))
             }
-            Set::Class(balancer, _) => match self {
+            Set::Class(balancer, _) | Set::Sticky(balancer) => match self {
                 Self::Service(_) => by_address(balancer),
                 Self::NodePort(_) => !by_address(balancer),
                 _ => false,
@@ -106,8 +109,54 @@ pub struct Element {
     pub set: Set,
     /// The key.
     pub key: Key,
-    /// The endpoint, in maps only.
-    pub data: Option<EndpointAddr>,
+    /// In maps only.
+    pub data: Option<Data>,
+}
+
+/// What an element of a map carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Data {
+    /// An endpoint.
+    Endpoint(EndpointAddr),
+    /// `jump affinity-pick-ID`
+    Pick(AffinityId),
+    /// `goto affinity-keep-ID`
+    Keep(AffinityId),
+    /// `goto affinity-split-ID`
+    Split(AffinityId),
+}
+
+impl Data {
+    /// The endpoint, if it is one.
+    #[must_use]
+    pub fn endpoint(self) -> Option<EndpointAddr> {
+        match self {
+            Self::Endpoint(endpoint) => Some(endpoint),
+            Self::Pick(_) | Self::Keep(_) | Self::Split(_) => None,
+        }
+    }
+
+    /// What the kernel is told to do with a packet, or `None` for an endpoint.
+    fn verdict(self) -> Option<(i32, String)> {
+        match self {
+            Self::Endpoint(_) => None,
+            Self::Pick(id) => Some((NFT_JUMP, id.name(Part::Pick))),
+            Self::Keep(id) => Some((NFT_GOTO, id.name(Part::Keep))),
+            Self::Split(id) => Some((NFT_GOTO, id.name(Part::Split))),
+        }
+    }
+
+    /// The inverse of [`Self::verdict`].
+    pub(super) fn from_verdict(code: i32, chain: &str) -> Option<Self> {
+        let pick = || AffinityId::from_name(chain, Part::Pick).map(Self::Pick);
+        let keep = || AffinityId::from_name(chain, Part::Keep).map(Self::Keep);
+        let split = || AffinityId::from_name(chain, Part::Split).map(Self::Split);
+        match code {
+            NFT_JUMP => pick(),
+            NFT_GOTO => keep().or_else(split),
+            _ => None,
+        }
+    }
 }
 
 /// What to do with elements.
@@ -205,22 +254,36 @@ fn encode(list: &mut AttributeWriter<'_>, op: ElementOp, element: &Element) {
         }
         key => entry(list, |w| {
             value(w, NFTA_SET_ELEM_KEY, |b| put_key(b, key));
-            if let Some(endpoint) = data {
-                value(w, NFTA_SET_ELEM_DATA, |b| {
-                    put_ip(b, endpoint.ip);
-                    put_port(b, endpoint.port);
-                });
+            if let Some(data) = data {
+                put_data(w, data);
             }
         }),
     }
 }
 
-fn entry(list: &mut AttributeWriter<'_>, fill: impl FnOnce(&mut AttributeWriter<'_>)) {
+pub(super) fn entry(list: &mut AttributeWriter<'_>, fill: impl FnOnce(&mut AttributeWriter<'_>)) {
     list.nest(NFTA_LIST_ELEM, fill);
 }
 
-fn value(w: &mut AttributeWriter<'_>, kind: u16, fill: impl FnOnce(&mut Vec<u8>)) {
+pub(super) fn value(w: &mut AttributeWriter<'_>, kind: u16, fill: impl FnOnce(&mut Vec<u8>)) {
     w.nest(kind, |w| w.with(NFTA_DATA_VALUE, fill));
+}
+
+fn put_data(w: &mut AttributeWriter<'_>, data: Data) {
+    if let Some(endpoint) = data.endpoint() {
+        value(w, NFTA_SET_ELEM_DATA, |b| {
+            put_ip(b, endpoint.ip);
+            put_port(b, endpoint.port);
+        });
+    }
+    if let Some((code, chain)) = data.verdict() {
+        w.nest(NFTA_SET_ELEM_DATA, |w| {
+            w.nest(NFTA_DATA_VERDICT, |w| {
+                w.bytes(NFTA_VERDICT_CODE, &code.to_be_bytes());
+                w.str(NFTA_VERDICT_CHAIN, &chain);
+            });
+        });
+    }
 }
 
 /// Keys that are one value.
@@ -260,7 +323,7 @@ fn put_node_port(bytes: &mut Vec<u8>, node_port: NodePort) {
     put_port(bytes, node_port.port);
 }
 
-fn put_ip(bytes: &mut Vec<u8>, ip: IpAddr) {
+pub(super) fn put_ip(bytes: &mut Vec<u8>, ip: IpAddr) {
     match ip {
         IpAddr::V4(ip) => bytes.extend_from_slice(&ip.octets()),
         IpAddr::V6(ip) => bytes.extend_from_slice(&ip.octets()),

@@ -2,8 +2,10 @@
 
 use kplane_model::{Cidr, EndpointAddr};
 
-use super::element::{Destination, Element, Key, NodePort};
+use super::affinity::AffinityId;
+use super::element::{Data, Destination, Element, Key, NodePort};
 use super::schema::{Balancer, Class, Set};
+use super::structure::GroupOp;
 use crate::plan::{Frontend, FrontendAddr, Unserved, disjoint};
 
 /// What the table holds for one place. Endpoints have a position here, unlike in a plan.
@@ -17,23 +19,44 @@ pub(super) struct Entry {
     pub(super) unserved: Option<Unserved>,
     /// Sources that may use it, sorted and disjoint; empty = everybody.
     pub(super) ranges: Vec<Cidr>,
+    pub(super) sticky: Option<Sticky>,
+}
+
+/// Session affinity of one place: the groups that remember its clients' endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sticky {
+    /// Of the clients that use `slots`.
+    pub(super) group: AffinityId,
+    /// Of the clients that use `inside`, where these are treated apart.
+    pub(super) inside: Option<AffinityId>,
 }
 
 impl Entry {
     /// What a plan asks for, with as many endpoints as possible where they are already.
-    pub(super) fn next(before: Option<&Self>, plan: &Frontend) -> Self {
+    pub(super) fn next(before: Option<&Self>, plan: &Frontend, sticky: Option<Sticky>) -> Self {
         let slots = before.map_or(&[][..], |b| &b.slots);
         let inside = before.and_then(|b| b.inside.as_deref()).unwrap_or_default();
         let wanted_inside = plan
             .inside
             .as_deref()
             .filter(|endpoints| !endpoints.is_empty());
-        Self {
+        let entry = Self {
             slots: place(slots, &plan.endpoints),
             inside: wanted_inside.map(|wanted| place(inside, wanted)),
             masquerade: plan.masquerade,
             unserved: plan.unserved,
             ranges: disjoint(&plan.source_ranges),
+            sticky: None,
+        };
+        // Nobody is remembered where nobody gets an endpoint.
+        let sticky = sticky.filter(|_| entry.is_served());
+        let inside = |sticky: Sticky| Sticky {
+            inside: sticky.inside.filter(|_| entry.inside.is_some()),
+            ..sticky
+        };
+        Self {
+            sticky: sticky.map(inside),
+            ..entry
         }
     }
 
@@ -69,16 +92,35 @@ fn place(before: &[EndpointAddr], wanted: &[EndpointAddr]) -> Vec<EndpointAddr> 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ops {
     pub(super) delete: Vec<Element>,
+    /// Between both.
+    pub(super) groups: Vec<GroupOp>,
     pub(super) add: Vec<Element>,
 }
 
 impl Ops {
+    /// How much room the objects of a group take, compared with one element.
+    const GROUP_WEIGHT: usize = 24;
+
+    pub(super) fn group(op: GroupOp) -> Self {
+        Self {
+            groups: vec![op],
+            ..Self::default()
+        }
+    }
+
+    /// Number of operations.
     pub(super) fn len(&self) -> usize {
-        self.delete.len() + self.add.len()
+        self.delete.len() + self.groups.len() + self.add.len()
+    }
+
+    /// What it takes in a transaction, in elements.
+    pub(super) fn weight(&self) -> usize {
+        self.len() + self.groups.len() * Self::GROUP_WEIGHT
     }
 
     pub(super) fn append(&mut self, mut other: Self) {
         self.delete.append(&mut other.delete);
+        self.groups.append(&mut other.groups);
         self.add.append(&mut other.add);
     }
 }
@@ -94,6 +136,7 @@ pub(super) fn diff(at: FrontendAddr, before: Option<&Entry>, after: Option<&Entr
             .filter(|element| !new.contains(element))
             .copied()
             .collect(),
+        groups: Vec::new(),
         add: new
             .iter()
             .filter(|element| !old.contains(element))
@@ -175,6 +218,7 @@ impl Place {
             data: None,
         };
         let mut members: Vec<Element> = sets.into_iter().map(element).collect();
+        members.extend(self.sticky_members(entry));
         // Only addresses have source ranges (A8).
         if let (Key::Service(destination), false) = (self.key, entry.ranges.is_empty()) {
             members.push(element(Set::FirewallServices));
@@ -187,6 +231,31 @@ impl Place {
         members
     }
 
+    fn sticky_members(&self, entry: &Entry) -> impl Iterator<Item = Element> {
+        let pick = |balancer, id| (Set::Sticky(balancer), Data::Pick(id));
+        let sticky = entry.sticky;
+        let outside = sticky.filter(|_| !entry.slots.is_empty());
+        let outside = outside.map(|sticky| pick(self.balancer, sticky.group));
+        let inside = sticky.and_then(|sticky| sticky.inside);
+        let inside_pick = inside.map(|id| pick(self.inside_balancer, id));
+        let remember = if self.by_address {
+            Set::RememberServices
+        } else {
+            Set::RememberNodeports
+        };
+        let keep = sticky.map(|sticky| match sticky.inside {
+            None => (remember, Data::Keep(sticky.group)),
+            Some(_) => (remember, Data::Split(sticky.group)),
+        });
+        let key = self.key;
+        let members = [outside, inside_pick, keep].into_iter().flatten();
+        members.map(move |(set, data)| Element {
+            set,
+            key,
+            data: Some(data),
+        })
+    }
+
     fn diff_slots(
         &self,
         balancer: Balancer,
@@ -197,7 +266,7 @@ impl Place {
         let element = |index: usize, endpoint: EndpointAddr| Element {
             set: Set::Endpoints(balancer),
             key: self.slot(index),
-            data: Some(endpoint),
+            data: Some(Data::Endpoint(endpoint)),
         };
         for index in 0..before.len().max(after.len()) {
             let (old, new) = (before.get(index), after.get(index));

@@ -4,11 +4,13 @@ use std::time::{Duration, Instant};
 
 use kplane_model::Family;
 
+use super::affinity::{AffinityId, Group};
+use super::clients::{self, Client};
 use super::element::{Element, ElementOp, push_elements};
 use super::frontend::Ops;
 use super::readback::{ReadError, StructureState, read_elements, read_structure};
 use super::schema::Settings;
-use super::structure::{push_delete_table, push_structure};
+use super::structure::{push_delete_table, push_groups, push_structure};
 use crate::netlink::{Batch, CommitError, NetlinkError, NfSocket, generation_after};
 
 /// Most that one element adds to a batch, in bytes: see `MAX_ELEMENT_BYTES` in `element.rs`. A
@@ -23,8 +25,8 @@ const READ_ATTEMPTS: u32 = 10;
 /// What the kernel holds in place of our table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Our table with these elements.
-    Ours(Vec<Element>),
+    /// Our table with these groups of session affinity and these elements.
+    Ours(Vec<Group>, Vec<Element>),
     /// No table, or one that has to be replaced.
     Other(String),
 }
@@ -51,6 +53,17 @@ pub(super) trait Kernel: Send {
         force: bool,
         groups: &[Ops],
     ) -> Result<Cost, CommitError>;
+
+    /// Who is remembered by a group of session affinity.
+    fn clients(&mut self, family: Family, group: AffinityId) -> Result<Vec<Client>, NetlinkError>;
+
+    /// Forgets clients of a group. Fails as a whole if one of them is not remembered any more.
+    fn forget(
+        &mut self,
+        family: Family,
+        group: AffinityId,
+        clients: &[Client],
+    ) -> Result<(), CommitError>;
 
     /// Deletes our table, whether it exists or not.
     fn delete(&mut self, family: Family) -> Result<(), CommitError>;
@@ -101,13 +114,13 @@ impl Netlink {
 
 impl Netlink {
     fn read_once(&mut self, family: Family) -> Result<Found, NetlinkError> {
-        match read_structure(&mut self.socket, family, self.settings)? {
+        let groups = match read_structure(&mut self.socket, family, self.settings)? {
             StructureState::Absent => return Ok(Found::Other("there is no table".to_owned())),
             StructureState::Different(reason) => return Ok(Found::Other(reason)),
-            StructureState::Ours => {}
-        }
+            StructureState::Ours(groups) => groups,
+        };
         match read_elements(&mut self.socket, family) {
-            Ok(elements) => Ok(Found::Ours(elements)),
+            Ok(elements) => Ok(Found::Ours(groups, elements)),
             Err(ReadError::Different(reason)) => Ok(Found::Other(reason)),
             Err(ReadError::Netlink(error)) => Err(error),
         }
@@ -148,6 +161,8 @@ impl Kernel for Netlink {
         // The kernel does the operations in order: a key is deleted before it is added again.
         let deleted = groups.iter().flat_map(|ops| &ops.delete);
         push_elements(&mut batch, family, ElementOp::Delete, deleted);
+        let objects = groups.iter().flat_map(|ops| &ops.groups);
+        push_groups(&mut batch, family, self.settings, objects.copied());
         let added = groups.iter().flat_map(|ops| &ops.add);
         push_elements(&mut batch, family, ElementOp::Add, added);
         let bytes = batch.byte_len() as u64;
@@ -158,6 +173,21 @@ impl Kernel for Netlink {
             encode: encoded - started,
             kernel: encoded.elapsed(),
         })
+    }
+
+    fn clients(&mut self, family: Family, group: AffinityId) -> Result<Vec<Client>, NetlinkError> {
+        clients::read(&mut self.socket, family, group)
+    }
+
+    fn forget(
+        &mut self,
+        family: Family,
+        group: AffinityId,
+        clients: &[Client],
+    ) -> Result<(), CommitError> {
+        let mut batch = Batch::new();
+        clients::push_forget(&mut batch, family, group, clients);
+        self.send(family, batch, true)
     }
 
     fn delete(&mut self, family: Family) -> Result<(), CommitError> {

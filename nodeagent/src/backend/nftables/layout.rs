@@ -5,6 +5,7 @@
 //! prerouting-firewall, output-firewall   who may reach a destination with source ranges
 //! prerouting-nat, output-nat > services > service | nodeport      choose an endpoint, DNAT
 //!                                         > inside-service | inside-nodeport  A16
+//! prerouting-remember, output-remember > remember                 session affinity
 //! input, forward, output > unserved, unserved-nodeports, unallocated   refuse the rest
 //! postrouting                            masquerade what is marked, and hairpins
 //! ```
@@ -12,10 +13,17 @@
 //! VIP below means `ip daddr . meta l4proto . th dport`. A class chain is jumped to several times:
 //! each time it draws an index, and a draw beyond the last endpoint misses and returns.
 //!
-//! **Session affinity** (not there yet) has its place in `service` and `nodeport` between
-//! `inside-*` and the classes (`VIP vmap @affinity-pick`), and in `input`, `forward` and `output`
-//! behind the refusals (`vmap @affinity-keep`).
+//! **Session affinity** (A11): before the classes, `sticky-*` leads to a chain of the ServicePort
+//! that knows the client's last endpoint; if it knows none, an endpoint is drawn. Either way
+//! `remember`, right behind the NAT chains of the same hook, takes note of the endpoint. What the
+//! packet asked for is then known from conntrack only: hence `Original*`. The ServicePort's own
+//! chains are in `affinity.rs`; they are the only ones that are not constant.
 
+use std::borrow::Cow;
+
+use kplane_model::Protocol;
+
+use super::affinity::AffinityId;
 use super::schema::{Balancer, Class, Set};
 
 /// Draws before the first endpoint is taken: at most half of all draws miss, so the first endpoint
@@ -45,7 +53,8 @@ pub(super) struct Hook {
 /// A chain with its rules.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
-    pub(super) name: &'static str,
+    /// Owned for those of one ServicePort.
+    pub(super) name: Cow<'static, str>,
     /// `None` for chains that are only jumped to.
     pub(super) hook: Option<Hook>,
     pub(super) comment: Option<&'static str>,
@@ -56,7 +65,7 @@ pub(super) struct Chain {
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
     pub(super) steps: Vec<Step>,
-    pub(super) comment: Option<&'static str>,
+    pub(super) comment: Option<Cow<'static, str>>,
 }
 
 /// One match or action of a rule. Set look-ups load the set's own key fields.
@@ -66,6 +75,17 @@ pub(super) enum Step {
     In(Set),
     /// `KEY != @set`
     NotIn(Set),
+    /// `KEY vmap @set`
+    Lead(Set),
+    /// `KEY != @set`, with the destination that the packet had first
+    OriginalNotIn(Set),
+    /// `KEY vmap @set`, with the destination that the packet had first
+    OriginalLead(Set),
+    /// `iifname NAME`: from a pod of this node. Rules with this one are left out where pods are
+    /// told by their addresses.
+    FromPodInterface,
+    /// `iifname != NAME`: as [`Step::FromPodInterface`]
+    NotFromPodInterface,
     /// `ct state new`
     NewConnection,
     /// `ct status dnat`
@@ -78,8 +98,8 @@ pub(super) enum Step {
     FromThisNode,
     /// `ip daddr != 127.0.0.0/8` or `ip6 daddr != ::1`
     NotToLoopback,
-    /// `meta l4proto tcp`
-    Tcp,
+    /// `meta l4proto PROTOCOL`
+    Is(Protocol),
     /// `meta mark & BIT == BIT`
     Marked,
     /// `meta mark set meta mark | BIT`
@@ -88,6 +108,13 @@ pub(super) enum Step {
     FlipMark,
     /// `dnat to KEY . numgen random mod M map @endpoints`
     Dnat(Balancer, Class),
+    /// `dnat to ip saddr map @affinity-ID`; IPv6 with a second map for the port
+    Recall(AffinityId),
+    /// `update @affinity-ID { ip saddr timeout SECONDS : ip daddr . th dport }`; IPv6 with a second
+    /// map for the port
+    Remember(AffinityId, u32),
+    /// `goto affinity-keep-ID`
+    GotoKeep(AffinityId),
     /// `masquerade fully-random`
     Masquerade,
     /// `reject with tcp reset`
@@ -105,14 +132,23 @@ pub(super) enum Step {
 }
 
 use Step::{
-    Dnat, Dnatted, Drop, FlipMark, FromThisNode, Goto, In, Jump, Marked, Masquerade, NewConnection,
-    NotDnatted, NotIn, NotToLoopback, Return, SetMark, Tcp, TcpReset, ToThisNode, Unreachable,
+    Dnat, Dnatted, Drop, FlipMark, FromPodInterface, FromThisNode, Goto, In, Is, Jump, Lead,
+    Marked, Masquerade, NewConnection, NotDnatted, NotFromPodInterface, NotIn, NotToLoopback,
+    OriginalLead, OriginalNotIn, Return, SetMark, TcpReset, ToThisNode, Unreachable,
 };
 
+impl Rule {
+    /// Whether it only makes sense where pods are told by their interface.
+    pub(super) fn is_about_interfaces(&self) -> bool {
+        let about = |step: &Step| matches!(step, FromPodInterface | NotFromPodInterface);
+        self.steps.iter().any(about)
+    }
+}
+
 impl Chain {
-    fn new(name: &'static str) -> Self {
+    pub(super) fn new(name: impl Into<Cow<'static, str>>) -> Self {
         Self {
-            name,
+            name: name.into(),
             hook: None,
             comment: None,
             rules: Vec::new(),
@@ -137,7 +173,7 @@ impl Chain {
         Self { comment, ..self }
     }
 
-    fn rule(mut self, steps: impl Into<Vec<Step>>) -> Self {
+    pub(super) fn rule(mut self, steps: impl Into<Vec<Step>>) -> Self {
         self.rules.push(Rule {
             steps: steps.into(),
             comment: None,
@@ -146,16 +182,17 @@ impl Chain {
     }
 
     /// A comment on the rule added last.
-    fn because(mut self, text: &'static str) -> Self {
+    pub(super) fn because(mut self, text: impl Into<Cow<'static, str>>) -> Self {
         if let Some(rule) = self.rules.last_mut() {
-            rule.comment = Some(text);
+            rule.comment = Some(text.into());
         }
         self
     }
 
-    /// Draws from the class until an endpoint is hit, or takes the first endpoint.
+    /// Takes the endpoint that is remembered, or draws from the class until an endpoint is hit, or takes the first endpoint.
     fn balance(self, balancer: Balancer) -> Self {
-        let chain = (0..DRAWS).fold(self, |chain, _| chain.rule([Jump(classes_name(balancer))]));
+        let chain = self.rule([Lead(Set::Sticky(balancer))]);
+        let chain = (0..DRAWS).fold(chain, |chain, _| chain.rule([Jump(classes_name(balancer))]));
         let first = Class::all().next();
         let chain = chain.rule(first.map(|class| Dnat(balancer, class)).as_slice());
         chain.because("16 misses: the first endpoint")
@@ -186,11 +223,12 @@ pub(super) fn chains() -> Vec<Chain> {
         ),
         unallocated(),
         refuse(),
+        remember(),
     ]);
     chains
 }
 
-fn base_chains() -> [Chain; 8] {
+fn base_chains() -> [Chain; 10] {
     let nat = |name, point| Chain::base(name, "nat", (point, -100)).rule([Jump("services")]);
     let filter = |name, point| Chain::base(name, "filter", (point, 0));
     let firewall = |name, point| {
@@ -199,6 +237,11 @@ fn base_chains() -> [Chain; 8] {
             In(Set::FirewallServices),
             Goto("firewall"),
         ])
+    };
+    // In the same hook as the choice: a packet cannot be between both when a change takes effect.
+    let remember = |name, point| {
+        let chain = Chain::base(name, "filter", (point, -99));
+        chain.rule([NewConnection, Dnatted, Jump("remember")])
     };
     // Without the test for DNAT, an endpoint whose address and port are also a destination without
     // endpoints could not be reached.
@@ -209,6 +252,8 @@ fn base_chains() -> [Chain; 8] {
         firewall("output-firewall", HookPoint::Output),
         nat("prerouting-nat", HookPoint::Prerouting),
         nat("output-nat", HookPoint::Output),
+        remember("prerouting-remember", HookPoint::Prerouting),
+        remember("output-remember", HookPoint::Output),
         filter("input", HookPoint::Input).rule(unserved).rule([
             NewConnection,
             NotDnatted,
@@ -262,6 +307,11 @@ fn service() -> Chain {
             Jump("mark-for-masquerade"),
         ])
         .because("clients outside the pod network")
+        .rule([
+            In(Set::ClusterIps),
+            NotFromPodInterface,
+            Jump("mark-for-masquerade"),
+        ])
         .rule([In(Set::InsideServices), Jump("inside-service")])
         .balance(Balancer::Service)
 }
@@ -279,6 +329,7 @@ fn inside(name: &'static str, balance: &'static str) -> Chain {
     Chain::new(name)
         .comment("externalTrafficPolicy Local: pods and this node reach all endpoints")
         .rule([In(Set::PodCidrs), Goto(balance)])
+        .rule([FromPodInterface, Goto(balance)])
         .rule([FromThisNode, Jump("mark-for-masquerade")])
         .rule([FromThisNode, Goto(balance)])
 }
@@ -318,6 +369,21 @@ fn unallocated() -> Chain {
 /// first retransmission.
 fn refuse() -> Chain {
     Chain::new("refuse")
-        .rule([Tcp, TcpReset])
+        .rule([Is(Protocol::Tcp), TcpReset])
         .rule([Unreachable])
+}
+
+/// Takes note of the endpoint that a client got, where there is affinity. The sets are looked up in
+/// the order in which `services` decided. nft wants to know the protocol before it reads a port from
+/// conntrack.
+fn remember() -> Chain {
+    let chain = Chain::new("remember").comment("sessionAffinity");
+    let chain = Protocol::ALL.into_iter().fold(chain, |chain, protocol| {
+        chain.rule([Is(protocol), OriginalLead(Set::RememberServices)])
+    });
+    Protocol::ALL.into_iter().fold(chain, |chain, protocol| {
+        let not_a_service = OriginalNotIn(Set::Services);
+        let lead = OriginalLead(Set::RememberNodeports);
+        chain.rule([Is(protocol), not_a_service, lead])
+    })
 }

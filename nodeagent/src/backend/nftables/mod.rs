@@ -4,10 +4,13 @@
 //! ([`push_elements`]). See `layout.rs` for how a packet goes through it.
 
 mod adopt;
+mod affinity;
+mod clients;
 mod decode;
 mod driver;
 mod element;
 mod frontend;
+mod groups;
 mod kernel;
 mod layout;
 mod probe;
@@ -22,10 +25,13 @@ mod userdata;
 #[cfg(test)]
 mod tests;
 
-pub use element::{Destination, Element, ElementOp, Key, NodePort, push_elements};
+pub use affinity::{AffinityId, Group};
+pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_elements};
 pub use probe::{ProbeError, probe};
 pub use readback::{ReadError, StructureState, decode_elements, read_elements, read_structure};
-pub use schema::{Balancer, CLASSES, Class, Set, Settings, TABLE, TABLE_COMMENT};
+pub use schema::{
+    Balancer, CLASSES, Carries, Class, PodInterface, Set, Settings, TABLE, TABLE_COMMENT,
+};
 pub use structure::{push_delete_table, push_structure};
 
 use super::{Backend, OpenError};

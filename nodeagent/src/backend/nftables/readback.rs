@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 
 use kplane_model::Family;
 
+use super::affinity::{AffinityId, Group, Part};
 use super::decode::{Decoder, Foreign};
 use super::element::Element;
 use super::schema::{Set, Settings, TABLE};
-use super::structure::push_structure;
+use super::structure::{GroupOp, push_groups, push_structure};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
 )]
 use super::uapi::*;
+use super::userdata;
 use crate::netlink::{
     Attribute, Attributes, Batch, Errno, Messages, NetlinkError, NfSocket, Request,
 };
@@ -22,8 +24,8 @@ use crate::netlink::{
 pub enum StructureState {
     /// There is no table.
     Absent,
-    /// They are exactly those of [`push_structure`].
-    Ours,
+    /// They are exactly those of [`push_structure`], and those of these groups of session affinity.
+    Ours(Vec<Group>),
     /// They are others. The text says in what.
     Different(String),
 }
@@ -74,11 +76,15 @@ pub fn read_structure(
     }))?;
     let actual = Structure::from_messages([&table, &sets, &chains, &rules]);
 
+    // Groups as their own comments say; the comparison tells whether that is true.
+    let groups = actual.groups();
     let mut batch = Batch::new();
     push_structure(&mut batch, family, settings);
+    let make = groups.iter().copied().map(GroupOp::Make);
+    push_groups(&mut batch, family, settings, make);
     let expected = Structure::from_messages([batch.as_bytes()]);
     Ok(match expected.difference(&actual) {
-        None => StructureState::Ours,
+        None => StructureState::Ours(groups),
         Some(reason) => StructureState::Different(reason),
     })
 }
@@ -185,6 +191,17 @@ impl<'a> Structure<'a> {
             }
             _ => {}
         }
+    }
+
+    /// The groups of session affinity, by the comments of their rules.
+    fn groups(&self) -> Vec<Group> {
+        let keeps = self.chains.keys().filter_map(|chain| {
+            let id = AffinityId::from_name(chain, Part::Keep)?;
+            let rule = self.rules.get(chain)?.first()?;
+            let comment = userdata::comment_of(rule.get(NFTA_RULE_USERDATA)?.payload)?;
+            Group::from_comment(id, comment)
+        });
+        keeps.collect()
     }
 
     /// The first thing in which `actual` differs from this one.

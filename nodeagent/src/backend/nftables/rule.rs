@@ -2,8 +2,9 @@
 
 use kplane_model::Family;
 
+use super::affinity::{AffinityId, Group, Part};
 use super::layout::Step;
-use super::schema::{Balancer, Class, Field, Set, Settings};
+use super::schema::{Balancer, Class, Field, PodInterface, Set, Settings};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -33,6 +34,10 @@ impl Register {
 }
 
 const FIRST: Register = Register(0);
+/// Where nft puts a second value: behind 16 bytes, however long the first is.
+const SECOND: Register = Register(4);
+/// The number of the register of verdicts.
+const VERDICT: u32 = NFT_REG_VERDICT;
 
 /// Writes the expressions of one rule into `NFTA_RULE_EXPRESSIONS`.
 pub(super) struct Expressions<'a, 'b> {
@@ -48,15 +53,29 @@ impl Expressions<'_, '_> {
         match step {
             Step::In(set) => self.look_up(set, 0),
             Step::NotIn(set) => self.look_up(set, NFT_LOOKUP_F_INV),
+            Step::Lead(set) => {
+                self.load_key(set, 0);
+                self.map(set.name(), FIRST, VERDICT);
+            }
+            Step::OriginalNotIn(set) => {
+                self.load_original_key(set);
+                self.member(set, NFT_LOOKUP_F_INV);
+            }
+            Step::OriginalLead(set) => {
+                self.load_original_key(set);
+                self.map(set.name(), FIRST, VERDICT);
+            }
+            Step::FromPodInterface => self.interface(NFT_CMP_EQ),
+            Step::NotFromPodInterface => self.interface(NFT_CMP_NEQ),
             Step::NewConnection => self.conntrack(NFT_CT_STATE, CT_STATE_NEW, NFT_CMP_NEQ),
             Step::Dnatted => self.conntrack(NFT_CT_STATUS, IPS_DST_NAT, NFT_CMP_NEQ),
             Step::NotDnatted => self.conntrack(NFT_CT_STATUS, IPS_DST_NAT, NFT_CMP_EQ),
             Step::ToThisNode => self.address_is_local(NFTA_FIB_F_DADDR),
             Step::FromThisNode => self.address_is_local(NFTA_FIB_F_SADDR),
             Step::NotToLoopback => self.not_to_loopback(),
-            Step::Tcp => {
+            Step::Is(protocol) => {
                 self.load(Field::Protocol, FIRST, 0);
-                self.compare(NFT_CMP_EQ, &[kplane_model::Protocol::Tcp.number()]);
+                self.compare(NFT_CMP_EQ, &[protocol.number()]);
             }
             Step::Marked => {
                 self.load_mark();
@@ -65,7 +84,10 @@ impl Expressions<'_, '_> {
             }
             Step::SetMark => self.change_mark(!mark, mark),
             Step::FlipMark => self.change_mark(u32::MAX, mark),
-            Step::Dnat(balancer, class) => self.dnat(balancer, class),
+            Step::Dnat(balancer, class) => self.draw(balancer, class),
+            Step::Recall(id) => self.recall(id),
+            Step::Remember(id, timeout_s) => self.remember(id, timeout_s),
+            Step::GotoKeep(id) => self.verdict(NFT_GOTO, Some(&id.name(Part::Keep))),
             Step::Masquerade => self.expression("masq", |w| {
                 w.u32(NFTA_MASQ_FLAGS, NF_NAT_RANGE_PROTO_RANDOM_FULLY);
             }),
@@ -90,11 +112,58 @@ impl Expressions<'_, '_> {
     /// Loads the set's key from the packet and looks it up.
     fn look_up(&mut self, set: Set, flags: u32) {
         self.load_key(set, 0);
+        self.member(set, flags);
+    }
+
+    /// Looks the key in the first registers up in a set.
+    fn member(&mut self, set: Set, flags: u32) {
         self.expression("lookup", |w| {
             w.str(NFTA_LOOKUP_SET, set.name());
             w.u32(NFTA_LOOKUP_SREG, FIRST.number());
             w.u32(NFTA_LOOKUP_FLAGS, flags);
         });
+    }
+
+    /// Looks the key in `register` up in a map; the result goes to the register with number `to`.
+    fn map(&mut self, map: &str, register: Register, to: u32) {
+        self.expression("lookup", |w| {
+            w.str(NFTA_LOOKUP_SET, map);
+            w.u32(NFTA_LOOKUP_SREG, register.number());
+            w.u32(NFTA_LOOKUP_DREG, to);
+            w.u32(NFTA_LOOKUP_FLAGS, 0);
+        });
+    }
+
+    /// Loads the set's key with the destination that the connection's first packet had.
+    fn load_original_key(&mut self, set: Set) {
+        set.fields().iter().fold(FIRST, |register, field| {
+            let key = match (field, self.family) {
+                (Field::Destination, Family::V4) => Some(NFT_CT_DST_IP),
+                (Field::Destination, Family::V6) => Some(NFT_CT_DST_IP6),
+                (Field::Port, _) => Some(NFT_CT_PROTO_DST),
+                (Field::Source | Field::Protocol | Field::Index, _) => None,
+            };
+            match key {
+                Some(key) => self.expression("ct", |w| {
+                    w.u32(NFTA_CT_KEY, key);
+                    w.u32(NFTA_CT_DREG, register.number());
+                    w.u8(NFTA_CT_DIRECTION, IP_CT_DIR_ORIGINAL);
+                }),
+                None => self.load(*field, register, 0),
+            }
+            register.after(field.len(self.family))
+        });
+    }
+
+    fn interface(&mut self, op: u32) {
+        // Rules with this step are left out without an interface; none has an empty name.
+        let interface = self.settings.pod_interface;
+        let name = interface.as_ref().map_or(&[0][..], PodInterface::bytes);
+        self.expression("meta", |w| {
+            w.u32(NFTA_META_KEY, NFT_META_IIFNAME);
+            w.u32(NFTA_META_DREG, FIRST.number());
+        });
+        self.compare(op, name);
     }
 
     fn load_key(&mut self, set: Set, modulus: u32) {
@@ -219,17 +288,52 @@ impl Expressions<'_, '_> {
     }
 
     /// Draws an endpoint. The look-up puts address and port where the key was.
-    fn dnat(&mut self, balancer: Balancer, class: Class) {
+    fn draw(&mut self, balancer: Balancer, class: Class) {
         let map = Set::Endpoints(balancer);
         self.load_key(map, class.modulus());
-        self.expression("lookup", |w| {
-            w.str(NFTA_LOOKUP_SET, map.name());
-            w.u32(NFTA_LOOKUP_SREG, FIRST.number());
-            w.u32(NFTA_LOOKUP_DREG, FIRST.number());
-            w.u32(NFTA_LOOKUP_FLAGS, 0);
-        });
+        self.map(map.name(), FIRST, FIRST.number());
+        self.dnat(FIRST.after(self.family.address_len()));
+    }
+
+    /// To the endpoint that the client had last, if it is known.
+    fn recall(&mut self, id: AffinityId) {
+        let port = FIRST.after(self.family.address_len());
+        for (part, register) in Group::maps(self.family).iter().zip([FIRST, port]) {
+            self.load(Field::Source, register, 0);
+            self.map(&id.name(*part), register, register.number());
+        }
+        self.dnat(port);
+    }
+
+    /// Keeps the endpoint that the packet goes to. An endpoint that is kept already stays, and only
+    /// its time begins anew.
+    fn remember(&mut self, id: AffinityId, timeout_s: u32) {
         let family = self.family;
-        let port = FIRST.after(family.address_len());
+        let (data, behind) = (SECOND, SECOND.after(family.address_len()));
+        for part in Group::maps(family) {
+            self.load(Field::Source, FIRST, 0);
+            match (part, family) {
+                (Part::Ports, _) => self.load(Field::Port, data, 0),
+                (_, Family::V6) => self.load(Field::Destination, data, 0),
+                (_, Family::V4) => {
+                    self.load(Field::Destination, data, 0);
+                    self.load(Field::Port, behind, 0);
+                }
+            }
+            self.expression("dynset", |w| {
+                w.str(NFTA_DYNSET_SET_NAME, &id.name(*part));
+                w.u32(NFTA_DYNSET_OP, NFT_DYNSET_OP_UPDATE);
+                w.u32(NFTA_DYNSET_SREG_KEY, FIRST.number());
+                w.u32(NFTA_DYNSET_SREG_DATA, data.number());
+                let ms = u64::from(timeout_s) * 1000;
+                w.bytes(NFTA_DYNSET_TIMEOUT, &ms.to_be_bytes());
+            });
+        }
+    }
+
+    /// To the address in the first register and the port in another.
+    fn dnat(&mut self, port: Register) {
+        let family = self.family;
         self.expression("nat", |w| {
             w.u32(NFTA_NAT_TYPE, NFT_NAT_DNAT);
             w.u32(NFTA_NAT_FAMILY, u32::from(nfproto(family)));

@@ -5,7 +5,7 @@ use kplane_model::Family;
 /// Name of the table, one in family `ip` and one in `ip6`.
 pub const TABLE: &str = "kplane";
 /// Comment of the table. The number goes up with every change of chains, rules or sets.
-pub const TABLE_COMMENT: &str = "kplane nftables layout 1";
+pub const TABLE_COMMENT: &str = "kplane nftables layout 2";
 
 /// Sizes of the classes: see [`Class`].
 pub const CLASSES: [u32; 17] = [
@@ -17,12 +17,54 @@ pub const CLASSES: [u32; 17] = [
 pub struct Settings {
     /// Bit of the packet mark that asks for masquerading: 0..=31.
     pub masquerade_bit: u8,
+    /// Packets that come in through this interface come from pods of this node.
+    pub pod_interface: Option<PodInterface>,
+}
+
+/// The interfaces behind which pods are: one by name, or all whose names begin alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodInterface {
+    /// Padded with zeros: `IFNAMSIZ` (linux/if.h).
+    name: [u8; 16],
+    /// How many bytes of `name` count: all 16 for one by name.
+    len: u8,
+}
+
+impl PodInterface {
+    /// Bytes of an interface's name, at most.
+    const MAX_NAME: usize = 15;
+
+    /// One interface, or all whose names begin with `name` if `prefix`; `None` if no interface can
+    /// have such a name.
+    #[must_use]
+    pub fn new(name: &str, prefix: bool) -> Option<Self> {
+        let fits = (1..=Self::MAX_NAME).contains(&name.len());
+        let plain = |b: u8| b.is_ascii_graphic() && !matches!(b, b'/' | b'"' | b'*' | b'\\');
+        if !fits || !name.bytes().all(plain) {
+            return None;
+        }
+        let mut padded = [0; 16];
+        padded[..name.len()].copy_from_slice(name.as_bytes());
+        let len = if prefix { name.len() } else { padded.len() };
+        Some(Self {
+            name: padded,
+            len: u8::try_from(len).ok()?,
+        })
+    }
+
+    /// What an interface's name, padded with zeros, must begin with.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.name[..usize::from(self.len)]
+    }
 }
 
 impl Default for Settings {
     /// Mark 0x4000, as kube-proxy.
     fn default() -> Self {
-        Self { masquerade_bit: 14 }
+        Self {
+            masquerade_bit: 14,
+            pod_interface: None,
+        }
     }
 }
 
@@ -131,10 +173,27 @@ pub enum Set {
     UnmasqueradedSources,
     /// Addresses of the node that serve NodePorts.
     NodeportIps,
+    /// Destinations of a balancer with session affinity: where a remembered endpoint is looked up.
+    Sticky(Balancer),
+    /// Destinations with session affinity: where the chosen endpoint is remembered.
+    RememberServices,
+    /// NodePorts with session affinity: where the chosen endpoint is remembered.
+    RememberNodeports,
     /// The destinations of a class.
     Class(Balancer, Class),
     /// The endpoints of all destinations of a balancer, by index.
     Endpoints(Balancer),
+}
+
+/// What an element carries besides its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carries {
+    /// Nothing: the set is no map.
+    Nothing,
+    /// An endpoint.
+    Endpoint,
+    /// A verdict that leads to a chain of session affinity.
+    Chain,
 }
 
 /// A part of a set's key, taken from the packet.
@@ -158,7 +217,7 @@ const SERVICE: &[Field] = &[Field::Destination, Field::Protocol, Field::Port];
 const NODEPORT: &[Field] = &[Field::Protocol, Field::Port];
 
 impl Set {
-    const SINGLE: [Self; 18] = [
+    const SINGLE: [Self; 24] = [
         Self::Services,
         Self::Nodeports,
         Self::MasqueradeServices,
@@ -177,6 +236,12 @@ impl Set {
         Self::PodCidrs,
         Self::UnmasqueradedSources,
         Self::NodeportIps,
+        Self::Sticky(Balancer::Service),
+        Self::Sticky(Balancer::Nodeport),
+        Self::Sticky(Balancer::InsideService),
+        Self::Sticky(Balancer::InsideNodeport),
+        Self::RememberServices,
+        Self::RememberNodeports,
     ];
 
     /// All sets in the order in which they are created.
@@ -211,6 +276,12 @@ impl Set {
             Self::PodCidrs => "pod-cidrs",
             Self::UnmasqueradedSources => "unmasqueraded-sources",
             Self::NodeportIps => "nodeport-ips",
+            Self::Sticky(Balancer::Service) => "sticky-services",
+            Self::Sticky(Balancer::Nodeport) => "sticky-nodeports",
+            Self::Sticky(Balancer::InsideService) => "inside-sticky-services",
+            Self::Sticky(Balancer::InsideNodeport) => "inside-sticky-nodeports",
+            Self::RememberServices => "remember-services",
+            Self::RememberNodeports => "remember-nodeports",
             Self::Class(balancer, class) => CLASS_NAMES[balancer as usize][usize::from(class.0)],
             Self::Endpoints(Balancer::Service) => "service-endpoints",
             Self::Endpoints(Balancer::Nodeport) => "nodeport-endpoints",
@@ -236,6 +307,10 @@ impl Set {
             Self::Hairpin => Some("endpoints of this node that reach themselves"),
             Self::UnmasqueradedSources => Some("clients of ClusterIPs that keep their address"),
             Self::NodeportIps => Some("addresses of this node that serve NodePorts"),
+            Self::Sticky(_) => Some("sessionAffinity: the endpoint that a client had last"),
+            Self::RememberServices | Self::RememberNodeports => {
+                Some("sessionAffinity: the endpoint that a client got is remembered")
+            }
             Self::ClusterIps | Self::ServiceCidrs | Self::PodCidrs => None,
             Self::Class(..) | Self::Endpoints(_) => None,
         }
@@ -263,15 +338,28 @@ impl Set {
             | Self::FirewallServices
             | Self::ClusterIps
             | Self::Hairpin
+            | Self::Sticky(_)
+            | Self::RememberServices
+            | Self::RememberNodeports
             | Self::Class(..)
             | Self::Endpoints(_) => false,
         }
     }
 
-    /// Whether elements carry an endpoint.
+    /// What elements carry besides their key.
+    #[must_use]
+    pub fn carries(self) -> Carries {
+        match self {
+            Self::Endpoints(_) => Carries::Endpoint,
+            Self::Sticky(_) | Self::RememberServices | Self::RememberNodeports => Carries::Chain,
+            _ => Carries::Nothing,
+        }
+    }
+
+    /// Whether elements carry something.
     #[must_use]
     pub fn is_map(self) -> bool {
-        matches!(self, Self::Endpoints(_))
+        self.carries() != Carries::Nothing
     }
 
     /// What the key is made of, and what rules look up.
@@ -283,12 +371,16 @@ impl Set {
             | Self::RejectServices
             | Self::DropServices
             | Self::FirewallServices
+            | Self::RememberServices
+            | Self::Sticky(Balancer::Service | Balancer::InsideService)
             | Self::Class(Balancer::Service | Balancer::InsideService, _) => SERVICE,
             Self::Nodeports
             | Self::MasqueradeNodeports
             | Self::InsideNodeports
             | Self::RejectNodeports
             | Self::DropNodeports
+            | Self::RememberNodeports
+            | Self::Sticky(Balancer::Nodeport | Balancer::InsideNodeport)
             | Self::Class(Balancer::Nodeport | Balancer::InsideNodeport, _) => NODEPORT,
             Self::FirewallSources => &[
                 Field::Destination,

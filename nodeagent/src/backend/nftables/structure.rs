@@ -1,10 +1,13 @@
 //! The table as operations of a batch: table, sets, chains and rules, without elements.
 
+use std::borrow::Cow;
+
 use kplane_model::Family;
 
+use super::affinity::{Group, MAX_CLIENTS, Part};
 use super::layout::{self, Chain, Rule};
 use super::rule::Expressions;
-use super::schema::{Field, Set, Settings, TABLE, TABLE_COMMENT, key_len};
+use super::schema::{Carries, Field, Set, Settings, TABLE, TABLE_COMMENT, key_len};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -49,8 +52,51 @@ pub(super) fn push_structure_as(
         table.add_chain(chain);
     }
     for chain in &chains {
-        for rule in &chain.rules {
-            table.add_rule(chain.name, rule, settings);
+        table.add_rules(chain, settings);
+    }
+}
+
+/// What happens to the objects of a group of session affinity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GroupOp {
+    /// They are made. A Local group comes behind the group that it names.
+    Make(Group),
+    /// Their rules are replaced; clients stay.
+    Rewrite(Group),
+    /// They go, clients too. A Local group goes before the group that it names.
+    Drop(Group),
+}
+
+/// Adds what happens to groups, in the order given: before elements that lead to new ones, and
+/// behind the deletion of those that lead to old ones.
+pub(super) fn push_groups(
+    batch: &mut Batch,
+    family: Family,
+    settings: Settings,
+    ops: impl IntoIterator<Item = GroupOp>,
+) {
+    let mut table = Table {
+        batch,
+        family,
+        name: TABLE,
+    };
+    for op in ops {
+        match op {
+            GroupOp::Make(group) => table.make_group(&group, settings),
+            GroupOp::Rewrite(group) => {
+                for chain in group.chains() {
+                    table.flush_chain(&chain.name);
+                    table.add_rules(&chain, settings);
+                }
+            }
+            GroupOp::Drop(group) => {
+                for chain in group.chains().iter().rev() {
+                    table.delete_chain(&chain.name);
+                }
+                for map in Group::maps(family) {
+                    table.delete_set(&group.id.name(*map));
+                }
+            }
         }
     }
 }
@@ -127,10 +173,13 @@ impl Table<'_> {
             w.u32(NFTA_SET_FLAGS, set_flags(set));
             w.u32(NFTA_SET_KEY_TYPE, key_type(fields, family));
             w.u32(NFTA_SET_KEY_LEN, length(key_len(fields, family)));
-            if set.is_map() {
-                let endpoint = [Field::Destination, Field::Port];
-                w.u32(NFTA_SET_DATA_TYPE, key_type(&endpoint, family));
-                w.u32(NFTA_SET_DATA_LEN, length(key_len(&endpoint, family)));
+            match set.carries() {
+                Carries::Nothing => {}
+                Carries::Endpoint => put_data(w, &[Field::Destination, Field::Port], family),
+                Carries::Chain => {
+                    w.u32(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT);
+                    w.u32(NFTA_SET_DATA_LEN, VERDICT_LEN);
+                }
             }
             if set_flags(set) & NFT_SET_CONCAT != 0 {
                 w.nest(NFTA_SET_DESC, |w| put_field_lengths(w, fields, family));
@@ -141,12 +190,75 @@ impl Table<'_> {
         });
     }
 
+    fn make_group(&mut self, group: &Group, settings: Settings) {
+        for map in Group::maps(self.family) {
+            self.add_clients(group, *map);
+        }
+        let chains = group.chains();
+        for chain in &chains {
+            self.add_chain(chain);
+            self.add_rules(chain, settings);
+        }
+    }
+
+    /// A map that packets write.
+    fn add_clients(&mut self, group: &Group, map: Part) {
+        let (table, family, name) = (self.name, self.family, group.id.name(map));
+        let data: &[Field] = match (map, family) {
+            (Part::Ports, _) => &[Field::Port],
+            (_, Family::V4) => &[Field::Destination, Field::Port],
+            (_, Family::V6) => &[Field::Destination],
+        };
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        let object = ("add map", "of session affinity");
+        self.push(object, msg::NEWSET, flags, |w| {
+            w.str(NFTA_SET_TABLE, table);
+            w.str(NFTA_SET_NAME, &name);
+            w.u32(NFTA_SET_FLAGS, NFT_SET_MAP | NFT_SET_TIMEOUT | NFT_SET_EVAL);
+            w.u32(NFTA_SET_KEY_TYPE, key_type(&[Field::Source], family));
+            w.u32(NFTA_SET_KEY_LEN, length(key_len(&[Field::Source], family)));
+            put_data(w, data, family);
+            w.nest(NFTA_SET_DESC, |w| w.u32(NFTA_SET_DESC_SIZE, MAX_CLIENTS));
+            w.u32(NFTA_SET_ID, 0);
+            w.bytes(NFTA_SET_USERDATA, &userdata::clients(data, family));
+        });
+    }
+
+    fn delete_set(&mut self, name: &str) {
+        let table = self.name;
+        let object = ("delete map", "of session affinity");
+        self.push(object, msg::DELSET, 0, |w| {
+            w.str(NFTA_SET_TABLE, table);
+            w.str(NFTA_SET_NAME, name);
+        });
+    }
+
+    /// With its rules.
+    fn delete_chain(&mut self, name: &str) {
+        let table = self.name;
+        let object = ("delete chain", "of session affinity");
+        self.push(object, msg::DELCHAIN, 0, |w| {
+            w.str(NFTA_CHAIN_TABLE, table);
+            w.str(NFTA_CHAIN_NAME, name);
+        });
+    }
+
+    fn flush_chain(&mut self, name: &str) {
+        let table = self.name;
+        let object = ("delete rules of", "session affinity");
+        self.push(object, msg::DELRULE, 0, |w| {
+            w.str(NFTA_RULE_TABLE, table);
+            w.str(NFTA_RULE_CHAIN, name);
+        });
+    }
+
     fn add_chain(&mut self, chain: &Chain) {
         let table = self.name;
         let flags = NLM_F_CREATE | NLM_F_EXCL;
-        self.push(("add chain", chain.name), msg::NEWCHAIN, flags, |w| {
+        let object = ("add chain", label(&chain.name));
+        self.push(object, msg::NEWCHAIN, flags, |w| {
             w.str(NFTA_CHAIN_TABLE, table);
-            w.str(NFTA_CHAIN_NAME, chain.name);
+            w.str(NFTA_CHAIN_NAME, &chain.name);
             if let Some(hook) = chain.hook {
                 w.str(NFTA_CHAIN_TYPE, hook.chain_type);
                 w.u32(NFTA_CHAIN_POLICY, NF_ACCEPT);
@@ -161,10 +273,19 @@ impl Table<'_> {
         });
     }
 
-    fn add_rule(&mut self, chain: &'static str, rule: &Rule, settings: Settings) {
+    fn add_rules(&mut self, chain: &Chain, settings: Settings) {
+        for rule in &chain.rules {
+            if settings.pod_interface.is_some() || !rule.is_about_interfaces() {
+                self.add_rule(&chain.name, rule, settings);
+            }
+        }
+    }
+
+    fn add_rule(&mut self, chain: &Cow<'static, str>, rule: &Rule, settings: Settings) {
         let (table, family) = (self.name, self.family);
         let flags = NLM_F_CREATE | NLM_F_APPEND;
-        self.push(("add rule to", chain), msg::NEWRULE, flags, |w| {
+        let object = ("add rule to", label(chain));
+        self.push(object, msg::NEWRULE, flags, |w| {
             w.str(NFTA_RULE_TABLE, table);
             w.str(NFTA_RULE_CHAIN, chain);
             w.nest(NFTA_RULE_EXPRESSIONS, |list| {
@@ -177,11 +298,25 @@ impl Table<'_> {
                     expressions.step(*step);
                 }
             });
-            if let Some(text) = rule.comment {
+            if let Some(text) = &rule.comment {
                 w.bytes(NFTA_RULE_USERDATA, &userdata::comment(text));
             }
         });
     }
+}
+
+/// What an operation on this chain is called in errors.
+fn label(chain: &Cow<'static, str>) -> &'static str {
+    match chain {
+        Cow::Borrowed(name) => name,
+        Cow::Owned(_) => "a chain of session affinity",
+    }
+}
+
+/// What the elements of a map carry.
+fn put_data(w: &mut AttributeWriter<'_>, fields: &[Field], family: Family) {
+    w.u32(NFTA_SET_DATA_TYPE, key_type(fields, family));
+    w.u32(NFTA_SET_DATA_LEN, length(data_len(fields, family)));
 }
 
 /// What a concatenation of ranges consists of.
@@ -217,6 +352,14 @@ fn key_type(fields: &[Field], family: Family) -> u32 {
         };
         types << TYPE_BITS | field_type
     })
+}
+
+/// A single value is not padded, unlike the parts of several.
+fn data_len(fields: &[Field], family: Family) -> usize {
+    match fields {
+        [field] => field.len(family),
+        _ => key_len(fields, family),
+    }
 }
 
 /// A length for the kernel. All of ours are below 64.

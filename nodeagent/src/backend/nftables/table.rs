@@ -7,17 +7,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::net::IpAddr;
 
-use kplane_model::{Cidr, ServiceKey};
+use kplane_model::{Cidr, EndpointAddr, ServiceKey};
 
+use super::affinity::{AffinityId, Group};
 use super::element::{Destination, Element, Key};
 use super::frontend::{Entry, Ops, diff, elements};
+use super::groups::{Groups, StagedGroups, sticky};
 use super::schema::{Class, Set};
 use crate::backend::{Change, Failure};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan};
-
-/// Reported for every ServicePort with session affinity.
-const NO_AFFINITY: &str = "session affinity is not programmed by this version: connections are \
-    spread over all endpoints";
 
 /// The elements of one table, by what they are for.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +24,7 @@ pub(super) struct Table {
     services: HashMap<ServiceKey, Holdings>,
     cluster_ips: Counted<IpAddr>,
     hairpin: Counted<Destination>,
+    affinity: Groups,
     node: NodePlan,
     /// Elements that were found and make no sense: they go with the next complete change.
     pub(super) strays: Vec<Element>,
@@ -64,6 +63,9 @@ pub(super) struct Staged {
     pub(super) groups: Vec<Ops>,
     /// ServicePorts that cannot be programmed as planned.
     pub(super) failures: Vec<Failure>,
+    /// Groups of session affinity that may remember endpoints which are gone.
+    pub(super) stale: Vec<AffinityId>,
+    affinity: StagedGroups,
     frontends: HashMap<FrontendAddr, Option<Held>>,
     services: Vec<(ServiceKey, Option<Holdings>)>,
     cluster_ips: HashMap<IpAddr, usize>,
@@ -73,7 +75,7 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// Number of element operations.
+    /// Number of operations.
     pub(super) fn len(&self) -> usize {
         self.groups.iter().map(Ops::len).sum()
     }
@@ -127,6 +129,7 @@ impl Table {
         }
         self.cluster_ips.accept(staged.cluster_ips);
         self.hairpin.accept(staged.hairpin);
+        self.affinity.accept(staged.affinity);
         self.node = staged.node;
     }
 
@@ -145,9 +148,25 @@ impl Table {
             services: HashMap::new(),
             cluster_ips: Counted(cluster_ips.into_iter().map(|ip| (ip, 0)).collect()),
             hairpin: Counted(hairpin.into_iter().map(|key| (key, 0)).collect()),
+            affinity: Groups::default(),
             node,
             strays,
         }
+    }
+
+    /// Groups as they were found: nobody owns them yet.
+    pub(super) fn adopt_groups(&mut self, groups: &[Group]) {
+        self.affinity.adopt(groups);
+    }
+
+    /// Every group of session affinity, as the kernel must hold them.
+    pub(super) fn groups(&self) -> BTreeSet<Group> {
+        self.affinity.all()
+    }
+
+    /// The endpoints that a group may remember, sorted; `None` while that is not known.
+    pub(super) fn may_remember(&self, id: AffinityId) -> Option<&[EndpointAddr]> {
+        self.affinity.endpoints(id)
     }
 
     /// Every element, as the kernel must hold them.
@@ -240,6 +259,7 @@ impl Staging<'_> {
         for held in self.table.services.values() {
             self.uncount(held);
         }
+        self.table.affinity.release_all(&mut self.staged.affinity);
     }
 
     /// Gives up what a ServicePort holds, until it is claimed again.
@@ -249,6 +269,7 @@ impl Staging<'_> {
                 self.staged.frontends.insert(*at, None);
             }
             self.uncount(held);
+            self.table.affinity.release(key, &mut self.staged.affinity);
         }
     }
 
@@ -266,14 +287,12 @@ impl Staging<'_> {
         };
         let mut frontends = Vec::with_capacity(plan.frontends.len());
         for frontend in &plan.frontends {
-            match self.claim_frontend(key, frontend) {
+            match self.claim_frontend(plan, frontend) {
                 Ok(()) => frontends.push(frontend.at),
                 Err(reason) => self.fail(key, format!("{}: {reason}", frontend.at), false),
             }
         }
-        if plan.affinity_timeout_s.is_some() {
-            self.fail(key, NO_AFFINITY.to_owned(), true);
-        }
+        self.staged.affinity.claim(plan);
         let protocol = key.protocol;
         let hairpin: Vec<Destination> = plan
             .local
@@ -296,7 +315,7 @@ impl Staging<'_> {
         self.staged.services.push((key.clone(), Some(held)));
     }
 
-    fn claim_frontend(&mut self, key: &ServiceKey, frontend: &Frontend) -> Result<(), String> {
+    fn claim_frontend(&mut self, plan: &ServicePlan, frontend: &Frontend) -> Result<(), String> {
         let inside = frontend.inside.as_ref().map_or(0, Vec::len);
         let endpoints = frontend.endpoints.len().max(inside);
         let most = Class::MAX_ENDPOINTS;
@@ -305,7 +324,7 @@ impl Staging<'_> {
                 "{endpoints} endpoints are more than {most}; split the Service"
             ));
         }
-        if let Some(owner) = self.owner(frontend.at).filter(|owner| owner != key) {
+        if let Some(owner) = self.owner(frontend.at).filter(|owner| *owner != plan.key) {
             return Err(format!("is already programmed for {owner}"));
         }
         let before = self
@@ -314,8 +333,8 @@ impl Staging<'_> {
             .get(&frontend.at)
             .map(|held| &held.entry);
         let held = Held {
-            owner: Some(key.clone()),
-            entry: Entry::next(before, frontend),
+            owner: Some(plan.key.clone()),
+            entry: Entry::next(before, frontend, sticky(plan, frontend)),
         };
         self.staged.frontends.insert(frontend.at, Some(held));
         Ok(())
@@ -358,8 +377,11 @@ impl Staging<'_> {
             let before = table.frontends.get(at).map(|held| &held.entry);
             diff(*at, before, after.as_ref().map(|held| &held.entry))
         });
-        let groups = std::iter::once(first).chain(places);
+        let change = table.affinity.change(&self.staged.affinity);
+        let groups = change.before.into_iter().chain([first]).chain(places);
+        let groups = groups.chain(change.after);
         self.staged.groups = groups.filter(|ops| ops.len() > 0).collect();
+        self.staged.stale = change.stale;
         self.staged.cluster_ips = cluster_ips;
         self.staged.hairpin = hairpin;
         self.staged

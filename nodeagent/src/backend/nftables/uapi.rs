@@ -28,10 +28,13 @@ pub(super) mod msg {
     pub(in super::super) const DELTABLE: u16 = SUBSYSTEM | 2;
     pub(in super::super) const NEWCHAIN: u16 = SUBSYSTEM | 3;
     pub(in super::super) const GETCHAIN: u16 = SUBSYSTEM | 4;
+    pub(in super::super) const DELCHAIN: u16 = SUBSYSTEM | 5;
     pub(in super::super) const NEWRULE: u16 = SUBSYSTEM | 6;
     pub(in super::super) const GETRULE: u16 = SUBSYSTEM | 7;
+    pub(in super::super) const DELRULE: u16 = SUBSYSTEM | 8;
     pub(in super::super) const NEWSET: u16 = SUBSYSTEM | 9;
     pub(in super::super) const GETSET: u16 = SUBSYSTEM | 10;
+    pub(in super::super) const DELSET: u16 = SUBSYSTEM | 11;
     pub(in super::super) const NEWSETELEM: u16 = SUBSYSTEM | 12;
     pub(in super::super) const GETSETELEM: u16 = SUBSYSTEM | 13;
     pub(in super::super) const DELSETELEM: u16 = SUBSYSTEM | 14;
@@ -83,9 +86,18 @@ pub(super) const NFTA_SET_EXPRESSIONS: u16 = 18;
 /// `enum nft_set_flags`.
 pub(super) const NFT_SET_INTERVAL: u32 = 0x4;
 pub(super) const NFT_SET_MAP: u32 = 0x8;
+pub(super) const NFT_SET_TIMEOUT: u32 = 0x10;
+/// Written by packets: nft calls it `dynamic`.
+pub(super) const NFT_SET_EVAL: u32 = 0x20;
 pub(super) const NFT_SET_CONCAT: u32 = 0x80;
 
+/// `enum nft_data_types`: the type of verdicts. Its length is that of the kernel's own
+/// `struct nft_verdict`, on 64-bit machines.
+pub(super) const NFT_DATA_VERDICT: u32 = 0xffff_ff00;
+pub(super) const VERDICT_LEN: u32 = 16;
+
 /// `enum nft_set_desc_attributes`, `enum nft_set_field_attributes`.
+pub(super) const NFTA_SET_DESC_SIZE: u16 = 1;
 pub(super) const NFTA_SET_DESC_CONCAT: u16 = 2;
 pub(super) const NFTA_SET_FIELD_LEN: u16 = 1;
 
@@ -161,17 +173,32 @@ pub(super) const NFTA_META_DREG: u16 = 1;
 pub(super) const NFTA_META_KEY: u16 = 2;
 pub(super) const NFTA_META_SREG: u16 = 3;
 pub(super) const NFT_META_MARK: u32 = 3;
+pub(super) const NFT_META_IIFNAME: u32 = 6;
 pub(super) const NFT_META_L4PROTO: u32 = 16;
 
 /// `enum nft_ct_attributes`, `enum nft_ct_keys`.
 pub(super) const NFTA_CT_DREG: u16 = 1;
 pub(super) const NFTA_CT_KEY: u16 = 2;
+pub(super) const NFTA_CT_DIRECTION: u16 = 3;
 pub(super) const NFT_CT_STATE: u32 = 0;
 pub(super) const NFT_CT_STATUS: u32 = 2;
+pub(super) const NFT_CT_PROTO_DST: u32 = 12;
+pub(super) const NFT_CT_DST_IP: u32 = 20;
+pub(super) const NFT_CT_DST_IP6: u32 = 22;
+/// `IP_CT_DIR_ORIGINAL` (linux/netfilter/nf_conntrack_tuple_common.h).
+pub(super) const IP_CT_DIR_ORIGINAL: u8 = 0;
 /// `NF_CT_STATE_BIT(IP_CT_NEW)` (linux/netfilter/nf_conntrack_common.h).
 pub(super) const CT_STATE_NEW: u32 = 8;
 /// `IPS_DST_NAT` (linux/netfilter/nf_conntrack_common.h).
 pub(super) const IPS_DST_NAT: u32 = 1 << 5;
+
+/// `enum nft_dynset_attributes`, `enum nft_dynset_ops`.
+pub(super) const NFTA_DYNSET_SET_NAME: u16 = 1;
+pub(super) const NFTA_DYNSET_OP: u16 = 3;
+pub(super) const NFTA_DYNSET_SREG_KEY: u16 = 4;
+pub(super) const NFTA_DYNSET_SREG_DATA: u16 = 5;
+pub(super) const NFTA_DYNSET_TIMEOUT: u16 = 6;
+pub(super) const NFT_DYNSET_OP_UPDATE: u32 = 1;
 
 /// `enum nft_numgen_attributes`, `enum nft_ng_types`.
 pub(super) const NFTA_NG_DREG: u16 = 1;

@@ -7,7 +7,7 @@
 
 use kplane_model::Family;
 
-use super::schema::{Field, Set};
+use super::schema::{Carries, Field, Set};
 
 /// `NFTNL_UDATA_TABLE_COMMENT`, `NFTNL_UDATA_CHAIN_COMMENT`, `NFTNL_UDATA_RULE_COMMENT`.
 const COMMENT: u8 = 0;
@@ -29,6 +29,7 @@ const BYTEORDER_INVALID: u32 = 0;
 const BYTEORDER_BIG_ENDIAN: u32 = 2;
 
 /// nft's `enum expr_types`.
+const EXPR_VERDICT: u32 = 1;
 const EXPR_PAYLOAD: u32 = 7;
 const EXPR_META: u32 = 9;
 const EXPR_CONCAT: u32 = 13;
@@ -54,6 +55,16 @@ pub(super) fn comment(text: &str) -> Vec<u8> {
     list.0
 }
 
+/// The comment in the userdata of a rule, if it is all there is.
+pub(super) fn comment_of(userdata: &[u8]) -> Option<&str> {
+    let [COMMENT, len, text @ ..] = userdata else {
+        return None;
+    };
+    let text = text.strip_suffix(&[0])?;
+    (usize::from(*len) == text.len() + 1).then_some(())?;
+    str::from_utf8(text).ok()
+}
+
 /// Userdata of a set.
 pub(super) fn set(set: Set, family: Family) -> Vec<u8> {
     let mut list = List::default();
@@ -66,14 +77,33 @@ pub(super) fn set(set: Set, family: Family) -> Vec<u8> {
         list.u32(SET_DATA_BYTEORDER, BYTEORDER_INVALID);
     }
     list.nest(SET_KEY_TYPEOF, &typeof_key(set.fields(), family));
-    if set.is_map() {
-        let endpoint = [Field::Destination, Field::Port];
-        list.nest(SET_DATA_TYPEOF, &typeof_key(&endpoint, family));
+    let data = match set.carries() {
+        Carries::Nothing => None,
+        Carries::Endpoint => Some(typeof_key(&[Field::Destination, Field::Port], family)),
+        Carries::Chain => Some(typeof_expression(EXPR_VERDICT, &List::default())),
+    };
+    if let Some(data) = data {
+        list.nest(SET_DATA_TYPEOF, &data);
         list.u32(SET_DATA_INTERVAL, 0);
     }
     if let Some(text) = set.comment() {
         list.text(SET_COMMENT, text);
     }
+    list.0
+}
+
+/// Userdata of a map of clients, with these fields as data.
+pub(super) fn clients(data: &[Field], family: Family) -> Vec<u8> {
+    let mut list = List::default();
+    list.u32(SET_KEY_BYTEORDER, BYTEORDER_BIG_ENDIAN);
+    let byteorder = match data {
+        [_] => BYTEORDER_BIG_ENDIAN,
+        _ => BYTEORDER_INVALID,
+    };
+    list.u32(SET_DATA_BYTEORDER, byteorder);
+    list.nest(SET_KEY_TYPEOF, &typeof_key(&[Field::Source], family));
+    list.nest(SET_DATA_TYPEOF, &typeof_key(data, family));
+    list.u32(SET_DATA_INTERVAL, 0);
     list.0
 }
 

@@ -1,19 +1,22 @@
 //! Differ and driver against a kernel in memory.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use expect_test::expect;
-use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
+use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName, TrafficPolicy};
 use proptest::prelude::*;
 
 use super::super::adopt::adopt;
-use super::super::element::Element;
+use super::super::affinity::{AffinityId, Group, Part};
+use super::super::clients::{Client, Remembered};
+use super::super::element::{Data, Element};
 use super::super::frontend::Ops;
 use super::super::kernel::{Cost, Found, Kernel};
 use super::super::schema::Set;
+use super::super::structure::GroupOp;
 use super::super::table::Table;
 use super::Driver;
 use crate::backend::{Backend, Change, Verification};
@@ -24,6 +27,8 @@ use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan, Unserved};
 #[derive(Debug, Default)]
 struct Memory {
     elements: Option<BTreeSet<Element>>,
+    groups: BTreeMap<AffinityId, Group>,
+    clients: BTreeMap<AffinityId, Vec<Client>>,
     capacity: usize,
     commits: usize,
     /// The kernel refuses to add this set's elements with this address.
@@ -31,7 +36,7 @@ struct Memory {
     /// This many commits find that others changed rules of theirs.
     others: usize,
     /// Looks at the elements after each commit.
-    between: Option<fn(&BTreeSet<Element>)>,
+    between: Option<fn(&BTreeMap<AffinityId, Group>, &BTreeSet<Element>)>,
 }
 
 impl Memory {
@@ -45,12 +50,53 @@ impl Memory {
     fn refused() -> CommitError {
         CommitError::Refused(Errno::EINVAL)
     }
+
+    /// The groups after these operations; `elements` are those that are there at that moment.
+    fn groups_after(
+        &self,
+        ops: impl Iterator<Item = GroupOp>,
+        elements: &BTreeSet<Element>,
+    ) -> Result<BTreeMap<AffinityId, Group>, CommitError> {
+        let mut groups = self.groups.clone();
+        for op in ops {
+            let fine = match op {
+                GroupOp::Make(group) => {
+                    let named = group
+                        .inside
+                        .is_none_or(|inside| groups.contains_key(&inside));
+                    named && groups.insert(group.id, group).is_none()
+                }
+                GroupOp::Rewrite(group) => groups.insert(group.id, group).is_some(),
+                GroupOp::Drop(group) => {
+                    let named = groups.values().any(|other| other.inside == Some(group.id));
+                    let used = elements
+                        .iter()
+                        .any(|element| leads_to(element) == Some(group.id));
+                    !named && !used && groups.remove(&group.id) == Some(group)
+                }
+            };
+            if !fine {
+                return Err(Self::refused());
+            }
+        }
+        Ok(groups)
+    }
+}
+
+fn leads_to(element: &Element) -> Option<AffinityId> {
+    match element.data? {
+        Data::Endpoint(_) => None,
+        Data::Pick(id) | Data::Keep(id) | Data::Split(id) => Some(id),
+    }
 }
 
 impl Kernel for &mut Memory {
     fn read(&mut self, _: Family) -> Result<Found, NetlinkError> {
         Ok(match &self.elements {
-            Some(elements) => Found::Ours(elements.iter().copied().collect()),
+            Some(elements) => Found::Ours(
+                self.groups.values().copied().collect(),
+                elements.iter().copied().collect(),
+            ),
             None => Found::Other("there is no table".to_owned()),
         })
     }
@@ -76,12 +122,20 @@ impl Kernel for &mut Memory {
                 return Err(Memory::refused());
             }
         }
+        if rebuild {
+            self.groups.clear();
+        }
+        let ops = groups.iter().flat_map(|ops| &ops.groups).copied();
+        let affinity = self.groups_after(ops, &elements)?;
         for element in groups.iter().flat_map(|ops| &ops.add) {
+            if leads_to(element).is_some_and(|id| !affinity.contains_key(&id)) {
+                return Err(Memory::refused());
+            }
             let same_key = |e: &Element| e.set == element.set && e.key == element.key;
             let poisoned = element
                 .data
-                .map(|d| d.ip)
-                .is_some_and(|ip| Some(ip) == self.poison);
+                .and_then(Data::endpoint)
+                .is_some_and(|endpoint| Some(endpoint.ip) == self.poison);
             if poisoned
                 || (element.set.is_map() && elements.iter().any(same_key))
                 || !elements.insert(*element)
@@ -90,13 +144,15 @@ impl Kernel for &mut Memory {
             }
         }
         assert!(
-            groups.iter().map(Ops::len).sum::<usize>()
-                <= self.capacity.max(groups.first().map_or(0, Ops::len))
+            groups.iter().map(Ops::weight).sum::<usize>()
+                <= self.capacity.max(groups.first().map_or(0, Ops::weight))
         );
         if let Some(between) = self.between {
-            between(&elements);
+            between(&affinity, &elements);
         }
         self.elements = Some(elements);
+        self.clients.retain(|id, _| affinity.contains_key(id));
+        self.groups = affinity;
         self.commits += 1;
         Ok(Cost {
             bytes: 1,
@@ -105,8 +161,23 @@ impl Kernel for &mut Memory {
         })
     }
 
+    fn clients(&mut self, _: Family, group: AffinityId) -> Result<Vec<Client>, NetlinkError> {
+        assert!(self.groups.contains_key(&group));
+        Ok(self.clients.get(&group).cloned().unwrap_or_default())
+    }
+
+    fn forget(&mut self, _: Family, group: AffinityId, gone: &[Client]) -> Result<(), CommitError> {
+        let clients = self.clients.entry(group).or_default();
+        if !gone.iter().all(|client| clients.contains(client)) {
+            return Err(Memory::refused());
+        }
+        clients.retain(|client| !gone.contains(client));
+        Ok(())
+    }
+
     fn delete(&mut self, _: Family) -> Result<(), CommitError> {
         self.elements = None;
+        self.groups.clear();
         Ok(())
     }
 
@@ -162,6 +233,7 @@ fn frontend(at: FrontendAddr, endpoints: &[u8]) -> Frontend {
         at,
         unserved: endpoints.is_empty().then_some(Unserved::Reject),
         endpoints,
+        policy: TrafficPolicy::Cluster,
         inside: None,
         masquerade: !matches!(at, FrontendAddr::Address { ip: IpAddr::V4(ip), .. } if ip.octets()[0] == 10),
         source_ranges: Vec::new(),
@@ -215,7 +287,7 @@ fn operations(before: &ServicePlan, after: Option<&ServicePlan>) -> String {
     let table = table_with([before.clone()]);
     let services = vec![(before.key.clone(), after.cloned())];
     let staged = table.stage(change(&services, &NodePlan::default(), false));
-    let mut counts = std::collections::BTreeMap::<(bool, Set), usize>::new();
+    let mut counts = BTreeMap::<(bool, Set), usize>::new();
     for ops in &staged.groups {
         for (adds, elements) in [(false, &ops.delete), (true, &ops.add)] {
             for element in elements {
@@ -257,6 +329,7 @@ fn operations_of_each_kind_of_change() {
         for f in plan.frontends.iter_mut().skip(1) {
             let mut outside = frontend(f.at, outside);
             outside.masquerade = false;
+            outside.policy = TrafficPolicy::Local;
             outside.inside = Some(std::mem::take(&mut f.endpoints)).filter(|e| !e.is_empty());
             outside.unserved = outside.endpoints.is_empty().then_some(Unserved::Drop);
             *f = outside;
@@ -408,11 +481,24 @@ fn a_table_that_is_found_again_needs_no_operation() {
             frontend(node_port(1), &[1]),
         ],
     );
+    external.frontends[1].policy = TrafficPolicy::Local;
     external.frontends[1].inside = Some(vec![endpoint(1), endpoint(2)]);
-    let plans = [external, service(2, &[]), service(3, &[5, 4, 3, 2, 1])];
+    let sticky = |n, timeout_s| ServicePlan {
+        affinity_timeout_s: Some(timeout_s),
+        ..service(n, &[1, 2])
+    };
+    external.affinity_timeout_s = Some(10_800);
+    let plans = [
+        external,
+        service(2, &[]),
+        service(3, &[5, 4, 3, 2, 1]),
+        sticky(4, 1),
+    ];
     let table = table_with(plans.clone());
     let found: Vec<Element> = table.elements().into_iter().collect();
-    let again = adopt(&found);
+    let groups: Vec<Group> = table.groups().into_iter().collect();
+    assert_eq!(groups.len(), 3);
+    let again = adopt(&groups, &found);
     assert_eq!(again.strays, []);
     assert_eq!(again.elements(), table.elements());
     assert_eq!(
@@ -430,8 +516,8 @@ fn elements_that_make_no_sense_go_away() {
         .into_iter()
         .collect();
     // A hole in the middle: the class promises three endpoints.
-    found.retain(|element| element.data != Some(endpoint(2)));
-    let table = adopt(&found);
+    found.retain(|element| element.data != Some(Data::Endpoint(endpoint(2))));
+    let table = adopt(&[], &found);
     assert!(!table.strays.is_empty());
     let mut memory = Memory {
         elements: Some(found.into_iter().collect()),
@@ -561,9 +647,9 @@ fn drift_is_found_and_repaired() {
 /// Every place is complete in every state that packets may see, however small transactions are.
 #[test]
 fn small_transactions_leave_no_place_half_done() {
-    let whole = |elements: &BTreeSet<Element>| {
+    let whole = |_: &BTreeMap<AffinityId, Group>, elements: &BTreeSet<Element>| {
         let found: Vec<Element> = elements.iter().copied().collect();
-        assert_eq!(adopt(&found).strays, []);
+        assert_eq!(adopt(&[], &found).strays, []);
     };
     let mut memory = Memory {
         capacity: 7,
@@ -593,12 +679,21 @@ fn small_transactions_leave_no_place_half_done() {
 
 fn any_plan() -> impl Strategy<Value = ServicePlan> {
     let octets = || prop::collection::vec(1_u8..12, 0..9);
+    let affinity = prop::option::of(1_u32..3);
     let options = (
         any::<[bool; 4]>(),
+        affinity,
         prop::sample::subsequence(vec!["192.0.2.0/24", "10.0.0.0/8", "10.1.0.0/16"], 0..=3),
     );
     (0_u8..5, 0_u8..5, octets(), octets(), octets(), options).prop_map(
-        |(n, place, endpoints, inside, local, ([external, node, short, masquerade], ranges))| {
+        |(
+            n,
+            place,
+            endpoints,
+            inside,
+            local,
+            ([external, node, short, masquerade], affinity, ranges),
+        )| {
             let mut frontends = vec![frontend(cluster_ip(n), &endpoints)];
             if external {
                 frontends.push(frontend(load_balancer(place), &endpoints));
@@ -610,10 +705,14 @@ fn any_plan() -> impl Strategy<Value = ServicePlan> {
             for f in frontends.iter_mut().skip(1) {
                 f.masquerade = masquerade;
                 f.inside = short.then(|| frontend(f.at, &inside).endpoints);
+                if short {
+                    f.policy = TrafficPolicy::Local;
+                }
             }
             let local = frontend(cluster_ip(n), &local).endpoints;
             ServicePlan {
                 local,
+                affinity_timeout_s: affinity,
                 ..plan(n, frontends)
             }
         },
@@ -632,6 +731,71 @@ fn without_indices(elements: &BTreeSet<Element>) -> BTreeSet<String> {
         _ => format!("{element:?}"),
     };
     elements.iter().map(text).collect()
+}
+
+/// A11: an endpoint that goes away lets its clients go, an agent that was away too; others stay.
+#[test]
+fn a11_clients_of_a_gone_endpoint_are_forgotten() {
+    let sticky = |endpoints: &[u8]| ServicePlan {
+        affinity_timeout_s: Some(60),
+        ..service(1, endpoints)
+    };
+    let client = |octet: u8, endpoint| Client {
+        ip: IpAddr::from([192, 0, 2, octet]),
+        endpoint,
+    };
+    let whole = |octet, at| client(octet, Remembered::Whole(endpoint(at)));
+    let node = NodePlan::default();
+    let mut memory = Memory::new();
+    let mut driver = Driver::with(&mut memory);
+    driver
+        .apply(change(&set([sticky(&[1, 2, 3])]), &node, true))
+        .unwrap();
+    let id = *driver.kernel().groups.first_key_value().unwrap().0;
+    let clients = vec![
+        whole(1, 1),
+        whole(2, 2),
+        whole(3, 3),
+        client(4, Remembered::Part(Part::Ports)),
+    ];
+    driver.kernel().clients.insert(id, clients);
+    driver
+        .apply(change(&set([sticky(&[1, 3, 4])]), &node, false))
+        .unwrap();
+    assert_eq!(driver.kernel().clients[&id], [whole(1, 1), whole(3, 3)]);
+    // Nothing is lost: nobody is looked at.
+    driver.kernel().clients.insert(id, vec![whole(1, 9)]);
+    driver
+        .apply(change(&set([sticky(&[1, 3, 4, 5])]), &node, false))
+        .unwrap();
+    assert_eq!(driver.kernel().clients[&id], [whole(1, 9)]);
+    assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+    assert_eq!(driver.kernel().clients[&id], []);
+    drop(driver);
+    memory.clients.insert(id, vec![whole(1, 1), whole(3, 3)]);
+    let mut driver = Driver::with(&mut memory);
+    driver
+        .apply(change(&set([sticky(&[3])]), &node, true))
+        .unwrap();
+    assert_eq!(driver.kernel().clients[&id], [whole(3, 3)]);
+}
+
+/// A11: another timeout replaces rules, not the memory of clients.
+#[test]
+fn a11_clients_stay_when_the_timeout_changes() {
+    let sticky = |timeout_s| ServicePlan {
+        affinity_timeout_s: Some(timeout_s),
+        ..service(1, &[1])
+    };
+    let table = table_with([sticky(60)]);
+    let staged = table.stage(change(&set([sticky(90)]), &NodePlan::default(), false));
+    let [Ops { groups, .. }] = &staged.groups[..] else {
+        panic!("{:?}", staged.groups);
+    };
+    assert!(matches!(
+        groups[..],
+        [GroupOp::Rewrite(Group { timeout_s: 90, .. })]
+    ));
 }
 
 proptest! {
@@ -675,7 +839,9 @@ proptest! {
             }
         }
         drop(driver);
-        let fresh = table_with(wanted.into_values()).elements();
+        let fresh = table_with(wanted.into_values());
+        prop_assert_eq!(memory.groups.values().copied().collect::<BTreeSet<_>>(), fresh.groups());
+        let fresh = fresh.elements();
         prop_assert_eq!(without_indices(&memory.elements.unwrap()), without_indices(&fresh));
     }
 }

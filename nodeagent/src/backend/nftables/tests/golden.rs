@@ -4,26 +4,35 @@
 
 use std::collections::BTreeMap;
 
-use kplane_model::Family;
+use kplane_model::{Family, Protocol};
 
+use super::super::affinity::{AffinityId, Group, Scope};
 use super::super::layout::Step;
 use super::super::rule::Expressions;
-use super::super::schema::{Balancer, Class, Set, Settings};
+use super::super::schema::{Balancer, Class, PodInterface, Set, Settings};
+use super::super::structure::{GroupOp, push_groups};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
 )]
 use super::super::uapi::*;
 use super::super::userdata;
-use super::super::{Destination, Element, ElementOp, Key, NodePort, push_elements, push_structure};
+use super::super::{
+    Data, Destination, Element, ElementOp, Key, NodePort, push_elements, push_structure,
+};
 use crate::netlink::{Attribute, AttributeWriter, Attributes, Batch, Message, Messages};
 
 /// `NFTA_LOOKUP_SET_ID`: nft names sets by number within a batch, too.
 const NFTA_LOOKUP_SET_ID: u16 = 4;
+/// `NFTA_DYNSET_SET_ID`: the same.
+const NFTA_DYNSET_SET_ID: u16 = 2;
 /// `NFTA_BITWISE_OP`: 0 (`NFT_BITWISE_MASK_XOR`), which nft sends in some rules.
 const NFTA_BITWISE_OP: u16 = 6;
 /// `NFTA_SET_ELEM_USERDATA`: nft's own note that a range has no end.
 const NFTA_SET_ELEM_USERDATA: u16 = 6;
+
+/// The group of session affinity in `golden.txt`.
+const SEVEN: AffinityId = AffinityId::from_bits(7);
 
 struct Golden {
     kind: &'static str,
@@ -67,6 +76,7 @@ fn expressions(list: Attributes<'_>) -> Vec<(String, BTreeMap<u16, Vec<u8>>)> {
         let data = expression.children().get(NFTA_EXPR_DATA).unwrap();
         let filled_in: &[u16] = match name {
             "lookup" => &[NFTA_LOOKUP_SET_ID],
+            "dynset" => &[NFTA_DYNSET_SET_ID],
             "bitwise" => &[NFTA_BITWISE_OP],
             "nat" => &[
                 NFTA_NAT_REG_ADDR_MAX,
@@ -89,7 +99,13 @@ fn expressions(list: Attributes<'_>) -> Vec<(String, BTreeMap<u16, Vec<u8>>)> {
 fn steps(text: &str) -> Vec<Step> {
     let text = text.replace("ip6 daddr != ::1", "ip daddr != 127.0.0.0/8");
     let vip = "ip daddr . meta l4proto . th dport";
-    match text.replace("ip6", "ip").replace(vip, "VIP").as_str() {
+    let original_vip = "ip daddr . meta l4proto . ct original proto-dst";
+    let text = text.replace("ip6", "ip");
+    match text
+        .replace(vip, "VIP")
+        .replace(original_vip, "VIP")
+        .as_str()
+    {
         "VIP @services drop" => vec![Step::In(Set::Services), Step::Drop],
         "meta l4proto . th dport @nodeports return" => vec![Step::In(Set::Nodeports), Step::Return],
         "ip daddr @cluster-ips goto refuse" => {
@@ -104,7 +120,7 @@ fn steps(text: &str) -> Vec<Step> {
         "fib daddr type local" => vec![Step::ToThisNode],
         "fib saddr type local" => vec![Step::FromThisNode],
         "ip daddr != 127.0.0.0/8" => vec![Step::NotToLoopback],
-        "meta l4proto tcp reject with tcp reset" => vec![Step::Tcp, Step::TcpReset],
+        "meta l4proto tcp reject with tcp reset" => vec![Step::Is(Protocol::Tcp), Step::TcpReset],
         "reject" => vec![Step::Unreachable],
         "meta mark & 0x4000 == 0x4000" => vec![Step::Marked],
         "meta mark set meta mark | 0x4000" => vec![Step::SetMark],
@@ -116,6 +132,23 @@ fn steps(text: &str) -> Vec<Step> {
         "dnat to meta l4proto . th dport . numgen random mod 16384 map @nodeport-endpoints" => {
             vec![Step::Dnat(Balancer::Nodeport, Class::of(16384).unwrap())]
         }
+        "VIP vmap @sticky-services" => vec![Step::Lead(Set::Sticky(Balancer::Service))],
+        "meta l4proto udp ct original VIP vmap @sticky-services" => vec![
+            Step::Is(Protocol::Udp),
+            Step::OriginalLead(Set::Sticky(Balancer::Service)),
+        ],
+        "meta l4proto sctp ct original VIP != @services \
+         meta l4proto . ct original proto-dst vmap @remember-nodeports" => vec![
+            Step::Is(Protocol::Sctp),
+            Step::OriginalNotIn(Set::Services),
+            Step::OriginalLead(Set::RememberNodeports),
+        ],
+        "iifname \"cni0\" drop" => vec![Step::FromPodInterface, Step::Drop],
+        "iifname != \"cali*\" drop" => vec![Step::NotFromPodInterface, Step::Drop],
+        text if text.starts_with("meta l4proto tcp dnat to ip saddr map @affinity-") => {
+            vec![Step::Is(Protocol::Tcp), Step::Recall(SEVEN)]
+        }
+        text if text.starts_with("update @affinity-") => vec![Step::Remember(SEVEN, 10_800)],
         "drop comment \"an address that no Service has\"" => vec![Step::Drop],
         other => panic!("no steps for {other}"),
     }
@@ -134,7 +167,14 @@ fn expressions_are_those_of_nft() {
         let theirs = Attributes(&bytes);
         let mut ours = Vec::new();
         let mut list = AttributeWriter::new(&mut ours);
-        let settings = Settings { masquerade_bit: 14 };
+        let pod_interface = match text {
+            text if text.contains("cni0") => PodInterface::new("cni0", false),
+            _ => PodInterface::new("cali", true),
+        };
+        let settings = Settings {
+            pod_interface,
+            ..Settings::default()
+        };
         let mut writer = Expressions {
             list: &mut list,
             family,
@@ -164,17 +204,35 @@ fn sets_are_those_of_nft() {
         text,
         bytes,
         ..
-    } in golden().into_iter().filter(|g| g.kind == "set")
+    } in golden()
+        .into_iter()
+        .filter(|g| ["set", "clients"].contains(&g.kind))
     {
+        let group = Group {
+            id: SEVEN,
+            protocol: Protocol::Tcp,
+            timeout_s: 1,
+            scope: Scope::Cluster,
+            inside: None,
+        };
         let mut batch = Batch::new();
-        push_structure(&mut batch, family, Settings { masquerade_bit: 14 });
+        push_structure(&mut batch, family, Settings::default());
+        push_groups(
+            &mut batch,
+            family,
+            Settings::default(),
+            [GroupOp::Make(group)],
+        );
         let ours = Messages(batch.as_bytes())
             .map(Message::attributes)
             .find(|a| a.get(NFTA_SET_NAME).and_then(Attribute::as_str) == Some(set))
             .unwrap();
-        // Everything but the number within the batch.
+        // Everything but the number within the batch, and the length of verdicts, which nft leaves
+        // to the kernel.
+        let is_verdict = text.contains(": verdict");
         let fixed = |attributes: Attributes<'_>| {
             let fixed = attributes.filter(|a| a.kind != NFTA_SET_ID);
+            let fixed = fixed.filter(|a| a.kind != NFTA_SET_DATA_LEN || !is_verdict);
             fixed
                 .map(|a| (a.kind, a.payload.to_vec()))
                 .collect::<BTreeMap<_, _>>()
@@ -202,8 +260,8 @@ fn element(family: Family, set: &str, text: &str) -> Element {
         port: parts[1].parse().unwrap(),
     };
     let key = match set {
-        Set::Services => Key::Service(destination(&parts)),
-        Set::Nodeports => Key::NodePort(node_port(&parts)),
+        Set::Services | Set::Sticky(_) => Key::Service(destination(&parts)),
+        Set::Nodeports | Set::RememberNodeports => Key::NodePort(node_port(&parts)),
         Set::ClusterIps => Key::Ip(parts[0].parse().unwrap()),
         Set::Hairpin => Key::Hairpin(destination(&parts[1..])),
         Set::FirewallSources => Key::FirewallSource(destination(&parts), parts[3].parse().unwrap()),
@@ -214,11 +272,19 @@ fn element(family: Family, set: &str, text: &str) -> Element {
         _ => Key::NodePortSlot(node_port(&parts), parts[2].parse().unwrap()),
     };
     let data = data.map(|data| {
+        if let Some((verdict, chain)) = data.split_once(" affinity-") {
+            let code = if verdict == "jump" {
+                NFT_JUMP
+            } else {
+                NFT_GOTO
+            };
+            return Data::from_verdict(code, &format!("affinity-{chain}")).unwrap();
+        }
         let (ip, port) = data.split_once(" . ").unwrap();
-        kplane_model::EndpointAddr {
+        Data::Endpoint(kplane_model::EndpointAddr {
             ip: ip.parse().unwrap(),
             port: port.parse().unwrap(),
-        }
+        })
     });
     assert_eq!(data.is_some(), set.is_map(), "{family}");
     Element { set, key, data }

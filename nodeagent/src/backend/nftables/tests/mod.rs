@@ -10,9 +10,10 @@ use std::net::IpAddr;
 use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 use proptest::prelude::*;
 
+use super::affinity::AffinityId;
 use super::decode::Decoder;
 use super::uapi::{NFTA_SET_ELEM_LIST_ELEMENTS, NFTA_SET_ELEM_LIST_SET};
-use super::{Destination, Element, ElementOp, Key, NodePort, Set, push_elements};
+use super::{Carries, Data, Destination, Element, ElementOp, Key, NodePort, Set, push_elements};
 use crate::netlink::{Attributes, Batch, Messages};
 
 fn ips(family: Family) -> BoxedStrategy<IpAddr> {
@@ -53,10 +54,17 @@ fn elements(family: Family) -> impl Strategy<Value = Element> {
                 ip: other,
                 port: target,
             };
+            let id = AffinityId::from_bits(u64::from(index) << 30);
             Element {
                 set,
                 key: keys.into_iter().find(|key| key.fits(set)).unwrap(),
-                data: set.is_map().then_some(endpoint),
+                data: match (set.carries(), set) {
+                    (Carries::Nothing, _) => None,
+                    (Carries::Endpoint, _) => Some(Data::Endpoint(endpoint)),
+                    (Carries::Chain, Set::Sticky(_)) => Some(Data::Pick(id)),
+                    (Carries::Chain, _) if index % 2 == 0 => Some(Data::Keep(id)),
+                    (Carries::Chain, _) => Some(Data::Split(id)),
+                },
             }
         },
     )
@@ -120,7 +128,7 @@ proptest! {
     #[test]
     fn decoders_take_any_bytes(
         bytes in prop::collection::vec(any::<u8>(), 0..300),
-        set in 0_usize..90,
+        set in 0_usize..96,
         v6 in any::<bool>(),
     ) {
         let family = if v6 { Family::V6 } else { Family::V4 };

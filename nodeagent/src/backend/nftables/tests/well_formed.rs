@@ -10,6 +10,10 @@ use crate::netlink::Batch;
 
 /// `sizeof(struct nlmsghdr) + sizeof(struct nfgenmsg)`.
 const HEADERS_BYTES: usize = 20;
+const SETTINGS: Settings = Settings {
+    masquerade_bit: 31,
+    pod_interface: None,
+};
 const NLA_F_NESTED: u16 = 0x8000;
 
 fn u16_at(bytes: &[u8], at: usize) -> usize {
@@ -69,7 +73,7 @@ fn the_structure_is_well_formed() {
         for generation in [None, Some(7)] {
             let mut batch = Batch::new();
             push_delete_table(&mut batch, family);
-            push_structure(&mut batch, family, Settings { masquerade_bit: 31 });
+            push_structure(&mut batch, family, SETTINGS);
             let count = batch.len();
             let found = messages(batch, generation);
             // NFNL_MSG_BATCH_BEGIN with the generation, NFNL_MSG_BATCH_END.

@@ -1,0 +1,266 @@
+//! Session affinity (A11): the objects that a ServicePort with affinity has besides elements.
+//!
+//! ```text
+//! map   affinity-ID        client -> endpoint, forgotten when unused for the timeout
+//! chain affinity-pick-ID   in the NAT chains: to the endpoint that is remembered, if one is
+//! chain affinity-keep-ID   behind them: remembers the endpoint, or that it was used again
+//! chain affinity-split-ID  Local only: which of the ServicePort's two groups a client belongs to
+//! ```
+//!
+//! A group is a ServicePort together with the endpoints that may be chosen: those of the cluster,
+//! or those of this node where a Local policy asks for them. All addresses of a ServicePort that
+//! choose among the same endpoints share a group. Elements lead to these chains: `Set::Sticky`
+//! (pick), `Set::RememberServices` and `Set::RememberNodeports` (keep or split).
+//!
+//! nft 1.0.6 cannot load a rule that remembers IPv6 address and port as one value, so IPv6 has a
+//! second map for ports, always written together with the first. Should both ever disagree on a
+//! client (two first connections at once, to endpoints with different ports), `clients.rs` finds
+//! that no endpoint is meant.
+
+use std::fmt;
+use std::hash::Hasher;
+
+use kplane_model::{Family, Protocol, ServiceKey};
+use siphasher::sip::SipHasher13;
+
+use super::layout::{Chain, Step};
+use super::schema::Set;
+
+/// Clients that one group remembers at most: beyond, connections are spread as without affinity.
+/// About 100 bytes of the kernel's memory each.
+pub(super) const MAX_CLIENTS: u32 = 1 << 18;
+
+/// Names a group on every node and after every restart: a hash of ServicePort and [`Scope`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AffinityId(u64);
+
+/// Which endpoints a group chooses from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Scope {
+    /// Those for policy Cluster.
+    Cluster,
+    /// Those on this node, for policy Local.
+    Local,
+}
+
+/// The parts of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Map of clients to endpoints; IPv6: to addresses.
+    Clients,
+    /// IPv6: map of clients to ports.
+    Ports,
+    Pick,
+    Keep,
+    Split,
+}
+
+/// What makes a group's rules what they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Group {
+    pub(super) id: AffinityId,
+    pub(super) protocol: Protocol,
+    /// Seconds without a new connection until a client is forgotten.
+    pub(super) timeout_s: u32,
+    pub(super) scope: Scope,
+    /// Local only: the group of clients inside the cluster, where these reach all endpoints (A16).
+    pub(super) inside: Option<AffinityId>,
+}
+
+impl fmt::Debug for AffinityId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl AffinityId {
+    pub(super) fn new(key: &ServiceKey, scope: Scope) -> Self {
+        let mut hasher = SipHasher13::new();
+        // No part contains a zero byte: names are DNS labels.
+        let parts = [
+            key.service.namespace.as_bytes(),
+            key.service.name.as_bytes(),
+            key.port_name.as_bytes(),
+            &[key.protocol.number(), scope as u8],
+        ];
+        for part in parts {
+            hasher.write(part);
+            hasher.write(&[0]);
+        }
+        Self(hasher.finish())
+    }
+
+    #[cfg(test)]
+    pub(super) const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// The name of a part in the kernel.
+    pub(super) fn name(self, part: Part) -> String {
+        format!("{}{self:?}", part.prefix())
+    }
+
+    /// The group whose part has this name.
+    pub(super) fn from_name(name: &str, part: Part) -> Option<Self> {
+        let digits = name.strip_prefix(part.prefix())?;
+        let id = u64::from_str_radix(digits, 16).ok().map(Self)?;
+        (id.name(part) == name).then_some(id)
+    }
+}
+
+impl Part {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Clients => "affinity-",
+            Self::Ports => "affinity-port-",
+            Self::Pick => "affinity-pick-",
+            Self::Keep => "affinity-keep-",
+            Self::Split => "affinity-split-",
+        }
+    }
+}
+
+impl Group {
+    /// The maps of a group.
+    pub(super) fn maps(family: Family) -> &'static [Part] {
+        match family {
+            Family::V4 => &[Part::Clients],
+            Family::V6 => &[Part::Clients, Part::Ports],
+        }
+    }
+
+    /// Comment of the rule in `affinity-keep-ID`: tells people, and us after a restart, what the
+    /// group is.
+    pub(super) fn comment(&self) -> String {
+        let (protocol, timeout_s) = (self.protocol, self.timeout_s);
+        let scope = match (self.scope, self.inside) {
+            (Scope::Cluster, _) => String::new(),
+            (Scope::Local, None) => " local".to_owned(),
+            (Scope::Local, Some(inside)) => format!(" local, inside {inside:?}"),
+        };
+        format!("{protocol} {timeout_s}s{scope}")
+    }
+
+    /// The group with this comment, if we wrote it.
+    pub(super) fn from_comment(id: AffinityId, comment: &str) -> Option<Self> {
+        let mut words = comment.split([' ', ',']).filter(|word| !word.is_empty());
+        let protocol = words.next()?;
+        let protocol = Protocol::ALL
+            .into_iter()
+            .find(|p| p.to_string() == protocol)?;
+        let timeout_s = words.next()?.strip_suffix('s')?.parse().ok()?;
+        let scope = words.next().map_or(Scope::Cluster, |_| Scope::Local);
+        let inside = words.nth(1);
+        let inside = match inside {
+            Some(digits) => Some(AffinityId(u64::from_str_radix(digits, 16).ok()?)),
+            None => None,
+        };
+        let group = Self {
+            id,
+            protocol,
+            timeout_s,
+            scope,
+            inside,
+        };
+        (group.comment() == comment).then_some(group)
+    }
+
+    /// The chains, with rules; a chain comes before those that lead to it.
+    pub(super) fn chains(&self) -> Vec<Chain> {
+        let chain = |part| Chain::new(self.id.name(part));
+        let mut chains = vec![
+            chain(Part::Pick).rule([Step::Is(self.protocol), Step::Recall(self.id)]),
+            chain(Part::Keep)
+                .rule([Step::Remember(self.id, self.timeout_s)])
+                .because(self.comment()),
+        ];
+        if self.scope == Scope::Local {
+            let split = chain(Part::Split);
+            let split = self.inside.into_iter().fold(split, |split, inside| {
+                split
+                    .rule([Step::In(Set::PodCidrs), Step::GotoKeep(inside)])
+                    .rule([Step::FromPodInterface, Step::GotoKeep(inside)])
+                    .rule([Step::FromThisNode, Step::GotoKeep(inside)])
+            });
+            chains.push(split.rule([Step::GotoKeep(self.id)]));
+        }
+        chains
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kplane_model::ServiceName;
+
+    use super::*;
+
+    fn key(name: &str, port: &str) -> ServiceKey {
+        ServiceKey {
+            service: ServiceName::new("shop", name),
+            port_name: port.into(),
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+        }
+    }
+
+    #[test]
+    fn a_group_belongs_to_one_service_port_and_scope() {
+        let ids = [
+            AffinityId::new(&key("web", ""), Scope::Cluster),
+            AffinityId::new(&key("web", ""), Scope::Local),
+            AffinityId::new(&key("web", "http"), Scope::Cluster),
+            AffinityId::new(&key("we", "bhttp"), Scope::Cluster),
+        ];
+        let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
+        assert_eq!(distinct.len(), ids.len());
+        // Found again after a restart, whatever the version of the compiler.
+        assert_eq!(ids[0].name(Part::Pick), "affinity-pick-de99dfd0f1ae1f62");
+    }
+
+    #[test]
+    fn names_and_comments_are_read_back() {
+        let [id, inside] = [AffinityId(7), AffinityId(u64::MAX)];
+        for part in [
+            Part::Clients,
+            Part::Ports,
+            Part::Pick,
+            Part::Keep,
+            Part::Split,
+        ] {
+            assert_eq!(AffinityId::from_name(&id.name(part), part), Some(id));
+        }
+        for other in [
+            "affinity-",
+            "affinity-7",
+            "affinity-+000000000000007",
+            "services",
+        ] {
+            assert_eq!(AffinityId::from_name(other, Part::Clients), None);
+        }
+        for (scope, inside) in [
+            (Scope::Cluster, None),
+            (Scope::Local, None),
+            (Scope::Local, Some(inside)),
+        ] {
+            let group = Group {
+                id,
+                protocol: Protocol::Udp,
+                timeout_s: 10_800,
+                scope,
+                inside,
+            };
+            assert_eq!(Group::from_comment(id, &group.comment()), Some(group));
+        }
+        for other in [
+            "",
+            "TCP",
+            "ICMP 1s",
+            "TCP 1",
+            "tcp 1s",
+            "TCP 1s remote",
+            "TCP 1s local,",
+        ] {
+            assert_eq!(Group::from_comment(id, other), None, "{other}");
+        }
+    }
+}
