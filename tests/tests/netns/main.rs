@@ -5,6 +5,7 @@
 //! backend does it. Test names begin with the behaviour they stand for.
 
 mod addresses;
+mod affinity;
 mod churn;
 mod limits;
 mod listing;
@@ -49,6 +50,15 @@ kplane_tests::main!(
     unserved::a8_ranges_may_overlap_and_hold_everybody,
     unserved::a9_a_node_inside_the_ranges_reaches_an_address_that_it_has_itself,
     unserved::a10_source_ranges_count_without_endpoints_too,
+    affinity::a11_a_client_stays_at_its_endpoint_at_all_addresses,
+    affinity::a11_protocols_and_clients_choose_apart,
+    affinity::a11_a_client_is_forgotten_when_its_time_is_over_and_use_prolongs_it,
+    affinity::a11_choices_survive_other_changes_and_a_restart,
+    affinity::a11_an_endpoint_that_goes_lets_its_clients_go,
+    affinity::a11_a16_a_local_policy_remembers_among_local_endpoints,
+    affinity::a11_a_node_port_and_another_services_port_of_the_same_number_are_kept_apart,
+    affinity::a11_affinity_comes_and_goes_without_a_failed_connection,
+    affinity::a11_what_is_remembered_is_printed_and_loads_again,
     spread::b10_connections_to_cluster_ips_are_spread_evenly,
     spread::b10_connections_to_node_ports_are_spread_evenly,
     spread::b10_connections_of_pods_to_local_load_balancers_are_spread_evenly,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::nftables::{Element, Key, read_elements};
+use kp_nodeagent::backend::nftables::{Data, Element, Key, read_elements};
 use kp_nodeagent::netlink::NfSocket;
 use kplane_model::{Cidr, EndpointAddr, Family, Protocol, TrafficPolicy};
 use kplane_tests::netns::NetNs;

@@ -17,7 +17,8 @@ use super::schema::TABLE;
 )]
 use super::uapi::*;
 use crate::netlink::{
-    Attributes, Batch, CommitError, Label, Messages, NetlinkError, NfSocket, Operation, Request,
+    Attribute, Attributes, Batch, CommitError, Label, Messages, NetlinkError, NfSocket, Operation,
+    Request,
 };
 
 /// Clients in one operation: 44 bytes each, far below what an attribute holds.
@@ -124,7 +125,7 @@ pub(super) fn read(
 fn entries(dump: &[u8], family: Family) -> impl Iterator<Item = (IpAddr, &[u8])> {
     let messages = Messages(dump).filter(|m| m.kind == msg::NEWSETELEM);
     let lists = messages.filter_map(|m| m.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS));
-    let entries = lists.flat_map(|list| list.children());
+    let entries = lists.flat_map(Attribute::children);
     entries.filter_map(move |entry| {
         let value = |kind| {
             let value: Attributes<'_> = entry.children().get(kind)?.children();

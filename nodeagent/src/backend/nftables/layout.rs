@@ -168,6 +168,14 @@ impl Chain {
         }
     }
 
+    /// What it is called in errors, which name constants only.
+    pub(super) fn label(&self) -> &'static str {
+        match self.name {
+            Cow::Borrowed(name) => name,
+            Cow::Owned(_) => "a chain of session affinity",
+        }
+    }
+
     fn comment(self, text: &'static str) -> Self {
         let comment = Some(text);
         Self { comment, ..self }

@@ -1,7 +1,5 @@
 //! The table as operations of a batch: table, sets, chains and rules, without elements.
 
-use std::borrow::Cow;
-
 use kplane_model::Family;
 
 use super::affinity::{Group, MAX_CLIENTS, Part};
@@ -255,7 +253,7 @@ impl Table<'_> {
     fn add_chain(&mut self, chain: &Chain) {
         let table = self.name;
         let flags = NLM_F_CREATE | NLM_F_EXCL;
-        let object = ("add chain", label(&chain.name));
+        let object = ("add chain", chain.label());
         self.push(object, msg::NEWCHAIN, flags, |w| {
             w.str(NFTA_CHAIN_TABLE, table);
             w.str(NFTA_CHAIN_NAME, &chain.name);
@@ -276,18 +274,18 @@ impl Table<'_> {
     fn add_rules(&mut self, chain: &Chain, settings: Settings) {
         for rule in &chain.rules {
             if settings.pod_interface.is_some() || !rule.is_about_interfaces() {
-                self.add_rule(&chain.name, rule, settings);
+                self.add_rule(chain, rule, settings);
             }
         }
     }
 
-    fn add_rule(&mut self, chain: &Cow<'static, str>, rule: &Rule, settings: Settings) {
+    fn add_rule(&mut self, chain: &Chain, rule: &Rule, settings: Settings) {
         let (table, family) = (self.name, self.family);
         let flags = NLM_F_CREATE | NLM_F_APPEND;
-        let object = ("add rule to", label(chain));
+        let object = ("add rule to", chain.label());
         self.push(object, msg::NEWRULE, flags, |w| {
             w.str(NFTA_RULE_TABLE, table);
-            w.str(NFTA_RULE_CHAIN, chain);
+            w.str(NFTA_RULE_CHAIN, &chain.name);
             w.nest(NFTA_RULE_EXPRESSIONS, |list| {
                 let mut expressions = Expressions {
                     list,
@@ -302,14 +300,6 @@ impl Table<'_> {
                 w.bytes(NFTA_RULE_USERDATA, &userdata::comment(text));
             }
         });
-    }
-}
-
-/// What an operation on this chain is called in errors.
-fn label(chain: &Cow<'static, str>) -> &'static str {
-    match chain {
-        Cow::Borrowed(name) => name,
-        Cow::Owned(_) => "a chain of session affinity",
     }
 }
 

@@ -99,6 +99,8 @@ pub(crate) fn svc(number: u16) -> Svc {
         external: TrafficPolicy::Cluster,
         ranges: Vec::new(),
         external_ips: None,
+        port: PORT,
+        affinity_timeout_s: None,
         endpoints: Vec::new(),
     }
 }
@@ -115,6 +117,8 @@ pub(crate) struct Svc {
     pub(crate) ranges: Vec<Cidr>,
     /// Instead of those of its number.
     external_ips: Option<[IpAddr; 2]>,
+    port: u16,
+    affinity_timeout_s: Option<u32>,
     pub(crate) endpoints: Vec<Ep>,
 }
 
@@ -139,6 +143,18 @@ impl Svc {
     pub(crate) fn external_ips(mut self, ips: [IpAddr; 2]) -> Self {
         self.external_ips = Some(ips);
         self.reached(At::ExternalIp)
+    }
+
+    /// With this port at its addresses instead of [`PORT`].
+    pub(crate) fn on_port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// `sessionAffinity: ClientIP` with this timeout in seconds.
+    pub(crate) fn sticky(mut self, timeout_s: u32) -> Self {
+        self.affinity_timeout_s = Some(timeout_s);
+        self
     }
 
     pub(crate) fn only(mut self, protocol: Protocol) -> Self {
@@ -178,9 +194,9 @@ impl Svc {
         };
         let external = self.external_ips.map(|ips| ips[family as usize]);
         match at {
-            At::ClusterIp => SocketAddr::new(ip([10, 96], 0), PORT),
-            At::ExternalIp => SocketAddr::new(external.unwrap_or(ip([198, 18], 1)), PORT),
-            At::LoadBalancer => SocketAddr::new(ip([198, 19], 2), PORT),
+            At::ClusterIp => SocketAddr::new(ip([10, 96], 0), self.port),
+            At::ExternalIp => SocketAddr::new(external.unwrap_or(ip([198, 18], 1)), self.port),
+            At::LoadBalancer => SocketAddr::new(ip([198, 19], 2), self.port),
             At::NodePort => SocketAddr::new(node_ip(node, family), self.node_port()),
         }
     }
@@ -236,7 +252,7 @@ impl Svc {
                 protocol,
                 family,
             },
-            port: PORT,
+            port: self.port,
             cluster_ip: ip(At::ClusterIp),
             external_ips: ips(At::ExternalIp),
             load_balancer_ips: ips(At::LoadBalancer),
@@ -246,7 +262,7 @@ impl Svc {
                 .then(|| self.node_port()),
             internal_policy: self.internal,
             external_policy: self.external,
-            affinity_timeout_s: None,
+            affinity_timeout_s: self.affinity_timeout_s,
             source_ranges: self.ranges.iter().filter(of_family).copied().collect(),
             health_check_node_port: None,
         };

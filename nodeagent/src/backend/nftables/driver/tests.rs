@@ -36,7 +36,7 @@ struct Memory {
     /// This many commits find that others changed rules of theirs.
     others: usize,
     /// Looks at the elements after each commit.
-    between: Option<fn(&BTreeMap<AffinityId, Group>, &BTreeSet<Element>)>,
+    between: Option<fn(&BTreeSet<Element>)>,
 }
 
 impl Memory {
@@ -148,7 +148,7 @@ impl Kernel for &mut Memory {
                 <= self.capacity.max(groups.first().map_or(0, Ops::weight))
         );
         if let Some(between) = self.between {
-            between(&affinity, &elements);
+            between(&elements);
         }
         self.elements = Some(elements);
         self.clients.retain(|id, _| affinity.contains_key(id));
@@ -296,6 +296,13 @@ fn operations(before: &ServicePlan, after: Option<&ServicePlan>) -> String {
         }
     }
     let mut line = format!("{:>2}", staged.len());
+    for op in staged.groups.iter().flat_map(|ops| &ops.groups) {
+        line += match op {
+            GroupOp::Make(_) => "  +group",
+            GroupOp::Rewrite(_) => "  ~group",
+            GroupOp::Drop(_) => "  -group",
+        };
+    }
     for ((adds, set), count) in counts {
         let sign = if adds { '+' } else { '-' };
         let times = if count > 1 {
@@ -352,7 +359,11 @@ fn operations_of_each_kind_of_change() {
         frontends: Vec::new(),
         ..service(1, &[])
     };
-    let cases: [(&str, &ServicePlan, Option<&ServicePlan>); 18] = [
+    let sticky = |endpoints: &[u8]| ServicePlan {
+        affinity_timeout_s: Some(10_800),
+        ..service(1, endpoints)
+    };
+    let cases: [(&str, &ServicePlan, Option<&ServicePlan>); 20] = [
         (
             "new ClusterIP Service, 2 endpoints (its ClusterIP apart)",
             &empty,
@@ -422,6 +433,16 @@ fn operations_of_each_kind_of_change() {
             Some(&restricted(&["192.0.2.0/24", "198.18.0.0/24"])),
         ),
         (
+            "session affinity on",
+            &service(1, &[1, 2]),
+            Some(&sticky(&[1, 2])),
+        ),
+        (
+            "endpoint replaced, with session affinity",
+            &sticky(&[1, 2]),
+            Some(&sticky(&[1, 3])),
+        ),
+        (
             "endpoint now lives on this node",
             &hairpin(&[]),
             Some(&hairpin(&[1])),
@@ -465,6 +486,10 @@ fn operations_of_each_kind_of_change() {
            3  +firewall-services  +firewall-sources x2
         one source range replaced
            2  -firewall-sources  +firewall-sources
+        session affinity on
+           3  +group  +sticky-services  +remember-services
+        endpoint replaced, with session affinity
+           2  -service-endpoints  +service-endpoints
         endpoint now lives on this node
            1  +hairpin
         nothing
@@ -647,7 +672,7 @@ fn drift_is_found_and_repaired() {
 /// Every place is complete in every state that packets may see, however small transactions are.
 #[test]
 fn small_transactions_leave_no_place_half_done() {
-    let whole = |_: &BTreeMap<AffinityId, Group>, elements: &BTreeSet<Element>| {
+    let whole = |elements: &BTreeSet<Element>| {
         let found: Vec<Element> = elements.iter().copied().collect();
         assert_eq!(adopt(&[], &found).strays, []);
     };
