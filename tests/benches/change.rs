@@ -10,27 +10,23 @@
     reason = "a benchmark may panic"
 )]
 
-use std::collections::BTreeMap;
+#[path = "support/workload.rs"]
+mod workload;
+
 use std::fmt::Write as _;
-use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use kp_controlplane::publish::{Cursor, Publication, Published, Store};
-use kp_nodeagent::backend::{Kind, Settings};
-use kp_nodeagent::desired::Collector;
-use kp_nodeagent::engine::Engine;
-use kp_nodeagent::plan::NodeSettings;
-use kplane_model::select::variants;
-use kplane_model::{
-    Endpoint, EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort, TrafficPolicy,
-};
+use kp_controlplane::publish::{Cursor, Store};
+use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
-use kplane_proto::v1::{self as pb, server_message};
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
-use prost::Message;
+
+use workload::{
+    DEADLINE, Workload, cluster_ip, endpoint, engine, messages, percentiles, publish, show, submit,
+};
 
 /// Changes that percentiles are taken from.
 const CHANGES: usize = 2_000;
@@ -41,8 +37,6 @@ const FILE_SERVICES: u32 = 10_000;
 /// Services in one file.
 const PER_FILE: u32 = 10;
 const STATUS: &str = "127.0.0.1:7444";
-/// Nothing here takes longer.
-const DEADLINE: Duration = Duration::from_secs(120);
 
 fn main() {
     kplane_tests::userns::enter().unwrap();
@@ -50,16 +44,37 @@ fn main() {
         .enable_all()
         .build()
         .unwrap();
+    println!("one agent, nftables, IPv4; {CHANGES} changes of one endpoint each");
     println!(
-        "one agent, nftables, IPv4, 2 endpoints a Service; {CHANGES} changes of one endpoint each\n"
+        "'companions': 5 % of the Services have a load balancer with source ranges and a node port,\n\
+         external policy Local, and session affinity\n"
     );
     println!(
-        "{:>8} {:>10} {:>10} {:>9} | {:>8} {:>8} {:>8} {:>8} | {:>6} {:>5}",
-        "services", "snapshot", "encode", "to kernel", "p50", "p90", "p99", "max", "wire", "ops"
+        "{:>8} {:>9} {:>10} | {:>10} {:>10} {:>9} | {:>8} {:>8} {:>8} {:>8} | {:>6} {:>5}",
+        "services",
+        "endpoints",
+        "kind",
+        "snapshot",
+        "encode",
+        "to kernel",
+        "p50",
+        "p90",
+        "p99",
+        "max",
+        "wire",
+        "ops"
     );
-    for services in [1_000, 10_000, 100_000] {
-        let ns = NetNs::new("bench").unwrap();
-        println!("{}", runtime.block_on(agent_alone(ns, services)));
+    let sizes = [(1_000, 2), (10_000, 2), (100_000, 2), (5_000, 50)];
+    for (services, endpoints) in sizes {
+        for companions in [false, true] {
+            let ns = NetNs::new("bench").unwrap();
+            let workload = Workload {
+                services,
+                endpoints,
+                companions,
+            };
+            println!("{}", runtime.block_on(agent_alone(ns, workload)));
+        }
     }
     println!(
         "\nkube-proxy v1.36.3, nftables, on such a machine (measured by hand once): 10,000 Services cold 9.4 s, one endpoint 3.2 s\n"
@@ -67,112 +82,26 @@ fn main() {
     files(&runtime);
 }
 
-fn endpoint(n: u32) -> Endpoint {
-    let ip = Ipv4Addr::from_bits(u32::from(Ipv4Addr::new(10, 128, 0, 0)) + n);
-    Endpoint::ready(EndpointAddr {
-        ip: IpAddr::V4(ip),
-        port: 8080,
-    })
-}
-
-fn cluster_ip(n: u32) -> Ipv4Addr {
-    Ipv4Addr::from_bits(u32::from(Ipv4Addr::new(10, 96, 0, 1)) + n)
-}
-
-fn service(n: u32, endpoints: &[Endpoint]) -> (ServiceKey, Option<Published>) {
-    let key = ServiceKey {
-        service: ServiceName::new("default", &format!("service-{n:05}")),
-        port_name: "http".into(),
-        protocol: Protocol::Tcp,
-        family: Family::V4,
-    };
-    let port = ServicePort {
-        key: key.clone(),
-        port: 80,
-        cluster_ip: cluster_ip(n).into(),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        node_port: None,
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_timeout_s: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
-    };
-    let variants = variants(&port, endpoints);
-    (
-        key,
-        Some(Published {
-            port,
-            variants,
-            local: BTreeMap::new(),
-        }),
-    )
-}
-
-fn publish(store: &Store, services: Vec<(ServiceKey, Option<Published>)>) {
-    store.publish(&Publication {
-        services,
-        nodes: Vec::new(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-    });
-}
-
-/// What the control plane would send to a node next, and its length on the wire.
-fn messages(store: &Store, cursor: &mut Cursor, snapshot: bool) -> (Vec<pb::Update>, usize) {
-    let (mut updates, mut bytes) = (Vec::new(), 0);
-    loop {
-        let piece = store.collect("bench", cursor);
-        let last = piece.end.is_some();
-        let update = pb::Update {
-            objects: piece.objects,
-            deleted: piece.deleted.iter().map(Into::into).collect(),
-            snapshot: snapshot && updates.is_empty(),
-            end: piece.end.map(|end| pb::UpdateEnd {
-                revision: end.revision,
-                digest: end.digest.to_bytes().to_vec(),
-                changed_at_ms: 1_800_000_000_000,
-            }),
-        };
-        let message = pb::ServerMessage {
-            kind: Some(server_message::Kind::Update(update.clone())),
-        };
-        // gRPC puts five bytes in front of each.
-        bytes += message.encoded_len() + 5;
-        updates.push(update);
-        if last {
-            return (updates, bytes);
-        }
-    }
-}
-
 /// One line of the table.
-async fn agent_alone(ns: NetNs, services: u32) -> String {
+async fn agent_alone(ns: NetNs, workload: Workload) -> String {
+    let services = workload.services;
     let store = Store::new(1);
     store.ensure_node(&"bench".into());
-    let all = (0..services)
-        .map(|n| service(n, &[endpoint(2 * n), endpoint(2 * n + 1)]))
-        .collect();
+    let all = (0..services).map(|n| workload.service(n, None)).collect();
     let started = Instant::now();
     publish(&store, all);
     let encode = started.elapsed();
     let mut cursor = Cursor::at(0);
     let (snapshot, bytes) = messages(&store, &mut cursor, true);
-    let open = move || {
-        // The engine's thread lives in the namespace until it ends.
-        std::mem::forget(ns.enter().unwrap());
-        Kind::Nftables.open(&Settings::default())
-    };
-    let engine = Engine::spawn(open, NodeSettings::default()).await.unwrap();
+    let engine = engine(ns).await;
     let cold = submit(&engine, snapshot).await.total;
     let mut took = Vec::with_capacity(CHANGES);
     let (mut wire, mut operations) = (0, 0);
     for change in 0..u32::try_from(CHANGES).unwrap() {
         // All over the place, a fresh address each time.
         let n = change.wrapping_mul(7_919) % services;
-        let fresh = endpoint(1_000_000 + change);
-        publish(&store, vec![service(n, &[endpoint(2 * n), fresh])]);
+        let fresh = endpoint(2_000_000 + change);
+        publish(&store, vec![workload.service(n, Some(fresh))]);
         let (update, bytes) = messages(&store, &mut cursor, false);
         let sync = submit(&engine, update).await;
         wire = wire.max(bytes);
@@ -181,48 +110,18 @@ async fn agent_alone(ns: NetNs, services: u32) -> String {
     }
     took.sort();
     format!(
-        "{services:>8} {:>7} kB {:>10} {:>9} | {} | {wire:>4} B {operations:>5}",
+        "{services:>8} {:>9} {:>10} | {:>7} kB {:>10} {:>9} | {} | {wire:>4} B {operations:>5}",
+        workload.endpoints,
+        if workload.companions {
+            "companions"
+        } else {
+            "plain"
+        },
         bytes / 1000,
         show(encode),
         show(cold),
         percentiles(&took)
     )
-}
-
-fn percentiles(sorted: &[Duration]) -> String {
-    let at = |percent: usize| show(sorted[(sorted.len() - 1) * percent / 100]);
-    format!("{:>8} {:>8} {:>8} {:>8}", at(50), at(90), at(99), at(100))
-}
-
-fn show(took: Duration) -> String {
-    let us = took.as_secs_f64() * 1e6;
-    match us {
-        ..1_000.0 => format!("{us:.0} us"),
-        ..100_000.0 => format!("{:.1} ms", us / 1e3),
-        _ => format!("{:.0} ms", us / 1e3),
-    }
-}
-
-/// Hands an update over and waits for the report that the kernel holds it.
-async fn submit(engine: &Engine, pieces: Vec<pb::Update>) -> kp_nodeagent::report::Sync {
-    let mut reports = engine.reports();
-    let mut collector = Collector::new(1);
-    let mut update = None;
-    for piece in pieces {
-        update = collector.push(piece).unwrap();
-    }
-    let update = update.expect("the last piece ends the update");
-    let revision = update.position.revision;
-    engine.submit(update).await.unwrap().unwrap();
-    let applied = reports.wait_for(|r| r.applied.is_some_and(|p| p.revision >= revision));
-    let report = tokio::time::timeout(DEADLINE, applied)
-        .await
-        .unwrap()
-        .unwrap();
-    report
-        .last_sync
-        .clone()
-        .expect("an applied update has its times")
 }
 
 /// Both programs, as a user starts them, on a folder of files.

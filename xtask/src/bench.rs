@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 pub(crate) fn run() -> Result<()> {
     let programs = ["kp-controlplane", "kp-nodeagent"].map(|name| ["--package", name]);
     cargo(&[&["build", "--release"][..], &programs.concat()].concat())?;
-    cargo(&["bench", "--package", "kplane-tests", "--bench", "change"])
+    cargo(&["bench", "--package", "kplane-tests", "--benches"])
 }
 
 fn cargo(args: &[&str]) -> Result<()> {

@@ -30,7 +30,7 @@ use super::schema::Set;
 /// About 100 bytes of the kernel's memory each.
 pub(super) const MAX_CLIENTS: u32 = 1 << 18;
 
-/// Names a group on every node and after every restart: a hash of ServicePort and [`Scope`].
+/// Names a group on every node and after every restart: a hash of ServicePort and scope.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AffinityId(u64);
 
