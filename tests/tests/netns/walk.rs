@@ -207,7 +207,7 @@ impl Walk {
             true => TrafficPolicy::Cluster,
             false => TrafficPolicy::Local,
         };
-        match self.rng.random_range(0..12) {
+        match self.rng.random_range(0..13) {
             0 => service.external = policy(&mut self.rng),
             1 => service.internal = policy(&mut self.rng),
             2 => {
@@ -229,6 +229,12 @@ impl Walk {
                 if !service.endpoints.is_empty() {
                     let index = self.rng.random_range(0..service.endpoints.len());
                     service.endpoints.swap_remove(index);
+                }
+            }
+            10 => {
+                service.affinity_timeout_s = match self.rng.random_range(0..3_u32) {
+                    0 => None,
+                    seconds => Some(seconds),
                 }
             }
             _ => {

@@ -118,7 +118,7 @@ pub(crate) struct Svc {
     /// Instead of those of its number.
     external_ips: Option<[IpAddr; 2]>,
     port: u16,
-    affinity_timeout_s: Option<u32>,
+    pub(crate) affinity_timeout_s: Option<u32>,
     pub(crate) endpoints: Vec<Ep>,
 }
 
