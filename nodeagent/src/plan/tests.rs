@@ -43,6 +43,7 @@ fn program() -> ServiceProgram {
         },
         endpoints: vec![endpoint(1), endpoint(2)],
         has_any: true,
+        serving_others: Vec::new(),
     }
 }
 

@@ -212,9 +212,11 @@ impl Svc {
                 key: key.clone(),
                 endpoints,
             });
+            let endpoints = variants.resolve(&node.name, None);
             let program = ServiceProgram {
-                endpoints: variants.resolve(&node.name, None).to_vec(),
+                endpoints: endpoints.to_vec(),
                 has_any: variants.has_any,
+                serving_others: variants.serving_others(endpoints, 1),
                 port,
             };
             (key, Some(plan_service(&program, local.as_ref(), node)))
