@@ -72,7 +72,7 @@ pub struct Flow {
     /// `IPS_*`.
     status: u32,
     /// Tells the entry from a later one with the same tuple.
-    id: Option<u32>,
+    pub id: Option<u32>,
     /// The zone of both directions, if it is not the default one.
     zone: Option<u16>,
     /// The zone of the original direction only.
@@ -204,8 +204,8 @@ impl Selection {
     }
 }
 
-/// A question with a filter that no kernel has: one that filters at all refuses with `EOPNOTSUPP`,
-/// others list everything.
+/// A question with a filter that no kernel has: one that filters at all refuses with `EOPNOTSUPP` or
+/// `EINVAL`, others list everything.
 #[must_use]
 pub fn probe_filter(family: Family) -> Request {
     probe(

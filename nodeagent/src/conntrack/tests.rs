@@ -1,0 +1,1 @@
+//! What a commit makes worth looking at, which flows are stale, and when to look.
