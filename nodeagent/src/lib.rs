@@ -18,3 +18,4 @@ pub mod netlink;
 pub mod plan;
 pub mod report;
 pub mod sync;
+pub mod sysctl;

@@ -14,7 +14,7 @@ use crate::plan::FrontendAddr;
 
 /// Above so many questions one list of all UDP flows is cheaper: the kernel walks its whole table
 /// for each of them, but hands over what is asked for only.
-const MAX_QUESTIONS: usize = 8;
+pub(super) const MAX_QUESTIONS: usize = 8;
 
 /// Flows that are remembered for deletion at once, some 150 bytes each.
 const MAX_STALE: usize = 1 << 16;
@@ -43,7 +43,7 @@ pub(super) enum ExamineError {
 
 /// What the kernel can filter by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Filter {
+pub(super) enum Filter {
     /// Before 5.8: nothing.
     Nothing,
     /// Destinations only.
@@ -139,7 +139,7 @@ fn clear(
 }
 
 /// What to ask the kernel for.
-fn selections(work: &Work, filter: Filter) -> Vec<Selection> {
+pub(super) fn selections(work: &Work, filter: Filter) -> Vec<Selection> {
     let questions = work.places.len() + work.retired.len();
     let can = match filter {
         Filter::Nothing => false,

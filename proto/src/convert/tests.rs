@@ -243,3 +243,12 @@ fn one_service_fits_the_change_budget() {
     let len = update.encoded_len() + grpc_prefix;
     assert!(len <= 128, "{len}");
 }
+
+/// A control plane from before the field sends none, and an agent from before it skips it.
+#[test]
+fn what_serves_besides_is_optional() {
+    let program = ServiceProgram::try_from(service()).unwrap();
+    assert!(program.serving_others.is_empty());
+    let len = pb::ServiceProgram::from(&program).encoded_len();
+    assert_eq!(len, service().encoded_len(), "nothing costs nothing");
+}

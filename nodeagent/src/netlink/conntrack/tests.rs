@@ -36,20 +36,35 @@ fn entry(flow: Flow, extra: impl FnOnce(&mut AttributeWriter<'_>)) -> Vec<u8> {
 }
 
 fn flow(client: &str, to: &str, server: &str) -> Flow {
-    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
-    Flow {
-        original: Tuple {
-            source: at(client),
-            destination: at(to),
-        },
-        reply: Tuple {
-            source: at(server),
-            destination: at(client),
-        },
-        status: IPS_DST_NAT,
-        id: Some(0x0102_0304),
-        zone: None,
-        original_zone: None,
+    Flow::sample(client, to, server)
+}
+
+impl Flow {
+    /// A flow in the default zone, translated if the server is not where it was sent to.
+    pub(crate) fn sample(client: &str, to: &str, server: &str) -> Self {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        Self {
+            original: Tuple {
+                source: at(client),
+                destination: at(to),
+            },
+            reply: Tuple {
+                source: at(server),
+                destination: at(client),
+            },
+            status: if to == server { 0 } else { IPS_DST_NAT },
+            id: Some(0x0102_0304),
+            zone: None,
+            original_zone: None,
+        }
+    }
+
+    /// The same in a zone.
+    pub(crate) fn in_zone(self, zone: u16) -> Self {
+        Self {
+            zone: Some(zone),
+            ..self
+        }
     }
 }
 
