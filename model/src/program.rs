@@ -49,6 +49,9 @@ pub struct ServiceProgram {
     pub endpoints: Vec<EndpointAddr>,
     /// Some usable endpoint exists somewhere: decides drop against reject (A18, B6).
     pub has_any: bool,
+    /// Endpoints that serve but are not in `endpoints`: established UDP flows to them go on (F2).
+    /// Sorted and unique; empty unless the protocol is UDP.
+    pub serving_others: Vec<EndpointAddr>,
 }
 
 /// An endpoint that lives on the node the overlay is for.

@@ -8,7 +8,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::net::EndpointAddr;
+use crate::net::{EndpointAddr, Protocol};
 use crate::node::{NodeName, ZoneName};
 use crate::program::LocalEndpoint;
 use crate::service::{Endpoint, ServicePort};
@@ -49,7 +49,15 @@ pub struct Variants {
     pub by_node: BTreeMap<NodeName, Vec<EndpointAddr>>,
     /// Some endpoint is usable somewhere (B6).
     pub has_any: bool,
+    /// All endpoints that serve or may be selected: UDP flows to them go on (F2). Empty unless the
+    /// protocol is UDP.
+    pub serving: Vec<EndpointAddr>,
 }
+
+/// Most endpoints in the lists of [`Variants::serving_others`] of one ServicePort and one kind of
+/// variant together: 250 nodes with one endpoint each, or 400 kB of packed IPv4 addresses. Above it
+/// a change of one endpoint would cost more than the flows that the lists protect are worth.
+const MAX_SERVING_OTHERS: usize = 1 << 16;
 
 impl Variants {
     /// What a node gets: its own variant, else its zone's, else the default.
@@ -60,15 +68,31 @@ impl Variants {
             .or_else(|| self.by_zone.get(zone?))
             .unwrap_or(&self.default)
     }
+
+    /// The endpoints that serve besides those of one variant, `siblings` of which are of its kind
+    /// (F2). None when all siblings together had to name more than [`MAX_SERVING_OTHERS`]: a Service
+    /// with same-node hints and endpoints on thousands of nodes.
+    #[must_use]
+    pub fn serving_others(&self, variant: &[EndpointAddr], siblings: usize) -> Vec<EndpointAddr> {
+        if self.serving.len().saturating_mul(siblings) > MAX_SERVING_OTHERS {
+            return Vec::new();
+        }
+        let serving = self.serving.iter().copied();
+        serving
+            .filter(|addr| variant.binary_search(addr).is_err())
+            .collect()
+    }
 }
 
 /// Selects cluster endpoints for all nodes at once (B2, B3, B4). `endpoints` come from [`merge`].
 #[must_use]
 pub fn variants(port: &ServicePort, endpoints: &[Endpoint]) -> Variants {
     let has_any = endpoints.iter().any(Endpoint::is_usable);
+    let serving = serving(port, endpoints);
     if !port.uses_cluster_endpoints() {
         return Variants {
             has_any,
+            serving,
             ..Variants::default()
         };
     }
@@ -78,6 +102,7 @@ pub fn variants(port: &ServicePort, endpoints: &[Endpoint]) -> Variants {
         return Variants {
             default: addrs(draining),
             has_any,
+            serving,
             ..Variants::default()
         };
     }
@@ -90,6 +115,16 @@ pub fn variants(port: &ServicePort, endpoints: &[Endpoint]) -> Variants {
         by_zone,
         by_node,
         has_any,
+        serving,
+    }
+}
+
+/// The endpoints to which UDP flows may go on (F2). One that is ready but does not say that it
+/// serves is selected, so its flows are not cut either.
+fn serving(port: &ServicePort, endpoints: &[Endpoint]) -> Vec<EndpointAddr> {
+    match port.key.protocol {
+        Protocol::Udp => addrs(endpoints.iter().filter(|e| e.serving || e.is_usable())),
+        Protocol::Tcp | Protocol::Sctp => Vec::new(),
     }
 }
 

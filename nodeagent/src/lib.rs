@@ -10,6 +10,7 @@
 pub mod app;
 pub mod backend;
 pub mod config;
+pub mod conntrack;
 pub mod desired;
 pub mod engine;
 pub mod healthz;
@@ -17,3 +18,4 @@ pub mod netlink;
 pub mod plan;
 pub mod report;
 pub mod sync;
+pub mod sysctl;

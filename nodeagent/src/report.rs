@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 use kplane_proto::v1 as pb;
 
+use crate::conntrack::ConntrackTotals;
 use crate::desired::{Counts, Position, Reject, Resume};
 
 /// Failures that a report names: with names of 200 and reasons of 300 bytes it stays below the
@@ -43,6 +44,9 @@ pub struct Report {
     pub syncs_failed: u64,
     /// What the control plane knows of the node; `None` before the first complete snapshot.
     pub node: Option<NodeState>,
+    /// Stale conntrack entries that were deleted, IPv4 first. Kept up to date in the latest report
+    /// without waking anybody for it.
+    pub conntrack: [ConntrackTotals; 2],
 }
 
 /// What matters of the node for its health.

@@ -19,16 +19,17 @@ pub(super) struct Encoded {
 impl Encoded {
     pub(super) fn new(published: &Published) -> Self {
         let variants = &published.variants;
-        let program = |endpoints: &Vec<_>| {
+        let program = |endpoints: &Vec<_>, siblings| {
             encode(&DesiredObject::Service(ServiceProgram {
                 port: published.port.clone(),
                 endpoints: endpoints.clone(),
                 has_any: variants.has_any,
+                serving_others: variants.serving_others(endpoints, siblings),
             }))
         };
         let programs = |by: &BTreeMap<NodeName, Vec<_>>| {
             by.iter()
-                .map(|(name, endpoints)| (name.clone(), program(endpoints)))
+                .map(|(name, endpoints)| (name.clone(), program(endpoints, by.len())))
                 .collect()
         };
         let local = published.local.iter().map(|(node, endpoints)| {
@@ -39,7 +40,7 @@ impl Encoded {
             (node.clone(), encode(&DesiredObject::Local(local)))
         });
         Self {
-            default: program(&variants.default),
+            default: program(&variants.default, 1),
             by_zone: programs(&variants.by_zone),
             by_node: programs(&variants.by_node),
             local: local.collect(),

@@ -143,10 +143,12 @@ impl World {
         let zone = self.nodes.get(name).and_then(|n| n.zone.as_deref());
         let mut objects: Vec<DesiredObject> = Vec::new();
         for published in self.services.values() {
+            let endpoints = published.variants.resolve(name, zone);
             objects.push(DesiredObject::Service(ServiceProgram {
                 port: published.port.clone(),
-                endpoints: published.variants.resolve(name, zone).to_vec(),
+                endpoints: endpoints.to_vec(),
                 has_any: published.variants.has_any,
+                serving_others: published.variants.serving_others(endpoints, 1),
             }));
             if let Some(endpoints) = published.local.get(name) {
                 objects.push(DesiredObject::Local(LocalEndpoints {

@@ -356,3 +356,58 @@ proptest! {
         }
     }
 }
+
+fn udp() -> ServicePort {
+    let mut port = port(Cluster, Cluster);
+    port.key.protocol = Protocol::Udp;
+    port
+}
+
+#[test]
+fn f2_whatever_serves_is_known_of_udp() {
+    let mut stopped = draining(ep(4, "a"));
+    stopped.serving = false;
+    // Ready and not serving is contradictory; new flows go there all the same.
+    let mut contradictory = ep(5, "a");
+    contradictory.serving = false;
+    let endpoints = [
+        ep(1, "a"),
+        draining(ep(2, "b")),
+        unready(ep(3, "b")),
+        stopped,
+        contradictory,
+    ];
+    let all = variants(&udp(), &endpoints);
+    assert_eq!(last_octets(&all.serving), [1, 2, 3, 5]);
+    assert_eq!(last_octets(&all.default), [1, 5]);
+    let others = all.serving_others(&all.default, 1);
+    assert_eq!(last_octets(&others), [2, 3]);
+    let mut local_only = udp();
+    (local_only.internal_policy, local_only.node_port) = (Local, None);
+    let all = variants(&local_only, &endpoints);
+    assert!(all.default.is_empty());
+    assert_eq!(last_octets(&all.serving_others(&[], 1)), [1, 2, 3, 5]);
+    let nothing_ready = variants(&udp(), &endpoints[1..4]);
+    let others = nothing_ready.serving_others(&nothing_ready.default, 1);
+    assert_eq!(last_octets(&others), [3]);
+}
+
+#[test]
+fn f2_other_zones_serve_too() {
+    let endpoints = [zones(ep(1, "a"), &["x"]), zones(ep(2, "b"), &["y"])];
+    let all = variants(&udp(), &endpoints);
+    let selected = all.resolve("a", Some("x"));
+    assert_eq!(last_octets(selected), [1]);
+    assert_eq!(last_octets(&all.serving_others(selected, 2)), [2]);
+}
+
+/// Of TCP nothing has to be known, and of a list for each of thousands of nodes neither.
+#[test]
+fn f2_lists_of_others_are_bounded() {
+    let endpoints: Vec<_> = (0..=255).map(|n| draining(ep(n, "a"))).collect();
+    let tcp = variants(&port(Cluster, Cluster), &endpoints);
+    assert!(tcp.serving.is_empty());
+    let all = variants(&udp(), &endpoints);
+    assert_eq!(all.serving_others(&[], 256).len(), 256);
+    assert!(all.serving_others(&[], 257).is_empty());
+}

@@ -105,6 +105,12 @@ pub trait Backend: Send {
     /// [`ApplyError`] when it cannot be read.
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError>;
 
+    /// Whether the kernel remembers its decisions in conntrack entries, so that entries of UDP flows
+    /// go stale when the data path changes (section f) and the engine has to delete them.
+    fn leaves_conntrack_entries(&self) -> bool {
+        false
+    }
+
     /// Removes everything of ours from the data path. Safe to call twice.
     ///
     /// # Errors

@@ -43,6 +43,7 @@ fn service(key: ServiceKey, cluster_ip: IpAddr, endpoints: &[&str]) -> DesiredOb
     let endpoints: Vec<_> = endpoints.iter().map(|text| addr(text)).collect();
     DesiredObject::Service(ServiceProgram {
         has_any: !endpoints.is_empty(),
+        serving_others: Vec::new(),
         endpoints,
         port: ServicePort {
             key,

@@ -6,6 +6,7 @@ use kplane_model::Family;
 
 use super::pipeline::{Context, Outcome, Pipeline};
 use crate::backend::{Applied, Backend};
+use crate::conntrack::Cleaner;
 use crate::desired::{Counts, Desired, Position, Refusal, Touched, Update, now_ms};
 use crate::plan::NodeSettings;
 use crate::report::{Failure, NodeState, Report, Sync, micros};
@@ -46,6 +47,8 @@ struct Origin {
 pub(super) struct Core {
     desired: Desired,
     backend: Box<dyn Backend>,
+    /// Deletes the entries that the backend's changes make stale.
+    conntrack: Option<Cleaner>,
     settings: NodeSettings,
     families: [Pipeline; 2],
     /// Of the oldest update that the kernel does not hold in full.
@@ -61,6 +64,7 @@ impl Core {
         Self {
             desired: Desired::default(),
             backend,
+            conntrack: None,
             settings,
             families: Family::ALL.map(Pipeline::new),
             behind: None,
@@ -69,6 +73,12 @@ impl Core {
             syncs_failed: 0,
             unknown_kinds: 0,
         }
+    }
+
+    /// With somebody who deletes stale conntrack entries.
+    pub(super) fn with_conntrack(mut self, cleaner: Option<Cleaner>) -> Self {
+        self.conntrack = cleaner;
+        self
     }
 
     pub(super) fn backend(&self) -> &'static str {
@@ -116,6 +126,7 @@ impl Core {
                 desired: &self.desired,
                 settings: &self.settings,
                 backend: &mut *self.backend,
+                conntrack: self.conntrack.as_ref(),
             };
             match pipeline.sync(&work.touched, position, &mut context, now) {
                 Outcome::Applied(applied) => add(&mut sum, &applied),
@@ -209,6 +220,11 @@ impl Core {
             syncs_ok: self.syncs_ok,
             syncs_failed: self.syncs_failed,
             node: self.desired.node().map(NodeState::from),
+            conntrack: self
+                .conntrack
+                .as_ref()
+                .map(Cleaner::totals)
+                .unwrap_or_default(),
         }
     }
 

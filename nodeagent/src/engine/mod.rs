@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::core::{Core, Now};
 use crate::backend::{Backend, OpenError};
+use crate::conntrack::Cleaner;
 use crate::desired::{Refusal, Update};
 use crate::plan::NodeSettings;
 use crate::report::Report;
@@ -58,8 +59,14 @@ impl Engine {
         let (publish, reports) = watch::channel(Report::default());
         let (opened, answer) = oneshot::channel();
         let thread = move || {
-            let (core, runtime) = match open().and_then(|b| Ok((b, runtime()?))) {
-                Ok((backend, runtime)) => (Core::new(backend, settings), runtime),
+            let parts = || {
+                let backend = open()?;
+                let cleaner = cleaner(&*backend, &publish)?;
+                let core = Core::new(backend, settings).with_conntrack(cleaner);
+                Ok((core, runtime()?))
+            };
+            let (core, runtime) = match parts() {
+                Ok(parts) => parts,
                 Err(error) => {
                     let _ = opened.send(Err(error));
                     return;
@@ -146,6 +153,27 @@ fn cannot_start(reason: &str) -> OpenError {
         backend: "engine",
         reason: format!("cannot start: {reason}"),
     }
+}
+
+/// Starts whoever deletes conntrack entries that this backend makes stale, in its namespace.
+fn cleaner(
+    backend: &dyn Backend,
+    publish: &watch::Sender<Report>,
+) -> Result<Option<Cleaner>, OpenError> {
+    if !backend.leaves_conntrack_entries() {
+        return Ok(None);
+    }
+    let publish = publish.clone();
+    let cleaner = Cleaner::start(move |totals| {
+        publish.send_if_modified(|report| {
+            report.conntrack = totals.clone();
+            // News for metrics, none for the control plane.
+            false
+        });
+    });
+    cleaner
+        .map(Some)
+        .map_err(|error| cannot_start(&error.to_string()))
 }
 
 /// Timers for the engine's thread.

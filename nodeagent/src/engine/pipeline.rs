@@ -14,6 +14,7 @@ use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 use super::backoff::Backoff;
 use super::core::Now;
 use crate::backend::{self, Applied, ApplyError, Backend, Change, Verification};
+use crate::conntrack::Cleaner;
 use crate::desired::{Desired, Position, Touched, View};
 use crate::plan::{NodePlan, NodeSettings, ServicePlan, plan_service};
 use crate::report::{Failure, FamilyReport, Standing, chain};
@@ -32,6 +33,7 @@ pub(super) struct Context<'a> {
     pub(super) desired: &'a Desired,
     pub(super) settings: &'a NodeSettings,
     pub(super) backend: &'a mut dyn Backend,
+    pub(super) conntrack: Option<&'a Cleaner>,
 }
 
 /// What became of one step.
@@ -114,6 +116,9 @@ impl Pipeline {
         match context.backend.apply(change) {
             Ok(mut applied) => {
                 applied.plan += plan_time;
+                if let Some(conntrack) = context.conntrack {
+                    conntrack.committed(&change, &applied.failures);
+                }
                 self.settle(
                     touched,
                     everything,

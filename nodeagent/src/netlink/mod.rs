@@ -8,6 +8,7 @@
 
 mod attribute;
 mod batch;
+pub mod conntrack;
 mod error;
 mod message;
 mod socket;

@@ -10,7 +10,8 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use super::batch::SealedBatch;
 use super::error::{CommitError, NetlinkError, Rejection};
 use super::message::{
-    self, Acknowledgement, Message, Messages, NLM_F_DUMP, NLM_F_DUMP_INTR, NLMSG_DONE, Request,
+    self, Acknowledgement, Message, Messages, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLMSG_DONE,
+    Request,
 };
 
 /// Requested send buffer; the kernel doubles it and refuses longer batches. It is a limit, no
@@ -27,6 +28,10 @@ const DATAGRAM_BYTES: usize = 64 << 10;
 const ANSWER_TIMEOUT_S: i64 = 5;
 /// How often a dump is begun again when the rules changed meanwhile.
 const DUMP_ATTEMPTS: u32 = 10;
+
+/// Requests in one datagram: should all of them be refused, the answers fit into the smallest
+/// receive buffer that a kernel gives (some 200 KiB, about 1 KiB each).
+const REQUESTS_AT_ONCE: usize = 64;
 
 /// `NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETGEN` (linux/netfilter/nf_tables.h).
 const GETGEN: u16 = 10 << 8 | 16;
@@ -119,21 +124,45 @@ impl NfSocket {
     /// [`NetlinkError`]; `ENOENT` when the table or set to look in is not there.
     pub fn dump(&mut self, mut request: Request) -> Result<Vec<u8>, NetlinkError> {
         for _ in 0..DUMP_ATTEMPTS {
-            if let Some(messages) = self.dump_once(&mut request)? {
+            let mut messages = Vec::new();
+            if self.dump_once(&mut request, |datagram| {
+                messages.extend_from_slice(datagram)
+            })? {
                 return Ok(messages);
             }
         }
-        Err(NetlinkError::KeepsChanging {
-            what: request.what,
-            attempts: DUMP_ATTEMPTS,
-        })
+        Err(keeps_changing(&request))
     }
 
-    /// One dump, or `None` when the rules changed meanwhile.
-    fn dump_once(&mut self, request: &mut Request) -> Result<Option<Vec<u8>>, NetlinkError> {
+    /// Asks for all objects of a kind and hands each message over as it comes, so that a list of
+    /// any length takes no memory. Begins again, a bounded number of times, when the kernel says
+    /// that the list changed under way: messages may come more than once.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; what was handed over before it is part of the list.
+    pub fn dump_each(
+        &mut self,
+        mut request: Request,
+        mut each: impl FnMut(Message<'_>),
+    ) -> Result<(), NetlinkError> {
+        for _ in 0..DUMP_ATTEMPTS {
+            if self.dump_once(&mut request, |datagram| {
+                Messages(datagram).for_each(&mut each)
+            })? {
+                return Ok(());
+            }
+        }
+        Err(keeps_changing(&request))
+    }
+
+    /// One dump; `false` when the rules changed meanwhile.
+    fn dump_once(
+        &mut self,
+        request: &mut Request,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<bool, NetlinkError> {
         let what = request.what;
         let sequence = self.ask(request, NLM_F_DUMP)?;
-        let mut messages = Vec::new();
         let mut changed = false;
         loop {
             self.receive(MsgFlags::empty())
@@ -142,10 +171,62 @@ impl NfSocket {
                 changed |= message.flags & NLM_F_DUMP_INTR != 0;
                 refusal(what, message)?;
                 if message.kind == NLMSG_DONE {
-                    return Ok((!changed).then_some(messages));
+                    return Ok(!changed);
                 }
             }
-            messages.extend_from_slice(&self.datagram);
+            each(&self.datagram);
+        }
+    }
+
+    /// Sends requests that the kernel takes one by one, and returns how many it refused with
+    /// `ENOENT`: what they are about is gone already.
+    ///
+    /// # Errors
+    /// The first other refusal; all other requests of its lot were tried, later ones were not.
+    pub fn request_all(&mut self, requests: &[Request]) -> Result<usize, NetlinkError> {
+        let mut missing = 0;
+        for lot in requests.chunks(REQUESTS_AT_ONCE) {
+            missing += self.request_lot(lot)?;
+        }
+        Ok(missing)
+    }
+
+    fn request_lot(&mut self, lot: &[Request]) -> Result<usize, NetlinkError> {
+        let Some(what) = lot.first().map(|request| request.what) else {
+            return Ok(0);
+        };
+        let first = self.sequence;
+        let mut bytes = Vec::with_capacity(lot.iter().map(|r| r.bytes.len()).sum());
+        let mut last_start = 0;
+        for request in lot {
+            last_start = bytes.len();
+            bytes.extend_from_slice(&request.bytes);
+            message::set_sequence(&mut bytes, last_start, self.sequence);
+            self.sequence = self.sequence.wrapping_add(1);
+        }
+        // One acknowledgement; refusals of others come all the same, and before it.
+        message::add_flags(&mut bytes, last_start, NLM_F_ACK);
+        let socket = |errno| NetlinkError::Socket { what, errno };
+        self.socket
+            .send(&bytes, 0)
+            .map_err(|error| socket(errno_of(&error)))?;
+        let (mut missing, mut refused) = (0, None);
+        loop {
+            self.receive(MsgFlags::empty()).map_err(socket)?;
+            for message in Messages(&self.datagram) {
+                let index = message.sequence.wrapping_sub(first) as usize;
+                let Some(answer) = message.acknowledgement().filter(|_| index < lot.len()) else {
+                    continue;
+                };
+                match answer.errno {
+                    Some(Errno::ENOENT) => missing += 1,
+                    Some(_) if refused.is_none() => refused = refusal(what, message).err(),
+                    _ => {}
+                }
+                if index + 1 == lot.len() {
+                    return refused.map_or(Ok(missing), Err);
+                }
+            }
         }
     }
 
@@ -260,6 +341,13 @@ impl NfSocket {
                 Err(error) => return Err(errno_of(&error)),
             }
         }
+    }
+}
+
+fn keeps_changing(request: &Request) -> NetlinkError {
+    NetlinkError::KeepsChanging {
+        what: request.what,
+        attempts: DUMP_ATTEMPTS,
     }
 }
 

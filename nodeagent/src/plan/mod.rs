@@ -97,4 +97,7 @@ pub struct ServicePlan {
     pub local: Vec<EndpointAddr>,
     /// Session affinity: idle timeout in seconds (A11).
     pub affinity_timeout_s: Option<u32>,
+    /// Endpoints to which established flows may go on, whatever the policies (F2): selected,
+    /// elsewhere, or shut down and still serving. Sorted, unique; empty unless the protocol is UDP.
+    pub serving: Vec<EndpointAddr>,
 }

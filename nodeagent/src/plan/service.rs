@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use kplane_model::{
-    Cidr, EndpointAddr, LocalEndpoints, NodeFacts, ServicePort, ServiceProgram, TrafficPolicy,
+    Cidr, EndpointAddr, LocalEndpoints, NodeFacts, Protocol, ServicePort, ServiceProgram,
+    TrafficPolicy,
 };
 
 use super::{Frontend, FrontendAddr, ServicePlan, Unserved};
@@ -48,7 +49,19 @@ pub fn plan_service(
             .map(|l| l.endpoints.iter().map(|e| e.addr).collect())
             .unwrap_or_default(),
         affinity_timeout_s: port.affinity_timeout_s,
+        serving: serving(program, local),
     }
+}
+
+/// The endpoints whose UDP flows go on (F2).
+fn serving(program: &ServiceProgram, local: Option<&LocalEndpoints>) -> Vec<EndpointAddr> {
+    if program.port.key.protocol != Protocol::Udp {
+        return Vec::new();
+    }
+    let local = local.into_iter().flat_map(|l| &l.endpoints).map(|e| e.addr);
+    let shared = program.endpoints.iter().chain(&program.serving_others);
+    let all: BTreeSet<EndpointAddr> = shared.copied().chain(local).collect();
+    all.into_iter().collect()
 }
 
 fn address(port: &ServicePort, ip: IpAddr) -> FrontendAddr {

@@ -43,6 +43,7 @@ fn program() -> ServiceProgram {
         },
         endpoints: vec![endpoint(1), endpoint(2)],
         has_any: true,
+        serving_others: Vec::new(),
     }
 }
 
@@ -210,4 +211,25 @@ fn a21_node_ports_are_served_on_the_nodes_own_address_unless_told_otherwise() {
         ips(&settings, &node()),
         cidrs(&["10.0.0.0/8", "192.168.0.0/16"])
     );
+}
+
+#[test]
+fn f2_udp_flows_go_on_to_whatever_serves() {
+    let mut program = program();
+    program.serving_others = vec![endpoint(3)];
+    let local = local(&program, &[(1, true), (4, false)]);
+    assert!(
+        plan_service(&program, Some(&local), &node())
+            .serving
+            .is_empty()
+    );
+    program.port.key.protocol = Protocol::Udp;
+    for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
+        (program.port.internal_policy, program.port.external_policy) = (policy, policy);
+        let plan = plan_service(&program, Some(&local), &node());
+        assert_eq!(plan.serving, [1, 2, 3, 4].map(endpoint));
+    }
+    program.serving_others.clear();
+    let plan = plan_service(&program, None, &node());
+    assert_eq!(plan.serving, [1, 2].map(endpoint), "an old control plane");
 }

@@ -190,6 +190,7 @@ impl From<&ServiceProgram> for pb::ServiceProgram {
             health_check_node_port: port.health_check_node_port.unwrap_or(0).into(),
             endpoints: pack_endpoints(program.endpoints.iter().copied()),
             has_any: program.has_any,
+            serving_others: pack_endpoints(program.serving_others.iter().copied()),
         }
     }
 }
@@ -238,6 +239,7 @@ impl TryFrom<pb::ServiceProgram> for ServiceProgram {
             port,
             endpoints: unpack_endpoints("endpoints", family, &wire.endpoints)?,
             has_any: wire.has_any,
+            serving_others: unpack_endpoints("serving_others", family, &wire.serving_others)?,
         })
     }
 }

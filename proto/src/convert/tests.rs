@@ -68,6 +68,7 @@ fn any_service(family: Family) -> impl Strategy<Value = DesiredObject> {
         prop::option::of(1_u32..=86_400),
         prop::collection::vec(any_endpoint(family), 0..5),
         any::<bool>(),
+        prop::collection::vec(any_endpoint(family), 0..5),
     );
     (any_key(family), addresses, ports, rest).prop_map(|(key, addresses, ports, rest)| {
         DesiredObject::Service(ServiceProgram {
@@ -86,6 +87,7 @@ fn any_service(family: Family) -> impl Strategy<Value = DesiredObject> {
             },
             endpoints: rest.3,
             has_any: rest.4,
+            serving_others: rest.5,
         })
     })
 }
@@ -191,7 +193,7 @@ fn service() -> pb::ServiceProgram {
 #[test]
 fn hostile_services_are_refused_by_field() {
     type Change = fn(&mut pb::ServiceProgram);
-    let cases: [(&str, Change); 11] = [
+    let cases: [(&str, Change); 12] = [
         ("key", |s| s.key = None),
         ("key", |s| s.key.as_mut().unwrap().name.clear()),
         ("protocol", |s| s.key.as_mut().unwrap().protocol = 9),
@@ -205,6 +207,9 @@ fn hostile_services_are_refused_by_field() {
         }),
         ("endpoints", |s| {
             s.endpoints = vec![10, 0, 0, 1, 0, 0].into();
+        }),
+        ("serving_others", |s| {
+            s.serving_others = vec![1, 2, 3].into()
         }),
         ("affinity_timeout_s", |s| s.affinity_timeout_s = 90_000),
     ];
@@ -237,4 +242,13 @@ fn one_service_fits_the_change_budget() {
     let grpc_prefix = 5;
     let len = update.encoded_len() + grpc_prefix;
     assert!(len <= 128, "{len}");
+}
+
+/// A control plane from before the field sends none, and an agent from before it skips it.
+#[test]
+fn what_serves_besides_is_optional() {
+    let program = ServiceProgram::try_from(service()).unwrap();
+    assert!(program.serving_others.is_empty());
+    let len = pb::ServiceProgram::from(&program).encoded_len();
+    assert_eq!(len, service().encoded_len(), "nothing costs nothing");
 }

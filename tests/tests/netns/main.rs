@@ -7,6 +7,7 @@
 mod addresses;
 mod affinity;
 mod churn;
+mod conntrack;
 mod limits;
 mod listing;
 mod policies;
@@ -78,6 +79,19 @@ kplane_tests::main!(
     churn::a19_what_is_connected_stays_connected,
     churn::servers_stop_after_and_start_before_their_endpoints,
     churn::an_address_passes_to_another_service_in_one_change,
+    conntrack::f1_f2_a_client_moves_when_its_endpoint_goes,
+    conntrack::f2_serving_endpoints_keep_their_flows,
+    conntrack::f2_local_policies_do_not_cut_flows,
+    conntrack::f3_f4_addresses_served_after_the_first_packet,
+    conntrack::f4_node_ports_served_after_the_first_packet,
+    conntrack::f4_a_service_without_endpoints_has_no_flows,
+    conntrack::f4_a_deleted_service_has_no_flows,
+    conntrack::f5_tcp_connections_outlive_their_endpoint,
+    conntrack::flows_that_are_no_services_are_not_touched,
+    conntrack::a_restart_looks_at_all_flows_once,
+    conntrack::an_address_passes_to_another_service,
+    conntrack::nobody_is_left_behind_by_many_changes,
+    conntrack::the_engine_cleans_up_and_reports_it,
     listing::a_printed_ruleset_loads_again_and_does_the_same,
     listing::a_printed_ruleset_is_readable,
     listing::json_listings_agree_with_what_we_read_back,

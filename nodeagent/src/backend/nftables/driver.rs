@@ -333,6 +333,11 @@ impl<K: Kernel> Backend for Driver<K> {
         })
     }
 
+    /// The kernel looks up the rules for the first packet of a flow only.
+    fn leaves_conntrack_entries(&self) -> bool {
+        true
+    }
+
     fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
         let mut errors = Vec::new();
         for family in Family::ALL {

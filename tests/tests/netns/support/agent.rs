@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use kp_nodeagent::backend::Verification;
 use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Failure, Kind, Settings};
+use kp_nodeagent::conntrack::Cleaner;
 use kp_nodeagent::plan::{NodePlan, NodeSettings, ServicePlan};
 use kplane_model::{Family, NodeFacts, ServiceKey};
 use kplane_tests::netns::NetNs;
@@ -18,6 +19,8 @@ pub(crate) struct Agent {
     pub(crate) facts: NodeFacts,
     pub(crate) settings: NodeSettings,
     backend: Box<dyn Backend>,
+    /// Deletes stale conntrack entries, if asked to.
+    pub(crate) conntrack: Option<Cleaner>,
 }
 
 /// What became of a change in both families together.
@@ -39,12 +42,22 @@ impl Agent {
             facts,
             settings,
             backend: open(ns)?,
+            conntrack: None,
         })
+    }
+
+    /// Deletes stale conntrack entries after changes from now on, as an engine does.
+    pub(crate) fn clean_conntrack(&mut self) -> Result<()> {
+        self.conntrack = Some(self.ns.run(|| Ok(Cleaner::start(|_| {})?))?);
+        Ok(())
     }
 
     /// A new process takes over: nothing is remembered but what the kernel holds.
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.backend = open(&self.ns)?;
+        if self.conntrack.is_some() {
+            self.clean_conntrack()?;
+        }
         Ok(())
     }
 
@@ -90,7 +103,11 @@ impl Agent {
             services,
             complete,
         };
-        self.ns.run(|| Ok(self.backend.apply(change)?))
+        let applied = self.ns.run(|| Ok(self.backend.apply(change)?))?;
+        if let Some(conntrack) = &self.conntrack {
+            conntrack.committed(&change, &applied.failures);
+        }
+        Ok(applied)
     }
 
     /// Compares the data path with what was applied.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use kp_controlplane::publish::Published;
 use kp_nodeagent::plan::{ServicePlan, plan_service};
 use kplane_model::select::{local_by_node, merge, variants};
 use kplane_model::{
@@ -228,14 +229,31 @@ impl Svc {
                 key: key.clone(),
                 endpoints,
             });
+            let endpoints = variants.resolve(&node.name, None);
             let program = ServiceProgram {
-                endpoints: variants.resolve(&node.name, None).to_vec(),
+                endpoints: endpoints.to_vec(),
                 has_any: variants.has_any,
+                serving_others: variants.serving_others(endpoints, 1),
                 port,
             };
             (key, Some(plan_service(&program, local.as_ref(), node)))
         };
         self.protocols.iter().map(plan).collect()
+    }
+
+    /// The ServicePorts of both families, as the control plane publishes them.
+    pub(crate) fn published(&self) -> Vec<(ServiceKey, Option<Published>)> {
+        let publish = |(family, protocol)| {
+            let endpoints = merge(self.endpoints.iter().map(|e| e.model(family)));
+            let port = self.port(family, protocol);
+            let published = Published {
+                variants: variants(&port, &endpoints),
+                local: local_by_node(&endpoints),
+                port,
+            };
+            (published.port.key.clone(), Some(published))
+        };
+        self.variants().map(publish).collect()
     }
 
     fn port(&self, family: Family, protocol: Protocol) -> ServicePort {

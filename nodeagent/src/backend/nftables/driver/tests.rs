@@ -247,6 +247,7 @@ fn plan(n: u8, frontends: Vec<Frontend>) -> ServicePlan {
         frontends,
         local: Vec::new(),
         affinity_timeout_s: None,
+        serving: Vec::new(),
     }
 }
 

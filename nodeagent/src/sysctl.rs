@@ -1,0 +1,274 @@
+//! Kernel settings of connection tracking (behaviour F6): what to set, and setting it.
+//!
+//! As kube-proxy does, sizes are raised and never lowered, because somebody else on the node may
+//! need more; the other values are set as configured, since the kernel's own are often higher (TCP:
+//! 5 days). What this mode does not need is left alone: `net.ipv4.conf.all.route_localnet` (node
+//! ports are not served on loopback, A21) and `net.ipv4.ip_forward` (the network plugin's).
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Most entries that are asked for, whatever the number of processors (kube-proxy 1.36).
+const MAX_ENTRIES: u64 = 1 << 20;
+/// Entries in one bucket of the hash table when it is full.
+const ENTRIES_PER_BUCKET: u64 = 4;
+
+/// Directory of the settings below the root.
+const NETFILTER: &str = "proc/sys/net/netfilter";
+/// Most entries.
+const MAX: &str = "nf_conntrack_max";
+/// The processors, such as `0-3,6`.
+const CORES: &str = "sys/devices/system/cpu/online";
+/// Buckets of the hash table; belongs to the machine, not to a network namespace.
+const HASHSIZE: &str = "sys/module/nf_conntrack/parameters/hashsize";
+
+/// `conntrack` of the configuration file, with kube-proxy's defaults. 0 leaves the kernel's value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Entries per processor (`maxPerCore`).
+    pub max_per_core: u32,
+    /// Least number of entries, if `max_per_core` is not 0 (`min`).
+    pub min: u32,
+    /// Idle TCP connections are forgotten after this, in whole seconds (`tcpEstablishedTimeout`).
+    pub tcp_established_timeout: Duration,
+    /// Half-closed ones after this, in whole seconds (`tcpCloseWaitTimeout`).
+    pub tcp_close_wait_timeout: Duration,
+    /// Packets outside the TCP window are not marked invalid (`tcpBeLiberal`).
+    pub tcp_be_liberal: bool,
+    /// UDP flows without an answer, in whole seconds (`udpTimeout`).
+    pub udp_timeout: Duration,
+    /// UDP flows with answers, in whole seconds (`udpStreamTimeout`).
+    pub udp_stream_timeout: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_per_core: 32_768,
+            min: 131_072,
+            tcp_established_timeout: Duration::from_secs(24 * 60 * 60),
+            tcp_close_wait_timeout: Duration::from_secs(60 * 60),
+            tcp_be_liberal: false,
+            udp_timeout: Duration::ZERO,
+            udp_stream_timeout: Duration::ZERO,
+        }
+    }
+}
+
+/// A file that shall hold a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The file, below the root.
+    file: File,
+    /// The number.
+    pub value: u64,
+    /// More is fine too.
+    pub or_more: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum File {
+    /// In [`NETFILTER`].
+    Netfilter(&'static str),
+    Hashsize,
+}
+
+impl File {
+    fn path(self) -> PathBuf {
+        match self {
+            Self::Netfilter(name) => Path::new(NETFILTER).join(name),
+            Self::Hashsize => HASHSIZE.into(),
+        }
+    }
+}
+
+impl Wanted {
+    /// The file, relative to the root of the file system.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.file.path()
+    }
+}
+
+impl Settings {
+    /// What the kernel shall hold on a machine with so many processors, in the order in
+    /// which it is written.
+    #[must_use]
+    pub fn wanted(&self, cores: usize) -> Vec<Wanted> {
+        let max = self.max_entries(cores);
+        let liberal = u64::from(self.tcp_be_liberal);
+        let values = [
+            (File::Netfilter(MAX), max),
+            (File::Hashsize, max / ENTRIES_PER_BUCKET),
+            (
+                File::Netfilter("nf_conntrack_tcp_timeout_established"),
+                self.tcp_established_timeout.as_secs(),
+            ),
+            (
+                File::Netfilter("nf_conntrack_tcp_timeout_close_wait"),
+                self.tcp_close_wait_timeout.as_secs(),
+            ),
+            (File::Netfilter("nf_conntrack_tcp_be_liberal"), liberal),
+            (
+                File::Netfilter("nf_conntrack_udp_timeout"),
+                self.udp_timeout.as_secs(),
+            ),
+            (
+                File::Netfilter("nf_conntrack_udp_timeout_stream"),
+                self.udp_stream_timeout.as_secs(),
+            ),
+        ];
+        let named = values.into_iter().filter(|(_, value)| *value != 0);
+        let wanted = named.map(|(file, value)| Wanted {
+            file,
+            value,
+            or_more: matches!(file, File::Hashsize | File::Netfilter(MAX)),
+        });
+        wanted.collect()
+    }
+
+    /// 0 = leave it.
+    fn max_entries(&self, cores: usize) -> u64 {
+        if self.max_per_core == 0 {
+            return 0;
+        }
+        let scaled = u64::from(self.max_per_core).saturating_mul(cores as u64);
+        scaled.max(self.min.into()).min(MAX_ENTRIES)
+    }
+}
+
+/// Why a setting is not as wanted. The agent works all the same.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingError {
+    /// It could not be read.
+    #[error("cannot read {}: {source} (is the kernel module nf_conntrack loaded?)", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It holds something else than a number.
+    #[error("{} holds {text:?}, not a number", path.display())]
+    NoNumber {
+        /// The file.
+        path: PathBuf,
+        /// What it holds, cut.
+        text: String,
+    },
+    /// It could not be written.
+    #[error(
+        "cannot set {} from {from} to {to}: {source} ({})",
+        path.display(),
+        what_to_do(path, source)
+    )]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        from: u64,
+        /// What it shall hold.
+        to: u64,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn what_to_do(path: &Path, error: &io::Error) -> &'static str {
+    let hash = path.ends_with(HASHSIZE);
+    match error.kind() {
+        ErrorKind::ReadOnlyFilesystem if hash => "mount /sys writable, or set it on the host",
+        ErrorKind::ReadOnlyFilesystem => "mount /proc/sys writable, or set it on the host",
+        // The kernel lets the initial network namespace only.
+        _ if hash => "run privileged on the host's network, or set it on the host",
+        _ => "run privileged, or set it on the host, or set the conntrack option to 0",
+    }
+}
+
+/// What became of the settings.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Those that were written.
+    pub written: Vec<Wanted>,
+    /// Those that are not as wanted.
+    pub errors: Vec<SettingError>,
+}
+
+/// Writes what is not as wanted, below `root` (`/` but in tests). One that fails does not keep
+/// the others from being set.
+#[must_use]
+pub fn apply(root: &Path, settings: &Settings, cores: usize) -> Outcome {
+    let mut outcome = Outcome::default();
+    for wanted in settings.wanted(cores) {
+        match set(root, wanted) {
+            Ok(true) => outcome.written.push(wanted),
+            Ok(false) => {}
+            Err(error) => outcome.errors.push(error),
+        }
+    }
+    outcome
+}
+
+/// Applies the settings to this machine, or to the calling thread's network namespace as far as
+/// they are its own, and logs what came of it. Never fatal.
+pub fn apply_and_log(settings: &Settings) {
+    let root = Path::new("/");
+    let outcome = apply(root, settings, cores(root));
+    for written in &outcome.written {
+        tracing::info!(path = %written.path().display(), value = written.value, "kernel setting written");
+    }
+    for error in &outcome.errors {
+        tracing::warn!("{error}; going on with what the kernel has");
+    }
+}
+
+/// The machine's processors, whatever share of them this process may use.
+fn cores(root: &Path) -> usize {
+    let online = fs::read_to_string(root.join(CORES)).ok();
+    let online = online.and_then(|text| count_list(text.trim()));
+    online.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// The length of a list such as `0-3,6`.
+fn count_list(text: &str) -> Option<usize> {
+    let count = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        last.checked_sub(first)?.checked_add(1)
+    };
+    text.split(',')
+        .try_fold(0_usize, |sum, part| sum.checked_add(count(part)?))
+}
+
+/// Writes a value if another one is there; `false` when there was nothing to do.
+fn set(root: &Path, wanted: Wanted) -> Result<bool, SettingError> {
+    /// More than any number has.
+    const SHOWN: usize = 40;
+    let path = root.join(wanted.path());
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(source) => return Err(SettingError::Read { path, source }),
+    };
+    let Ok(from) = text.trim().parse::<u64>() else {
+        let text = text[..text.floor_char_boundary(SHOWN)].to_owned();
+        return Err(SettingError::NoNumber { path, text });
+    };
+    let to = wanted.value;
+    if from == to || (wanted.or_more && from > to) {
+        return Ok(false);
+    }
+    match fs::write(&path, to.to_string()) {
+        Ok(()) => Ok(true),
+        Err(source) => Err(SettingError::Write {
+            path,
+            from,
+            to,
+            source,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

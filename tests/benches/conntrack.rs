@@ -1,0 +1,254 @@
+//! `cargo xtask bench`: one UDP endpoint removed among many conntrack entries, made by real packets.
+//!
+//! A Service with many flows and one with few, ten endpoints each. Of each one endpoint is removed:
+//! the time until the kernel holds the change and the report says so, and then until the flows
+//! that led there are deleted. Beside it, what a list of all UDP flows takes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a benchmark may panic"
+)]
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant, SystemTime};
+
+use kp_controlplane::publish::{Cursor, Publication, Published, Store};
+use kp_nodeagent::backend::{Kind, Settings};
+use kp_nodeagent::conntrack::ConntrackTotals;
+use kp_nodeagent::desired::Collector;
+use kp_nodeagent::engine::Engine;
+use kp_nodeagent::netlink::NfSocket;
+use kp_nodeagent::netlink::conntrack::{Flow, Selection};
+use kp_nodeagent::plan::NodeSettings;
+use kplane_model::select::variants;
+use kplane_model::{
+    Endpoint, EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort, TrafficPolicy,
+};
+use kplane_proto::v1 as pb;
+use kplane_tests::topology::{LINK, Topology};
+use kplane_tests::wait::eventually;
+
+const PORT: u16 = 53;
+const ENDPOINTS: u8 = 10;
+/// Flows of the Service with few.
+const FEW: u32 = 100;
+/// Source ports of one client address.
+const PORTS: u32 = 50_000;
+const FIRST_PORT: u32 = 10_000;
+/// Nothing here takes longer.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn main() {
+    kplane_tests::userns::enter().unwrap();
+    println!(
+        "\none of {ENDPOINTS} endpoints of a UDP Service removed among conntrack entries, IPv4"
+    );
+    println!(
+        "{:>8} | {:>20} {:>8} {:>8} | {:>8}",
+        "entries", "Service with", "applied", "cleaned", "deleted"
+    );
+    for flows in [1_000, 10_000, 100_000] {
+        run(flows);
+    }
+}
+
+fn run(flows: u32) {
+    let topology = topology();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let node = topology.node("node-1").unwrap().ns().clone();
+    let inside = node.clone();
+    let open = move || {
+        // The engine's thread lives in the namespace until it ends.
+        std::mem::forget(inside.enter().unwrap());
+        Kind::Nftables.open(&Settings::default())
+    };
+    let engine = runtime
+        .block_on(Engine::spawn(open, NodeSettings::default()))
+        .unwrap();
+    let mut plane = Plane::new();
+    let all: Vec<u8> = (1..=ENDPOINTS).collect();
+    let (many, few) = (1, 2);
+    runtime.block_on(plane.submit(&engine, &[service(many, &all), service(few, &all)]));
+    looked(&engine, 2);
+    let client = topology.host("client").unwrap().ns();
+    client.run(|| Ok(send(many, flows))).unwrap();
+    client.run(|| Ok(send(few, FEW))).unwrap();
+    let (listed, took) = node.run(|| Ok(list())).unwrap();
+    println!("{listed:>8} | list of all UDP flows: {took:.1?}");
+    for (number, flows) in [(few, FEW), (many, flows)] {
+        let before = totals(&engine);
+        let applied = runtime.block_on(plane.submit(&engine, &[service(number, &all[1..])]));
+        let cleaned = looked(&engine, before.looks() + 1);
+        let deleted = totals(&engine).deleted - before.deleted;
+        println!("{listed:>8} | {flows:>14} flows {applied:>8.1?} {cleaned:>8.1?} | {deleted:>8}");
+        // The second look.
+        looked(&engine, before.looks() + 2);
+    }
+}
+
+/// A client on a fabric, a node on it, and pods that answer nothing.
+fn topology() -> Topology {
+    let mut topology = Topology::standard(1).unwrap();
+    for pod in 1..=ENDPOINTS {
+        let ip = IpAddr::from([10, 244, 1, pod]);
+        topology
+            .add_pod("node-1", &format!("pod-{pod}"), &[ip])
+            .unwrap();
+    }
+    let (client, node) = (topology.host("client"), topology.node("node-1"));
+    let client = client.unwrap();
+    client
+        .route("10.96.0.0/16".parse().unwrap(), node.unwrap())
+        .unwrap();
+    for n in 1..3 {
+        client
+            .netlink()
+            .add_address(LINK, IpAddr::V4(client_ip(n)), 16)
+            .unwrap();
+    }
+    topology
+}
+
+fn client_ip(n: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(u32::from(Ipv4Addr::new(172, 30, 200, 0)) + n)
+}
+
+fn cluster_ip(number: u8) -> IpAddr {
+    IpAddr::from([10, 96, 0, number])
+}
+
+/// One packet from each of so many client ports.
+fn send(to: u8, flows: u32) {
+    let to = SocketAddr::new(cluster_ip(to), PORT);
+    for n in 0..flows {
+        let port = u16::try_from(FIRST_PORT + n % PORTS).unwrap();
+        let socket = UdpSocket::bind((client_ip(1 + n / PORTS), port)).unwrap();
+        socket.send_to(b"?", to).unwrap();
+    }
+}
+
+/// The number of all UDP flows and the time to list and read them.
+fn list() -> (usize, Duration) {
+    let mut socket = NfSocket::open().unwrap();
+    let started = Instant::now();
+    let mut listed = 0;
+    let request = Selection::All.request(Family::V4);
+    socket
+        .dump_each(request, |message| {
+            listed += usize::from(Flow::parse(message).is_some());
+        })
+        .unwrap();
+    (listed, started.elapsed())
+}
+
+fn totals(engine: &Engine) -> ConntrackTotals {
+    let report = engine.reports().borrow().clone();
+    let [v4, _] = report.conntrack;
+    assert_eq!(v4.failures, 0);
+    v4
+}
+
+/// Waits for so many looks and returns what the last took.
+fn looked(engine: &Engine, looks: u64) -> Duration {
+    let mut before = totals(engine);
+    eventually(DEADLINE, "a look", || {
+        let now = totals(engine);
+        if now.looks() >= looks {
+            return Ok(now.duration_sum - before.duration_sum);
+        }
+        before = now;
+        Err(before.looks())
+    })
+    .unwrap()
+}
+
+/// A control plane in one piece.
+struct Plane {
+    store: Store,
+    cursor: Cursor,
+    snapshot: bool,
+}
+
+impl Plane {
+    fn new() -> Self {
+        let store = Store::new(1);
+        store.ensure_node(&"bench".into());
+        Self {
+            store,
+            cursor: Cursor::at(0),
+            snapshot: true,
+        }
+    }
+
+    /// Publishes and returns the time from the agent's taking it until it is applied.
+    async fn submit(&mut self, engine: &Engine, services: &[Published]) -> Duration {
+        let services = services.iter();
+        self.store.publish(&Publication {
+            services: services
+                .map(|published| (published.port.key.clone(), Some(published.clone())))
+                .collect(),
+            nodes: Vec::new(),
+            service_cidrs: None,
+            observed_at: SystemTime::now(),
+        });
+        let piece = self.store.collect("bench", &mut self.cursor);
+        let end = piece.end.expect("one piece");
+        let update = pb::Update {
+            objects: piece.objects,
+            deleted: Vec::new(),
+            snapshot: std::mem::take(&mut self.snapshot),
+            end: Some(pb::UpdateEnd {
+                revision: end.revision,
+                digest: end.digest.to_bytes().to_vec(),
+                changed_at_ms: 0,
+            }),
+        };
+        let update = Collector::new(1).push(update).unwrap().expect("one piece");
+        let revision = update.position.revision;
+        let mut reports = engine.reports();
+        engine.submit(update).await.unwrap().unwrap();
+        let applied = reports.wait_for(|r| r.applied.is_some_and(|p| p.revision >= revision));
+        let report = tokio::time::timeout(DEADLINE, applied).await;
+        let report = report.unwrap().unwrap();
+        report.last_sync.as_ref().expect("an applied update").total
+    }
+}
+
+fn service(number: u8, endpoints: &[u8]) -> Published {
+    let key = ServiceKey {
+        service: ServiceName::new("default", &format!("dns-{number}")),
+        port_name: "dns".into(),
+        protocol: Protocol::Udp,
+        family: Family::V4,
+    };
+    let port = ServicePort {
+        key,
+        port: PORT,
+        cluster_ip: cluster_ip(number),
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        node_port: None,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity_timeout_s: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    };
+    let endpoint = |octet: &u8| {
+        Endpoint::ready(EndpointAddr {
+            ip: IpAddr::from([10, 244, 1, *octet]),
+            port: 5353,
+        })
+    };
+    let endpoints: Vec<_> = endpoints.iter().map(endpoint).collect();
+    Published {
+        variants: variants(&port, &endpoints),
+        local: BTreeMap::new(),
+        port,
+    }
+}
