@@ -13,6 +13,7 @@ pub mod config;
 pub mod desired;
 pub mod engine;
 pub mod healthz;
+pub mod leftovers;
 pub mod netlink;
 pub mod plan;
 pub mod report;
