@@ -135,11 +135,16 @@ async fn connect(
     match source {
         Source::ControlPlane(endpoints) => Ok((Grpc::remote(endpoints), None)),
         Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),
-        Source::Standalone { manifests, status } => {
+        Source::Standalone {
+            manifests,
+            status,
+            external_ips,
+        } => {
             let config = kp_controlplane::app::Config {
                 manifests,
                 agent_listen: None,
                 status_listen: status,
+                external_ips,
             };
             let control_plane = kp_controlplane::app::build(config).await?;
             let transport = Grpc::memory(control_plane.connect_in_memory());

@@ -148,7 +148,7 @@ fn endpoints(slices: &[&Value]) -> Result<BTreeMap<ServiceKey, Vec<Endpoint>>> {
 fn service(value: &Value, endpoints: &BTreeMap<ServiceKey, Vec<Endpoint>>) -> Result<Service> {
     let object: k8s::Service = typed(value)?;
     let namespace = object.metadata.namespace_of(k8s::Kind::Service);
-    let converted = convert::service(&object, "");
+    let converted = convert::service(&object, "", &convert::ExternalIps::All);
     let ports = converted.ports.into_iter().map(|port| Port {
         endpoints: endpoints.get(&port.key).cloned().unwrap_or_default(),
         port,
