@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 use tonic::transport::{Channel, Endpoint, Server};
 
+use crate::convert::ExternalIps;
 use crate::hub::Hub;
 use crate::server::{AgentServer, DesiredServer, StatusServer};
 use crate::source::manifests::Manifests;
@@ -41,6 +42,8 @@ pub struct Config {
     pub agent_listen: Option<SocketAddr>,
     /// Where the status API is served.
     pub status_listen: Option<SocketAddr>,
+    /// Which external addresses Services may have.
+    pub external_ips: ExternalIps,
 }
 
 /// A control plane that cannot start.
@@ -99,7 +102,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let agents = listen(config.agent_listen, "agents").await?;
     let status = listen(config.status_listen, "the status API").await?;
     let mut tasks = JoinSet::new();
-    let hub = start_hub(source, &mut tasks);
+    let hub = start_hub(source, config.external_ips, &mut tasks);
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub);
@@ -119,9 +122,14 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     })
 }
 
-fn start_hub(source: Manifests, tasks: &mut JoinSet<Result<(), TaskError>>) -> Arc<Hub> {
+fn start_hub(
+    source: Manifests,
+    external_ips: ExternalIps,
+    tasks: &mut JoinSet<Result<(), TaskError>>,
+) -> Arc<Hub> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
-    let (hub, index) = Hub::new(rand::random::<u64>().max(1), "manifests", batches);
+    let epoch = rand::random::<u64>().max(1);
+    let (hub, index) = Hub::new(epoch, "manifests", external_ips, batches);
     let stop = hub.shutdown.clone();
     tasks.spawn(async move {
         tokio::select! {

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use kplane_model::{Endpoint, Family, Issue, Protocol, ServiceName, ServicePort};
+use kplane_model::{Cidr, Endpoint, Family, Issue, Protocol, ServiceName, ServicePort};
 
 mod addresses;
 mod cluster;
@@ -37,6 +37,31 @@ pub const MAX_SLICE_TARGETS: usize = 250_000;
 pub const MAX_HINTS: usize = 64;
 /// Issues that one object may cause; the rest is counted in the last one.
 pub const MAX_ISSUES_PER_OBJECT: usize = 20;
+
+/// Which external addresses Services may have (A5). Whoever may write a Service may otherwise take
+/// any address away from the whole cluster (CVE-2020-8554).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ExternalIps {
+    /// Any, as kube-proxy has it by default.
+    #[default]
+    All,
+    /// Those within the operator's ranges.
+    Within(Vec<Cidr>),
+    /// None: kube-proxy with its gate `AllowServiceExternalIPs` off.
+    Nothing,
+}
+
+impl ExternalIps {
+    /// As the flags have it: whether there may be any, and within which ranges; no ranges = all.
+    #[must_use]
+    pub fn new(allowed: bool, within: Vec<Cidr>) -> Self {
+        match (allowed, within.is_empty()) {
+            (false, _) => Self::Nothing,
+            (true, true) => Self::All,
+            (true, false) => Self::Within(within),
+        }
+    }
+}
 
 /// What a Service means.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::convert::ExternalIps;
 use crate::fleet::Fleet;
 use crate::index::{Index, PortView, ServiceDetail, Totals};
 use crate::publish::Store;
@@ -72,6 +73,7 @@ impl Hub {
     pub fn new(
         epoch: u64,
         source: &'static str,
+        external_ips: ExternalIps,
         batches: mpsc::Receiver<Batch>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send) {
         let (summary_tx, summary) = watch::channel(Arc::default());
@@ -86,7 +88,7 @@ impl Hub {
             queries,
         });
         let owner = IndexOwner {
-            index: Index::default(),
+            index: Index::new(external_ips),
             hub: Arc::clone(&hub),
             summary: summary_tx,
         };

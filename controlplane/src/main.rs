@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, ValueEnum};
+use clap::{ArgAction, Parser, ValueEnum};
+use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::{app, check};
+use kplane_model::Cidr;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
@@ -33,6 +35,14 @@ struct Args {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7444")]
     status_listen: SocketAddr,
 
+    /// Whether Services may have externalIPs at all, as kube-proxy's AllowServiceExternalIPs.
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    allow_external_ips: bool,
+
+    /// Ranges in which externalIPs must be, separated by commas; others are refused [default: all].
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    external_ip_cidr: Vec<Cidr>,
+
     /// How log lines look.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -44,6 +54,12 @@ enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+impl Args {
+    fn external_ips(&self) -> ExternalIps {
+        ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone())
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -62,7 +78,7 @@ Environment:
 async fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(path) = &args.check {
-        return check::run(path);
+        return check::run(path, args.external_ips());
     }
     start_log(args.log_format);
     match serve(args).await {
@@ -91,11 +107,13 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
     let [terminate, interrupt] = signals;
     let (mut terminate, mut interrupt) = (terminate?, interrupt?);
+    let external_ips = args.external_ips();
     let bound = app::build(app::Config {
         // clap has made sure that there is one.
         manifests: args.manifests.unwrap_or_default(),
         agent_listen: Some(args.agent_listen),
         status_listen: Some(args.status_listen),
+        external_ips,
     })
     .await?;
     info!(agents = ?bound.agent_addr, status = ?bound.status_addr, "serving");

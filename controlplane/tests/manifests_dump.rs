@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kp_controlplane::convert::{self, SkipReason};
+use kp_controlplane::convert::{self, ExternalIps, SkipReason};
 use kp_controlplane::k8s::Object;
 use kp_controlplane::source::manifests::{Loaded, load};
 use kplane_model::{Family, Protocol, TrafficPolicy};
@@ -90,7 +90,7 @@ fn everything_in_the_dump_converts_without_an_issue() {
     for located in dump().objects {
         issues.extend(match &located.object {
             Object::Service(service) => {
-                let converted = convert::service(service, &located.location);
+                let converted = convert::service(service, &located.location, &ExternalIps::All);
                 assert_eq!(converted.ports.is_empty(), converted.skipped.is_some());
                 if let Some(reason) = converted.skipped {
                     skipped.insert(service.metadata.name.to_string(), reason);
@@ -135,7 +135,7 @@ fn the_gateway_of_the_dump() {
         Object::Service(service) if &*service.metadata.name == "gateway" => Some(service),
         _ => None,
     });
-    let ports = convert::service(gateway.unwrap(), "").ports;
+    let ports = convert::service(gateway.unwrap(), "", &ExternalIps::All).ports;
     let keys: Vec<String> = ports.iter().map(|port| port.key.to_string()).collect();
     assert_eq!(
         keys,

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use kp_controlplane::app::{Bound, Config, build};
+use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::publish::{Publication, Published};
 use kplane_model::select::variants;
 use kplane_model::{
@@ -36,6 +37,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         manifests: PathBuf::from(folder.path()),
         agent_listen: None,
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
+        external_ips: ExternalIps::All,
     };
     let bound = build(config).await.unwrap();
     let mut head = bound.hub().store.head();

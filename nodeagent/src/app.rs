@@ -11,6 +11,7 @@ use crate::backend::{self, Backend, OpenError};
 use crate::config::{Config, Source};
 use crate::engine::{Engine, Stopped};
 use crate::healthz::{self, Health};
+use crate::leftovers;
 use crate::report::Report;
 use crate::sync::{Client, Connection, Grpc, Identity};
 
@@ -63,7 +64,24 @@ pub struct Bound {
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let (kind, settings) = (config.backend, config.backend_settings.clone());
-    build_with(config, move || kind.open(&settings)).await
+    let mut bound = build_with(config, move || kind.open(&settings)).await?;
+    if takes_over(kind) {
+        let reports = bound.reports();
+        bound.tasks.spawn(async move {
+            leftovers::remove_once_serving(reports).await;
+            // A task that ends would end the agent.
+            std::future::pending().await
+        });
+    }
+    Ok(bound)
+}
+
+/// Whether what kube-proxy left is in a backend's way (I4).
+fn takes_over(kind: backend::Kind) -> bool {
+    match kind {
+        backend::Kind::Nftables => true,
+        backend::Kind::Noop => false,
+    }
 }
 
 /// Starts an agent with a backend of the caller's. `open` runs on the engine's own thread, which
@@ -117,11 +135,16 @@ async fn connect(
     match source {
         Source::ControlPlane(endpoints) => Ok((Grpc::remote(endpoints), None)),
         Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),
-        Source::Standalone { manifests, status } => {
+        Source::Standalone {
+            manifests,
+            status,
+            external_ips,
+        } => {
             let config = kp_controlplane::app::Config {
                 manifests,
                 agent_listen: None,
                 status_listen: status,
+                external_ips,
             };
             let control_plane = kp_controlplane::app::build(config).await?;
             let transport = Grpc::memory(control_plane.connect_in_memory());
@@ -193,14 +216,36 @@ impl Bound {
     }
 }
 
-/// Removes everything of ours from the kernel. Safe to repeat.
-///
-/// # Errors
-/// What the machine misses, or everything that could not be removed.
-pub fn cleanup(kind: backend::Kind, settings: &backend::Settings) -> anyhow::Result<()> {
-    let mut backend = kind.open(settings)?;
-    backend.cleanup().map_err(|errors| {
-        let lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
-        anyhow::anyhow!("not everything could be removed: {}", lines.join("; "))
-    })
+/// What a clean-up did.
+#[derive(Debug, Default)]
+pub struct Cleanup {
+    /// What is gone, for people.
+    pub gone: Vec<String>,
+    /// What could not be removed, and what to do about it.
+    pub problems: Vec<String>,
+}
+
+/// Removes everything of ours from the kernel, and everything that kube-proxy left there (I4).
+/// Safe to repeat. Blocks.
+#[must_use]
+pub fn cleanup(kind: backend::Kind, settings: &backend::Settings) -> Cleanup {
+    let mut done = Cleanup::default();
+    match kind.open(settings) {
+        Ok(mut backend) => match backend.cleanup() {
+            Ok(()) => done
+                .gone
+                .push(format!("kplane's rules ({})", backend.name())),
+            Err(errors) => done.problems.extend(errors.iter().map(ToString::to_string)),
+        },
+        Err(error) => done.problems.push(error.to_string()),
+    }
+    if takes_over(kind) {
+        let outcome = leftovers::find().remove();
+        let of_kube_proxy = |name| format!("kube-proxy's {name}");
+        done.gone
+            .extend(outcome.removed.into_iter().map(of_kube_proxy));
+        let problems = outcome.problems.iter();
+        done.problems.extend(problems.map(ToString::to_string));
+    }
+    done
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Parser, ValueEnum};
+use kp_controlplane::convert::ExternalIps;
 use kplane_model::{Cidr, Family, NodeName};
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -53,6 +54,14 @@ pub struct Flags {
     /// Folder or file of Kubernetes YAML or JSON for --standalone. Changes are picked up at once.
     #[arg(long, value_name = "PATH")]
     manifests: Option<PathBuf>,
+
+    /// Whether Services may have externalIPs at all, for --standalone [default: true].
+    #[arg(long, value_name = "BOOL")]
+    allow_external_ips: Option<bool>,
+
+    /// Ranges in which externalIPs must be, separated by commas, for --standalone [default: all].
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    external_ip_cidr: Vec<String>,
 
     /// What puts the rules into the kernel.
     #[arg(long, value_enum, default_value = "nftables")]
@@ -150,6 +159,8 @@ pub enum Source {
         manifests: PathBuf,
         /// Where its status API is served; `None` = nowhere.
         status: Option<SocketAddr>,
+        /// Which external addresses Services may have.
+        external_ips: ExternalIps,
     },
 }
 
@@ -230,10 +241,22 @@ impl Flags {
                 Ok(Source::Standalone {
                     manifests: manifests.clone(),
                     status: address("status-bind-address", status)?,
+                    external_ips: ExternalIps::new(
+                        self.allow_external_ips.unwrap_or(true),
+                        cidrs("external-ip-cidr", &self.external_ip_cidr)?,
+                    ),
                 })
             }
             (false, None) if self.status_bind_address.is_some() => {
                 wrong("--status-bind-address is for --standalone: the control plane has the status")
+            }
+            (false, None)
+                if self.allow_external_ips.is_some() || !self.external_ip_cidr.is_empty() =>
+            {
+                wrong(
+                    "--allow-external-ips and --external-ip-cidr are for --standalone: give them \
+                     to the control plane",
+                )
             }
             (false, None) if self.control_plane.is_empty() => wrong(
                 "no source of desired state: give --control-plane http://HOST:7443, or \

@@ -14,6 +14,7 @@ pub mod conntrack;
 pub mod desired;
 pub mod engine;
 pub mod healthz;
+pub mod leftovers;
 pub mod netlink;
 pub mod plan;
 pub mod report;

@@ -1,10 +1,11 @@
 //! `kp-nodeagent`: see `--help`.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
 use kp_nodeagent::app;
+use kp_nodeagent::backend;
 use kp_nodeagent::config::{Config, Flags, LogFormat, Task};
 use kp_nodeagent::report::chain;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -64,11 +65,27 @@ fn start_log(format: LogFormat, verbose: u8) {
 fn run(flags: Flags) -> anyhow::Result<()> {
     let config = match flags.check()? {
         Task::Run(config) => config,
-        Task::Cleanup(kind, settings) => return app::cleanup(kind, &settings),
+        Task::Cleanup(kind, settings) => return clean_up(kind, &settings),
     };
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(WORKERS).enable_all().build()?;
     runtime.block_on(serve(*config))
+}
+
+/// One line for each thing that is gone, and an error that names all that could not be removed.
+fn clean_up(kind: backend::Kind, settings: &backend::Settings) -> anyhow::Result<()> {
+    let done = app::cleanup(kind, settings);
+    let mut out = std::io::stdout();
+    for name in &done.gone {
+        // A closed standard output is no reason to leave anything.
+        let _ = writeln!(out, "gone: {name}");
+    }
+    let problems = done.problems.join("; ");
+    anyhow::ensure!(
+        problems.is_empty(),
+        "not everything could be removed: {problems}"
+    );
+    Ok(())
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use kp_controlplane::app as control_plane;
+use kp_controlplane::convert::ExternalIps;
 use kp_nodeagent::app;
 use kp_nodeagent::backend::noop::Noop;
 use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Kind, Verification};
@@ -86,6 +87,7 @@ async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_pla
         manifests: folder.to_owned(),
         agent_listen: agents,
         status_listen: None,
+        external_ips: ExternalIps::All,
     };
     control_plane::build(config).await.unwrap()
 }
@@ -211,6 +213,7 @@ async fn a_node_that_leaves_is_healthy_only_for_livez() {
     let source = Source::Standalone {
         manifests: folder.path().to_owned(),
         status: None,
+        external_ips: ExternalIps::All,
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let address = agent.healthz_addr.unwrap();
@@ -234,6 +237,7 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
     let source = Source::Standalone {
         manifests: folder.path().to_owned(),
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        external_ips: ExternalIps::All,
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let report = reported(&agent, in_sync).await;

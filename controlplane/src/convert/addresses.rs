@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use kplane_model::{Cidr, Family, parse_ip, refused_endpoint_ip};
 
 use super::report::Report;
-use super::{MAX_SERVICE_ADDRESSES, MAX_SOURCE_RANGES};
+use super::{ExternalIps, MAX_SERVICE_ADDRESSES, MAX_SOURCE_RANGES};
 use crate::k8s::{self, ServiceSpec};
 
 pub(super) fn of_family(ips: &[IpAddr], family: Family) -> Vec<IpAddr> {
@@ -65,14 +65,36 @@ fn addresses<'t>(
     ips
 }
 
-/// A5.
+/// A5: those that the operator allows.
 pub(super) fn external_ips(
     spec: &ServiceSpec,
     families: &[Family],
+    allowed: &ExternalIps,
     report: &mut Report<'_>,
 ) -> Vec<IpAddr> {
-    let texts = spec.external_ips.iter().flatten().map(String::as_str);
-    addresses("spec.externalIPs", texts, families, report)
+    const FIELD: &str = "spec.externalIPs";
+    let written = spec.external_ips.as_deref().unwrap_or_default();
+    if *allowed == ExternalIps::Nothing && !written.is_empty() {
+        report.error(format!(
+            "{FIELD} are switched off in this cluster (--allow-external-ips) and are not served; \
+             remove them"
+        ));
+        return Vec::new();
+    }
+    let mut ips = addresses(FIELD, written.iter().map(String::as_str), families, report);
+    if let ExternalIps::Within(ranges) = allowed {
+        ips.retain(|ip| {
+            let inside = ranges.iter().any(|range| range.contains(*ip));
+            if !inside {
+                report.error(format!(
+                    "{FIELD}: {ip} is outside of the ranges that this cluster allows \
+                     (--external-ip-cidr) and is refused; use an address inside of them"
+                ));
+            }
+            inside
+        });
+    }
+    ips
 }
 
 /// A6: entries with an address whose `ipMode` is `VIP` or unset.

@@ -7,7 +7,7 @@ use kplane_model::{Family, ServiceKey, ServiceName, ServicePort, TrafficPolicy};
 use super::addresses::{address, external_ips, load_balancer_ips, of_family, source_ranges};
 use super::ports::ports;
 use super::report::Report;
-use super::{ConvertedService, SkipReason, port_number};
+use super::{ConvertedService, ExternalIps, SkipReason, port_number};
 use crate::k8s::{self, Kind, SERVICE_PROXY_NAME_LABEL, ServiceSpec};
 
 /// Idle timeout of session affinity where none is written, in seconds: three hours (A11).
@@ -21,11 +21,11 @@ const AFFINITY_TIMEOUT_MAX_S: u32 = 86_400;
 /// in kube-proxy (A12, A13); an unknown affinity as `None` (A11); a load-balancer address with an
 /// unknown `ipMode` is not captured (A6); unreadable source ranges never widen access (A8).
 #[must_use]
-pub fn service(svc: &k8s::Service, location: &str) -> ConvertedService {
+pub fn service(svc: &k8s::Service, location: &str, allowed: &ExternalIps) -> ConvertedService {
     let mut report = Report::new(Kind::Service, &svc.metadata, location);
     let skipped = skip_reason(svc);
     let ports = match skipped {
-        None => service_ports(svc, &mut report),
+        None => service_ports(svc, allowed, &mut report),
         Some(SkipReason::NoClusterIp) => {
             report.warning(
                 "spec.clusterIP is not set, so there is nothing to serve; the API server assigns \
@@ -69,18 +69,22 @@ fn cluster_ips(spec: &ServiceSpec) -> Vec<&str> {
     }
 }
 
-fn service_ports(svc: &k8s::Service, report: &mut Report<'_>) -> Vec<ServicePort> {
+fn service_ports(
+    svc: &k8s::Service,
+    allowed: &ExternalIps,
+    report: &mut Report<'_>,
+) -> Vec<ServicePort> {
     let spec = &svc.spec;
     let cluster_ips = cluster_ip_by_family(spec, report);
     let families: Vec<Family> = cluster_ips.iter().map(|(family, _)| *family).collect();
     if families.is_empty() {
         return Vec::new();
     }
-    let external_ips = external_ips(spec, &families, report);
+    let external_ips = external_ips(spec, &families, allowed, report);
     let load_balancer_ips = load_balancer_ips(svc, &families, report);
     let ranges = source_ranges(spec, report);
     let internal_policy = internal_policy(spec, report);
-    let external_policy = external_policy(spec, report);
+    let external_policy = external_policy(spec, !external_ips.is_empty(), report);
     let affinity_timeout_s = affinity_timeout_s(spec, report);
     let health_check_node_port = health_check_node_port(spec, external_policy, report);
     let ports = ports(spec, report);
@@ -163,11 +167,15 @@ fn internal_policy(spec: &ServiceSpec, report: &mut Report<'_>) -> TrafficPolicy
 }
 
 /// A13: counts for LoadBalancer, NodePort, and ClusterIP with external addresses.
-fn external_policy(spec: &ServiceSpec, report: &mut Report<'_>) -> TrafficPolicy {
+fn external_policy(
+    spec: &ServiceSpec,
+    has_external_ips: bool,
+    report: &mut Report<'_>,
+) -> TrafficPolicy {
     let policy = policy("external", spec.external_traffic_policy.as_deref(), report);
     let accessible = match spec.type_.as_deref() {
         Some("LoadBalancer" | "NodePort") => true,
-        None | Some("ClusterIP") => spec.external_ips.as_ref().is_some_and(|e| !e.is_empty()),
+        None | Some("ClusterIP") => has_external_ips,
         Some(other) => {
             report.error(format!(
                 "spec.type {other:?} is unknown and counts as ClusterIP; use ClusterIP, NodePort, \

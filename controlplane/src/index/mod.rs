@@ -22,7 +22,7 @@ use kplane_model::{
     Severity,
 };
 
-use crate::convert::{self, SliceEndpoints};
+use crate::convert::{self, ExternalIps, SliceEndpoints};
 use crate::k8s::{Kind, Object, ObjectId};
 use crate::publish::{Publication, Published};
 use crate::source::{Batch, Event, Located};
@@ -37,6 +37,7 @@ const MAX_ENDPOINTS: usize = 16_384;
 /// All objects, indexed.
 #[derive(Debug, Default)]
 pub struct Index {
+    external_ips: ExternalIps,
     services: HashMap<ServiceName, ServiceEntry>,
     slices: HashMap<ObjectId, SliceEntry>,
     slices_of: HashMap<ServiceName, BTreeSet<ObjectId>>,
@@ -111,6 +112,15 @@ pub struct Outcome {
 }
 
 impl Index {
+    /// An empty index.
+    #[must_use]
+    pub fn new(external_ips: ExternalIps) -> Self {
+        Self {
+            external_ips,
+            ..Self::default()
+        }
+    }
+
     /// Takes in a batch.
     pub fn apply(&mut self, batch: Batch) -> Outcome {
         let mut issues_changed = false;
@@ -190,7 +200,7 @@ impl Index {
                     namespace: id.namespace.clone(),
                     name: id.name.clone(),
                 };
-                let converted = convert::service(service, &location);
+                let converted = convert::service(service, &location, &self.external_ips);
                 let entry = self.services.entry(name.clone()).or_default();
                 entry
                     .created

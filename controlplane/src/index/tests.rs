@@ -278,6 +278,60 @@ fn a_cluster_ip_that_is_taken_is_not_served_twice() {
     );
 }
 
+/// A later slice wins, unless its endpoint is on its way out: a pod's address may be used again.
+#[test]
+fn a27_of_an_address_in_several_slices_the_living_endpoint_is_served() {
+    let draining = |name: &str| {
+        let mut slice = slice(name, "web", &["10.0.0.1"]);
+        let conditions = json!({"ready": false, "serving": true, "terminating": true});
+        slice["endpoints"][0]["conditions"] = conditions;
+        slice
+    };
+    let alive = |name: &str| slice(name, "web", &["10.0.0.1", "10.0.0.2"]);
+    let web = service("web", "10.96.0.1");
+    for slices in [
+        [alive("s-1"), draining("s-2")],
+        [draining("s-1"), alive("s-2")],
+    ] {
+        let [first, second] = slices;
+        let (_, publication) = index(&[web.clone(), first, second]);
+        assert_eq!(summary(&publication), ["web: 10.0.0.1 10.0.0.2"]);
+    }
+}
+
+/// Each port of a Service has the endpoints of the slice ports of its name, with their numbers.
+#[test]
+fn a28_ports_are_matched_by_name_and_targets_may_differ_by_slice() {
+    let mut web = service("web", "10.96.0.1");
+    web["spec"]["ports"] = json!([{"name": "http", "port": 80}, {"name": "admin", "port": 81}]);
+    let with_ports = |name: &str, ip: &str, ports: Value| {
+        let mut slice = slice(name, "web", &[ip]);
+        slice["ports"] = ports;
+        slice
+    };
+    let (_, publication) = index(&[
+        web,
+        with_ports("old", "10.0.0.1", json!([{"name": "http", "port": 8080}])),
+        with_ports(
+            "new",
+            "10.0.0.2",
+            json!([{"name": "http", "port": 9090}, {"name": "admin", "port": 9091},
+                   {"name": "", "port": 1}, {"name": "http", "protocol": "UDP", "port": 2}]),
+        ),
+    ]);
+    let ports = publication.services.iter().map(|(key, published)| {
+        let published = published.as_ref().unwrap();
+        let endpoints = published.variants.default.iter().map(ToString::to_string);
+        format!("{}: {}", key.port_name, Vec::from_iter(endpoints).join(" "))
+    });
+    let mut ports: Vec<String> = ports.collect();
+    ports.sort();
+    assert_eq!(
+        ports,
+        ["admin: 10.0.0.2:9091", "http: 10.0.0.1:8080 10.0.0.2:9090"]
+    );
+}
+
 #[test]
 fn nodes_and_cidrs_are_published_when_they_change() {
     let node = json!({"kind": "Node", "metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "z"}}});

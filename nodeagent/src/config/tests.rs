@@ -45,13 +45,21 @@ fn addresses_of_control_planes() {
 fn a_node_of_its_own() {
     let config = config(
         "--standalone --manifests src --backend noop --cluster-cidr 10.0.0.0/8,fd00::/8 \
-         --masquerade-all --masquerade-bit 31 --nodeport-addresses all --healthz-bind-address ''",
+         --masquerade-all --masquerade-bit 31 --nodeport-addresses all --healthz-bind-address '' \
+         --external-ip-cidr 192.0.2.0/24,2001:db8::/32",
     );
-    let Source::Standalone { manifests, status } = config.source else {
+    let Source::Standalone {
+        manifests,
+        status,
+        external_ips,
+    } = config.source
+    else {
         panic!("another source");
     };
     assert_eq!(manifests, PathBuf::from("src"));
     assert_eq!(status.unwrap().to_string(), "127.0.0.1:7444");
+    let ranges = ["192.0.2.0/24", "2001:db8::/32"].map(|range| range.parse().unwrap());
+    assert_eq!(external_ips, ExternalIps::Within(ranges.to_vec()));
     assert_eq!(config.node_settings.cluster_cidrs.len(), 2);
     assert_eq!(config.node_settings.nodeport_addresses.len(), 2);
     assert!(config.node_settings.masquerade_all);
@@ -59,6 +67,26 @@ fn a_node_of_its_own() {
         (config.healthz, config.backend),
         (None, backend::Kind::Noop)
     );
+}
+
+/// A5.
+#[test]
+fn a5_external_ips_are_allowed_unless_told_otherwise() {
+    for (flags, expected) in [
+        ("", ExternalIps::All),
+        ("--allow-external-ips true", ExternalIps::All),
+        ("--allow-external-ips=false", ExternalIps::Nothing),
+        (
+            "--allow-external-ips=false --external-ip-cidr ::/0",
+            ExternalIps::Nothing,
+        ),
+    ] {
+        let config = config(&format!("--standalone --manifests src {flags}"));
+        let Source::Standalone { external_ips, .. } = config.source else {
+            panic!("another source");
+        };
+        assert_eq!(external_ips, expected, "{flags}");
+    }
 }
 
 #[test]
@@ -94,6 +122,14 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         (
             "--control-plane a --status-bind-address [::1]:1",
             "--status-bind-address is for",
+        ),
+        (
+            "--control-plane a --allow-external-ips false",
+            "--external-ip-cidr are for --standalone",
+        ),
+        (
+            "--standalone --manifests src --external-ip-cidr 192.0.2.1",
+            "--external-ip-cidr \"192.0.2.1\": not an address range",
         ),
         ("--control-plane https://a:1", "TLS is not supported yet"),
         (

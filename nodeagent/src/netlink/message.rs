@@ -43,13 +43,26 @@ pub(super) fn append(
     (family, resource): (u8, u16),
     fill: impl FnOnce(&mut AttributeWriter<'_>),
 ) {
+    let [resource_0, resource_1] = resource.to_be_bytes();
+    let header = [family, NFNETLINK_V0, resource_0, resource_1];
+    append_with(bytes, kind, flags, &header, fill);
+}
+
+/// Appends a message of any subsystem: `header` is what its attributes follow, a multiple of four
+/// bytes.
+fn append_with(
+    bytes: &mut Vec<u8>,
+    kind: u16,
+    flags: u16,
+    header: &[u8],
+    fill: impl FnOnce(&mut AttributeWriter<'_>),
+) {
     let start = bytes.len();
     bytes.extend_from_slice(&[0; 4]);
     bytes.extend_from_slice(&kind.to_ne_bytes());
     bytes.extend_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
     bytes.extend_from_slice(&[0; 8]);
-    let [resource_0, resource_1] = resource.to_be_bytes();
-    bytes.extend_from_slice(&[family, NFNETLINK_V0, resource_0, resource_1]);
+    bytes.extend_from_slice(header);
     fill(&mut AttributeWriter::new(bytes));
     // A batch is refused long before 4 GiB: NfSocket::max_batch_bytes.
     let len = u32::try_from(bytes.len() - start).unwrap_or(u32::MAX);
@@ -89,6 +102,18 @@ impl Request {
     ) -> Self {
         let mut bytes = Vec::with_capacity(128);
         append(&mut bytes, kind, 0, (family, 0), fill);
+        Self { what, bytes }
+    }
+
+    /// A request outside of netfilter: `header` is that of its subsystem.
+    pub(super) fn with_header(
+        what: &'static str,
+        kind: u16,
+        header: &[u8],
+        fill: impl FnOnce(&mut AttributeWriter<'_>),
+    ) -> Self {
+        let mut bytes = Vec::with_capacity(64);
+        append_with(&mut bytes, kind, 0, header, fill);
         Self { what, bytes }
     }
 }

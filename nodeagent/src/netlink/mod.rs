@@ -10,12 +10,16 @@ mod attribute;
 mod batch;
 pub mod conntrack;
 mod error;
+mod ipvs;
+mod link;
 mod message;
 mod socket;
 
 pub use attribute::{Attribute, AttributeWriter, Attributes, MAX_ATTRIBUTE_PAYLOAD_BYTES};
 pub use batch::{Batch, Label, Operation, SealedBatch};
 pub use error::{CommitError, NetlinkError, Rejection};
+pub use ipvs::flush_ipvs;
+pub use link::delete_link;
 pub use message::{Message, Messages, Request};
 pub use nix::errno::Errno;
 pub use socket::{NfSocket, generation_after};

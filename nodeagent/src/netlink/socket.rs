@@ -62,8 +62,13 @@ impl NfSocket {
     /// # Errors
     /// [`NetlinkError::Open`].
     pub fn open() -> Result<Self, NetlinkError> {
+        Self::open_for(NETLINK_NETFILTER)
+    }
+
+    /// The same for another subsystem of the kernel (`NETLINK_*`).
+    pub(super) fn open_for(protocol: isize) -> Result<Self, NetlinkError> {
         let open = |error: io::Error| NetlinkError::Open(errno_of(&error));
-        let socket = Socket::new(NETLINK_NETFILTER).map_err(open)?;
+        let socket = Socket::new(protocol).map_err(open)?;
         socket.connect(&SocketAddr::new(0, 0)).map_err(open)?;
         socket.set_ext_ack(true).map_err(open)?;
         socket.set_cap_ack(true).map_err(open)?;
@@ -109,6 +114,35 @@ impl NfSocket {
             if let Some(answer) = Messages(&self.datagram).find(|m| m.sequence == sequence) {
                 refusal(what, answer)?;
                 return Ok(self.datagram.clone());
+            }
+        }
+    }
+
+    /// Has the kernel do something that is no part of a batch, and waits until it is done.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; refused = nothing was done.
+    pub fn execute(&mut self, mut request: Request) -> Result<(), NetlinkError> {
+        let what = request.what;
+        let sequence = self.ask(&mut request, NLM_F_ACK)?;
+        loop {
+            self.receive(MsgFlags::empty())
+                .map_err(|errno| NetlinkError::Socket { what, errno })?;
+            let mut answers = Messages(&self.datagram).filter(|m| m.sequence == sequence);
+            match answers.find_map(Message::acknowledgement) {
+                None => {}
+                Some(Acknowledgement { errno: None, .. }) => return Ok(()),
+                Some(Acknowledgement {
+                    errno: Some(errno),
+                    reason,
+                    ..
+                }) => {
+                    return Err(NetlinkError::Refused {
+                        what,
+                        errno,
+                        reason,
+                    });
+                }
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use bytes::Bytes;
 use kplane_model::{
     Cidr, DesiredKey, DesiredObject, EndpointAddr, Family, LocalEndpoint, LocalEndpoints,
     NodeFacts, Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
@@ -10,6 +11,7 @@ use kplane_model::{
 use proptest::prelude::*;
 use prost::Message;
 
+use super::address::{ip_bytes, pack_endpoints};
 use super::*;
 use crate::v1 as pb;
 
@@ -219,6 +221,58 @@ fn hostile_services_are_refused_by_field() {
         change(&mut wire);
         let error = ServiceProgram::try_from(wire).unwrap_err();
         assert_eq!(error.field, field, "{error}");
+    }
+}
+
+/// In every list of endpoints that an agent is sent: it does not rely on the control plane.
+#[test]
+fn cve_2021_25737_endpoints_on_the_node_itself_are_refused_by_agents() {
+    let forbidden = [
+        "0.0.0.0",
+        "0.1.2.3",
+        "127.0.0.1",
+        "127.255.255.255",
+        "169.254.169.254",
+        "224.0.0.1",
+        "239.255.255.255",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "fe80::1",
+        "febf::1",
+        "ff02::1",
+        "::ffff:10.0.0.1",
+        "::ffff:127.0.0.1",
+    ];
+    for ip in forbidden.map(|text| text.parse::<IpAddr>().unwrap()) {
+        let good: IpAddr = match ip {
+            IpAddr::V4(_) => [10, 0, 0, 1].into(),
+            IpAddr::V6(_) => "fd00::1".parse().unwrap(),
+        };
+        let list = pack_endpoints(
+            [good, ip]
+                .map(|ip| EndpointAddr { ip, port: 80 })
+                .into_iter(),
+        );
+        let mut wire = service();
+        wire.key.as_mut().unwrap().family = match ip {
+            IpAddr::V4(_) => pb::Family::Ipv4.into(),
+            IpAddr::V6(_) => pb::Family::Ipv6.into(),
+        };
+        wire.cluster_ip = ip_bytes(good).into();
+        let local = |ready: &Bytes, draining: &Bytes| pb::LocalEndpoints {
+            key: wire.key.clone(),
+            ready: ready.clone(),
+            draining: draining.clone(),
+        };
+        let (ready, draining) = (local(&list, &Bytes::new()), local(&Bytes::new(), &list));
+        wire.endpoints = list;
+        let fields = [
+            ServiceProgram::try_from(wire).unwrap_err().field,
+            LocalEndpoints::try_from(ready).unwrap_err().field,
+            LocalEndpoints::try_from(draining).unwrap_err().field,
+        ];
+        assert_eq!(fields, ["endpoints", "ready", "draining"], "{ip}");
     }
 }
 

@@ -21,10 +21,14 @@ const PACE: Pace = Pace {
 };
 
 /// Loads on one Service that must not lose anything.
-struct Loads(Vec<(String, Load)>);
+pub(crate) struct Loads(Vec<(String, Load)>);
 
 impl Loads {
-    fn start(world: &World, service: &Svc, cases: &[(Client, At, Family)]) -> Result<Self> {
+    pub(crate) fn start(
+        world: &World,
+        service: &Svc,
+        cases: &[(Client, At, Family)],
+    ) -> Result<Self> {
         let start = |(client, at, family): &(Client, At, Family)| {
             let to = service.address(*at, *family, client.node());
             let probe = Probe::tcp(to);
@@ -35,7 +39,7 @@ impl Loads {
     }
 
     /// Waits until every load has been answered `more` times again.
-    fn progress(&self, more: u64) -> Result<()> {
+    pub(crate) fn progress(&self, more: u64) -> Result<()> {
         for (name, load) in &self.0 {
             let goal = load.report().ok() + more;
             eventually(DEADLINE, name, || match load.report() {
@@ -46,7 +50,7 @@ impl Loads {
         Ok(())
     }
 
-    fn none_lost(self) -> Result<()> {
+    pub(crate) fn none_lost(self) -> Result<()> {
         for (name, load) in self.0 {
             let report = load.stop();
             ensure!(report.lost() == 0 && report.ok() > 0, "{name}: {report}");

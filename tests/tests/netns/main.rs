@@ -7,6 +7,7 @@
 mod addresses;
 mod affinity;
 mod churn;
+mod coming_from_kube_proxy;
 mod conntrack;
 mod limits;
 mod listing;
@@ -100,6 +101,14 @@ kplane_tests::main!(
     restart::a_table_of_another_layout_is_replaced_under_load,
     restart::a_table_with_another_layouts_number_is_replaced,
     restart::cleanup_removes_both_tables_and_may_be_repeated,
+    coming_from_kube_proxy::i4_nothing_fails_while_its_nftables_rules_are_replaced,
+    coming_from_kube_proxy::i4_nothing_fails_while_its_legacy_iptables_rules_are_replaced,
+    coming_from_kube_proxy::i4_nothing_fails_while_its_nft_iptables_rules_are_replaced,
+    coming_from_kube_proxy::i4_rules_of_kubelet_and_others_stay_as_they_were,
+    coming_from_kube_proxy::i4_chains_that_others_need_are_kept_and_named,
+    coming_from_kube_proxy::i4_what_ipvs_mode_left_is_removed,
+    coming_from_kube_proxy::i4_cleanup_removes_everything_of_both_and_may_be_repeated,
+    coming_from_kube_proxy::i4_looking_creates_nothing,
     limits::many_services_are_loaded_through_a_small_socket_buffer,
     limits::too_many_endpoints_are_refused_by_name_and_the_rest_works,
     limits::a_poisoned_service_port_does_not_stop_others,

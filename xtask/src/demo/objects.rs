@@ -148,7 +148,7 @@ fn endpoints(slices: &[&Value]) -> Result<BTreeMap<ServiceKey, Vec<Endpoint>>> {
 fn service(value: &Value, endpoints: &BTreeMap<ServiceKey, Vec<Endpoint>>) -> Result<Service> {
     let object: k8s::Service = typed(value)?;
     let namespace = object.metadata.namespace_of(k8s::Kind::Service);
-    let converted = convert::service(&object, "");
+    let converted = convert::service(&object, "", &convert::ExternalIps::All);
     let ports = converted.ports.into_iter().map(|port| Port {
         endpoints: endpoints.get(&port.key).cloned().unwrap_or_default(),
         port,
@@ -265,7 +265,7 @@ mod tests {
     fn the_shop() {
         let shop = read("deploy/demo");
         let sizes = (shop.nodes.len(), shop.services.len(), shop.pods.len());
-        assert_eq!(sizes, (3, 6, 22));
+        assert_eq!(sizes, (3, 8, 27));
         assert_eq!(pod(&shop, "web-1").ips.len(), 2);
         assert!(pod(&shop, "dns-3").listens.is_empty());
         let dns = pod(&shop, "dns-1").listens.iter().copied();

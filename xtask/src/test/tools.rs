@@ -12,8 +12,13 @@ use super::{cargo, status};
 const CARGO_DENY: &str = "0.20.2";
 
 /// Debian packages: the program that shows that one is there, and its package. Only tests need
-/// them: `nft` is an oracle for what our own netlink code did.
-const PACKAGES: [(&str, &str); 1] = [("nft", "nftables")];
+/// them: `nft` is an oracle for what our own netlink code did, the others make what kube-proxy
+/// leaves behind.
+const PACKAGES: [(&str, &str); 3] = [
+    ("nft", "nftables"),
+    ("iptables", "iptables"),
+    ("ipset", "ipset"),
+];
 
 /// Installs what is missing.
 pub(super) fn install(root: &Path) -> Result<()> {
@@ -29,11 +34,13 @@ pub(super) fn install(root: &Path) -> Result<()> {
 }
 
 fn has(program: &str) -> bool {
+    // That it starts is enough: some want privileges even to tell their version.
     let version = Command::new(program)
         .arg("--version")
         .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .status();
-    version.is_ok_and(|status| status.success())
+    version.is_ok()
 }
 
 fn install_packages(packages: &[&str]) -> Result<()> {

@@ -1,5 +1,7 @@
-use super::service::{PORT, convert, ingress, only, reasons, texts, whole};
-use crate::convert::MAX_SOURCE_RANGES;
+use kplane_model::TrafficPolicy;
+
+use super::service::{PORT, allowing, convert, ingress, only, reasons, texts, whole};
+use crate::convert::{ConvertedService, ExternalIps, MAX_SOURCE_RANGES};
 
 #[test]
 fn a2_addresses_go_to_their_family() {
@@ -41,6 +43,77 @@ fn a4_leading_zeros_are_decimal() {
 }
 
 #[test]
+fn a4_leading_zeros_are_decimal_in_load_balancers_and_ranges_too() {
+    let converted = ingress(
+        "{ip: 192.000.002.010}",
+        ", loadBalancerSourceRanges: [010.008.0.0/16]",
+    );
+    assert!(converted.issues.is_empty(), "{:?}", converted.issues);
+    assert_eq!(texts(&converted.ports[0].load_balancer_ips), ["192.0.2.10"]);
+    assert_eq!(texts(&converted.ports[0].source_ranges), ["10.8.0.0/16"]);
+}
+
+/// A dual-stack Service with these external addresses, and an operator who allows some.
+fn with_external_ips(ips: &str, allowed: &ExternalIps) -> ConvertedService {
+    let spec = format!(
+        "clusterIPs: [10.0.0.1, 'fd00::1'], ipFamilies: [IPv4, IPv6], externalIPs: [{ips}], \
+         externalTrafficPolicy: Local, {PORT}"
+    );
+    allowing(
+        &format!("metadata: {{name: web}}\nspec: {{{spec}}}"),
+        allowed,
+    )
+}
+
+#[test]
+fn a5_external_ips_outside_of_the_operators_ranges_are_refused() {
+    let ranges = ["192.0.2.0/25", "2001:db8::/32"].map(|range| range.parse().unwrap());
+    let allowed = ExternalIps::new(true, ranges.to_vec());
+    let ips = "192.0.2.1, 192.0.2.128, 198.51.100.1, '2001:db8::1', '2001:db9::1', 192.0.2.002";
+    let converted = with_external_ips(ips, &allowed);
+    let [v4, v6] = &converted.ports[..] else {
+        panic!()
+    };
+    assert_eq!(texts(&v4.external_ips), ["192.0.2.1", "192.0.2.2"]);
+    assert_eq!(texts(&v6.external_ips), ["2001:db8::1"]);
+    let told: Vec<_> = converted.issues.iter().map(|i| i.reason.as_str()).collect();
+    let refused = |ip: &str| {
+        format!(
+            "spec.externalIPs: {ip} is outside of the ranges that this cluster allows \
+             (--external-ip-cidr) and is refused; use an address inside of them"
+        )
+    };
+    let expected = ["192.0.2.128", "198.51.100.1", "2001:db9::1"].map(refused);
+    assert_eq!(told, expected);
+    // No ranges = all of them.
+    let converted = with_external_ips(ips, &ExternalIps::new(true, Vec::new()));
+    assert!(converted.issues.is_empty(), "{:?}", converted.issues);
+    assert_eq!(converted.ports[0].external_ips.len(), 4);
+}
+
+/// What depends on external addresses alone does not count without them; the rest is served.
+#[test]
+fn a5_a13_external_ips_that_are_switched_off_count_for_nothing() {
+    let off = ExternalIps::new(false, vec!["0.0.0.0/0".parse().unwrap()]);
+    let converted = with_external_ips("192.0.2.1, '2001:db8::1', rubbish", &off);
+    assert_eq!(converted.ports.len(), 2);
+    for port in &converted.ports {
+        assert!(port.external_ips.is_empty() && !port.externally_accessible());
+        assert_eq!(port.external_policy, TrafficPolicy::Cluster);
+    }
+    let [issue] = &converted.issues[..] else {
+        panic!("{:?}", converted.issues)
+    };
+    assert_eq!(
+        issue.reason,
+        "spec.externalIPs are switched off in this cluster (--allow-external-ips) and are not \
+         served; remove them"
+    );
+    let without = with_external_ips("", &off);
+    assert!(without.issues.is_empty(), "{:?}", without.issues);
+}
+
+#[test]
 fn a5_external_ips_are_unique() {
     let port = only("externalIPs: [192.0.2.1, 192.0.2.2, 192.0.2.001]");
     assert_eq!(texts(&port.external_ips), ["192.0.2.1", "192.0.2.2"]);
@@ -68,6 +141,14 @@ fn special_addresses_are_refused() {
                 .is_empty()
         );
     }
+}
+
+#[test]
+fn a7_without_node_ports_a_load_balancer_is_served_at_its_addresses() {
+    let converted = ingress("{ip: 192.0.2.1}", ", allocateLoadBalancerNodePorts: false");
+    assert!(converted.issues.is_empty(), "{:?}", converted.issues);
+    assert_eq!(converted.ports[0].node_port, None);
+    assert_eq!(texts(&converted.ports[0].load_balancer_ips), ["192.0.2.1"]);
 }
 
 #[test]

@@ -2,8 +2,8 @@ use kplane_model::{Family, ServicePort, TrafficPolicy};
 
 use super::{lines, yaml};
 use crate::convert::{
-    ConvertedService, MAX_ISSUES_PER_OBJECT, MAX_SERVICE_ADDRESSES, MAX_SERVICE_PORTS, SkipReason,
-    service,
+    ConvertedService, ExternalIps, MAX_ISSUES_PER_OBJECT, MAX_SERVICE_ADDRESSES, MAX_SERVICE_PORTS,
+    SkipReason, service,
 };
 
 pub(super) const PORT: &str = "ports: [{port: 80}]";
@@ -16,7 +16,12 @@ pub(super) fn convert(spec: &str) -> ConvertedService {
 }
 
 pub(super) fn whole(text: &str) -> ConvertedService {
-    service(&yaml(text), "shop.yaml, document 1, line 1")
+    allowing(text, &ExternalIps::All)
+}
+
+/// The same where an operator has a word about external addresses.
+pub(super) fn allowing(text: &str, allowed: &ExternalIps) -> ConvertedService {
+    service(&yaml(text), "shop.yaml, document 1, line 1", allowed)
 }
 
 /// The only port of a Service with this spec and one cluster address, without issues.
@@ -238,7 +243,12 @@ fn a13_external_policy_counts_where_accessible() {
 
 #[test]
 fn a14_externally_accessible() {
-    assert!(!only("type: NodePort").externally_accessible());
+    let node_port = |port: u16| {
+        let ports = format!("type: NodePort, ports: [{{port: 80, nodePort: {port}}}]");
+        convert(&format!("clusterIP: 10.0.0.1, {ports}")).ports[0].externally_accessible()
+    };
+    assert!(node_port(30_000) && !node_port(0));
+    assert!(!only("internalTrafficPolicy: Cluster").externally_accessible());
     assert!(only("externalIPs: [192.0.2.1]").externally_accessible());
     assert!(ingress("{ip: 192.0.2.1}", "").ports[0].externally_accessible());
     assert!(!ingress("{ip: 192.0.2.1, ipMode: Proxy}", "").ports[0].externally_accessible());

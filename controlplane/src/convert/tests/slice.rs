@@ -215,6 +215,38 @@ fn cve_2021_25737_addresses_of_the_node_are_refused() {
 }
 
 #[test]
+fn cve_2021_25737_addresses_of_the_node_are_refused_in_ipv6_too() {
+    for (address, why) in [
+        ("::", "is the unspecified address"),
+        ("::1", "is a loopback address"),
+        ("fe80::1", "is a link-local address"),
+        ("febf:ffff::1", "is a link-local address"),
+        ("ff02::1", "is a multicast address"),
+    ] {
+        let converted = whole(&format!(
+            "metadata: {{name: x, labels: {{kubernetes.io/service-name: web}}}}\n\
+             addressType: IPv6\n\
+             endpoints: [{{addresses: ['{address}']}}, {{addresses: ['fd00::2']}}]\n\
+             ports: [{{name: a, port: 1}}]"
+        ));
+        assert_eq!(
+            reasons(&converted),
+            [format!(
+                "error: endpoints[0]: the address {address} {why} and is refused; traffic must \
+                 never be sent there"
+            )]
+        );
+        assert_eq!(converted.ports[0].endpoints.len(), 1, "{address}");
+    }
+}
+
+#[test]
+fn a4_leading_zeros_of_endpoints_are_decimal() {
+    let endpoint = only("addresses: [010.000.0.012]");
+    assert_eq!(endpoint.addr.to_string(), "10.0.0.12:8080");
+}
+
+#[test]
 fn b2_hints() {
     let endpoint = only(
         "addresses: [10.0.0.1], hints: {forZones: [{name: a}, {name: b}], forNodes: [{name: n}]}",

@@ -2,6 +2,7 @@
 
 mod agent;
 mod ask;
+pub(crate) mod kube_proxy;
 pub(crate) mod nft;
 mod scenario;
 mod service;

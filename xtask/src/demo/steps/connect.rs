@@ -18,6 +18,8 @@ use super::super::world::Role;
 
 /// Calls in a scenario: a pod's share of a sixth is 16.7 % +- 1.5 % (1 sigma) then.
 const CALLS: u32 = 600;
+/// Calls that nobody must answer, each of which takes a while to be sure of.
+const SILENT_CALLS: u32 = 4;
 /// Standard deviations that a pod's share may be off: less than one run in 10,000 fails for it.
 const SIGMAS: f64 = 5.0;
 /// Cells of a bar.
@@ -100,6 +102,33 @@ const SCENARIOS: &[Scenario] = &[
         node: "node-3",
     },
     Scenario {
+        title: "The same address through a node without such a pod: dropped, not sent elsewhere",
+        service: "gateway",
+        family: Family::V4,
+        protocol: Protocol::Tcp,
+        target: Kind::LoadBalancer,
+        role: Role::Client,
+        node: "node-2",
+    },
+    Scenario {
+        title: "Source ranges: a caller from the office's network is let in",
+        service: "office",
+        family: Family::V4,
+        protocol: Protocol::Tcp,
+        target: Kind::LoadBalancer,
+        role: Role::Guest,
+        node: "node-1",
+    },
+    Scenario {
+        title: "Source ranges: what comes from elsewhere is dropped",
+        service: "office",
+        family: Family::V4,
+        protocol: Protocol::Tcp,
+        target: Kind::LoadBalancer,
+        role: Role::Client,
+        node: "node-1",
+    },
+    Scenario {
         title: "Zone hints: a pod in zone-b stays in zone-b",
         service: "cache",
         family: Family::V4,
@@ -167,7 +196,11 @@ impl Scenario {
         let planner = Planner::new(&stage.objects, &stage.world);
         let call = planner.call(port, target, caller, node);
         let call = call.context("no address of that family")?;
-        let finding = call.make_times(CALLS as usize, CALLS as usize)?;
+        let calls = match call.expect {
+            Expect::Silence => SILENT_CALLS,
+            Expect::Answer { .. } | Expect::Refused => CALLS,
+        };
+        let finding = call.make_times(calls as usize, calls as usize)?;
         let took = began.elapsed();
 
         let screen = show.screen;
@@ -178,7 +211,7 @@ impl Scenario {
         let mut wrong: Vec<String> = call.complaint(&finding).into_iter().collect();
         wrong.extend(unfair(&planner, &call, &finding));
         let verdict = match wrong.is_empty() {
-            true => format!("{}; {} each", seen_as(&call), span(took / CALLS)),
+            true => format!("{}; {} each", seen_as(&call), span(took / calls)),
             false => "not as it should be:".to_owned(),
         };
         let verdict = screen.paint(Tone::Faint, &verdict);
@@ -214,6 +247,7 @@ fn print_bars(screen: &Screen, planner: &Planner<'_>, port: &Port, call: &Call, 
         let why_not = match () {
             () if may.contains_key(&address) => "",
             () if !endpoint.ready => "not ready",
+            () if is_shut_out(port, call) => "not for this caller",
             () if call.kind == "ClusterIP" => "another zone",
             () => "another node",
         };
@@ -221,6 +255,11 @@ fn print_bars(screen: &Screen, planner: &Planner<'_>, port: &Port, call: &Call, 
         let line = format!("      {name} {node} {bar} {share:5.1} % {answers:>5}  {why_not}");
         screen.line(line.trim_end());
     }
+}
+
+/// A caller that the Service's source ranges leave out (A8).
+fn is_shut_out(port: &Port, call: &Call) -> bool {
+    call.expect == Expect::Silence && !port.port.source_ranges.is_empty()
 }
 
 /// Endpoints that may answer, and their number of expected answers per call.

@@ -1,0 +1,49 @@
+//! `kp-controlplane --check`: what people see before a folder goes live.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::process::Command;
+
+use tempfile::TempDir;
+
+const SERVICE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  clusterIP: 10.96.0.10
+  externalIPs: [192.0.2.1, 203.0.113.1]
+  ports: [{port: 80}]
+";
+
+/// A5: the Service is served but for what the operator does not allow.
+#[test]
+fn a5_external_ips_are_checked_as_they_would_be_served() {
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("web.yaml"), SERVICE).unwrap();
+    let check = |flags: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_kp-controlplane"))
+            .arg("--check")
+            .arg(folder.path())
+            .args(flags)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code(), text)
+    };
+    let (code, text) = check(&[]);
+    assert_eq!(code, Some(0), "{text}");
+    let (code, text) = check(&["--external-ip-cidr", "192.0.2.0/24,2001:db8::/32"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("Service shop/web: spec.externalIPs: 203.0.113.1 is outside"),
+        "{text}"
+    );
+    assert!(
+        text.contains("1 Services with 0 endpoints would be served; 1 errors"),
+        "{text}"
+    );
+    let (code, text) = check(&["--allow-external-ips=false"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("switched off"), "{text}");
+}

@@ -1,0 +1,244 @@
+//! What kube-proxy left in the kernel, asked for and removed over netlink.
+
+use std::fs;
+use std::path::Path;
+
+use kplane_model::Family;
+use nix::net::if_::if_nametoindex;
+
+use super::rules::is_kube_proxys;
+use crate::netlink::{
+    Attribute, Batch, Errno, Label, Messages, NetlinkError, NfSocket, Operation, Request,
+    delete_link, flush_ipvs,
+};
+
+/// kube-proxy's table in nftables mode, one a family (E1).
+const TABLE: &str = "kube-proxy";
+/// The link that holds all addresses of Services in IPVS mode (D2).
+pub(super) const LINK: &str = "kube-ipvs0";
+
+/// Sets of IPVS mode, behind `KUBE-` or `KUBE-6-` (D3).
+const SETS: [&str; 17] = [
+    "CLUSTER-IP",
+    "EXTERNAL-IP",
+    "EXTERNAL-IP-LOCAL",
+    "HEALTH-CHECK-NODE-PORT",
+    "IPVS-IPS",
+    "LOAD-BALANCER",
+    "LOAD-BALANCER-FW",
+    "LOAD-BALANCER-LOCAL",
+    "LOAD-BALANCER-SOURCE-CIDR",
+    "LOAD-BALANCER-SOURCE-IP",
+    "LOOP-BACK",
+    "NODE-PORT-LOCAL-SCTP-HASH",
+    "NODE-PORT-LOCAL-TCP",
+    "NODE-PORT-LOCAL-UDP",
+    "NODE-PORT-SCTP-HASH",
+    "NODE-PORT-TCP",
+    "NODE-PORT-UDP",
+];
+
+/// `NFPROTO_IPV4` and `NFPROTO_IPV6` (linux/netfilter.h).
+const NFPROTO: [u8; 2] = [2, 10];
+/// `NFNL_SUBSYS_NFTABLES << 8` (linux/netfilter/nfnetlink.h).
+const NFTABLES: u16 = 10 << 8;
+/// `NFT_MSG_GETTABLE` (linux/netfilter/nf_tables.h).
+const NFT_MSG_GETTABLE: u16 = 1;
+/// `NFT_MSG_DELTABLE`.
+const NFT_MSG_DELTABLE: u16 = 2;
+/// `NFT_MSG_GETCHAIN`.
+const NFT_MSG_GETCHAIN: u16 = 4;
+/// `NFTA_TABLE_NAME`.
+const NFTA_TABLE_NAME: u16 = 1;
+/// `NFTA_CHAIN_TABLE`.
+const NFTA_CHAIN_TABLE: u16 = 1;
+/// `NFTA_CHAIN_NAME`.
+const NFTA_CHAIN_NAME: u16 = 3;
+
+/// `NFNL_SUBSYS_IPSET << 8`.
+const IPSET: u16 = 6 << 8;
+/// `IPSET_CMD_DESTROY` (linux/netfilter/ipset/ip_set.h).
+const IPSET_CMD_DESTROY: u16 = 3;
+/// `IPSET_CMD_LIST`.
+const IPSET_CMD_LIST: u16 = 7;
+/// `IPSET_PROTOCOL_MIN`, which every kernel since 2.6.39 understands.
+const IPSET_PROTOCOL: u8 = 6;
+/// `IPSET_ATTR_PROTOCOL`.
+const IPSET_ATTR_PROTOCOL: u16 = 1;
+/// `IPSET_ATTR_SETNAME`.
+const IPSET_ATTR_SETNAME: u16 = 2;
+/// `IPSET_ATTR_FLAGS`.
+const IPSET_ATTR_FLAGS: u16 = 6;
+/// `IPSET_FLAG_LIST_SETNAME`: names only.
+const IPSET_FLAG_LIST_SETNAME: u32 = 1 << 1;
+
+/// Whether kube-proxy's nftables table of a family is there.
+///
+/// # Errors
+/// [`NetlinkError`]. A kernel without nf_tables or without the family has no table.
+pub(super) fn has_table(family: Family) -> Result<bool, NetlinkError> {
+    let number = NFPROTO[family as usize];
+    let kind = NFTABLES | NFT_MSG_GETTABLE;
+    let request = Request::new("look for kube-proxy's table", kind, number, |w| {
+        w.str(NFTA_TABLE_NAME, TABLE);
+    });
+    match NfSocket::open()?.get(request) {
+        Ok(_) => Ok(true),
+        Err(error) => match error.errno() {
+            Some(Errno::ENOENT | Errno::EINVAL | Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP) => {
+                Ok(false)
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+/// Removes kube-proxy's nftables table of a family; one that is not there is removed already.
+///
+/// # Errors
+/// Why the table is still there.
+pub(super) fn remove_table(family: Family) -> Result<(), String> {
+    let mut batch = Batch::new();
+    let operation = Operation {
+        label: Label {
+            action: "delete table",
+            object: TABLE,
+        },
+        kind: NFTABLES | NFT_MSG_DELTABLE,
+        flags: 0,
+        family: NFPROTO[family as usize],
+    };
+    batch.push(operation, |w| w.str(NFTA_TABLE_NAME, TABLE));
+    let mut socket = NfSocket::open().map_err(|error| error.to_string())?;
+    let Err(error) = socket.commit(batch.seal(None)) else {
+        return Ok(());
+    };
+    // An acknowledgement may be lost, and somebody else may have been faster.
+    match has_table(family) {
+        Ok(false) => Ok(()),
+        _ => Err(error.to_string()),
+    }
+}
+
+/// Whether nf_tables holds chains of kube-proxy's that an `iptables-nft` made.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn has_iptables_chains(family: Family) -> Result<bool, NetlinkError> {
+    let number = NFPROTO[family as usize];
+    let kind = NFTABLES | NFT_MSG_GETCHAIN;
+    let chains = match NfSocket::open()?.dump(Request::new("list chains", kind, number, |_| {})) {
+        // No nf_tables in this kernel.
+        Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(false),
+        chains => chains?,
+    };
+    Ok(Messages(&chains).any(|message| {
+        let text = |kind| message.attributes().get(kind).and_then(Attribute::as_str);
+        let (table, chain) = (text(NFTA_CHAIN_TABLE), text(NFTA_CHAIN_NAME));
+        is_kube_proxys(table.unwrap_or_default(), chain.unwrap_or_default())
+    }))
+}
+
+/// Whether the link of IPVS mode is there.
+pub(super) fn has_link() -> bool {
+    if_nametoindex(LINK).is_ok()
+}
+
+/// Removes the link of IPVS mode with all its addresses.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn remove_link() -> Result<(), NetlinkError> {
+    match delete_link(LINK) {
+        Err(error) if error.errno() == Some(Errno::ENODEV) => Ok(()),
+        result => result,
+    }
+}
+
+/// The number of IPVS virtual servers, of anybody.
+pub(super) fn virtual_servers() -> usize {
+    let text = fs::read_to_string("/proc/thread-self/net/ip_vs").unwrap_or_default();
+    let is_server = |line: &&str| {
+        let kinds = ["TCP", "UDP", "SCTP", "FWM"];
+        kinds.contains(&line.split(' ').next().unwrap_or_default())
+    };
+    text.lines().filter(is_server).count()
+}
+
+/// Removes all IPVS virtual servers.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn remove_virtual_servers() -> Result<(), NetlinkError> {
+    flush_ipvs()
+}
+
+/// kube-proxy's IP sets.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn sets() -> Result<Vec<String>, NetlinkError> {
+    // The question alone would make the kernel load the module.
+    if Path::new("/sys/module").is_dir() && !Path::new("/sys/module/ip_set").is_dir() {
+        return Ok(Vec::new());
+    }
+    let request = Request::new("list IP sets", IPSET | IPSET_CMD_LIST, NFPROTO[0], |w| {
+        w.u8(IPSET_ATTR_PROTOCOL, IPSET_PROTOCOL);
+        w.u32(IPSET_ATTR_FLAGS, IPSET_FLAG_LIST_SETNAME);
+    });
+    let sets = match NfSocket::open()?.dump(request) {
+        // No IP sets in this kernel.
+        Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(Vec::new()),
+        sets => sets?,
+    };
+    let names = Messages(&sets).filter_map(|m| m.attributes().get(IPSET_ATTR_SETNAME)?.as_str());
+    Ok(names
+        .filter(|name| is_set(name))
+        .map(str::to_owned)
+        .collect())
+}
+
+/// Removes an IP set. No rule may use it any more.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn remove_set(name: &str) -> Result<(), NetlinkError> {
+    let kind = IPSET | IPSET_CMD_DESTROY;
+    let request = Request::new("remove an IP set", kind, NFPROTO[0], |w| {
+        w.u8(IPSET_ATTR_PROTOCOL, IPSET_PROTOCOL);
+        w.str(IPSET_ATTR_SETNAME, name);
+    });
+    match NfSocket::open()?.execute(request) {
+        Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(()),
+        result => result,
+    }
+}
+
+fn is_set(name: &str) -> bool {
+    let rest = name
+        .strip_prefix("KUBE-6-")
+        .or_else(|| name.strip_prefix("KUBE-"));
+    rest.is_some_and(|rest| SETS.contains(&rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// D3: both families' sets, and nobody else's.
+    #[test]
+    fn i4_d3_sets_are_kube_proxys_letter_by_letter() {
+        for name in ["KUBE-CLUSTER-IP", "KUBE-6-LOOP-BACK", "KUBE-NODE-PORT-UDP"] {
+            assert!(is_set(name), "{name}");
+        }
+        for name in [
+            "KUBE-",
+            "KUBE-6-",
+            "KUBE-DST-ABC",
+            "CLUSTER-IP",
+            "kube-cluster-ip",
+        ] {
+            assert!(!is_set(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What kube-proxy leaves on a node: found and removed, in the calling thread's network namespace
+//! (I4). All modes: nftables (E1), iptables of both kinds (C1, C2, C11), IPVS (D2-D4).
+//!
+//! **Invariants.** Looking changes nothing. Nothing is removed but what has a name of kube-proxy's;
+//! kubelet's chains and those that rules of others need stay. A step that fails is one named
+//! [`Problem`], and the others are done all the same.
+//!
+//! Everything here blocks: keep it off the async runtime.
+
+mod iptables;
+mod kernel;
+mod process;
+mod rival;
+mod rules;
+mod start;
+
+use std::fmt;
+
+use kplane_model::Family;
+
+use self::iptables::Rules;
+pub use self::process::RunError;
+pub use self::start::remove_once_serving;
+use crate::netlink::NetlinkError;
+
+/// What kube-proxy left, in the order in which it is removed: rules before what they refer to.
+#[derive(Debug, Default)]
+pub struct Leftovers {
+    items: Vec<Item>,
+    problems: Vec<Problem>,
+}
+
+/// What became of it.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// What is gone, for people, an entry each.
+    pub removed: Vec<String>,
+    /// What could not be looked at or removed.
+    pub problems: Vec<Problem>,
+}
+
+/// Something that is still there, or may be, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    /// The nftables table.
+    #[error("nftables table {table}: {reason}; run `nft delete table {table}`")]
+    Table {
+        /// Family and name, as `nft` writes them.
+        table: &'static str,
+        /// Why not.
+        reason: String,
+    },
+    /// The rules could not be listed.
+    #[error("{tool}-save {source}; remove kube-proxy's chains with `kube-proxy --cleanup`")]
+    Save {
+        /// The kind of iptables.
+        tool: String,
+        /// Why not.
+        source: RunError,
+    },
+    /// A table's chains could not be removed.
+    #[error(
+        "{tool}-restore for table {table} {source}; remove kube-proxy's chains with \
+         `kube-proxy --cleanup`"
+    )]
+    Restore {
+        /// The kind of iptables.
+        tool: String,
+        /// The table.
+        table: &'static str,
+        /// Why not.
+        source: RunError,
+    },
+    /// Chains stay on purpose.
+    #[error(
+        "{tool} table {table}: {chains} kept, because rules of others jump there; see \
+         `{tool}-save -t {table}`"
+    )]
+    Kept {
+        /// The kind of iptables.
+        tool: String,
+        /// The table.
+        table: &'static str,
+        /// Their names.
+        chains: String,
+    },
+    /// There are chains, but nothing to remove them with.
+    #[error(
+        "kube-proxy has chains in iptables, but there is no {program}: install iptables, or run \
+         `kube-proxy --cleanup`"
+    )]
+    NoTool {
+        /// The program that is missing.
+        program: String,
+    },
+    /// There may be chains.
+    #[error(
+        "legacy iptables has tables, perhaps with chains of kube-proxy's, but there is no \
+         {program} to see: install iptables, or run `kube-proxy --cleanup`"
+    )]
+    Unseen {
+        /// The program that is missing.
+        program: String,
+    },
+    /// The virtual servers.
+    #[error("IPVS: {0}; run `ipvsadm --clear`")]
+    VirtualServers(NetlinkError),
+    /// The link with the addresses of all Services.
+    #[error("link kube-ipvs0: {0}; run `ip link delete kube-ipvs0`")]
+    Link(NetlinkError),
+    /// The IP sets could not be listed.
+    #[error("IP sets: {0}; see `ipset list -name`")]
+    Sets(NetlinkError),
+    /// One IP set.
+    #[error("IP set {name}: {source}; is a rule still using it? Run `ipset destroy {name}`")]
+    Set {
+        /// Its name.
+        name: String,
+        /// Why not.
+        source: NetlinkError,
+    },
+}
+
+/// One thing that is removed in one step.
+#[derive(Debug)]
+enum Item {
+    Table(Family),
+    Rules(Rules),
+    VirtualServers(usize),
+    Link,
+    Set(String),
+}
+
+/// Looks for what kube-proxy left. Nothing there costs a few questions to the kernel and, where
+/// iptables is installed, a listing of each of its kinds.
+#[must_use]
+pub fn find() -> Leftovers {
+    let mut found = Leftovers::default();
+    for family in Family::ALL {
+        match kernel::has_table(family) {
+            Ok(true) => found.items.push(Item::Table(family)),
+            Ok(false) => {}
+            Err(error) => found.problems.push(Problem::Table {
+                table: table_name(family),
+                reason: error.to_string(),
+            }),
+        }
+    }
+    for family in Family::ALL {
+        let (rules, problems) = iptables::find(family);
+        found.items.extend(rules.into_iter().map(Item::Rules));
+        found.problems.extend(problems);
+    }
+    // The link is the mark of IPVS mode: without it, virtual servers are somebody else's.
+    if kernel::has_link() {
+        let servers = kernel::virtual_servers();
+        if servers > 0 {
+            found.items.push(Item::VirtualServers(servers));
+        }
+        found.items.push(Item::Link);
+    }
+    match kernel::sets() {
+        Ok(sets) => found.items.extend(sets.into_iter().map(Item::Set)),
+        Err(error) => found.problems.push(Problem::Sets(error)),
+    }
+    found
+}
+
+impl Leftovers {
+    /// There is nothing to remove, as far as could be seen.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Removes everything, each step on its own. Safe to repeat.
+    #[must_use]
+    pub fn remove(self) -> Outcome {
+        let mut outcome = Outcome {
+            removed: Vec::new(),
+            problems: self.problems,
+        };
+        for item in self.items {
+            let name = item.to_string();
+            match item.remove() {
+                Ok(()) => outcome.removed.push(name),
+                Err(problem) => outcome.problems.push(problem),
+            }
+        }
+        outcome
+    }
+}
+
+/// All of it on one line.
+impl fmt::Display for Leftovers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, item) in self.items.iter().enumerate() {
+            write!(f, "{}{item}", if index > 0 { "; " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl Item {
+    fn remove(self) -> Result<(), Problem> {
+        match self {
+            Self::Table(family) => kernel::remove_table(family).map_err(|reason| Problem::Table {
+                table: table_name(family),
+                reason,
+            }),
+            Self::Rules(rules) => rules.remove(),
+            Self::VirtualServers(_) => {
+                kernel::remove_virtual_servers().map_err(Problem::VirtualServers)
+            }
+            Self::Link => kernel::remove_link().map_err(Problem::Link),
+            Self::Set(name) => {
+                kernel::remove_set(&name).map_err(|source| Problem::Set { name, source })
+            }
+        }
+    }
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(family) => write!(f, "nftables table {}", table_name(*family)),
+            Self::Rules(rules) => rules.fmt(f),
+            Self::VirtualServers(count) => write!(f, "{count} IPVS virtual servers"),
+            Self::Link => write!(f, "link {}", kernel::LINK),
+            Self::Set(name) => write!(f, "IP set {name}"),
+        }
+    }
+}
+
+/// As `nft` writes it.
+fn table_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip kube-proxy",
+        Family::V6 => "ip6 kube-proxy",
+    }
+}

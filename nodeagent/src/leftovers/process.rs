@@ -1,0 +1,157 @@
+//! A program run to its end, with limits to how long it may take and how much it may say.
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// First pause between two looks at whether a program has ended; it doubles up to [`PAUSE_MAX`].
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// Longest pause between two looks.
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+/// Most that is kept of what a program complains about, in bytes.
+const COMPLAINT_BYTES: u64 = 1_000;
+
+/// What a program may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Time until it is killed.
+    pub(super) within: Duration,
+    /// Bytes on its standard output.
+    pub(super) output_bytes: u64,
+}
+
+/// A program that did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// It could not be started or talked to.
+    #[error("cannot be run: {0}")]
+    Io(#[from] io::Error),
+    /// It was killed.
+    #[error("did not end within {0:?}")]
+    TimedOut(Duration),
+    /// It said more than it may.
+    #[error("printed more than {0} bytes")]
+    TooLong(u64),
+    /// It failed.
+    #[error("failed ({status}): {complaint}")]
+    Failed {
+        /// How it ended.
+        status: ExitStatus,
+        /// The beginning of its standard error, on one line.
+        complaint: String,
+    },
+}
+
+/// Runs a program in the calling thread's network namespace; returns what it prints.
+///
+/// # Errors
+/// [`RunError`].
+pub(super) fn run(
+    program: &Path,
+    arguments: &[&str],
+    input: &[u8],
+    limits: Limits,
+) -> Result<Vec<u8>, RunError> {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            // A program that fails does not read to the end; its exit code says so.
+            stdin.map(|mut pipe| pipe.write_all(input))
+        });
+        let output = scope.spawn(move || read(stdout, limits.output_bytes));
+        let complaint = scope.spawn(move || read(stderr, COMPLAINT_BYTES));
+        let status = wait(&mut child, limits.within);
+        let output = output.join().unwrap_or_default();
+        let complaint = complaint.join().unwrap_or_default();
+        let status = status?;
+        if output.len() as u64 > limits.output_bytes {
+            return Err(RunError::TooLong(limits.output_bytes));
+        }
+        if !status.success() {
+            let text = String::from_utf8_lossy(&complaint);
+            let words: Vec<&str> = text.split_whitespace().collect();
+            let complaint = words.join(" ");
+            return Err(RunError::Failed { status, complaint });
+        }
+        Ok(output)
+    })
+}
+
+/// Reads one byte more than the limit at most; then the pipe is closed.
+fn read(pipe: Option<impl Read>, limit: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Some(pipe) = pipe {
+        // What was read until an error is all there is.
+        let _ = pipe.take(limit + 1).read_to_end(&mut bytes);
+    }
+    bytes
+}
+
+fn wait(child: &mut Child, within: Duration) -> Result<ExitStatus, RunError> {
+    let start = Instant::now();
+    let mut pause = PAUSE_MIN;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if start.elapsed() >= within {
+            child.kill()?;
+            child.wait()?;
+            return Err(RunError::TimedOut(within));
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        within: Duration::from_secs(10),
+        output_bytes: 1_000_000,
+    };
+
+    fn shell(script: &str, input: &[u8], limits: Limits) -> Result<Vec<u8>, RunError> {
+        run(Path::new("/bin/sh"), &["-c", script], input, limits)
+    }
+
+    #[test]
+    fn large_texts_pass_both_ways() {
+        let text = vec![b'x'; 900_000];
+        assert_eq!(shell("cat", &text, LIMITS).unwrap(), text);
+    }
+
+    #[test]
+    fn failures_say_why() {
+        let error = shell("echo no way >&2; exit 3", &[b'x'; 500_000], LIMITS).unwrap_err();
+        assert_eq!(error.to_string(), "failed (exit status: 3): no way");
+        let missing = run(Path::new("/no/such/program"), &[], b"", LIMITS);
+        assert!(matches!(missing, Err(RunError::Io(_))));
+    }
+
+    #[test]
+    fn limits_hold() {
+        let brief = Limits {
+            within: Duration::from_millis(50),
+            ..LIMITS
+        };
+        let error = shell("exec sleep 60", b"", brief).unwrap_err();
+        assert!(matches!(error, RunError::TimedOut(_)), "{error}");
+        let little = Limits {
+            output_bytes: 10,
+            ..LIMITS
+        };
+        let error = shell("exec yes", b"", little).unwrap_err();
+        assert!(matches!(error, RunError::TooLong(10)), "{error}");
+    }
+}

@@ -1,0 +1,249 @@
+//! What kube-proxy has in iptables, read from what `iptables-save` prints, and the text that makes
+//! `iptables-restore` remove it. Pure; takes any text.
+//!
+//! Of the text only two things are ever repeated: names of chains that are kube-proxy's letter by
+//! letter ([`is_kube_proxys`]), and rules that jump from a built-in chain to such a chain, if they
+//! consist of plain characters ([`is_plain`]).
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fmt::Write as _;
+
+/// The tables in which kube-proxy has chains (C1, D4).
+const TABLES: [&str; 3] = ["nat", "filter", "mangle"];
+
+/// Chains with a name of their own, in any of the tables: C1, C11, D4.
+///
+/// Not here are kubelet's: `KUBE-KUBELET-CANARY`, `KUBE-IPTABLES-HINT`, `KUBE-MARK-DROP`, and
+/// `KUBE-FIREWALL`, whose one rule of kube-proxy's (C8) kubelet writes just the same: while
+/// `route_localnet` is set it protects the node.
+const CHAINS: [&str; 13] = [
+    "KUBE-EXTERNAL-SERVICES",
+    "KUBE-FORWARD",
+    "KUBE-IPVS-FILTER",
+    "KUBE-IPVS-OUT-FILTER",
+    "KUBE-LOAD-BALANCER",
+    MARK_MASQ,
+    "KUBE-NODE-PORT",
+    "KUBE-NODEPORTS",
+    POSTROUTING,
+    "KUBE-PROXY-CANARY",
+    "KUBE-PROXY-FIREWALL",
+    "KUBE-SERVICES",
+    "KUBE-SOURCE-RANGES-FIREWALL",
+];
+/// Asks for masquerading; container network plugins let their rules jump here.
+const MARK_MASQ: &str = "KUBE-MARK-MASQ";
+/// Masquerades what [`MARK_MASQ`] marked.
+const POSTROUTING: &str = "KUBE-POSTROUTING";
+
+/// Chains of one ServicePort or endpoint: a prefix and [`HASH_BYTES`] characters (C2).
+const PREFIXES: [&str; 6] = [
+    "KUBE-SVC-",
+    "KUBE-SVL-",
+    "KUBE-EXT-",
+    "KUBE-FW-",
+    "KUBE-SEP-",
+    "KUBE-XLB-",
+];
+/// Length of the hash in a chain's name.
+const HASH_BYTES: usize = 16;
+
+/// Chains that are always there, from which kube-proxy jumps to its own.
+const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+
+/// What kube-proxy has in one table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Table {
+    /// Name of the table.
+    pub(super) name: &'static str,
+    /// Chains to remove.
+    pub(super) chains: BTreeSet<String>,
+    /// Rules of built-in chains to remove: what follows `-A` in the listing.
+    pub(super) jumps: Vec<String>,
+    /// Chains that stay because rules of others need them.
+    pub(super) kept: BTreeSet<String>,
+}
+
+impl Table {
+    /// There is nothing to remove.
+    pub(super) fn is_empty(&self) -> bool {
+        self.chains.is_empty() && self.jumps.is_empty()
+    }
+
+    /// What makes `iptables-restore --noflush` remove it, all or nothing.
+    pub(super) fn removal(&self) -> String {
+        let mut text = format!("*{}\n", self.name);
+        // Naming a chain empties it, so that afterwards nothing refers to another one.
+        for chain in &self.chains {
+            let _ = writeln!(text, ":{chain} - [0:0]");
+        }
+        for jump in &self.jumps {
+            let _ = writeln!(text, "-D {jump}");
+        }
+        for chain in &self.chains {
+            let _ = writeln!(text, "-X {chain}");
+        }
+        text.push_str("COMMIT\n");
+        text
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (chains, rules) = (self.chains.len(), self.jumps.len());
+        let s = |count| if count == 1 { "" } else { "s" };
+        write!(
+            f,
+            "{chains} chain{} and {rules} jump{} in table {}",
+            s(chains),
+            s(rules),
+            self.name
+        )
+    }
+}
+
+/// Whether a chain of a table is kube-proxy's and nobody else's.
+pub(super) fn is_kube_proxys(table: &str, chain: &str) -> bool {
+    let is_hash = |text: &str| {
+        let base32 = |b: u8| b.is_ascii_uppercase() || (b'2'..=b'7').contains(&b);
+        text.len() == HASH_BYTES && text.bytes().all(base32)
+    };
+    let mut prefixes = PREFIXES.into_iter();
+    TABLES.contains(&table)
+        && (CHAINS.contains(&chain)
+            || prefixes.any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash)))
+}
+
+/// Finds what kube-proxy has in the text that `iptables-save` printed: an entry for each table in
+/// which it has something.
+pub(super) fn parse(text: &str) -> Vec<Table> {
+    let mut found = Vec::new();
+    let mut table: Option<Listing<'_>> = None;
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix('*') {
+            table = TABLES.iter().find(|t| **t == name).map(|t| Listing::new(t));
+        } else if line == "COMMIT" {
+            found.extend(table.take().and_then(Listing::finish));
+        } else if let Some(table) = &mut table {
+            table.line(line);
+        }
+    }
+    found
+}
+
+/// One table while it is read.
+struct Listing<'a> {
+    name: &'static str,
+    /// kube-proxy's chains.
+    chains: BTreeSet<&'a str>,
+    /// Jumps from built-in chains to kube-proxy's: where to, and the rule.
+    jumps: Vec<(&'a str, &'a str)>,
+    /// Jumps between kube-proxy's chains.
+    inner: BTreeMap<&'a str, BTreeSet<&'a str>>,
+    /// kube-proxy's chains to which rules of others jump.
+    needed: BTreeSet<&'a str>,
+}
+
+impl<'a> Listing<'a> {
+    fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            chains: BTreeSet::new(),
+            jumps: Vec::new(),
+            inner: BTreeMap::new(),
+            needed: BTreeSet::new(),
+        }
+    }
+
+    fn line(&mut self, line: &'a str) {
+        if let Some(chain) = line.strip_prefix(':') {
+            let name = chain.split(' ').next().unwrap_or_default();
+            if is_kube_proxys(self.name, name) {
+                self.chains.insert(name);
+            }
+        } else if let Some(rule) = line.strip_prefix("-A ") {
+            self.rule(rule);
+        }
+    }
+
+    fn rule(&mut self, rule: &'a str) {
+        let mut words = words(rule);
+        let from = words.next().unwrap_or_default();
+        let Some(verb) = words.find(|word| matches!(*word, "-j" | "-g")) else {
+            return;
+        };
+        let to = words.next().unwrap_or_default();
+        if !is_kube_proxys(self.name, to) {
+            return;
+        }
+        if is_kube_proxys(self.name, from) {
+            self.inner.entry(from).or_default().insert(to);
+        } else if BUILT_IN.contains(&from) && verb == "-j" && is_plain(rule) {
+            self.jumps.push((to, rule));
+        } else {
+            self.needed.insert(to);
+        }
+    }
+
+    /// Keeps what rules of others need, and everything behind it.
+    fn finish(self) -> Option<Table> {
+        let mut kept = BTreeSet::new();
+        let mut next: Vec<&str> = self.needed.into_iter().collect();
+        while let Some(chain) = next.pop() {
+            if kept.insert(chain) {
+                next.extend(self.inner.get(chain).into_iter().flatten());
+                // A mark is of no use to anybody without the rule that acts on it.
+                next.extend((chain == MARK_MASQ).then_some(POSTROUTING));
+            }
+        }
+        let stays = |to: &str| to == POSTROUTING && kept.contains(to);
+        let jumps = self.jumps.iter().filter(|(to, _)| !stays(to));
+        let table = Table {
+            name: self.name,
+            jumps: jumps.map(|(_, rule)| (*rule).to_owned()).collect(),
+            chains: owned(self.chains.difference(&kept)),
+            kept: owned(self.chains.intersection(&kept)),
+        };
+        (!table.is_empty() || !table.kept.is_empty()).then_some(table)
+    }
+}
+
+fn owned<'a>(names: impl Iterator<Item = &'a &'a str>) -> BTreeSet<String> {
+    names.map(|name| (*name).to_owned()).collect()
+}
+
+/// Text that means to `iptables-restore` what it meant to `iptables-save`, and cannot be anything
+/// but one rule: no escapes, no unfinished quotation, nothing that is not printable.
+fn is_plain(rule: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b" _-,.:/!+\"".contains(&b);
+    rule.bytes().all(plain) && rule.bytes().filter(|b| *b == b'"').count() % 2 == 0
+}
+
+/// The words of a rule; what is between quotation marks belongs to one word.
+fn words(rule: &str) -> impl Iterator<Item = &str> {
+    let mut rest = rule;
+    std::iter::from_fn(move || {
+        rest = rest.trim_start_matches(' ');
+        let (mut quoted, mut escaped) = (false, false);
+        let ends = |c: char| match c {
+            _ if std::mem::take(&mut escaped) => false,
+            '\\' => {
+                escaped = true;
+                false
+            }
+            '"' => {
+                quoted = !quoted;
+                false
+            }
+            c => c == ' ' && !quoted,
+        };
+        let end = rest.find(ends).unwrap_or(rest.len());
+        let (word, behind) = rest.split_at(end);
+        rest = behind;
+        (!word.is_empty()).then_some(word)
+    })
+}
