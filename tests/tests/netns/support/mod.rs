@@ -1,7 +1,17 @@
 //! A small cluster whose nodes run the backend under test, Services for it, and questions to ask.
 
+/// Whether the backend programs session affinity (A11). If not, connections of affine Services are
+/// spread, and their ServicePorts are reported as degraded.
+pub(crate) const AFFINITY_PROGRAMMED: bool = false;
+
 mod agent;
+pub(crate) mod arrival;
 mod ask;
+pub(crate) mod cluster;
+pub(crate) mod model;
+pub(crate) mod model_fate;
+pub(crate) mod model_objects;
+pub(crate) mod model_pairs;
 pub(crate) mod nft;
 mod scenario;
 mod service;
@@ -13,4 +23,4 @@ pub(crate) use scenario::{
     ALL, ALL_MASQUERADED, DROPPED, HERE, HERE_MASQUERADED, REFUSED, Row, Scenario, Want,
 };
 pub(crate) use service::{At, Ep, PORT, Svc, TARGET, node_ip, pod_ips, svc};
-pub(crate) use world::{Client, Setup, World, cidrs, ep, facts, second_ip};
+pub(crate) use world::{Client, Net, Setup, World, cidrs, ep, facts, second_ip};
