@@ -17,6 +17,8 @@ pub(crate) struct Agent {
     pub(crate) ns: NetNs,
     pub(crate) facts: NodeFacts,
     pub(crate) settings: NodeSettings,
+    /// Counts from the next start.
+    pub(crate) backend_settings: Settings,
     backend: Box<dyn Backend>,
 }
 
@@ -38,13 +40,14 @@ impl Agent {
             ns: ns.clone(),
             facts,
             settings,
-            backend: open(ns)?,
+            backend_settings: Settings::default(),
+            backend: open(ns, &Settings::default())?,
         })
     }
 
     /// A new process takes over: nothing is remembered but what the kernel holds.
     pub(crate) fn restart(&mut self) -> Result<()> {
-        self.backend = open(&self.ns)?;
+        self.backend = open(&self.ns, &self.backend_settings)?;
         Ok(())
     }
 
@@ -133,6 +136,6 @@ impl Agent {
     }
 }
 
-fn open(ns: &NetNs) -> Result<Box<dyn Backend>> {
-    ns.run(|| Ok(BACKEND.open(&Settings::default())?))
+fn open(ns: &NetNs, settings: &Settings) -> Result<Box<dyn Backend>> {
+    ns.run(|| Ok(BACKEND.open(settings)?))
 }

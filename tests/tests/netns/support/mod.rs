@@ -13,6 +13,7 @@ pub(crate) mod model_fate;
 pub(crate) mod model_objects;
 pub(crate) mod model_pairs;
 pub(crate) mod nft;
+pub(crate) mod objects;
 mod scenario;
 mod service;
 mod world;
