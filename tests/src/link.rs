@@ -149,6 +149,18 @@ impl Netlink {
             .with_context(|| format!("add {ip}/{prefix_len} to {link}"))
     }
 
+    /// Takes an address from a link.
+    ///
+    /// # Errors
+    /// There is no such link, or it does not have the address with this prefix length.
+    pub fn delete_address(&self, link: &str, ip: IpAddr, prefix_len: u8) -> Result<()> {
+        let index = self.index(link)?;
+        let mut like = self.handle.address().add(index, ip, prefix_len);
+        let request = self.handle.address().del(like.message_mut().clone());
+        self.wait(request.execute())
+            .with_context(|| format!("delete {ip}/{prefix_len} from {link}"))
+    }
+
     /// Adds a route, or replaces the one to the same destination.
     ///
     /// # Errors

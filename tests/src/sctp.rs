@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Read as _};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -75,10 +75,24 @@ impl Watch {
     /// # Errors
     /// That a raw socket could not be opened or used.
     pub fn probe(&self, client: &NetNs, dst: SocketAddr, timeout: Duration) -> Result<Outcome> {
+        self.probe_from(client, None, dst, timeout)
+    }
+
+    /// The same from an address of the client's, unless the kernel shall choose one.
+    ///
+    /// # Errors
+    /// As [`Watch::probe`].
+    pub fn probe_from(
+        &self,
+        client: &NetNs,
+        source: Option<IpAddr>,
+        dst: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Outcome> {
         let tag = NEXT_TAG.fetch_add(1, Ordering::Relaxed);
         // Other traffic may have filled the captures since.
         drop(self.collect());
-        let sent = client.run(|| Ok(send(dst, &init(tag, dst.port()))))?;
+        let sent = client.run(|| Ok(send(source, dst, &init(tag, dst.port()))))?;
         let mut socket = match sent {
             Ok(socket) => socket,
             Err(error) if is_unreachable(error.kind()) => return Ok(Outcome::Unreachable),
@@ -119,11 +133,14 @@ pub fn init_probe(
 }
 
 /// Sends a packet by a raw socket that then gets the ICMP errors about `dst` only: it is connected.
-fn send(dst: SocketAddr, packet: &[u8]) -> Result<Socket, Error> {
+fn send(source: Option<IpAddr>, dst: SocketAddr, packet: &[u8]) -> Result<Socket, Error> {
     let kind = Some(Protocol::from(i32::from(SCTP)));
     let socket = Socket::new(Domain::for_address(dst), Type::RAW, kind)?;
     socket.set_nonblocking(true)?;
-    // A raw socket's address has no port.
+    // A raw socket's addresses have no ports.
+    if let Some(source) = source {
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+    }
     socket.connect(&SocketAddr::new(dst.ip(), 0).into())?;
     socket.send(packet)?;
     Ok(socket)

@@ -7,12 +7,17 @@
 mod addresses;
 mod affinity;
 mod churn;
+mod combined;
 mod coming_from_kube_proxy;
 mod conntrack;
+mod generated;
 mod limits;
 mod listing;
 mod policies;
 mod restart;
+mod ruleset;
+mod runtime;
+mod shared;
 mod spread;
 mod strangers;
 mod support;
@@ -114,5 +119,36 @@ kplane_tests::main!(
     limits::a_poisoned_service_port_does_not_stop_others,
     limits::of_two_services_with_one_address_the_second_is_refused_by_name,
     limits::nothing_is_deleted_before_everything_is_known,
+    generated::cases_are_the_same_for_a_seed_and_hold_every_pair,
+    generated::generated_cases_meet_the_fate_that_the_rules_say,
+    combined::a8_a16_source_ranges_together_with_external_policy_local,
+    combined::a8_a18_source_ranges_where_a_local_policy_has_no_endpoint,
+    combined::b2_b3_b5_hints_together_with_draining_endpoints,
+    combined::b8_only_hints_decide_about_topology,
+    combined::b2_b9_traffic_follows_the_zone_label_of_the_node,
+    combined::a4_leading_zeros_are_decimal_up_to_the_packet,
+    combined::a11_a16_affinity_never_leads_past_a_local_policy,
+    combined::a11_b5_affinity_is_released_with_the_endpoint_under_policy_local,
+    combined::a30_nothing_but_ready_endpoints_of_ports,
+    shared::a3_a8_services_share_a_load_balancer_address_on_ports_and_protocols,
+    shared::a5_of_two_services_with_an_external_ip_the_older_is_served_and_the_other_told,
+    shared::a6_of_two_services_with_a_load_balancer_address_the_older_is_served_and_the_other_told,
+    shared::a21_of_two_services_with_a_node_port_the_older_is_served_and_the_other_told,
+    shared::a5_an_external_ip_never_shadows_a_cluster_ip,
+    shared::a1_a2_what_is_not_ours_is_left_alone,
+    runtime::a21_node_port_addresses_by_range_follow_the_node,
+    runtime::a21_e10_node_ports_follow_the_primary_address_of_the_node,
+    runtime::a20_e10_a_change_of_service_cidrs_counts_at_once,
+    runtime::a15_a16_a17_a_restart_with_other_settings_leaves_nothing_stale,
+    runtime::c5_e7_any_bit_of_the_mark_and_no_other,
+    runtime::e12_a_failed_transaction_is_followed_by_a_new_change,
+    runtime::f5_established_connections_live_through_every_change,
+    ruleset::e1_one_table_in_each_family_and_nothing_else,
+    ruleset::e2_base_chains_have_the_priorities_that_others_count_on,
+    ruleset::e4_hairpins_are_known_of_local_endpoints_only,
+    ruleset::e3_e5_e6_e9_services_add_elements_only,
+    ruleset::e11_nothing_is_left_of_deleted_services,
+    ruleset::a26_e8_no_hole_is_punched_into_others_firewalls,
+    ruleset::e8_no_rule_looks_for_invalid_packets,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );

@@ -31,9 +31,6 @@ pub(crate) fn traffic_that_is_no_services_keeps_its_addresses() -> Result<()> {
         let pod = ep("c").address(family);
         client.route(Cidr::single(pod.ip()), world.topology.node("node-2")?)?;
         for from in Client::ALL {
-            if (from, protocol) == (Client::Node, Protocol::Sctp) {
-                continue; // The rig's INITs leave from another address.
-            }
             let seen = ask(&world.net, from, protocol, pod)?;
             let wanted = Seen::Hit {
                 endpoint: pod,

@@ -18,6 +18,8 @@ pub(crate) struct Agent {
     pub(crate) ns: NetNs,
     pub(crate) facts: NodeFacts,
     pub(crate) settings: NodeSettings,
+    /// Counts from the next start.
+    pub(crate) backend_settings: Settings,
     backend: Box<dyn Backend>,
     /// Deletes stale conntrack entries, if asked to.
     pub(crate) conntrack: Option<Cleaner>,
@@ -41,7 +43,8 @@ impl Agent {
             ns: ns.clone(),
             facts,
             settings,
-            backend: open(ns)?,
+            backend_settings: Settings::default(),
+            backend: open(ns, &Settings::default())?,
             conntrack: None,
         })
     }
@@ -54,7 +57,7 @@ impl Agent {
 
     /// A new process takes over: nothing is remembered but what the kernel holds.
     pub(crate) fn restart(&mut self) -> Result<()> {
-        self.backend = open(&self.ns)?;
+        self.backend = open(&self.ns, &self.backend_settings)?;
         if self.conntrack.is_some() {
             self.clean_conntrack()?;
         }
@@ -150,6 +153,6 @@ impl Agent {
     }
 }
 
-fn open(ns: &NetNs) -> Result<Box<dyn Backend>> {
-    ns.run(|| Ok(BACKEND.open(&Settings::default())?))
+fn open(ns: &NetNs, settings: &Settings) -> Result<Box<dyn Backend>> {
+    ns.run(|| Ok(BACKEND.open(settings)?))
 }

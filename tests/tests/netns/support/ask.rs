@@ -65,6 +65,8 @@ pub(crate) struct Question {
     pub(crate) protocol: Protocol,
     pub(crate) to: SocketAddr,
     pub(crate) timeout: Duration,
+    /// The client's own, unless said otherwise.
+    pub(crate) source: IpAddr,
 }
 
 impl fmt::Display for Question {
@@ -80,7 +82,13 @@ impl Question {
             protocol,
             to,
             timeout: client::TIMEOUT,
+            source: client.source(Family::of(to.ip())),
         }
+    }
+
+    /// From another of the client's addresses.
+    pub(crate) fn source(self, source: IpAddr) -> Self {
+        Self { source, ..self }
     }
 
     pub(crate) fn timeout(self, timeout: Duration) -> Self {
@@ -109,7 +117,7 @@ impl Question {
             Protocol::Sctp => return self.repeat_sctp(net, go_on),
         };
         let probe = Probe::new(protocol, self.to)
-            .source(self.client.source(Family::of(self.to.ip())))
+            .source(self.source)
             .timeout(self.timeout);
         net.ns(self.client)?.run(|| {
             while go_on(of_outcome(probe.here())) {}
@@ -120,7 +128,8 @@ impl Question {
     fn repeat_sctp(&self, net: &Net, mut go_on: impl FnMut(Seen) -> bool) -> Result<()> {
         let ns = net.ns(self.client)?;
         loop {
-            let seen = match net.watch.probe(ns, self.to, self.timeout) {
+            let from = Some(self.source);
+            let seen = match net.watch.probe_from(ns, from, self.to, self.timeout) {
                 Ok(outcome) => of_sctp(outcome),
                 Err(error) if is_denied(&error) => Seen::Denied,
                 Err(error) => return Err(error),

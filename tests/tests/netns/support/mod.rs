@@ -1,9 +1,20 @@
 //! A small cluster whose nodes run the backend under test, Services for it, and questions to ask.
 
+/// Whether the backend programs session affinity (A11). If not, connections of affine Services are
+/// spread, and their ServicePorts are reported as degraded.
+pub(crate) const AFFINITY_PROGRAMMED: bool = true;
+
 mod agent;
+pub(crate) mod arrival;
 mod ask;
+pub(crate) mod cluster;
 pub(crate) mod kube_proxy;
+pub(crate) mod model;
+pub(crate) mod model_fate;
+pub(crate) mod model_objects;
+pub(crate) mod model_pairs;
 pub(crate) mod nft;
+pub(crate) mod objects;
 mod scenario;
 mod service;
 mod world;

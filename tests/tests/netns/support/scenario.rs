@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use anyhow::{Result, anyhow, ensure};
-use kplane_model::{Family, Protocol};
+use kplane_model::Family;
 
 use super::ask::{PATIENCE, Question, SILENCE, Seen};
 use super::service::{At, Svc};
@@ -182,10 +182,6 @@ impl Cell<'_> {
             return Some(format!("{seen}, not one of {wanted:?}"));
         }
         let client = self.question.client;
-        // The rig sends INITs from the address that masquerading chooses as well.
-        if client == Client::Node && self.question.protocol == Protocol::Sctp {
-            return None;
-        }
         let own = client.source(Family::of(*source));
         // A15: hairpin.
         let masqueraded = want == Source::Node || endpoint.ip() == own;

@@ -30,10 +30,11 @@ const PODS: [(&str, u8, u8); 5] = [
 /// All pods of the cluster.
 const POD_RANGES: [&str; 2] = ["10.244.0.0/16", "fd44::/32"];
 /// Where ClusterIPs come from.
-const SERVICE_RANGES: [&str; 2] = ["10.96.0.0/16", "fd96::/64"];
+pub(crate) const SERVICE_RANGES: [&str; 2] = ["10.96.0.0/16", "fd96::/64"];
 /// External and load-balancer addresses.
 const EXTERNAL_RANGES: [&str; 2] = ["198.18.0.0/15", "fd96::/32"];
-const NODES: u8 = 2;
+/// Number of nodes.
+pub(crate) const NODES: u8 = 2;
 
 /// How the nodes tell who is who.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub(crate) enum Setup {
     NoPodRanges,
     /// Pods are known, and all traffic to ClusterIPs is masqueraded (`masqueradeAll`).
     MasqueradeAll,
+    /// The same, and nobody is known to be a pod.
+    MasqueradeAllNoPodRanges,
 }
 
 /// Who asks.
@@ -79,11 +82,19 @@ pub(crate) struct Net {
 }
 
 impl Setup {
+    pub(crate) const ALL: [Self; 4] = [
+        Self::PodRanges,
+        Self::NoPodRanges,
+        Self::MasqueradeAll,
+        Self::MasqueradeAllNoPodRanges,
+    ];
+
     pub(crate) fn settings(self) -> Result<NodeSettings> {
-        let known = self != Self::NoPodRanges;
+        let known = matches!(self, Self::PodRanges | Self::MasqueradeAll);
+        let all = matches!(self, Self::MasqueradeAll | Self::MasqueradeAllNoPodRanges);
         Ok(NodeSettings {
             cluster_cidrs: if known { cidrs(&POD_RANGES)? } else { vec![] },
-            masquerade_all: self == Self::MasqueradeAll,
+            masquerade_all: all,
             nodeport_addresses: Vec::new(),
         })
     }
@@ -176,6 +187,13 @@ impl Net {
             watch: Watch::open(pods.values())?,
             pods,
         })
+    }
+
+    /// The namespace of a pod.
+    pub(crate) fn pod(&self, name: &str) -> Result<&NetNs> {
+        self.pods
+            .get(name)
+            .with_context(|| format!("no pod {name}"))
     }
 
     /// The namespace of a client.

@@ -1,0 +1,258 @@
+//! The whole way from Kubernetes objects to the kernel in one process: index, selection and
+//! publishing of the control plane, then the engine of each node. Only gRPC is left out.
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use kp_controlplane::index::Index;
+use kp_controlplane::k8s::{Kind, Object, ObjectId};
+use kp_controlplane::publish::{Cursor, Piece, Store};
+use kp_controlplane::source::{Batch, Event, Located};
+use kp_nodeagent::backend::{self, Settings};
+use kp_nodeagent::desired::{Collector, Position};
+use kp_nodeagent::engine::Engine;
+use kp_nodeagent::plan::NodeSettings;
+use kp_nodeagent::report::{Failure, Report};
+use kplane_model::{Family, Issue};
+use kplane_proto::v1 as pb;
+use kplane_tests::netns::NetNs;
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
+
+use super::service::{node_ip, node_name};
+use super::world::{NODES, SERVICE_RANGES, World};
+
+/// How soon the kernels of all nodes must hold a change, on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// The epoch of the only control plane there is.
+const EPOCH: u64 = 1;
+
+/// A control plane and the agents of all nodes of a world.
+pub(crate) struct Cluster {
+    index: Index,
+    store: Store,
+    members: Vec<Member>,
+    runtime: Runtime,
+}
+
+/// An agent, and what the control plane knows of it.
+struct Member {
+    name: String,
+    ns: NetNs,
+    engine: Engine,
+    cursor: Cursor,
+    /// The next piece begins a snapshot.
+    snapshot: bool,
+}
+
+impl Cluster {
+    /// Agents on all nodes of a world without agents; Node objects and ServiceCIDRs, no Services.
+    pub(crate) fn open(world: &World, settings: &NodeSettings) -> Result<Self> {
+        Self::open_with(world, settings, &Settings::default())
+    }
+
+    /// The same with settings of the backend.
+    pub(crate) fn open_with(
+        world: &World,
+        settings: &NodeSettings,
+        backend: &Settings,
+    ) -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let member = |number| {
+            let ns = world.node(number)?;
+            Ok(Member {
+                name: node_name(number),
+                ns: ns.clone(),
+                engine: start(&runtime, ns, settings, backend)?,
+                cursor: Cursor::at(0),
+                snapshot: true,
+            })
+        };
+        let members = (1..=NODES).map(member).collect::<Result<_>>()?;
+        let mut cluster = Self {
+            index: Index::default(),
+            store: Store::new(EPOCH),
+            members,
+            runtime,
+        };
+        let mut events: Vec<Event> = Kind::ALL.map(Event::Init).to_vec();
+        for object in (1..=NODES).map(node).chain([service_cidr(&SERVICE_RANGES)]) {
+            events.push(Event::InitApply(Box::new(located(&object)?)));
+        }
+        events.extend(Kind::ALL.map(Event::InitDone));
+        cluster.change(events)?;
+        Ok(cluster)
+    }
+
+    /// Says what changed, and waits until the kernels of all nodes hold it.
+    pub(crate) fn change(&mut self, events: Vec<Event>) -> Result<()> {
+        self.offer(events)?;
+        self.settle()
+    }
+
+    /// Applies objects, given as they are written in manifests.
+    pub(crate) fn apply(&mut self, objects: &[Value]) -> Result<()> {
+        self.change(objects.iter().map(apply).collect::<Result<_>>()?)
+    }
+
+    /// Says what changed; the engines may still be at work when this returns.
+    pub(crate) fn offer(&mut self, events: Vec<Event>) -> Result<()> {
+        let observed_at = SystemTime::now();
+        let outcome = self.index.apply(Batch {
+            events,
+            observed_at,
+        });
+        if let Some(publication) = outcome.publication {
+            self.store.publish(&publication);
+        }
+        self.send()
+    }
+
+    /// Sends every agent what it lacks.
+    fn send(&mut self) -> Result<()> {
+        for member in &mut self.members {
+            let mut collector = Collector::new(EPOCH);
+            let update = loop {
+                let piece = self.store.collect(&member.name, &mut member.cursor);
+                let piece = encode(piece, std::mem::take(&mut member.snapshot));
+                if let Some(update) = collector.push(piece)? {
+                    break update;
+                }
+            };
+            self.runtime.block_on(member.engine.submit(update))??;
+        }
+        Ok(())
+    }
+
+    /// Waits until the kernels of all nodes hold everything that was said.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let wanted = Position {
+            epoch: EPOCH,
+            revision: self.store.head().borrow().revision,
+        };
+        for member in &self.members {
+            let mut reports = member.engine.reports();
+            let applied = |report: &Report| report.applied == Some(wanted);
+            let settled = self.runtime.block_on(async {
+                let settled = tokio::time::timeout(DEADLINE, reports.wait_for(applied)).await;
+                settled.is_ok_and(|report| report.is_ok())
+            });
+            let report = member.engine.reports().borrow().clone();
+            ensure!(settled, "{} does not get there: {report:?}", member.name);
+        }
+        Ok(())
+    }
+
+    /// What is not in a kernel as desired, on any node.
+    pub(crate) fn failures(&self) -> Vec<Failure> {
+        let reports = self.members.iter().map(|member| member.engine.reports());
+        let failures = reports.map(|report| report.borrow().failures.clone());
+        failures.collect::<Vec<_>>().concat()
+    }
+
+    /// What is wrong with the objects.
+    pub(crate) fn issues(&self) -> Vec<Issue> {
+        self.index.issues()
+    }
+
+    /// New processes take the agents' places, with these settings.
+    pub(crate) fn restart(&mut self, settings: &NodeSettings, backend: &Settings) -> Result<()> {
+        for member in &mut self.members {
+            member.engine = start(&self.runtime, &member.ns, settings, backend)?;
+            member.cursor = Cursor::at(0);
+            member.snapshot = true;
+        }
+        self.send()?;
+        self.settle()
+    }
+}
+
+fn start(
+    runtime: &Runtime,
+    ns: &NetNs,
+    settings: &NodeSettings,
+    backend: &Settings,
+) -> Result<Engine> {
+    let (settings, backend) = (settings.clone(), backend.clone());
+    // The engine's thread begins where its creator is.
+    ns.run(move || {
+        let open = move || backend::Kind::Nftables.open(&backend);
+        Ok(runtime.block_on(Engine::spawn(open, settings))?)
+    })
+}
+
+fn encode(piece: Piece, snapshot: bool) -> pb::Update {
+    pb::Update {
+        objects: piece.objects,
+        deleted: piece.deleted.iter().map(Into::into).collect(),
+        snapshot,
+        end: piece.end.map(|end| pb::UpdateEnd {
+            revision: end.revision,
+            digest: end.digest.to_bytes().to_vec(),
+            changed_at_ms: 0,
+        }),
+    }
+}
+
+/// An object as it is written in a manifest is new or changed.
+pub(crate) fn apply(object: &Value) -> Result<Event> {
+    Ok(Event::Apply(Box::new(located(object)?)))
+}
+
+/// The same object is gone.
+pub(crate) fn delete(object: &Value) -> Result<Event> {
+    Ok(Event::Delete(id(object)?))
+}
+
+pub(crate) fn id(object: &Value) -> Result<ObjectId> {
+    Ok(located(object)?.object.id())
+}
+
+fn located(value: &Value) -> Result<Located> {
+    let copy = value.clone();
+    let object = match value["kind"].as_str() {
+        Some("Service") => serde_json::from_value(copy).map(Object::Service),
+        Some("EndpointSlice") => serde_json::from_value(copy).map(Object::EndpointSlice),
+        Some("Node") => serde_json::from_value(copy).map(Object::Node),
+        Some("ServiceCIDR") => serde_json::from_value(copy).map(Object::ServiceCidr),
+        other => return Err(anyhow!("kind {other:?}")),
+    };
+    Ok(Located {
+        object: object.with_context(|| value.to_string())?,
+        location: "test".into(),
+    })
+}
+
+/// The zone of a node: each is in one of its own.
+pub(crate) fn zone_name(number: u8) -> String {
+    format!("zone-{number}")
+}
+
+/// A node's object, in a zone of its own.
+pub(crate) fn node(number: u8) -> Value {
+    node_in(number, &zone_name(number))
+}
+
+/// A node's object in a zone.
+pub(crate) fn node_in(number: u8, zone: &str) -> Value {
+    let addresses = Family::ALL.map(
+        |family| json!({"type": "InternalIP", "address": node_ip(number, family).to_string()}),
+    );
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": node_name(number),
+            "labels": {"topology.kubernetes.io/zone": zone},
+        },
+        "spec": {"podCIDRs": [format!("10.244.{number}.0/24"), format!("fd44:0:0:{number:x}::/64")]},
+        "status": {"addresses": addresses},
+    })
+}
+
+/// The ranges that ClusterIPs come from.
+pub(crate) fn service_cidr(cidrs: &[&str]) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+        "metadata": {"name": "kubernetes"}, "spec": {"cidrs": cidrs},
+    })
+}
