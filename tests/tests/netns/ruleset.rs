@@ -36,6 +36,8 @@ pub(crate) fn e2_base_chains_have_the_priorities_that_others_count_on() -> Resul
         ("filter", "output", -110),
         ("nat", "prerouting", -100),
         ("nat", "output", -100),
+        ("filter", "prerouting", -99),
+        ("filter", "output", -99),
         ("filter", "input", 0),
         ("filter", "forward", 0),
         ("filter", "output", 0),

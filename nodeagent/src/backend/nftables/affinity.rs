@@ -9,7 +9,8 @@
 //!
 //! A group is a ServicePort together with the endpoints that may be chosen: those of the cluster,
 //! or those of this node where a Local policy asks for them. All addresses of a ServicePort that
-//! choose among the same endpoints share a group. Elements lead to these chains: `Set::Sticky`
+//! choose among the same endpoints share a group; and what is chosen in one of its two groups is
+//! remembered in the other where that may choose it as well. Elements lead to these chains: `Set::Sticky`
 //! (pick), `Set::RememberServices` and `Set::RememberNodeports` (keep or split).
 //!
 //! nft 1.0.6 cannot load a rule that remembers IPv6 address and port as one value, so IPv6 has a
@@ -30,7 +31,8 @@ use super::schema::Set;
 /// About 100 bytes of the kernel's memory each.
 pub(super) const MAX_CLIENTS: u32 = 1 << 18;
 
-/// Names a group on every node and after every restart: a hash of ServicePort and scope.
+/// Names a group on every node and after every restart: a hash of the ServicePort, and the lowest
+/// bit for the scope.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AffinityId(u64);
 
@@ -38,9 +40,9 @@ pub struct AffinityId(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Scope {
     /// Those for policy Cluster.
-    Cluster,
+    Cluster = 0,
     /// Those on this node, for policy Local.
-    Local,
+    Local = 1,
 }
 
 /// The parts of a group.
@@ -62,9 +64,12 @@ pub struct Group {
     pub(super) protocol: Protocol,
     /// Seconds without a new connection until a client is forgotten.
     pub(super) timeout_s: u32,
-    pub(super) scope: Scope,
-    /// Local only: the group of clients inside the cluster, where these reach all endpoints (A16).
-    pub(super) inside: Option<AffinityId>,
+    /// Local only: clients inside the cluster reach all endpoints, and belong to the other group
+    /// of the ServicePort (A16).
+    pub(super) inside_apart: bool,
+    /// The other group of the ServicePort may choose all endpoints that this one may choose: what
+    /// is remembered here is remembered there, too.
+    pub(super) shared: bool,
 }
 
 impl fmt::Debug for AffinityId {
@@ -81,13 +86,30 @@ impl AffinityId {
             key.service.namespace.as_bytes(),
             key.service.name.as_bytes(),
             key.port_name.as_bytes(),
-            &[key.protocol.number(), scope as u8],
+            &[key.protocol.number()],
         ];
         for part in parts {
             hasher.write(part);
             hasher.write(&[0]);
         }
-        Self(hasher.finish())
+        Self(hasher.finish() & !1 | scope as u64)
+    }
+
+    pub(super) fn scope(self) -> Scope {
+        match self.0 & 1 {
+            0 => Scope::Cluster,
+            _ => Scope::Local,
+        }
+    }
+
+    /// The group of the same ServicePort with the other scope.
+    pub(super) fn other(self) -> Self {
+        Self(self.0 ^ 1)
+    }
+
+    /// The same for both groups of a ServicePort, and no others.
+    pub(super) fn pair(self) -> u64 {
+        self.0 >> 1
     }
 
     #[cfg(test)]
@@ -133,34 +155,33 @@ impl Group {
     /// group is.
     pub(super) fn comment(&self) -> String {
         let (protocol, timeout_s) = (self.protocol, self.timeout_s);
-        let scope = match (self.scope, self.inside) {
-            (Scope::Cluster, _) => String::new(),
-            (Scope::Local, None) => " local".to_owned(),
-            (Scope::Local, Some(inside)) => format!(" local, inside {inside:?}"),
-        };
-        format!("{protocol} {timeout_s}s{scope}")
+        let mut text = format!("{protocol} {timeout_s}s");
+        for (word, _) in self.words().iter().filter(|(_, said)| *said) {
+            text += word;
+        }
+        text
+    }
+
+    /// What a comment says of a group behind protocol and timeout.
+    fn words(&self) -> [(&'static str, bool); 3] {
+        [
+            (", local", self.id.scope() == Scope::Local),
+            (", inside apart", self.inside_apart),
+            (", shared", self.shared),
+        ]
     }
 
     /// The group with this comment, if we wrote it.
     pub(super) fn from_comment(id: AffinityId, comment: &str) -> Option<Self> {
-        let mut words = comment.split([' ', ',']).filter(|word| !word.is_empty());
-        let protocol = words.next()?;
-        let protocol = Protocol::ALL
-            .into_iter()
-            .find(|p| p.to_string() == protocol)?;
-        let timeout_s = words.next()?.strip_suffix('s')?.parse().ok()?;
-        let scope = words.next().map_or(Scope::Cluster, |_| Scope::Local);
-        let inside = words.nth(1);
-        let inside = match inside {
-            Some(digits) => Some(AffinityId(u64::from_str_radix(digits, 16).ok()?)),
-            None => None,
-        };
+        let first = comment.split(',').next()?;
+        let (protocol, timeout_s) = first.split_once(' ')?;
+        let mut protocols = Protocol::ALL.into_iter();
         let group = Self {
             id,
-            protocol,
-            timeout_s,
-            scope,
-            inside,
+            protocol: protocols.find(|p| p.as_str() == protocol)?,
+            timeout_s: timeout_s.strip_suffix('s')?.parse().ok()?,
+            inside_apart: comment.contains(", inside apart"),
+            shared: comment.ends_with(", shared"),
         };
         (group.comment() == comment).then_some(group)
     }
@@ -168,20 +189,25 @@ impl Group {
     /// The chains, with rules; a chain comes before those that lead to it.
     pub(super) fn chains(&self) -> Vec<Chain> {
         let chain = |part| Chain::new(self.id.name(part));
-        let mut chains = vec![
-            chain(Part::Pick).rule([Step::Is(self.protocol), Step::Recall(self.id)]),
-            chain(Part::Keep)
-                .rule([Step::Remember(self.id, self.timeout_s)])
-                .because(self.comment()),
-        ];
-        if self.scope == Scope::Local {
-            let split = chain(Part::Split);
-            let split = self.inside.into_iter().fold(split, |split, inside| {
-                split
-                    .rule([Step::In(Set::PodCidrs), Step::GotoKeep(inside)])
-                    .rule([Step::FromPodInterface, Step::GotoKeep(inside)])
-                    .rule([Step::FromThisNode, Step::GotoKeep(inside)])
-            });
+        let keep = chain(Part::Keep)
+            .rule([Step::Remember(self.id, self.timeout_s)])
+            .because(self.comment());
+        let other = self.shared.then(|| self.id.other());
+        let keep = other.into_iter().fold(keep, |keep, other| {
+            keep.rule([Step::Remember(other, self.timeout_s)])
+        });
+        let pick = chain(Part::Pick).rule([Step::Is(self.protocol), Step::Recall(self.id)]);
+        let mut chains = vec![pick, keep];
+        if self.id.scope() == Scope::Local {
+            let inside = self.inside_apart.then(|| self.id.other());
+            let split = inside
+                .into_iter()
+                .fold(chain(Part::Split), |split, inside| {
+                    split
+                        .rule([Step::In(Set::PodCidrs), Step::GotoKeep(inside)])
+                        .rule([Step::FromPodInterface, Step::GotoKeep(inside)])
+                        .rule([Step::FromThisNode, Step::GotoKeep(inside)])
+                });
             chains.push(split.rule([Step::GotoKeep(self.id)]));
         }
         chains
@@ -214,12 +240,12 @@ mod tests {
         let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len());
         // Found again after a restart, whatever the version of the compiler.
-        assert_eq!(ids[0].name(Part::Pick), "affinity-pick-de99dfd0f1ae1f62");
+        assert_eq!(ids[0].name(Part::Pick), "affinity-pick-751c656c31309f24");
     }
 
     #[test]
     fn names_and_comments_are_read_back() {
-        let [id, inside] = [AffinityId(7), AffinityId(u64::MAX)];
+        let id = AffinityId(7);
         for part in [
             Part::Clients,
             Part::Ports,
@@ -237,19 +263,21 @@ mod tests {
         ] {
             assert_eq!(AffinityId::from_name(other, Part::Clients), None);
         }
-        for (scope, inside) in [
-            (Scope::Cluster, None),
-            (Scope::Local, None),
-            (Scope::Local, Some(inside)),
+        for (bits, inside_apart, shared) in [
+            (6, false, false),
+            (6, false, true),
+            (7, false, true),
+            (7, true, false),
+            (7, true, true),
         ] {
             let group = Group {
-                id,
+                id: AffinityId(bits),
                 protocol: Protocol::Udp,
                 timeout_s: 10_800,
-                scope,
-                inside,
+                inside_apart,
+                shared,
             };
-            assert_eq!(Group::from_comment(id, &group.comment()), Some(group));
+            assert_eq!(Group::from_comment(group.id, &group.comment()), Some(group));
         }
         for other in [
             "",
@@ -258,7 +286,7 @@ mod tests {
             "TCP 1",
             "tcp 1s",
             "TCP 1s remote",
-            "TCP 1s local,",
+            "TCP 1s, local, shared.",
         ] {
             assert_eq!(Group::from_comment(id, other), None, "{other}");
         }

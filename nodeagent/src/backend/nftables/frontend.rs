@@ -101,13 +101,6 @@ impl Ops {
     /// How much room the objects of a group take, compared with one element.
     const GROUP_WEIGHT: usize = 24;
 
-    pub(super) fn group(op: GroupOp) -> Self {
-        Self {
-            groups: vec![op],
-            ..Self::default()
-        }
-    }
-
     /// Number of operations.
     pub(super) fn len(&self) -> usize {
         self.delete.len() + self.groups.len() + self.add.len()

@@ -1,6 +1,6 @@
 //! The groups of session affinity that a table holds. Pure, like `table.rs`.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kplane_model::{EndpointAddr, ServiceKey, TrafficPolicy};
 
@@ -28,9 +28,9 @@ pub(super) struct StagedGroups(HashMap<AffinityId, Option<Held>>);
 /// What a change of groups does.
 #[derive(Debug, Default)]
 pub(super) struct GroupChange {
-    /// Before elements lead to them; one group each.
+    /// Before elements lead to them; one ServicePort each.
     pub(super) before: Vec<Ops>,
-    /// When no element leads to them any more; one group each.
+    /// When no element leads to them any more; one ServicePort each.
     pub(super) after: Vec<Ops>,
     /// Groups that may remember endpoints which they must not remember.
     pub(super) stale: Vec<AffinityId>,
@@ -58,33 +58,29 @@ impl Groups {
     /// Works out what is to be done.
     pub(super) fn change(&self, staged: &StagedGroups) -> GroupChange {
         let mut change = GroupChange::default();
-        let (mut make, mut rewrite, mut drop) = (Vec::new(), Vec::new(), Vec::new());
-        for (id, after) in &staged.0 {
-            match (self.0.get(id), after) {
-                (None, Some(after)) => make.push(after.group),
-                (Some(before), None) => drop.push(before.group),
-                (Some(before), Some(after)) => {
-                    if before.group != after.group {
-                        rewrite.push(after.group);
+        // Both groups of a ServicePort lead to each other: what happens to them goes together.
+        let mut before: BTreeMap<u64, Ops> = BTreeMap::new();
+        let mut after: BTreeMap<u64, Ops> = BTreeMap::new();
+        let push = |list: &mut BTreeMap<u64, Ops>, id: AffinityId, op| {
+            list.entry(id.pair()).or_default().groups.push(op);
+        };
+        for (id, next) in &staged.0 {
+            match (self.0.get(id), next) {
+                (None, Some(next)) => push(&mut before, *id, GroupOp::Make(next.group)),
+                (Some(held), None) => push(&mut after, *id, GroupOp::Drop(held.group)),
+                (Some(held), Some(next)) => {
+                    if held.group != next.group {
+                        push(&mut before, *id, GroupOp::Rewrite(next.group));
                     }
-                    if before.may_lose_to(after) {
+                    if held.may_lose_to(next) {
                         change.stale.push(*id);
                     }
                 }
                 (None, None) => {}
             }
         }
-        // A Local group leads to the other one of its ServicePort.
-        make.sort_unstable_by_key(|group| (group.scope, group.id));
-        drop.sort_unstable_by_key(|group| (std::cmp::Reverse(group.scope), group.id));
-        let make = make.into_iter().map(GroupOp::Make);
-        let rewrite = rewrite.into_iter().map(GroupOp::Rewrite);
-        change.before = make.chain(rewrite).map(Ops::group).collect();
-        change.after = drop
-            .into_iter()
-            .map(GroupOp::Drop)
-            .map(Ops::group)
-            .collect();
+        change.before = before.into_values().collect();
+        change.after = after.into_values().collect();
         change
     }
 
@@ -136,22 +132,25 @@ impl StagedGroups {
             frontends.find(|f| f.policy == policy).map(|f| &f.endpoints)
         };
         let cluster = of_policy(TrafficPolicy::Cluster).or(inside);
-        let mut take = |scope, endpoints: Option<&Vec<EndpointAddr>>, inside| {
-            if let Some(endpoints) = endpoints {
-                let group = Group {
-                    id: AffinityId::new(&plan.key, scope),
-                    protocol: plan.key.protocol,
-                    timeout_s,
-                    scope,
-                    inside,
-                };
-                let endpoints = Some(endpoints.clone());
-                self.0.insert(group.id, Some(Held { group, endpoints }));
-            }
-        };
-        take(Scope::Cluster, cluster, None);
-        let inside = inside.map(|_| AffinityId::new(&plan.key, Scope::Cluster));
-        take(Scope::Local, of_policy(TrafficPolicy::Local), inside);
+        let local = of_policy(TrafficPolicy::Local);
+        for (scope, ours, others) in [
+            (Scope::Cluster, cluster, local),
+            (Scope::Local, local, cluster),
+        ] {
+            let Some(endpoints) = ours else {
+                continue;
+            };
+            let may = |e: &EndpointAddr| others.is_some_and(|o| o.binary_search(e).is_ok());
+            let group = Group {
+                id: AffinityId::new(&plan.key, scope),
+                protocol: plan.key.protocol,
+                timeout_s,
+                inside_apart: scope == Scope::Local && inside.is_some(),
+                shared: others.is_some() && endpoints.iter().all(may),
+            };
+            let endpoints = Some(endpoints.clone());
+            self.0.insert(group.id, Some(Held { group, endpoints }));
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use super::element::{Element, ElementOp, push_elements};
 use super::frontend::Ops;
 use super::readback::{ReadError, StructureState, read_elements, read_structure};
 use super::schema::Settings;
-use super::structure::{push_delete_table, push_groups, push_structure};
+use super::structure::{GroupOp, push_delete_table, push_groups, push_structure};
 use crate::netlink::{Batch, CommitError, NetlinkError, NfSocket, generation_after};
 
 /// Most that one element adds to a batch, in bytes: see `MAX_ELEMENT_BYTES` in `element.rs`. A
@@ -161,8 +161,9 @@ impl Kernel for Netlink {
         // The kernel does the operations in order: a key is deleted before it is added again.
         let deleted = groups.iter().flat_map(|ops| &ops.delete);
         push_elements(&mut batch, family, ElementOp::Delete, deleted);
-        let objects = groups.iter().flat_map(|ops| &ops.groups);
-        push_groups(&mut batch, family, self.settings, objects.copied());
+        let objects = groups.iter().flat_map(|ops| &ops.groups).copied();
+        let objects: Vec<GroupOp> = objects.collect();
+        push_groups(&mut batch, family, self.settings, &objects);
         let added = groups.iter().flat_map(|ops| &ops.add);
         push_elements(&mut batch, family, ElementOp::Add, added);
         let bytes = batch.byte_len() as u64;

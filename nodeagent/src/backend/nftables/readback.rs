@@ -80,8 +80,8 @@ pub fn read_structure(
     let groups = actual.groups();
     let mut batch = Batch::new();
     push_structure(&mut batch, family, settings);
-    let make = groups.iter().copied().map(GroupOp::Make);
-    push_groups(&mut batch, family, settings, make);
+    let make: Vec<GroupOp> = groups.iter().copied().map(GroupOp::Make).collect();
+    push_groups(&mut batch, family, settings, &make);
     let expected = Structure::from_messages([batch.as_bytes()]);
     Ok(match expected.difference(&actual) {
         None => StructureState::Ours(groups),

@@ -57,44 +57,73 @@ pub(super) fn push_structure_as(
 /// What happens to the objects of a group of session affinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GroupOp {
-    /// They are made. A Local group comes behind the group that it names.
+    /// They are made.
     Make(Group),
     /// Their rules are replaced; clients stay.
     Rewrite(Group),
-    /// They go, clients too. A Local group goes before the group that it names.
+    /// They go, clients too.
     Drop(Group),
 }
 
-/// Adds what happens to groups, in the order given: before elements that lead to new ones, and
-/// behind the deletion of those that lead to old ones.
-pub(super) fn push_groups(
-    batch: &mut Batch,
-    family: Family,
-    settings: Settings,
-    ops: impl IntoIterator<Item = GroupOp>,
-) {
+impl GroupOp {
+    fn made(&self) -> Option<&Group> {
+        match self {
+            Self::Make(group) => Some(group),
+            Self::Rewrite(_) | Self::Drop(_) => None,
+        }
+    }
+
+    fn rewritten(&self) -> Option<&Group> {
+        match self {
+            Self::Rewrite(group) => Some(group),
+            Self::Make(_) | Self::Drop(_) => None,
+        }
+    }
+
+    fn dropped(&self) -> Option<&Group> {
+        match self {
+            Self::Drop(group) => Some(group),
+            Self::Make(_) | Self::Rewrite(_) => None,
+        }
+    }
+}
+
+/// Adds what happens to groups: before elements that lead to new ones, and behind the deletion of
+/// those that lead to old ones. Groups of a ServicePort lead to each other, so everything is made
+/// before rules are, and goes after rules do.
+pub(super) fn push_groups(batch: &mut Batch, family: Family, settings: Settings, ops: &[GroupOp]) {
     let mut table = Table {
         batch,
         family,
         name: TABLE,
     };
-    for op in ops {
-        match op {
-            GroupOp::Make(group) => table.make_group(&group, settings),
-            GroupOp::Rewrite(group) => {
-                for chain in group.chains() {
-                    table.flush_chain(&chain.name);
-                    table.add_rules(&chain, settings);
-                }
-            }
-            GroupOp::Drop(group) => {
-                for chain in group.chains().iter().rev() {
-                    table.delete_chain(&chain.name);
-                }
-                for map in Group::maps(family) {
-                    table.delete_set(&group.id.name(*map));
-                }
-            }
+    let made = || ops.iter().filter_map(GroupOp::made);
+    let rewritten = || ops.iter().filter_map(GroupOp::rewritten);
+    let dropped = || ops.iter().filter_map(GroupOp::dropped);
+    for group in made() {
+        for map in Group::maps(family) {
+            table.add_clients(group, *map);
+        }
+        for chain in group.chains() {
+            table.add_chain(&chain);
+        }
+    }
+    for chain in made().flat_map(Group::chains) {
+        table.add_rules(&chain, settings);
+    }
+    for chain in rewritten().flat_map(Group::chains) {
+        table.flush_chain(&chain.name);
+        table.add_rules(&chain, settings);
+    }
+    for chain in dropped().flat_map(Group::chains) {
+        table.flush_chain(&chain.name);
+    }
+    for group in dropped() {
+        for chain in group.chains() {
+            table.delete_chain(&chain.name);
+        }
+        for map in Group::maps(family) {
+            table.delete_set(&group.id.name(*map));
         }
     }
 }
@@ -188,17 +217,6 @@ impl Table<'_> {
         });
     }
 
-    fn make_group(&mut self, group: &Group, settings: Settings) {
-        for map in Group::maps(self.family) {
-            self.add_clients(group, *map);
-        }
-        let chains = group.chains();
-        for chain in &chains {
-            self.add_chain(chain);
-            self.add_rules(chain, settings);
-        }
-    }
-
     /// A map that packets write.
     fn add_clients(&mut self, group: &Group, map: Part) {
         let (table, family, name) = (self.name, self.family, group.id.name(map));
@@ -231,7 +249,6 @@ impl Table<'_> {
         });
     }
 
-    /// With its rules.
     fn delete_chain(&mut self, name: &str) {
         let table = self.name;
         let object = ("delete chain", "of session affinity");

@@ -60,24 +60,25 @@ impl Memory {
         let mut groups = self.groups.clone();
         for op in ops {
             let fine = match op {
-                GroupOp::Make(group) => {
-                    let named = group
-                        .inside
-                        .is_none_or(|inside| groups.contains_key(&inside));
-                    named && groups.insert(group.id, group).is_none()
-                }
+                GroupOp::Make(group) => groups.insert(group.id, group).is_none(),
                 GroupOp::Rewrite(group) => groups.insert(group.id, group).is_some(),
                 GroupOp::Drop(group) => {
-                    let named = groups.values().any(|other| other.inside == Some(group.id));
                     let used = elements
                         .iter()
                         .any(|element| leads_to(element) == Some(group.id));
-                    !named && !used && groups.remove(&group.id) == Some(group)
+                    !used && groups.remove(&group.id) == Some(group)
                 }
             };
             if !fine {
                 return Err(Self::refused());
             }
+        }
+        let leads_nowhere = |group: &Group| {
+            let leads = group.inside_apart || group.shared;
+            leads && !groups.contains_key(&group.id.other())
+        };
+        if groups.values().any(leads_nowhere) {
+            return Err(Self::refused());
         }
         Ok(groups)
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use kplane_model::{Family, Protocol};
 
-use super::super::affinity::{AffinityId, Group, Scope};
+use super::super::affinity::{AffinityId, Group};
 use super::super::layout::Step;
 use super::super::rule::Expressions;
 use super::super::schema::{Balancer, Class, PodInterface, Set, Settings};
@@ -212,8 +212,8 @@ fn sets_are_those_of_nft() {
             id: SEVEN,
             protocol: Protocol::Tcp,
             timeout_s: 1,
-            scope: Scope::Cluster,
-            inside: None,
+            inside_apart: false,
+            shared: false,
         };
         let mut batch = Batch::new();
         push_structure(&mut batch, family, Settings::default());
@@ -221,7 +221,7 @@ fn sets_are_those_of_nft() {
             &mut batch,
             family,
             Settings::default(),
-            [GroupOp::Make(group)],
+            &[GroupOp::Make(group)],
         );
         let ours = Messages(batch.as_bytes())
             .map(Message::attributes)
