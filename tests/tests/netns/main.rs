@@ -109,6 +109,7 @@ kplane_tests::main!(
     runtime::a15_a16_a17_a_restart_with_other_settings_leaves_nothing_stale,
     runtime::c5_e7_any_bit_of_the_mark_and_no_other,
     runtime::e12_a_failed_transaction_is_followed_by_a_new_change,
+    runtime::a19_connections_from_before_a_service_has_their_address_go_on,
     runtime::f5_established_connections_live_through_every_change,
     ruleset::e1_one_table_in_each_family_and_nothing_else,
     ruleset::e2_base_chains_have_the_priorities_that_others_count_on,
