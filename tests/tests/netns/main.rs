@@ -1,8 +1,10 @@
 //! The data path with real packets: the backend programs nodes, clients connect, endpoints tell
-//! what reached them. No control plane, no gRPC.
+//! what reached them. No gRPC.
 //!
 //! Most tests are [`support::Scenario`]s: tables of what must happen, which say nothing about how a
-//! backend does it. Test names begin with the behaviour they stand for.
+//! backend does it. Others begin with Kubernetes objects and have a control plane and engines
+//! ([`support::cluster`]); of these, [`generated`] ones play thousands of cases against a plain model
+//! of the rules. Test names begin with the behaviour they stand for.
 
 mod addresses;
 mod churn;
