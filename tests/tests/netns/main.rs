@@ -1,8 +1,10 @@
 //! The data path with real packets: the backend programs nodes, clients connect, endpoints tell
-//! what reached them. No control plane, no gRPC.
+//! what reached them. No gRPC.
 //!
 //! Most tests are [`support::Scenario`]s: tables of what must happen, which say nothing about how a
-//! backend does it. Test names begin with the behaviour they stand for.
+//! backend does it. Others begin with Kubernetes objects and have a control plane and engines
+//! ([`support::cluster`]); of these, [`generated`] ones play thousands of cases against a plain model
+//! of the rules. Test names begin with the behaviour they stand for.
 
 mod addresses;
 mod affinity;
@@ -142,6 +144,7 @@ kplane_tests::main!(
     runtime::a15_a16_a17_a_restart_with_other_settings_leaves_nothing_stale,
     runtime::c5_e7_any_bit_of_the_mark_and_no_other,
     runtime::e12_a_failed_transaction_is_followed_by_a_new_change,
+    runtime::a19_connections_from_before_a_service_has_their_address_go_on,
     runtime::f5_established_connections_live_through_every_change,
     ruleset::e1_one_table_in_each_family_and_nothing_else,
     ruleset::e2_base_chains_have_the_priorities_that_others_count_on,

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use kp_nodeagent::backend::Settings;
 use kplane_model::{Family, Protocol};
 use kplane_tests::capture::Capture;
-use kplane_tests::client::{Outcome, Probe, Session};
+use kplane_tests::client::{self, Outcome, Probe, Session};
 use kplane_tests::privilege::require_tool;
 use kplane_tests::topology::LINK;
 use kplane_tests::wait::eventually;
@@ -21,8 +21,8 @@ use crate::support::cluster::{apply, delete, node, node_in, service_cidr};
 use crate::support::nft::nft;
 use crate::support::objects::{load_balancer, service, slices, with_endpoints, with_pods};
 use crate::support::{
-    ALL, ALL_MASQUERADED, At, Client, HERE, PATIENCE, Question, Row, SILENCE, Scenario, Seen,
-    Setup, World, answers, ask, cidrs, second_ip, svc,
+    ALL, ALL_MASQUERADED, At, Client, HERE, PATIENCE, PORT, Question, Row, SILENCE, Scenario, Seen,
+    Setup, World, answers, ask, cidrs, ep, second_ip, svc,
 };
 
 /// How soon a new address of the node must serve node ports.
@@ -213,10 +213,7 @@ pub(crate) fn c5_e7_any_bit_of_the_mark_and_no_other() -> Result<()> {
     if !require_tool("nft")? {
         return Ok(());
     }
-    let service = svc(1)
-        .everywhere()
-        .only(Protocol::Tcp)
-        .endpoints([crate::support::ep("a")]);
+    let service = svc(1).everywhere().only(Protocol::Tcp).endpoints([ep("a")]);
     let mut world = World::new(Setup::PodRanges)?;
     let node = world.node(1)?.clone();
     for bit in [14, 0, 31, 5] {
@@ -358,6 +355,48 @@ pub(crate) fn f5_established_connections_live_through_every_change() -> Result<(
     all_echo("no endpoint")?;
     cluster.change(vec![delete(&plain)?])?;
     all_echo("no Service")
+}
+
+/// A19: connections to an address that becomes a Service's go on, though new ones are refused, or
+/// dropped because of a policy.
+pub(crate) fn a19_connections_from_before_a_service_has_their_address_go_on() -> Result<()> {
+    let claim = svc(1).only(Protocol::Tcp).external_ips(ep("b").ips);
+    let claim_local = claim.clone().external_local().endpoints([ep("c")]);
+    let services = [claim.clone(), claim_local];
+    let mut world = World::serving(Setup::NoPodRanges, &[])?;
+    let pod = world.topology.pod_mut("b")?;
+    pod.serve(client::Protocol::Tcp, PORT)?;
+    let ask_all = |world: &World| -> Result<Vec<Seen>> {
+        let ask = |family| {
+            let to = ep("b").port(PORT).address(family);
+            let question = Question::new(Client::PodHere, Protocol::Tcp, to);
+            question.timeout(SILENCE).ask(&world.net)
+        };
+        Family::ALL.into_iter().map(ask).collect()
+    };
+    let mut sessions = Vec::new();
+    for (client, family) in [Client::PodHere, Client::PodThere, Client::Node]
+        .into_iter()
+        .flat_map(|client| Family::ALL.map(|family| (client, family)))
+    {
+        let probe = Probe::tcp(ep("b").port(PORT).address(family));
+        sessions.push(probe.open(world.net.ns(client)?)?);
+    }
+    for (service, seen) in services.iter().zip([Seen::Refused, Seen::Silent]) {
+        world.update(slice::from_ref(service))?;
+        let now = ask_all(&world)?;
+        ensure!(now.iter().all(|now| *now == seen), "{now:?}, not {seen:?}");
+        for session in &mut sessions {
+            session
+                .echo(DEADLINE)
+                .with_context(|| format!("{service:?}"))?;
+        }
+    }
+    world.remove(&[claim])?;
+    let hit = |seen: &Seen| matches!(seen, Seen::Hit { .. });
+    let now = ask_all(&world)?;
+    ensure!(now.iter().all(hit), "{now:?}, though nobody's any more");
+    Ok(())
 }
 
 /// Changes of a Service that keep its endpoints.
