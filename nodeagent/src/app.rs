@@ -1,6 +1,7 @@
 //! Wiring: a configuration becomes a running agent. Safe to do several times in one process.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -8,9 +9,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{self, Backend, OpenError};
+use crate::config::kube_proxy::{ConntrackSettings, KubeProxyConfiguration};
 use crate::config::{Config, Source};
 use crate::engine::{Engine, Stopped};
 use crate::healthz::{self, Health};
+use crate::reload;
 use crate::report::Report;
 use crate::sync::{Client, Connection, Grpc, Identity};
 
@@ -53,6 +56,7 @@ pub struct Bound {
     pub status_addr: Option<SocketAddr>,
     engine: Engine,
     connection: watch::Receiver<Connection>,
+    configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
     shutdown: CancellationToken,
     tasks: JoinSet<Result<(), TaskError>>,
 }
@@ -93,6 +97,15 @@ pub async fn build_with(
     };
     let healthz_addr = serve_health(config.healthz, health, &mut tasks).await;
     tasks.spawn(async move { Err(client.run().await.into()) });
+    let (effective, configuration) = watch::channel(config.kube_proxy);
+    if let Some(loader) = config.file {
+        let follow = reload::run(loader, effective, engine.clone());
+        tasks.spawn(async move {
+            follow.await;
+            // A file that cannot be watched is no reason to end.
+            std::future::pending().await
+        });
+    }
     let engine_thread = engine.clone();
     tasks.spawn(async move {
         engine_thread.stopped().await;
@@ -103,6 +116,7 @@ pub async fn build_with(
         status_addr,
         engine,
         connection,
+        configuration,
         shutdown: CancellationToken::new(),
         tasks,
     })
@@ -162,6 +176,13 @@ impl Bound {
         self.connection.clone()
     }
 
+    /// kube-proxy's configuration as it is in effect, and a way to wait for the next: it changes
+    /// with its file (I3).
+    #[must_use]
+    pub fn configuration(&self) -> watch::Receiver<Arc<KubeProxyConfiguration>> {
+        self.configuration.clone()
+    }
+
     /// Ends the agent; [`Bound::wait`] returns when it has ended.
     #[must_use]
     pub fn shutdown_token(&self) -> CancellationToken {
@@ -203,4 +224,13 @@ pub fn cleanup(kind: backend::Kind, settings: &backend::Settings) -> anyhow::Res
         let lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
         anyhow::anyhow!("not everything could be removed: {}", lines.join("; "))
     })
+}
+
+/// Sets up what needs more privileges than serving does (I5), and nothing else.
+pub fn init_only(conntrack: &ConntrackSettings) {
+    // MERGE: `sysctl::apply(conntrack)` goes here, and its problems become the result.
+    tracing::info!(
+        ?conntrack,
+        "connection tracking would be set up; this version leaves it as it is"
+    );
 }

@@ -84,7 +84,7 @@ impl Setup {
         Ok(NodeSettings {
             cluster_cidrs: if known { cidrs(&POD_RANGES)? } else { vec![] },
             masquerade_all: self == Self::MasqueradeAll,
-            nodeport_addresses: Vec::new(),
+            ..NodeSettings::default()
         })
     }
 }
