@@ -34,10 +34,11 @@ pub async fn run(loader: Loader, effective: Effective, engine: Engine) {
     };
     let mut reloader = Reloader::new(loader);
     loop {
-        watch.changed().await;
+        // Once before anything is noticed: it may have changed since it was read for the start.
         if let Some(settings) = reloader.look(&effective) {
             engine.configure(settings);
         }
+        watch.changed().await;
     }
 }
 

@@ -12,7 +12,7 @@ pub struct Problem {
     /// The field with its path, such as `nftables.syncPeriod`; a flag such as `--cluster-cidr`;
     /// empty for a combination of flags or a whole file.
     pub place: String,
-    /// The value, as [`shown`]; empty for none.
+    /// The value on one line, not too long; empty for none.
     pub value: String,
     /// What is wrong, with what would be right.
     pub reason: String,

@@ -200,8 +200,8 @@ fn take(value: &mut Value, path: &[Segment]) -> Option<Value> {
         .iter()
         .try_fold(value, |value, key| value.get_mut(key.as_str()))?;
     let taken = parent.as_object_mut()?.remove(last.as_str())?;
-    let inner = path[keys.len()..].iter();
-    inner.fold(Some(taken), |value, part| match (value?, part) {
+    let mut inner = path[keys.len()..].iter();
+    inner.try_fold(taken, |value, part| match (value, part) {
         (Value::Array(mut items), Segment::Seq { index }) => {
             (*index < items.len()).then(|| items.swap_remove(*index))
         }
@@ -260,8 +260,8 @@ impl Walk {
                     match known.get(field) {
                         Some(inner) => self.compare(value, inner),
                         None => {
-                            self.unknown
-                                .push(format!("{}{}", self.path, similar(field, known)))
+                            let hint = similar(field, known);
+                            self.unknown.push(format!("{}{hint}", self.path));
                         }
                     }
                     self.path.truncate(length);

@@ -56,7 +56,7 @@ fn i7_another_mode_is_told_what_it_gets() {
 #[test]
 fn i7_ranges_of_one_family_on_a_host_with_both() {
     let (level, text) = only(notes(DUAL, |c| {
-        "10.0.0.0/8".clone_into(&mut c.cluster_cidr)
+        "10.0.0.0/8".clone_into(&mut c.cluster_cidr);
     }));
     assert_eq!(level, Level::Warning);
     assert!(

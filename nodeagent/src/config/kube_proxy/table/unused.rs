@@ -207,7 +207,7 @@ pub(super) const UNUSED: &[Row] = &[
     .beside_file(),
 ];
 
-/// Ports without addresses: what they mean depends on other flags, see [`super::flags`].
+/// Ports without addresses: what they mean depends on other flags, see [`crate::config::kube_proxy::KubeProxyFlags`].
 pub(super) const DEPRECATED: &[Row] = &[
     row(
         "healthz-port",
