@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use tokio::sync;
 
-use crate::config::kube_proxy::{KubeProxyConfiguration, Level, Note, change, resolve};
-use crate::config::{ConfigError, Loader};
+use crate::config::kube_proxy::{KubeProxyConfiguration, Level, change, resolve};
+use crate::config::{ConfigError, Loaded, Loader, listed};
 use crate::engine::Engine;
 use crate::plan::NodeSettings;
 
@@ -71,7 +71,7 @@ impl Reloader {
         }
         self.last = Some(outcome);
         match loaded {
-            Ok(loaded) => self.take_over(&running, &loaded.config, &loaded.notes, effective),
+            Ok(loaded) => self.take_over(&running, &loaded, effective),
             Err(error) => {
                 self.refuse(&error);
                 None
@@ -82,11 +82,10 @@ impl Reloader {
     fn take_over(
         &self,
         running: &KubeProxyConfiguration,
-        wanted: &KubeProxyConfiguration,
-        notes: &[Note],
+        loaded: &Loaded,
         effective: &Effective,
     ) -> Option<NodeSettings> {
-        let change = change(running, wanted);
+        let change = change(running, &loaded.config);
         let settings = match resolve(&change.effective) {
             Ok(settings) => settings,
             Err(problems) => {
@@ -97,12 +96,13 @@ impl Reloader {
             }
         };
         let path = self.loader.path().display();
-        for warning in notes.iter().filter(|note| note.level == Level::Warning) {
+        let notes = loaded.lenient.iter().chain(&loaded.notes);
+        for warning in notes.filter(|note| note.level == Level::Warning) {
             tracing::warn!("{}", warning.text);
         }
         if !change.needs_restart.is_empty() {
             tracing::warn!(
-                fields = change.needs_restart.join(", "),
+                fields = listed(&change.needs_restart),
                 "{path} has changed: restart the agent to apply these fields; it goes on with their \
                  old values"
             );
@@ -114,7 +114,7 @@ impl Reloader {
             return None;
         }
         tracing::info!(
-            fields = change.applied.join(", "),
+            fields = listed(&change.applied),
             "{path} has changed: these fields are applied"
         );
         effective.send_replace(Arc::new(change.effective));

@@ -114,7 +114,7 @@ impl Flags {
     /// Everything but being an agent: needs no source.
     fn errand(self, loaded: Loaded) -> Checked {
         let log = loaded.settings.log;
-        let mut notes = Vec::new();
+        let mut notes = Vec::from_iter(loaded.lenient);
         let task = if let Some(path) = self.write_config_to {
             let config = loaded.config;
             if config.healthz_bind_address.is_empty() || config.metrics_bind_address.is_empty() {
@@ -185,7 +185,7 @@ impl Flags {
         Ok(Checked {
             task: Task::Run(Box::new(config)),
             log,
-            notes: loaded.notes,
+            notes: loaded.lenient.into_iter().chain(loaded.notes).collect(),
         })
     }
 }

@@ -22,7 +22,9 @@ pub struct Loaded {
     pub config: KubeProxyConfiguration,
     /// What it means.
     pub settings: Settings,
-    /// What to say about it.
+    /// The file is not strictly valid (I2).
+    pub lenient: Option<Note>,
+    /// What to say about it when an agent starts with it (I7).
     pub notes: Vec<Note>,
 }
 
@@ -69,19 +71,17 @@ impl Loader {
                 named.in_file(&self.path)
             }
         })?;
-        let mut notes = Vec::new();
+        let notes = kube_proxy::start_up(&config, &settings, Host::this());
         let path = self.path.display();
-        notes.extend(document.warning.map(|warning| {
-            Note::warning(format!(
-                "{path} is not strictly valid, read leniently: {warning}"
-            ))
-        }));
-        let more = kube_proxy::start_up(&config, &settings, Host::this());
-        notes.extend(more.map_err(|problem| in_file(vec![problem]))?);
         Ok(Loaded {
             config,
             settings,
-            notes,
+            lenient: document.warning.map(|warning| {
+                Note::warning(format!(
+                    "{path} is not strictly valid, read leniently: {warning}"
+                ))
+            }),
+            notes: notes.map_err(|problem| in_file(vec![problem]))?,
         })
     }
 
@@ -129,6 +129,7 @@ pub(super) fn from_flags(flags: &KubeProxyFlags) -> Result<Loaded, Vec<Problem>>
     Ok(Loaded {
         config,
         settings,
+        lenient: None,
         notes,
     })
 }

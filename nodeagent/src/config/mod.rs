@@ -22,6 +22,7 @@ use crate::plan::NodeSettings;
 
 pub use flags::Flags;
 pub use load::{Loaded, Loader};
+pub(crate) use problem::listed;
 pub use problem::{ConfigError, Problem};
 pub use source::Source;
 

@@ -6,6 +6,9 @@ use std::path::Path;
 /// Characters of a value that are shown.
 const SHOWN_CHARS: usize = 60;
 
+/// Names in a list that are shown.
+const LISTED: usize = 20;
+
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -103,6 +106,15 @@ pub(crate) fn shown(text: &str) -> String {
     }
 }
 
+/// Names on one line, and how many more there are.
+pub(crate) fn listed<T: AsRef<str>>(names: &[T]) -> String {
+    let shown: Vec<_> = names.iter().take(LISTED).map(AsRef::as_ref).collect();
+    match names.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,5 +142,7 @@ mod tests {
         assert_eq!(shown(""), "\"\"");
         assert_eq!(shown("a\nb\u{1b}[31m"), r#""a\nb\u{1b}[31m""#);
         assert_eq!(shown(&"x".repeat(61)), format!("{}...", "x".repeat(60)));
+        assert_eq!(listed(&["a", "b"]), "a, b");
+        assert!(listed(&["a"; 1000]).ends_with("a and 980 more"));
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::types::KubeProxyConfiguration;
+use crate::config::problem::shown;
 
 /// Fields that the running agent takes over. All they do is to shape plans, or the log.
 const LIVE: [&str; 6] = [
@@ -103,8 +104,8 @@ fn compare(one: &Value, other: &Value, path: &str, changed: &mut Vec<String>) {
     let added = others.keys().filter(|field| !ones.contains_key(*field));
     for field in ones.keys().chain(added) {
         let path = match path {
-            "" => field.clone(),
-            path => format!("{path}.{field}"),
+            "" => shown(field),
+            path => format!("{path}.{}", shown(field)),
         };
         let value = |fields: &'_ serde_json::Map<String, Value>| {
             fields.get(field).cloned().unwrap_or(Value::Null)

@@ -12,7 +12,7 @@ const MAX_INTERFACE_NAME: usize = 15;
 /// One way to tell pods from other clients, or none.
 #[derive(Debug, Default)]
 pub(super) struct Detector {
-    /// At most one of each family.
+    /// By address ranges of the cluster's pods.
     pub(super) cluster_cidrs: Vec<Cidr>,
     /// By the node's own pod ranges.
     pub(super) node_cidr: bool,
@@ -43,26 +43,16 @@ pub(super) fn detector(config: &KubeProxyConfiguration, check: &mut Checker) -> 
     detector
 }
 
-/// One range, or one of each family.
+/// Any number of ranges. kube-proxy takes one of each family at most and refuses others, so every
+/// file that it accepts means the same here.
 fn cluster_cidrs(text: &str, check: &mut Checker) -> Vec<Cidr> {
-    let field = "clusterCIDR";
     if text.is_empty() {
         return Vec::new();
     }
-    let cidrs: Vec<_> = text
-        .split(',')
-        .filter_map(|text| check.cidr(field, text))
-        .collect();
-    let several_of_one = match &*cidrs {
-        [one, other] => one.family() == other.family(),
-        more => more.len() > 2,
-    };
-    if several_of_one {
-        let reason = "must be one range, or one of IPv4 and one of IPv6 such as \
-                      10.244.0.0/16,fd00:10:244::/56";
-        check.bad(field, text, reason);
-    }
-    cidrs
+    let texts = text.split(',');
+    texts
+        .filter_map(|text| check.cidr("clusterCIDR", text))
+        .collect()
 }
 
 /// Quotes, `*` and what the kernel forbids in names are refused: it is a mistake then.

@@ -6,7 +6,7 @@ use kplane_model::{Cidr, Family};
 use super::change::changed_fields;
 use super::settings::Settings;
 use super::types::KubeProxyConfiguration;
-use crate::config::problem::Problem;
+use crate::config::problem::{Problem, listed};
 
 /// How much a note matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ fn mode(config: &KubeProxyConfiguration) -> Option<Note> {
             "mode {mode}: this version programs nftables whatever the mode says; {where_} for what \
              is different. Node ports, for one, are served on the addresses of nodePortAddresses \
              ({}), not on all of the node's",
-            config.node_port_addresses.join(",")
+            listed(&config.node_port_addresses)
         ))),
     }
 }
@@ -187,12 +187,8 @@ fn unused(config: &KubeProxyConfiguration) -> Option<Note> {
                 || UNUSED.into_iter().any(inside))
     };
     let names: Vec<_> = set.iter().filter(is_unused).map(String::as_str).collect();
-    (!names.is_empty()).then(|| {
-        Note::info(format!(
-            "set, but without meaning here: {}",
-            names.join(", ")
-        ))
-    })
+    (!names.is_empty())
+        .then(|| Note::info(format!("set, but without meaning here: {}", listed(&names))))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use serde_saphyr::{
 };
 
 use super::types::{API_VERSION, KIND, KubeProxyConfiguration};
-use crate::config::problem::{Problem, shown};
+use crate::config::problem::{Problem, listed, shown};
 
 /// Longest file that is read, in bytes: the size of a ConfigMap.
 const MAX_FILE: u64 = 1 << 20;
@@ -23,8 +23,10 @@ const MAX_DEPTH: usize = 32;
 const MAX_NODES: usize = 100_000;
 /// Bytes of all texts after aliases are followed.
 const MAX_TEXT: usize = 4 << 20;
-/// Problems and unknown fields that are named.
+/// Values of the wrong type that are named.
 const MAX_NAMED: usize = 20;
+/// Characters of what the parser says, which may quote the text.
+const MAX_MESSAGE: usize = 200;
 
 /// What a file says.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,7 +95,7 @@ pub fn document(text: &str) -> Result<Document, Vec<Problem>> {
         let mut walk = Walk::default();
         walk.compare(&value, &known);
         problems.append(&mut walk.misshapen);
-        lax.extend(summary(walk.unknown));
+        lax.extend(summary(&walk.unknown));
     }
     config.fill_defaults();
     Ok(Document {
@@ -121,7 +123,10 @@ fn parse(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<Value, String
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let line = error.location().map_or(1, |at| at.line());
         let formatter = UserMessageFormatter.with_localizer(&WithoutPlace);
-        format!("line {line}: {}", error.render_with_formatter(&formatter))
+        let message = error.render_with_formatter(&formatter);
+        let printable = |c: char| if c.is_control() { ' ' } else { c };
+        let message: String = message.chars().take(MAX_MESSAGE).map(printable).collect();
+        format!("line {line}: {message}")
     })
 }
 
@@ -177,7 +182,7 @@ fn typed(mut value: Value) -> (KubeProxyConfiguration, Vec<Problem>) {
         let reason = format!("must be {}", expected(&error.inner().to_string()));
         let found = take(&mut value, &path);
         problems.push(Problem {
-            place: error.path().to_string(),
+            place: place(&path),
             value: found.as_ref().map_or_else(String::new, shape),
             reason,
         });
@@ -185,6 +190,20 @@ fn typed(mut value: Value) -> (KubeProxyConfiguration, Vec<Problem>) {
             return (KubeProxyConfiguration::default(), problems);
         }
     }
+}
+
+/// A path as it is printed, such as `nodePortAddresses[1]`.
+fn place(path: &[Segment]) -> String {
+    let mut place = String::new();
+    for part in path {
+        match part {
+            Segment::Map { key } if place.is_empty() => place.push_str(&shown(key)),
+            Segment::Map { key } => place.push_str(&format!(".{}", shown(key))),
+            Segment::Seq { index } => place.push_str(&format!("[{index}]")),
+            Segment::Enum { .. } | Segment::Unknown => {}
+        }
+    }
+    place
 }
 
 /// Takes a value out of a tree; a whole list with it if it is inside one, so that no other item
@@ -292,15 +311,14 @@ fn similar(field: &str, known: &Map<String, Value>) -> String {
     meant.map_or_else(String::new, |name| format!(" (did you mean {name}?)"))
 }
 
-fn summary(mut unknown: Vec<String>) -> Option<String> {
-    let all = unknown.len();
-    unknown.truncate(MAX_NAMED);
-    let more = match all - unknown.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
+fn summary(unknown: &[String]) -> Option<String> {
+    let fields = if unknown.len() == 1 {
+        "field"
+    } else {
+        "fields"
     };
-    let fields = if all == 1 { "field" } else { "fields" };
-    (all > 0).then(|| format!("unknown {fields} ignored: {}{more}", unknown.join(", ")))
+    let names = listed(unknown);
+    (!unknown.is_empty()).then(|| format!("unknown {fields} ignored: {names}"))
 }
 
 #[cfg(test)]

@@ -15,6 +15,9 @@ use crate::backend;
 use crate::config::problem::Problem;
 use crate::plan::NodeSettings;
 
+/// Problems that are named: a list may have thousands of wrong items.
+const MAX_PROBLEMS: usize = 100;
+
 /// All that the agent makes of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -105,11 +108,17 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
         log,
     };
     check.positive("configSyncPeriod", config.config_sync_period);
-    if check.problems.is_empty() {
-        Ok(settings)
-    } else {
-        Err(check.problems)
+    let all = check.problems.len();
+    if all == 0 {
+        return Ok(settings);
     }
+    check.problems.truncate(MAX_PROBLEMS);
+    if all > MAX_PROBLEMS {
+        let more = all - MAX_PROBLEMS;
+        let more = format!("{more} more values are wrong");
+        check.problems.push(Problem::general(more));
+    }
+    Err(check.problems)
 }
 
 /// Reads values and notes what is wrong with them; what it returns then is of no use.

@@ -82,7 +82,7 @@ pub struct KubeProxyConfiguration {
     pub detect_local_mode: String,
     /// Interfaces for `detect_local_mode`.
     pub detect_local: DetectLocal,
-    /// One range of pods, or one of each family separated by a comma.
+    /// Ranges of pods, separated by commas; kube-proxy takes one of each family at most.
     #[serde(rename = "clusterCIDR")]
     pub cluster_cidr: String,
     /// Ranges of own addresses that serve node ports, or `primary` alone (A21).

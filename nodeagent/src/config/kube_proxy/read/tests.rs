@@ -2,6 +2,9 @@
 
 use std::io::Write;
 
+use proptest::prelude::*;
+
+use super::super::settings::resolve;
 use super::*;
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
@@ -237,6 +240,25 @@ fn hostile_text_is_bounded() {
 }
 
 #[test]
+fn what_a_file_says_stays_on_the_line_of_the_error() {
+    let twice = format!("{HEAD}\"a\\n\\e[31m\": 1\n\"a\\n\\e[31m\": 2\n");
+    let gate = format!("{HEAD}featureGates: {{\"a\\n\\e[31m\": 7}}\nmode: \"\\n\\e\"\n");
+    let mut said: Vec<_> = document(&twice).unwrap().warning.into_iter().collect();
+    said.extend(problems(&gate));
+    let config = document(&gate).unwrap().config;
+    said.extend(
+        resolve(&config)
+            .unwrap_err()
+            .iter()
+            .map(ToString::to_string),
+    );
+    assert_eq!(said.len(), 3, "{said:?}");
+    for line in said {
+        assert!(!line.contains(['\n', '\u{1b}']), "{line:?}");
+    }
+}
+
+#[test]
 fn files_that_are_not_read() {
     let folder = tempfile::TempDir::new().unwrap();
     let refused = |path: &Path| text_of(path).unwrap_err().to_string();
@@ -257,4 +279,71 @@ fn files_that_are_not_read() {
     large.as_file().set_len(1 << 40).unwrap();
     let large = refused(large.path());
     assert!(large.starts_with("is larger than 1048576 bytes"), "{large}");
+}
+
+/// A field that exists, with a value that may be anything.
+fn line() -> impl Strategy<Value = String> {
+    let fields = [
+        "mode",
+        "clusterCIDR",
+        "nodePortAddresses",
+        "conntrack",
+        "nftables",
+        "logging",
+        "kind",
+        "featureGates",
+        "bindAddress",
+        "oomScoreAdj",
+        "detectLocal",
+        "unknown",
+    ];
+    let values = [
+        "x",
+        "-1",
+        "1.5",
+        "true",
+        "null",
+        "[a, 1]",
+        "{syncPeriod: 1h, min: [1]}",
+        "5s",
+        "''",
+        "{vmodule: [{verbosity: x}, 1, [2]]}",
+        "10.0.0.0/8",
+        "&a [*a]",
+        "!!int x",
+        "|",
+        "{",
+        "- ",
+        "{options: {text: {infoBufferSize: 7, splitStream: 1}}, flushFrequency: [1]}",
+    ];
+    let known = (
+        proptest::sample::select(fields.to_vec()),
+        proptest::sample::select(values.to_vec()),
+    );
+    prop_oneof![
+        8 => known.prop_map(|(field, value)| format!("{field}: {value}\n")),
+        1 => "\\PC{0,40}\n",
+    ]
+}
+
+proptest! {
+    /// Whatever a file says: an answer, with lines that stand alone.
+    #[test]
+    fn i2_no_text_is_a_surprise(lines in prop::collection::vec(line(), 0..8)) {
+        let problems = match document(&format!("{HEAD}{}", lines.concat())) {
+            Ok(document) => {
+                // What was wrong has a default: nothing else follows from it.
+                let resolved = resolve(&document.config).err().unwrap_or_default();
+                [document.problems, resolved].concat()
+            }
+            Err(problems) => {
+                prop_assert!(!problems.is_empty());
+                problems
+            }
+        };
+        for problem in problems {
+            let line = problem.to_string();
+            prop_assert!(!line.contains(['\n', '\u{1b}']) && line.len() < 500, "{line:?}");
+        }
+    }
 }

@@ -103,7 +103,7 @@ pub(super) const DETECT: &[Row] = &[
         Kind::List("CIDR"),
         "",
         &["clusterCIDR"],
-        "Address range of the cluster's pods, or one of IPv4 and one of IPv6",
+        "Address ranges of the cluster's pods, for ClusterCIDR",
         |c, v| text(&mut c.cluster_cidr, v),
     ),
     row(
