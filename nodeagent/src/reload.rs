@@ -62,14 +62,9 @@ impl Reloader {
         let outcome = loaded.as_ref().map(|loaded| loaded.config.clone());
         let outcome = outcome.map_err(Clone::clone);
         let running = effective.borrow().clone();
-        let unchanged = match &self.last {
-            Some(last) => *last == outcome,
-            None => outcome.as_ref().is_ok_and(|config| *config == *running),
-        };
-        if unchanged {
+        if !self.is_news(outcome, &running) {
             return None;
         }
-        self.last = Some(outcome);
         match loaded {
             Ok(loaded) => self.take_over(&running, &loaded, effective),
             Err(error) => {
@@ -77,6 +72,20 @@ impl Reloader {
                 None
             }
         }
+    }
+
+    /// Whether a look led to something else than the last one.
+    fn is_news(
+        &mut self,
+        outcome: Result<KubeProxyConfiguration, ConfigError>,
+        running: &KubeProxyConfiguration,
+    ) -> bool {
+        let is_news = match &self.last {
+            Some(last) => *last != outcome,
+            None => outcome.as_ref().ok() != Some(running),
+        };
+        self.last = Some(outcome);
+        is_news
     }
 
     fn take_over(
@@ -90,8 +99,10 @@ impl Reloader {
             Ok(settings) => settings,
             Err(problems) => {
                 // Fields that wait for a restart and fields that do not may not go together.
-                let error = ConfigError { problems };
-                self.refuse(&error);
+                let named = problems.into_iter();
+                let named = named.map(|problem| problem.in_file(self.loader.path()));
+                let problems = named.collect();
+                self.refuse(&ConfigError { problems });
                 return None;
             }
         };
@@ -123,9 +134,7 @@ impl Reloader {
 
     fn refuse(&self, error: &ConfigError) {
         for problem in &error.problems {
-            tracing::error!(
-                "{problem} (the new file is ignored, the agent goes on with the old configuration)"
-            );
+            tracing::error!("{problem} (ignored: the agent goes on with the old configuration)");
         }
     }
 }

@@ -253,7 +253,7 @@ fn i3_the_log_level_follows_the_file_and_the_rest_is_said() {
         fs::rename(&next, &config).unwrap();
     };
     write("mode: nftables\nconntrack: [1]\n");
-    let refused = agent.until("the new file is ignored").join("\n");
+    let refused = agent.until("goes on with the old configuration").join("\n");
     assert!(
         refused.contains("conntrack: must be a mapping, not a list"),
         "{refused}"

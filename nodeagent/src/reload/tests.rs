@@ -107,3 +107,28 @@ fn i3_fields_that_do_not_go_together_are_refused() {
     assert_eq!(rig.say(mixed), None);
     assert_eq!(rig.effective(), before);
 }
+
+/// What is wrong, or waits for a restart, is said once, and not with every touch of the file.
+#[test]
+fn i3_the_same_news_is_no_news() {
+    let mut rig = Rig::new("clusterCIDR: 10.0.0.0/8\n");
+    let running = rig.effective();
+    let waits = KubeProxyConfiguration {
+        oom_score_adj: 0,
+        ..running.clone()
+    };
+    let wrong = ConfigError {
+        problems: Vec::new(),
+    };
+    for (outcome, is_news) in [
+        (Ok(running.clone()), false),
+        (Ok(waits.clone()), true),
+        (Ok(waits.clone()), false),
+        (Err(wrong.clone()), true),
+        (Err(wrong), false),
+        (Ok(waits), true),
+        (Ok(running.clone()), true),
+    ] {
+        assert_eq!(rig.reloader.is_news(outcome, &running), is_news);
+    }
+}
