@@ -1,6 +1,7 @@
 //! Wiring: a configuration becomes a running agent. Safe to do several times in one process.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -8,12 +9,15 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{self, Backend, OpenError};
+use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
 use crate::engine::{Engine, Stopped};
 use crate::healthz::{self, Health};
 use crate::leftovers;
+use crate::reload;
 use crate::report::Report;
 use crate::sync::{Client, Connection, Grpc, Identity};
+use crate::sysctl;
 
 /// Longest wait for the engine when the agent ends: the kernel may be in the middle of a large
 /// transaction, which is not torn in any case.
@@ -54,6 +58,7 @@ pub struct Bound {
     pub status_addr: Option<SocketAddr>,
     engine: Engine,
     connection: watch::Receiver<Connection>,
+    configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
     shutdown: CancellationToken,
     tasks: JoinSet<Result<(), TaskError>>,
 }
@@ -77,7 +82,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 }
 
 /// Whether what kube-proxy left is in a backend's way (I4).
-fn takes_over(kind: backend::Kind) -> bool {
+pub fn takes_over(kind: backend::Kind) -> bool {
     match kind {
         backend::Kind::Nftables => true,
         backend::Kind::Noop => false,
@@ -111,6 +116,15 @@ pub async fn build_with(
     };
     let healthz_addr = serve_health(config.healthz, health, &mut tasks).await;
     tasks.spawn(async move { Err(client.run().await.into()) });
+    let (effective, configuration) = watch::channel(config.kube_proxy);
+    if let Some(loader) = config.file {
+        let follow = reload::run(loader, effective, engine.clone());
+        tasks.spawn(async move {
+            follow.await;
+            // A file that cannot be watched is no reason to end.
+            std::future::pending().await
+        });
+    }
     let engine_thread = engine.clone();
     tasks.spawn(async move {
         engine_thread.stopped().await;
@@ -121,6 +135,7 @@ pub async fn build_with(
         status_addr,
         engine,
         connection,
+        configuration,
         shutdown: CancellationToken::new(),
         tasks,
     })
@@ -183,6 +198,13 @@ impl Bound {
     #[must_use]
     pub fn connection(&self) -> watch::Receiver<Connection> {
         self.connection.clone()
+    }
+
+    /// kube-proxy's configuration as it is in effect, and a way to wait for the next: it changes
+    /// with its file (I3).
+    #[must_use]
+    pub fn configuration(&self) -> watch::Receiver<Arc<KubeProxyConfiguration>> {
+        self.configuration.clone()
     }
 
     /// Ends the agent; [`Bound::wait`] returns when it has ended.
@@ -248,4 +270,9 @@ pub fn cleanup(kind: backend::Kind, settings: &backend::Settings) -> Cleanup {
         done.problems.extend(problems.map(ToString::to_string));
     }
     done
+}
+
+/// Sets up what needs more privileges than serving does (I5), and nothing else.
+pub fn init_only(conntrack: &sysctl::Settings) {
+    sysctl::apply_and_log(conntrack);
 }

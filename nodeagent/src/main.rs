@@ -1,22 +1,25 @@
 //! `kp-nodeagent`: see `--help`.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
-use kp_nodeagent::app;
 use kp_nodeagent::backend;
-use kp_nodeagent::config::{Config, Flags, LogFormat, Task};
+use kp_nodeagent::config::kube_proxy::{KubeProxyConfiguration, Level, to_file, with_dashes};
+use kp_nodeagent::config::{Checked, Config, Flags, Task};
+use kp_nodeagent::log::LogControl;
 use kp_nodeagent::report::chain;
+use kp_nodeagent::{app, log, oom, sysctl};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
 
 /// Threads for streams and health checks; the kernel's work has a thread of its own.
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
-    let flags = match Flags::try_parse() {
+    let flags = match Flags::try_parse_from(with_dashes(std::env::args_os())) {
         Ok(flags) => flags,
         Err(error) if !error.use_stderr() => {
             // --help and --version; a closed standard output is nobody's fault.
@@ -25,16 +28,22 @@ fn main() -> ExitCode {
         }
         Err(error) => return refuse(&first_paragraph(&error.to_string())),
     };
-    start_log(flags.log_format, flags.verbose);
-    match run(flags) {
+    let checked = match flags.check() {
+        Ok(checked) => checked,
+        Err(error) => return refuse(&error.to_string()),
+    };
+    let control = log::start(checked.log);
+    match run(checked, control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&chain(error.as_ref())),
     }
 }
 
-/// One clear line.
-fn refuse(reason: &str) -> ExitCode {
-    eprintln!("kp-nodeagent: {reason}");
+/// One clear line for each reason.
+fn refuse(reasons: &str) -> ExitCode {
+    for reason in reasons.lines() {
+        eprintln!("kp-nodeagent: {reason}");
+    }
     ExitCode::FAILURE
 }
 
@@ -45,31 +54,36 @@ fn first_paragraph(text: &str) -> String {
     words.join(" ").trim_start_matches("error: ").to_owned()
 }
 
-fn start_log(format: LogFormat, verbose: u8) {
-    let level = match verbose {
-        0 => "info",
-        1 => "info,kp_nodeagent=debug,kp_controlplane=debug",
-        _ => "debug,kp_nodeagent=trace",
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
+fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
+    for note in &checked.notes {
+        match note.level {
+            Level::Info => tracing::info!("{}", note.text),
+            Level::Warning => tracing::warn!("{}", note.text),
+        }
     }
-}
-
-fn run(flags: Flags) -> anyhow::Result<()> {
-    let config = match flags.check()? {
+    let config = match checked.task {
         Task::Run(config) => config,
-        Task::Cleanup(kind, settings) => return clean_up(kind, &settings),
+        Task::WriteConfig { path, config } => return to_file(&config, &path),
+        Task::InitOnly { conntrack } => {
+            app::init_only(&conntrack);
+            return Ok(());
+        }
+        Task::Cleanup { backend, settings } => return clean_up(backend, &settings),
     };
+    if app::takes_over(config.backend) {
+        sysctl::apply_and_log(&config.conntrack);
+    }
+    if let Err(error) = oom::set_score(config.oom_score_adj) {
+        tracing::warn!(
+            %error,
+            "oomScoreAdj {} cannot be set; when memory runs out this process is as likely to be \
+             ended as any other. The rules would stay",
+            config.oom_score_adj
+        );
+    }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(WORKERS).enable_all().build()?;
-    runtime.block_on(serve(*config))
+    runtime.block_on(serve(*config, log))
 }
 
 /// One line for each thing that is gone, and an error that names all that could not be removed.
@@ -88,13 +102,24 @@ fn clean_up(kind: backend::Kind, settings: &backend::Settings) -> anyhow::Result
     Ok(())
 }
 
-async fn serve(config: Config) -> anyhow::Result<()> {
+async fn serve(config: Config, log: LogControl) -> anyhow::Result<()> {
     // Before anything starts: from here on a signal ends the agent in order.
     let terminate = signal(SignalKind::terminate())?;
     let interrupt = signal(SignalKind::interrupt())?;
     let bound = app::build(config).await?;
     tokio::spawn(stop_on_signal(terminate, interrupt, bound.shutdown_token()));
+    tokio::spawn(follow_verbosity(bound.configuration(), log));
     Ok(bound.wait().await?)
+}
+
+/// Logs more or less when the configuration file says so.
+async fn follow_verbosity(
+    mut configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
+    log: LogControl,
+) {
+    while configuration.changed().await.is_ok() {
+        log.set_verbosity(configuration.borrow_and_update().logging.verbosity);
+    }
 }
 
 async fn stop_on_signal(mut terminate: Signal, mut interrupt: Signal, shutdown: CancellationToken) {

@@ -71,7 +71,8 @@ fn config(node: &str, source: Source) -> Config {
         "--node-name",
         node,
     ];
-    let Task::Run(config) = Flags::try_parse_from(line).unwrap().check().unwrap() else {
+    let checked = Flags::try_parse_from(line).unwrap().check().unwrap();
+    let Task::Run(config) = checked.task else {
         panic!("not an agent");
     };
     Config {

@@ -1,7 +1,10 @@
 //! The program as people start it: exit codes, messages, signals.
 
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -20,6 +23,7 @@ fn binary(args: &[&str]) -> Command {
         .args(args)
         .env_remove("RUST_LOG")
         .env_remove("NODE_NAME")
+        .env_remove("KPLANE_CONTROL_PLANE")
         .stderr(Stdio::piped());
     command
 }
@@ -61,6 +65,221 @@ fn a_wrong_configuration_is_one_line_and_exit_code_1() {
     );
 }
 
+const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+/// A folder with a configuration file and a manifest, and their paths.
+fn folder(fields: &str) -> (TempDir, String, String) {
+    let folder = TempDir::new().unwrap();
+    fs::create_dir(folder.path().join("manifests")).unwrap();
+    fs::write(folder.path().join("manifests/web.yaml"), SERVICE).unwrap();
+    fs::write(folder.path().join("config.conf"), format!("{HEAD}{fields}")).unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (config, manifests) = (path("config.conf"), path("manifests"));
+    (folder, config, manifests)
+}
+
+/// An agent that runs, and its log.
+struct Running {
+    child: Child,
+    log: std::io::Lines<BufReader<ChildStderr>>,
+}
+
+impl Running {
+    /// Standalone, without a kernel.
+    fn start(config: &str, manifests: &str, flags: &[&str]) -> Self {
+        let own = ["--standalone", "--manifests", manifests, "--backend=noop"];
+        let mut child = binary(&own)
+            .args(["--status-bind-address=", "--config", config])
+            .args(flags)
+            .env("NODE_NAME", "of-environment")
+            .spawn()
+            .unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap()).lines();
+        Self { child, log }
+    }
+
+    /// Lines of the log up to one that says `wanted`, with it.
+    fn until(&mut self, wanted: &str) -> Vec<String> {
+        let mut lines = Vec::new();
+        for line in self.log.by_ref() {
+            lines.push(line.unwrap());
+            if lines.last().unwrap().contains(wanted) {
+                return lines;
+            }
+        }
+        panic!("no line says {wanted:?}: {lines:#?}");
+    }
+
+    fn stop(mut self) {
+        kill(
+            Pid::from_raw(self.child.id().try_into().unwrap()),
+            Signal::SIGTERM,
+        )
+        .unwrap();
+        self.until("the rules stay");
+        assert_eq!(self.child.wait().unwrap().code(), Some(0));
+    }
+}
+
+impl Drop for Running {
+    /// A test that fails leaves nothing behind.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn i7_a_wrong_file_is_one_line_for_each_problem_and_exit_code_1() {
+    let (_folder, config, manifests) = folder(
+        "mode: nftables\nnftables: {syncPeriod: -1s}\noomScoreAdj: 2000\nconntrack: {min: x}\n",
+    );
+    let args = [
+        "--standalone",
+        "--manifests",
+        &manifests,
+        "--config",
+        &config,
+    ];
+    let output = binary(&args).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let expected = [
+        "conntrack.min: \"x\": must be a whole number from -2147483648 to 2147483647",
+        "nftables.syncPeriod: -1s: must be greater than 0",
+        "oomScoreAdj: 2000: must be from -1000 to 1000",
+    ];
+    let expected: String = expected
+        .iter()
+        .map(|line| format!("kp-nodeagent: {config}: {line}\n"))
+        .collect();
+    assert_eq!(stderr(&output), expected);
+}
+
+#[test]
+fn i1_what_is_written_is_read_and_written_again_as_the_same() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (first, second) = (path("first"), path("second"));
+    let kubeadm = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/kubeadm.conf");
+    for (from, to) in [(kubeadm, &first), (&*first, &second)] {
+        let output = binary(&["--config", from, "--write-config-to", to])
+            .output()
+            .unwrap();
+        assert_eq!(
+            (output.status.code(), stderr(&output)),
+            (Some(0), String::new())
+        );
+    }
+    let written = fs::read_to_string(first).unwrap();
+    assert!(
+        written.contains("  tcpEstablishedTimeout: 24h0m0s\n"),
+        "{written}"
+    );
+    assert_eq!(written, fs::read_to_string(second).unwrap());
+    let nowhere = binary(&["--write-config-to", "/no/such/file"])
+        .output()
+        .unwrap();
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(stderr(&nowhere).contains("/no/such/file: cannot be written: No such file"));
+}
+
+#[test]
+fn i1_help_mentions_the_groups() {
+    let output = binary(&["--help"]).output().unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    for text in [
+        "Configuration file:",
+        "Rules:",
+        "Connection tracking:",
+        "Accepted for kube-proxy's sake, without effect:",
+        "--config <FILE>",
+        "[alias: --node-name]",
+        "KPLANE_CONTROL_PLANE",
+    ] {
+        assert!(help.contains(text), "{text}: {help}");
+    }
+    assert!(!help.contains("--windows-service"));
+}
+
+/// I5: one line until the set-up is there, and exit code 0.
+#[test]
+fn i5_init_only_ends() {
+    let output = binary(&["--init-only", "--conntrack-max-per-core=0"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+/// The command line of kubeadm's DaemonSet; where the control plane is comes from the environment.
+#[test]
+fn i1_i2_kube_proxys_command_line_starts_an_agent() {
+    let (_folder, config, _) = folder("mode: iptables\nhealthzBindAddress: 127.0.0.1:0\n");
+    let mut child = binary(&["--config", &config, "--hostname-override=Node-7", "--v=2"])
+        .args(["--backend=noop", "--iptables-masquerade-bit=3"])
+        .env("KPLANE_CONTROL_PLANE", "http://127.0.0.1:1")
+        .spawn()
+        .unwrap();
+    let log = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut agent = Running { child, log };
+    let lines = agent.until("agent starts").join("\n");
+    for text in [
+        "node=node-7",
+        "--iptables-masquerade-bit",
+        "mode iptables: this version programs nftables whatever the mode says",
+    ] {
+        assert!(lines.contains(text), "{text}: {lines}");
+    }
+    agent.stop();
+}
+
+#[test]
+fn i3_the_log_level_follows_the_file_and_the_rest_is_said() {
+    let fields = "mode: nftables\nhealthzBindAddress: 127.0.0.1:0\noomScoreAdj: 444\n";
+    let (folder, config, manifests) = folder(fields);
+    let mut agent = Running::start(&config, &manifests, &[]);
+    let started = agent.until("update applied").join("\n");
+    assert!(started.contains("node=of-environment"), "{started}");
+    assert!(!started.contains("DEBUG"), "{started}");
+    let score = fs::read_to_string(format!("/proc/{}/oom_score_adj", agent.child.id()));
+    assert_eq!(
+        score.unwrap().trim(),
+        "444",
+        "raising it needs no privilege"
+    );
+
+    let next = folder.path().join("next");
+    let write = |fields: &str| {
+        fs::write(&next, format!("{HEAD}{fields}")).unwrap();
+        fs::rename(&next, &config).unwrap();
+    };
+    write("mode: nftables\nconntrack: [1]\n");
+    let refused = agent.until("goes on with the old configuration").join("\n");
+    assert!(
+        refused.contains("conntrack: must be a mapping, not a list"),
+        "{refused}"
+    );
+    write(&format!(
+        "{fields}logging: {{verbosity: 6}}\nconntrack: {{min: 7}}\n"
+    ));
+    let applied = agent.until("these fields are applied");
+    let restart = applied
+        .iter()
+        .find(|line| line.contains("restart the agent"));
+    assert!(restart.unwrap().contains("conntrack.min"), "{applied:?}");
+    assert!(
+        applied.last().unwrap().contains("logging.verbosity"),
+        "{applied:?}"
+    );
+    // With any change, more is logged now.
+    fs::write(
+        folder.path().join("manifests/more.yaml"),
+        SERVICE.replace("web", "more"),
+    )
+    .unwrap();
+    agent.until("DEBUG");
+    agent.stop();
+}
+
 #[test]
 fn cleanup_is_safe_twice() {
     for _ in 0..2 {
@@ -77,7 +296,7 @@ fn cleanup_is_safe_twice() {
 #[test]
 fn signals_end_the_program_in_order() {
     let folder = TempDir::new().unwrap();
-    std::fs::write(folder.path().join("web.yaml"), SERVICE).unwrap();
+    fs::write(folder.path().join("web.yaml"), SERVICE).unwrap();
     let folder = folder.path().to_str().unwrap();
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let mut child = binary(&["--standalone", "--manifests", folder, "--backend", "noop"])

@@ -76,8 +76,18 @@ fn run(flows: u32) {
     runtime.block_on(plane.submit(&engine, &[service(many, &all), service(few, &all)]));
     looked(&engine, 2);
     let client = topology.host("client").unwrap().ns();
-    client.run(|| Ok(send(many, flows))).unwrap();
-    client.run(|| Ok(send(few, FEW))).unwrap();
+    client
+        .run(|| {
+            send(many, flows);
+            Ok(())
+        })
+        .unwrap();
+    client
+        .run(|| {
+            send(few, FEW);
+            Ok(())
+        })
+        .unwrap();
     let (listed, took) = node.run(|| Ok(list())).unwrap();
     println!("{listed:>8} | list of all UDP flows: {took:.1?}");
     for (number, flows) in [(few, FEW), (many, flows)] {

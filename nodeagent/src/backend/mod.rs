@@ -128,15 +128,39 @@ pub enum Kind {
 }
 
 /// What backends need to know when they start.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Bit of the packet mark that asks for masquerading, 0..=31 (C5; default 14).
     pub masquerade_bit: u8,
+    /// Packets that come in there count as from pods, besides those from the plan's pod sources.
+    pub pod_interface: Option<PodInterface>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { masquerade_bit: 14 }
+        Self {
+            masquerade_bit: 14,
+            pod_interface: None,
+        }
+    }
+}
+
+/// The interfaces of pods (`detectLocalMode` `BridgeInterface` and `InterfaceNamePrefix`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodInterface {
+    /// 1..=15 printable ASCII characters, none of them white space, `/`, `:`, `*` or a quote.
+    pub name: String,
+    /// `name` is only the beginning of their names.
+    pub prefix: bool,
+}
+
+impl PodInterface {
+    fn match_name(&self) -> Result<nftables::PodInterface, OpenError> {
+        let known = nftables::PodInterface::new(&self.name, self.prefix);
+        known.ok_or_else(|| OpenError {
+            backend: "nftables",
+            reason: format!("no interface can be named {:?}", self.name),
+        })
     }
 }
 
@@ -148,9 +172,10 @@ impl Kind {
     pub fn open(self, settings: &Settings) -> Result<Box<dyn Backend>, OpenError> {
         match self {
             Self::Nftables => {
+                let pod_interface = settings.pod_interface.as_ref();
                 let settings = nftables::Settings {
                     masquerade_bit: settings.masquerade_bit,
-                    pod_interface: None,
+                    pod_interface: pod_interface.map(PodInterface::match_name).transpose()?,
                 };
                 nftables::open(settings)
             }

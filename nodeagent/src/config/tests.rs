@@ -1,18 +1,37 @@
-//! Tests of the flags.
+//! Tests of the command line and the file together.
 
+mod file;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use kp_controlplane::convert::ExternalIps;
+
+use super::flags::node_name;
+use super::kube_proxy::{Level, with_dashes};
 use super::*;
 
-fn task(line: &str) -> Result<Task, ConfigError> {
+fn check(line: &str) -> Result<Checked, ConfigError> {
     // `''` is an empty value.
     let args = line.split_whitespace().map(|arg| arg.replace("''", ""));
+    let args = with_dashes(args.map(Into::into));
     Flags::try_parse_from(args).unwrap().check()
+}
+
+fn task(line: &str) -> Result<Task, ConfigError> {
+    check(line).map(|checked| checked.task)
 }
 
 fn config(flags: &str) -> Config {
     match task(&format!("kp-nodeagent --node-name n1 {flags}")).unwrap() {
         Task::Run(config) => *config,
-        Task::Cleanup(..) => panic!("a cleanup"),
+        task => panic!("{task:?}"),
     }
+}
+
+/// Notes of a level.
+fn notes(checked: &Checked, level: Level) -> Vec<&str> {
+    let notes = checked.notes.iter().filter(|note| note.level == level);
+    notes.map(|note| &*note.text).collect()
 }
 
 #[test]
@@ -92,20 +111,23 @@ fn a5_external_ips_are_allowed_unless_told_otherwise() {
 #[test]
 fn cleanup_needs_nothing_else() {
     let task = task("kp-nodeagent --cleanup").unwrap();
-    assert!(matches!(task, Task::Cleanup(backend::Kind::Nftables, _)));
+    let Task::Cleanup { backend, settings } = task else {
+        panic!("{task:?}");
+    };
+    assert_eq!(backend, backend::Kind::Nftables);
+    assert_eq!(settings, backend::Settings::default());
 }
 
 #[test]
 fn node_names_are_trimmed_and_lowered() {
-    assert_eq!(
-        &*node_name(Some(" Node-1.EU \n".into())).unwrap(),
-        "node-1.eu"
-    );
-    assert!(!node_name(None).unwrap().is_empty(), "the host's");
+    let name = node_name("place", " Node-1.EU \n").unwrap();
+    assert_eq!(&*name, "node-1.eu");
+    assert!(!node_name("place", "").unwrap().is_empty(), "the host's");
 }
 
 /// Each refusal is one line that names the flag.
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn what_makes_no_sense_is_refused_in_one_line() {
     let cases = [
         ("", "no source of desired state"),
@@ -117,7 +139,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ),
         (
             "--standalone --manifests /no/such",
-            "--manifests \"/no/such\": No such file",
+            "--manifests: /no/such: No such file",
         ),
         (
             "--control-plane a --status-bind-address [::1]:1",
@@ -129,33 +151,49 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ),
         (
             "--standalone --manifests src --external-ip-cidr 192.0.2.1",
-            "--external-ip-cidr \"192.0.2.1\": not an address range",
+            "--external-ip-cidr: 192.0.2.1: not an address range",
         ),
         ("--control-plane https://a:1", "TLS is not supported yet"),
         (
             "--control-plane ftp://a:1",
-            "--control-plane \"ftp://a:1\": not an address",
+            "--control-plane: ftp://a:1: must be an address",
         ),
-        ("--control-plane http://a:1/x", "not an address such as"),
+        ("--control-plane http://a:1/x", "must be an address such as"),
         (
             "--control-plane a --cluster-cidr 10.0.0.0",
-            "--cluster-cidr \"10.0.0.0\": not an",
+            "--cluster-cidr: 10.0.0.0: must be an address range",
         ),
         (
             "--control-plane a --nodeport-addresses all,10.0.0.0/8",
-            "stands alone",
+            "--nodeport-addresses: all: must stand alone",
         ),
         (
             "--control-plane a --nodeport-addresses x",
-            "--nodeport-addresses \"x\": not an",
+            "--nodeport-addresses: x: must be an address range",
         ),
         (
             "--control-plane a --healthz-bind-address :1",
-            "--healthz-bind-address \":1\": not an",
+            "--healthz-bind-address: :1: must be IP:port",
+        ),
+        (
+            "--control-plane a --oom-score-adj 1001",
+            "--oom-score-adj: 1001: must be from -1000 to 1000",
+        ),
+        (
+            "--control-plane a --masquerade-bit 32",
+            "--iptables-masquerade-bit: 32: must be from 0 to 31",
+        ),
+        (
+            "--control-plane a --log-format xml",
+            "--logging-format: xml: must be text or json",
+        ),
+        (
+            "--control-plane a --proxy-mode kernelspace",
+            "--proxy-mode: kernelspace: is for Windows: must be nftables, iptables, ipvs or empty",
         ),
         (
             "--control-plane a --node-name a_b",
-            "--node-name \"a_b\": not a node's name",
+            "--hostname-override: a_b: must be a node's name",
         ),
     ];
     for (flags, reason) in cases {
@@ -168,17 +206,95 @@ fn what_makes_no_sense_is_refused_in_one_line() {
 }
 
 #[test]
-fn values_out_of_range_are_refused() {
+fn everything_that_is_wrong_is_said_at_once() {
+    let error = task(
+        "kp-nodeagent --iptables-sync-period 5x --oom-score-adj 2000 --node-name a_b \
+         --metrics-bind-address foo --feature-gates a --conntrack-min -1",
+    );
+    let error = error.unwrap_err().to_string();
+    let places: Vec<_> = error.lines().map(|line| line.split(": ").next()).collect();
+    let expected = [
+        "--iptables-sync-period",
+        "--feature-gates",
+        "--metrics-bind-address",
+        "--oom-score-adj",
+        "--conntrack-min",
+    ];
+    assert_eq!(places[..5], expected.map(Some), "{error}");
+    assert!(error.contains("no source of desired state"), "{error}");
+}
+
+#[test]
+fn flags_that_clap_refuses() {
     for flags in [
-        "--masquerade-bit 32",
         "--backend iptables",
-        "--log-format xml",
         "stray",
+        "--cleanup=perhaps",
+        "--config",
     ] {
         let args = format!("kp-nodeagent {flags}");
         assert!(
             Flags::try_parse_from(args.split_whitespace()).is_err(),
             "{flags}"
         );
+    }
+}
+
+/// As in the environment, from where command lines of kube-proxy get them that do not change.
+#[test]
+fn control_planes_may_be_separated_by_commas() {
+    let Source::ControlPlane(endpoints) = config("--control-plane a,b:99").source else {
+        panic!("another source");
+    };
+    assert_eq!(endpoints.len(), 2);
+}
+
+#[test]
+fn i5_init_only_needs_nothing_else() {
+    let task =
+        task("kp-nodeagent --init-only --conntrack-max-per-core=0 --conntrack-udp-timeout 9s");
+    let Task::InitOnly { conntrack } = task.unwrap() else {
+        panic!("not what was asked");
+    };
+    assert_eq!(conntrack.max_per_core, 0);
+    assert_eq!(conntrack.udp_timeout, Duration::from_secs(9));
+}
+
+#[test]
+fn i1_write_config_to_comes_before_everything_else() {
+    let task = task("kp-nodeagent --write-config-to /f --cleanup --masquerade-all").unwrap();
+    let Task::WriteConfig { path, config } = task else {
+        panic!("{task:?}");
+    };
+    assert_eq!(path, PathBuf::from("/f"));
+    assert!(config.iptables.masquerade_all && config.nftables.masquerade_all);
+}
+
+#[test]
+fn i1_help_is_in_groups_and_hides_what_has_no_use_here() {
+    let help = |flag| {
+        let error = Flags::try_parse_from(["kp-nodeagent", flag]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DisplayHelp);
+        error.to_string()
+    };
+    let (long, short) = (help("--help"), help("-h"));
+    for heading in [
+        "Configuration file:",
+        "Instead of serving:",
+        "The node:",
+        "Rules:",
+        "Telling pods from other clients:",
+        "Health checks and metrics:",
+        "Connection tracking:",
+        "Logging:",
+    ] {
+        assert!(
+            long.contains(heading) && short.contains(heading),
+            "{heading}"
+        );
+    }
+    assert!(long.contains("--ipvs-scheduler") && !short.contains("--ipvs-scheduler"));
+    for hidden in ["--healthz-port", "--source-vip", "--windows-service"] {
+        assert!(!long.contains(hidden), "{hidden}");
     }
 }

@@ -93,6 +93,9 @@ impl Core {
             changed_at_ms: update.changed_at_ms,
         };
         let touched = self.desired.apply(update)?;
+        if touched.node_changed {
+            self.warn_without_detector();
+        }
         self.behind.get_or_insert(origin);
         self.unknown_kinds += touched.unknown_kinds;
         for (key, reason) in &touched.rejects {
@@ -140,6 +143,38 @@ impl Core {
             self.syncs_ok += 1;
         }
         self.finish(work, position, &sum);
+    }
+
+    /// Takes new settings and plans everything anew, as when the node itself has changed.
+    pub(super) fn configure(&mut self, settings: NodeSettings, now: Now) {
+        self.settings = settings;
+        self.warn_without_detector();
+        let work = Work {
+            touched: Touched {
+                node_changed: true,
+                ..Touched::default()
+            },
+            origin: Origin {
+                arrived: now.instant,
+                changed_at_ms: 0,
+            },
+            decode: Duration::ZERO,
+        };
+        self.program(&work, now);
+    }
+
+    /// I6: kube-proxy waits for the node's pod ranges and gives up; here they may come at any time.
+    fn warn_without_detector(&self) {
+        let Some(node) = self.desired.node() else {
+            return;
+        };
+        if self.settings.node_cidr && node.pod_cidrs.is_empty() {
+            tracing::warn!(
+                node = %node.name,
+                "detectLocalMode is NodeCIDR, and the Node object has no podCIDRs: pods cannot be \
+                 told from other clients until it has"
+            );
+        }
     }
 
     fn finish(&mut self, work: &Work, position: Position, sum: &Applied) {

@@ -36,6 +36,8 @@ pub(crate) type Command = (Update, oneshot::Sender<Result<(), Refusal>>);
 #[derive(Clone, Debug)]
 pub struct Engine {
     commands: mpsc::Sender<Command>,
+    /// The latest settings: newer ones replace those that the engine has not seen.
+    settings: watch::Sender<NodeSettings>,
     reports: watch::Receiver<Report>,
     backend: &'static str,
 }
@@ -57,11 +59,13 @@ impl Engine {
     ) -> Result<Self, OpenError> {
         let (commands, inbox) = mpsc::channel(QUEUE);
         let (publish, reports) = watch::channel(Report::default());
+        let (settings, configured) = watch::channel(settings);
         let (opened, answer) = oneshot::channel();
         let thread = move || {
             let parts = || {
                 let backend = open()?;
                 let cleaner = cleaner(&*backend, &publish)?;
+                let settings = configured.borrow().clone();
                 let core = Core::new(backend, settings).with_conntrack(cleaner);
                 Ok((core, runtime()?))
             };
@@ -74,7 +78,7 @@ impl Engine {
             };
             // The caller may be gone: then so are all handles, and `run` returns at once.
             let _ = opened.send(Ok(core.backend()));
-            runtime.block_on(run(core, inbox, &publish));
+            runtime.block_on(run(core, inbox, configured, &publish));
         };
         let builder = std::thread::Builder::new().name("engine".to_owned());
         builder
@@ -86,9 +90,19 @@ impl Engine {
         };
         Ok(Self {
             commands,
+            settings,
             reports,
             backend,
         })
+    }
+
+    /// Replaces the settings: everything is planned anew, and the kernel gets what is different.
+    pub fn configure(&self, settings: NodeSettings) {
+        self.settings.send_if_modified(|now| {
+            let is_new = *now != settings;
+            *now = settings;
+            is_new
+        });
     }
 
     /// Hands over an update; waits while the engine is busy. Returns as soon as the update is
@@ -132,6 +146,7 @@ impl Engine {
         let backend = "scripted";
         let engine = Self {
             commands,
+            settings: watch::Sender::default(),
             reports,
             backend,
         };
@@ -143,7 +158,8 @@ impl Engine {
         let (mut engine, inbox, publish) = Self::scripted();
         let core = Core::new(backend, NodeSettings::default());
         engine.backend = core.backend();
-        tokio::spawn(async move { run(core, inbox, &publish).await });
+        let configured = engine.settings.subscribe();
+        tokio::spawn(async move { run(core, inbox, configured, &publish).await });
         engine
     }
 }
@@ -183,7 +199,12 @@ fn runtime() -> Result<tokio::runtime::Runtime, OpenError> {
     runtime.map_err(|error| cannot_start(&error.to_string()))
 }
 
-async fn run(mut core: Core, mut inbox: mpsc::Receiver<Command>, reports: &watch::Sender<Report>) {
+async fn run(
+    mut core: Core,
+    mut inbox: mpsc::Receiver<Command>,
+    mut configured: watch::Receiver<NodeSettings>,
+    reports: &watch::Sender<Report>,
+) {
     loop {
         let due = core.due();
         let timer = async {
@@ -194,6 +215,12 @@ async fn run(mut core: Core, mut inbox: mpsc::Receiver<Command>, reports: &watch
         };
         tokio::select! {
             biased;
+            // An error says that the handles are gone: so does the end of the inbox.
+            Ok(()) = configured.changed() => {
+                let settings = configured.borrow_and_update().clone();
+                core.configure(settings, Now::real());
+                reports.send_replace(core.report());
+            }
             command = inbox.recv() => match command {
                 Some((update, taken)) => take(&mut core, update, taken, reports),
                 None => return,

@@ -1,5 +1,6 @@
 //! Tests of the engine: with time as an argument, and once with its thread.
 
+mod settings;
 mod steps;
 mod thread;
 
@@ -7,14 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kplane_model::{DesiredKey, DesiredObject, Family, ServiceKey};
+use kplane_model::{Cidr, DesiredKey, DesiredObject, Family, ServiceKey};
 
 use super::core::{Core, Now};
 use super::*;
 use crate::backend::{Applied, ApplyError, Change, Failure, Verification, noop::Noop};
 use crate::desired::Position;
 use crate::desired::fixture::{EPOCH, Plane, key_of, local, node, svc, svc6};
-use crate::plan::ServicePlan;
+use crate::plan::{NodePlan, ServicePlan};
 
 /// What a scripted backend does and has seen.
 #[derive(Debug, Default)]
@@ -28,6 +29,8 @@ struct Script {
     refused: Vec<ServiceKey>,
     /// What the kernel holds.
     kernel: BTreeMap<ServiceKey, ServicePlan>,
+    /// The node's own settings that the kernel holds.
+    nodes: BTreeMap<Family, NodePlan>,
     calls: Vec<String>,
 }
 
@@ -42,6 +45,14 @@ impl Scripted {
     /// Calls since the last time, such as `apply IPv4 complete a,b`.
     fn calls(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap().calls)
+    }
+
+    /// Sources that count as pods in the kernel.
+    fn pod_sources(&self, family: Family) -> Vec<Cidr> {
+        let script = self.0.lock().unwrap();
+        let node = script.nodes.get(&family);
+        node.map(|node| node.pod_sources.clone())
+            .unwrap_or_default()
     }
 
     fn kernel(&self) -> Vec<String> {
@@ -80,6 +91,7 @@ impl Backend for Scripted {
         if script.broken.contains(&change.family) {
             return Err(refuse(change.family, "no such family"));
         }
+        script.nodes.insert(change.family, change.node.clone());
         if change.complete {
             script.kernel.retain(|key, _| key.family != change.family);
         }

@@ -1,5 +1,7 @@
 //! Plans the node's own settings.
 
+use std::net::IpAddr;
+
 use kplane_model::{Cidr, Family, NodeFacts};
 
 /// Settings of the agent that shape every node plan.
@@ -8,11 +10,15 @@ pub struct NodeSettings {
     /// Address ranges of all pods of the cluster, for telling pods from other clients
     /// (`clusterCIDR`). Empty = no telling.
     pub cluster_cidrs: Vec<Cidr>,
+    /// The node's own pod ranges tell them, the first of each family (`NodeCIDR`).
+    pub node_cidr: bool,
     /// Masquerade all traffic to ClusterIPs (A17).
     pub masquerade_all: bool,
     /// Ranges of the node's own addresses on which node ports are served; empty = the node's own
     /// address as its Node object gives it, or every address while that is not known (A21).
     pub nodeport_addresses: Vec<Cidr>,
+    /// The node's own address in its family, whatever its Node object says (`bindAddress`).
+    pub node_ip: Option<IpAddr>,
 }
 
 /// What a node's data path must know besides Services, for one family. Every list is sorted, and
@@ -38,7 +44,11 @@ impl NodePlan {
             let ours = cidrs.iter().copied().filter(|c| c.family() == family);
             disjoint(&ours.collect::<Vec<_>>())
         };
-        let pod_sources = of_family(&settings.cluster_cidrs);
+        let pod_sources = if settings.node_cidr {
+            node_cidr(family, node).into_iter().collect()
+        } else {
+            of_family(&settings.cluster_cidrs)
+        };
         let unmasqueraded_sources = if settings.masquerade_all {
             Vec::new()
         } else if pod_sources.is_empty() {
@@ -47,7 +57,9 @@ impl NodePlan {
             pod_sources.clone()
         };
         let nodeport_ips = if settings.nodeport_addresses.is_empty() {
-            node.primary_address(family)
+            let given = settings.node_ip.filter(|ip| Family::of(*ip) == family);
+            given
+                .or_else(|| node.primary_address(family))
                 .map_or_else(everything, |ip| vec![Cidr::single(ip)])
         } else {
             of_family(&settings.nodeport_addresses)
@@ -59,6 +71,12 @@ impl NodePlan {
             service_cidrs: of_family(&node.service_cidrs),
         }
     }
+}
+
+/// The node's pod range of a family: the first, as in kube-proxy.
+fn node_cidr(family: Family, node: &NodeFacts) -> Option<Cidr> {
+    let mut ours = node.pod_cidrs.iter().copied();
+    ours.find(|cidr| cidr.family() == family)
 }
 
 /// Ranges sorted, without those that lie inside another: what is left does not overlap.

@@ -233,3 +233,44 @@ fn f2_udp_flows_go_on_to_whatever_serves() {
     let plan = plan_service(&program, None, &node());
     assert_eq!(plan.serving, [1, 2].map(endpoint), "an old control plane");
 }
+
+/// (i) `detectLocalMode: NodeCIDR`: the first pod range of each family, and no cluster-wide ones.
+#[test]
+fn a15_i6_the_nodes_own_pod_ranges_may_tell_pods() {
+    let settings = NodeSettings {
+        node_cidr: true,
+        cluster_cidrs: cidrs(&["10.0.0.0/8"]),
+        ..NodeSettings::default()
+    };
+    let mut node = node();
+    node.pod_cidrs = cidrs(&["fd00::/64", "10.244.1.0/24", "10.244.0.0/24"]);
+    let plan = |family, node: &NodeFacts| NodePlan::new(family, node, &settings);
+    let v4 = plan(Family::V4, &node);
+    assert_eq!(v4.pod_sources, cidrs(&["10.244.1.0/24"]));
+    assert_eq!(v4.unmasqueraded_sources, v4.pod_sources);
+    assert_eq!(plan(Family::V6, &node).pod_sources, cidrs(&["fd00::/64"]));
+    // Without one nobody is a pod, and nobody is masqueraded for not being one.
+    node.pod_cidrs.clear();
+    let v4 = plan(Family::V4, &node);
+    assert_eq!(v4.pod_sources, []);
+    assert_eq!(v4.unmasqueraded_sources, cidrs(&["0.0.0.0/0"]));
+}
+
+/// (i) `bindAddress` is the node's address in its family, whatever its Node object says.
+#[test]
+fn a21_the_bind_address_is_the_primary_address() {
+    let settings = NodeSettings {
+        node_ip: Some([10, 9, 8, 7].into()),
+        ..NodeSettings::default()
+    };
+    let mut node = node();
+    node.addresses.push("fd00::2".parse().unwrap());
+    let ips = |family, settings: &_| NodePlan::new(family, &node, settings).nodeport_ips;
+    assert_eq!(ips(Family::V4, &settings), cidrs(&["10.9.8.7/32"]));
+    assert_eq!(ips(Family::V6, &settings), cidrs(&["fd00::2/128"]));
+    let ranges = NodeSettings {
+        nodeport_addresses: cidrs(&["192.168.0.0/16"]),
+        ..settings
+    };
+    assert_eq!(ips(Family::V4, &ranges), cidrs(&["192.168.0.0/16"]));
+}

@@ -132,7 +132,7 @@ fn i4_an_agent_removes_what_kube_proxy_left_when_it_serves() {
         fs::write(folder.path().join("node.yaml"), NODE).unwrap();
         let mut agent = Agent::start(folder.path());
         let lines = agent.until("update applied");
-        assert!(!has(&lines, "kube-proxy"), "{lines:#?}");
+        assert!(!has(&lines, "what kube-proxy left"), "{lines:#?}");
         assert!(nft(&["list", "tables"], "").contains("table ip kube-proxy"));
 
         fs::write(folder.path().join("web.yaml"), SERVICE).unwrap();
@@ -161,8 +161,9 @@ fn i4_a_kube_proxy_that_still_runs_is_named() {
         let rival = Rival::start(programs.path());
         let mut agent = Agent::start(folder.path());
         let lines = agent.until("removed what kube-proxy left");
-        let warning = lines.iter().find(|line| line["level"] == "WARN").unwrap();
-        assert!(has(std::slice::from_ref(warning), "kube-proxy is running"));
+        let named = |line: &&Value| has(std::slice::from_ref(*line), "kube-proxy is running");
+        let warning = lines.iter().find(named).unwrap();
+        assert_eq!(warning["level"], "WARN");
         assert_eq!(warning["fields"]["pid"], rival.0.id());
         agent.stop();
     });

@@ -141,7 +141,11 @@ fn world(services: &[Svc]) -> Result<World> {
 fn settled(world: &mut World) -> Result<()> {
     let looks = |world: &mut World| -> Result<u64> {
         let cleaner = world.first()?.conntrack.as_ref().context("no cleaner")?;
-        Ok(cleaner.totals().iter().map(|family| family.looks()).sum())
+        Ok(cleaner
+            .totals()
+            .iter()
+            .map(kp_nodeagent::conntrack::ConntrackTotals::looks)
+            .sum())
     };
     // A change that both families look at, now and a second later.
     let other = svc(99).only(Protocol::Udp).reached(At::LoadBalancer);
@@ -541,7 +545,11 @@ pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
     };
     let looks = || -> u64 {
         let report = engine.reports().borrow().clone();
-        report.conntrack.iter().map(|family| family.looks()).sum()
+        report
+            .conntrack
+            .iter()
+            .map(kp_nodeagent::conntrack::ConntrackTotals::looks)
+            .sum()
     };
     let service = svc(1).only(Protocol::Udp).reached(At::LoadBalancer);
     let with = |pod: &str| service.clone().endpoints([ep(pod)]);

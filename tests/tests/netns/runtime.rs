@@ -221,6 +221,7 @@ pub(crate) fn c5_e7_any_bit_of_the_mark_and_no_other() -> Result<()> {
         for agent in &mut world.agents {
             agent.backend_settings = Settings {
                 masquerade_bit: bit,
+                ..Settings::default()
             };
             agent.restart()?;
             agent.replace(slice::from_ref(&service))?;
@@ -348,7 +349,10 @@ pub(crate) fn f5_established_connections_live_through_every_change() -> Result<(
     }
     cluster.restart(
         &Setup::PodRanges.settings()?,
-        &Settings { masquerade_bit: 3 },
+        &Settings {
+            masquerade_bit: 3,
+            ..Settings::default()
+        },
     )?;
     all_echo("a restart with another bit")?;
     cluster.apply(&slices(&plain, &[]))?;

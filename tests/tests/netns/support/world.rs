@@ -95,7 +95,7 @@ impl Setup {
         Ok(NodeSettings {
             cluster_cidrs: if known { cidrs(&POD_RANGES)? } else { vec![] },
             masquerade_all: all,
-            nodeport_addresses: Vec::new(),
+            ..NodeSettings::default()
         })
     }
 }

@@ -1,0 +1,219 @@
+//! The command line: our own flags, beside kube-proxy's.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Parser;
+use kplane_model::NodeName;
+
+use super::kube_proxy::{KubeProxyFlags, Note};
+use super::load::{Loaded, Loader, from_flags};
+use super::source::SourceFlags;
+use super::{Checked, Config, ConfigError, Problem, Task};
+use crate::backend;
+
+/// Longest name of a node: a DNS subdomain.
+const MAX_NODE_NAME: usize = 253;
+
+/// Names the node when neither flag nor file does.
+const NODE_NAME: &str = "NODE_NAME";
+
+const EXAMPLES: &str = "\
+Examples:
+  Serve this node as a control plane says:
+    kp-nodeagent --control-plane http://kplane.example:7443
+  Serve this node from a folder of YAML, without any cluster:
+    kp-nodeagent --standalone --manifests deploy/demo
+  Take kube-proxy's place with its own configuration file:
+    kp-nodeagent --control-plane http://kplane.example:7443 \\
+      --config /var/lib/kube-proxy/config.conf --hostname-override $(NODE_NAME)
+  Remove everything that kplane put into the kernel:
+    kp-nodeagent --cleanup
+
+The rules stay in the kernel when the agent stops; --cleanup removes them.
+
+Environment:
+  RUST_LOG              what is logged, such as debug or kp_nodeagent=debug; goes before -v
+  NODE_NAME             name of the node, when neither flag nor file has one
+  KPLANE_CONTROL_PLANE  as --control-plane; several are separated by commas";
+
+/// kplane's node agent: puts desired state into the kernel and reports what it holds. It takes
+/// kube-proxy's flags and configuration file.
+#[derive(Debug, Parser)]
+#[command(name = "kp-nodeagent", version, after_help = EXAMPLES, args_override_self = true)]
+pub struct Flags {
+    #[command(flatten)]
+    source: SourceFlags,
+
+    /// What puts the rules into the kernel.
+    #[arg(long, value_enum, default_value = "nftables")]
+    backend: backend::Kind,
+
+    /// kube-proxy's configuration file (KubeProxyConfiguration v1alpha1, YAML or JSON). Changes
+    /// are picked up at once where no restart is needed. Flags below do not count then, but for
+    /// --hostname-override and logging.
+    #[arg(long, value_name = "FILE", help_heading = "Configuration file")]
+    config: Option<PathBuf>,
+
+    /// Write the configuration with all defaults filled in, and exit.
+    #[arg(long, value_name = "FILE", help_heading = "Configuration file")]
+    write_config_to: Option<PathBuf>,
+
+    /// Set up what needs root's privileges (connection tracking), and exit: the agent itself then
+    /// needs CAP_NET_ADMIN only.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(
+        default_value = "false",
+        default_missing_value = "true",
+        hide_default_value = true
+    )]
+    #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
+    init_only: bool,
+
+    /// Remove everything of ours from the kernel, and exit. Safe to repeat.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(
+        default_value = "false",
+        default_missing_value = "true",
+        hide_default_value = true
+    )]
+    #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
+    cleanup: bool,
+
+    #[command(flatten)]
+    kube_proxy: KubeProxyFlags,
+}
+
+fn truth(text: &str) -> Result<bool, &'static str> {
+    super::kube_proxy::truth(text).ok_or("true or false")
+}
+
+impl Flags {
+    /// What the flags, and the file that they may name, mean.
+    ///
+    /// # Errors
+    /// Everything that makes no sense.
+    pub fn check(self) -> Result<Checked, ConfigError> {
+        let loader = self.config.clone();
+        let loader = loader.map(|path| Loader::new(path, self.kube_proxy.clone()));
+        let loaded = match &loader {
+            Some(loader) => loader.load(),
+            None => from_flags(&self.kube_proxy),
+        };
+        let ignored = loader.as_ref().and_then(Loader::ignored_flags);
+        let mut checked = if self.write_config_to.is_some() || self.cleanup || self.init_only {
+            let loaded = loaded.map_err(|problems| ConfigError { problems })?;
+            self.errand(loaded)
+        } else {
+            self.agent(loaded, loader)?
+        };
+        checked.notes.splice(0..0, ignored);
+        Ok(checked)
+    }
+
+    /// Everything but being an agent: needs no source.
+    fn errand(self, loaded: Loaded) -> Checked {
+        let log = loaded.settings.log;
+        let mut notes = Vec::from_iter(loaded.lenient);
+        let task = if let Some(path) = self.write_config_to {
+            let config = loaded.config;
+            if config.healthz_bind_address.is_empty() || config.metrics_bind_address.is_empty() {
+                notes.push(Note::warning(
+                    "an empty bind address means the default when it is read from a file: only \
+                     flags can switch health checks and metrics off",
+                ));
+            }
+            let config = Box::new(config);
+            Task::WriteConfig { path, config }
+        } else if self.cleanup {
+            Task::Cleanup {
+                backend: self.backend,
+                settings: loaded.settings.backend,
+            }
+        } else {
+            Task::InitOnly {
+                conntrack: loaded.settings.conntrack,
+            }
+        };
+        Checked { task, log, notes }
+    }
+
+    fn agent(
+        self,
+        loaded: Result<Loaded, Vec<Problem>>,
+        loader: Option<Loader>,
+    ) -> Result<Checked, ConfigError> {
+        let mut problems = Vec::new();
+        let loaded = loaded.map_err(|wrong| problems.extend(wrong)).ok();
+        let source = self
+            .source
+            .check()
+            .map_err(|wrong| problems.push(wrong))
+            .ok();
+        let node_name = loaded.as_ref().and_then(|loaded| {
+            let file = self.config.as_deref();
+            let flag = self.kube_proxy.value("hostname-override");
+            let name = match (flag, file) {
+                (None | Some(""), Some(file)) => {
+                    let name = node_name("hostnameOverride", &loaded.config.hostname_override);
+                    name.map_err(|wrong| wrong.in_file(file))
+                }
+                _ => node_name("--hostname-override", &loaded.config.hostname_override),
+            };
+            name.map_err(|wrong| problems.push(wrong)).ok()
+        });
+        let (Some(loaded), Some(source), Some(node_name)) = (loaded, source, node_name) else {
+            return Err(ConfigError { problems });
+        };
+        let (log, settings) = (loaded.settings.log, loaded.settings);
+        let config = Config {
+            node_name,
+            source,
+            backend: self.backend,
+            backend_settings: settings.backend,
+            node_settings: settings.node,
+            healthz: settings.healthz,
+            metrics: settings.metrics,
+            bind_address_hard_fail: settings.bind_address_hard_fail,
+            enable_profiling: settings.enable_profiling,
+            oom_score_adj: settings.oom_score_adj,
+            sync_period: settings.sync_period,
+            conntrack: settings.conntrack,
+            kube_proxy: Arc::new(loaded.config),
+            file: loader,
+        };
+        Ok(Checked {
+            task: Task::Run(Box::new(config)),
+            log,
+            notes: loaded.lenient.into_iter().chain(loaded.notes).collect(),
+        })
+    }
+}
+
+/// The node's name: as configured at `place`, or else of the environment, or else the host's. As
+/// kube-proxy does it, white space around it is trimmed and upper case is lowered.
+pub(super) fn node_name(place: &str, configured: &str) -> Result<NodeName, Problem> {
+    let of_environment = std::env::var(NODE_NAME)
+        .ok()
+        .filter(|name| !name.is_empty());
+    let (place, name) = if !configured.is_empty() {
+        (place, configured.to_owned())
+    } else if let Some(name) = of_environment {
+        (NODE_NAME, name)
+    } else {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
+        let name = name.map_err(|error| {
+            Problem::general(format!(
+                "the host's name cannot be read ({error}): give --hostname-override"
+            ))
+        })?;
+        ("the host's name", name)
+    };
+    let name = name.trim().to_ascii_lowercase();
+    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+    if name.is_empty() || name.len() > MAX_NODE_NAME || !name.bytes().all(allowed) {
+        let reason = "must be a node's name: letters, digits, '-' and '.', at most 253 of them";
+        return Err(Problem::new(place, &name, reason));
+    }
+    Ok(name.into())
+}

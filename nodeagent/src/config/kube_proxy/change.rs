@@ -1,0 +1,118 @@
+//! What of a new configuration takes effect at once, and what needs a restart (I3).
+
+use serde_json::Value;
+
+use super::types::KubeProxyConfiguration;
+use crate::config::problem::shown;
+
+/// Fields that the running agent takes over. All they do is to shape plans, or the log.
+const LIVE: [&str; 6] = [
+    "bindAddress",
+    "clusterCIDR",
+    "iptables.masqueradeAll",
+    "logging.verbosity",
+    "nftables.masqueradeAll",
+    "nodePortAddresses",
+];
+
+/// Ways to tell pods that are part of the plans. The others are rules that stand when the backend
+/// starts.
+const LIVE_DETECT_MODES: [&str; 2] = ["ClusterCIDR", "NodeCIDR"];
+
+/// A new configuration against the running one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// The running configuration with all that can be taken over.
+    pub effective: KubeProxyConfiguration,
+    /// Fields that were taken over.
+    pub applied: Vec<String>,
+    /// Fields that need a restart: they keep their values.
+    pub needs_restart: Vec<String>,
+}
+
+/// Works out what to take over of `wanted`.
+#[must_use]
+pub fn change(running: &KubeProxyConfiguration, wanted: &KubeProxyConfiguration) -> Change {
+    let is_live = |field: &String| match &**field {
+        "detectLocalMode" => [running, wanted]
+            .iter()
+            .all(|config| LIVE_DETECT_MODES.contains(&&*config.detect_local_mode)),
+        field => LIVE.contains(&field),
+    };
+    let changed = changed_fields(running, wanted);
+    let (applied, needs_restart): (Vec<_>, Vec<_>) = changed.into_iter().partition(is_live);
+    Change {
+        effective: take_over(running, wanted, &applied),
+        applied,
+        needs_restart,
+    }
+}
+
+fn take_over(
+    running: &KubeProxyConfiguration,
+    wanted: &KubeProxyConfiguration,
+    fields: &[String],
+) -> KubeProxyConfiguration {
+    let mut effective = running.clone();
+    for field in fields {
+        match &**field {
+            "bindAddress" => effective.bind_address.clone_from(&wanted.bind_address),
+            "clusterCIDR" => effective.cluster_cidr.clone_from(&wanted.cluster_cidr),
+            "detectLocalMode" => {
+                effective
+                    .detect_local_mode
+                    .clone_from(&wanted.detect_local_mode);
+            }
+            "iptables.masqueradeAll" => {
+                effective.iptables.masquerade_all = wanted.iptables.masquerade_all;
+            }
+            "logging.verbosity" => effective.logging.verbosity = wanted.logging.verbosity,
+            "nftables.masqueradeAll" => {
+                effective.nftables.masquerade_all = wanted.nftables.masquerade_all;
+            }
+            "nodePortAddresses" => {
+                effective
+                    .node_port_addresses
+                    .clone_from(&wanted.node_port_addresses);
+            }
+            _ => {}
+        }
+    }
+    effective
+}
+
+/// Paths of the fields that are different, by name. A list counts as one field.
+pub(super) fn changed_fields(
+    one: &KubeProxyConfiguration,
+    other: &KubeProxyConfiguration,
+) -> Vec<String> {
+    let mut changed = Vec::new();
+    // A configuration can always be written: there is nothing in it that JSON does not have.
+    if let (Ok(one), Ok(other)) = (serde_json::to_value(one), serde_json::to_value(other)) {
+        compare(&one, &other, "", &mut changed);
+    }
+    changed
+}
+
+fn compare(one: &Value, other: &Value, path: &str, changed: &mut Vec<String>) {
+    let (Value::Object(ones), Value::Object(others)) = (one, other) else {
+        if one != other {
+            changed.push(path.to_owned());
+        }
+        return;
+    };
+    let added = others.keys().filter(|field| !ones.contains_key(*field));
+    for field in ones.keys().chain(added) {
+        let path = match path {
+            "" => shown(field),
+            path => format!("{path}.{}", shown(field)),
+        };
+        let value = |fields: &'_ serde_json::Map<String, Value>| {
+            fields.get(field).cloned().unwrap_or(Value::Null)
+        };
+        compare(&value(ones), &value(others), &path, changed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

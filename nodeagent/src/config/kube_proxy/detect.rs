@@ -1,0 +1,77 @@
+//! How pods are told from other clients: `detectLocalMode` and what belongs to it.
+
+use kplane_model::Cidr;
+
+use super::settings::Checker;
+use super::types::KubeProxyConfiguration;
+use crate::backend::PodInterface;
+
+/// Longest name of an interface, in bytes: `IFNAMSIZ` less the zero at its end.
+const MAX_INTERFACE_NAME: usize = 15;
+
+/// One way to tell pods from other clients, or none.
+#[derive(Debug, Default)]
+pub(super) struct Detector {
+    /// By address ranges of the cluster's pods.
+    pub(super) cluster_cidrs: Vec<Cidr>,
+    /// By the node's own pod ranges.
+    pub(super) node_cidr: bool,
+    /// By the interface on which packets come in.
+    pub(super) pod_interface: Option<PodInterface>,
+}
+
+/// Reads the mode and what it needs; what belongs to other modes may say anything.
+pub(super) fn detector(config: &KubeProxyConfiguration, check: &mut Checker) -> Detector {
+    let mut detector = Detector::default();
+    let local = &config.detect_local;
+    match &*config.detect_local_mode {
+        "" | "ClusterCIDR" => detector.cluster_cidrs = cluster_cidrs(&config.cluster_cidr, check),
+        "NodeCIDR" => detector.node_cidr = true,
+        "BridgeInterface" => {
+            let field = "detectLocal.bridgeInterface";
+            detector.pod_interface = interface(field, &local.bridge_interface, false, check);
+        }
+        "InterfaceNamePrefix" => {
+            let field = "detectLocal.interfaceNamePrefix";
+            detector.pod_interface = interface(field, &local.interface_name_prefix, true, check);
+        }
+        other => {
+            let reason = "must be ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix";
+            check.bad("detectLocalMode", other, reason);
+        }
+    }
+    detector
+}
+
+/// Any number of ranges. kube-proxy takes one of each family at most and refuses others, so every
+/// file that it accepts means the same here.
+fn cluster_cidrs(text: &str, check: &mut Checker) -> Vec<Cidr> {
+    if text.is_empty() {
+        return Vec::new();
+    }
+    let texts = text.split(',');
+    texts
+        .filter_map(|text| check.cidr("clusterCIDR", text))
+        .collect()
+}
+
+/// Quotes, `*` and what the kernel forbids in names are refused: it is a mistake then.
+fn interface(field: &str, text: &str, prefix: bool, check: &mut Checker) -> Option<PodInterface> {
+    let allowed = |b: u8| b.is_ascii_graphic() && !b"/:*\"'`\\".contains(&b);
+    let fits = (1..=MAX_INTERFACE_NAME).contains(&text.len());
+    if !fits || !text.bytes().all(allowed) || text == "." || text == ".." {
+        let what = if prefix {
+            "must be the beginning of an interface's name such as cali"
+        } else {
+            "must be an interface's name such as cbr0"
+        };
+        let reason =
+            format!("{what}: 1 to {MAX_INTERFACE_NAME} characters, no white space / : * or quotes");
+        check.bad(field, text, &reason);
+        return None;
+    }
+    Some(PodInterface {
+        name: text.to_owned(),
+        prefix,
+    })
+}

@@ -1,0 +1,195 @@
+//! What to say about a configuration that is valid (I7): what it will not do, what is probably a
+//! mistake, and what has no meaning here.
+
+use kplane_model::{Cidr, Family};
+
+use super::change::changed_fields;
+use super::settings::Settings;
+use super::types::KubeProxyConfiguration;
+use crate::config::problem::{Problem, listed};
+
+/// How much a note matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Good to know.
+    Info,
+    /// Probably not what was meant.
+    Warning,
+}
+
+/// One line for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// How much it matters.
+    pub level: Level,
+    /// The line.
+    pub text: String,
+}
+
+impl Note {
+    pub(crate) fn info(text: impl Into<String>) -> Self {
+        let (level, text) = (Level::Info, text.into());
+        Self { level, text }
+    }
+
+    pub(crate) fn warning(text: impl Into<String>) -> Self {
+        let (level, text) = (Level::Warning, text.into());
+        Self { level, text }
+    }
+}
+
+/// What a configuration is checked against besides itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// The kernel has IPv6, and it is switched on.
+    pub ipv6: bool,
+}
+
+impl Host {
+    /// This one.
+    #[must_use]
+    pub fn this() -> Self {
+        let off = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
+        let off = off.is_ok_and(|text| text.trim() == "1");
+        Self {
+            ipv6: !off && std::path::Path::new("/proc/net/if_inet6").exists(),
+        }
+    }
+}
+
+/// Fields that mean nothing here, whatever the mode, each with all that is inside.
+const UNUSED: [&str; 12] = [
+    "clientConnection",
+    "configSyncPeriod",
+    "featureGates",
+    "iptables.localhostNodePorts",
+    "ipvs",
+    "logging.flushFrequency",
+    "logging.options",
+    "logging.vmodule",
+    "portRange",
+    "showHiddenMetricsForVersion",
+    "windowsRunAsService",
+    "winkernel",
+];
+
+/// What to log when an agent starts with a configuration.
+///
+/// # Errors
+/// A configuration that cannot work on this host.
+pub fn start_up(
+    config: &KubeProxyConfiguration,
+    settings: &Settings,
+    host: Host,
+) -> Result<Vec<Note>, Problem> {
+    let mut notes = Vec::new();
+    notes.extend(mode(config));
+    notes.extend(detector(config, settings));
+    families(config, settings, host, &mut notes)?;
+    notes.extend(unused(config));
+    Ok(notes)
+}
+
+fn mode(config: &KubeProxyConfiguration) -> Option<Note> {
+    let where_ = "see docs/kube-proxy-compat.md";
+    match &*config.mode {
+        "nftables" => None,
+        "" => Some(Note::info(format!(
+            "mode is not set: this version programs nftables, where kube-proxy would take iptables; \
+             {where_} for what is different"
+        ))),
+        mode => Some(Note::warning(format!(
+            "mode {mode}: this version programs nftables whatever the mode says; {where_} for what \
+             is different. Node ports, for one, are served on the addresses of nodePortAddresses \
+             ({}), not on all of the node's",
+            listed(&config.node_port_addresses)
+        ))),
+    }
+}
+
+fn detector(config: &KubeProxyConfiguration, settings: &Settings) -> Option<Note> {
+    let by_range = config.detect_local_mode == "ClusterCIDR";
+    (by_range && settings.node.cluster_cidrs.is_empty()).then(|| {
+        Note::warning(
+            "clusterCIDR is empty, so pods cannot be told from other clients: nothing but hairpin \
+             traffic to ClusterIPs is masqueraded, and pods count as clients from outside for \
+             externalTrafficPolicy Local",
+        )
+    })
+}
+
+/// Ranges of one family only, on a host with both; or of the family that the host does not have.
+fn families(
+    config: &KubeProxyConfiguration,
+    settings: &Settings,
+    host: Host,
+    notes: &mut Vec<Note>,
+) -> Result<(), Problem> {
+    let node = &settings.node;
+    let lists = [
+        ("clusterCIDR", &node.cluster_cidrs),
+        ("nodePortAddresses", &node.nodeport_addresses),
+    ];
+    for (field, cidrs) in lists {
+        let Some(only) = single_family(cidrs) else {
+            continue;
+        };
+        let (other, there) = match only {
+            Family::V4 => (Family::V6, host.ipv6),
+            Family::V6 => (Family::V4, true),
+        };
+        let lost = match field {
+            "clusterCIDR" => format!("{other} pods cannot be told from other clients"),
+            _ => format!("no node port is served on {other}"),
+        };
+        if field == "clusterCIDR" && !host.ipv6 && only == Family::V6 {
+            return Err(Problem::new(
+                field,
+                &config.cluster_cidr,
+                "must have an IPv4 range: this host has no IPv6",
+            ));
+        }
+        if there {
+            notes.push(Note::warning(format!(
+                "{field} has no range of {other}: in a cluster that has {other}, {lost}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn single_family(cidrs: &[Cidr]) -> Option<Family> {
+    let first = cidrs.first()?.family();
+    cidrs.iter().all(|c| c.family() == first).then_some(first)
+}
+
+/// One line with all fields that are set and mean nothing.
+fn unused(config: &KubeProxyConfiguration) -> Option<Note> {
+    let mut default = KubeProxyConfiguration::default();
+    // Defaults of these two follow another field.
+    default.bind_address.clone_from(&config.bind_address);
+    default.mode.clone_from(&config.mode);
+    let set = changed_fields(&default, config);
+    let section = match &*config.mode {
+        "nftables" => "iptables",
+        _ => "nftables",
+    };
+    let minimum = ["iptables.minSyncPeriod", "nftables.minSyncPeriod"];
+    let is_unused = |field: &&String| {
+        let inside = |part: &str| {
+            let rest = field.strip_prefix(part);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let of_mode = config.mode == "ipvs" && field.as_str() == "ipvs.syncPeriod";
+        !of_mode
+            && (inside(section)
+                || minimum.contains(&field.as_str())
+                || UNUSED.into_iter().any(inside))
+    };
+    let names: Vec<_> = set.iter().filter(is_unused).map(String::as_str).collect();
+    (!names.is_empty())
+        .then(|| Note::info(format!("set, but without meaning here: {}", listed(&names))))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! Tests of the notes at the start (I7).
+
+use super::super::settings::resolve;
+use super::*;
+
+const DUAL: Host = Host { ipv6: true };
+const V4_ONLY: Host = Host { ipv6: false };
+
+/// A configuration about which there is nothing to say, changed.
+fn notes(
+    host: Host,
+    change: impl FnOnce(&mut KubeProxyConfiguration),
+) -> Result<Vec<Note>, Problem> {
+    let mut config = KubeProxyConfiguration {
+        mode: "nftables".to_owned(),
+        cluster_cidr: "10.0.0.0/8,fd00::/8".to_owned(),
+        ..KubeProxyConfiguration::default()
+    };
+    change(&mut config);
+    start_up(&config, &resolve(&config).unwrap(), host)
+}
+
+fn only(notes: Result<Vec<Note>, Problem>) -> (Level, String) {
+    let mut notes = notes.unwrap();
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    let note = notes.remove(0);
+    (note.level, note.text)
+}
+
+#[test]
+fn i7_a_plain_configuration_needs_no_words() {
+    assert_eq!(notes(DUAL, |_| ()), Ok(Vec::new()));
+    assert_eq!(notes(V4_ONLY, |_| ()), Ok(Vec::new()));
+}
+
+#[test]
+fn i7_another_mode_is_told_what_it_gets() {
+    for (mode, level) in [
+        ("", Level::Info),
+        ("iptables", Level::Warning),
+        ("ipvs", Level::Warning),
+    ] {
+        let (said, text) = only(notes(DUAL, |c| mode.clone_into(&mut c.mode)));
+        assert_eq!(said, level, "{mode}");
+        assert!(text.contains("programs nftables"), "{text}");
+        assert!(text.contains("docs/kube-proxy-compat.md"), "{text}");
+        // A21: kube-proxy in these modes serves node ports everywhere.
+        assert_eq!(
+            text.contains("nodePortAddresses (primary)"),
+            !mode.is_empty(),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn i7_ranges_of_one_family_on_a_host_with_both() {
+    let (level, text) = only(notes(DUAL, |c| {
+        "10.0.0.0/8".clone_into(&mut c.cluster_cidr);
+    }));
+    assert_eq!(level, Level::Warning);
+    assert!(
+        text.starts_with("clusterCIDR has no range of IPv6"),
+        "{text}"
+    );
+    let (_, text) = only(notes(DUAL, |c| {
+        c.node_port_addresses = vec!["fd00::/8".to_owned(), "fd01::/16".to_owned()];
+    }));
+    assert!(
+        text.starts_with("nodePortAddresses has no range of IPv4"),
+        "{text}"
+    );
+    assert_eq!(
+        notes(V4_ONLY, |c| "10.0.0.0/8".clone_into(&mut c.cluster_cidr)),
+        Ok(Vec::new())
+    );
+}
+
+#[test]
+fn i7_pods_of_a_family_that_the_host_does_not_have_are_fatal() {
+    let problem = notes(V4_ONLY, |c| "fd00::/8".clone_into(&mut c.cluster_cidr)).unwrap_err();
+    assert_eq!(
+        problem.to_string(),
+        "clusterCIDR: fd00::/8: must have an IPv4 range: this host has no IPv6"
+    );
+    assert!(notes(DUAL, |c| "fd00::/8".clone_into(&mut c.cluster_cidr)).is_ok());
+    // Only where the range is used.
+    let node_cidr = |c: &mut KubeProxyConfiguration| {
+        "fd00::/8".clone_into(&mut c.cluster_cidr);
+        "NodeCIDR".clone_into(&mut c.detect_local_mode);
+    };
+    assert_eq!(notes(V4_ONLY, node_cidr), Ok(Vec::new()));
+}
+
+#[test]
+fn i7_no_detector_is_said() {
+    let (level, text) = only(notes(DUAL, |c| c.cluster_cidr.clear()));
+    assert_eq!(level, Level::Warning);
+    assert!(
+        text.contains("pods cannot be told from other clients"),
+        "{text}"
+    );
+}
+
+#[test]
+fn i7_fields_without_meaning_are_named_in_one_line() {
+    let (level, text) = only(notes(DUAL, |c| {
+        "/kubeconfig".clone_into(&mut c.client_connection.kubeconfig);
+        c.feature_gates.insert("SomeGate".to_owned(), true);
+        c.winkernel.enable_dsr = true;
+        c.config_sync_period = "1h".parse().unwrap();
+        c.nftables.min_sync_period = "2s".parse().unwrap();
+        c.iptables.masquerade_all = true;
+        c.nftables.masquerade_all = true;
+        c.ipvs.sync_period = "1h".parse().unwrap();
+        c.oom_score_adj = 0;
+    }));
+    assert_eq!(level, Level::Info);
+    assert_eq!(
+        text,
+        "set, but without meaning here: clientConnection.kubeconfig, configSyncPeriod, \
+         featureGates.SomeGate, iptables.masqueradeAll, ipvs.syncPeriod, nftables.minSyncPeriod, \
+         winkernel.enableDSR"
+    );
+    let in_ipvs = notes(DUAL, |c| {
+        "ipvs".clone_into(&mut c.mode);
+        c.ipvs.sync_period = "1h".parse().unwrap();
+        c.iptables.masquerade_all = true;
+    });
+    assert!(
+        only(in_ipvs).1.starts_with("mode ipvs"),
+        "both count in this mode"
+    );
+}

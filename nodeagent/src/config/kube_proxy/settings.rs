@@ -1,0 +1,298 @@
+//! What a [`KubeProxyConfiguration`] means: every value is read, and every wrong one is named (I7).
+//!
+//! Sections of modes that are not used may say anything, as in kube-proxy.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use kplane_model::{Cidr, Family, parse_ip};
+
+use super::duration::GoDuration;
+use super::types::{self, KubeProxyConfiguration};
+use super::{address, detect};
+use crate::backend;
+use crate::config::problem::Problem;
+use crate::plan::NodeSettings;
+use crate::sysctl;
+
+/// Problems that are named: a list may have thousands of wrong items.
+const MAX_PROBLEMS: usize = 100;
+
+/// All that the agent makes of a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// What shapes the plans.
+    pub node: NodeSettings,
+    /// What the backend starts with.
+    pub backend: backend::Settings,
+    /// Where health checks are answered; `None` = nowhere.
+    pub healthz: Option<SocketAddr>,
+    /// Where metrics are served; `None` = nowhere.
+    pub metrics: Option<SocketAddr>,
+    /// A port that is taken ends the program.
+    pub bind_address_hard_fail: bool,
+    /// Serve profiles beside the metrics.
+    pub enable_profiling: bool,
+    /// For `/proc/self/oom_score_adj`, -1000..=1000.
+    pub oom_score_adj: i32,
+    /// How long a failure may last before the node counts as unhealthy (G2: twice as long).
+    pub sync_period: Duration,
+    /// Connection tracking.
+    pub conntrack: sysctl::Settings,
+    /// Logging.
+    pub log: LogSettings,
+}
+
+/// How log lines look, and which there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogSettings {
+    /// One JSON object a line instead of text.
+    pub json: bool,
+    /// As kube-proxy counts: 0..=3 is normal, 4 and 5 explain, from 6 on everything.
+    pub verbosity: u32,
+}
+
+/// Reads a configuration.
+///
+/// # Errors
+/// Everything that is wrong, by field.
+pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>> {
+    let mut check = Checker::default();
+    check.mode(&config.mode);
+    check.client(&config.client_connection);
+    let log = check.logging(&config.logging);
+    check.version(&config.show_hidden_metrics_for_version);
+    let (masquerade_bit, masquerade_all, sync_period) = check.sections(config);
+    let node_ip = check.node_ip(&config.bind_address);
+    let detector = detect::detector(config, &mut check);
+    let nodeport_addresses = check.nodeport_addresses(&config.node_port_addresses);
+    let settings = Settings {
+        node: NodeSettings {
+            cluster_cidrs: detector.cluster_cidrs,
+            node_cidr: detector.node_cidr,
+            masquerade_all,
+            nodeport_addresses,
+            node_ip,
+        },
+        backend: backend::Settings {
+            masquerade_bit,
+            pod_interface: detector.pod_interface,
+        },
+        healthz: check.address("healthzBindAddress", &config.healthz_bind_address),
+        metrics: check.address("metricsBindAddress", &config.metrics_bind_address),
+        bind_address_hard_fail: config.bind_address_hard_fail,
+        enable_profiling: config.enable_profiling,
+        oom_score_adj: check.in_range("oomScoreAdj", config.oom_score_adj, -1000, 1000),
+        sync_period,
+        conntrack: check.conntrack(&config.conntrack),
+        log,
+    };
+    check.positive("configSyncPeriod", config.config_sync_period);
+    let all = check.problems.len();
+    if all == 0 {
+        return Ok(settings);
+    }
+    check.problems.truncate(MAX_PROBLEMS);
+    if all > MAX_PROBLEMS {
+        let more = all - MAX_PROBLEMS;
+        let more = format!("{more} more values are wrong");
+        check.problems.push(Problem::general(more));
+    }
+    Err(check.problems)
+}
+
+/// Reads values and notes what is wrong with them; what it returns then is of no use.
+#[derive(Debug, Default)]
+pub(super) struct Checker {
+    problems: Vec<Problem>,
+}
+
+impl Checker {
+    pub(super) fn bad(&mut self, field: &str, value: impl fmt::Display, reason: &str) {
+        self.problems.push(Problem::new(field, value, reason));
+    }
+
+    fn mode(&mut self, mode: &str) {
+        let accepted = "must be nftables, iptables, ipvs or empty";
+        match mode {
+            "" | "nftables" | "iptables" | "ipvs" => {}
+            "kernelspace" => self.bad("mode", mode, &format!("is for Windows: {accepted}")),
+            _ => self.bad("mode", mode, accepted),
+        }
+    }
+
+    fn client(&mut self, client: &types::ClientConnection) {
+        self.in_range("clientConnection.burst", client.burst, 0, i32::MAX);
+    }
+
+    fn logging(&mut self, logging: &types::Logging) -> LogSettings {
+        if !matches!(&*logging.format, "text" | "json") {
+            self.bad("logging.format", &logging.format, "must be text or json");
+        }
+        LogSettings {
+            json: logging.format == "json",
+            verbosity: logging.verbosity,
+        }
+    }
+
+    fn version(&mut self, version: &str) {
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        let is_version = |(major, minor)| is_number(major) && is_number(minor);
+        if !version.is_empty() && !version.split_once('.').is_some_and(is_version) {
+            let reason = "must be a version such as 1.35, or empty";
+            self.bad("showHiddenMetricsForVersion", version, reason);
+        }
+    }
+
+    /// Masquerade bit, masquerade all and sync period: of the section of the mode.
+    fn sections(&mut self, config: &KubeProxyConfiguration) -> (u8, bool, Duration) {
+        let bit = |check: &mut Self, section: &str, bit| {
+            let field = format!("{section}.masqueradeBit");
+            u8::try_from(check.in_range(&field, bit, 0, 31)).unwrap_or_default()
+        };
+        let (iptables, ipvs, nftables) = (&config.iptables, &config.ipvs, &config.nftables);
+        // kube-proxy looks at this one in every mode.
+        let iptables_bit = bit(self, "iptables", iptables.masquerade_bit);
+        match &*config.mode {
+            "nftables" => (
+                bit(self, "nftables", nftables.masquerade_bit),
+                nftables.masquerade_all,
+                self.periods("nftables", nftables.sync_period, nftables.min_sync_period),
+            ),
+            "ipvs" => {
+                self.ipvs(ipvs);
+                let period = self.periods("ipvs", ipvs.sync_period, ipvs.min_sync_period);
+                (iptables_bit, iptables.masquerade_all, period)
+            }
+            _ => (
+                iptables_bit,
+                iptables.masquerade_all,
+                self.periods("iptables", iptables.sync_period, iptables.min_sync_period),
+            ),
+        }
+    }
+
+    fn periods(&mut self, section: &str, period: GoDuration, min: GoDuration) -> Duration {
+        self.positive(&format!("{section}.syncPeriod"), period);
+        let field = format!("{section}.minSyncPeriod");
+        if min.is_negative() {
+            self.bad(&field, min, "must be at least 0");
+        } else if min > period && period > GoDuration::ZERO {
+            let reason =
+                format!("must not be greater than {section}.syncPeriod, which is {period}");
+            self.bad(&field, min, &reason);
+        }
+        period.to_std().unwrap_or_default()
+    }
+
+    fn ipvs(&mut self, ipvs: &types::Ipvs) {
+        self.timeout("ipvs.tcpTimeout", ipvs.tcp_timeout);
+        self.timeout("ipvs.tcpFinTimeout", ipvs.tcp_fin_timeout);
+        self.timeout("ipvs.udpTimeout", ipvs.udp_timeout);
+        for (index, text) in ipvs.exclude_cidrs.iter().enumerate() {
+            self.cidr(&format!("ipvs.excludeCIDRs[{index}]"), text);
+        }
+    }
+
+    fn node_ip(&mut self, text: &str) -> Option<IpAddr> {
+        match parse_ip(text) {
+            Ok(ip) => Some(ip).filter(|ip| !ip.is_unspecified()),
+            Err(_) => {
+                let reason = "must be an IP address such as 0.0.0.0, 192.168.1.7 or fd00::7";
+                self.bad("bindAddress", text, reason);
+                None
+            }
+        }
+    }
+
+    /// Empty means the node's own address (A21).
+    fn nodeport_addresses(&mut self, texts: &[String]) -> Vec<Cidr> {
+        let words = ["primary", "all"];
+        if let [word] = texts
+            && words.contains(&&**word)
+        {
+            return match &**word {
+                "primary" => Vec::new(),
+                _ => Family::ALL.map(Cidr::everything).to_vec(),
+            };
+        }
+        let mut cidrs = Vec::with_capacity(texts.len());
+        for (index, text) in texts.iter().enumerate() {
+            let field = format!("nodePortAddresses[{index}]");
+            if words.contains(&&**text) {
+                self.bad(&field, text, "must stand alone, without ranges");
+            } else {
+                cidrs.extend(self.cidr(&field, text));
+            }
+        }
+        cidrs
+    }
+
+    pub(super) fn cidr(&mut self, field: &str, text: &str) -> Option<Cidr> {
+        let cidr = text.parse().ok();
+        if cidr.is_none() {
+            let reason = "must be an address range such as 10.0.0.0/8 or fd00::/8";
+            self.bad(field, text, reason);
+        }
+        cidr
+    }
+
+    fn address(&mut self, field: &str, text: &str) -> Option<SocketAddr> {
+        let address = address::parse(text);
+        if address.is_none() && !text.is_empty() {
+            let reason = "must be IP:port such as 0.0.0.0:10256 or [::]:10256";
+            self.bad(field, text, reason);
+        }
+        address
+    }
+
+    fn conntrack(&mut self, conntrack: &types::Conntrack) -> sysctl::Settings {
+        let max = self.in_range("conntrack.maxPerCore", conntrack.max_per_core, 0, i32::MAX);
+        let min = self.in_range("conntrack.min", conntrack.min, 0, i32::MAX);
+        let mut timeout = |field: &str, value| self.timeout(&format!("conntrack.{field}"), value);
+        sysctl::Settings {
+            max_per_core: u32::try_from(max).unwrap_or_default(),
+            min: u32::try_from(min).unwrap_or_default(),
+            tcp_established_timeout: timeout(
+                "tcpEstablishedTimeout",
+                conntrack.tcp_established_timeout,
+            ),
+            tcp_close_wait_timeout: timeout(
+                "tcpCloseWaitTimeout",
+                conntrack.tcp_close_wait_timeout,
+            ),
+            tcp_be_liberal: conntrack.tcp_be_liberal,
+            udp_timeout: timeout("udpTimeout", conntrack.udp_timeout),
+            udp_stream_timeout: timeout("udpStreamTimeout", conntrack.udp_stream_timeout),
+        }
+    }
+
+    /// 0 leaves what the kernel has.
+    fn timeout(&mut self, field: &str, value: GoDuration) -> Duration {
+        if value.is_negative() {
+            self.bad(field, value, "must be at least 0");
+        }
+        value.to_std().unwrap_or_default()
+    }
+
+    fn positive(&mut self, field: &str, value: GoDuration) {
+        if value <= GoDuration::ZERO {
+            self.bad(field, value, "must be greater than 0");
+        }
+    }
+
+    fn in_range(&mut self, field: &str, value: i32, least: i32, most: i32) -> i32 {
+        if !(least..=most).contains(&value) {
+            let reason = match most {
+                i32::MAX => format!("must be at least {least}"),
+                _ => format!("must be from {least} to {most}"),
+            };
+            self.bad(field, value, &reason);
+        }
+        value
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,30 @@
+//! A configuration becomes YAML, in the order in which kube-proxy writes it: by name.
+
+use std::path::Path;
+
+use anyhow::Context;
+
+use super::types::KubeProxyConfiguration;
+
+/// The YAML of a configuration; reads back to the same.
+///
+/// # Errors
+/// None in practice: every field can be written.
+pub fn to_yaml(config: &KubeProxyConfiguration) -> anyhow::Result<String> {
+    // Mappings of a `Value` are sorted by name, those of structs are not.
+    let value = serde_json::to_value(config)?;
+    Ok(serde_saphyr::to_string(&value)?)
+}
+
+/// Writes the YAML to a file, which is replaced.
+///
+/// # Errors
+/// What the file system says, with the path.
+pub fn to_file(config: &KubeProxyConfiguration, path: &Path) -> anyhow::Result<()> {
+    let yaml = to_yaml(config)?;
+    std::fs::write(path, yaml)
+        .with_context(|| format!("--write-config-to {}: cannot be written", path.display()))
+}
+
+#[cfg(test)]
+mod tests;

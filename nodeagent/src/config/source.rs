@@ -1,0 +1,163 @@
+//! Where desired state comes from, and the flags for it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kp_controlplane::convert::ExternalIps;
+use kplane_model::Cidr;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use super::Problem;
+
+/// Port of a control plane when an address names none.
+const CONTROL_PLANE_PORT: u16 = 7443;
+
+/// Where a standalone agent serves its status.
+const STATUS_ADDRESS: &str = "127.0.0.1:7444";
+
+/// Where desired state comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Replicas of a control plane.
+    ControlPlane(Vec<Endpoint>),
+    /// A control plane that runs in this process already.
+    InProcess(Channel),
+    /// A control plane of the agent's own.
+    Standalone {
+        /// Folder or file of manifests.
+        manifests: PathBuf,
+        /// Where its status API is served; `None` = nowhere.
+        status: Option<SocketAddr>,
+        /// Which external addresses Services may have.
+        external_ips: ExternalIps,
+    },
+}
+
+/// Flags of the source.
+#[derive(Debug, Args)]
+pub(super) struct SourceFlags {
+    /// A control plane, such as `http://kplane.example:7443`. Give it several times for replicas:
+    /// when one fails the next is asked.
+    #[arg(long, value_name = "ADDR", value_delimiter = ',')]
+    #[arg(env = "KPLANE_CONTROL_PLANE", hide_env = true)]
+    control_plane: Vec<String>,
+
+    /// Be the control plane of this node as well: reads --manifests, needs nothing else.
+    #[arg(long)]
+    standalone: bool,
+
+    /// Folder or file of Kubernetes YAML or JSON for --standalone. Changes are picked up at once.
+    #[arg(long, value_name = "PATH")]
+    manifests: Option<PathBuf>,
+
+    /// Whether Services may have externalIPs at all, for --standalone [default: true].
+    #[arg(long, value_name = "BOOL")]
+    allow_external_ips: Option<bool>,
+
+    /// Ranges in which externalIPs must be, separated by commas, for --standalone [default: all].
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    external_ip_cidr: Vec<String>,
+
+    /// Where --standalone serves its status for kpctl; empty = nowhere [default: 127.0.0.1:7444].
+    #[arg(long, value_name = "ADDR")]
+    status_bind_address: Option<String>,
+}
+
+impl SourceFlags {
+    /// The source that the flags name.
+    pub(super) fn check(&self) -> Result<Source, Problem> {
+        let wrong = |reason| Err(Problem::general(reason));
+        match (self.standalone, &self.manifests) {
+            (false, Some(_)) => wrong("--manifests is for --standalone: give both, or neither"),
+            (true, None) => wrong("--standalone needs --manifests with a folder of YAML"),
+            (true, Some(_)) if !self.control_plane.is_empty() => {
+                wrong("--standalone is a control plane itself: leave --control-plane out")
+            }
+            (true, Some(manifests)) => {
+                readable(manifests)?;
+                let status = self
+                    .status_bind_address
+                    .as_deref()
+                    .unwrap_or(STATUS_ADDRESS);
+                Ok(Source::Standalone {
+                    manifests: manifests.clone(),
+                    status: address("--status-bind-address", status)?,
+                    external_ips: self.external_ips()?,
+                })
+            }
+            (false, None) if self.status_bind_address.is_some() => {
+                wrong("--status-bind-address is for --standalone: the control plane has the status")
+            }
+            (false, None)
+                if self.allow_external_ips.is_some() || !self.external_ip_cidr.is_empty() =>
+            {
+                wrong(
+                    "--allow-external-ips and --external-ip-cidr are for --standalone: give them \
+                     to the control plane",
+                )
+            }
+            (false, None) if self.control_plane.is_empty() => wrong(
+                "no source of desired state: give --control-plane http://HOST:7443, or \
+                 --standalone --manifests DIR",
+            ),
+            (false, None) => {
+                let endpoints = self.control_plane.iter().map(|text| endpoint(text));
+                Ok(Source::ControlPlane(endpoints.collect::<Result<_, _>>()?))
+            }
+        }
+    }
+
+    /// A5: which external addresses Services may have.
+    fn external_ips(&self) -> Result<ExternalIps, Problem> {
+        let ranges = self.external_ip_cidr.iter().map(|text| cidr(text));
+        let ranges = ranges.collect::<Result<_, _>>()?;
+        let allowed = self.allow_external_ips.unwrap_or(true);
+        Ok(ExternalIps::new(allowed, ranges))
+    }
+}
+
+fn cidr(text: &str) -> Result<Cidr, Problem> {
+    let reason = "not an address range such as 192.0.2.0/24 or 2001:db8::/32";
+    let parsed = text.parse();
+    parsed.map_err(|_| Problem::new("--external-ip-cidr", text, reason))
+}
+
+/// A folder that is not there is a wrong configuration; `-` is standard input.
+fn readable(manifests: &Path) -> Result<(), Problem> {
+    match std::fs::metadata(manifests) {
+        Err(error) if manifests != Path::new("-") => {
+            let text = manifests.to_string_lossy();
+            Err(Problem::new("--manifests", text, error.to_string()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn address(flag: &str, text: &str) -> Result<Option<SocketAddr>, Problem> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let reason = "must be an address and port such as 127.0.0.1:7444 or [::1]:7444";
+    let parsed = text.parse().map(Some);
+    parsed.map_err(|_| Problem::new(flag, text, reason))
+}
+
+fn endpoint(text: &str) -> Result<Endpoint, Problem> {
+    let wrong = |reason: &str| Problem::new("--control-plane", text, reason);
+    let example = "must be an address such as http://kplane.example:7443";
+    let url = if text.contains("://") {
+        text.to_owned()
+    } else {
+        format!("http://{text}")
+    };
+    let uri: Uri = url.parse().map_err(|_| wrong(example))?;
+    match (uri.scheme_str(), uri.host(), uri.path()) {
+        (Some("https"), _, _) => Err(wrong("TLS is not supported yet: use http://")),
+        (Some("http"), Some(host), "" | "/") if !host.is_empty() => {
+            let port = uri.port_u16().unwrap_or(CONTROL_PLANE_PORT);
+            Endpoint::from_shared(format!("http://{host}:{port}")).map_err(|_| wrong(example))
+        }
+        _ => Err(wrong(example)),
+    }
+}

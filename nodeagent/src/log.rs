@@ -1,0 +1,54 @@
+//! The log: lines on standard error, how many and in which shape.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
+
+use crate::config::kube_proxy::LogSettings;
+
+/// Changes what is logged while the program runs.
+#[derive(Clone, Debug)]
+pub struct LogControl(Option<reload::Handle<EnvFilter, Registry>>);
+
+/// Starts the log of this process. `RUST_LOG` goes before the settings' verbosity.
+pub fn start(settings: LogSettings) -> LogControl {
+    let given = EnvFilter::try_from_default_env().ok();
+    let is_given = given.is_some();
+    let filter = given.unwrap_or_else(|| EnvFilter::new(directives(settings.verbosity)));
+    let (filter, handle) = reload::Layer::new(filter);
+    let lines = fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    let lines = if settings.json {
+        lines.json().boxed()
+    } else {
+        lines.boxed()
+    };
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(lines)
+        .init();
+    LogControl((!is_given).then_some(handle))
+}
+
+impl LogControl {
+    /// Logs more or less from now on; nothing changes where `RUST_LOG` decides.
+    pub fn set_verbosity(&self, verbosity: u32) {
+        let Some(handle) = &self.0 else {
+            return;
+        };
+        // Only a log that has ended refuses.
+        let _ = handle.reload(EnvFilter::new(directives(verbosity)));
+    }
+}
+
+/// kube-proxy's levels: 2 is what its manifests have, 4 is for finding out why.
+fn directives(verbosity: u32) -> &'static str {
+    match verbosity {
+        0..=3 => "info",
+        4..=5 => "info,kp_nodeagent=debug,kp_controlplane=debug",
+        _ => "debug,kp_nodeagent=trace",
+    }
+}

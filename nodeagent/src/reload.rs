@@ -1,0 +1,143 @@
+//! Takes over changes of the configuration file while the agent runs (I3). kube-proxy exits
+//! instead, so that somebody starts it again.
+
+mod watch;
+
+use std::sync::Arc;
+
+use tokio::sync;
+
+use crate::config::kube_proxy::{KubeProxyConfiguration, Level, change, resolve};
+use crate::config::{ConfigError, Loaded, Loader, listed};
+use crate::engine::Engine;
+use crate::plan::NodeSettings;
+
+use self::watch::FileWatch;
+
+/// The configuration in effect; whoever can follow it listens here.
+pub type Effective = sync::watch::Sender<Arc<KubeProxyConfiguration>>;
+
+/// Follows the file for as long as the agent runs.
+pub async fn run(loader: Loader, effective: Effective, engine: Engine) {
+    let path = loader.path().to_owned();
+    let shown = path.display();
+    let mut watch = match FileWatch::new(&path) {
+        Ok(watch) => watch,
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "{shown}: changes are not noticed, since it cannot be watched; restart the agent to \
+                 apply them"
+            );
+            return;
+        }
+    };
+    let mut reloader = Reloader::new(loader);
+    loop {
+        // Once before anything is noticed: it may have changed since it was read for the start.
+        if let Some(settings) = reloader.look(&effective) {
+            engine.configure(settings);
+        }
+        watch.changed().await;
+    }
+}
+
+/// Reads the file again and works out what to do about it.
+#[derive(Debug)]
+struct Reloader {
+    loader: Loader,
+    /// What the last look led to: a file that is only touched says nothing.
+    last: Option<Result<KubeProxyConfiguration, ConfigError>>,
+}
+
+impl Reloader {
+    fn new(loader: Loader) -> Self {
+        Self { loader, last: None }
+    }
+
+    /// New settings for the engine, if there are any. The configuration in effect changes with them.
+    fn look(&mut self, effective: &Effective) -> Option<NodeSettings> {
+        let loaded = self.loader.load();
+        let loaded = loaded.map_err(|problems| ConfigError { problems });
+        let outcome = loaded.as_ref().map(|loaded| loaded.config.clone());
+        let outcome = outcome.map_err(Clone::clone);
+        let running = effective.borrow().clone();
+        if !self.is_news(outcome, &running) {
+            return None;
+        }
+        match loaded {
+            Ok(loaded) => self.take_over(&running, &loaded, effective),
+            Err(error) => {
+                self.refuse(&error);
+                None
+            }
+        }
+    }
+
+    /// Whether a look led to something else than the last one.
+    fn is_news(
+        &mut self,
+        outcome: Result<KubeProxyConfiguration, ConfigError>,
+        running: &KubeProxyConfiguration,
+    ) -> bool {
+        let is_news = match &self.last {
+            Some(last) => *last != outcome,
+            None => outcome.as_ref().ok() != Some(running),
+        };
+        self.last = Some(outcome);
+        is_news
+    }
+
+    fn take_over(
+        &self,
+        running: &KubeProxyConfiguration,
+        loaded: &Loaded,
+        effective: &Effective,
+    ) -> Option<NodeSettings> {
+        let change = change(running, &loaded.config);
+        let settings = match resolve(&change.effective) {
+            Ok(settings) => settings,
+            Err(problems) => {
+                // Fields that wait for a restart and fields that do not may not go together.
+                let named = problems.into_iter();
+                let named = named.map(|problem| problem.in_file(self.loader.path()));
+                let problems = named.collect();
+                self.refuse(&ConfigError { problems });
+                return None;
+            }
+        };
+        let path = self.loader.path().display();
+        let notes = loaded.lenient.iter().chain(&loaded.notes);
+        for warning in notes.filter(|note| note.level == Level::Warning) {
+            tracing::warn!("{}", warning.text);
+        }
+        if !change.needs_restart.is_empty() {
+            tracing::warn!(
+                fields = listed(&change.needs_restart),
+                "{path} has changed: restart the agent to apply these fields; it goes on with their \
+                 old values"
+            );
+        }
+        if change.applied.is_empty() {
+            if change.needs_restart.is_empty() {
+                tracing::info!("{path} says again what is in effect");
+            }
+            return None;
+        }
+        tracing::info!(
+            fields = listed(&change.applied),
+            "{path} has changed: these fields are applied"
+        );
+        effective.send_replace(Arc::new(change.effective));
+        Some(settings.node)
+    }
+
+    fn refuse(&self, error: &ConfigError) {
+        for problem in &error.problems {
+            tracing::error!("{problem} (ignored: the agent goes on with the old configuration)");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
