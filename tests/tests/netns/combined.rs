@@ -14,8 +14,8 @@ use crate::support::objects::{
     addresses, draining_in, load_balancer, ready_in, service, slices, with_endpoints, with_pods,
 };
 use crate::support::{
-    AFFINITY_PROGRAMMED, ALL, ALL_MASQUERADED, At, Client, DROPPED, HERE, Net, Question, SILENCE,
-    Scenario, Seen, Setup, World, ask, cidrs, ep, svc,
+    ALL, ALL_MASQUERADED, At, Client, DROPPED, HERE, Net, Question, SILENCE, Scenario, Seen, Setup,
+    World, ask, cidrs, ep, svc,
 };
 
 /// Connections from which to learn every endpoint: one of 3 stays unseen once in 10^10 times.
@@ -230,10 +230,6 @@ pub(crate) fn a4_leading_zeros_are_decimal_up_to_the_packet() -> Result<()> {
 /// Affinity leads a client to the endpoint it had, but never past a policy: where only local
 /// endpoints may answer it does not lead elsewhere.
 pub(crate) fn a11_a16_affinity_never_leads_past_a_local_policy() -> Result<()> {
-    if !AFFINITY_PROGRAMMED {
-        println!("skipped: session affinity is not programmed yet");
-        return Ok(());
-    }
     let (world, mut cluster) = cluster(Setup::PodRanges)?;
     let net = &world.net;
     // Several, so that at ClusterIPs some clients have an endpoint on the other node.
@@ -265,10 +261,6 @@ pub(crate) fn a11_a16_affinity_never_leads_past_a_local_policy() -> Result<()> {
 
 /// An endpoint that goes away releases its clients, and they stay where they are then.
 pub(crate) fn a11_b5_affinity_is_released_with_the_endpoint_under_policy_local() -> Result<()> {
-    if !AFFINITY_PROGRAMMED {
-        println!("skipped: session affinity is not programmed yet");
-        return Ok(());
-    }
     let (world, mut cluster) = cluster(Setup::PodRanges)?;
     let mut local = load_balancer(1);
     local["spec"]["externalTrafficPolicy"] = json!("Local");

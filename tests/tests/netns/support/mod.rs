@@ -1,9 +1,5 @@
 //! A small cluster whose nodes run the backend under test, Services for it, and questions to ask.
 
-/// Whether the backend programs session affinity (A11). If not, connections of affine Services are
-/// spread, and their ServicePorts are reported as degraded.
-pub(crate) const AFFINITY_PROGRAMMED: bool = true;
-
 mod agent;
 pub(crate) mod arrival;
 mod ask;

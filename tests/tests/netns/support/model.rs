@@ -270,15 +270,24 @@ impl Place {
         self.at() == At::LoadBalancer && self != Self::LoadBalancerProxy
     }
 
-    /// The ClusterIP of the same Service.
-    pub(crate) fn on_cluster_ip(self) -> Self {
-        match self {
+    /// Another address of the same Service, if it has one that is asked in other cases.
+    pub(crate) fn elsewhere(self) -> Option<Self> {
+        Some(match self {
             Self::NodePort => Self::ClusterIpOfNodePort,
-            Self::LoadBalancer | Self::NodePortOfLoadBalancer => Self::ClusterIpOfLoadBalancer,
+            Self::LoadBalancer => Self::NodePortOfLoadBalancer,
+            Self::NodePortOfLoadBalancer => Self::ClusterIpOfLoadBalancer,
             Self::External => Self::ClusterIpOfExternal,
-            // The others have no ClusterIP that is asked: they are compared with themselves.
-            other => other,
-        }
+            Self::LoadBalancerAndExternal => Self::ExternalOfLoadBalancer,
+            Self::ExternalOfLoadBalancer => Self::LoadBalancerAndExternal,
+            Self::ClusterIpOfNodePort => Self::NodePort,
+            Self::ClusterIpOfLoadBalancer => Self::LoadBalancer,
+            Self::ClusterIpOfExternal => Self::External,
+            Self::ClusterIp
+            | Self::UnusedPort
+            | Self::NodePortNotAllocated
+            | Self::LoadBalancerWithoutNodePorts
+            | Self::LoadBalancerProxy => return None,
+        })
     }
 
     /// The kind of address.

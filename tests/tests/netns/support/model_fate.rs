@@ -22,9 +22,8 @@ pub(crate) enum Fate {
     Reach {
         endpoints: BTreeSet<SocketAddr>,
         source: Source,
-        /// All connections of a client reach the same one, also at other addresses of this scope.
+        /// All connections of a client reach the same one.
         sticky: bool,
-        scope: Scope,
     },
     /// The client is told that nobody is there.
     Refused,
@@ -32,13 +31,6 @@ pub(crate) enum Fate {
     Dropped,
     /// Nothing is done to the packet, so it does not reach an endpoint.
     Untouched,
-}
-
-/// Among which endpoints one is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
-    Cluster,
-    Node,
 }
 
 /// Whom an endpoint takes for the client; one that reaches itself always sees the node (A15).
@@ -66,16 +58,15 @@ fn fate(case: &Case, ids: &mut Vec<&'static str>) -> Fate {
         ids.extend(["A8", "A10"]);
         return Fate::Dropped;
     }
-    let (scope, selected) = match uses_local(case, ids) {
-        true => (Scope::Node, local(case, ids)),
-        false => (Scope::Cluster, cluster(case, ids)),
+    let selected = match uses_local(case, ids) {
+        true => local(case, ids),
+        false => cluster(case, ids),
     };
     if !selected.is_empty() {
         return Fate::Reach {
             endpoints: selected.iter().map(|p| p.address(case.family)).collect(),
             source: source(case, ids),
             sticky: case.affinity == Affinity::ClientIp,
-            scope,
         };
     }
     ids.push("A18");
