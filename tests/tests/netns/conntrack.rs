@@ -24,8 +24,10 @@ use kplane_model::{Family, Protocol};
 use kplane_proto::v1 as pb;
 use kplane_tests::client::Probe;
 use kplane_tests::netns::NetNs;
+use kplane_tests::privilege::require_tool;
 use kplane_tests::wait::eventually;
 
+use crate::support::nft::nft;
 use crate::support::{At, Client, Setup, Svc, TARGET, World, cidrs, ep, node_name, svc};
 
 /// Beyond any scheduling delay of a busy machine, and both looks.
@@ -452,6 +454,31 @@ pub(crate) fn a_restart_looks_at_all_flows_once() -> Result<()> {
         "a flow that is right was deleted"
     );
     Ok(())
+}
+
+/// F3: somebody flushed our rules; flows that began before they were back are not translated.
+pub(crate) fn f3_flows_that_began_while_the_rules_were_away() -> Result<()> {
+    if !require_tool("nft")? {
+        return Ok(());
+    }
+    let service = svc(1).everywhere().endpoints([ep("a")]);
+    let mut world = world(slice::from_ref(&service))?;
+    let places = [At::LoadBalancer, At::ExternalIp, At::NodePort];
+    for agent in &mut world.agents {
+        // Without any rule the kernel tracks nothing.
+        let keep = "add table inet keep\n\
+            add chain inet keep all { type filter hook prerouting priority 0; }\n\
+            add rule inet keep all ct state new accept";
+        nft(&agent.ns, keep)?;
+        agent.cleanup()?;
+    }
+    let callers = Caller::all(&world, &service, &[Client::Outside], &places)?;
+    for caller in &callers {
+        let seen = caller.ask()?;
+        ensure!(seen.starts_with('!'), "{}: {seen}", caller.what);
+    }
+    world.replace(&[service])?;
+    all_reach(&callers, "a")
 }
 
 /// All addresses of one Service are another's after one change.
