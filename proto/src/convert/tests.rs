@@ -209,7 +209,7 @@ fn hostile_services_are_refused_by_field() {
             s.endpoints = vec![10, 0, 0, 1, 0, 0].into();
         }),
         ("serving_others", |s| {
-            s.serving_others = vec![1, 2, 3].into()
+            s.serving_others = vec![1, 2, 3].into();
         }),
         ("affinity_timeout_s", |s| s.affinity_timeout_s = 90_000),
     ];
