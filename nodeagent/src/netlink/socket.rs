@@ -126,7 +126,7 @@ impl NfSocket {
         for _ in 0..DUMP_ATTEMPTS {
             let mut messages = Vec::new();
             if self.dump_once(&mut request, |datagram| {
-                messages.extend_from_slice(datagram)
+                messages.extend_from_slice(datagram);
             })? {
                 return Ok(messages);
             }
@@ -147,7 +147,7 @@ impl NfSocket {
     ) -> Result<(), NetlinkError> {
         for _ in 0..DUMP_ATTEMPTS {
             if self.dump_once(&mut request, |datagram| {
-                Messages(datagram).for_each(&mut each)
+                Messages(datagram).for_each(&mut each);
             })? {
                 return Ok(());
             }

@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result, bail, ensure};
 use kp_controlplane::publish::{Cursor, Publication, Store};
 use kp_nodeagent::backend::{Kind, OpenError, Settings};
+use kp_nodeagent::conntrack::ConntrackTotals;
 use kp_nodeagent::desired::{Collector, Update};
 use kp_nodeagent::engine::Engine;
 use kp_nodeagent::netlink::NfSocket;
@@ -143,7 +144,7 @@ fn world(services: &[Svc]) -> Result<World> {
 fn settled(world: &mut World) -> Result<()> {
     let looks = |world: &mut World| -> Result<u64> {
         let cleaner = world.first()?.conntrack.as_ref().context("no cleaner")?;
-        Ok(cleaner.totals().iter().map(|family| family.looks()).sum())
+        Ok(cleaner.totals().iter().map(ConntrackTotals::looks).sum())
     };
     // A change that both families look at, now and a second later.
     let other = svc(99).only(Protocol::Udp).reached(At::LoadBalancer);
@@ -456,6 +457,40 @@ pub(crate) fn a_restart_looks_at_all_flows_once() -> Result<()> {
     Ok(())
 }
 
+/// A flow that is gone is no error, and a later one with the same addresses and ports stays.
+pub(crate) fn a_flow_is_deleted_once() -> Result<()> {
+    // Not cleaned: nobody else deletes.
+    let service = svc(1).everywhere().endpoints([ep("a")]);
+    let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
+    let caller = |at| Caller::all(&world, &service, &[Client::Outside], &[at]);
+    let mut callers = Vec::new();
+    // More than the kernel is sent at once.
+    for _ in 0..40 {
+        callers.extend(caller(At::ClusterIp)?);
+        callers.extend(caller(At::NodePort)?);
+    }
+    all_reach(&callers, "a")?;
+    let place = everywhere(&service);
+    for family in Family::ALL {
+        let mut ours = flows(world.node(1)?, family)?;
+        ours.retain(|flow| place.contains(&flow.original.destination));
+        ensure!(ours.len() == 80, "{} flows", ours.len());
+        let requests: Vec<_> = ours.iter().map(Flow::delete).collect();
+        let delete = || {
+            let node = world.node(1)?;
+            node.run(|| Ok(NfSocket::open()?.request_all(&requests)?))
+        };
+        ensure!(delete()? == 0, "some were not there");
+        ensure!(delete()? == 80, "some are still there");
+        all_reach(&callers, "a")?;
+        ensure!(delete()? == 80, "later flows are others");
+        all_reach(&callers, "a")?;
+    }
+    let now = flows_to(&world, &place)?;
+    ensure!(now.len() == 160, "{} flows", now.len());
+    Ok(())
+}
+
 /// F3: somebody flushed our rules; flows that began before they were back are not translated.
 pub(crate) fn f3_flows_that_began_while_the_rules_were_away() -> Result<()> {
     if !require_tool("nft")? {
@@ -572,7 +607,7 @@ pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
     };
     let looks = || -> u64 {
         let report = engine.reports().borrow().clone();
-        report.conntrack.iter().map(|family| family.looks()).sum()
+        report.conntrack.iter().map(ConntrackTotals::looks).sum()
     };
     let service = svc(1).only(Protocol::Udp).reached(At::LoadBalancer);
     let with = |pod: &str| service.clone().endpoints([ep(pod)]);

@@ -79,6 +79,7 @@ kplane_tests::main!(
     conntrack::f5_tcp_connections_outlive_their_endpoint,
     conntrack::flows_that_are_no_services_are_not_touched,
     conntrack::a_restart_looks_at_all_flows_once,
+    conntrack::a_flow_is_deleted_once,
     conntrack::f3_flows_that_began_while_the_rules_were_away,
     conntrack::an_address_passes_to_another_service,
     conntrack::nobody_is_left_behind_by_many_changes,
