@@ -23,13 +23,13 @@ use kp_nodeagent::plan::NodeSettings;
 use kp_nodeagent::report::Report;
 use kplane_model::{Family, Protocol};
 use kplane_proto::v1 as pb;
-use kplane_tests::client::Probe;
+use kplane_tests::client::{self, Probe};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;
 use kplane_tests::wait::eventually;
 
 use crate::support::nft::nft;
-use crate::support::{At, Client, Setup, Svc, TARGET, World, cidrs, ep, node_name, svc};
+use crate::support::{At, Client, Setup, Svc, TARGET, World, cidrs, ep, node_ip, node_name, svc};
 
 /// Beyond any scheduling delay of a busy machine, and both looks.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -207,6 +207,43 @@ pub(crate) fn f2_serving_endpoints_keep_their_flows() -> Result<()> {
     }
     world.update(&[service.endpoints([ep("b")])])?;
     all_reach(&on_a, "b")
+}
+
+/// F2, A15: a server in the node's own namespace answers from the address that node ports have.
+pub(crate) fn f2_flows_to_a_server_on_the_node_itself() -> Result<()> {
+    let service = svc(1).everywhere();
+    let mut on_node = ep("a");
+    on_node.ips = Family::ALL.map(|family| node_ip(1, family));
+    let mut world = world(&[service.clone().endpoints([on_node.clone()])])?;
+    let server = world.topology.add_host_pod("node-1", "host")?;
+    server.serve(client::Protocol::Udp, TARGET)?;
+    let callers = Caller::all(&world, &service, &EVERYBODY, &At::ALL)?;
+    // Of none of our business: straight to the server.
+    let straight = Family::ALL.map(|family| SocketAddr::new(node_ip(1, family), TARGET));
+    let strangers = straight.map(|to| Caller::new(&world, Client::Outside, to));
+    let strangers: Vec<_> = strangers.into_iter().collect::<Result<_>>()?;
+    all_reach(&callers, "host")?;
+    all_reach(&strangers, "host")?;
+    let kept = flows_to(&world, &everywhere(&service))?;
+    let both = service.clone().endpoints([on_node, ep("b")]);
+    world.update(&[both, svc(2).endpoints([ep("c")])])?;
+    world.update(&[svc(2)])?;
+    settled(&mut world)?;
+    let now = flows_to(&world, &everywhere(&service))?;
+    ensure!(now == kept, "flows were deleted that are right");
+    // What node-2 sends there is straight to node-1, too.
+    let from_outside = |world: &World| -> Result<BTreeSet<Identity>> {
+        let mut flows = flows_to(world, &straight)?;
+        flows.retain(|(from, ..)| from.ip() == Client::Outside.source(Family::of(from.ip())));
+        Ok(flows)
+    };
+    let kept = from_outside(&world)?;
+    world.update(&[service.clone().endpoints([ep("b")])])?;
+    all_reach(&callers, "b")?;
+    settled(&mut world)?;
+    let now = from_outside(&world)?;
+    ensure!(kept.len() == 2 && now == kept, "{kept:?} became {now:?}");
+    all_reach(&strangers, "host")
 }
 
 /// F2: Local policies are for new flows.

@@ -71,6 +71,7 @@ kplane_tests::main!(
     churn::an_address_passes_to_another_service_in_one_change,
     conntrack::f1_f2_a_client_moves_when_its_endpoint_goes,
     conntrack::f2_serving_endpoints_keep_their_flows,
+    conntrack::f2_flows_to_a_server_on_the_node_itself,
     conntrack::f2_local_policies_do_not_cut_flows,
     conntrack::f3_f4_addresses_served_after_the_first_packet,
     conntrack::f4_node_ports_served_after_the_first_packet,
