@@ -1,8 +1,10 @@
-//! Answers of the kernel: whatever the bytes are, elements or an error.
+//! Answers of the kernel: whatever the bytes are, elements, flows or an error.
 
 #![no_main]
 
 use kp_nodeagent::backend::nftables::{Set, decode_elements};
+use kp_nodeagent::netlink::Messages;
+use kp_nodeagent::netlink::conntrack::Flow;
 use kplane_model::Family;
 use libfuzzer_sys::fuzz_target;
 
@@ -10,6 +12,9 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((choice, dump)) = bytes.split_first() else {
         return;
     };
+    for message in Messages(dump) {
+        let _ = Flow::parse(message);
+    }
     let sets: Vec<Set> = Set::all().collect();
     let set = sets[usize::from(*choice >> 1) % sets.len()];
     let _ = decode_elements(dump, Family::ALL[usize::from(*choice & 1)], set);

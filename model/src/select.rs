@@ -70,8 +70,8 @@ impl Variants {
     }
 
     /// The endpoints that serve besides those of one variant, `siblings` of which are of its kind
-    /// (F2). None when all siblings together had to name more than [`MAX_SERVING_OTHERS`]: a Service
-    /// with same-node hints and endpoints on thousands of nodes.
+    /// (F2). None when all siblings together had to name more than 65,536: a Service with
+    /// same-node hints and endpoints on hundreds of nodes.
     #[must_use]
     pub fn serving_others(&self, variant: &[EndpointAddr], siblings: usize) -> Vec<EndpointAddr> {
         if self.serving.len().saturating_mul(siblings) > MAX_SERVING_OTHERS {

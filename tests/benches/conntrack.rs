@@ -76,18 +76,9 @@ fn run(flows: u32) {
     runtime.block_on(plane.submit(&engine, &[service(many, &all), service(few, &all)]));
     looked(&engine, 2);
     let client = topology.host("client").unwrap().ns();
-    client
-        .run(|| {
-            send(many, flows);
-            Ok(())
-        })
-        .unwrap();
-    client
-        .run(|| {
-            send(few, FEW);
-            Ok(())
-        })
-        .unwrap();
+    for (number, flows) in [(many, flows), (few, FEW)] {
+        client.run(|| send(number, flows)).unwrap();
+    }
     let (listed, took) = node.run(|| Ok(list())).unwrap();
     println!("{listed:>8} | list of all UDP flows: {took:.1?}");
     for (number, flows) in [(few, FEW), (many, flows)] {
@@ -133,13 +124,14 @@ fn cluster_ip(number: u8) -> IpAddr {
 }
 
 /// One packet from each of so many client ports.
-fn send(to: u8, flows: u32) {
+fn send(to: u8, flows: u32) -> anyhow::Result<()> {
     let to = SocketAddr::new(cluster_ip(to), PORT);
     for n in 0..flows {
-        let port = u16::try_from(FIRST_PORT + n % PORTS).unwrap();
-        let socket = UdpSocket::bind((client_ip(1 + n / PORTS), port)).unwrap();
-        socket.send_to(b"?", to).unwrap();
+        let port = u16::try_from(FIRST_PORT + n % PORTS)?;
+        let socket = UdpSocket::bind((client_ip(1 + n / PORTS), port))?;
+        socket.send_to(b"?", to)?;
     }
+    Ok(())
 }
 
 /// The number of all UDP flows and the time to list and read them.

@@ -22,7 +22,8 @@ fn key(n: usize) -> ServiceKey {
     ServiceKey {
         service: ServiceName::new("shop", &format!("svc-{n}")),
         port_name: "http".into(),
-        protocol: Protocol::Tcp,
+        // Of UDP more is published: what serves besides (F2).
+        protocol: [Protocol::Udp, Protocol::Tcp][n % 2],
         family: Family::V4,
     }
 }

@@ -71,7 +71,8 @@ pub struct Flow {
     pub reply: Tuple,
     /// `IPS_*`.
     status: u32,
-    /// Tells the entry from a later one with the same tuple.
+    /// Tells the entry from a later one with the same tuple, unless that came to lie in the same
+    /// memory.
     pub id: Option<u32>,
     /// The zone of both directions, if it is not the default one.
     zone: Option<u16>,
@@ -122,7 +123,7 @@ impl Flow {
         })
     }
 
-    /// Asks the kernel to delete this entry, and no later one with the same tuple.
+    /// Asks the kernel to delete this entry, and hardly ever a later one with the same tuple.
     #[must_use]
     pub fn delete(&self) -> Request {
         let family = Family::of(self.original.source.ip());

@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result, bail, ensure};
 use kp_controlplane::publish::{Cursor, Publication, Store};
 use kp_nodeagent::backend::{Kind, OpenError, Settings};
+use kp_nodeagent::conntrack::ConntrackTotals;
 use kp_nodeagent::desired::{Collector, Update};
 use kp_nodeagent::engine::Engine;
 use kp_nodeagent::netlink::NfSocket;
@@ -22,11 +23,13 @@ use kp_nodeagent::plan::NodeSettings;
 use kp_nodeagent::report::Report;
 use kplane_model::{Family, Protocol};
 use kplane_proto::v1 as pb;
-use kplane_tests::client::Probe;
+use kplane_tests::client::{self, Probe};
 use kplane_tests::netns::NetNs;
+use kplane_tests::privilege::require_tool;
 use kplane_tests::wait::eventually;
 
-use crate::support::{At, Client, Setup, Svc, TARGET, World, cidrs, ep, node_name, svc};
+use crate::support::nft::nft;
+use crate::support::{At, Client, Setup, Svc, TARGET, World, cidrs, ep, node_ip, node_name, svc};
 
 /// Beyond any scheduling delay of a busy machine, and both looks.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -141,11 +144,7 @@ fn world(services: &[Svc]) -> Result<World> {
 fn settled(world: &mut World) -> Result<()> {
     let looks = |world: &mut World| -> Result<u64> {
         let cleaner = world.first()?.conntrack.as_ref().context("no cleaner")?;
-        Ok(cleaner
-            .totals()
-            .iter()
-            .map(kp_nodeagent::conntrack::ConntrackTotals::looks)
-            .sum())
+        Ok(cleaner.totals().iter().map(ConntrackTotals::looks).sum())
     };
     // A change that both families look at, now and a second later.
     let other = svc(99).only(Protocol::Udp).reached(At::LoadBalancer);
@@ -208,6 +207,43 @@ pub(crate) fn f2_serving_endpoints_keep_their_flows() -> Result<()> {
     }
     world.update(&[service.endpoints([ep("b")])])?;
     all_reach(&on_a, "b")
+}
+
+/// F2, A15: a server in the node's own namespace answers from the address that node ports have.
+pub(crate) fn f2_flows_to_a_server_on_the_node_itself() -> Result<()> {
+    let service = svc(1).everywhere();
+    let mut on_node = ep("a");
+    on_node.ips = Family::ALL.map(|family| node_ip(1, family));
+    let mut world = world(&[service.clone().endpoints([on_node.clone()])])?;
+    let server = world.topology.add_host_pod("node-1", "host")?;
+    server.serve(client::Protocol::Udp, TARGET)?;
+    let callers = Caller::all(&world, &service, &EVERYBODY, &At::ALL)?;
+    // Of none of our business: straight to the server.
+    let straight = Family::ALL.map(|family| SocketAddr::new(node_ip(1, family), TARGET));
+    let strangers = straight.map(|to| Caller::new(&world, Client::Outside, to));
+    let strangers: Vec<_> = strangers.into_iter().collect::<Result<_>>()?;
+    all_reach(&callers, "host")?;
+    all_reach(&strangers, "host")?;
+    let kept = flows_to(&world, &everywhere(&service))?;
+    let both = service.clone().endpoints([on_node, ep("b")]);
+    world.update(&[both, svc(2).endpoints([ep("c")])])?;
+    world.update(&[svc(2)])?;
+    settled(&mut world)?;
+    let now = flows_to(&world, &everywhere(&service))?;
+    ensure!(now == kept, "flows were deleted that are right");
+    // What node-2 sends there is straight to node-1, too.
+    let from_outside = |world: &World| -> Result<BTreeSet<Identity>> {
+        let mut flows = flows_to(world, &straight)?;
+        flows.retain(|(from, ..)| from.ip() == Client::Outside.source(Family::of(from.ip())));
+        Ok(flows)
+    };
+    let kept = from_outside(&world)?;
+    world.update(&[service.clone().endpoints([ep("b")])])?;
+    all_reach(&callers, "b")?;
+    settled(&mut world)?;
+    let now = from_outside(&world)?;
+    ensure!(kept.len() == 2 && now == kept, "{kept:?} became {now:?}");
+    all_reach(&strangers, "host")
 }
 
 /// F2: Local policies are for new flows.
@@ -324,7 +360,7 @@ pub(crate) fn f4_a_deleted_service_has_no_flows() -> Result<()> {
     Ok(())
 }
 
-/// What tells a flow from all others, also later ones.
+/// What tells a flow from all others; nobody sends packets between two looks at these.
 type Identity = (SocketAddr, SocketAddr, Option<u32>);
 
 fn identity(flow: &Flow) -> Identity {
@@ -458,6 +494,67 @@ pub(crate) fn a_restart_looks_at_all_flows_once() -> Result<()> {
     Ok(())
 }
 
+/// A flow that is gone is no error; packets begin another.
+pub(crate) fn a_flow_is_deleted_once() -> Result<()> {
+    // Not cleaned: nobody else deletes.
+    let service = svc(1).everywhere().endpoints([ep("a")]);
+    let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
+    let caller = |at| Caller::all(&world, &service, &[Client::Outside], &[at]);
+    let mut callers = Vec::new();
+    // More than the kernel is sent at once.
+    for _ in 0..40 {
+        callers.extend(caller(At::ClusterIp)?);
+        callers.extend(caller(At::NodePort)?);
+    }
+    all_reach(&callers, "a")?;
+    let place = everywhere(&service);
+    for family in Family::ALL {
+        let mut ours = flows(world.node(1)?, family)?;
+        ours.retain(|flow| place.contains(&flow.original.destination));
+        ensure!(ours.len() == 80, "{} flows", ours.len());
+        let requests: Vec<_> = ours.iter().map(Flow::delete).collect();
+        let delete = || {
+            let node = world.node(1)?;
+            node.run(|| Ok(NfSocket::open()?.request_all(&requests)?))
+        };
+        ensure!(delete()? == 0, "some were not there");
+        ensure!(delete()? == 80, "some are still there");
+        all_reach(&callers, "a")?;
+    }
+    let now = flows_to(&world, &place)?;
+    ensure!(now.len() == 160, "{} flows", now.len());
+    Ok(())
+}
+
+/// F3: somebody flushed our rules; flows that began before they were back are not translated.
+pub(crate) fn f3_flows_that_began_while_the_rules_were_away() -> Result<()> {
+    if !require_tool("nft")? {
+        return Ok(());
+    }
+    let service = svc(1).everywhere().endpoints([ep("a")]);
+    let mut world = world(slice::from_ref(&service))?;
+    // Past the second look at the first change, which would do it too.
+    settled(&mut world)?;
+    let places = [At::LoadBalancer, At::ExternalIp, At::NodePort];
+    for agent in &mut world.agents {
+        // Without any rule the kernel tracks nothing.
+        let keep = "add table inet keep\n\
+            add chain inet keep seen { type filter hook prerouting priority 0; }\n\
+            add rule inet keep seen ct state new accept";
+        nft(&agent.ns, keep)?;
+        agent.cleanup()?;
+    }
+    let callers = Caller::all(&world, &service, &[Client::Outside], &places)?;
+    for caller in &callers {
+        let seen = caller.ask()?;
+        ensure!(seen.starts_with('!'), "{}: {seen}", caller.what);
+    }
+    let began = flows_to(&world, &everywhere(&service))?;
+    ensure!(began.len() == callers.len(), "{began:?}");
+    world.replace(&[service])?;
+    all_reach(&callers, "a")
+}
+
 /// All addresses of one Service are another's after one change.
 pub(crate) fn an_address_passes_to_another_service() -> Result<()> {
     let one = svc(1).everywhere().named("one").endpoints([ep("a")]);
@@ -545,11 +642,7 @@ pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
     };
     let looks = || -> u64 {
         let report = engine.reports().borrow().clone();
-        report
-            .conntrack
-            .iter()
-            .map(kp_nodeagent::conntrack::ConntrackTotals::looks)
-            .sum()
+        report.conntrack.iter().map(ConntrackTotals::looks).sum()
     };
     let service = svc(1).only(Protocol::Udp).reached(At::LoadBalancer);
     let with = |pod: &str| service.clone().endpoints([ep(pod)]);
