@@ -85,6 +85,15 @@ pub struct Flags {
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:10256")]
     healthz_bind_address: String,
 
+    /// Where /metrics, /proxyMode and /configz are served; empty = nowhere.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:10249")]
+    metrics_bind_address: String,
+
+    /// End with an error when a port for health checks or metrics is taken, instead of waiting
+    /// until it is free.
+    #[arg(long)]
+    bind_address_hard_fail: bool,
+
     /// Where --standalone serves its status for kpctl; empty = nowhere [default: 127.0.0.1:7444].
     #[arg(long, value_name = "ADDR")]
     status_bind_address: Option<String>,
@@ -135,6 +144,12 @@ pub struct Config {
     pub node_settings: NodeSettings,
     /// Where health checks are answered; `None` = nowhere.
     pub healthz: Option<SocketAddr>,
+    /// Where metrics are served; `None` = nowhere (G5).
+    pub metrics: Option<SocketAddr>,
+    /// A port that is taken is an error, instead of being tried again (G6).
+    pub bind_address_hard_fail: bool,
+    /// The configuration in force as `/configz` shows it: a `KubeProxyConfiguration`.
+    pub configz: serde_json::Value,
 }
 
 /// Where desired state comes from.
@@ -209,6 +224,9 @@ impl Flags {
             backend_settings,
             node_settings,
             healthz,
+            metrics: address("metrics-bind-address", &self.metrics_bind_address)?,
+            bind_address_hard_fail: self.bind_address_hard_fail,
+            configz: serde_json::json!({}),
         };
         Ok(Task::Run(Box::new(config)))
     }

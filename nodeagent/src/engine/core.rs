@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use kplane_model::Family;
 
+use super::followers::Followers;
 use super::pipeline::{Context, Outcome, Pipeline};
 use crate::backend::{Applied, Backend};
-use crate::desired::{Counts, Desired, Position, Refusal, Touched, Update, now_ms};
+use crate::desired::{Changes, Counts, Desired, Position, Refusal, Touched, Update, now_ms};
 use crate::plan::NodeSettings;
 use crate::report::{Failure, NodeState, Report, Sync, micros};
 
@@ -47,6 +48,7 @@ pub(super) struct Core {
     desired: Desired,
     backend: Box<dyn Backend>,
     settings: NodeSettings,
+    followers: Followers,
     families: [Pipeline; 2],
     /// Of the oldest update that the kernel does not hold in full.
     behind: Option<Origin>,
@@ -57,11 +59,16 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(backend: Box<dyn Backend>, settings: NodeSettings) -> Self {
+    pub(super) fn new(
+        backend: Box<dyn Backend>,
+        settings: NodeSettings,
+        followers: Followers,
+    ) -> Self {
         Self {
             desired: Desired::default(),
             backend,
             settings,
+            followers,
             families: Family::ALL.map(Pipeline::new),
             behind: None,
             last_sync: None,
@@ -75,6 +82,10 @@ impl Core {
         self.backend.name()
     }
 
+    pub(super) fn followers(&mut self) -> &mut Followers {
+        &mut self.followers
+    }
+
     /// Makes an update part of the desired state.
     pub(super) fn take(&mut self, update: Update) -> Result<Work, Refusal> {
         let started = Instant::now();
@@ -85,6 +96,13 @@ impl Core {
         let touched = self.desired.apply(update)?;
         self.behind.get_or_insert(origin);
         self.unknown_kinds += touched.unknown_kinds;
+        for (pipeline, family) in self.families.iter_mut().zip(Family::ALL) {
+            pipeline.queue(origin.arrived);
+            let changes = touched.changes[family as usize];
+            if touched.node_changed || changes != Changes::default() {
+                self.followers.counters(family).queued(changes, now_ms());
+            }
+        }
         for (key, reason) in &touched.rejects {
             tracing::warn!(
                 object = key
@@ -116,6 +134,7 @@ impl Core {
                 desired: &self.desired,
                 settings: &self.settings,
                 backend: &mut *self.backend,
+                followers: &mut self.followers,
             };
             match pipeline.sync(&work.touched, position, &mut context, now) {
                 Outcome::Applied(applied) => add(&mut sum, &applied),
@@ -195,13 +214,14 @@ impl Core {
         let rejects = self.desired.rejects();
         let rejected = rejects.map(|(key, reject)| Failure::rejected(key, reject));
         let failed = self.families.iter().flat_map(Pipeline::failures);
+        let deaf = self.followers.failures();
         let [v4, v6] = &self.families;
         Report {
             resume: self.desired.resume(),
             held: self.desired.position(),
             applied: self.common(Pipeline::applied),
             verified: self.common(Pipeline::verified),
-            failures: rejected.chain(failed).collect(),
+            failures: rejected.chain(failed).chain(deaf).collect(),
             last_sync: self.last_sync.clone(),
             counts: self.counts(),
             families: [v4, v6].map(|family| family.report(&self.desired)),

@@ -10,10 +10,13 @@
 
 pub(crate) mod backoff;
 mod core;
+mod followers;
 mod pipeline;
 
 #[cfg(test)]
 mod tests;
+
+pub use followers::Followers;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -54,12 +57,24 @@ impl Engine {
         open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
         settings: NodeSettings,
     ) -> Result<Self, OpenError> {
+        Self::spawn_with(open, settings, Followers::default()).await
+    }
+
+    /// The same, with somebody who follows what is programmed.
+    ///
+    /// # Errors
+    /// What the backend misses on this machine.
+    pub async fn spawn_with(
+        open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
+        settings: NodeSettings,
+        followers: Followers,
+    ) -> Result<Self, OpenError> {
         let (commands, inbox) = mpsc::channel(QUEUE);
         let (publish, reports) = watch::channel(Report::default());
         let (opened, answer) = oneshot::channel();
         let thread = move || {
             let (core, runtime) = match open().and_then(|b| Ok((b, runtime()?))) {
-                Ok((backend, runtime)) => (Core::new(backend, settings), runtime),
+                Ok((backend, runtime)) => (Core::new(backend, settings, followers), runtime),
                 Err(error) => {
                     let _ = opened.send(Err(error));
                     return;
@@ -134,7 +149,7 @@ impl Engine {
     /// One on the test's own runtime, whose time may stand still.
     pub(crate) fn local(backend: Box<dyn Backend>) -> Self {
         let (mut engine, inbox, publish) = Self::scripted();
-        let core = Core::new(backend, NodeSettings::default());
+        let core = Core::new(backend, NodeSettings::default(), Followers::default());
         engine.backend = core.backend();
         tokio::spawn(async move { run(core, inbox, &publish).await });
         engine
@@ -172,6 +187,9 @@ async fn run(mut core: Core, mut inbox: mpsc::Receiver<Command>, reports: &watch
             },
             () = timer => {
                 core.tick(Now::real());
+                reports.send_replace(core.report());
+            }
+            () = core.followers().changed() => {
                 reports.send_replace(core.report());
             }
         }

@@ -133,7 +133,11 @@ impl Rig {
         let script = Scripted::default();
         Self {
             plane: Plane::new(objects),
-            core: Core::new(Box::new(script.clone()), NodeSettings::default()),
+            core: Core::new(
+                Box::new(script.clone()),
+                NodeSettings::default(),
+                Followers::default(),
+            ),
             script,
             now: Now::real(),
         }
