@@ -113,29 +113,29 @@ impl Default for Conntrack {
 #[derive(Debug)]
 pub struct FamilyCounters {
     /// Attempts to program the kernel, failed ones included.
-    pub(super) sync: Histogram,
+    pub(crate) sync: Histogram,
     /// Those of them that looked at everything.
-    pub(super) full: Histogram,
+    pub(crate) full: Histogram,
     /// Those of them that looked at what changed.
-    pub(super) partial: Histogram,
+    pub(crate) partial: Histogram,
     /// Attempts that failed.
-    pub(super) failures: Counter,
+    pub(crate) failures: Counter,
     /// When the kernel last took a change, and when one was last desired: milliseconds since 1970.
-    pub(super) synced_at_ms: Gauge,
-    pub(super) queued_at_ms: Gauge,
+    pub(crate) synced_at_ms: Gauge,
+    pub(crate) queued_at_ms: Gauge,
     /// Changes seen, and how many of them the kernel does not hold.
-    pub(super) service_changes: Counter,
-    pub(super) service_pending: Gauge,
-    pub(super) endpoint_changes: Counter,
-    pub(super) endpoint_pending: Gauge,
+    pub(crate) service_changes: Counter,
+    pub(crate) service_pending: Gauge,
+    pub(crate) endpoint_changes: Counter,
+    pub(crate) endpoint_pending: Gauge,
     /// ServicePorts that drop packets for lack of a local endpoint: by the internal policy, and by
     /// the external one.
-    pub(super) no_local: [Gauge; 2],
+    pub(crate) no_local: [Gauge; 2],
     /// Steps of successful attempts: planning, encoding, the kernel.
-    pub(super) phases: [Histogram; 3],
-    pub(super) operations: Counter,
-    pub(super) bytes: Counter,
-    pub(super) drift_repairs: Counter,
+    pub(crate) phases: [Histogram; 3],
+    pub(crate) operations: Counter,
+    pub(crate) bytes: Counter,
+    pub(crate) drift_repairs: Counter,
     /// Of the conntrack reconciler.
     pub conntrack: Conntrack,
 }
