@@ -7,6 +7,7 @@ use clap::Parser;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, LogFormat, Task};
 use kp_nodeagent::report::chain;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
@@ -25,9 +26,20 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&first_paragraph(&error.to_string())),
     };
     start_log(flags.log_format, flags.verbose);
+    raise_file_limit();
     match run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&chain(error.as_ref())),
+    }
+}
+
+/// As many open files as the agent may have: each health check node port takes one or two. It goes
+/// on with what it has if that cannot be raised, and reports ports that it cannot open.
+fn raise_file_limit() {
+    let files = Resource::RLIMIT_NOFILE;
+    let raised = getrlimit(files).and_then(|(_, hard)| setrlimit(files, hard, hard));
+    if let Err(error) = raised {
+        tracing::debug!(%error, "cannot raise the limit of open files");
     }
 }
 

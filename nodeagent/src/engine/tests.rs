@@ -15,7 +15,7 @@ use super::*;
 use crate::backend::{Applied, ApplyError, Change, Failure, Verification, noop::Noop};
 use crate::desired::Position;
 use crate::desired::fixture::{EPOCH, Plane, key_of, local, node, svc, svc6};
-use crate::metrics::{Counters, FamilyCounters};
+use crate::metrics::{Counters, FamilyCounters, Gauge};
 use crate::plan::ServicePlan;
 use crate::service_health;
 

@@ -10,7 +10,7 @@ fn v4(rig: &Rig) -> &FamilyCounters {
 
 /// Internal and external policy.
 fn no_local(rig: &Rig) -> [u64; 2] {
-    v4(rig).no_local.each_ref().map(|gauge| gauge.get())
+    v4(rig).no_local.each_ref().map(Gauge::get)
 }
 
 fn program(
