@@ -96,11 +96,12 @@ impl Core {
         let touched = self.desired.apply(update)?;
         self.behind.get_or_insert(origin);
         self.unknown_kinds += touched.unknown_kinds;
+        let now_ms = now_ms();
         for (pipeline, family) in self.families.iter_mut().zip(Family::ALL) {
             pipeline.queue(origin.arrived);
             let changes = touched.changes[family as usize];
             if touched.node_changed || changes != Changes::default() {
-                self.followers.counters(family).queued(changes, now_ms());
+                self.followers.counters(family).queued(changes, now_ms);
             }
         }
         for (key, reason) in &touched.rejects {

@@ -1,6 +1,6 @@
 //! A small HTTP server for health checks and metrics, made for hostile clients.
 //!
-//! One request a connection, answered from memory; every connection ends after [`CONNECTION`];
+//! One request a connection, answered from memory; every connection ends after `CONNECTION`;
 //! the number of connections of a group of servers is bounded, and when there are too many the
 //! oldest one goes: whoever holds connections open shuts nobody out.
 

@@ -235,8 +235,8 @@ impl Servers {
                 service = %key.1,
                 family = %key.0,
                 reason,
-                "load balancers take this node for one without endpoints; tried again every \
-                 {RETRY:?}"
+                "a health check cannot be answered, so that load balancers take this node for one \
+                 without endpoints; tried again every {RETRY:?}"
             );
         }
         let failure = Failure {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use kplane_model::{
     DesiredKey, DesiredObject, EndpointAddr, LocalEndpoint, LocalEndpoints, ServiceKey,
@@ -15,10 +16,14 @@ use crate::http::client::{Reply, ask, becomes, get, until};
 use crate::report::{FamilyReport, Report};
 use crate::sync::Connection;
 
-/// A port that was free a moment ago, on both families' loopback.
+/// A port that is free in both families, below those that the kernel gives to clients: nobody takes
+/// it by chance.
 fn free_port() -> u16 {
-    let listener = TcpListener::bind("[::]:0").unwrap();
-    listener.local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
+    let mut ports = std::iter::repeat_with(|| first + NEXT.fetch_add(1, Ordering::Relaxed));
+    let is_free = |port: &u16| TcpListener::bind(("::", *port)).is_ok();
+    ports.find(is_free).unwrap()
 }
 
 /// A ServicePort with a health check node port.
