@@ -142,6 +142,8 @@ where
         .header_read_timeout(HEAD)
         .max_buf_size(MAX_HEAD_BYTES)
         .max_headers(MAX_HEADERS)
+        // Names as Go writes them, for load balancers that compare bytes.
+        .title_case_headers(true)
         .keep_alive(false);
     let served = protocol.serve_connection(TokioIo::new(stream), service);
     match tokio::time::timeout(CONNECTION, served).await {

@@ -31,6 +31,19 @@ async fn one_request_a_connection() {
     assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
 }
 
+/// A24: names of header fields as kube-proxy writes them.
+#[tokio::test]
+async fn header_names_are_written_as_go_writes_them() {
+    let mut stream = TcpStream::connect(server().await).await.unwrap();
+    let request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    for name in ["\r\nContent-Type: ", "\r\nX-Content-Type-Options: "] {
+        assert!(answer.contains(name), "{answer}");
+    }
+}
+
 /// Whoever holds connections open shuts nobody out.
 #[tokio::test]
 async fn many_silent_clients_are_displaced() {

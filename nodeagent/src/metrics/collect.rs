@@ -26,12 +26,12 @@ const FAMILIES: [&Labels<'static>; 2] = [&[("ip_family", "IPv4")], &[("ip_family
 /// Internal and external policy of both families.
 const POLICIES: [[&Labels<'static>; 2]; 2] = [
     [
-        &[("traffic_policy", "internal"), ("ip_family", "IPv4")],
-        &[("traffic_policy", "external"), ("ip_family", "IPv4")],
+        &[("ip_family", "IPv4"), ("traffic_policy", "internal")],
+        &[("ip_family", "IPv4"), ("traffic_policy", "external")],
     ],
     [
-        &[("traffic_policy", "internal"), ("ip_family", "IPv6")],
-        &[("traffic_policy", "external"), ("ip_family", "IPv6")],
+        &[("ip_family", "IPv6"), ("traffic_policy", "internal")],
+        &[("ip_family", "IPv6"), ("traffic_policy", "external")],
     ],
 ];
 

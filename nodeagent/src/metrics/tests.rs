@@ -265,7 +265,7 @@ async fn numbers_come_from_report_and_counters() {
             "1700000000.5",
         ),
         (
-            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\",ip_family=\"IPv6\"}",
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv6\",traffic_policy=\"external\"}",
             "5",
         ),
         (
