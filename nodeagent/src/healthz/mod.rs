@@ -144,7 +144,7 @@ impl Condition {
         match (failing_since, family.ever_programmed) {
             (None, false) => Self::Pending,
             (Some(_), false) => Self::Absent,
-            (_, true) if !family.programmed && since.is_some_and(|at| now - at > GRACE) => {
+            (_, true) if !family.programmed && since.is_some_and(|at| now - at >= GRACE) => {
                 Self::Late
             }
             (_, true) => Self::Ready,

@@ -61,10 +61,10 @@ fn g2_health_follows_the_families() {
         ("idle for long", &ready, &ready, 36_000, true),
         ("a kernel without IPv6", &ready, &absent, 3_600, true),
         ("a kernel without anything", &absent, &absent, 0, false),
-        ("failing for a moment", &ready, &failing, 60, true),
-        ("failing for long", &failing, &ready, 61, false),
-        ("a kernel that takes its time", &ready, &stuck, 60, true),
-        ("a kernel that does not answer", &ready, &stuck, 61, false),
+        ("failing for a moment", &ready, &failing, 59, true),
+        ("failing for long", &failing, &ready, 60, false),
+        ("a kernel that takes its time", &ready, &stuck, 59, true),
+        ("a kernel that does not answer", &ready, &stuck, 60, false),
         ("not readable", &unreadable, &ready, 3_600, true),
     ];
     for (what, v4, v6, after, healthy) in cases {

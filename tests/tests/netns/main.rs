@@ -6,6 +6,7 @@
 
 mod addresses;
 mod churn;
+mod health;
 mod limits;
 mod listing;
 mod policies;
@@ -81,5 +82,6 @@ kplane_tests::main!(
     limits::a_poisoned_service_port_does_not_stop_others,
     limits::of_two_services_with_one_address_the_second_is_refused_by_name,
     limits::nothing_is_deleted_before_everything_is_known,
+    health::a23_health_checks_follow_the_nodes_own_addresses,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );
