@@ -51,7 +51,7 @@ pub(crate) fn a23_health_checks_follow_the_nodes_own_addresses() -> Result<()> {
         failures(&["no address of this node is among the nodePortAddresses"])?;
         let links = Netlink::open()?;
         let [first, second, other] =
-            ["192.0.2.1", "192.0.2.2", "198.51.100.1"].map(|text| text.parse::<IpAddr>());
+            ["192.0.2.1", "192.0.2.2", "198.51.100.1"].map(str::parse::<IpAddr>);
         let (first, second, other) = (first?, second?, other?);
         for (link, ip) in [("eth0", first), ("eth1", second), ("eth2", other)] {
             links.bridge(link)?;
