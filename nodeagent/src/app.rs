@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::Incoming;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -11,11 +13,14 @@ use tokio_util::sync::CancellationToken;
 use crate::backend::{self, Backend, OpenError};
 use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
-use crate::engine::{Engine, Stopped};
-use crate::healthz::{self, Health};
+use crate::engine::{Engine, Followers, Stopped};
+use crate::healthz::Health;
+use crate::http::{Answer, BindError, Port, REBIND};
 use crate::leftovers;
+use crate::metrics::{Counters, Metrics, Sources};
 use crate::reload;
 use crate::report::Report;
+use crate::service_health::{self, Addresses};
 use crate::sync::{Client, Connection, Grpc, Identity};
 use crate::sysctl;
 
@@ -32,6 +37,9 @@ pub enum BuildError {
     /// The control plane within.
     #[error(transparent)]
     ControlPlane(#[from] kp_controlplane::app::BuildError),
+    /// A port is taken, and that is to be an error (G6).
+    #[error(transparent)]
+    Bind(#[from] BindError),
 }
 
 /// A part of a running agent that ended on its own.
@@ -54,6 +62,8 @@ pub struct Bound {
     /// Where health checks are answered; `None` when nowhere, or when the port is taken and tried
     /// again.
     pub healthz_addr: Option<SocketAddr>,
+    /// Where metrics are served; `None` as above.
+    pub metrics_addr: Option<SocketAddr>,
     /// Where a standalone agent serves its status.
     pub status_addr: Option<SocketAddr>,
     engine: Engine,
@@ -98,7 +108,11 @@ pub async fn build_with(
     config: Config,
     open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
 ) -> Result<Bound, BuildError> {
-    let engine = Engine::spawn(open, config.node_settings).await?;
+    let counters = Arc::new(Counters::default());
+    let (publisher, servers) = service_health::channel();
+    let addresses = Addresses::new(&config.node_settings.nodeport_addresses);
+    let followers = Followers::new(publisher, counters.clone());
+    let engine = Engine::spawn_with(open, config.node_settings, followers).await?;
     let mut tasks = JoinSet::new();
     let (transport, status_addr) = connect(config.source, &mut tasks).await?;
     let identity = Identity::new(config.node_name);
@@ -113,10 +127,31 @@ pub async fn build_with(
     let health = Health {
         reports: engine.reports(),
         connection: connection.clone(),
+        answers: Arc::default(),
     };
-    let healthz_addr = serve_health(config.healthz, health, &mut tasks).await;
-    tasks.spawn(async move { Err(client.run().await.into()) });
     let (effective, configuration) = watch::channel(config.kube_proxy);
+    let metrics = Metrics::new(
+        Sources {
+            counters: counters.clone(),
+            reports: engine.reports(),
+            connection: connection.clone(),
+            answers: health.answers.clone(),
+            backend: engine.backend(),
+        },
+        configuration.clone(),
+    );
+    let hard = config.bind_address_hard_fail;
+    let asked = health.clone();
+    let respond = move |request: &Request<Incoming>| asked.respond(request);
+    let healthz_addr = serve(config.healthz.map(healthz_port), hard, respond, &mut tasks).await?;
+    let respond = move |request: &Request<Incoming>| metrics.respond(request);
+    let metrics_addr = serve(config.metrics.map(metrics_port), hard, respond, &mut tasks).await?;
+    let servers = servers.connect(addresses, health, counters);
+    tasks.spawn(async move {
+        servers.run().await;
+        Ok(())
+    });
+    tasks.spawn(async move { Err(client.run().await.into()) });
     if let Some(loader) = config.file {
         let follow = reload::run(loader, effective, engine.clone());
         tasks.spawn(async move {
@@ -132,6 +167,7 @@ pub async fn build_with(
     });
     Ok(Bound {
         healthz_addr,
+        metrics_addr,
         status_addr,
         engine,
         connection,
@@ -139,6 +175,22 @@ pub async fn build_with(
         shutdown: CancellationToken::new(),
         tasks,
     })
+}
+
+fn healthz_port(address: SocketAddr) -> Port {
+    Port {
+        what: "health checks",
+        flag: "healthz-bind-address",
+        address,
+    }
+}
+
+fn metrics_port(address: SocketAddr) -> Port {
+    Port {
+        what: "metrics",
+        flag: "metrics-bind-address",
+        address,
+    }
 }
 
 type Tasks = JoinSet<Result<(), TaskError>>;
@@ -170,21 +222,33 @@ async fn connect(
     }
 }
 
-async fn serve_health(
-    address: Option<SocketAddr>,
-    health: Health,
+/// Serves a port for as long as the agent runs. One that is taken is an error if `hard` (G6).
+async fn serve<R>(
+    port: Option<Port>,
+    hard: bool,
+    respond: R,
     tasks: &mut Tasks,
-) -> Option<SocketAddr> {
-    let address = address?;
-    let listener = healthz::bind(address).await;
-    let bound = listener
-        .as_ref()
-        .and_then(|listener| listener.local_addr().ok());
+) -> Result<Option<SocketAddr>, BindError>
+where
+    R: Fn(&Request<Incoming>) -> Answer + Clone + Send + Sync + 'static,
+{
+    let Some(port) = port else {
+        return Ok(None);
+    };
+    let listener = match port.bind().await {
+        Err(error) if hard => return Err(error),
+        Err(error) => {
+            tracing::error!("{error}; tried again every {REBIND:?}");
+            None
+        }
+        Ok(listener) => Some(listener),
+    };
+    let bound = listener.as_ref().and_then(|l| l.local_addr().ok());
     tasks.spawn(async move {
-        healthz::serve(address, listener, health).await;
+        port.serve(listener, respond).await;
         Ok(())
     });
-    bound
+    Ok(bound)
 }
 
 impl Bound {

@@ -129,6 +129,8 @@ pub struct FamilyReport {
     pub ever_programmed: bool,
     /// When it was last known to hold what was desired, milliseconds since 1970; 0 = never.
     pub programmed_at_ms: u64,
+    /// When the oldest update came that it does not hold; `None` when it holds everything (G2).
+    pub behind_since: Option<Instant>,
     /// What is wrong.
     pub error: Option<Standing>,
 }

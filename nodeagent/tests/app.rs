@@ -5,7 +5,8 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
@@ -79,6 +80,7 @@ fn config(node: &str, source: Source) -> Config {
         source,
         backend: Kind::Noop,
         healthz: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        metrics: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         ..*config
     }
 }
@@ -130,6 +132,12 @@ fn in_sync(report: &Report) -> bool {
 
 /// Status code and body.
 async fn get(address: SocketAddr, path: &str) -> (u16, serde_json::Value) {
+    let (status, body) = text(address, path).await;
+    (status, serde_json::from_str(&body).unwrap())
+}
+
+/// Status code and body, whatever that is.
+async fn text(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -137,7 +145,7 @@ async fn get(address: SocketAddr, path: &str) -> (u16, serde_json::Value) {
     stream.read_to_string(&mut answer).await.unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, serde_json::from_str(body).unwrap())
+    (status, body.to_owned())
 }
 
 /// Asks until the answer has a status code.
@@ -192,10 +200,10 @@ async fn health_begins_when_the_kernel_holds_the_first_snapshot() {
     for path in ["/healthz", "/livez"] {
         let (status, body) = get(address, path).await;
         assert_eq!((status, &body["healthy"]), (503, &false.into()), "{path}");
-        assert_eq!(body["lastUpdated"], "1970-01-01T00:00:00Z");
+        assert_eq!(body["lastUpdated"], "0001-01-01T00:00:00Z");
     }
     open.send(()).unwrap();
-    let body = becomes(address, "/healthz", 200).await;
+    let body = becomes(address, "/healthz?verbose", 200).await;
     assert_eq!(body["healthy"], true);
     assert_eq!(body["status"]["IPv4"]["healthy"], true);
     assert_eq!(body["controlPlane"]["connected"], true);
@@ -218,7 +226,7 @@ async fn a_node_that_leaves_is_healthy_only_for_livez() {
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let address = agent.healthz_addr.unwrap();
-    let body = becomes(address, "/healthz", 200).await;
+    let body = becomes(address, "/healthz?verbose", 200).await;
     assert_eq!(body["nodeKnown"], true);
     std::fs::write(&file, node("n1", LEAVING)).unwrap();
     let body = becomes(address, "/healthz", 503).await;
@@ -285,7 +293,7 @@ async fn a_control_plane_may_come_and_go() {
     plane.kill();
     let lost = tokio::time::timeout(DEADLINE, connection.wait_for(|c| !c.live)).await;
     lost.unwrap().unwrap();
-    let (status, body) = get(agent.healthz_addr.unwrap(), "/healthz").await;
+    let (status, body) = get(agent.healthz_addr.unwrap(), "/healthz?verbose").await;
     assert_eq!(
         (status, &body["controlPlane"]["connected"]),
         (200, &false.into())
@@ -318,4 +326,201 @@ async fn several_agents_live_in_one_process() {
         addresses.insert(agent.healthz_addr.unwrap());
     }
     assert_eq!(addresses.len(), names.len());
+}
+
+/// A Service that load balancers ask for, with an endpoint on n1 that may be ready.
+fn checked(port: u16, ready: bool) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: Service
+metadata: {{name: lb, namespace: shop}}
+spec:
+  type: LoadBalancer
+  externalTrafficPolicy: Local
+  healthCheckNodePort: {port}
+  clusterIP: 10.96.0.20
+  clusterIPs: [10.96.0.20]
+  ports: [{{port: 80, protocol: TCP}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: lb-1, namespace: shop, labels: {{kubernetes.io/service-name: lb}}}}
+addressType: IPv4
+ports: [{{name: '', port: 8080, protocol: TCP}}]
+endpoints:
+- {{addresses: [10.0.0.1], nodeName: n1, conditions: {{ready: {ready}, serving: true, terminating: true}}}}
+"
+    )
+}
+
+/// A backend whose kernel refuses everything while it is told to.
+struct Breakable(Arc<AtomicBool>, Noop);
+
+impl Backend for Breakable {
+    fn name(&self) -> &'static str {
+        "breakable"
+    }
+
+    fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
+        if self.0.load(Ordering::SeqCst) {
+            return Err(ApplyError {
+                family: change.family,
+                source: "no buffer space".into(),
+            });
+        }
+        self.1.apply(change)
+    }
+
+    fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
+        self.1.verify(family)
+    }
+
+    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
+        Ok(())
+    }
+}
+
+/// A25: a health check says what the kernel holds, not what is desired.
+#[tokio::test]
+async fn a25_health_checks_change_after_the_kernel() {
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    drop(other);
+    let folder = manifests();
+    let file = folder.path().join("lb.yaml");
+    std::fs::write(&file, checked(port, true)).unwrap();
+    let source = Source::Standalone {
+        manifests: folder.path().to_owned(),
+        status: None,
+        external_ips: ExternalIps::All,
+    };
+    let broken = Arc::new(AtomicBool::new(false));
+    let backend = Breakable(broken.clone(), Noop::default());
+    let backend = move || Ok(Box::new(backend) as Box<dyn Backend>);
+    let mut config = config("n1", source);
+    config.node_settings.nodeport_addresses = vec!["127.0.0.1/32".parse().unwrap()];
+    let agent = app::build_with(config, backend).await.unwrap();
+    reported(&agent, in_sync).await;
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let ready = listening(address, "/healthz").await;
+    assert_eq!((ready.0, &ready.1["localEndpoints"]), (200, &1.into()));
+
+    broken.store(true, Ordering::SeqCst);
+    std::fs::write(&file, checked(port, false)).unwrap();
+    reported(&agent, |report| report.families[0].error.is_some()).await;
+    let (status, body) = get(address, "/").await;
+    assert_eq!((status, &body["localEndpoints"]), (200, &1.into()));
+
+    broken.store(false, Ordering::SeqCst);
+    let body = becomes(address, "/", 503).await;
+    assert_eq!(
+        (&body["localEndpoints"], &body["serviceProxyHealthy"]),
+        (&0.into(), &true.into())
+    );
+}
+
+/// Waits until somebody listens.
+async fn listening(address: SocketAddr, path: &str) -> (u16, serde_json::Value) {
+    let deadline = Instant::now() + DEADLINE;
+    while TcpStream::connect(address).await.is_err() {
+        assert!(Instant::now() < deadline, "nobody listens on {address}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    get(address, path).await
+}
+
+/// A25: the administrator sees which Service's health check cannot be opened.
+#[tokio::test]
+async fn a25_a_taken_port_is_in_the_status_of_the_node() {
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    let folder = manifests();
+    std::fs::write(folder.path().join("lb.yaml"), checked(port, true)).unwrap();
+    std::fs::write(folder.path().join("node.yaml"), node("n1", "")).unwrap();
+    let source = Source::Standalone {
+        manifests: folder.path().to_owned(),
+        status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        external_ips: ExternalIps::All,
+    };
+    let mut config = config("n1", source);
+    config.node_settings.nodeport_addresses = vec!["127.0.0.1/32".parse().unwrap()];
+    let agent = app::build(config).await.unwrap();
+    let report = reported(&agent, |report| !report.failures.is_empty()).await;
+    assert!(in_sync(&report), "the Service itself is served");
+    let status = format!("http://{}", agent.status_addr.unwrap());
+    let mut client = StatusServiceClient::connect(status).await.unwrap();
+    let watch = client.watch_fleet(pb::GetFleetRequest {}).await.unwrap();
+    let mut watch = watch.into_inner();
+    let failure = async {
+        loop {
+            let fleet = watch.message().await.unwrap().unwrap();
+            let reports = fleet.nodes.into_iter().filter_map(|node| node.report);
+            if let Some(failure) = reports.flat_map(|report| report.failures).next() {
+                return failure;
+            }
+        }
+    };
+    let failure = tokio::time::timeout(DEADLINE, failure).await.unwrap();
+    assert_eq!(failure.key.unwrap().name, "lb");
+    let reason = format!("health check node port {port}: cannot listen on 127.0.0.1");
+    assert!(failure.degraded && failure.reason.starts_with(&reason));
+    drop(other);
+    reported(&agent, |report| report.failures.is_empty()).await;
+}
+
+/// G1, G5: both ports, over IPv6.
+#[tokio::test]
+async fn g5_metrics_and_health_are_served_over_ipv6() {
+    let folder = manifests();
+    let source = Source::Standalone {
+        manifests: folder.path().to_owned(),
+        status: None,
+        external_ips: ExternalIps::All,
+    };
+    let loopback = SocketAddr::new("::1".parse().unwrap(), 0);
+    let mut config = config("n1", source);
+    (config.healthz, config.metrics) = (Some(loopback), Some(loopback));
+    let agent = app::build(config).await.unwrap();
+    reported(&agent, in_sync).await;
+    becomes(agent.healthz_addr.unwrap(), "/livez", 200).await;
+    let address = agent.metrics_addr.unwrap();
+    let (status, metrics) = text(address, "/metrics").await;
+    assert_eq!(status, 200);
+    for line in [
+        "kplane_agent_family_programmed{ip_family=\"IPv4\"} 1",
+        "kplane_agent_connected 1",
+        "kubeproxy_sync_proxy_rules_service_changes_total 1",
+        "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"} 1",
+        "kubeproxy_proxy_livez_total{code=\"200\"} 1",
+        "kplane_agent_build_info{version=\"0.1.0\",backend=\"noop\"} 1",
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line} in\n{metrics}");
+    }
+    assert_eq!(text(address, "/healthz").await, (200, "ok".into()));
+    assert_eq!(text(address, "/proxyMode").await, (200, "noop".into()));
+    let configz = get(address, "/configz").await.1;
+    let nftables = &configz["kubeproxy.config.k8s.io"]["nftables"];
+    assert_eq!(nftables["masqueradeBit"], 14);
+    assert_eq!(text(address, "/debug/pprof/heap").await.0, 404);
+}
+
+/// G6: a taken port is an error only if it is to be one.
+#[tokio::test]
+async fn g6_bind_address_hard_fail() {
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = other.local_addr().unwrap();
+    let folder = manifests();
+    let plane = control_plane(folder.path(), None).await;
+    let config = |hard| Config {
+        metrics: Some(taken),
+        bind_address_hard_fail: hard,
+        ..config("n1", Source::InProcess(plane.connect_in_memory()))
+    };
+    let error = app::build(config(true)).await.unwrap_err().to_string();
+    let expected = format!("cannot listen on {taken} for metrics: Address already in use");
+    assert!(error.starts_with(&expected), "{error}");
+    let agent = app::build(config(false)).await.unwrap();
+    assert_eq!(agent.metrics_addr, None);
+    reported(&agent, in_sync).await;
 }

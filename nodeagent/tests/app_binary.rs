@@ -303,6 +303,8 @@ fn signals_end_the_program_in_order() {
             .args([
                 "--healthz-bind-address",
                 "127.0.0.1:0",
+                "--metrics-bind-address",
+                "127.0.0.1:0",
                 "--status-bind-address",
                 "",
             ])

@@ -42,6 +42,8 @@ fn defaults() {
     assert_eq!(config.backend_settings.masquerade_bit, 14);
     assert_eq!(config.node_settings, NodeSettings::default());
     assert_eq!(config.healthz.unwrap().to_string(), "0.0.0.0:10256");
+    assert_eq!(config.metrics.unwrap().to_string(), "127.0.0.1:10249");
+    assert!(!config.bind_address_hard_fail);
 }
 
 #[test]

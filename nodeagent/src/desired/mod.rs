@@ -20,8 +20,8 @@ pub use update::{Change, Collector, Position, Refusal, Remedy, Update, now_ms};
 use std::collections::{BTreeMap, BTreeSet};
 
 use kplane_model::{
-    DesiredKey, DesiredObject, Digest, Family, LocalEndpoints, NodeFacts, ObjectHash, ServiceKey,
-    ServiceProgram,
+    DesiredKey, DesiredObject, Digest, Family, LocalEndpoints, NodeFacts, ObjectHash, Protocol,
+    ServiceKey, ServiceName, ServiceProgram,
 };
 
 use staged::{Staged, StagedObject};
@@ -75,6 +75,15 @@ pub struct Counts {
     pub endpoints: u64,
 }
 
+/// What changed in one family, for the metrics (section (h)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// ServicePorts that are new, gone, or reached by other addresses, ports or rules.
+    pub services: u64,
+    /// ServicePorts whose endpoints, of the cluster or of the node, are different.
+    pub endpoints: u64,
+}
+
 /// What an agent tells the control plane that it holds already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
@@ -95,6 +104,8 @@ pub struct Touched {
     pub rejects: Vec<(Option<DesiredKey>, String)>,
     /// Objects and names of the update that are of a kind unknown to this version.
     pub unknown_kinds: u64,
+    /// How much of what changed, each family.
+    pub changes: [Changes; 2],
 }
 
 /// One ServicePort with what the node itself adds to it.
@@ -135,6 +146,25 @@ impl Desired {
         };
         let local = self.objects.get(&DesiredKey::Local(key.clone()));
         Some((program, local.and_then(Slot::local)))
+    }
+
+    /// All ServicePorts of one Service, in both families, by key. Work: its ports.
+    pub fn ports_of(&self, service: &ServiceName) -> impl Iterator<Item = View<'_>> {
+        // The least key of the Service: all its ports follow.
+        let first = DesiredKey::Service(ServiceKey {
+            service: service.clone(),
+            port_name: "".into(),
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+        });
+        let ours = move |key: &DesiredKey| matches!(key, DesiredKey::Service(key) if key.service == *service);
+        let ports = self.objects.range(first..);
+        let ports = ports.take_while(move |(key, _)| ours(key));
+        ports.filter_map(|(_, slot)| {
+            let program = slot.service()?;
+            let local = DesiredKey::Local(program.port.key.clone());
+            Some((program, self.objects.get(&local).and_then(Slot::local)))
+        })
     }
 
     /// All ServicePorts of a family, by key.
@@ -292,19 +322,19 @@ impl Desired {
                 return;
             }
         };
+        let old = held.and_then(|slot| slot.object.take());
         self.rejects.remove(&key);
         self.count(&object, u64::wrapping_add);
         touched.add(&key);
+        touched.count(&object, old.as_deref());
+        if let Some(old) = old {
+            self.count(&old, u64::wrapping_sub);
+        }
         let slot = Slot {
             hash: new.hash,
             object: Some(object),
         };
-        if let Some(Slot {
-            object: Some(old), ..
-        }) = self.objects.insert(key, slot)
-        {
-            self.count(&old, u64::wrapping_sub);
-        }
+        self.objects.insert(key, slot);
     }
 
     fn remove(&mut self, key: &DesiredKey, touched: &mut Touched) {
@@ -315,6 +345,7 @@ impl Desired {
         {
             self.count(&old, u64::wrapping_sub);
             touched.add(key);
+            touched.count(&old, None);
         }
     }
 
@@ -351,5 +382,20 @@ impl Touched {
             }
             DesiredKey::Node => self.node_changed = true,
         }
+    }
+    /// Counts what differs between an object and what was or will be in its place.
+    fn count(&mut self, object: &DesiredObject, other: Option<&DesiredObject>) {
+        let (key, services, endpoints) = match (object, other) {
+            (DesiredObject::Service(new), Some(DesiredObject::Service(old))) => {
+                let endpoints = new.endpoints != old.endpoints || new.has_any != old.has_any;
+                (&new.port.key, new.port != old.port, endpoints)
+            }
+            (DesiredObject::Service(new), _) => (&new.port.key, true, new.has_any),
+            (DesiredObject::Local(local), _) => (&local.key, false, true),
+            (DesiredObject::Node(_), _) => return,
+        };
+        let changes = &mut self.changes[key.family as usize];
+        changes.services += u64::from(services);
+        changes.endpoints += u64::from(endpoints);
     }
 }

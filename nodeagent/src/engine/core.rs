@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use kplane_model::Family;
 
+use super::followers::Followers;
 use super::pipeline::{Context, Outcome, Pipeline};
 use crate::backend::{Applied, Backend};
 use crate::conntrack::Cleaner;
-use crate::desired::{Counts, Desired, Position, Refusal, Touched, Update, now_ms};
+use crate::desired::{Changes, Counts, Desired, Position, Refusal, Touched, Update, now_ms};
 use crate::plan::NodeSettings;
 use crate::report::{Failure, NodeState, Report, Sync, micros};
 
@@ -50,6 +51,7 @@ pub(super) struct Core {
     /// Deletes the entries that the backend's changes make stale.
     conntrack: Option<Cleaner>,
     settings: NodeSettings,
+    followers: Followers,
     families: [Pipeline; 2],
     /// Of the oldest update that the kernel does not hold in full.
     behind: Option<Origin>,
@@ -60,12 +62,17 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(backend: Box<dyn Backend>, settings: NodeSettings) -> Self {
+    pub(super) fn new(
+        backend: Box<dyn Backend>,
+        settings: NodeSettings,
+        followers: Followers,
+    ) -> Self {
         Self {
             desired: Desired::default(),
             backend,
             conntrack: None,
             settings,
+            followers,
             families: Family::ALL.map(Pipeline::new),
             behind: None,
             last_sync: None,
@@ -85,6 +92,10 @@ impl Core {
         self.backend.name()
     }
 
+    pub(super) fn followers(&mut self) -> &mut Followers {
+        &mut self.followers
+    }
+
     /// Makes an update part of the desired state.
     pub(super) fn take(&mut self, update: Update) -> Result<Work, Refusal> {
         let started = Instant::now();
@@ -98,6 +109,14 @@ impl Core {
         }
         self.behind.get_or_insert(origin);
         self.unknown_kinds += touched.unknown_kinds;
+        let now_ms = now_ms();
+        for (pipeline, family) in self.families.iter_mut().zip(Family::ALL) {
+            pipeline.queue(origin.arrived);
+            let changes = touched.changes[family as usize];
+            if touched.node_changed || changes != Changes::default() {
+                self.followers.counters(family).queued(changes, now_ms);
+            }
+        }
         for (key, reason) in &touched.rejects {
             tracing::warn!(
                 object = key
@@ -130,6 +149,7 @@ impl Core {
                 settings: &self.settings,
                 backend: &mut *self.backend,
                 conntrack: self.conntrack.as_ref(),
+                followers: &mut self.followers,
             };
             match pipeline.sync(&work.touched, position, &mut context, now) {
                 Outcome::Applied(applied) => add(&mut sum, &applied),
@@ -241,13 +261,14 @@ impl Core {
         let rejects = self.desired.rejects();
         let rejected = rejects.map(|(key, reject)| Failure::rejected(key, reject));
         let failed = self.families.iter().flat_map(Pipeline::failures);
+        let deaf = self.followers.failures();
         let [v4, v6] = &self.families;
         Report {
             resume: self.desired.resume(),
             held: self.desired.position(),
             applied: self.common(Pipeline::applied),
             verified: self.common(Pipeline::verified),
-            failures: rejected.chain(failed).collect(),
+            failures: rejected.chain(failed).chain(deaf).collect(),
             last_sync: self.last_sync.clone(),
             counts: self.counts(),
             families: [v4, v6].map(|family| family.report(&self.desired)),

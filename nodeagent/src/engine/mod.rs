@@ -10,10 +10,13 @@
 
 pub(crate) mod backoff;
 mod core;
+mod followers;
 mod pipeline;
 
 #[cfg(test)]
 mod tests;
+
+pub use followers::Followers;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -57,6 +60,18 @@ impl Engine {
         open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
         settings: NodeSettings,
     ) -> Result<Self, OpenError> {
+        Self::spawn_with(open, settings, Followers::default()).await
+    }
+
+    /// The same, with somebody who follows what is programmed.
+    ///
+    /// # Errors
+    /// What the backend misses on this machine.
+    pub async fn spawn_with(
+        open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
+        settings: NodeSettings,
+        followers: Followers,
+    ) -> Result<Self, OpenError> {
         let (commands, inbox) = mpsc::channel(QUEUE);
         let (publish, reports) = watch::channel(Report::default());
         let (settings, configured) = watch::channel(settings);
@@ -66,7 +81,7 @@ impl Engine {
                 let backend = open()?;
                 let cleaner = cleaner(&*backend, &publish)?;
                 let settings = configured.borrow().clone();
-                let core = Core::new(backend, settings).with_conntrack(cleaner);
+                let core = Core::new(backend, settings, followers).with_conntrack(cleaner);
                 Ok((core, runtime()?))
             };
             let (core, runtime) = match parts() {
@@ -156,7 +171,7 @@ impl Engine {
     /// One on the test's own runtime, whose time may stand still.
     pub(crate) fn local(backend: Box<dyn Backend>) -> Self {
         let (mut engine, inbox, publish) = Self::scripted();
-        let core = Core::new(backend, NodeSettings::default());
+        let core = Core::new(backend, NodeSettings::default(), Followers::default());
         engine.backend = core.backend();
         let configured = engine.settings.subscribe();
         tokio::spawn(async move { run(core, inbox, configured, &publish).await });
@@ -227,6 +242,9 @@ async fn run(
             },
             () = timer => {
                 core.tick(Now::real());
+                reports.send_replace(core.report());
+            }
+            () = core.followers().changed() => {
                 reports.send_replace(core.report());
             }
         }

@@ -13,6 +13,7 @@ use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 
 use super::backoff::Backoff;
 use super::core::Now;
+use super::followers::Followers;
 use crate::backend::{self, Applied, ApplyError, Backend, Change, Verification};
 use crate::conntrack::Cleaner;
 use crate::desired::{Desired, Position, Touched, View};
@@ -34,6 +35,7 @@ pub(super) struct Context<'a> {
     pub(super) settings: &'a NodeSettings,
     pub(super) backend: &'a mut dyn Backend,
     pub(super) conntrack: Option<&'a Cleaner>,
+    pub(super) followers: &'a mut Followers,
 }
 
 /// What became of one step.
@@ -59,6 +61,10 @@ pub(super) struct Pipeline {
     verified: Option<Position>,
     ever_programmed: bool,
     programmed_at_ms: u64,
+    /// When the oldest update came that the kernel does not hold.
+    behind_since: Option<Instant>,
+    /// What somebody else changed is not put right yet.
+    drifted: bool,
     failures: BTreeMap<ServiceKey, Failure>,
     error: Option<Standing>,
     backoff: Backoff,
@@ -78,6 +84,8 @@ impl Pipeline {
             verified: None,
             ever_programmed: false,
             programmed_at_ms: 0,
+            behind_since: None,
+            drifted: false,
             failures: BTreeMap::new(),
             error: None,
             backoff: RETRY,
@@ -85,6 +93,11 @@ impl Pipeline {
             verify_at: None,
             read_at: None,
         }
+    }
+
+    /// An update came that the kernel does not hold.
+    pub(super) fn queue(&mut self, arrived: Instant) {
+        self.behind_since.get_or_insert(arrived);
     }
 
     /// Brings the kernel from what it holds to `position`.
@@ -103,7 +116,7 @@ impl Pipeline {
         let everything = complete || touched.node_changed;
         let services = self.plan(touched, everything, context);
         if services.is_empty() && !everything {
-            self.hold(position, now);
+            self.hold(position, context, now);
             return Outcome::Nothing;
         }
         let plan_time = started.elapsed();
@@ -126,13 +139,28 @@ impl Pipeline {
                     now,
                 );
                 self.schedule_verification(complete, now);
-                self.hold(position, now);
+                self.hold(position, context, now);
+                self.follow(touched, everything, context);
+                let counters = context.followers.counters(self.family);
+                counters.attempted(started.elapsed(), everything, Some(&applied));
                 Outcome::Applied(applied)
             }
             Err(error) => {
                 self.fail(&error, now);
+                let counters = context.followers.counters(self.family);
+                counters.attempted(started.elapsed(), everything, None);
                 Outcome::Failed
             }
+        }
+    }
+
+    /// Tells those who follow that the kernel holds something new.
+    fn follow(&mut self, touched: &Touched, everything: bool, context: &mut Context<'_>) {
+        let touched = (!everything).then_some(touched);
+        let followers = &mut *context.followers;
+        followers.programmed(self.family, context.desired, touched, &self.failures);
+        if std::mem::take(&mut self.drifted) {
+            followers.counters(self.family).repaired();
         }
     }
 
@@ -164,7 +192,7 @@ impl Pipeline {
     }
 
     /// The kernel holds a position, one that differs in nothing from the last or was just applied.
-    fn hold(&mut self, position: Position, now: Now) {
+    fn hold(&mut self, position: Position, context: &Context<'_>, now: Now) {
         // What was compared at the last position is the same at this one, unless it changed since.
         if self.verify_at.is_none() && self.verified.is_some() {
             self.verified = Some(position);
@@ -172,6 +200,8 @@ impl Pipeline {
         self.applied = Some(position);
         self.ever_programmed = true;
         self.programmed_at_ms = now.ms;
+        self.behind_since = None;
+        context.followers.counters(self.family).caught_up(now.ms);
     }
 
     /// Takes note of what failed within a change that was applied.
@@ -280,6 +310,7 @@ impl Pipeline {
                      flush or edit nftables on this node?"
                 );
                 self.behind = true;
+                self.drifted = true;
                 self.applied = None;
                 self.verified = None;
                 self.stand(format!("changed by somebody else: {what}"), now);
@@ -334,6 +365,7 @@ impl Pipeline {
             needed: self.is_needed(desired),
             ever_programmed: self.ever_programmed,
             programmed_at_ms: self.programmed_at_ms,
+            behind_since: self.behind_since,
             error: self.error.clone(),
         }
     }

@@ -1,5 +1,6 @@
 //! Tests of the engine: with time as an argument, and once with its thread.
 
+mod followers;
 mod settings;
 mod steps;
 mod thread;
@@ -15,7 +16,9 @@ use super::*;
 use crate::backend::{Applied, ApplyError, Change, Failure, Verification, noop::Noop};
 use crate::desired::Position;
 use crate::desired::fixture::{EPOCH, Plane, key_of, local, node, svc, svc6};
+use crate::metrics::{Counters, FamilyCounters, Gauge};
 use crate::plan::{NodePlan, ServicePlan};
+use crate::service_health;
 
 /// What a scripted backend does and has seen.
 #[derive(Debug, Default)]
@@ -137,16 +140,21 @@ struct Rig {
     plane: Plane,
     core: Core,
     script: Scripted,
+    counters: Arc<Counters>,
     now: Now,
 }
 
 impl Rig {
     fn new(objects: impl IntoIterator<Item = DesiredObject>) -> Self {
         let script = Scripted::default();
+        let counters = Arc::<Counters>::default();
+        let (publisher, _) = service_health::channel();
+        let followers = Followers::new(publisher, counters.clone());
         Self {
             plane: Plane::new(objects),
-            core: Core::new(Box::new(script.clone()), NodeSettings::default()),
+            core: Core::new(Box::new(script.clone()), NodeSettings::default(), followers),
             script,
+            counters,
             now: Now::real(),
         }
     }

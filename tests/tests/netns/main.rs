@@ -13,6 +13,7 @@ mod combined;
 mod coming_from_kube_proxy;
 mod conntrack;
 mod generated;
+mod health;
 mod limits;
 mod listing;
 mod policies;
@@ -156,5 +157,6 @@ kplane_tests::main!(
     ruleset::e11_nothing_is_left_of_deleted_services,
     ruleset::a26_e8_no_hole_is_punched_into_others_firewalls,
     ruleset::e8_no_rule_looks_for_invalid_packets,
+    health::a23_health_checks_follow_the_nodes_own_addresses,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );

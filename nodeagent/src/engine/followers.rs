@@ -1,0 +1,124 @@
+//! What follows when a family was programmed: health check servers and metrics. They never say more
+//! than the kernel holds, and the engine waits for none of them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
+
+use crate::desired::{Desired, Touched, View};
+use crate::metrics::{Counters, FamilyCounters};
+use crate::report::Failure;
+use crate::service_health::{self, Publisher};
+
+/// Owned by the engine.
+#[derive(Debug)]
+pub struct Followers {
+    health: Publisher,
+    counters: Arc<Counters>,
+    no_local: [NoLocal; 2],
+}
+
+/// ServicePorts whose packets are dropped here for lack of a local endpoint (A18), by policy.
+#[derive(Debug, Default)]
+struct NoLocal {
+    internal: HashSet<ServiceKey>,
+    external: HashSet<ServiceKey>,
+}
+
+impl Default for Followers {
+    /// Nobody follows.
+    fn default() -> Self {
+        let (health, _) = service_health::channel();
+        Self::new(health, Arc::default())
+    }
+}
+
+impl Followers {
+    /// Health check servers, and where to count.
+    #[must_use]
+    pub fn new(health: Publisher, counters: Arc<Counters>) -> Self {
+        Self {
+            health,
+            counters,
+            no_local: Default::default(),
+        }
+    }
+
+    pub(super) fn counters(&self, family: Family) -> &FamilyCounters {
+        self.counters.family(family)
+    }
+
+    /// The kernel holds what is desired of a family, except for `failures`. `touched`: what has
+    /// changed; `None` = anything. Work follows what has changed.
+    pub(super) fn programmed(
+        &mut self,
+        family: Family,
+        desired: &Desired,
+        touched: Option<&Touched>,
+        failures: &BTreeMap<ServiceKey, Failure>,
+    ) {
+        let is_refused = |service: &ServiceName| {
+            let mut refused = failures.iter().filter(|(_, failure)| !failure.degraded);
+            refused.any(|(key, _)| key.service == *service)
+        };
+        self.health.programmed(family, desired, touched, is_refused);
+        self.count_no_local(family, desired, touched);
+    }
+
+    fn count_no_local(&mut self, family: Family, desired: &Desired, touched: Option<&Touched>) {
+        let found = &mut self.no_local[family as usize];
+        match touched {
+            Some(touched) => {
+                let ours = touched.services.iter().filter(|key| key.family == family);
+                ours.for_each(|key| found.look(key, desired.service(key)));
+            }
+            None => {
+                *found = NoLocal::default();
+                for view in desired.services(family) {
+                    found.look(&view.0.port.key, Some(view));
+                }
+            }
+        }
+        let counts = [found.internal.len() as u64, found.external.len() as u64];
+        self.counters.family(family).set_no_local(counts);
+    }
+
+    /// Health check ports that cannot be opened.
+    pub(super) fn failures(&self) -> Vec<Failure> {
+        self.health.failures()
+    }
+
+    /// Waits until [`Self::failures`] says something else.
+    pub(super) async fn changed(&mut self) {
+        self.health.failures_changed().await;
+    }
+}
+
+impl NoLocal {
+    fn look(&mut self, key: &ServiceKey, view: Option<View<'_>>) {
+        let (internal, external) = view.map_or((false, false), lacks_local);
+        for (set, lacks) in [
+            (&mut self.internal, internal),
+            (&mut self.external, external),
+        ] {
+            if lacks {
+                set.insert(key.clone());
+            } else {
+                set.remove(key);
+            }
+        }
+    }
+}
+
+/// Internal and external policy: is it Local, with endpoints in the cluster and none here?
+fn lacks_local((program, local): View<'_>) -> (bool, bool) {
+    let port = &program.port;
+    let has_local = local.is_some_and(|local| local.selected().next().is_some());
+    let lacks = program.has_any && !has_local;
+    let is_local = |policy| policy == TrafficPolicy::Local;
+    (
+        lacks && is_local(port.internal_policy),
+        lacks && is_local(port.external_policy) && port.externally_accessible(),
+    )
+}

@@ -1,0 +1,140 @@
+//! What `/healthz` and `/livez` say (G4): kube-proxy's fields in kube-proxy's order, times as Go
+//! writes them.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::{Condition, conditions, is_healthy};
+use crate::report::Report;
+use crate::sync::Connection;
+
+/// Go's time of nothing, which kube-proxy prints for what never happened.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
+/// The body.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Body {
+    /// Now when the answer is 200, else when some family was last as desired.
+    last_updated: String,
+    current_time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_eligible: Option<bool>,
+    healthy: bool,
+    status: Families,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    details: Option<Details>,
+}
+
+/// A family that the machine cannot serve is not listed.
+#[derive(Debug, Serialize)]
+struct Families {
+    #[serde(rename = "IPv4", skip_serializing_if = "Option::is_none")]
+    v4: Option<FamilyBody>,
+    #[serde(rename = "IPv6", skip_serializing_if = "Option::is_none")]
+    v6: Option<FamilyBody>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FamilyBody {
+    last_updated: String,
+    healthy: bool,
+}
+
+/// What only we know.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Details {
+    node_known: bool,
+    control_plane: ControlPlane,
+    errors: Errors,
+}
+
+#[derive(Debug, Serialize)]
+struct ControlPlane {
+    connected: bool,
+    since: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Errors {
+    #[serde(rename = "IPv4", skip_serializing_if = "Option::is_none")]
+    v4: Option<String>,
+    #[serde(rename = "IPv6", skip_serializing_if = "Option::is_none")]
+    v6: Option<String>,
+}
+
+impl Body {
+    /// The state of the proxy, without that of the node.
+    pub(super) fn new(report: &Report, now: Instant, now_ms: u64) -> Self {
+        let healthy = is_healthy(report, now);
+        let mut conditions = conditions(report, now).into_iter();
+        let [v4, v6] = report.families.each_ref().map(|family| {
+            let condition = conditions.next()?;
+            (condition != Condition::Absent).then(|| FamilyBody {
+                last_updated: time(family.programmed_at_ms),
+                healthy: condition == Condition::Ready,
+            })
+        });
+        let updated = report.families.iter().map(|family| family.programmed_at_ms);
+        let last_updated = if healthy {
+            now_ms
+        } else {
+            updated.max().unwrap_or(0)
+        };
+        Self {
+            last_updated: time(last_updated),
+            current_time: time(now_ms),
+            node_eligible: None,
+            healthy,
+            status: Families { v4, v6 },
+            details: None,
+        }
+    }
+
+    /// The proxy works.
+    pub(super) fn healthy(&self) -> bool {
+        self.healthy
+    }
+
+    /// Says whether load balancers may use the node; true if the answer is 200.
+    pub(super) fn add_node(&mut self, eligible: bool) -> bool {
+        self.node_eligible = Some(eligible);
+        self.healthy && eligible
+    }
+
+    /// Adds what only we know.
+    pub(super) fn add_details(&mut self, report: &Report, connection: Connection) {
+        let [v4, v6] = report.families.each_ref().map(|family| {
+            let error = family.error.as_ref()?;
+            Some(error.reason.clone())
+        });
+        self.details = Some(Details {
+            node_known: report.node.is_some_and(|node| node.known),
+            control_plane: ControlPlane {
+                connected: connection.live,
+                since: time(connection.since_ms),
+            },
+            errors: Errors { v4, v6 },
+        });
+    }
+
+    pub(super) fn to_json(&self) -> String {
+        // Only text, numbers and fixed keys: there is nothing that could fail.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// A time as Go's `time.Time` becomes JSON: RFC 3339 in UTC, no zeros at the end of a fraction.
+/// 0 = never.
+pub(super) fn time(ms: u64) -> String {
+    if ms == 0 {
+        return NEVER.to_owned();
+    }
+    let ms = i64::try_from(ms).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_millisecond(ms)
+        .unwrap_or(jiff::Timestamp::MAX)
+        .to_string()
+}

@@ -1,0 +1,174 @@
+//! `/healthz` and `/livez` (behaviours G1-G4), answered from the engine's latest report.
+//!
+//! Healthy means that packets are served as desired, so unlike kube-proxy it begins when the first
+//! complete snapshot is in the kernel, not when the program is. In detail:
+//! * Before the first snapshot: 503.
+//! * Every family must have been programmed once, except one that cannot be (a kernel without
+//!   IPv6); at least one must have been.
+//! * A family that worked and then is behind for longer than `GRACE`, by an error or because the
+//!   kernel does not answer: 503 until it has caught up (G2).
+//! * Without a control plane: as before, since the kernel keeps serving.
+//! * `/healthz` only: 503 while the node is being deleted or drained, so that load balancers leave
+//!   it (G3). A node that the control plane does not know counts as eligible.
+//!
+//! The body is byte for byte kube-proxy's; `?verbose` adds what only we know.
+
+mod body;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hyper::{Request, StatusCode};
+use tokio::sync::watch;
+
+use crate::desired::now_ms;
+use crate::http::{self, Answer};
+use crate::report::{FamilyReport, NodeState, Report};
+use crate::sync::Connection;
+
+/// How long a family may be behind before the node is called unhealthy: two of kube-proxy's sync
+/// periods, its own limit (G2).
+const GRACE: Duration = Duration::from_secs(60);
+
+/// What the answers are made of.
+#[derive(Clone, Debug)]
+pub struct Health {
+    /// Of the engine.
+    pub reports: watch::Receiver<Report>,
+    /// To the control plane.
+    pub connection: watch::Receiver<Connection>,
+    /// What was answered.
+    pub answers: Arc<Answers>,
+}
+
+/// Answers since the start.
+#[derive(Debug, Default)]
+pub struct Answers {
+    /// `/healthz`.
+    pub healthz: Outcomes,
+    /// `/livez`.
+    pub livez: Outcomes,
+}
+
+/// Answers of one path.
+#[derive(Debug, Default)]
+pub struct Outcomes {
+    ok: AtomicU64,
+    unavailable: AtomicU64,
+}
+
+impl Outcomes {
+    /// How many were 200, and how many 503.
+    #[must_use]
+    pub fn counts(&self) -> [(u16, u64); 2] {
+        [
+            (200, self.ok.load(Ordering::Relaxed)),
+            (503, self.unavailable.load(Ordering::Relaxed)),
+        ]
+    }
+
+    fn count(&self, ok: bool) -> StatusCode {
+        let (counter, status) = if ok {
+            (&self.ok, StatusCode::OK)
+        } else {
+            (&self.unavailable, StatusCode::SERVICE_UNAVAILABLE)
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        status
+    }
+}
+
+impl Health {
+    /// Packets are served as desired, whatever becomes of the node: what `/livez` says.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        is_healthy(&self.reports.borrow(), Instant::now())
+    }
+
+    /// Answers a request to the port (G1).
+    pub(crate) fn respond<B>(&self, request: &Request<B>) -> Answer {
+        let verbose = request
+            .uri()
+            .query()
+            .is_some_and(|query| query.split('&').any(|word| word == "verbose"));
+        match request.uri().path() {
+            "/healthz" => self.healthz(verbose),
+            "/livez" => self.livez(verbose),
+            _ => http::not_found(),
+        }
+    }
+
+    fn healthz(&self, verbose: bool) -> Answer {
+        let report = self.reports.borrow();
+        let mut body = body::Body::new(&report, Instant::now(), now_ms());
+        let ok = body.add_node(is_eligible(report.node));
+        if verbose {
+            body.add_details(&report, *self.connection.borrow());
+        }
+        drop(report);
+        http::answer(self.answers.healthz.count(ok), http::JSON, body.to_json())
+    }
+
+    fn livez(&self, verbose: bool) -> Answer {
+        let report = self.reports.borrow();
+        let mut body = body::Body::new(&report, Instant::now(), now_ms());
+        if verbose {
+            body.add_details(&report, *self.connection.borrow());
+        }
+        drop(report);
+        let status = self.answers.livez.count(body.healthy());
+        http::answer(status, http::JSON, body.to_json())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Condition {
+    /// Not programmed yet.
+    Pending,
+    /// Programmed; if it is behind, then for a short time only.
+    Ready,
+    /// Programmed once, behind for long.
+    Late,
+    /// Never programmed because it cannot be.
+    Absent,
+}
+
+impl Condition {
+    fn of(family: &FamilyReport, now: Instant) -> Self {
+        let failing_since = family.error.as_ref().map(|error| error.since);
+        let since = [family.behind_since, failing_since].into_iter().flatten();
+        let since = since.min();
+        match (failing_since, family.ever_programmed) {
+            (None, false) => Self::Pending,
+            (Some(_), false) => Self::Absent,
+            (_, true) if !family.programmed && since.is_some_and(|at| now - at >= GRACE) => {
+                Self::Late
+            }
+            (_, true) => Self::Ready,
+        }
+    }
+}
+
+fn conditions(report: &Report, now: Instant) -> [Condition; 2] {
+    report
+        .families
+        .each_ref()
+        .map(|family| Condition::of(family, now))
+}
+
+fn is_healthy(report: &Report, now: Instant) -> bool {
+    let conditions = conditions(report, now);
+    let good = |condition: &Condition| match condition {
+        Condition::Ready | Condition::Absent => true,
+        Condition::Pending | Condition::Late => false,
+    };
+    conditions.iter().all(good) && conditions.contains(&Condition::Ready)
+}
+
+/// A node that nobody knows of is not taken out: manifests need not name nodes.
+fn is_eligible(node: Option<NodeState>) -> bool {
+    node.is_none_or(|node| node.eligible || !node.known)
+}

@@ -1,0 +1,186 @@
+//! Tests of the rules (G2, G3) and of the bytes (G4).
+
+use http_body_util::BodyExt;
+
+use super::body::{Body, time};
+use super::*;
+use crate::report::Standing;
+
+fn standing(since: Instant) -> Option<Standing> {
+    Some(Standing {
+        reason: "no such family".into(),
+        since_ms: 1,
+        since,
+    })
+}
+
+fn ready() -> FamilyReport {
+    FamilyReport {
+        programmed: true,
+        ever_programmed: true,
+        programmed_at_ms: 1_700_000_000_500,
+        ..FamilyReport::default()
+    }
+}
+
+fn report(v4: &FamilyReport, v6: &FamilyReport) -> Report {
+    Report {
+        families: [v4.clone(), v6.clone()],
+        ..Report::default()
+    }
+}
+
+#[test]
+fn g2_health_follows_the_families() {
+    let start = Instant::now();
+    let later = |s| start + Duration::from_secs(s);
+    let pending = FamilyReport::default();
+    let ready = ready();
+    let absent = FamilyReport {
+        error: standing(start),
+        ..FamilyReport::default()
+    };
+    let failing = FamilyReport {
+        programmed: false,
+        error: standing(start),
+        ..ready.clone()
+    };
+    let stuck = FamilyReport {
+        programmed: false,
+        behind_since: Some(start),
+        ..ready.clone()
+    };
+    let unreadable = FamilyReport {
+        error: standing(start),
+        ..ready.clone()
+    };
+    let cases = [
+        ("nothing yet", &pending, &pending, 0, false),
+        ("half of it", &ready, &pending, 0, false),
+        ("all", &ready, &ready, 0, true),
+        ("idle for long", &ready, &ready, 36_000, true),
+        ("a kernel without IPv6", &ready, &absent, 3_600, true),
+        ("a kernel without anything", &absent, &absent, 0, false),
+        ("failing for a moment", &ready, &failing, 59, true),
+        ("failing for long", &failing, &ready, 60, false),
+        ("a kernel that takes its time", &ready, &stuck, 59, true),
+        ("a kernel that does not answer", &ready, &stuck, 60, false),
+        ("not readable", &unreadable, &ready, 3_600, true),
+    ];
+    for (what, v4, v6, after, healthy) in cases {
+        assert_eq!(is_healthy(&report(v4, v6), later(after)), healthy, "{what}");
+    }
+}
+
+#[test]
+fn g3_only_a_known_node_can_be_leaving() {
+    let node = |known, eligible| Some(NodeState { known, eligible });
+    assert!(is_eligible(None));
+    assert!(is_eligible(node(false, false)) && is_eligible(node(true, true)));
+    assert!(!is_eligible(node(true, false)));
+}
+
+const NOW_MS: u64 = 1_700_000_001_120;
+
+/// Byte for byte what kube-proxy prints: no spaces, no line end, zeros of fractions cut.
+#[test]
+fn g4_the_body_of_a_healthy_node() {
+    let report = report(&ready(), &ready());
+    let mut body = Body::new(&report, Instant::now(), NOW_MS);
+    let families = r#""status":{"IPv4":{"lastUpdated":"2023-11-14T22:13:20.5Z","healthy":true},"IPv6":{"lastUpdated":"2023-11-14T22:13:20.5Z","healthy":true}}}"#;
+    let times =
+        r#"{"lastUpdated":"2023-11-14T22:13:21.12Z","currentTime":"2023-11-14T22:13:21.12Z","#;
+    assert_eq!(
+        body.to_json(),
+        format!(r#"{times}"healthy":true,{families}"#)
+    );
+    assert!(body.add_node(true));
+    assert_eq!(
+        body.to_json(),
+        format!(r#"{times}"nodeEligible":true,"healthy":true,{families}"#)
+    );
+    // The node leaves; the proxy is none the worse for it.
+    assert!(!body.add_node(false));
+    assert_eq!(
+        body.to_json(),
+        format!(r#"{times}"nodeEligible":false,"healthy":true,{families}"#)
+    );
+}
+
+/// A proxy that serves one family only lists that one.
+#[test]
+fn g4_the_body_of_an_unhealthy_node() {
+    let now = Instant::now();
+    let late = FamilyReport {
+        programmed: false,
+        error: standing(now - GRACE * 2),
+        ..ready()
+    };
+    let absent = FamilyReport {
+        error: standing(now),
+        ..FamilyReport::default()
+    };
+    assert_eq!(
+        Body::new(&report(&late, &absent), now, NOW_MS).to_json(),
+        r#"{"lastUpdated":"2023-11-14T22:13:20.5Z","currentTime":"2023-11-14T22:13:21.12Z","healthy":false,"status":{"IPv4":{"lastUpdated":"2023-11-14T22:13:20.5Z","healthy":false}}}"#
+    );
+    let never = Body::new(&Report::default(), now, NOW_MS).to_json();
+    assert!(
+        never.starts_with(r#"{"lastUpdated":"0001-01-01T00:00:00Z","#),
+        "{never}"
+    );
+}
+
+#[test]
+fn g4_times_are_written_as_go_does() {
+    assert_eq!(time(0), "0001-01-01T00:00:00Z");
+    assert_eq!(time(1_700_000_000_000), "2023-11-14T22:13:20Z");
+    assert_eq!(time(1_700_000_000_120), "2023-11-14T22:13:20.12Z");
+    assert_eq!(time(1_700_000_000_123), "2023-11-14T22:13:20.123Z");
+    time(u64::MAX);
+}
+
+async fn respond(health: &Health, path: &str) -> (u16, Option<String>, String) {
+    let request = Request::builder().uri(path).body(()).unwrap();
+    let answer = health.respond(&request);
+    let kind = answer.headers().get("content-type");
+    let kind = kind.map(|kind| kind.to_str().unwrap().to_owned());
+    let status = answer.status().as_u16();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    (status, kind, String::from_utf8(body.to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn g1_paths_and_what_is_counted() {
+    let mut report = report(&ready(), &ready());
+    report.node = Some(NodeState {
+        known: true,
+        eligible: false,
+    });
+    let (_reports, reports) = watch::channel(report);
+    let (_connection, connection) = watch::channel(Connection {
+        live: true,
+        since_ms: 1,
+    });
+    let health = Health {
+        reports,
+        connection,
+        answers: Arc::default(),
+    };
+    let json = Some("application/json".to_owned());
+    let (status, kind, body) = respond(&health, "/healthz").await;
+    assert_eq!((status, &kind), (503, &json));
+    assert!(!body.contains("controlPlane"), "{body}");
+    for _ in 0..2 {
+        let (status, kind, body) = respond(&health, "/livez?x&verbose").await;
+        assert_eq!((status, &kind), (200, &json));
+        assert!(
+            body.contains(r#""controlPlane":{"connected":true"#),
+            "{body}"
+        );
+    }
+    // There is no such path (G1).
+    assert_eq!(respond(&health, "/readyz").await.0, 404);
+    assert_eq!(health.answers.healthz.counts(), [(200, 0), (503, 1)]);
+    assert_eq!(health.answers.livez.counts(), [(200, 2), (503, 0)]);
+}

@@ -1,0 +1,79 @@
+//! A client of HTTP, for tests.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Longest that anything may take on a busy machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    /// Names in lower case.
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: String,
+}
+
+impl Reply {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let header = self.headers.iter().find(|(key, _)| key == name);
+        header.map(|(_, value)| value.as_str())
+    }
+}
+
+/// Asks; `None` when nobody listens or the connection breaks.
+pub(crate) async fn ask(address: SocketAddr, request: &str) -> Option<Reply> {
+    let mut stream = TcpStream::connect(address).await.ok()?;
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let mut lines = head.lines();
+    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+    let headers = lines.filter_map(|line| line.split_once(": "));
+    Some(Reply {
+        status,
+        headers: headers
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+            .collect(),
+        body: body.to_owned(),
+    })
+}
+
+/// A plain GET.
+pub(crate) async fn get(address: SocketAddr, path: &str) -> Option<Reply> {
+    ask(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await
+}
+
+/// Asks until the answer is as wanted; `None` stands for nobody listening.
+pub(crate) async fn until(
+    address: SocketAddr,
+    path: &str,
+    wanted: impl Fn(Option<&Reply>) -> bool,
+) -> Option<Reply> {
+    let deadline = std::time::Instant::now() + DEADLINE;
+    loop {
+        let reply = get(address, path).await;
+        if wanted(reply.as_ref()) {
+            return reply;
+        }
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{address} stays {reply:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Asks until the answer has a status code.
+pub(crate) async fn becomes(address: SocketAddr, path: &str, status: u16) -> Reply {
+    let reply = until(address, path, |reply| {
+        reply.is_some_and(|r| r.status == status)
+    })
+    .await;
+    reply.unwrap()
+}

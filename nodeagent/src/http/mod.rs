@@ -1,0 +1,155 @@
+//! A small HTTP server for health checks and metrics, made for hostile clients.
+//!
+//! One request a connection, answered from memory; every connection ends after `CONNECTION`;
+//! the number of connections of a group of servers is bounded, and when there are too many the
+//! oldest one goes: whoever holds connections open shuts nobody out.
+
+mod port;
+
+#[cfg(test)]
+pub(crate) mod client;
+#[cfg(test)]
+mod tests;
+
+pub use port::BindError;
+pub(crate) use port::{Port, REBIND};
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::AbortHandle;
+
+/// Longest that a client may take to send its request's head.
+const HEAD: Duration = Duration::from_secs(5);
+
+/// Longest life of a connection: from its beginning to the last byte of the answer.
+const CONNECTION: Duration = Duration::from_secs(10);
+
+/// Most bytes of a request's head, which is also the least that hyper allows.
+const MAX_HEAD_BYTES: usize = 8 * 1024;
+
+/// Most header fields of a request.
+const MAX_HEADERS: usize = 64;
+
+/// Pause when connections cannot be accepted, usually for lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// What a server answers.
+pub(crate) type Answer = Response<Full<Bytes>>;
+
+/// Builds an answer; its type is final, a browser guesses nothing.
+pub(crate) fn answer(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
+}
+
+/// The answer to everything that is not served.
+pub(crate) fn not_found() -> Answer {
+    answer(StatusCode::NOT_FOUND, TEXT, "404 page not found\n")
+}
+
+/// Content type of plain text.
+pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+
+/// Content type of JSON.
+pub(crate) const JSON: &str = "application/json";
+
+/// The connections of a group of servers, oldest first.
+#[derive(Debug)]
+pub(crate) struct Guests {
+    capacity: usize,
+    connections: Mutex<VecDeque<AbortHandle>>,
+}
+
+impl Guests {
+    /// At most `capacity` connections at a time.
+    pub(crate) fn new(capacity: usize) -> Arc<Self> {
+        Arc::new(Self {
+            capacity,
+            connections: Mutex::default(),
+        })
+    }
+
+    /// Makes room for one more and lets it in.
+    fn admit(&self, connection: impl Future<Output = ()> + Send + 'static) {
+        let mut connections = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if connections.len() >= self.capacity {
+            connections.retain(|connection| !connection.is_finished());
+        }
+        if connections.len() >= self.capacity
+            && let Some(oldest) = connections.pop_front()
+        {
+            oldest.abort();
+        }
+        connections.push_back(tokio::spawn(connection).abort_handle());
+    }
+}
+
+impl Drop for Guests {
+    fn drop(&mut self) {
+        let connections = self.connections.get_mut();
+        let connections = connections.unwrap_or_else(PoisonError::into_inner);
+        connections.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Answers the requests that come to a listener, for ever. Dropping the future closes the
+/// listener; answers on their way are finished while the group of servers lives.
+pub(crate) async fn serve<R>(listener: TcpListener, guests: &Guests, respond: R)
+where
+    R: Fn(&Request<Incoming>) -> Answer + Clone + Send + Sync + 'static,
+{
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => guests.admit(connection(stream, respond.clone())),
+            Err(error) => {
+                tracing::debug!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connection<R>(stream: TcpStream, respond: R)
+where
+    R: Fn(&Request<Incoming>) -> Answer + Send + 'static,
+{
+    let service = service_fn(move |request| {
+        let answer = respond(&request);
+        std::future::ready(Ok::<_, Infallible>(answer))
+    });
+    let mut protocol = http1::Builder::new();
+    protocol
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .max_headers(MAX_HEADERS)
+        // Names as Go writes them, for load balancers that compare bytes.
+        .title_case_headers(true)
+        .keep_alive(false);
+    let served = protocol.serve_connection(TokioIo::new(stream), service);
+    match tokio::time::timeout(CONNECTION, served).await {
+        Ok(Ok(())) => {}
+        // The client's problem, and not worth more than this.
+        Ok(Err(error)) => tracing::debug!(%error, "a client of the HTTP server"),
+        Err(_) => tracing::debug!("a client of the HTTP server took too long"),
+    }
+}

@@ -1,0 +1,82 @@
+//! A port with a server behind it, opened again and again until it is free (G6).
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use hyper::Request;
+use hyper::body::Incoming;
+use tokio::net::TcpListener;
+
+use super::{Answer, Guests, serve};
+
+/// Pause before a port that is taken is tried again (G6).
+pub(crate) const REBIND: Duration = Duration::from_secs(5);
+
+/// Most connections of one such port.
+const MAX_CONNECTIONS: usize = 64;
+
+/// A port that cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot listen on {address} for {what}: {source}; is another proxy (kube-proxy?) running on \
+     this node? See --{flag}"
+)]
+pub struct BindError {
+    /// What would be served.
+    what: &'static str,
+    /// The address.
+    address: SocketAddr,
+    /// The flag that chooses the address.
+    flag: &'static str,
+    /// The kernel's answer.
+    source: io::Error,
+}
+
+/// Where something is served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Port {
+    /// What, for people.
+    pub(crate) what: &'static str,
+    /// The flag that chooses the address, without dashes.
+    pub(crate) flag: &'static str,
+    /// The address; `[::]` takes IPv4 as well.
+    pub(crate) address: SocketAddr,
+}
+
+impl Port {
+    /// Opens the port.
+    ///
+    /// # Errors
+    /// [`BindError`]: usually it is taken.
+    pub(crate) async fn bind(&self) -> Result<TcpListener, BindError> {
+        let listener = TcpListener::bind(self.address).await;
+        listener.map_err(|source| BindError {
+            what: self.what,
+            address: self.address,
+            flag: self.flag,
+            source,
+        })
+    }
+
+    /// Answers for ever; without a listener the port is opened as soon as it is free.
+    pub(crate) async fn serve<R>(self, mut listener: Option<TcpListener>, respond: R)
+    where
+        R: Fn(&Request<Incoming>) -> Answer + Clone + Send + Sync + 'static,
+    {
+        let guests = Guests::new(MAX_CONNECTIONS);
+        loop {
+            if let Some(listener) = listener.take() {
+                serve(listener, &guests, respond.clone()).await;
+            }
+            tokio::time::sleep(REBIND).await;
+            match self.bind().await {
+                Ok(free) => {
+                    tracing::info!(address = %self.address, "listening for {} at last", self.what);
+                    listener = Some(free);
+                }
+                Err(error) => tracing::debug!("{error}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Every metric with its name, written at each scrape.
+
+use std::fmt;
+use std::time::Duration;
+
+use kplane_model::Family;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+use super::counters::Distribution;
+use super::names::{Labels, Name};
+use super::{FamilyCounters, Histogram, Sources};
+use crate::conntrack::{ConntrackTotals, bucket_bound};
+use crate::desired::{Counts, Position};
+use crate::healthz::Outcomes;
+use crate::report::Report;
+
+/// kube-proxy's metrics (section (h)), those of the nftables mode.
+#[derive(Debug)]
+pub(super) struct KubeProxy(pub(super) Sources);
+
+/// Our own.
+#[derive(Debug)]
+pub(super) struct Agent(pub(super) Sources);
+
+/// The label of a family, as kube-proxy writes it.
+const FAMILIES: [&Labels<'static>; 2] = [&[("ip_family", "IPv4")], &[("ip_family", "IPv6")]];
+
+/// Internal and external policy of both families.
+const POLICIES: [[&Labels<'static>; 2]; 2] = [
+    [
+        &[("ip_family", "IPv4"), ("traffic_policy", "internal")],
+        &[("ip_family", "IPv4"), ("traffic_policy", "external")],
+    ],
+    [
+        &[("ip_family", "IPv6"), ("traffic_policy", "internal")],
+        &[("ip_family", "IPv6"), ("traffic_policy", "external")],
+    ],
+];
+
+const PHASES: [&str; 3] = ["plan", "encode", "kernel"];
+
+type Series<'a, T> = [(&'a Labels<'a>, T); 2];
+
+impl Sources {
+    fn counters(&self) -> [&FamilyCounters; 2] {
+        Family::ALL.map(|family| self.counters.family(family))
+    }
+
+    /// One number of each family.
+    fn each(&self, of: impl Fn(&FamilyCounters) -> f64) -> Series<'_, f64> {
+        let [v4, v6] = self.counters().map(of);
+        [(FAMILIES[0], v4), (FAMILIES[1], v6)]
+    }
+
+    /// One histogram of each family.
+    fn each_histogram(
+        &self,
+        of: impl Fn(&FamilyCounters) -> &Histogram,
+    ) -> Series<'_, Distribution> {
+        let [v4, v6] = self.counters();
+        [(FAMILIES[0], of(v4).read()), (FAMILIES[1], of(v6).read())]
+    }
+}
+
+impl Collector for KubeProxy {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        self.durations(&mut to)?;
+        self.changes(&mut to)?;
+        self.no_local_endpoints(&mut to)?;
+        self.conntrack(&mut to)?;
+        self.health(&mut to)
+    }
+}
+
+impl KubeProxy {
+    fn durations(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let from = &self.0;
+        Name(
+            "kubeproxy_sync_proxy_rules_duration_seconds",
+            "Time of one attempt to bring the kernel up to date",
+        )
+        .histogram(to, from.each_histogram(|c| &c.sync))?;
+        Name(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds",
+            "Time of one attempt that looked at everything",
+        )
+        .histogram(to, from.each_histogram(|c| &c.full))?;
+        Name(
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            "Time of one attempt that looked at what had changed",
+        )
+        .histogram(to, from.each_histogram(|c| &c.partial))?;
+        Name(
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+            "When the kernel last held everything that was desired",
+        )
+        .gauge(to, from.each(|c| seconds(c.synced_at_ms.get())))?;
+        Name(
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+            "When a change last arrived",
+        )
+        .gauge(to, from.each(|c| seconds(c.queued_at_ms.get())))?;
+        // Needs the time of the trigger from the API server, which manifests do not have.
+        Name(
+            "kubeproxy_network_programming_duration_seconds",
+            "Time from the change of a Service or pod until the kernel held it",
+        )
+        .histogram(to, [])?;
+        Name(
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures",
+            "Attempts to program the kernel that failed",
+        )
+        .counter(to, from.each(|c| float(c.failures.get())))?;
+        // Nothing is cleaned up apart from changes: there is nothing to fail.
+        Name(
+            "kubeproxy_sync_proxy_rules_nftables_cleanup_failures",
+            "Failed clean-ups of outdated chains; always 0, since there are none",
+        )
+        .counter(to, from.each(|_| 0.0))
+    }
+
+    fn changes(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let from = &self.0;
+        let sum = |of: fn(&FamilyCounters) -> u64| from.counters().map(of).iter().sum::<u64>();
+        let one = |value: u64| [(&[] as &Labels<'_>, float(value))];
+        Name(
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+            "Changes of endpoints that the kernel does not hold yet",
+        )
+        .gauge(to, one(sum(|c| c.endpoint_pending.get())))?;
+        Name(
+            "kubeproxy_sync_proxy_rules_endpoint_changes",
+            "Changes of endpoints, by ServicePort",
+        )
+        .counter(to, one(sum(|c| c.endpoint_changes.get())))?;
+        Name(
+            "kubeproxy_sync_proxy_rules_service_changes_pending",
+            "Changes of Services that the kernel does not hold yet",
+        )
+        .gauge(to, one(sum(|c| c.service_pending.get())))?;
+        Name(
+            "kubeproxy_sync_proxy_rules_service_changes",
+            "Changes of Services, by ServicePort",
+        )
+        .counter(to, one(sum(|c| c.service_changes.get())))
+    }
+
+    fn no_local_endpoints(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let families = self.0.counters().into_iter().zip(POLICIES);
+        let series = families.flat_map(|(counters, labels)| {
+            let gauges = counters.no_local.iter().zip(labels);
+            gauges.map(|(gauge, labels)| (labels, float(gauge.get())))
+        });
+        // A gauge in spite of its name, as in kube-proxy.
+        Name(
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+            "ServicePorts with a Local policy and endpoints, but none on this node",
+        )
+        .gauge(to, series)
+    }
+
+    fn conntrack(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let totals = self.0.reports.borrow().conntrack.clone();
+        let deleted = totals.each_ref().map(|totals| float(totals.deleted));
+        Name(
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+            "Time of one search for outdated connection tracking entries",
+        )
+        .histogram(to, FAMILIES.into_iter().zip(totals.map(|t| searches(&t))))?;
+        Name(
+            "kubeproxy_conntrack_reconciler_deleted_entries",
+            "Outdated connection tracking entries that were deleted",
+        )
+        .counter(to, FAMILIES.into_iter().zip(deleted))
+    }
+
+    fn health(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        const CODES: [&Labels<'static>; 2] = [&[("code", "200")], &[("code", "503")]];
+        let series = |outcomes: &Outcomes| {
+            let counts = outcomes.counts().map(|(_, count)| float(count));
+            CODES.into_iter().zip(counts).collect::<Vec<_>>()
+        };
+        let answers = &self.0.answers;
+        Name("kubeproxy_proxy_healthz", "Answers of /healthz")
+            .counter(to, series(&answers.healthz))?;
+        Name("kubeproxy_proxy_livez", "Answers of /livez").counter(to, series(&answers.livez))
+    }
+}
+
+/// How long searches for outdated entries took.
+fn searches(totals: &ConntrackTotals) -> Distribution {
+    let seconds = |bound: Option<Duration>| bound.map_or(f64::INFINITY, |b| b.as_secs_f64());
+    let counts = totals.durations.iter().enumerate();
+    let counts = counts.map(|(bucket, count)| (seconds(bucket_bound(bucket)), *count));
+    (totals.duration_sum.as_secs_f64(), counts.collect())
+}
+
+/// The numbers of a report. Taken out at once, so that the engine can publish the next one.
+struct Numbers {
+    /// Held, applied, verified; 0 = nothing in the current epoch.
+    revisions: [u64; 3],
+    programmed: [bool; 2],
+    failing: [bool; 2],
+    failed: u64,
+    degraded: u64,
+    counts: Counts,
+    syncs_ok: u64,
+    syncs_failed: u64,
+    unknown_kinds: u64,
+}
+
+impl Numbers {
+    fn of(report: &Report) -> Self {
+        // Positions of another epoch say nothing in this one.
+        let epoch = report.held.map(|held| held.epoch);
+        let revision = |position: Option<Position>| {
+            let here = position.filter(|position| Some(position.epoch) == epoch);
+            here.map_or(0, |position| position.revision)
+        };
+        let degraded = report.failures.iter().filter(|f| f.degraded).count() as u64;
+        let families = report.families.each_ref();
+        Self {
+            revisions: [report.held, report.applied, report.verified].map(revision),
+            programmed: families.map(|family| family.programmed),
+            failing: families.map(|family| family.error.is_some()),
+            failed: report.failures.len() as u64 - degraded,
+            degraded,
+            counts: report.counts,
+            syncs_ok: report.syncs_ok,
+            syncs_failed: report.syncs_failed,
+            unknown_kinds: report.unknown_kinds,
+        }
+    }
+}
+
+impl Collector for Agent {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let report = Numbers::of(&self.0.reports.borrow());
+        self.state(&mut to, &report)?;
+        self.work(&mut to, &report)?;
+        self.service_health(&mut to)?;
+        let version: &Labels<'_> = &[
+            ("version", env!("CARGO_PKG_VERSION")),
+            ("backend", self.0.backend),
+        ];
+        Name("kplane_agent_build_info", "The program; always 1").gauge(&mut to, [(version, 1.0)])
+    }
+}
+
+impl Agent {
+    fn state(&self, to: &mut DescriptorEncoder<'_>, report: &Numbers) -> fmt::Result {
+        let [held, applied, verified] = report.revisions.map(float);
+        let revisions: [(&Labels<'_>, _); 3] = [
+            (&[("state", "held")], held),
+            (&[("state", "applied")], applied),
+            (&[("state", "verified")], verified),
+        ];
+        Name(
+            "kplane_agent_revision",
+            "Revision of the desired state that the agent has (held), that the kernel holds \
+             (applied), that was read back from the kernel (verified)",
+        )
+        .gauge(to, revisions)?;
+        let families = |values: [bool; 2]| FAMILIES.into_iter().zip(values.map(f64::from));
+        Name(
+            "kplane_agent_family_programmed",
+            "1 if the kernel holds everything that is desired of the family",
+        )
+        .gauge(to, families(report.programmed))?;
+        Name(
+            "kplane_agent_family_failing",
+            "1 while the family cannot be programmed or was changed by somebody else",
+        )
+        .gauge(to, families(report.failing))?;
+        let failures: [(&Labels<'_>, f64); 2] = [
+            (&[("state", "failed")], float(report.failed)),
+            (&[("state", "degraded")], float(report.degraded)),
+        ];
+        Name(
+            "kplane_agent_failures",
+            "Objects that are not served (failed), or not in every respect (degraded)",
+        )
+        .gauge(to, failures)?;
+        let connected = f64::from(self.0.connection.borrow().live);
+        Name("kplane_agent_connected", "1 if the control plane is there")
+            .gauge(to, [(&[] as &Labels<'_>, connected)])?;
+        Name("kplane_agent_service_ports", "ServicePorts desired")
+            .gauge(to, [(&[] as &Labels<'_>, float(report.counts.services))])?;
+        Name("kplane_agent_endpoints", "Endpoints desired")
+            .gauge(to, [(&[] as &Labels<'_>, float(report.counts.endpoints))])
+    }
+
+    fn work(&self, to: &mut DescriptorEncoder<'_>, report: &Numbers) -> fmt::Result {
+        let from = &self.0;
+        let phases: Vec<_> = from
+            .counters()
+            .into_iter()
+            .zip(FAMILIES)
+            .flat_map(|(counters, family)| {
+                let phases = PHASES.iter().zip(&counters.phases);
+                phases.map(move |(phase, took)| ([family[0], ("phase", *phase)], took))
+            })
+            .collect();
+        Name(
+            "kplane_agent_sync_phase_duration_seconds",
+            "Time of each step of a change that the kernel took",
+        )
+        .histogram(
+            to,
+            phases
+                .iter()
+                .map(|(labels, took)| (&labels[..], took.read())),
+        )?;
+        let outcomes: [(&Labels<'_>, f64); 2] = [
+            (&[("result", "ok")], float(report.syncs_ok)),
+            (&[("result", "failed")], float(report.syncs_failed)),
+        ];
+        Name("kplane_agent_syncs", "Attempts to apply an update").counter(to, outcomes)?;
+        Name(
+            "kplane_agent_kernel_operations",
+            "Operations sent to the kernel",
+        )
+        .counter(to, from.each(|c| float(c.operations.get())))?;
+        Name("kplane_agent_kernel_bytes", "Bytes sent to the kernel")
+            .counter(to, from.each(|c| float(c.bytes.get())))?;
+        Name(
+            "kplane_agent_drift_repairs",
+            "Changes by somebody else that were undone",
+        )
+        .counter(to, from.each(|c| float(c.drift_repairs.get())))?;
+        Name(
+            "kplane_agent_unknown_objects",
+            "Objects of kinds that this version does not know",
+        )
+        .counter(to, [(&[] as &Labels<'_>, float(report.unknown_kinds))])
+    }
+
+    fn service_health(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counters = &self.0.counters;
+        let servers: [(&Labels<'_>, f64); 2] = [
+            (
+                &[("state", "open")],
+                float(counters.service_health_open.get()),
+            ),
+            (
+                &[("state", "failing")],
+                float(counters.service_health_closed.get()),
+            ),
+        ];
+        Name(
+            "kplane_agent_service_health_servers",
+            "Health check node ports, by family and Service",
+        )
+        .gauge(to, servers)?;
+        let failures = float(counters.service_health_failures.get());
+        Name(
+            "kplane_agent_service_health_listen_failures",
+            "Attempts to open a health check node port that failed",
+        )
+        .counter(to, [(&[] as &Labels<'_>, failures)])
+    }
+}
+
+/// Milliseconds since 1970 in seconds.
+fn seconds(ms: u64) -> f64 {
+    float(ms) / 1_000.0
+}
+
+/// Exact up to 2^53, which is the format's own limit.
+#[expect(clippy::cast_precision_loss, reason = "the format has nothing else")]
+fn float(value: u64) -> f64 {
+    value as f64
+}

@@ -1,0 +1,263 @@
+//! What is counted while the agent works: plain atomics, so that counting waits for nobody and a
+//! scrape stops nothing. [`super::collect`] gives them their names.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use kplane_model::Family;
+
+use crate::backend::Applied;
+use crate::desired::Changes;
+
+/// Upper bounds of durations in seconds, as kube-proxy has them: 1 ms, doubled 14 times.
+pub(super) const SYNC_BUCKETS: [f64; 15] = [
+    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096,
+    8.192, 16.384,
+];
+
+/// Upper bounds for the steps of one sync in seconds: a change usually takes well below 1 ms.
+pub(super) const PHASE_BUCKETS: [f64; 15] = [
+    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05,
+    0.1, 0.5, 1.0, 5.0,
+];
+
+/// Seconds in total, and by upper bound in seconds how many fell between it and the one before.
+pub(super) type Distribution = (f64, Vec<(f64, u64)>);
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Counts so many more.
+    pub fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// The count.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A number that goes up and down.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    /// It is so many now.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How long something took, each time.
+#[derive(Debug)]
+pub struct Histogram {
+    bounds: &'static [f64; 15],
+    /// By bound; what is above the last one stands in the last place.
+    counts: [AtomicU64; 16],
+    nanoseconds: AtomicU64,
+}
+
+impl Histogram {
+    fn new(bounds: &'static [f64; 15]) -> Self {
+        Self {
+            bounds,
+            counts: Default::default(),
+            nanoseconds: AtomicU64::new(0),
+        }
+    }
+
+    /// One more.
+    pub fn observe(&self, took: Duration) {
+        let seconds = took.as_secs_f64();
+        let place = self.bounds.partition_point(|bound| *bound < seconds);
+        self.counts[place].fetch_add(1, Ordering::Relaxed);
+        let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// Seconds in total, and how many fell between each bound and the one before it.
+    pub(super) fn read(&self) -> Distribution {
+        let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
+        let counts = self.counts.iter().map(|n| n.load(Ordering::Relaxed));
+        let total = Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed));
+        (total.as_secs_f64(), bounds.zip(counts).collect())
+    }
+}
+
+/// What is counted in one family.
+#[derive(Debug)]
+pub struct FamilyCounters {
+    /// Attempts to program the kernel, failed ones included.
+    pub(crate) sync: Histogram,
+    /// Those of them that looked at everything.
+    pub(crate) full: Histogram,
+    /// Those of them that looked at what changed.
+    pub(crate) partial: Histogram,
+    /// Attempts that failed.
+    pub(crate) failures: Counter,
+    /// When the kernel last took a change, and when one was last desired: milliseconds since 1970.
+    pub(crate) synced_at_ms: Gauge,
+    pub(crate) queued_at_ms: Gauge,
+    /// Changes seen, and how many of them the kernel does not hold.
+    pub(crate) service_changes: Counter,
+    pub(crate) service_pending: Gauge,
+    pub(crate) endpoint_changes: Counter,
+    pub(crate) endpoint_pending: Gauge,
+    /// ServicePorts that drop packets for lack of a local endpoint: by the internal policy, and by
+    /// the external one.
+    pub(crate) no_local: [Gauge; 2],
+    /// Steps of successful attempts: planning, encoding, the kernel.
+    pub(crate) phases: [Histogram; 3],
+    pub(crate) operations: Counter,
+    pub(crate) bytes: Counter,
+    pub(crate) drift_repairs: Counter,
+}
+
+impl Default for FamilyCounters {
+    fn default() -> Self {
+        let sync = || Histogram::new(&SYNC_BUCKETS);
+        Self {
+            sync: sync(),
+            full: sync(),
+            partial: sync(),
+            failures: Counter::default(),
+            synced_at_ms: Gauge::default(),
+            queued_at_ms: Gauge::default(),
+            service_changes: Counter::default(),
+            service_pending: Gauge::default(),
+            endpoint_changes: Counter::default(),
+            endpoint_pending: Gauge::default(),
+            no_local: Default::default(),
+            phases: std::array::from_fn(|_| Histogram::new(&PHASE_BUCKETS)),
+            operations: Counter::default(),
+            bytes: Counter::default(),
+            drift_repairs: Counter::default(),
+        }
+    }
+}
+
+impl FamilyCounters {
+    /// An update came.
+    pub(crate) fn queued(&self, changes: Changes, now_ms: u64) {
+        self.queued_at_ms.set(now_ms);
+        self.service_changes.add(changes.services);
+        self.endpoint_changes.add(changes.endpoints);
+        // Only the engine writes here: nothing is lost between reading and writing.
+        let pending = self.service_pending.get() + changes.services;
+        self.service_pending.set(pending);
+        let pending = self.endpoint_pending.get() + changes.endpoints;
+        self.endpoint_pending.set(pending);
+    }
+
+    /// The kernel holds everything that was desired.
+    pub(crate) fn caught_up(&self, now_ms: u64) {
+        self.synced_at_ms.set(now_ms);
+        self.service_pending.set(0);
+        self.endpoint_pending.set(0);
+    }
+
+    /// An attempt ended. `full`: it looked at everything.
+    pub(crate) fn attempted(&self, took: Duration, full: bool, applied: Option<&Applied>) {
+        self.sync.observe(took);
+        let kind = if full { &self.full } else { &self.partial };
+        kind.observe(took);
+        let Some(applied) = applied else {
+            self.failures.add(1);
+            return;
+        };
+        let steps = [applied.plan, applied.encode, applied.kernel];
+        for (phase, took) in self.phases.iter().zip(steps) {
+            phase.observe(took);
+        }
+        self.operations.add(applied.operations);
+        self.bytes.add(applied.bytes);
+    }
+
+    /// Somebody else's change to our rules was undone.
+    pub(crate) fn repaired(&self) {
+        self.drift_repairs.add(1);
+    }
+
+    /// So many ServicePorts have no local endpoint where their policy wants one: internal policy,
+    /// external policy.
+    pub(crate) fn set_no_local(&self, counts: [u64; 2]) {
+        for (gauge, count) in self.no_local.iter().zip(counts) {
+            gauge.set(count);
+        }
+    }
+}
+
+/// What is counted while the agent works.
+#[derive(Debug, Default)]
+pub struct Counters {
+    families: [FamilyCounters; 2],
+    /// Attempts to open a health check node port that failed (A25).
+    pub(crate) service_health_failures: Counter,
+    /// Health check node ports that are open, and those that are not but should be.
+    pub(crate) service_health_open: Gauge,
+    pub(crate) service_health_closed: Gauge,
+}
+
+impl Counters {
+    /// Those of a family.
+    #[must_use]
+    pub fn family(&self, family: Family) -> &FamilyCounters {
+        &self.families[family as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_counts_up_to_and_with_its_bounds() {
+        let histogram = Histogram::new(&SYNC_BUCKETS);
+        for ms in [1, 2, 3, 20_000] {
+            histogram.observe(Duration::from_millis(ms));
+        }
+        let (sum, counts) = histogram.read();
+        assert_eq!((sum, counts.len()), (20.006, 16));
+        assert_eq!(counts[..3], [(0.001, 1), (0.002, 1), (0.004, 1)]);
+        assert_eq!(counts[15], (f64::INFINITY, 1));
+    }
+
+    /// Section (h): 1 ms * 2^0..14.
+    #[test]
+    fn h_buckets_are_kube_proxys() {
+        for (n, bound) in SYNC_BUCKETS.iter().enumerate() {
+            let expected = 0.001 * f64::from(1_u32 << n);
+            assert!((bound - expected).abs() < 1e-9, "{bound}");
+        }
+    }
+
+    #[test]
+    fn changes_are_pending_until_the_kernel_holds_them() {
+        let counters = FamilyCounters::default();
+        let changes = Changes {
+            services: 2,
+            endpoints: 3,
+        };
+        counters.queued(changes, 5);
+        counters.queued(changes, 6);
+        let read = |c: &FamilyCounters| [c.service_pending.get(), c.endpoint_pending.get()];
+        assert_eq!(read(&counters), [4, 6]);
+        counters.caught_up(7);
+        assert_eq!(read(&counters), [0, 0]);
+        assert_eq!(counters.service_changes.get(), 4);
+        assert_eq!(
+            (counters.queued_at_ms.get(), counters.synced_at_ms.get()),
+            (6, 7)
+        );
+    }
+}

@@ -1,0 +1,68 @@
+//! Writing metrics of one name: the rest of [`super`] only says what they are.
+
+use std::fmt;
+
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+use super::counters::Distribution;
+
+/// Labels of one series.
+pub(super) type Labels<'a> = [(&'static str, &'a str)];
+
+/// A metric's name and what it says. Names of counters come without `_total`, which their encoding
+/// adds.
+pub(super) struct Name(pub(super) &'static str, pub(super) &'static str);
+
+impl Name {
+    /// A number that only grows.
+    pub(super) fn counter<'a>(
+        &self,
+        to: &mut DescriptorEncoder<'_>,
+        series: impl IntoIterator<Item = (&'a Labels<'a>, f64)>,
+    ) -> fmt::Result {
+        let mut metric = to.encode_descriptor(self.0, self.1, None, MetricType::Counter)?;
+        for (labels, value) in series {
+            if labels.is_empty() {
+                metric.encode_counter::<NoLabelSet, _, f64>(&value, None)?;
+            } else {
+                let mut one = metric.encode_family(&labels)?;
+                one.encode_counter::<NoLabelSet, _, f64>(&value, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A number that goes up and down.
+    pub(super) fn gauge<'a>(
+        &self,
+        to: &mut DescriptorEncoder<'_>,
+        series: impl IntoIterator<Item = (&'a Labels<'a>, f64)>,
+    ) -> fmt::Result {
+        let mut metric = to.encode_descriptor(self.0, self.1, None, MetricType::Gauge)?;
+        for (labels, value) in series {
+            if labels.is_empty() {
+                metric.encode_gauge(&value)?;
+            } else {
+                metric.encode_family(&labels)?.encode_gauge(&value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Durations.
+    pub(super) fn histogram<'a>(
+        &self,
+        to: &mut DescriptorEncoder<'_>,
+        series: impl IntoIterator<Item = (&'a Labels<'a>, Distribution)>,
+    ) -> fmt::Result {
+        let mut metric = to.encode_descriptor(self.0, self.1, None, MetricType::Histogram)?;
+        for (labels, (sum, counts)) in series {
+            // Counted from what is printed, so that both always agree.
+            let count = counts.iter().map(|(_, n)| n).sum();
+            let mut one = metric.encode_family(&labels)?;
+            one.encode_histogram::<NoLabelSet>(sum, count, &counts, None)?;
+        }
+        Ok(())
+    }
+}

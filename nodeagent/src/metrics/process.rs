@@ -1,0 +1,117 @@
+//! The process itself, under the names that every Prometheus client library uses.
+
+use std::fmt;
+use std::fs;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+use super::names::{Labels, Name};
+
+/// Clock ticks a second in /proc, a constant of Linux's interface (`USER_HZ`).
+const TICKS: f64 = 100.0;
+
+/// Read from /proc at each scrape. What cannot be read is left out.
+#[derive(Debug)]
+pub(super) struct Process;
+
+/// What /proc says.
+#[derive(Debug, Default, PartialEq)]
+struct Usage {
+    cpu_seconds: Option<f64>,
+    resident_bytes: Option<f64>,
+    virtual_bytes: Option<f64>,
+    open_fds: Option<f64>,
+    max_fds: Option<f64>,
+    started_at_seconds: Option<f64>,
+}
+
+impl Usage {
+    fn read() -> Self {
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let stat = text("/proc/self/stat");
+        let status = text("/proc/self/status");
+        let open = fs::read_dir("/proc/self/fd").ok();
+        Self {
+            cpu_seconds: cpu_ticks(&stat).map(|ticks| ticks / TICKS),
+            resident_bytes: kilobytes(&status, "VmRSS:"),
+            virtual_bytes: kilobytes(&status, "VmSize:"),
+            // Without the one that reads the folder.
+            open_fds: open.map(|fds| fds.count().saturating_sub(1) as f64),
+            max_fds: max_fds(&text("/proc/self/limits")),
+            started_at_seconds: started_at(&stat, &text("/proc/stat")),
+        }
+    }
+}
+
+/// A field by its number in proc(5), from 3 on. The program's name, field 2, may contain anything.
+fn field(stat: &str, number: usize) -> Option<f64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    fields.nth(number.checked_sub(3)?)?.parse().ok()
+}
+
+fn cpu_ticks(stat: &str) -> Option<f64> {
+    Some(field(stat, 14)? + field(stat, 15)?)
+}
+
+fn started_at(stat: &str, system: &str) -> Option<f64> {
+    let boot = system.lines().find_map(|line| line.strip_prefix("btime "));
+    let boot: f64 = boot?.trim().parse().ok()?;
+    Some(boot + field(stat, 22)? / TICKS)
+}
+
+fn kilobytes(status: &str, name: &str) -> Option<f64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    let kilobytes: f64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kilobytes * 1024.0)
+}
+
+fn max_fds(limits: &str) -> Option<f64> {
+    let line = limits
+        .lines()
+        .find_map(|l| l.strip_prefix("Max open files"));
+    line?.split_whitespace().next()?.parse().ok()
+}
+
+impl Collector for Process {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let usage = Usage::read();
+        let one = |value: Option<f64>| value.map(|value| (&[] as &Labels<'_>, value));
+        Name("process_cpu_seconds", "CPU time of the process")
+            .counter(&mut to, one(usage.cpu_seconds))?;
+        Name("process_resident_memory_bytes", "Memory in use")
+            .gauge(&mut to, one(usage.resident_bytes))?;
+        Name("process_virtual_memory_bytes", "Address space in use")
+            .gauge(&mut to, one(usage.virtual_bytes))?;
+        Name("process_open_fds", "Open files").gauge(&mut to, one(usage.open_fds))?;
+        Name("process_max_fds", "Most open files").gauge(&mut to, one(usage.max_fds))?;
+        Name("process_start_time_seconds", "When the process began")
+            .gauge(&mut to, one(usage.started_at_seconds))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_behind_any_program_name() {
+        let stat = "7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 13 14 15 16 17 18 3000 20";
+        assert_eq!(cpu_ticks(stat), Some(200.0));
+        assert_eq!(started_at(stat, "cpu 1\nbtime 1000\n"), Some(1030.0));
+        assert_eq!(cpu_ticks("nonsense"), None);
+    }
+
+    #[test]
+    fn every_number_is_there_on_linux() {
+        let usage = Usage::read();
+        assert!(usage.resident_bytes.unwrap() > 1e6);
+        assert!(usage.virtual_bytes >= usage.resident_bytes);
+        assert!(usage.max_fds >= usage.open_fds && usage.open_fds.unwrap() >= 3.0);
+        assert!(usage.cpu_seconds.unwrap() >= 0.0);
+        let now = crate::desired::now_ms() as f64 / 1_000.0;
+        let age = now - usage.started_at_seconds.unwrap();
+        assert!((-2.0..86_400.0).contains(&age), "started {age} s ago");
+    }
+}

@@ -1,0 +1,65 @@
+//! Port 10249 (G5).
+
+use std::sync::Arc;
+
+use hyper::{Request, StatusCode};
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+
+use super::Sources;
+use super::collect::{Agent, KubeProxy};
+use super::process::Process;
+use super::text::Format;
+use crate::config::kube_proxy::KubeProxyConfiguration;
+use crate::http::{self, Answer};
+
+/// Under this name kube-proxy shows its configuration.
+const CONFIGZ: &str = "kubeproxy.config.k8s.io";
+
+/// Everything that the port answers.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Arc<Registry>,
+    mode: &'static str,
+    configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
+}
+
+impl Metrics {
+    /// `configuration` is the one in force.
+    #[must_use]
+    pub fn new(
+        sources: Sources,
+        configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
+    ) -> Self {
+        let mut registry = Registry::default();
+        let mode = sources.backend;
+        registry.register_collector(Box::new(KubeProxy(sources.clone())));
+        registry.register_collector(Box::new(Agent(sources)));
+        registry.register_collector(Box::new(Process));
+        Self {
+            registry: Arc::new(registry),
+            mode,
+            configuration,
+        }
+    }
+
+    /// Answers a request to the port. Profiles, flags and status pages of kube-proxy are not
+    /// served: 404.
+    pub(crate) fn respond<B>(&self, request: &Request<B>) -> Answer {
+        let text = |body: &'static str| http::answer(StatusCode::OK, http::TEXT, body);
+        match request.uri().path() {
+            "/metrics" => {
+                let format = Format::wanted(request.headers());
+                let body = format.print(&self.registry);
+                http::answer(StatusCode::OK, format.content_type(), body)
+            }
+            "/healthz" => text("ok"),
+            "/proxyMode" => text(self.mode),
+            "/configz" => {
+                let configuration = serde_json::json!({ CONFIGZ: **self.configuration.borrow() });
+                http::answer(StatusCode::OK, http::JSON, configuration.to_string())
+            }
+            _ => http::not_found(),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Health check node ports (A22-A25): load balancers ask which nodes have endpoints of a Service
+//! of type LoadBalancer with external policy Local.
+//!
+//! ```text
+//! engine: desired state, once the kernel holds it -> Publisher -> mailbox -> Servers: listeners
+//!                                        report <- failures <-----------------'
+//! ```
+//!
+//! The engine decides what must be said, in work that follows what changed; it never waits. The
+//! [`Servers`] task owns the listeners, one an address and Service, and takes the latest state from
+//! the mailbox. Invariants:
+//! * A server says what the kernel holds: a count changes after the family was programmed (A25).
+//! * Only Services with a health check node port cost anything.
+
+mod body;
+mod count;
+mod publish;
+mod servers;
+mod sockets;
+
+#[cfg(test)]
+mod tests;
+
+pub use publish::Publisher;
+pub use servers::Servers;
+pub use sockets::Addresses;
+
+pub(crate) use count::{Target, all_targets, target};
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kplane_model::{Family, ServiceName};
+use tokio::sync::{Notify, watch};
+
+use crate::healthz::Health;
+use crate::metrics::Counters;
+use crate::report::Failure;
+
+/// One server: a Service in a family.
+pub(crate) type ServerKey = (Family, ServiceName);
+
+/// Changes on their way from the engine to the servers: the latest of each server, so that it
+/// never holds more than there are servers.
+#[derive(Debug, Default)]
+struct Mailbox {
+    changes: Mutex<BTreeMap<ServerKey, Option<Target>>>,
+    wake: Notify,
+}
+
+impl Mailbox {
+    fn put(&self, changes: impl IntoIterator<Item = (ServerKey, Option<Target>)>) {
+        let mut waiting = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.extend(changes);
+    }
+
+    fn take(&self) -> BTreeMap<ServerKey, Option<Target>> {
+        let mut waiting = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *waiting)
+    }
+
+    fn is_empty(&self) -> bool {
+        let waiting = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.is_empty()
+    }
+}
+
+/// Both ends: the publisher goes to the engine, the rest becomes [`Servers`] once there is a
+/// [`Health`].
+#[must_use]
+pub fn channel() -> (Publisher, Unconnected) {
+    let mailbox = Arc::new(Mailbox::default());
+    let (report, failures) = watch::channel(Vec::new());
+    let publisher = Publisher::new(mailbox.clone(), failures);
+    (publisher, Unconnected { mailbox, report })
+}
+
+/// Servers that do not know yet whether the proxy is healthy.
+#[derive(Debug)]
+pub struct Unconnected {
+    mailbox: Arc<Mailbox>,
+    report: watch::Sender<Vec<Failure>>,
+}
+
+impl Unconnected {
+    /// The servers. They open nothing before they run.
+    #[must_use]
+    pub fn connect(self, addresses: Addresses, health: Health, counters: Arc<Counters>) -> Servers {
+        Servers::new(self, addresses, health, counters)
+    }
+}

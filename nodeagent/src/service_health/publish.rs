@@ -1,0 +1,123 @@
+//! The engine's end: tells the servers what changed, and learns what could not be opened.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kplane_model::{Family, ServiceKey, ServiceName};
+use tokio::sync::watch;
+
+use super::{Mailbox, ServerKey, Target, all_targets, target};
+use crate::desired::{Desired, Touched};
+use crate::report::Failure;
+
+/// Owned by the engine. Knows what it last published, so that only real change is.
+#[derive(Debug)]
+pub struct Publisher {
+    published: BTreeMap<ServerKey, Target>,
+    pub(super) mailbox: Arc<Mailbox>,
+    failures: watch::Receiver<Vec<Failure>>,
+}
+
+impl Publisher {
+    pub(super) fn new(mailbox: Arc<Mailbox>, failures: watch::Receiver<Vec<Failure>>) -> Self {
+        Self {
+            published: BTreeMap::new(),
+            mailbox,
+            failures,
+        }
+    }
+
+    /// A family was programmed (A25). `everything`: all of it, not only what was touched. A
+    /// Service of which `failed` says that the kernel refused a part keeps what it had.
+    pub(crate) fn programmed(
+        &mut self,
+        family: Family,
+        desired: &Desired,
+        touched: Option<&Touched>,
+        failed: impl Fn(&ServiceName) -> bool,
+    ) {
+        let changes = match touched {
+            Some(touched) => self.some(family, desired, touched),
+            None => self.all(family, desired),
+        };
+        let changes: Vec<_> = changes
+            .into_iter()
+            .filter(|((_, service), new)| new.is_none() || !failed(service))
+            .collect();
+        if !changes.is_empty() {
+            for (key, new) in &changes {
+                match new {
+                    Some(new) => self.published.insert(key.clone(), new.clone()),
+                    None => self.published.remove(key),
+                };
+            }
+            self.mailbox.put(changes);
+        }
+        if self.has_failures() || !self.mailbox.is_empty() {
+            // Ports that were taken are tried again at every sync (A25).
+            self.mailbox.wake.notify_one();
+        }
+    }
+
+    fn some(
+        &self,
+        family: Family,
+        desired: &Desired,
+        touched: &Touched,
+    ) -> Vec<(ServerKey, Option<Target>)> {
+        let ours = touched.services.iter().filter(|key| key.family == family);
+        let mut changes: Vec<(ServerKey, Option<Target>)> = Vec::new();
+        for key in ours {
+            let server = (family, key.service.clone());
+            // Keys are sorted: ports of one Service stand side by side.
+            if changes.last().is_some_and(|(last, _)| *last == server) {
+                continue;
+            }
+            let old = self.published.get(&server);
+            if old.is_none() && !has_server(desired, key) {
+                continue;
+            }
+            let new = target(desired, &key.service, family);
+            if new.as_ref() != old {
+                changes.push((server, new));
+            }
+        }
+        changes
+    }
+
+    fn all(&self, family: Family, desired: &Desired) -> Vec<(ServerKey, Option<Target>)> {
+        let targets = all_targets(desired, family);
+        let ours = self.published.keys().filter(|(of, _)| *of == family);
+        let gone = ours.filter(|(_, service)| !targets.contains_key(service));
+        let mut changes: Vec<_> = gone.map(|key| (key.clone(), None)).collect();
+        for (service, target) in targets {
+            let server = (family, service);
+            if self.published.get(&server) != Some(&target) {
+                changes.push((server, Some(target)));
+            }
+        }
+        changes
+    }
+
+    /// Servers that cannot listen.
+    pub(crate) fn failures(&self) -> Vec<Failure> {
+        self.failures.borrow().clone()
+    }
+
+    fn has_failures(&self) -> bool {
+        !self.failures.borrow().is_empty()
+    }
+
+    /// Waits until the failures are others; for ever when there are no servers.
+    pub(crate) async fn failures_changed(&mut self) {
+        if self.failures.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// There is a health check node port on a ServicePort.
+fn has_server(desired: &Desired, key: &ServiceKey) -> bool {
+    let view = desired.service(key);
+    view.is_some_and(|(program, _)| program.port.health_check_node_port.is_some())
+}

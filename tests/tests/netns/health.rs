@@ -1,0 +1,107 @@
+//! Health check node ports of a whole agent, in a node's namespace.
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Parser as _;
+use kp_nodeagent::app;
+use kp_nodeagent::config::{Config, Flags, Task};
+use kplane_tests::link::Netlink;
+use kplane_tests::netns::NetNs;
+use kplane_tests::wait::eventually;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+const PORT: u16 = 31_000;
+
+const MANIFEST: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: lb, namespace: shop}
+spec:
+  type: LoadBalancer
+  externalTrafficPolicy: Local
+  healthCheckNodePort: 31000
+  clusterIP: 10.96.0.20
+  clusterIPs: [10.96.0.20]
+  ports: [{port: 80, protocol: TCP}]
+";
+
+/// A23: with ranges in `nodePortAddresses`, a server on each own address in them, as they come and
+/// go, and on no other one.
+pub(crate) fn a23_health_checks_follow_the_nodes_own_addresses() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("lb.yaml"), MANIFEST)?;
+    let config = config(&folder.path().to_string_lossy())?;
+    NetNs::new("node")?.run(|| {
+        let runtime = tokio::runtime::Runtime::new()?;
+        let agent = runtime.block_on(app::build(config))?;
+        let reports = agent.reports();
+        let failures = |wanted: &[&str]| {
+            eventually(DEADLINE, "failures", || {
+                let report = reports.borrow();
+                let found: Vec<_> = report.failures.iter().map(|f| f.reason.clone()).collect();
+                let fits = found.len() == wanted.len()
+                    && found.iter().zip(wanted).all(|(f, w)| f.contains(w));
+                fits.then_some(()).ok_or_else(|| format!("{found:?}"))
+            })
+        };
+        failures(&["no address of this node is among the nodePortAddresses"])?;
+        let links = Netlink::open()?;
+        let [first, second, other] =
+            ["192.0.2.1", "192.0.2.2", "198.51.100.1"].map(str::parse::<IpAddr>);
+        let (first, second, other) = (first?, second?, other?);
+        for (link, ip) in [("eth0", first), ("eth1", second), ("eth2", other)] {
+            links.bridge(link)?;
+            links.up(link)?;
+            links.add_address(link, ip, 24)?;
+        }
+        failures(&[])?;
+        answers(first)?;
+        answers(second)?;
+        ensure!(ask(other).is_err(), "{other} is not chosen");
+        // An address that comes back is served again.
+        links.delete("eth1")?;
+        let gone = || ask(second).err().context("served").map(|_| ());
+        eventually(DEADLINE, "the second address is gone", gone)?;
+        links.bridge("eth1")?;
+        links.up("eth1")?;
+        links.add_address("eth1", second, 24)?;
+        answers(second)?;
+        answers(first)
+    })
+}
+
+fn config(manifests: &str) -> Result<Config> {
+    let line = ["kp-nodeagent", "--standalone", "--manifests", manifests];
+    let more = ["--backend", "noop", "--node-name", "n1"];
+    let ports = [
+        "--nodeport-addresses=192.0.2.0/24",
+        "--healthz-bind-address=",
+        "--metrics-bind-address=",
+        "--status-bind-address=",
+    ];
+    let flags = Flags::try_parse_from(line.into_iter().chain(more).chain(ports))?;
+    match flags.check()?.task {
+        Task::Run(config) => Ok(*config),
+        _ => bail!("not an agent"),
+    }
+}
+
+fn answers(ip: IpAddr) -> Result<()> {
+    eventually(DEADLINE, &format!("{ip} answers"), || {
+        let answer = ask(ip)?;
+        ensure!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        Ok(())
+    })
+}
+
+fn ask(ip: IpAddr) -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::new(ip, PORT), DEADLINE / 10)?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
