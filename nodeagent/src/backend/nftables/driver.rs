@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kplane_model::{Family, ServiceKey};
 
@@ -24,6 +24,10 @@ const NAME: &str = "nftables";
 /// Somebody else may change rules of theirs while we write; after so many times in a row we write
 /// all the same. Verification finds out if it mattered.
 const ATTEMPTS: u32 = 5;
+
+/// How often, and after which pause, a table is read again that is not as it should be.
+const READ_AGAIN: u32 = 2;
+const READ_PAUSE: Duration = Duration::from_millis(20);
 
 /// Programs nf_tables: `table ip kplane` and `table ip6 kplane`.
 #[derive(Debug)]
@@ -222,9 +226,10 @@ impl<K: Kernel> Driver<K> {
                 Err(CommitError::GenerationMoved) => {}
                 result => return Ok(result?),
             }
-            let found = self.kernel.read(family)?;
             // A table that is replaced as a whole may hold anything.
-            if !rebuild && let Some(difference) = difference(table, &found) {
+            if rebuild {
+                self.kernel.read(family)?;
+            } else if let Some(difference) = read_difference(&mut self.kernel, family, table)? {
                 return Err(StepError::Drifted(difference));
             }
         }
@@ -310,13 +315,10 @@ impl<K: Kernel> Backend for Driver<K> {
     }
 
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        let found = self
-            .kernel
-            .read(family)
-            .map_err(|error| StepError::from(error).of(family))?;
         let slot = &mut self.tables[family as usize];
         let difference = match slot {
-            Some(table) => difference(table, &found),
+            Some(table) => read_difference(&mut self.kernel, family, table)
+                .map_err(|error| StepError::from(error).of(family))?,
             None => Some("it is not known what our table should hold".to_owned()),
         };
         if let (Some(table), None) = (slot.as_ref(), &difference) {
@@ -392,6 +394,25 @@ fn add(total: &mut Applied, part: Applied) {
     total.encode += part.encode;
     total.kernel += part.kernel;
     total.failures.extend(part.failures);
+}
+
+/// Reads a table and says how it differs from what it should hold. A list of elements may lack some
+/// while the kernel is about to enlarge a set, which it does by the way some time after many were
+/// added: a difference counts if it stays.
+fn read_difference<K: Kernel>(
+    kernel: &mut K,
+    family: Family,
+    table: &Table,
+) -> Result<Option<String>, NetlinkError> {
+    let mut found = difference(table, &kernel.read(family)?);
+    for _ in 0..READ_AGAIN {
+        if found.is_none() {
+            break;
+        }
+        std::thread::sleep(READ_PAUSE);
+        found = difference(table, &kernel.read(family)?);
+    }
+    Ok(found)
 }
 
 /// How what was found differs from what a table should hold, for people.
