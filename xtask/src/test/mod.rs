@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that must hold before a change lands. CI runs exactly this.
 
+mod compat;
 mod tidy;
 mod tools;
 
@@ -29,7 +30,7 @@ struct Step {
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
 /// Cheap and often failing first.
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     Step {
         name: "tools",
         run: tools::install,
@@ -41,6 +42,10 @@ const STEPS: [Step; 10] = [
     Step {
         name: "tidy",
         run: tidy::check,
+    },
+    Step {
+        name: "compatibility page",
+        run: compat::check,
     },
     Step {
         name: "model has no I/O",

@@ -101,7 +101,7 @@ pub(super) fn model_is_pure(root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn output(command: &mut Command) -> Result<String> {
+pub(super) fn output(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}").replace('"', "");
     let output = command
         .output()
