@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, ensure};
+use kp_nodeagent::backend::PodInterface;
 use kplane_model::{Family, Protocol};
 use serde_json::{Value, json};
 
@@ -24,7 +25,7 @@ const TRIES: usize = 60;
 /// A world whose agents get Kubernetes objects.
 pub(crate) fn cluster(setup: Setup) -> Result<(World, Cluster)> {
     let world = World::without_agents()?;
-    let cluster = Cluster::open(&world, &setup.settings()?)?;
+    let cluster = Cluster::open(&world, setup)?;
     Ok((world, cluster))
 }
 
@@ -107,6 +108,46 @@ pub(crate) fn a8_a18_source_ranges_where_a_local_policy_has_no_endpoint() -> Res
         rows: vec![(At::LoadBalancer, wants)],
     }
     .play()
+}
+
+/// Pods told by the one interface that has this name (`BridgeInterface`): others are no pods.
+pub(crate) fn a15_a16_pods_are_told_by_one_interface() -> Result<()> {
+    let service = on_both_nodes().external_local();
+    let mut world = World::new(Setup::NoPodRanges)?;
+    let link = PodInterface {
+        // Of the pod `here`: links are numbered in the order of the pods.
+        name: "pod3".to_owned(),
+        prefix: false,
+    };
+    let first = world.first()?;
+    first.backend_settings.pod_interface = Some(link);
+    first.restart()?;
+    first.replace(std::slice::from_ref(&service))?;
+    for (at, family) in [At::LoadBalancer, At::NodePort, At::ClusterIp]
+        .into_iter()
+        .flat_map(|at| Family::ALL.map(|family| (at, family)))
+    {
+        let to = service.address(at, family, 1);
+        for (client, known) in [(Client::PodHere, true), (Client::Endpoint, false)] {
+            let seen = reached(&world.net, client, to)?;
+            let all = known || at == At::ClusterIp;
+            ensure!(
+                seen.contains("c") == all,
+                "{client:?} to {at:?} {to}: {seen:?}"
+            );
+            let Seen::Hit { source, .. } = ask(&world.net, client, Protocol::Udp, to)? else {
+                anyhow::bail!("{client:?} to UDP {to}");
+            };
+            let masqueraded = client.is_masqueraded(source);
+            let may = !known && (at == At::ClusterIp || client == Client::Endpoint);
+            ensure!(!masqueraded || may, "{client:?} to {at:?} {to}: {source}");
+            ensure!(
+                masqueraded || known || at != At::ClusterIp,
+                "{client:?} to {to}: {source}"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Nothing is ready: hints do not count, draining endpoints of all zones serve (B3). One is ready

@@ -130,7 +130,7 @@ fn play(setup: Setup, plays: &[Play]) -> Result<Vec<String>> {
     let second = world.topology.pod_mut("c")?;
     second.serve(client::Protocol::Tcp, SECOND_TARGET)?;
     second.serve(client::Protocol::Udp, SECOND_TARGET)?;
-    let mut cluster = Cluster::open(&world, &setup.settings()?)?;
+    let mut cluster = Cluster::open(&world, setup)?;
     program(&mut cluster, plays)?;
 
     let expected = |play: &Play| (*play, expect(&play.choice.case()));

@@ -157,12 +157,15 @@ pub(crate) fn a15_a16_a17_a_restart_with_other_settings_leaves_nothing_stale() -
         (Setup::MasqueradeAll, all, known),
         (Setup::MasqueradeAllNoPodRanges, all, unknown),
         (Setup::PodRanges, by_ranges, known),
+        (Setup::PodInterfaces, by_ranges, known),
+        (Setup::NodeRanges, by_ranges, known),
         (Setup::MasqueradeAllNoPodRanges, all, unknown),
         (Setup::MasqueradeAll, all, known),
     ];
     for (setup, internal, external) in steps {
         for agent in &mut world.agents {
             agent.settings = setup.settings()?;
+            agent.backend_settings = setup.backend_settings();
             agent.restart()?;
             agent.replace(slice::from_ref(&service))?;
             agent.ensure_equal()?;
@@ -344,7 +347,7 @@ pub(crate) fn f5_established_connections_live_through_every_change() -> Result<(
     cluster.apply(&[node_in(1, "elsewhere"), service_cidr(&["10.97.0.0/16"])])?;
     all_echo("another zone, another ServiceCIDR")?;
     for setup in Setup::ALL {
-        cluster.restart(&setup.settings()?, &Settings::default())?;
+        cluster.restart(&setup.settings()?, &setup.backend_settings())?;
         all_echo("a restart with other settings")?;
     }
     cluster.restart(

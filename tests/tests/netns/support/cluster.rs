@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
 use super::service::{node_ip, node_name};
-use super::world::{NODES, SERVICE_RANGES, World};
+use super::world::{NODES, SERVICE_RANGES, Setup, World};
 
 /// How soon the kernels of all nodes must hold a change, on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -47,16 +47,8 @@ struct Member {
 
 impl Cluster {
     /// Agents on all nodes of a world without agents; Node objects and ServiceCIDRs, no Services.
-    pub(crate) fn open(world: &World, settings: &NodeSettings) -> Result<Self> {
-        Self::open_with(world, settings, &Settings::default())
-    }
-
-    /// The same with settings of the backend.
-    pub(crate) fn open_with(
-        world: &World,
-        settings: &NodeSettings,
-        backend: &Settings,
-    ) -> Result<Self> {
+    pub(crate) fn open(world: &World, setup: Setup) -> Result<Self> {
+        let (settings, backend) = (&setup.settings()?, &setup.backend_settings());
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let member = |number| {
             let ns = world.node(number)?;

@@ -230,6 +230,8 @@ impl fmt::Display for Case {
             Setup::NoPodRanges => "nobody known to be a pod",
             Setup::MasqueradeAll => "pods known by their ranges, masqueradeAll",
             Setup::MasqueradeAllNoPodRanges => "nobody known to be a pod, masqueradeAll",
+            Setup::NodeRanges => "pods known by their node's range",
+            Setup::PodInterfaces => "pods known by their interfaces",
         };
         write!(
             f,

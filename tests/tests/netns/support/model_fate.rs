@@ -143,9 +143,8 @@ fn is_accessible(case: &Case) -> bool {
 
 /// A16: only a detector tells pods.
 fn is_pod(case: &Case) -> bool {
-    let detector = matches!(case.setup, Setup::PodRanges | Setup::MasqueradeAll);
     let pods = [Asker::PodHere, Asker::PodThere, Asker::Endpoint];
-    detector && pods.contains(&case.asker)
+    case.setup.knows_pods() && pods.contains(&case.asker)
 }
 
 fn is_node(case: &Case) -> bool {
@@ -155,14 +154,13 @@ fn is_node(case: &Case) -> bool {
 /// A15, A16, A17
 fn source(case: &Case, ids: &mut Vec<&'static str>) -> Source {
     ids.push("A15");
-    let detector = matches!(case.setup, Setup::PodRanges | Setup::MasqueradeAll);
     let all = matches!(
         case.setup,
         Setup::MasqueradeAll | Setup::MasqueradeAllNoPodRanges
     );
     let masquerade = if case.place.at() == At::ClusterIp {
         ids.push("A17");
-        all || (detector && !is_pod(case))
+        all || (case.setup.knows_pods() && !is_pod(case))
     } else if is_external_local(case) {
         // A16 (i), (iii) keep the client; (ii) does not.
         is_node(case)

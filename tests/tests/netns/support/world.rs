@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
 use anyhow::{Context as _, Result, ensure};
+use kp_nodeagent::backend::{PodInterface, Settings};
 use kp_nodeagent::plan::NodeSettings;
 use kplane_model::{Cidr, Family, NodeFacts};
 use kplane_tests::client::Protocol;
@@ -47,6 +48,10 @@ pub(crate) enum Setup {
     MasqueradeAll,
     /// The same, and nobody is known to be a pod.
     MasqueradeAllNoPodRanges,
+    /// Each node knows its own pods by its range (`NodeCIDR`).
+    NodeRanges,
+    /// Each node knows its own pods by the names of their links (`InterfaceNamePrefix`).
+    PodInterfaces,
 }
 
 /// Who asks.
@@ -82,12 +87,30 @@ pub(crate) struct Net {
 }
 
 impl Setup {
-    pub(crate) const ALL: [Self; 4] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::PodRanges,
         Self::NoPodRanges,
         Self::MasqueradeAll,
         Self::MasqueradeAllNoPodRanges,
+        Self::NodeRanges,
+        Self::PodInterfaces,
     ];
+
+    /// Whether pods are told from others.
+    pub(crate) fn knows_pods(self) -> bool {
+        !matches!(self, Self::NoPodRanges | Self::MasqueradeAllNoPodRanges)
+    }
+
+    pub(crate) fn backend_settings(self) -> Settings {
+        let interface = PodInterface {
+            name: "pod".to_owned(),
+            prefix: true,
+        };
+        Settings {
+            pod_interface: Some(interface).filter(|_| self == Self::PodInterfaces),
+            ..Settings::default()
+        }
+    }
 
     pub(crate) fn settings(self) -> Result<NodeSettings> {
         let known = matches!(self, Self::PodRanges | Self::MasqueradeAll);
@@ -95,6 +118,7 @@ impl Setup {
         Ok(NodeSettings {
             cluster_cidrs: if known { cidrs(&POD_RANGES)? } else { vec![] },
             masquerade_all: all,
+            node_cidr: self == Self::NodeRanges,
             ..NodeSettings::default()
         })
     }
@@ -106,7 +130,10 @@ impl World {
         let topology = bare_topology()?;
         let agent = |number| {
             let node = topology.node(&node_name(number))?;
-            Agent::open(node.ns(), facts(number)?, setup.settings()?)
+            let mut agent = Agent::open(node.ns(), facts(number)?, setup.settings()?)?;
+            agent.backend_settings = setup.backend_settings();
+            agent.restart()?;
+            Ok(agent)
         };
         let agents = (1..=NODES).map(agent).collect::<Result<_>>()?;
         let net = Net::of(&topology)?;
