@@ -26,7 +26,7 @@ Examples:
     kp-nodeagent --control-plane http://kplane.example:7443
   Serve this node from a folder of YAML, without any cluster:
     kp-nodeagent --standalone --manifests deploy/demo
-  Remove everything that kplane put into the kernel:
+  Remove everything that kplane put into the kernel, and what kube-proxy left there:
     kp-nodeagent --cleanup
 
 The rules stay in the kernel when the agent stops; --cleanup removes them.
@@ -98,7 +98,8 @@ pub struct Flags {
     #[arg(long, value_name = "ADDR")]
     status_bind_address: Option<String>,
 
-    /// Remove everything of ours from the kernel, and exit. Safe to repeat.
+    /// Remove everything of ours and everything that kube-proxy left from the kernel, and exit.
+    /// Safe to repeat.
     #[arg(long)]
     cleanup: bool,
 
