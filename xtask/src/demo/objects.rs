@@ -265,7 +265,7 @@ mod tests {
     fn the_shop() {
         let shop = read("deploy/demo");
         let sizes = (shop.nodes.len(), shop.services.len(), shop.pods.len());
-        assert_eq!(sizes, (3, 7, 24));
+        assert_eq!(sizes, (3, 8, 27));
         assert_eq!(pod(&shop, "web-1").ips.len(), 2);
         assert!(pod(&shop, "dns-3").listens.is_empty());
         let dns = pod(&shop, "dns-1").listens.iter().copied();

@@ -1,6 +1,7 @@
 //! The steps of the walk, in order. Each is a function that shows something and notes what it
 //! checked; an error ends the walk.
 
+mod affinity;
 mod connect;
 mod fleet;
 mod keep;
@@ -36,6 +37,10 @@ const CONNECT: Step = Step {
     title: "Call Services, and see who answers",
     run: connect::run,
 };
+const AFFINITY: Step = Step {
+    title: "Call a Service with session affinity: who comes again meets the same pod",
+    run: affinity::run,
+};
 const SURVEY: Step = Step {
     title: "Call every Service at all its addresses, from everywhere, and compare with the rules",
     run: survey::run,
@@ -54,7 +59,7 @@ const RESTART: Step = Step {
 };
 
 /// The walk through `deploy/demo`.
-pub(crate) const DEMO: &[Step] = &[START, CONNECT, SURVEY, ROLL, FLEET, RESTART];
+pub(crate) const DEMO: &[Step] = &[START, CONNECT, AFFINITY, SURVEY, ROLL, FLEET, RESTART];
 
 /// The walk through anybody's objects.
 pub(crate) const OBJECTS: &[Step] = &[START, SURVEY, ROLL, FLEET, RESTART];
