@@ -27,7 +27,7 @@ Examples:
   Take kube-proxy's place with its own configuration file:
     kp-nodeagent --control-plane http://kplane.example:7443 \\
       --config /var/lib/kube-proxy/config.conf --hostname-override $(NODE_NAME)
-  Remove everything that kplane put into the kernel:
+  Remove everything that kplane put into the kernel, and what kube-proxy left there:
     kp-nodeagent --cleanup
 
 The rules stay in the kernel when the agent stops; --cleanup removes them.
@@ -70,7 +70,8 @@ pub struct Flags {
     #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
     init_only: bool,
 
-    /// Remove everything of ours from the kernel, and exit. Safe to repeat.
+    /// Remove everything of ours and everything that kube-proxy left from the kernel, and exit.
+    /// Safe to repeat.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(
         default_value = "false",

@@ -40,8 +40,6 @@ enum Flavour {
     Legacy,
     /// A layer above nf_tables.
     Nft,
-    /// The programs do not say which.
-    Unnamed,
 }
 
 /// The programs for one kind of iptables and one family.
@@ -65,24 +63,14 @@ pub(super) struct Rules {
 /// print those that exist.
 pub(super) fn find(family: Family) -> (Vec<Rules>, Vec<Problem>) {
     let (mut rules, mut problems) = (Vec::new(), Vec::new());
-    let mut tools: Vec<Tool> = Vec::new();
-    let mut without = Vec::new();
     for flavour in [Flavour::Legacy, Flavour::Nft] {
         if !flavour.may_have_rules(family) {
             continue;
         }
-        match Tool::find(flavour, family) {
-            Some(tool) => tools.push(tool),
-            None => without.push(flavour),
-        }
-    }
-    if tools.is_empty() && !without.is_empty() {
-        tools.extend(Tool::find(Flavour::Unnamed, family));
-    }
-    if tools.is_empty() {
-        problems.extend(without.iter().filter_map(|f| f.unseen(family)));
-    }
-    for tool in tools {
+        let Some(tool) = Tool::find(flavour, family) else {
+            problems.extend(flavour.unseen(family));
+            continue;
+        };
         match tool.look() {
             Ok(tables) => {
                 for table in tables {
@@ -103,16 +91,13 @@ pub(super) fn find(family: Family) -> (Vec<Rules>, Vec<Problem>) {
 }
 
 impl Flavour {
-    fn program(self, family: Family, verb: &str) -> String {
-        let base = match family {
-            Family::V4 => "iptables",
-            Family::V6 => "ip6tables",
+    /// What its programs begin with.
+    fn name(self, family: Family) -> String {
+        let kind = match self {
+            Self::Legacy => "legacy",
+            Self::Nft => "nft",
         };
-        match self {
-            Self::Legacy => format!("{base}-legacy{verb}"),
-            Self::Nft => format!("{base}-nft{verb}"),
-            Self::Unnamed => format!("{base}{verb}"),
-        }
+        format!("{}-{kind}", plain_name(family))
     }
 
     /// Whether there can be rules of this kind at all.
@@ -129,17 +114,17 @@ impl Flavour {
                     Err(error) => error.kind() != std::io::ErrorKind::NotFound,
                 }
             }
-            Self::Nft | Self::Unnamed => true,
+            Self::Nft => true,
         }
     }
 
     /// What is wrong when there is no program to look with.
     fn unseen(self, family: Family) -> Option<Problem> {
-        let program = self.program(family, "-save");
+        let program = format!("{}-save", self.name(family));
         match self {
             Self::Legacy => Some(Problem::Unseen { program }),
             // These are in nf_tables, where we can look ourselves.
-            Self::Nft | Self::Unnamed => match kernel::has_iptables_chains(family) {
+            Self::Nft => match kernel::has_iptables_chains(family) {
                 Ok(false) => None,
                 Ok(true) | Err(_) => Some(Problem::NoTool { program }),
             },
@@ -149,10 +134,22 @@ impl Flavour {
 
 impl Tool {
     fn find(flavour: Flavour, family: Family) -> Option<Self> {
+        let tool = Self::named(flavour.name(family));
+        match flavour {
+            Flavour::Nft => tool,
+            // Before version 1.8 there was one kind only, and its programs did not say which.
+            Flavour::Legacy => tool.or_else(|| {
+                let newer = Self::named(Flavour::Nft.name(family)).is_some();
+                (!newer).then(|| Self::named(plain_name(family).to_owned()))?
+            }),
+        }
+    }
+
+    fn named(name: String) -> Option<Self> {
         Some(Self {
-            name: flavour.program(family, ""),
-            save: on_path(&flavour.program(family, "-save"))?,
-            restore: on_path(&flavour.program(family, "-restore"))?,
+            save: on_path(&format!("{name}-save"))?,
+            restore: on_path(&format!("{name}-restore"))?,
+            name,
         })
     }
 
@@ -210,6 +207,14 @@ impl Rules {
 impl fmt::Display for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.tool.name, self.table)
+    }
+}
+
+/// What the programs of a family begin with.
+fn plain_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "iptables",
+        Family::V6 => "ip6tables",
     }
 }
 

@@ -200,6 +200,21 @@ fn i4_cleanup_says_what_is_gone_and_what_is_left() {
     });
 }
 
+/// Runs the clean-up where no programs are but those in one folder; returns its standard error.
+fn cleanup_without_programs(but: &Path) -> String {
+    let hidden = "for folder in /usr/local/sbin /usr/sbin /sbin; do \
+                  mount -t tmpfs none $folder || exit 77; done; PATH=\"$1\" exec \"$0\" --cleanup";
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", hidden])
+        .arg(env!("CARGO_BIN_EXE_kp-nodeagent"))
+        .arg(but)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    stderr
+}
+
 /// An image without iptables: chains are seen all the same, and named.
 #[test]
 fn i4_without_the_programs_chains_are_named() {
@@ -208,16 +223,36 @@ fn i4_without_the_programs_chains_are_named() {
             &["-f", "-"],
             "table ip nat { chain KUBE-SERVICES { counter; }; }\n",
         );
-        let hidden = "for folder in /usr/local/sbin /usr/sbin /sbin; do \
-                      mount -t tmpfs none $folder || exit 77; done; PATH=/nowhere exec \"$0\" --cleanup";
-        let output = Command::new("unshare")
-            .args(["--mount", "sh", "-c", hidden])
-            .arg(env!("CARGO_BIN_EXE_kp-nodeagent"))
-            .output()
-            .unwrap();
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        let stderr = cleanup_without_programs(TempDir::new().unwrap().path());
         assert!(stderr.contains("there is no iptables-nft-save"), "{stderr}");
         assert!(!stderr.contains("ip6tables"), "{stderr}");
+    });
+}
+
+/// With the programs of one kind only: its chains go, and the other kind is named.
+#[test]
+fn i4_with_the_programs_of_one_kind_the_other_is_named() {
+    in_netns(|| {
+        let table = "table ip nat { chain KUBE-SERVICES { counter; }; }\n";
+        nft(&["-f", "-"], table);
+        let legacy = Command::new("iptables-legacy")
+            .args(["-t", "nat", "-N", "KUBE-SERVICES"])
+            .status();
+        assert!(legacy.unwrap().success());
+        let folder = TempDir::new().unwrap();
+        for verb in ["save", "restore"] {
+            let name = format!("iptables-nft-{verb}");
+            // Programs of iptables are links to one that goes by its name.
+            let program = fs::canonicalize(Path::new("/usr/sbin").join(&name)).unwrap();
+            fs::copy(program, folder.path().join(name)).unwrap();
+        }
+        let stderr = cleanup_without_programs(folder.path());
+        assert!(
+            stderr.contains("there is no iptables-legacy-save"),
+            "{stderr}"
+        );
+        assert!(!stderr.contains("iptables-nft-"), "{stderr}");
+        let ruleset = nft(&["list", "ruleset"], "");
+        assert!(!ruleset.contains("KUBE-"), "{ruleset}");
     });
 }
