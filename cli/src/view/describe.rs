@@ -256,7 +256,12 @@ fn nodes_text(nodes: &[ServiceNodeView], canvas: &Canvas) -> String {
 fn node_notes(node: &ServiceNodeView, canvas: &Canvas) -> Vec<Span> {
     let mut notes = Vec::new();
     if !node.reason.is_empty() {
-        notes.push(Span::new(&node.reason, Tone::Bad));
+        let tone = if node.programmed {
+            Tone::Warn
+        } else {
+            Tone::Bad
+        };
+        notes.push(Span::new(&node.reason, tone));
     }
     if canvas.wide {
         notes.extend(node.endpoints.iter().map(|of| {

@@ -233,11 +233,16 @@ fn node_service(
     let report = record.and_then(|r| r.report.as_ref());
     let report = report.filter(|r| r.epoch == hub.store.epoch());
     let applied = report.map_or(0, |r| r.applied_revision);
-    let reason = not_programmed(name, record, report, wanted).unwrap_or_default();
+    let missing = not_programmed(name, record, report, wanted);
+    let programmed = missing.is_none();
+    let degraded = || {
+        let failure = report.and_then(|report| failure_of(name, report, true));
+        failure.map(|failure| format!("degraded: {}", failure.reason))
+    };
     pb::NodeServiceStatus {
         node: node.name.to_string(),
-        programmed: reason.is_empty(),
-        reason,
+        programmed,
+        reason: missing.or_else(degraded).unwrap_or_default(),
         wanted_revision: wanted,
         applied_revision: applied,
         endpoints: detail
@@ -246,6 +251,17 @@ fn node_service(
             .map(|view| node_endpoints(view, node))
             .collect(),
     }
+}
+
+/// What an agent reports of a Service: that it is not served, or not in every respect.
+fn failure_of<'a>(
+    name: &ServiceName,
+    report: &'a pb::Report,
+    degraded: bool,
+) -> Option<&'a pb::ObjectFailure> {
+    let is_its = |key: &pb::ServiceKey| key.namespace == *name.namespace && key.name == *name.name;
+    let mut failures = report.failures.iter().filter(|f| f.degraded == degraded);
+    failures.find(|f| f.key.as_ref().is_some_and(is_its))
 }
 
 /// Why a node does not hold the newest state of a Service, if it does not.
@@ -261,12 +277,7 @@ fn not_programmed(
     let Some(report) = report else {
         return Some("the agent has not reported to this control plane yet".to_owned());
     };
-    let is_its = |key: &pb::ServiceKey| key.namespace == *name.namespace && key.name == *name.name;
-    let failed = report
-        .failures
-        .iter()
-        .find(|f| f.key.as_ref().is_some_and(is_its));
-    if let Some(failure) = failed {
+    if let Some(failure) = failure_of(name, report, false) {
         return Some(failure.reason.clone());
     }
     if report.applied_revision >= wanted {

@@ -176,7 +176,6 @@ impl Flags {
             healthz: settings.healthz,
             metrics: settings.metrics,
             bind_address_hard_fail: settings.bind_address_hard_fail,
-            enable_profiling: settings.enable_profiling,
             oom_score_adj: settings.oom_score_adj,
             sync_period: settings.sync_period,
             conntrack: settings.conntrack,

@@ -83,8 +83,6 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// A port that is taken ends the program, instead of being tried again (G6).
     pub bind_address_hard_fail: bool,
-    /// Serve profiles beside the metrics.
-    pub enable_profiling: bool,
     /// For `/proc/self/oom_score_adj`, -1000..=1000.
     pub oom_score_adj: i32,
     /// How long a failure may last before the node counts as unhealthy (G2: twice as long).

@@ -58,9 +58,10 @@ impl Host {
 }
 
 /// Fields that mean nothing here, whatever the mode, each with all that is inside.
-const UNUSED: [&str; 12] = [
+const UNUSED: [&str; 13] = [
     "clientConnection",
     "configSyncPeriod",
+    "enableProfiling",
     "featureGates",
     "iptables.localhostNodePorts",
     "ipvs",

@@ -32,8 +32,6 @@ pub struct Settings {
     pub metrics: Option<SocketAddr>,
     /// A port that is taken ends the program.
     pub bind_address_hard_fail: bool,
-    /// Serve profiles beside the metrics.
-    pub enable_profiling: bool,
     /// For `/proc/self/oom_score_adj`, -1000..=1000.
     pub oom_score_adj: i32,
     /// How long a failure may last before the node counts as unhealthy (G2: twice as long).
@@ -82,7 +80,6 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
         healthz: check.address("healthzBindAddress", &config.healthz_bind_address),
         metrics: check.address("metricsBindAddress", &config.metrics_bind_address),
         bind_address_hard_fail: config.bind_address_hard_fail,
-        enable_profiling: config.enable_profiling,
         oom_score_adj: check.in_range("oomScoreAdj", config.oom_score_adj, -1000, 1000),
         sync_period,
         conntrack: check.conntrack(&config.conntrack),

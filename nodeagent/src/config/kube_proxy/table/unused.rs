@@ -13,6 +13,14 @@ pub(super) const UNUSED: &[Row] = &[
         feature_gates,
     ),
     row(
+        "profiling",
+        Kind::Switch,
+        "",
+        &["enableProfiling"],
+        "Serve profiles beside the metrics",
+        |c, v| switch(&mut c.enable_profiling, v),
+    ),
+    row(
         "kubeconfig",
         Kind::Value("FILE"),
         "",

@@ -149,14 +149,6 @@ pub(super) const SERVERS: &[Row] = &[
         "Exit when a port is taken, instead of trying again",
         |c, v| switch(&mut c.bind_address_hard_fail, v),
     ),
-    row(
-        "profiling",
-        Kind::Switch,
-        "",
-        &["enableProfiling"],
-        "Serve profiles beside the metrics",
-        |c, v| switch(&mut c.enable_profiling, v),
-    ),
 ];
 
 pub(super) const CONNTRACK: &[Row] = &[
