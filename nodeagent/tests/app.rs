@@ -465,6 +465,14 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
     assert_eq!(failure.key.unwrap().name, "lb");
     let reason = format!("health check node port {port}: cannot listen on 127.0.0.1");
     assert!(failure.degraded && failure.reason.starts_with(&reason));
+    let described = client.describe_service(pb::DescribeServiceRequest {
+        namespace: "shop".into(),
+        name: "lb".into(),
+    });
+    let nodes = described.await.unwrap().into_inner().nodes;
+    assert!(nodes[0].programmed, "{nodes:?}");
+    let degraded = format!("degraded: {}", failure.reason);
+    assert_eq!(nodes[0].reason, degraded);
     drop(other);
     reported(&agent, |report| report.failures.is_empty()).await;
 }
