@@ -22,7 +22,6 @@ use crate::reload;
 use crate::report::Report;
 use crate::service_health::{self, Addresses};
 use crate::sync::{Client, Connection, Grpc, Identity};
-use crate::sysctl;
 
 /// Longest wait for the engine when the agent ends: the kernel may be in the middle of a large
 /// transaction, which is not torn in any case.
@@ -70,7 +69,7 @@ pub struct Bound {
     connection: watch::Receiver<Connection>,
     configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
     shutdown: CancellationToken,
-    tasks: JoinSet<Result<(), TaskError>>,
+    tasks: Tasks,
 }
 
 /// Starts an agent.
@@ -82,11 +81,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let mut bound = build_with(config, move || kind.open(&settings)).await?;
     if takes_over(kind) {
         let reports = bound.reports();
-        bound.tasks.spawn(async move {
-            leftovers::remove_once_serving(reports).await;
-            // A task that ends would end the agent.
-            std::future::pending().await
-        });
+        spawn_errand(&mut bound.tasks, leftovers::remove_once_serving(reports));
     }
     Ok(bound)
 }
@@ -153,12 +148,8 @@ pub async fn build_with(
     });
     tasks.spawn(async move { Err(client.run().await.into()) });
     if let Some(loader) = config.file {
-        let follow = reload::run(loader, effective, engine.clone());
-        tasks.spawn(async move {
-            follow.await;
-            // A file that cannot be watched is no reason to end.
-            std::future::pending().await
-        });
+        // A file that cannot be watched is no reason to end.
+        spawn_errand(&mut tasks, reload::run(loader, effective, engine.clone()));
     }
     let engine_thread = engine.clone();
     tasks.spawn(async move {
@@ -194,6 +185,14 @@ fn metrics_port(address: SocketAddr) -> Port {
 }
 
 type Tasks = JoinSet<Result<(), TaskError>>;
+
+/// Runs what may be done before the agent is. (A task of the set that ends would end the agent.)
+fn spawn_errand(tasks: &mut Tasks, errand: impl Future<Output = ()> + Send + 'static) {
+    tasks.spawn(async move {
+        errand.await;
+        std::future::pending().await
+    });
+}
 
 async fn connect(
     source: Source,
@@ -334,9 +333,4 @@ pub fn cleanup(kind: backend::Kind, settings: &backend::Settings) -> Cleanup {
         done.problems.extend(problems.map(ToString::to_string));
     }
     done
-}
-
-/// Sets up what needs more privileges than serving does (I5), and nothing else.
-pub fn init_only(conntrack: &sysctl::Settings) {
-    sysctl::apply_and_log(conntrack);
 }

@@ -77,7 +77,7 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
         Task::Run(config) => config,
         Task::WriteConfig { path, config } => return to_file(&config, &path),
         Task::InitOnly { conntrack } => {
-            app::init_only(&conntrack);
+            sysctl::apply_and_log(&conntrack);
             return Ok(());
         }
         Task::Cleanup { backend, settings } => return clean_up(backend, &settings),

@@ -145,22 +145,41 @@ impl Default for Settings {
     }
 }
 
-/// The interfaces of pods (`detectLocalMode` `BridgeInterface` and `InterfaceNamePrefix`).
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The interfaces behind which pods are (`detectLocalMode` `BridgeInterface` and
+/// `InterfaceNamePrefix`): one by name, or all whose names begin alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodInterface {
-    /// 1..=15 printable ASCII characters, none of them white space, `/`, `:`, `*` or a quote.
-    pub name: String,
-    /// `name` is only the beginning of their names.
-    pub prefix: bool,
+    /// Padded with zeros: `IFNAMSIZ` (linux/if.h).
+    name: [u8; 16],
+    /// How many bytes of `name` count: all 16 for one by name.
+    len: u8,
 }
 
 impl PodInterface {
-    fn match_name(&self) -> Result<nftables::PodInterface, OpenError> {
-        let known = nftables::PodInterface::new(&self.name, self.prefix);
-        known.ok_or_else(|| OpenError {
-            backend: "nftables",
-            reason: format!("no interface can be named {:?}", self.name),
+    /// Bytes of an interface's name, at most: `IFNAMSIZ` less the zero at its end.
+    pub const MAX_NAME: usize = 15;
+
+    /// One interface, or all whose names begin with `name` if `prefix`; `None` for what the kernel
+    /// forbids in names, and for quotes, `\` and `*`, which are a mistake then.
+    #[must_use]
+    pub fn new(name: &str, prefix: bool) -> Option<Self> {
+        let allowed = |b: u8| b.is_ascii_graphic() && !b"/:*\"'`\\".contains(&b);
+        let fits = (1..=Self::MAX_NAME).contains(&name.len());
+        if !fits || !name.bytes().all(allowed) || name == "." || name == ".." {
+            return None;
+        }
+        let mut padded = [0; 16];
+        padded[..name.len()].copy_from_slice(name.as_bytes());
+        let len = if prefix { name.len() } else { padded.len() };
+        Some(Self {
+            name: padded,
+            len: u8::try_from(len).ok()?,
         })
+    }
+
+    /// What an interface's name, padded with zeros, must begin with.
+    fn bytes(&self) -> &[u8] {
+        &self.name[..usize::from(self.len)]
     }
 }
 
@@ -172,10 +191,9 @@ impl Kind {
     pub fn open(self, settings: &Settings) -> Result<Box<dyn Backend>, OpenError> {
         match self {
             Self::Nftables => {
-                let pod_interface = settings.pod_interface.as_ref();
                 let settings = nftables::Settings {
                     masquerade_bit: settings.masquerade_bit,
-                    pod_interface: pod_interface.map(PodInterface::match_name).transpose()?,
+                    pod_interface: settings.pod_interface,
                 };
                 nftables::open(settings)
             }

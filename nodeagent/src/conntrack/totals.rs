@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
+use crate::metrics::SYNC_BUCKETS;
+
 /// Buckets of the histogram of durations, the last one without a bound.
-pub const BUCKETS: usize = 16;
+pub const BUCKETS: usize = SYNC_BUCKETS.len() + 1;
 
 /// The upper bound of a bucket: 1 ms, 2 ms, .. 16.384 s as in kube-proxy; `None` for the last.
 #[must_use]
 pub fn bucket_bound(bucket: usize) -> Option<Duration> {
-    let factor = u32::try_from(bucket)
-        .ok()
-        .and_then(|n| 1_u32.checked_shl(n));
-    let bound = factor.map(|factor| Duration::from_millis(1) * factor);
-    bound.filter(|_| bucket + 1 < BUCKETS)
+    SYNC_BUCKETS
+        .get(bucket)
+        .copied()
+        .map(Duration::from_secs_f64)
 }
 
 /// Counts of one family since the start: `conntrack_reconciler_deleted_entries_total` and

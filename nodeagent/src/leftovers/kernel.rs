@@ -7,9 +7,10 @@ use kplane_model::Family;
 use nix::net::if_::if_nametoindex;
 
 use super::rules::is_kube_proxys;
+use crate::backend::nftables::uapi::{NFTA_CHAIN_NAME, NFTA_CHAIN_TABLE, NFTA_TABLE_NAME, msg};
 use crate::netlink::{
     Attribute, Batch, Errno, Label, Messages, NetlinkError, NfSocket, Operation, Request,
-    delete_link, flush_ipvs,
+    delete_link, flush_ipvs, nfproto,
 };
 
 /// kube-proxy's table in nftables mode, one a family (E1).
@@ -38,23 +39,6 @@ const SETS: [&str; 17] = [
     "NODE-PORT-UDP",
 ];
 
-/// `NFPROTO_IPV4` and `NFPROTO_IPV6` (linux/netfilter.h).
-const NFPROTO: [u8; 2] = [2, 10];
-/// `NFNL_SUBSYS_NFTABLES << 8` (linux/netfilter/nfnetlink.h).
-const NFTABLES: u16 = 10 << 8;
-/// `NFT_MSG_GETTABLE` (linux/netfilter/nf_tables.h).
-const NFT_MSG_GETTABLE: u16 = 1;
-/// `NFT_MSG_DELTABLE`.
-const NFT_MSG_DELTABLE: u16 = 2;
-/// `NFT_MSG_GETCHAIN`.
-const NFT_MSG_GETCHAIN: u16 = 4;
-/// `NFTA_TABLE_NAME`.
-const NFTA_TABLE_NAME: u16 = 1;
-/// `NFTA_CHAIN_TABLE`.
-const NFTA_CHAIN_TABLE: u16 = 1;
-/// `NFTA_CHAIN_NAME`.
-const NFTA_CHAIN_NAME: u16 = 3;
-
 /// `NFNL_SUBSYS_IPSET << 8`.
 const IPSET: u16 = 6 << 8;
 /// `IPSET_CMD_DESTROY` (linux/netfilter/ipset/ip_set.h).
@@ -77,8 +61,8 @@ const IPSET_FLAG_LIST_SETNAME: u32 = 1 << 1;
 /// # Errors
 /// [`NetlinkError`]. A kernel without nf_tables or without the family has no table.
 pub(super) fn has_table(family: Family) -> Result<bool, NetlinkError> {
-    let number = NFPROTO[family as usize];
-    let kind = NFTABLES | NFT_MSG_GETTABLE;
+    let number = nfproto(family);
+    let kind = msg::GETTABLE;
     let request = Request::new("look for kube-proxy's table", kind, number, |w| {
         w.str(NFTA_TABLE_NAME, TABLE);
     });
@@ -104,9 +88,9 @@ pub(super) fn remove_table(family: Family) -> Result<(), String> {
             action: "delete table",
             object: TABLE,
         },
-        kind: NFTABLES | NFT_MSG_DELTABLE,
+        kind: msg::DELTABLE,
         flags: 0,
-        family: NFPROTO[family as usize],
+        family: nfproto(family),
     };
     batch.push(operation, |w| w.str(NFTA_TABLE_NAME, TABLE));
     let mut socket = NfSocket::open().map_err(|error| error.to_string())?;
@@ -125,8 +109,8 @@ pub(super) fn remove_table(family: Family) -> Result<(), String> {
 /// # Errors
 /// [`NetlinkError`].
 pub(super) fn has_iptables_chains(family: Family) -> Result<bool, NetlinkError> {
-    let number = NFPROTO[family as usize];
-    let kind = NFTABLES | NFT_MSG_GETCHAIN;
+    let number = nfproto(family);
+    let kind = msg::GETCHAIN;
     let chains = match NfSocket::open()?.dump(Request::new("list chains", kind, number, |_| {})) {
         // No nf_tables in this kernel.
         Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(false),
@@ -182,10 +166,15 @@ pub(super) fn sets() -> Result<Vec<String>, NetlinkError> {
     if Path::new("/sys/module").is_dir() && !Path::new("/sys/module/ip_set").is_dir() {
         return Ok(Vec::new());
     }
-    let request = Request::new("list IP sets", IPSET | IPSET_CMD_LIST, NFPROTO[0], |w| {
-        w.u8(IPSET_ATTR_PROTOCOL, IPSET_PROTOCOL);
-        w.u32(IPSET_ATTR_FLAGS, IPSET_FLAG_LIST_SETNAME);
-    });
+    let request = Request::new(
+        "list IP sets",
+        IPSET | IPSET_CMD_LIST,
+        nfproto(Family::V4),
+        |w| {
+            w.u8(IPSET_ATTR_PROTOCOL, IPSET_PROTOCOL);
+            w.u32(IPSET_ATTR_FLAGS, IPSET_FLAG_LIST_SETNAME);
+        },
+    );
     let sets = match NfSocket::open()?.dump(request) {
         // No IP sets in this kernel.
         Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(Vec::new()),
@@ -204,7 +193,7 @@ pub(super) fn sets() -> Result<Vec<String>, NetlinkError> {
 /// [`NetlinkError`].
 pub(super) fn remove_set(name: &str) -> Result<(), NetlinkError> {
     let kind = IPSET | IPSET_CMD_DESTROY;
-    let request = Request::new("remove an IP set", kind, NFPROTO[0], |w| {
+    let request = Request::new("remove an IP set", kind, nfproto(Family::V4), |w| {
         w.u8(IPSET_ATTR_PROTOCOL, IPSET_PROTOCOL);
         w.str(IPSET_ATTR_SETNAME, name);
     });

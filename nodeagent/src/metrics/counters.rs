@@ -10,7 +10,7 @@ use crate::backend::Applied;
 use crate::desired::Changes;
 
 /// Upper bounds of durations in seconds, as kube-proxy has them: 1 ms, doubled 14 times.
-pub(super) const SYNC_BUCKETS: [f64; 15] = [
+pub(crate) const SYNC_BUCKETS: [f64; 15] = [
     0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096,
     8.192, 16.384,
 ];

@@ -19,6 +19,7 @@ mod text;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use counters::SYNC_BUCKETS;
 pub use counters::{Counter, Counters, FamilyCounters, Gauge, Histogram};
 pub use serve::Metrics;
 

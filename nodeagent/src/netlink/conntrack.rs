@@ -7,6 +7,7 @@ use kplane_model::{Family, Protocol};
 
 use super::attribute::{Attribute, AttributeWriter};
 use super::message::{Message, Request};
+use super::nfproto;
 
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: how entries are listed.
 const ENTRY: u16 = 1 << 8;
@@ -14,10 +15,6 @@ const ENTRY: u16 = 1 << 8;
 const GET: u16 = 1 << 8 | 1;
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE`.
 const DELETE: u16 = 1 << 8 | 2;
-
-/// `NFPROTO_IPV4` and `NFPROTO_IPV6` (linux/netfilter.h).
-const NFPROTO_IPV4: u8 = 2;
-const NFPROTO_IPV6: u8 = 10;
 
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
@@ -127,7 +124,7 @@ impl Flow {
     #[must_use]
     pub fn delete(&self) -> Request {
         let family = Family::of(self.original.source.ip());
-        Request::new("delete conntrack entry", DELETE, number(family), |w| {
+        Request::new("delete conntrack entry", DELETE, nfproto(family), |w| {
             w.nest(CTA_TUPLE_ORIG, |w| {
                 write_tuple(w, self.original);
                 if let Some(zone) = self.original_zone {
@@ -187,7 +184,7 @@ impl Selection {
             true => FILTER_IP_SRC,
             false => FILTER_IP_DST,
         });
-        Request::new("list conntrack entries", GET, number(family), |w| {
+        Request::new("list conntrack entries", GET, nfproto(family), |w| {
             w.nest(kind, |w| {
                 if let Some((source, ip)) = address {
                     w.nest(CTA_TUPLE_IP, |w| write_ip(w, source, ip));
@@ -230,7 +227,7 @@ pub fn probe_reply_filter(family: Family) -> Request {
 }
 
 fn probe(family: Family, tuple: u16, flags_kind: u16, flags: u32) -> Request {
-    Request::new("probe conntrack filter", GET, number(family), |w| {
+    Request::new("probe conntrack filter", GET, nfproto(family), |w| {
         w.nest(tuple, |w| {
             w.nest(CTA_TUPLE_PROTO, |w| {
                 w.u8(CTA_PROTO_NUM, Protocol::Udp.number());
@@ -238,13 +235,6 @@ fn probe(family: Family, tuple: u16, flags_kind: u16, flags: u32) -> Request {
         });
         w.nest(CTA_FILTER, |w| w.bytes(flags_kind, &flags.to_ne_bytes()));
     })
-}
-
-fn number(family: Family) -> u8 {
-    match family {
-        Family::V4 => NFPROTO_IPV4,
-        Family::V6 => NFPROTO_IPV6,
-    }
 }
 
 fn write_ip(w: &mut AttributeWriter<'_>, source: bool, ip: IpAddr) {

@@ -23,3 +23,13 @@ pub use link::delete_link;
 pub use message::{Message, Messages, Request};
 pub use nix::errno::Errno;
 pub use socket::{NfSocket, generation_after};
+
+use kplane_model::Family;
+
+/// `NFPROTO_IPV4` or `NFPROTO_IPV6` (linux/netfilter.h).
+pub(crate) fn nfproto(family: Family) -> u8 {
+    match family {
+        Family::V4 => 2,
+        Family::V6 => 10,
+    }
+}

@@ -114,13 +114,10 @@ pub(crate) fn a8_a18_source_ranges_where_a_local_policy_has_no_endpoint() -> Res
 pub(crate) fn a15_a16_pods_are_told_by_one_interface() -> Result<()> {
     let service = on_both_nodes().external_local();
     let mut world = World::new(Setup::NoPodRanges)?;
-    let link = PodInterface {
-        // Of the pod `here`: links are numbered in the order of the pods.
-        name: "pod3".to_owned(),
-        prefix: false,
-    };
+    // Of the pod `here`: links are numbered in the order of the pods.
+    let link = PodInterface::new("pod3", false);
     let first = world.first()?;
-    first.backend_settings.pod_interface = Some(link);
+    first.backend_settings.pod_interface = link;
     first.restart()?;
     first.replace(std::slice::from_ref(&service))?;
     for (at, family) in [At::LoadBalancer, At::NodePort, At::ClusterIp]

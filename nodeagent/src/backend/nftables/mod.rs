@@ -19,7 +19,7 @@ mod rule;
 mod schema;
 mod structure;
 mod table;
-mod uapi;
+pub(crate) mod uapi;
 mod userdata;
 
 #[cfg(test)]
@@ -29,9 +29,7 @@ pub use affinity::{AffinityId, Group};
 pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_elements};
 pub use probe::{ProbeError, probe};
 pub use readback::{ReadError, StructureState, decode_elements, read_elements, read_structure};
-pub use schema::{
-    Balancer, CLASSES, Carries, Class, PodInterface, Set, Settings, TABLE, TABLE_COMMENT,
-};
+pub use schema::{Balancer, CLASSES, Carries, Class, Set, Settings, TABLE, TABLE_COMMENT};
 pub use structure::{push_delete_table, push_structure};
 
 use super::{Backend, OpenError};

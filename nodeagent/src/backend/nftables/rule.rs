@@ -4,12 +4,13 @@ use kplane_model::Family;
 
 use super::affinity::{AffinityId, Group, Part};
 use super::layout::Step;
-use super::schema::{Balancer, Class, Field, PodInterface, Set, Settings};
+use super::schema::{Balancer, Class, Field, Set, Settings};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
 )]
 use super::uapi::*;
+use crate::backend::PodInterface;
 use crate::netlink::AttributeWriter;
 
 /// A data register of four bytes, 0..16; longer values go on in the following ones.

@@ -2,6 +2,8 @@
 
 use kplane_model::Family;
 
+use crate::backend::PodInterface;
+
 /// Name of the table, one in family `ip` and one in `ip6`.
 pub const TABLE: &str = "kplane";
 /// Comment of the table. The number goes up with every change of chains, rules or sets.
@@ -19,43 +21,6 @@ pub struct Settings {
     pub masquerade_bit: u8,
     /// Packets that come in through this interface come from pods of this node.
     pub pod_interface: Option<PodInterface>,
-}
-
-/// The interfaces behind which pods are: one by name, or all whose names begin alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PodInterface {
-    /// Padded with zeros: `IFNAMSIZ` (linux/if.h).
-    name: [u8; 16],
-    /// How many bytes of `name` count: all 16 for one by name.
-    len: u8,
-}
-
-impl PodInterface {
-    /// Bytes of an interface's name, at most.
-    const MAX_NAME: usize = 15;
-
-    /// One interface, or all whose names begin with `name` if `prefix`; `None` if no interface can
-    /// have such a name.
-    #[must_use]
-    pub fn new(name: &str, prefix: bool) -> Option<Self> {
-        let fits = (1..=Self::MAX_NAME).contains(&name.len());
-        let plain = |b: u8| b.is_ascii_graphic() && !matches!(b, b'/' | b'"' | b'*' | b'\\');
-        if !fits || !name.bytes().all(plain) {
-            return None;
-        }
-        let mut padded = [0; 16];
-        padded[..name.len()].copy_from_slice(name.as_bytes());
-        let len = if prefix { name.len() } else { padded.len() };
-        Some(Self {
-            name: padded,
-            len: u8::try_from(len).ok()?,
-        })
-    }
-
-    /// What an interface's name, padded with zeros, must begin with.
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.name[..usize::from(self.len)]
-    }
 }
 
 impl Default for Settings {

@@ -1,17 +1,9 @@
 //! Numbers of the kernel's nf_tables interface, linux/netfilter/nf_tables.h unless said otherwise.
 
-use kplane_model::Family;
+pub(super) use crate::netlink::nfproto;
 
 /// `NFNL_SUBSYS_NFTABLES` (linux/netfilter/nfnetlink.h).
 const NFNL_SUBSYS_NFTABLES: u16 = 10;
-
-/// `NFPROTO_IPV4` or `NFPROTO_IPV6` (linux/netfilter.h).
-pub(super) fn nfproto(family: Family) -> u8 {
-    match family {
-        Family::V4 => 2,
-        Family::V6 => 10,
-    }
-}
 
 /// `NLM_F_EXCL` (linux/netlink.h): fail when the object exists.
 pub(super) const NLM_F_EXCL: u16 = 0x200;
@@ -21,13 +13,13 @@ pub(super) const NLM_F_CREATE: u16 = 0x400;
 pub(super) const NLM_F_APPEND: u16 = 0x800;
 
 /// `enum nf_tables_msg_types`, with the subsystem in the upper byte.
-pub(super) mod msg {
+pub(crate) mod msg {
     const SUBSYSTEM: u16 = super::NFNL_SUBSYS_NFTABLES << 8;
     pub(in super::super) const NEWTABLE: u16 = SUBSYSTEM;
-    pub(in super::super) const GETTABLE: u16 = SUBSYSTEM | 1;
-    pub(in super::super) const DELTABLE: u16 = SUBSYSTEM | 2;
+    pub(crate) const GETTABLE: u16 = SUBSYSTEM | 1;
+    pub(crate) const DELTABLE: u16 = SUBSYSTEM | 2;
     pub(in super::super) const NEWCHAIN: u16 = SUBSYSTEM | 3;
-    pub(in super::super) const GETCHAIN: u16 = SUBSYSTEM | 4;
+    pub(crate) const GETCHAIN: u16 = SUBSYSTEM | 4;
     pub(in super::super) const DELCHAIN: u16 = SUBSYSTEM | 5;
     pub(in super::super) const NEWRULE: u16 = SUBSYSTEM | 6;
     pub(in super::super) const GETRULE: u16 = SUBSYSTEM | 7;
@@ -44,14 +36,14 @@ pub(super) mod msg {
 pub(super) const NFTA_LIST_ELEM: u16 = 1;
 
 /// `enum nft_table_attributes`.
-pub(super) const NFTA_TABLE_NAME: u16 = 1;
+pub(crate) const NFTA_TABLE_NAME: u16 = 1;
 pub(super) const NFTA_TABLE_FLAGS: u16 = 2;
 pub(super) const NFTA_TABLE_USE: u16 = 3;
 pub(super) const NFTA_TABLE_USERDATA: u16 = 6;
 
 /// `enum nft_chain_attributes`.
-pub(super) const NFTA_CHAIN_TABLE: u16 = 1;
-pub(super) const NFTA_CHAIN_NAME: u16 = 3;
+pub(crate) const NFTA_CHAIN_TABLE: u16 = 1;
+pub(crate) const NFTA_CHAIN_NAME: u16 = 3;
 pub(super) const NFTA_CHAIN_HOOK: u16 = 4;
 pub(super) const NFTA_CHAIN_POLICY: u16 = 5;
 pub(super) const NFTA_CHAIN_TYPE: u16 = 7;

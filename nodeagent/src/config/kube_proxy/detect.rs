@@ -6,9 +6,6 @@ use super::settings::Checker;
 use super::types::KubeProxyConfiguration;
 use crate::backend::PodInterface;
 
-/// Longest name of an interface, in bytes: `IFNAMSIZ` less the zero at its end.
-const MAX_INTERFACE_NAME: usize = 15;
-
 /// One way to tell pods from other clients, or none.
 #[derive(Debug, Default)]
 pub(super) struct Detector {
@@ -55,23 +52,17 @@ fn cluster_cidrs(text: &str, check: &mut Checker) -> Vec<Cidr> {
         .collect()
 }
 
-/// Quotes, `*` and what the kernel forbids in names are refused: it is a mistake then.
 fn interface(field: &str, text: &str, prefix: bool, check: &mut Checker) -> Option<PodInterface> {
-    let allowed = |b: u8| b.is_ascii_graphic() && !b"/:*\"'`\\".contains(&b);
-    let fits = (1..=MAX_INTERFACE_NAME).contains(&text.len());
-    if !fits || !text.bytes().all(allowed) || text == "." || text == ".." {
+    let interface = PodInterface::new(text, prefix);
+    if interface.is_none() {
         let what = if prefix {
             "must be the beginning of an interface's name such as cali"
         } else {
             "must be an interface's name such as cbr0"
         };
-        let reason =
-            format!("{what}: 1 to {MAX_INTERFACE_NAME} characters, no white space / : * or quotes");
+        let most = PodInterface::MAX_NAME;
+        let reason = format!("{what}: 1 to {most} characters, no white space / : * or quotes");
         check.bad(field, text, &reason);
-        return None;
     }
-    Some(PodInterface {
-        name: text.to_owned(),
-        prefix,
-    })
+    interface
 }

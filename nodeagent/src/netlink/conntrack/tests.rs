@@ -14,7 +14,7 @@ fn listed(extra: impl FnOnce(&mut AttributeWriter<'_>)) -> Vec<u8> {
 
 fn entry(flow: Flow, extra: impl FnOnce(&mut AttributeWriter<'_>)) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let family = number(Family::of(flow.original.source.ip()));
+    let family = nfproto(Family::of(flow.original.source.ip()));
     message::append(&mut bytes, ENTRY, 0, (family, 0), |w| {
         w.nest(CTA_TUPLE_ORIG, |w| {
             write_tuple(w, flow.original);

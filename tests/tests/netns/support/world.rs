@@ -102,12 +102,9 @@ impl Setup {
     }
 
     pub(crate) fn backend_settings(self) -> Settings {
-        let interface = PodInterface {
-            name: "pod".to_owned(),
-            prefix: true,
-        };
+        let interface = PodInterface::new("pod", true);
         Settings {
-            pod_interface: Some(interface).filter(|_| self == Self::PodInterfaces),
+            pod_interface: interface.filter(|_| self == Self::PodInterfaces),
             ..Settings::default()
         }
     }

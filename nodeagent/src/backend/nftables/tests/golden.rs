@@ -9,7 +9,7 @@ use kplane_model::{Family, Protocol};
 use super::super::affinity::{AffinityId, Group};
 use super::super::layout::Step;
 use super::super::rule::Expressions;
-use super::super::schema::{Balancer, Class, PodInterface, Set, Settings};
+use super::super::schema::{Balancer, Class, Set, Settings};
 use super::super::structure::{GroupOp, push_groups};
 #[allow(
     clippy::wildcard_imports,
@@ -20,6 +20,7 @@ use super::super::userdata;
 use super::super::{
     Data, Destination, Element, ElementOp, Key, NodePort, push_elements, push_structure,
 };
+use crate::backend::PodInterface;
 use crate::netlink::{Attribute, AttributeWriter, Attributes, Batch, Message, Messages};
 
 /// `NFTA_LOOKUP_SET_ID`: nft names sets by number within a batch, too.

@@ -261,10 +261,7 @@ fn i7_detect_local_modes() {
             "cali".clone_into(&mut c.detect_local.interface_name_prefix);
         })
     };
-    let interface = |name: &str, prefix| {
-        let name = name.to_owned();
-        Some(PodInterface { name, prefix })
-    };
+    let interface = |name: &str, prefix| Some(PodInterface::new(name, prefix).unwrap());
     for (mode, cidrs, node_cidr, pod_interface) in [
         ("ClusterCIDR", 1, false, None),
         ("", 1, false, None),
