@@ -10,6 +10,10 @@
     reason = "a benchmark may panic"
 )]
 
+#[path = "../support/plane.rs"]
+mod plane;
+#[path = "support/service.rs"]
+mod service;
 #[path = "support/workload.rs"]
 mod workload;
 
@@ -19,15 +23,20 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kp_controlplane::publish::{Cursor, Store};
+use kp_nodeagent::backend::Settings;
+use kp_nodeagent::plan::NodeSettings;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
 
-use workload::{
-    DEADLINE, Workload, cluster_ip, endpoint, engine, messages, percentiles, publish, show, submit,
-};
+use plane::{EPOCH, collect, engine, publish, submit};
+use workload::{Workload, cluster_ip, endpoint, percentiles, show};
 
+/// The node that there is.
+const NODE: &str = "bench";
+/// Nothing here takes longer.
+const DEADLINE: Duration = Duration::from_secs(120);
 /// Changes that percentiles are taken from.
 const CHANGES: usize = 2_000;
 /// Edits of a file that percentiles are taken from.
@@ -85,16 +94,17 @@ fn main() {
 /// One line of the table.
 async fn agent_alone(ns: NetNs, workload: Workload) -> String {
     let services = workload.services;
-    let store = Store::new(1);
-    store.ensure_node(&"bench".into());
+    let store = Store::new(EPOCH);
+    store.ensure_node(&NODE.into());
     let all = (0..services).map(|n| workload.service(n, None)).collect();
     let started = Instant::now();
     publish(&store, all);
     let encode = started.elapsed();
     let mut cursor = Cursor::at(0);
-    let (snapshot, bytes) = messages(&store, &mut cursor, true);
-    let engine = engine(ns).await;
-    let cold = submit(&engine, snapshot).await.total;
+    let (snapshot, bytes) = collect(&store, NODE, &mut cursor).unwrap();
+    let engine = engine(ns, NodeSettings::default(), Settings::default());
+    let engine = engine.await.unwrap();
+    let cold = submit(&engine, snapshot).await.unwrap().total;
     let mut took = Vec::with_capacity(CHANGES);
     let (mut wire, mut operations) = (0, 0);
     for change in 0..u32::try_from(CHANGES).unwrap() {
@@ -102,8 +112,8 @@ async fn agent_alone(ns: NetNs, workload: Workload) -> String {
         let n = change.wrapping_mul(7_919) % services;
         let fresh = endpoint(2_000_000 + change);
         publish(&store, vec![workload.service(n, Some(fresh))]);
-        let (update, bytes) = messages(&store, &mut cursor, false);
-        let sync = submit(&engine, update).await;
+        let (update, bytes) = collect(&store, NODE, &mut cursor).unwrap();
+        let sync = submit(&engine, update).await.unwrap();
         wire = wire.max(bytes);
         operations = operations.max(sync.operations);
         took.push(sync.total);

@@ -10,25 +10,27 @@
     reason = "a benchmark may panic"
 )]
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::time::{Duration, Instant, SystemTime};
+#[path = "../support/plane.rs"]
+mod plane;
+#[path = "support/service.rs"]
+mod service;
 
-use kp_controlplane::publish::{Cursor, Publication, Published, Store};
-use kp_nodeagent::backend::{Kind, Settings};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use kp_controlplane::publish::{Cursor, Published, Store};
+use kp_nodeagent::backend::Settings;
 use kp_nodeagent::conntrack::ConntrackTotals;
-use kp_nodeagent::desired::Collector;
 use kp_nodeagent::engine::Engine;
 use kp_nodeagent::netlink::NfSocket;
 use kp_nodeagent::netlink::conntrack::{Flow, Selection};
 use kp_nodeagent::plan::NodeSettings;
-use kplane_model::select::variants;
-use kplane_model::{
-    Endpoint, EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort, TrafficPolicy,
-};
-use kplane_proto::v1 as pb;
+use kplane_model::{Endpoint, EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
 use kplane_tests::topology::{LINK, Topology};
 use kplane_tests::wait::eventually;
+
+use plane::{EPOCH, collect, engine, publish, submit};
+use service::cluster_ip_service;
 
 const PORT: u16 = 53;
 const ENDPOINTS: u8 = 10;
@@ -61,19 +63,20 @@ fn run(flows: u32) {
         .build()
         .unwrap();
     let node = topology.node("node-1").unwrap().ns().clone();
-    let inside = node.clone();
-    let open = move || {
-        // The engine's thread lives in the namespace until it ends.
-        std::mem::forget(inside.enter().unwrap());
-        Kind::Nftables.open(&Settings::default())
+    let engine = engine(node.clone(), NodeSettings::default(), Settings::default());
+    let engine = runtime.block_on(engine).unwrap();
+    let store = Store::new(EPOCH);
+    store.ensure_node(&"bench".into());
+    let mut cursor = Cursor::at(0);
+    let mut apply = |services| {
+        publish(&store, services);
+        let (update, _) = collect(&store, "bench", &mut cursor).unwrap();
+        let applied = runtime.block_on(submit(&engine, update));
+        applied.unwrap().total
     };
-    let engine = runtime
-        .block_on(Engine::spawn(open, NodeSettings::default()))
-        .unwrap();
-    let mut plane = Plane::new();
     let all: Vec<u8> = (1..=ENDPOINTS).collect();
     let (many, few) = (1, 2);
-    runtime.block_on(plane.submit(&engine, &[service(many, &all), service(few, &all)]));
+    apply(vec![service(many, &all), service(few, &all)]);
     looked(&engine, 2);
     let client = topology.host("client").unwrap().ns();
     for (number, flows) in [(many, flows), (few, FEW)] {
@@ -83,7 +86,7 @@ fn run(flows: u32) {
     println!("{listed:>8} | list of all UDP flows: {took:.1?}");
     for (number, flows) in [(few, FEW), (many, flows)] {
         let before = totals(&engine);
-        let applied = runtime.block_on(plane.submit(&engine, &[service(number, &all[1..])]));
+        let applied = apply(vec![service(number, &all[1..])]);
         let cleaned = looked(&engine, before.looks() + 1);
         let deleted = totals(&engine).deleted - before.deleted;
         println!("{listed:>8} | {flows:>14} flows {applied:>8.1?} {cleaned:>8.1?} | {deleted:>8}");
@@ -169,77 +172,13 @@ fn looked(engine: &Engine, looks: u64) -> Duration {
     .unwrap()
 }
 
-/// A control plane in one piece.
-struct Plane {
-    store: Store,
-    cursor: Cursor,
-    snapshot: bool,
-}
-
-impl Plane {
-    fn new() -> Self {
-        let store = Store::new(1);
-        store.ensure_node(&"bench".into());
-        Self {
-            store,
-            cursor: Cursor::at(0),
-            snapshot: true,
-        }
-    }
-
-    /// Publishes and returns the time from the agent's taking it until it is applied.
-    async fn submit(&mut self, engine: &Engine, services: &[Published]) -> Duration {
-        let services = services.iter();
-        self.store.publish(&Publication {
-            services: services
-                .map(|published| (published.port.key.clone(), Some(published.clone())))
-                .collect(),
-            nodes: Vec::new(),
-            service_cidrs: None,
-            observed_at: SystemTime::now(),
-        });
-        let piece = self.store.collect("bench", &mut self.cursor);
-        let end = piece.end.expect("one piece");
-        let update = pb::Update {
-            objects: piece.objects,
-            deleted: Vec::new(),
-            snapshot: std::mem::take(&mut self.snapshot),
-            end: Some(pb::UpdateEnd {
-                revision: end.revision,
-                digest: end.digest.to_bytes().to_vec(),
-                changed_at_ms: 0,
-            }),
-        };
-        let update = Collector::new(1).push(update).unwrap().expect("one piece");
-        let revision = update.position.revision;
-        let mut reports = engine.reports();
-        engine.submit(update).await.unwrap().unwrap();
-        let applied = reports.wait_for(|r| r.applied.is_some_and(|p| p.revision >= revision));
-        let report = tokio::time::timeout(DEADLINE, applied).await;
-        let report = report.unwrap().unwrap();
-        report.last_sync.as_ref().expect("an applied update").total
-    }
-}
-
-fn service(number: u8, endpoints: &[u8]) -> Published {
+/// A Service and its endpoints.
+fn service(number: u8, endpoints: &[u8]) -> (ServiceKey, Option<Published>) {
     let key = ServiceKey {
         service: ServiceName::new("default", &format!("dns-{number}")),
         port_name: "dns".into(),
         protocol: Protocol::Udp,
         family: Family::V4,
-    };
-    let port = ServicePort {
-        key,
-        port: PORT,
-        cluster_ip: cluster_ip(number),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        node_port: None,
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_timeout_s: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
     };
     let endpoint = |octet: &u8| {
         Endpoint::ready(EndpointAddr {
@@ -248,9 +187,6 @@ fn service(number: u8, endpoints: &[u8]) -> Published {
         })
     };
     let endpoints: Vec<_> = endpoints.iter().map(endpoint).collect();
-    Published {
-        variants: variants(&port, &endpoints),
-        local: BTreeMap::new(),
-        port,
-    }
+    let published = cluster_ip_service(key.clone(), PORT, cluster_ip(number), &endpoints);
+    (key, Some(published))
 }

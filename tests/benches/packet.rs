@@ -10,6 +10,10 @@
     reason = "a benchmark may panic"
 )]
 
+#[path = "../support/plane.rs"]
+mod plane;
+#[path = "support/service.rs"]
+mod service;
 #[path = "support/workload.rs"]
 mod workload;
 
@@ -17,10 +21,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use kp_controlplane::publish::{Cursor, Store};
+use kp_nodeagent::backend::Settings;
+use kp_nodeagent::plan::NodeSettings;
 use kplane_model::Protocol;
 use kplane_tests::netns::NetNs;
 
-use workload::{Workload, cluster_ip, endpoint, engine, messages, percentiles, publish, submit};
+use plane::{EPOCH, collect, engine, publish, submit};
+use workload::{Workload, cluster_ip, endpoint, percentiles};
 
 /// First packets a target.
 const PACKETS: u32 = 20_000;
@@ -76,7 +83,7 @@ fn namespace() -> NetNs {
 }
 
 async fn filled(ns: NetNs, workload: Workload) -> kp_nodeagent::engine::Engine {
-    let store = Store::new(1);
+    let store = Store::new(EPOCH);
     store.ensure_node(&"bench".into());
     let services = (0..workload.services).map(|n| {
         let (mut key, mut published) = workload.service(n, None);
@@ -87,9 +94,10 @@ async fn filled(ns: NetNs, workload: Workload) -> kp_nodeagent::engine::Engine {
         (key, published)
     });
     publish(&store, services.collect());
-    let (snapshot, _) = messages(&store, &mut Cursor::at(0), true);
-    let engine = engine(ns).await;
-    submit(&engine, snapshot).await;
+    let (snapshot, _) = collect(&store, "bench", &mut Cursor::at(0)).unwrap();
+    let engine = engine(ns, NodeSettings::default(), Settings::default());
+    let engine = engine.await.unwrap();
+    submit(&engine, snapshot).await.unwrap();
     engine
 }
 

@@ -9,26 +9,23 @@ use std::net::{SocketAddr, UdpSocket};
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kp_controlplane::publish::{Cursor, Publication, Store};
-use kp_nodeagent::backend::{Kind, OpenError, Settings};
+use kp_controlplane::publish::{Cursor, Store};
+use kp_nodeagent::backend::Settings;
 use kp_nodeagent::conntrack::ConntrackTotals;
-use kp_nodeagent::desired::{Collector, Update};
-use kp_nodeagent::engine::Engine;
 use kp_nodeagent::netlink::NfSocket;
 use kp_nodeagent::netlink::conntrack::{Flow, Selection};
 use kp_nodeagent::plan::NodeSettings;
-use kp_nodeagent::report::Report;
 use kplane_model::{Family, Protocol};
-use kplane_proto::v1 as pb;
 use kplane_tests::client::{self, Probe};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;
 use kplane_tests::wait::eventually;
 
 use crate::support::nft::nft;
+use crate::support::plane::{EPOCH, collect, engine, publish, submit};
 use crate::support::{At, Client, Setup, Svc, TARGET, World, cidrs, ep, node_ip, node_name, svc};
 
 /// Beyond any scheduling delay of a busy machine, and both looks.
@@ -614,31 +611,15 @@ pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let open = move || {
-        // The engine's thread lives in the namespace until it ends.
-        let inside = node.enter().map_err(|error| OpenError {
-            backend: "test",
-            reason: format!("{error:#}"),
-        })?;
-        std::mem::forget(inside);
-        Kind::Nftables.open(&Settings::default())
-    };
-    let engine = runtime.block_on(Engine::spawn(open, NodeSettings::default()))?;
-    let plane = Store::new(1);
+    let engine = engine(node, NodeSettings::default(), Settings::default());
+    let engine = runtime.block_on(engine)?;
+    let plane = Store::new(EPOCH);
     plane.ensure_node(&node_name(1).as_str().into());
     let mut cursor = Cursor::at(0);
-    let mut submit = |services: &[Svc]| -> Result<()> {
-        publish(&plane, services);
-        let update = collect(&plane, &mut cursor)?;
-        let revision = update.position.revision;
-        runtime.block_on(async {
-            engine.submit(update).await??;
-            let mut reports = engine.reports();
-            let applied =
-                |report: &Report| report.applied.is_some_and(|at| at.revision >= revision);
-            tokio::time::timeout(DEADLINE, reports.wait_for(applied)).await??;
-            Ok(())
-        })
+    let mut apply = |services: &[Svc]| -> Result<()> {
+        publish(&plane, services.iter().flat_map(Svc::published).collect());
+        let (update, _) = collect(&plane, &node_name(1), &mut cursor)?;
+        runtime.block_on(submit(&engine, update)).map(drop)
     };
     let looks = || -> u64 {
         let report = engine.reports().borrow().clone();
@@ -647,16 +628,16 @@ pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
     let service = svc(1).only(Protocol::Udp).reached(At::LoadBalancer);
     let with = |pod: &str| service.clone().endpoints([ep(pod)]);
     let tcp = |pod: &str| svc(2).only(Protocol::Tcp).endpoints([ep(pod)]);
-    submit(&[with("a"), tcp("a")])?;
+    apply(&[with("a"), tcp("a")])?;
     let callers = Caller::all(&world, &service, &[Client::Outside], &[At::LoadBalancer])?;
     all_reach(&callers, "a")?;
     eventually(DEADLINE, "two looks of each family", || match looks() {
         4 => Ok(()),
         other => Err(other),
     })?;
-    submit(&[tcp("b")])?;
-    submit(&[tcp("a")])?;
-    submit(&[with("b")])?;
+    apply(&[tcp("b")])?;
+    apply(&[tcp("a")])?;
+    apply(&[with("b")])?;
     all_reach(&callers, "b")?;
     eventually(DEADLINE, "two more looks of each family", || {
         match looks() {
@@ -669,32 +650,4 @@ pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
         ensure!((totals.deleted, totals.failures) == (1, 0), "{totals:?}");
     }
     Ok(())
-}
-
-fn publish(plane: &Store, services: &[Svc]) {
-    let published = services.iter().flat_map(Svc::published).collect();
-    plane.publish(&Publication {
-        services: published,
-        nodes: Vec::new(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-    });
-}
-
-/// What the control plane would send next, as the agent takes it.
-fn collect(plane: &Store, cursor: &mut Cursor) -> Result<Update> {
-    let mut collector = Collector::new(1);
-    let snapshot = *cursor == Cursor::at(0);
-    let piece = plane.collect(&node_name(1), cursor);
-    let update = collector.push(pb::Update {
-        objects: piece.objects,
-        deleted: piece.deleted.iter().map(Into::into).collect(),
-        snapshot,
-        end: piece.end.map(|end| pb::UpdateEnd {
-            revision: end.revision,
-            digest: end.digest.to_bytes().to_vec(),
-            changed_at_ms: 0,
-        }),
-    })?;
-    update.context("more than one piece")
 }

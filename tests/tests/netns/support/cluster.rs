@@ -6,26 +6,24 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kp_controlplane::index::Index;
 use kp_controlplane::k8s::{Kind, Object, ObjectId};
-use kp_controlplane::publish::{Cursor, Piece, Store};
+use kp_controlplane::publish::{Cursor, Store};
 use kp_controlplane::source::{Batch, Event, Located};
-use kp_nodeagent::backend::{self, Settings};
-use kp_nodeagent::desired::{Collector, Position};
+use kp_nodeagent::backend::Settings;
+use kp_nodeagent::desired::Position;
 use kp_nodeagent::engine::Engine;
 use kp_nodeagent::plan::NodeSettings;
 use kp_nodeagent::report::{Failure, Report};
 use kplane_model::{Family, Issue};
-use kplane_proto::v1 as pb;
 use kplane_tests::netns::NetNs;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
+use super::plane::{EPOCH, collect, engine};
 use super::service::{node_ip, node_name};
 use super::world::{NODES, SERVICE_RANGES, Setup, World};
 
 /// How soon the kernels of all nodes must hold a change, on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// The epoch of the only control plane there is.
-const EPOCH: u64 = 1;
 
 /// A control plane and the agents of all nodes of a world.
 pub(crate) struct Cluster {
@@ -41,8 +39,6 @@ struct Member {
     ns: NetNs,
     engine: Engine,
     cursor: Cursor,
-    /// The next piece begins a snapshot.
-    snapshot: bool,
 }
 
 impl Cluster {
@@ -55,9 +51,8 @@ impl Cluster {
             Ok(Member {
                 name: node_name(number),
                 ns: ns.clone(),
-                engine: start(&runtime, ns, settings, backend)?,
+                engine: runtime.block_on(engine(ns.clone(), settings.clone(), backend.clone()))?,
                 cursor: Cursor::at(0),
-                snapshot: true,
             })
         };
         let members = (1..=NODES).map(member).collect::<Result<_>>()?;
@@ -103,14 +98,7 @@ impl Cluster {
     /// Sends every agent what it lacks.
     fn send(&mut self) -> Result<()> {
         for member in &mut self.members {
-            let mut collector = Collector::new(EPOCH);
-            let update = loop {
-                let piece = self.store.collect(&member.name, &mut member.cursor);
-                let piece = encode(piece, std::mem::take(&mut member.snapshot));
-                if let Some(update) = collector.push(piece)? {
-                    break update;
-                }
-            };
+            let (update, _) = collect(&self.store, &member.name, &mut member.cursor)?;
             self.runtime.block_on(member.engine.submit(update))??;
         }
         Ok(())
@@ -150,39 +138,12 @@ impl Cluster {
     /// New processes take the agents' places, with these settings.
     pub(crate) fn restart(&mut self, settings: &NodeSettings, backend: &Settings) -> Result<()> {
         for member in &mut self.members {
-            member.engine = start(&self.runtime, &member.ns, settings, backend)?;
+            let engine = engine(member.ns.clone(), settings.clone(), backend.clone());
+            member.engine = self.runtime.block_on(engine)?;
             member.cursor = Cursor::at(0);
-            member.snapshot = true;
         }
         self.send()?;
         self.settle()
-    }
-}
-
-fn start(
-    runtime: &Runtime,
-    ns: &NetNs,
-    settings: &NodeSettings,
-    backend: &Settings,
-) -> Result<Engine> {
-    let (settings, backend) = (settings.clone(), backend.clone());
-    // The engine's thread begins where its creator is.
-    ns.run(move || {
-        let open = move || backend::Kind::Nftables.open(&backend);
-        Ok(runtime.block_on(Engine::spawn(open, settings))?)
-    })
-}
-
-fn encode(piece: Piece, snapshot: bool) -> pb::Update {
-    pb::Update {
-        objects: piece.objects,
-        deleted: piece.deleted.iter().map(Into::into).collect(),
-        snapshot,
-        end: piece.end.map(|end| pb::UpdateEnd {
-            revision: end.revision,
-            digest: end.digest.to_bytes().to_vec(),
-            changed_at_ms: 0,
-        }),
     }
 }
 

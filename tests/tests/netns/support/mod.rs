@@ -11,6 +11,8 @@ pub(crate) mod model_objects;
 pub(crate) mod model_pairs;
 pub(crate) mod nft;
 pub(crate) mod objects;
+#[path = "../../../support/plane.rs"]
+pub(crate) mod plane;
 mod scenario;
 mod service;
 mod world;
