@@ -202,12 +202,12 @@ async fn connect(
         Source::ControlPlane(endpoints) => Ok((Grpc::remote(endpoints), None)),
         Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),
         Source::Standalone {
-            manifests,
+            origin,
             status,
             external_ips,
         } => {
             let config = kp_controlplane::app::Config {
-                source: kp_controlplane::app::Origin::Manifests(manifests),
+                source: origin,
                 agent_listen: None,
                 status_listen: status,
                 http_listen: None,
