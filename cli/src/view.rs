@@ -21,6 +21,7 @@ pub(crate) mod testing;
 mod tests;
 
 use std::fmt;
+use std::time::Duration;
 
 use kplane_model::ObjectRef;
 use kplane_proto::v1 as pb;
@@ -29,6 +30,7 @@ use serde::Serialize;
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, plural};
+use crate::time::human;
 
 /// Version of the fields in JSON and YAML.
 pub(crate) const API_VERSION: &str = "kplane.v1";
@@ -208,6 +210,15 @@ fn next_steps_text(steps: &[String], canvas: &Canvas) -> String {
     });
     let heading = Tone::Strong.paint("Next");
     format!("\n{heading}\n{}", steps.collect::<String>())
+}
+
+/// How long a change took until a kernel held it, measured in whole milliseconds.
+fn latency(ms: Option<u64>) -> Span {
+    match ms {
+        None => Span::none(),
+        Some(0) => Span::plain("<1ms"),
+        Some(ms) => Span::plain(human(Duration::from_millis(ms))),
+    }
 }
 
 /// `applied`, with what it should be behind a slash while that is more.

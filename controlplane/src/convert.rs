@@ -94,6 +94,11 @@ pub struct ConvertedSlice {
     pub service: Option<ServiceName>,
     /// Its endpoints, one entry a port. A port without usable endpoints is there all the same.
     pub ports: Vec<SliceEndpoints>,
+    /// The family of its addresses, if it has one.
+    pub family: Option<Family>,
+    /// When the change happened that led to it, milliseconds since 1970; 0 = it does not say, or
+    /// nothing that can be understood.
+    pub trigger_ms: u64,
     /// Its problems.
     pub issues: Vec<Issue>,
 }

@@ -1,5 +1,9 @@
 //! What agents said of themselves, and which of them are connected.
 
+mod latencies;
+
+pub use latencies::{Latencies, LatencySummary, Programmed};
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -50,6 +54,8 @@ pub struct AgentRecord {
     pub report: Option<Report>,
     /// When the applied revision last changed.
     pub applied_at: SystemTime,
+    /// How long the latest changes in the cluster took until its kernel held them.
+    pub latencies: Latencies,
 }
 
 /// A stream's right to speak for a node: ends with the value.
@@ -107,7 +113,9 @@ impl Session {
             tracing::warn!(%node, same_process, "a new stream takes the node over from an older one");
         }
         // What the old stream reported stays visible until the new one reports.
-        let report = before.and_then(|b| b.record.report);
+        let (report, latencies) = before
+            .map(|before| (before.record.report, before.record.latencies))
+            .unwrap_or_default();
         let record = AgentRecord {
             connected: true,
             since: now,
@@ -118,6 +126,7 @@ impl Session {
             backend: hello.backend.clone(),
             report,
             applied_at: now,
+            latencies,
         };
         agents.by_node.insert(
             node.clone(),
@@ -143,8 +152,11 @@ impl Session {
     }
 
     /// The agent's new report.
-    pub fn report(&self, report: Report) {
+    pub fn report(&self, mut report: Report) {
+        let programmed =
+            latencies::take_programmed(&mut report, &self.fleet.store, SystemTime::now());
         self.update(|record| {
+            record.latencies.remember(programmed);
             let applied = |r: &Report| (r.epoch, r.applied_revision);
             if record.report.as_ref().map(applied) != Some(applied(&report)) {
                 record.applied_at = SystemTime::now();

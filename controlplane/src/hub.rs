@@ -73,18 +73,19 @@ impl Hub {
     ) -> (Arc<Self>, impl Future<Output = ()> + Send) {
         let (summary_tx, summary) = watch::channel(Arc::default());
         let (queries, queries_rx) = mpsc::channel(QUERIES);
+        let started_at = SystemTime::now();
         let hub = Arc::new(Self {
             store: Store::new(epoch),
             fleet: Fleet::default(),
             source,
             upstream: Upstream::default(),
-            started_at: SystemTime::now(),
+            started_at,
             shutdown: CancellationToken::new(),
             summary,
             queries,
         });
         let owner = IndexOwner {
-            index: Index::new(external_ips),
+            index: Index::new(external_ips).started_at(started_at),
             hub: Arc::clone(&hub),
             summary: summary_tx,
         };

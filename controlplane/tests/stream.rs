@@ -94,6 +94,7 @@ fn publish(bound: &Bound, services: Vec<(ServiceKey, Option<Published>)>) -> u64
         nodes: Vec::new(),
         service_cidrs: None,
         observed_at: SystemTime::now(),
+        triggers: Vec::new(),
     })
 }
 

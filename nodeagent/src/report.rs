@@ -1,7 +1,9 @@
 //! What the agent says of itself: published by the engine after every step, read by the stream to
 //! the control plane and by the health checks. The latest report replaces the one before it.
 
+use std::collections::VecDeque;
 use std::error::Error;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
@@ -47,6 +49,21 @@ pub struct Report {
     /// Stale conntrack entries that were deleted, IPv4 first. Kept up to date in the latest report
     /// without waking anybody for it.
     pub conntrack: [ConntrackTotals; 2],
+    /// The latest changes in the cluster that the kernel holds, oldest first.
+    pub triggers: Arc<VecDeque<TriggerProgrammed>>,
+}
+
+/// What a change in the cluster led to is in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TriggerProgrammed {
+    /// Counts up from 1 since the start of the agent.
+    pub number: u64,
+    /// The epoch in which `id` means something.
+    pub epoch: u64,
+    /// The control plane's name for it.
+    pub id: u64,
+    /// From the change until the kernel's acknowledgement, milliseconds by two clocks.
+    pub latency_ms: u64,
 }
 
 /// What matters of the node for its health.
@@ -175,7 +192,20 @@ impl Report {
             round_trip_us: 0,
             syncs_ok: self.syncs_ok,
             syncs_failed: self.syncs_failed,
+            triggers_programmed: Vec::new(),
         }
+    }
+
+    /// What a control plane of this epoch has not been told yet, if it was told everything up to
+    /// number `told`.
+    pub(crate) fn triggers_after(&self, epoch: u64, told: u64) -> Vec<pb::TriggerProgrammed> {
+        let new = self.triggers.iter().filter(|one| one.number > told);
+        new.filter(|one| one.epoch == epoch)
+            .map(|one| pb::TriggerProgrammed {
+                id: one.id,
+                latency_ms: one.latency_ms,
+            })
+            .collect()
     }
 }
 

@@ -277,6 +277,63 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
     );
 }
 
+/// Section (h), all the way: from the annotation of a slice to the metric and to the status API.
+#[tokio::test]
+async fn h_the_latency_of_a_change_is_measured_and_told() {
+    let folder = manifests();
+    std::fs::write(folder.path().join("node.yaml"), node("n1", "")).unwrap();
+    let source = Source::Standalone {
+        manifests: folder.path().to_owned(),
+        status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        external_ips: ExternalIps::All,
+    };
+    let agent = app::build(config("n1", source)).await.unwrap();
+    reported(&agent, in_sync).await;
+    let trigger = jiff::Timestamp::now();
+    let slice = format!(
+        "metadata: {{name: web-1, namespace: shop, labels: {{kubernetes.io/service-name: web}}, \
+         annotations: {{endpoints.kubernetes.io/last-change-trigger-time: '{trigger}'}}}}"
+    );
+    let changed = WEB
+        .replace(
+            "metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}",
+            &slice,
+        )
+        .replace("10.0.0.2", "10.0.0.3");
+    std::fs::write(folder.path().join("web.yaml"), changed).unwrap();
+    let report = reported(&agent, |report| !report.triggers.is_empty()).await;
+    let measured = report.triggers.back().unwrap().latency_ms;
+    assert!(u128::from(measured) <= DEADLINE.as_millis(), "{measured}");
+
+    let metrics = text(agent.metrics_addr.unwrap(), "/metrics").await.1;
+    let count = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"} 1\n";
+    assert!(metrics.contains(count), "{metrics}");
+
+    let status = format!("http://{}", agent.status_addr.unwrap());
+    let mut client = StatusServiceClient::connect(status).await.unwrap();
+    let watch = client.watch_fleet(pb::GetFleetRequest {}).await.unwrap();
+    let mut watch = watch.into_inner();
+    let told = async {
+        while let Some(mut fleet) = watch.message().await.unwrap() {
+            if let Some(told) = fleet.nodes.remove(0).network_programming {
+                return told;
+            }
+        }
+        panic!("the watch ended");
+    };
+    let told = tokio::time::timeout(DEADLINE, told).await.unwrap();
+    assert_eq!(
+        (told.count, told.last_ms, told.max_ms),
+        (1, measured, measured)
+    );
+    let (namespace, name) = ("shop".to_owned(), "web".to_owned());
+    let request = pb::DescribeServiceRequest { namespace, name };
+    let description = client.describe_service(request).await.unwrap().into_inner();
+    let change = description.nodes[0].last_change.unwrap();
+    assert_eq!(change.latency_ms, measured);
+    assert!(change.at_ms > 0 && change.at_ms <= description.now_ms);
+}
+
 /// Over TCP: the control plane dies, the agent serves on; another one comes at the same address
 /// and nothing changes in the kernel.
 #[tokio::test]

@@ -43,6 +43,7 @@ pub(crate) fn publish(store: &Store, services: Vec<(ServiceKey, Option<Published
         nodes: Vec::new(),
         service_cidrs: None,
         observed_at: SystemTime::now(),
+        triggers: Vec::new(),
     });
 }
 
@@ -62,6 +63,7 @@ pub(crate) fn collect(store: &Store, node: &str, cursor: &mut Cursor) -> Result<
                 revision: end.revision,
                 digest: end.digest.to_bytes().to_vec(),
                 changed_at_ms: 1_800_000_000_000,
+                triggers: end.triggers.into_iter().map(Into::into).collect(),
             }),
         };
         let message = pb::ServerMessage {

@@ -7,10 +7,13 @@ use serde::Serialize;
 
 use super::endpoints::EndpointView;
 use super::services::{PortView, ServiceView, affinity};
-use super::{API_VERSION, IssueView, KeyView, View, issues_text, next_steps_text, progress};
+use super::{
+    API_VERSION, IssueView, KeyView, View, issues_text, latency, next_steps_text, progress,
+};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, paragraph};
+use crate::time::Time;
 
 /// Endpoints that new connections on one node may reach, of one port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,6 +38,26 @@ pub(crate) struct ServiceNodeView {
     pub(crate) wanted_revision: u64,
     pub(crate) applied_revision: u64,
     pub(crate) endpoints: Vec<NodePortView>,
+    /// `null` when none is remembered.
+    pub(crate) last_change: Option<ChangeView>,
+}
+
+/// A change of the Service's endpoints that the node's kernel holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ChangeView {
+    /// From the change in the cluster until the kernel held it.
+    pub(crate) latency_milliseconds: u64,
+    pub(crate) time: Option<Time>,
+}
+
+impl From<pb::ProgrammedChange> for ChangeView {
+    fn from(change: pb::ProgrammedChange) -> Self {
+        Self {
+            latency_milliseconds: change.latency_ms,
+            time: Time::from_wire(change.at_ms),
+        }
+    }
 }
 
 impl From<pb::NodeServiceStatus> for ServiceNodeView {
@@ -51,6 +74,7 @@ impl From<pb::NodeServiceStatus> for ServiceNodeView {
             wanted_revision: status.wanted_revision,
             applied_revision: status.applied_revision,
             endpoints: endpoints.collect(),
+            last_change: status.last_change.map(ChangeView::from),
         }
     }
 }
@@ -67,6 +91,9 @@ pub(crate) struct DescriptionView {
     pub(crate) service: Option<ServiceView>,
     pub(crate) nodes: Vec<ServiceNodeView>,
     pub(crate) issues: Vec<IssueView>,
+    /// Ages are relative to this.
+    #[serde(skip)]
+    now: Option<Time>,
 }
 
 impl DescriptionView {
@@ -80,6 +107,7 @@ impl DescriptionView {
             service: ServiceView::group(description.ports).pop(),
             nodes: nodes.collect(),
             issues: IssueView::list(description.issues),
+            now: Time::from_wire(description.now_ms),
         }
     }
 
@@ -128,7 +156,7 @@ impl View for DescriptionView {
         }
         if !self.nodes.is_empty() {
             out.push('\n');
-            out.push_str(&nodes_text(&self.nodes, canvas));
+            out.push_str(&nodes_text(&self.nodes, self.now, canvas));
         }
         out.push_str(&issues_text(&self.issues, canvas));
         out.push_str(&next_steps_text(&self.next_steps(canvas), canvas));
@@ -231,7 +259,14 @@ fn chosen<'a>(port: &PortView, nodes: &'a [ServiceNodeView]) -> HashMap<&'a str,
 }
 
 /// What every node holds. `-o wide` lists the endpoints themselves.
-fn nodes_text(nodes: &[ServiceNodeView], canvas: &Canvas) -> String {
+fn nodes_text(nodes: &[ServiceNodeView], now: Option<Time>, canvas: &Canvas) -> String {
+    let changed = |node: &ServiceNodeView| {
+        let at = node.last_change.as_ref().and_then(|change| change.time);
+        match (at, now) {
+            (Some(at), Some(now)) => Span::plain(format!("{} ago", at.age_text(now))),
+            _ => Span::none(),
+        }
+    };
     let total = |node: &ServiceNodeView, list: fn(&NodePortView) -> &Vec<String>| {
         let total: usize = node.endpoints.iter().map(|of| list(of).len()).sum();
         Span::plain(total.to_string())
@@ -249,6 +284,14 @@ fn nodes_text(nodes: &[ServiceNodeView], canvas: &Canvas) -> String {
         })
         .column(Column::new("CLUSTER"), |node| total(node, |of| &of.cluster))
         .column(Column::new("LOCAL"), |node| total(node, |of| &of.local))
+        .column(Column::new("LATENCY").optional(1), |node| {
+            latency(
+                node.last_change
+                    .as_ref()
+                    .map(|change| change.latency_milliseconds),
+            )
+        })
+        .column(Column::new("CHANGED").optional(0), changed)
         .notes(|node| node_notes(node, canvas))
         .render(canvas)
 }

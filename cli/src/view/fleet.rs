@@ -7,7 +7,7 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::nodes::{FailureView, NodeStateView, NodeView};
-use super::{API_VERSION, IssueView, View, issues_text, next, next_steps_text};
+use super::{API_VERSION, IssueView, View, issues_text, latency, next, next_steps_text};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, plural, short_count};
@@ -223,6 +223,20 @@ fn nodes_text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> String 
         })
         .column(Column::wide("KERNEL"), |node| {
             duration(node.last_sync.as_ref().map(|sync| sync.kernel_microseconds))
+        })
+        .column(Column::wide("CHANGE-P50"), |node| {
+            latency(
+                node.network_programming
+                    .as_ref()
+                    .map(|l| l.p50_milliseconds),
+            )
+        })
+        .column(Column::wide("CHANGE-MAX"), |node| {
+            latency(
+                node.network_programming
+                    .as_ref()
+                    .map(|l| l.max_milliseconds),
+            )
         })
         .column(Column::new("OBJECTS").optional(2), |node| {
             let objects = node.objects.as_ref();

@@ -95,6 +95,18 @@ pub(crate) struct SyncView {
     pub(crate) end_to_end_milliseconds: Option<u64>,
 }
 
+/// How long the latest changes in the cluster took until the kernel held them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ProgrammingView {
+    /// Changes that it is about.
+    pub(crate) count: u32,
+    pub(crate) last_milliseconds: u64,
+    pub(crate) p50_milliseconds: u64,
+    pub(crate) max_milliseconds: u64,
+    pub(crate) last_time: Option<Time>,
+}
+
 /// An object that the kernel does not hold as desired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -134,6 +146,8 @@ pub(crate) struct NodeView {
     pub(crate) revisions: RevisionsView,
     pub(crate) objects: Option<ObjectsView>,
     pub(crate) last_sync: Option<SyncView>,
+    /// `null` until it has programmed a change whose time is known.
+    pub(crate) network_programming: Option<ProgrammingView>,
     pub(crate) round_trip_microseconds: Option<u64>,
     pub(crate) syncs_ok: u64,
     pub(crate) syncs_failed: u64,
@@ -174,6 +188,7 @@ impl NodeView {
                 endpoints: objects.endpoints,
             }),
             last_sync: report.last_sync.map(SyncView::from),
+            network_programming: node.network_programming.map(ProgrammingView::from),
             round_trip_microseconds: Some(report.round_trip_us).filter(|us| *us > 0),
             syncs_ok: report.syncs_ok,
             syncs_failed: report.syncs_failed,
@@ -208,6 +223,18 @@ impl From<pb::SyncStats> for SyncView {
             operations: sync.operations,
             bytes: sync.bytes,
             end_to_end_milliseconds: Some(sync.end_to_end_ms).filter(|ms| *ms > 0),
+        }
+    }
+}
+
+impl From<pb::NetworkProgramming> for ProgrammingView {
+    fn from(latencies: pb::NetworkProgramming) -> Self {
+        Self {
+            count: latencies.count,
+            last_milliseconds: latencies.last_ms,
+            p50_milliseconds: latencies.p50_ms,
+            max_milliseconds: latencies.max_ms,
+            last_time: Time::from_wire(latencies.last_at_ms),
         }
     }
 }

@@ -94,6 +94,13 @@ pub(crate) fn node(name: &str) -> pb::NodeStatus {
         last_heard_ms: ago(1),
         wanted_revision: 4711,
         report: Some(report(4711)),
+        network_programming: Some(pb::NetworkProgramming {
+            count: 64,
+            last_ms: 12,
+            p50_ms: 9,
+            max_ms: 1_340,
+            last_at_ms: ago(12),
+        }),
         zone: "eu-west-1a".to_owned(),
         addresses: strings(&["10.0.0.11", "fd00::11"]),
         pod_cidrs: strings(&["10.244.1.0/24", "fd00:10:244:1::/64"]),
@@ -330,6 +337,10 @@ fn held(node: &str, local: &[&str]) -> pb::NodeServiceStatus {
                 local: Vec::new(),
             },
         ],
+        last_change: Some(pb::ProgrammedChange {
+            latency_ms: 12,
+            at_ms: ago(192),
+        }),
     }
 }
 
@@ -341,6 +352,10 @@ pub(crate) fn description() -> pb::ServiceDescription {
                  it or choose another port"
             .to_owned(),
         applied_revision: 4650,
+        last_change: Some(pb::ProgrammedChange {
+            latency_ms: 1_250,
+            at_ms: ago(840),
+        }),
         ..held("node-c", &["10.244.3.9:8080"])
     };
     pb::ServiceDescription {
@@ -351,5 +366,6 @@ pub(crate) fn description() -> pb::ServiceDescription {
             failing,
         ],
         issues: issues().split_off(1),
+        now_ms: NOW_MS,
     }
 }

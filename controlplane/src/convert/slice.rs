@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use kplane_model::{
     Endpoint, EndpointAddr, Family, Protocol, ServiceName, parse_ip, refused_endpoint_ip,
 };
@@ -12,7 +13,9 @@ use super::{
     ConvertedSlice, MAX_HINTS, MAX_SLICE_ENDPOINTS, MAX_SLICE_TARGETS, SliceEndpoints,
     is_port_name, port_number, protocol,
 };
-use crate::k8s::{self, HEADLESS_LABEL, Hint, Kind, SERVICE_NAME_LABEL, SliceEndpoint};
+use crate::k8s::{
+    self, HEADLESS_LABEL, Hint, Kind, LAST_CHANGE_ANNOTATION, SERVICE_NAME_LABEL, SliceEndpoint,
+};
 
 /// What an EndpointSlice means. A refused endpoint or port leaves the rest of the slice served.
 #[must_use]
@@ -25,10 +28,21 @@ pub fn slice(slice: &k8s::EndpointSlice, location: &str) -> ConvertedSlice {
         None => Vec::new(),
     };
     ConvertedSlice {
+        trigger_ms: service.as_ref().map_or(0, |_| trigger_ms(slice)),
         service,
         ports,
+        family,
         issues: report.finish(),
     }
+}
+
+/// Section (h). Nobody but a controller writes this, for measuring and nothing else: what cannot be
+/// read is not worth an issue.
+fn trigger_ms(slice: &k8s::EndpointSlice) -> u64 {
+    let annotations = slice.metadata.annotations.as_ref();
+    let written = annotations.and_then(|all| all.get(LAST_CHANGE_ANNOTATION));
+    let at = written.and_then(|text| text.parse::<Timestamp>().ok());
+    at.map_or(0, |at| u64::try_from(at.as_millisecond()).unwrap_or(0))
 }
 
 /// A27, Z1.

@@ -5,6 +5,7 @@
 
 mod claims;
 mod resync;
+mod triggers;
 mod view;
 
 #[cfg(test)]
@@ -29,6 +30,7 @@ use crate::source::{Batch, Event, Located};
 
 use claims::{Claim, Claims, address_claim, node_port_claim};
 use resync::Resync;
+use triggers::Triggers;
 
 /// Endpoints of one ServicePort that are served: what the largest class of the data path holds,
 /// and above the 10,000 that kplane promises.
@@ -51,6 +53,7 @@ pub struct Index {
     object_issues: BTreeMap<ObjectId, Vec<Issue>>,
     service_issues: BTreeMap<ServiceName, Vec<Issue>>,
     pending: Pending,
+    triggers: Triggers,
     totals: Totals,
 }
 
@@ -91,6 +94,8 @@ struct ServiceEntry {
 struct SliceEntry {
     service: ServiceName,
     ports: Vec<SliceEndpoints>,
+    /// When the change happened that led to it, milliseconds since 1970; 0 = not known.
+    trigger_ms: u64,
 }
 
 /// What has to be published next.
@@ -121,6 +126,13 @@ impl Index {
         }
     }
 
+    /// For a process that started then: of changes before it nothing is measured.
+    #[must_use]
+    pub fn started_at(mut self, started_at: SystemTime) -> Self {
+        self.triggers = Triggers::since(started_at);
+        self
+    }
+
     /// Takes in a batch.
     pub fn apply(&mut self, batch: Batch) -> Outcome {
         let mut issues_changed = false;
@@ -130,7 +142,7 @@ impl Index {
                 Event::Init(kind) => self.resync.begin(kind),
                 Event::InitApply(located) => {
                     self.resync.seen(located.object.id());
-                    issues_changed |= self.apply_object(*located);
+                    issues_changed |= self.apply_object(*located, None);
                 }
                 Event::InitDone(kind) => {
                     for id in self.resync.finish(kind) {
@@ -139,7 +151,8 @@ impl Index {
                 }
                 Event::Apply(located) => {
                     self.resync.seen(located.object.id());
-                    issues_changed |= self.apply_object(*located);
+                    let changed_at = self.is_synced().then_some(batch.observed_at);
+                    issues_changed |= self.apply_object(*located, changed_at);
                 }
                 Event::Delete(id) => {
                     self.resync.gone(&id);
@@ -191,7 +204,8 @@ impl Index {
         issues
     }
 
-    fn apply_object(&mut self, located: Located) -> bool {
+    /// An object is there; `changed_at`: it was observed to change, and not found in a list.
+    fn apply_object(&mut self, located: Located, changed_at: Option<SystemTime>) -> bool {
         let id = located.object.id();
         let location = located.location;
         let issues = match &located.object {
@@ -212,8 +226,15 @@ impl Index {
             }
             Object::EndpointSlice(slice) => {
                 let converted = convert::slice(slice, &location);
+                let trigger_ms = converted.trigger_ms;
+                let before_ms = self.slices.get(&id).map_or(0, |slice| slice.trigger_ms);
                 self.unlink_slice(&id);
                 if let Some(service) = converted.service {
+                    if let (Some(at), Some(family)) = (changed_at, converted.family)
+                        && trigger_ms != before_ms
+                    {
+                        self.triggers.note(&service, family, trigger_ms, at);
+                    }
                     self.slices_of
                         .entry(service.clone())
                         .or_default()
@@ -224,6 +245,7 @@ impl Index {
                         SliceEntry {
                             service,
                             ports: converted.ports,
+                            trigger_ms,
                         },
                     );
                 }
@@ -305,6 +327,7 @@ impl Index {
             .collect::<Vec<_>>();
         let service_cidrs = std::mem::take(&mut self.pending.cidrs)
             .then(|| self.cidrs.values().flatten().copied().collect());
+        let triggers = self.triggers.take();
         let observed_at = self.pending.observed_at.take()?;
         if services.is_empty() && nodes.is_empty() && service_cidrs.is_none() {
             return None;
@@ -314,6 +337,7 @@ impl Index {
             nodes,
             service_cidrs,
             observed_at,
+            triggers,
         })
     }
 

@@ -70,6 +70,7 @@ fn index(objects: &[Value]) -> (Index, Publication) {
             nodes: Vec::new(),
             service_cidrs: None,
             observed_at: at(0),
+            triggers: Vec::new(),
         });
     (index, publication)
 }

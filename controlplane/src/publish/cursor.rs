@@ -6,6 +6,7 @@ use bytes::Bytes;
 use kplane_model::{DesiredKey, Digest, ServiceKey};
 
 use super::state::{Blob, State, View};
+use super::triggers::Sent;
 
 /// Objects are collected into one message until it is this large, in bytes: far below every
 /// limit, large enough that framing costs nothing.
@@ -66,7 +67,7 @@ pub struct Piece {
 }
 
 /// The state that an agent is in after the last piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PieceEnd {
     /// Revision.
     pub revision: u64,
@@ -74,6 +75,8 @@ pub struct PieceEnd {
     pub digest: Digest,
     /// When the oldest change that the agent lacked was observed.
     pub changed_at: Option<SystemTime>,
+    /// What led to the changes, oldest first; nothing for an agent that began from nothing.
+    pub triggers: Vec<Sent>,
 }
 
 /// Reading: everything here is relative to a node.
@@ -107,6 +110,7 @@ impl State {
             revision: self.revision,
             digest: self.digest(node),
             changed_at: self.changed_after(cursor.base),
+            triggers: self.triggers_for(node, cursor.base),
         });
         *cursor = Cursor::at(self.revision);
         piece
@@ -190,6 +194,20 @@ impl State {
         };
         let newest = shared.find(|(revision, key)| *revision <= own || concerns(*revision, key));
         newest.map_or(own, |(revision, _)| revision.max(own))
+    }
+
+    pub(super) fn wanted_of(&self, node: &str, key: &ServiceKey) -> u64 {
+        let view = self.views.get(node);
+        let zone = view.and_then(|v| v.zone.as_deref());
+        let shared = match self.shared.get(key) {
+            Some(shared) => shared.resolve(node, zone).revision,
+            None => self.log.revision_of(key).unwrap_or(0),
+        };
+        let own = view.map_or(0, |view| {
+            let revision = |key| view.log.revision_of(&key).unwrap_or(0);
+            revision(DesiredKey::Local(key.clone())).max(revision(DesiredKey::Service(key.clone())))
+        });
+        shared.max(own)
     }
 
     pub(super) fn changed_after(&self, revision: u64) -> Option<SystemTime> {

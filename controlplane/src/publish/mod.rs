@@ -10,18 +10,22 @@ mod cursor;
 mod log;
 mod state;
 mod store;
+mod triggers;
 
 #[cfg(test)]
 mod tests;
 
 pub use cursor::{Cursor, Piece, PieceEnd};
 pub use store::{Head, Store};
+pub use triggers::Sent;
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use kplane_model::select::Variants;
-use kplane_model::{Cidr, LocalEndpoint, NodeFacts, NodeName, ServiceKey, ServicePort};
+use kplane_model::{
+    Cidr, Family, LocalEndpoint, NodeFacts, NodeName, ServiceKey, ServiceName, ServicePort,
+};
 
 /// All of one ServicePort, for all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,4 +50,17 @@ pub struct Publication {
     pub service_cidrs: Option<Vec<Cidr>>,
     /// When the first of the changes was observed.
     pub observed_at: SystemTime,
+    /// What led to the changes of endpoints among them.
+    pub triggers: Vec<Trigger>,
+}
+
+/// A change in the cluster that led to other endpoints of a Service, as far as its time is known.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Trigger {
+    /// When it happened, milliseconds since 1970 by the clock of whoever wrote the EndpointSlice.
+    pub at_ms: u64,
+    /// The Service.
+    pub service: ServiceName,
+    /// The family of the endpoints.
+    pub family: Family,
 }

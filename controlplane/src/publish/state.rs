@@ -10,6 +10,7 @@ use kplane_model::{
 
 use super::blob::{Encoded, encode};
 use super::log::Log;
+use super::triggers::Triggers;
 
 /// Deleted keys that are remembered for agents that come back. An agent that missed more than
 /// these gets a snapshot instead.
@@ -34,6 +35,7 @@ pub(super) struct State {
     pub(super) service_cidrs: Vec<Cidr>,
     /// First revision of each publication, and when its change was observed.
     pub(super) times: VecDeque<(u64, SystemTime)>,
+    pub(super) triggers: Triggers,
 }
 
 /// A deleted key, remembered in one log.

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::SystemTime;
 
-use kplane_model::{DesiredKey, Digest, NodeFacts, NodeName, ServiceKey};
+use kplane_model::{Digest, NodeFacts, NodeName, ServiceKey};
 use tokio::sync::watch;
 
-use super::Publication;
 use super::blob::Encoded;
 use super::cursor::{Cursor, Piece};
 use super::state::{State, View};
+use super::{Publication, Trigger};
 
 /// Publications whose time is remembered, to tell how old the oldest missing change is.
 const REMEMBERED_TIMES: usize = 4_096;
@@ -71,12 +71,18 @@ impl Store {
             .collect();
         let mut state = self.write();
         let first = state.revision + 1;
+        let mut changed = Vec::new();
         for (key, encoded) in encoded {
+            let before = state.revision;
             match encoded {
                 Some(encoded) => state.upsert(key, encoded),
                 None => state.delete(key),
             }
+            if state.revision != before {
+                changed.push(key);
+            }
         }
+        state.triggers.note(first, &publication.triggers, &changed);
         for node in &publication.nodes {
             state.set_node(node.clone());
         }
@@ -111,6 +117,7 @@ impl Store {
             }],
             service_cidrs: None,
             observed_at: SystemTime::now(),
+            triggers: Vec::new(),
         });
     }
 
@@ -155,18 +162,13 @@ impl Store {
     /// Revision of the newest change of a ServicePort that concerns a node.
     #[must_use]
     pub fn wanted_of(&self, node: &str, key: &ServiceKey) -> u64 {
-        let state = self.read();
-        let view = state.views.get(node);
-        let zone = view.and_then(|v| v.zone.as_deref());
-        let shared = match state.shared.get(key) {
-            Some(shared) => shared.resolve(node, zone).revision,
-            None => state.log.revision_of(key).unwrap_or(0),
-        };
-        let own = view.map_or(0, |view| {
-            let revision = |key| view.log.revision_of(&key).unwrap_or(0);
-            revision(DesiredKey::Local(key.clone())).max(revision(DesiredKey::Service(key.clone())))
-        });
-        shared.max(own)
+        self.read().wanted_of(node, key)
+    }
+
+    /// What a trigger's number stands for, while it is remembered.
+    #[must_use]
+    pub fn trigger(&self, id: u64) -> Option<Trigger> {
+        self.read().triggers.get(id).cloned()
     }
 
     /// When the first change after `revision` was observed, if there is one and it is remembered.

@@ -74,6 +74,7 @@ fn publication(
         nodes,
         service_cidrs: None,
         observed_at: SystemTime::UNIX_EPOCH,
+        triggers: Vec::new(),
     }
 }
 

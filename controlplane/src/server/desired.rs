@@ -86,7 +86,7 @@ fn answer(piece: &Piece) -> Result<pb::DesiredState, Status> {
     Ok(pb::DesiredState {
         objects: objects.map_err(|error| Status::internal(error.to_string()))?,
         deleted: piece.deleted.iter().map(Into::into).collect(),
-        revision: piece.end.map_or(0, |end| end.revision),
+        revision: piece.end.as_ref().map_or(0, |end| end.revision),
         complete: piece.end.is_some(),
     })
 }

@@ -7,7 +7,7 @@ use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 
 use super::millis;
-use crate::fleet::AgentRecord;
+use crate::fleet::{AgentRecord, LatencySummary};
 use crate::hub::Hub;
 use crate::index::{PortView, ServiceDetail};
 use crate::publish::Store;
@@ -116,7 +116,21 @@ fn node_status(
             .map(|r| r.peer.clone())
             .unwrap_or_default(),
         last_heard_ms: record.as_ref().map_or(0, |r| millis(r.last_heard)),
+        network_programming: record
+            .as_ref()
+            .and_then(|r| r.latencies.summary())
+            .map(network_programming),
         report: record.and_then(|r| r.report),
+    }
+}
+
+fn network_programming(latencies: LatencySummary) -> pb::NetworkProgramming {
+    pb::NetworkProgramming {
+        count: u32::try_from(latencies.count).unwrap_or(u32::MAX),
+        last_ms: latencies.last_ms.into(),
+        p50_ms: latencies.p50_ms.into(),
+        max_ms: latencies.max_ms.into(),
+        last_at_ms: millis(latencies.last_at),
     }
 }
 
@@ -231,6 +245,7 @@ pub(super) fn description(
             .map(|node| node_service(hub, name, detail, node, records.get(&node.name)))
             .collect(),
         issues: detail.issues.iter().map(Into::into).collect(),
+        now_ms: millis(SystemTime::now()),
     }
 }
 
@@ -267,6 +282,12 @@ fn node_service(
             .iter()
             .map(|view| node_endpoints(view, node))
             .collect(),
+        last_change: record
+            .and_then(|record| record.latencies.of(name))
+            .map(|change| pb::ProgrammedChange {
+                latency_ms: change.latency_ms.into(),
+                at_ms: millis(change.at),
+            }),
     }
 }
 

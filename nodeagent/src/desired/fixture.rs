@@ -104,6 +104,8 @@ pub(crate) struct Plane {
     objects: BTreeMap<DesiredKey, Bytes>,
     dirty: BTreeSet<DesiredKey>,
     pub(crate) changed_at_ms: u64,
+    /// Of every update until they are taken away.
+    pub(crate) triggers: Vec<pb::Trigger>,
 }
 
 impl Plane {
@@ -114,6 +116,7 @@ impl Plane {
             objects: BTreeMap::new(),
             dirty: BTreeSet::new(),
             changed_at_ms: 0,
+            triggers: Vec::new(),
         };
         for object in objects {
             plane.put(&object);
@@ -151,6 +154,7 @@ impl Plane {
             revision: self.revision,
             digest: self.digest().to_bytes().to_vec(),
             changed_at_ms: self.changed_at_ms,
+            triggers: self.triggers.clone(),
         }
     }
 

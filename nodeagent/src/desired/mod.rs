@@ -15,7 +15,7 @@ pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;
 
-pub use update::{Change, Collector, Position, Refusal, Remedy, Update, now_ms};
+pub use update::{Change, Collector, Position, Refusal, Remedy, Trigger, Update, now_ms};
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -3,13 +3,17 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use kplane_model::Digest;
+use kplane_model::{Digest, Family};
 use kplane_proto::v1 as pb;
 use prost::Message;
 
 /// Most bytes of objects that one update may have: 1,000,000 Services of 200 bytes, and a bound
 /// on what a mad control plane makes an agent hold.
 const MAX_UPDATE_BYTES: usize = 200_000_000;
+
+/// Triggers of one update that are taken: what a control plane sends at most, and a bound on what a
+/// mad one makes an agent hold.
+const MAX_TRIGGERS: usize = 256;
 
 /// A point in the control plane's history. Revisions of different epochs do not compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +37,23 @@ pub struct Update {
     pub digest: Digest,
     /// When the control plane learnt of the first change, milliseconds since 1970; 0 = not known.
     pub changed_at_ms: u64,
+    /// What led to the changes, as far as their time is known.
+    pub triggers: Vec<Trigger>,
     /// When the last piece arrived.
     pub arrived: Instant,
     /// The same, milliseconds since 1970.
     pub arrived_at_ms: u64,
+}
+
+/// A change in the cluster that led to an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trigger {
+    /// Names it to the control plane of the update's epoch.
+    pub id: u64,
+    /// The family whose kernel state it changes.
+    pub family: Family,
+    /// When it happened, milliseconds since 1970.
+    pub at_ms: u64,
 }
 
 /// One change as it came.
@@ -169,10 +186,29 @@ impl Collector {
             },
             digest: Digest::from_bytes(digest),
             changed_at_ms: end.changed_at_ms,
+            triggers: triggers(&end.triggers),
             arrived: Instant::now(),
             arrived_at_ms: now_ms(),
         }))
     }
+}
+
+/// Those that this version understands.
+fn triggers(wire: &[pb::Trigger]) -> Vec<Trigger> {
+    let understand = |trigger: &pb::Trigger| {
+        let family = match trigger.family() {
+            pb::Family::Ipv4 => Family::V4,
+            pb::Family::Ipv6 => Family::V6,
+            pb::Family::Unspecified => return None,
+        };
+        Some(Trigger {
+            id: trigger.id,
+            family,
+            at_ms: trigger.at_ms,
+        })
+    };
+    let wire = wire.iter().take(MAX_TRIGGERS);
+    wire.filter_map(understand).collect()
 }
 
 /// The wall clock, milliseconds since 1970. For people and reports; nothing is ordered by it.

@@ -27,6 +27,13 @@ impl Now {
             ms: now_ms(),
         }
     }
+
+    /// What the second clock shows by now: the kernel may have taken its time.
+    pub(super) fn moved_on_ms(self) -> u64 {
+        let since = self.instant.elapsed().as_millis();
+        self.ms
+            .saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
+    }
 }
 
 /// Work for the kernel, and where it comes from.
@@ -97,13 +104,18 @@ impl Core {
     }
 
     /// Makes an update part of the desired state.
-    pub(super) fn take(&mut self, update: Update) -> Result<Work, Refusal> {
+    pub(super) fn take(&mut self, mut update: Update) -> Result<Work, Refusal> {
         let started = Instant::now();
         let origin = Origin {
             arrived: update.arrived,
             changed_at_ms: update.changed_at_ms,
         };
+        let epoch = update.position.epoch;
+        let triggers = std::mem::take(&mut update.triggers);
         let touched = self.desired.apply(update)?;
+        for trigger in triggers {
+            self.families[trigger.family as usize].triggered(epoch, trigger);
+        }
         if touched.node_changed {
             self.warn_without_detector();
         }
@@ -281,6 +293,7 @@ impl Core {
                 .as_ref()
                 .map(Cleaner::totals)
                 .unwrap_or_default(),
+            triggers: self.followers.triggers(),
         }
     }
 

@@ -1,14 +1,15 @@
 //! What follows when a family was programmed: health check servers and metrics. They never say more
 //! than the kernel holds, and the engine waits for none of them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
 
+use super::triggers::{Results, Waiting};
 use crate::desired::{Desired, Touched, View};
 use crate::metrics::{Counters, FamilyCounters};
-use crate::report::Failure;
+use crate::report::{Failure, TriggerProgrammed};
 use crate::service_health::{self, Publisher};
 
 /// Owned by the engine.
@@ -17,6 +18,7 @@ pub struct Followers {
     health: Publisher,
     counters: Arc<Counters>,
     no_local: [NoLocal; 2],
+    triggers: Results,
 }
 
 /// ServicePorts whose packets are dropped here for lack of a local endpoint (A18), by policy.
@@ -42,11 +44,23 @@ impl Followers {
             health,
             counters,
             no_local: Default::default(),
+            triggers: Results::default(),
         }
     }
 
     pub(super) fn counters(&self, family: Family) -> &FamilyCounters {
         self.counters.family(family)
+    }
+
+    /// The kernel has acknowledged, at `at_ms`, everything that these triggers of a family led to.
+    pub(super) fn acknowledged(&mut self, family: Family, waiting: &mut Waiting, at_ms: u64) {
+        let counters = self.counters.family(family);
+        waiting.acknowledged(at_ms, counters, &mut self.triggers);
+    }
+
+    /// The latest triggers that the kernel holds, oldest first.
+    pub(super) fn triggers(&self) -> Arc<VecDeque<TriggerProgrammed>> {
+        self.triggers.latest()
     }
 
     /// The kernel holds what is desired of a family, except for `failures`. `touched`: what has

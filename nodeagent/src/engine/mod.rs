@@ -12,6 +12,7 @@ pub(crate) mod backoff;
 mod core;
 mod followers;
 mod pipeline;
+mod triggers;
 
 #[cfg(test)]
 mod tests;

@@ -14,9 +14,10 @@ use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 use super::backoff::Backoff;
 use super::core::Now;
 use super::followers::Followers;
+use super::triggers::Waiting;
 use crate::backend::{self, Applied, ApplyError, Backend, Change, Verification};
 use crate::conntrack::Cleaner;
-use crate::desired::{Desired, Position, Touched, View};
+use crate::desired::{Desired, Position, Touched, Trigger, View};
 use crate::plan::{NodePlan, NodeSettings, ServicePlan, plan_service};
 use crate::report::{Failure, FamilyReport, Standing, chain};
 
@@ -63,6 +64,8 @@ pub(super) struct Pipeline {
     programmed_at_ms: u64,
     /// When the oldest update came that the kernel does not hold.
     behind_since: Option<Instant>,
+    /// What led to updates that the kernel does not hold.
+    triggers: Waiting,
     /// What somebody else changed is not put right yet.
     drifted: bool,
     failures: BTreeMap<ServiceKey, Failure>,
@@ -85,6 +88,7 @@ impl Pipeline {
             ever_programmed: false,
             programmed_at_ms: 0,
             behind_since: None,
+            triggers: Waiting::default(),
             drifted: false,
             failures: BTreeMap::new(),
             error: None,
@@ -98,6 +102,11 @@ impl Pipeline {
     /// An update came that the kernel does not hold.
     pub(super) fn queue(&mut self, arrived: Instant) {
         self.behind_since.get_or_insert(arrived);
+    }
+
+    /// A change in the cluster led to an update of this epoch.
+    pub(super) fn triggered(&mut self, epoch: u64, trigger: Trigger) {
+        self.triggers.push(epoch, trigger);
     }
 
     /// Brings the kernel from what it holds to `position`.
@@ -192,7 +201,7 @@ impl Pipeline {
     }
 
     /// The kernel holds a position, one that differs in nothing from the last or was just applied.
-    fn hold(&mut self, position: Position, context: &Context<'_>, now: Now) {
+    fn hold(&mut self, position: Position, context: &mut Context<'_>, now: Now) {
         // What was compared at the last position is the same at this one, unless it changed since.
         if self.verify_at.is_none() && self.verified.is_some() {
             self.verified = Some(position);
@@ -201,7 +210,9 @@ impl Pipeline {
         self.ever_programmed = true;
         self.programmed_at_ms = now.ms;
         self.behind_since = None;
-        context.followers.counters(self.family).caught_up(now.ms);
+        let followers = &mut *context.followers;
+        followers.counters(self.family).caught_up(now.ms);
+        followers.acknowledged(self.family, &mut self.triggers, now.moved_on_ms());
     }
 
     /// Takes note of what failed within a change that was applied.

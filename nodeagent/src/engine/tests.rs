@@ -4,6 +4,7 @@ mod followers;
 mod settings;
 mod steps;
 mod thread;
+mod triggers;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

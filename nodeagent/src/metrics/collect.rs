@@ -102,12 +102,11 @@ impl KubeProxy {
             "When a change last arrived",
         )
         .gauge(to, from.each(|c| seconds(c.queued_at_ms.get())))?;
-        // Needs the time of the trigger from the API server, which manifests do not have.
         Name(
             "kubeproxy_network_programming_duration_seconds",
             "Time from the change of a Service or pod until the kernel held it",
         )
-        .histogram(to, [])?;
+        .histogram(to, from.each_histogram(|c| &c.programming))?;
         Name(
             "kubeproxy_sync_proxy_rules_nftables_sync_failures",
             "Attempts to program the kernel that failed",

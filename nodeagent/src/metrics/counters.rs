@@ -15,6 +15,19 @@ pub(crate) const SYNC_BUCKETS: [f64; 15] = [
     8.192, 16.384,
 ];
 
+/// Upper bounds of the network programming latency in seconds, as kube-proxy has them: 1/4 and 1/2 s,
+/// each second of the first minute, every 5 s of the second, then every half minute up to five.
+#[rustfmt::skip]
+pub(super) const PROGRAMMING_BUCKETS: [f64; 80] = [
+    0.25, 0.5,
+    1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0,
+    19.0, 20.0, 21.0, 22.0, 23.0, 24.0, 25.0, 26.0, 27.0, 28.0, 29.0, 30.0, 31.0, 32.0, 33.0, 34.0,
+    35.0, 36.0, 37.0, 38.0, 39.0, 40.0, 41.0, 42.0, 43.0, 44.0, 45.0, 46.0, 47.0, 48.0, 49.0, 50.0,
+    51.0, 52.0, 53.0, 54.0, 55.0, 56.0, 57.0, 58.0, 59.0,
+    60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0, 100.0, 105.0, 110.0, 115.0,
+    120.0, 150.0, 180.0, 210.0, 240.0, 270.0, 300.0,
+];
+
 /// Upper bounds for the steps of one sync in seconds: a change usually takes well below 1 ms.
 pub(super) const PHASE_BUCKETS: [f64; 15] = [
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05,
@@ -22,7 +35,7 @@ pub(super) const PHASE_BUCKETS: [f64; 15] = [
 ];
 
 /// Seconds in total, and by upper bound in seconds how many fell between it and the one before.
-pub(super) type Distribution = (f64, Vec<(f64, u64)>);
+pub(crate) type Distribution = (f64, Vec<(f64, u64)>);
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -61,17 +74,17 @@ impl Gauge {
 /// How long something took, each time.
 #[derive(Debug)]
 pub struct Histogram {
-    bounds: &'static [f64; 15],
+    bounds: &'static [f64],
     /// By bound; what is above the last one stands in the last place.
-    counts: [AtomicU64; 16],
+    counts: Box<[AtomicU64]>,
     nanoseconds: AtomicU64,
 }
 
 impl Histogram {
-    fn new(bounds: &'static [f64; 15]) -> Self {
+    fn new(bounds: &'static [f64]) -> Self {
         Self {
             bounds,
-            counts: Default::default(),
+            counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
             nanoseconds: AtomicU64::new(0),
         }
     }
@@ -86,7 +99,7 @@ impl Histogram {
     }
 
     /// Seconds in total, and how many fell between each bound and the one before it.
-    pub(super) fn read(&self) -> Distribution {
+    pub(crate) fn read(&self) -> Distribution {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let counts = self.counts.iter().map(|n| n.load(Ordering::Relaxed));
         let total = Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed));
@@ -103,6 +116,8 @@ pub struct FamilyCounters {
     pub(crate) full: Histogram,
     /// Those of them that looked at what changed.
     pub(crate) partial: Histogram,
+    /// From a change in the cluster until the kernel held what it led to.
+    pub(crate) programming: Histogram,
     /// Attempts that failed.
     pub(crate) failures: Counter,
     /// When the kernel last took a change, and when one was last desired: milliseconds since 1970.
@@ -130,6 +145,7 @@ impl Default for FamilyCounters {
             sync: sync(),
             full: sync(),
             partial: sync(),
+            programming: Histogram::new(&PROGRAMMING_BUCKETS),
             failures: Counter::default(),
             synced_at_ms: Gauge::default(),
             queued_at_ms: Gauge::default(),
@@ -239,6 +255,21 @@ mod tests {
             let expected = 0.001 * f64::from(1_u32 << n);
             assert!((bound - expected).abs() < 1e-9, "{bound}");
         }
+    }
+
+    /// Section (h): 0.25, 0.5, 1..59, 60..115 step 5, 120..300 step 30.
+    #[test]
+    fn h_programming_buckets_are_kube_proxys() {
+        let steps = [
+            (0.25, 0.25, 2),
+            (1.0, 1.0, 59),
+            (60.0, 5.0, 12),
+            (120.0, 30.0, 7),
+        ];
+        let expected = steps
+            .into_iter()
+            .flat_map(|(first, step, count)| (0..count).map(move |n| first + step * f64::from(n)));
+        assert_eq!(expected.collect::<Vec<_>>(), PROGRAMMING_BUCKETS);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::report::Failure;
 const KUBE_PROXY: &str = "\
 histogram kubeproxy_conntrack_reconciler_sync_duration_seconds ip_family
 counter kubeproxy_conntrack_reconciler_deleted_entries_total ip_family
-histogram kubeproxy_network_programming_duration_seconds
+histogram kubeproxy_network_programming_duration_seconds ip_family
 counter kubeproxy_proxy_healthz_total code
 counter kubeproxy_proxy_livez_total code
 histogram kubeproxy_sync_full_proxy_rules_duration_seconds ip_family

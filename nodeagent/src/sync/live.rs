@@ -192,7 +192,7 @@ impl Live {
         self.submission = Some(Box::pin(async move { engine.submit(update).await }));
     }
 
-    fn send(&mut self, permit: mpsc::OwnedPermit<pb::AgentMessage>, shared: &Shared) {
+    fn send(&mut self, permit: mpsc::OwnedPermit<pb::AgentMessage>, shared: &mut Shared) {
         let kind = if let Some(token) = self.due.pong.take() {
             agent_message::Kind::Pong(pb::Pong { token })
         } else if std::mem::take(&mut self.due.ping) {
@@ -207,8 +207,15 @@ impl Live {
     }
 
     /// The engine's latest report, with what only the stream knows.
-    fn report(&mut self, shared: &Shared) -> pb::Report {
-        let mut report = self.reports.borrow_and_update().to_wire();
+    fn report(&mut self, shared: &mut Shared) -> pb::Report {
+        let mut report = {
+            let latest = self.reports.borrow_and_update();
+            let mut report = latest.to_wire();
+            report.triggers_programmed = latest.triggers_after(self.epoch, shared.triggers_told);
+            let newest = latest.triggers.back().map_or(0, |newest| newest.number);
+            shared.triggers_told = newest;
+            report
+        };
         if let Some(received) = self.received {
             if report.epoch != received.epoch {
                 // The engine is still in another epoch: nothing of this one is in the kernel.

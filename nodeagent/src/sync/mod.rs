@@ -100,6 +100,8 @@ struct Shared {
     /// Messages of kinds that this version does not know.
     unknown_messages: u64,
     round_trip: Duration,
+    /// Number of the last trigger that a control plane was told of.
+    triggers_told: u64,
 }
 
 #[derive(Debug)]
@@ -179,6 +181,7 @@ impl<T: Transport> Client<T> {
                 engine,
                 unknown_messages: 0,
                 round_trip: Duration::ZERO,
+                triggers_told: 0,
             },
             backoff: RECONNECT,
             fresh: false,

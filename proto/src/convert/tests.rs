@@ -289,6 +289,11 @@ fn one_service_fits_the_change_budget() {
                 revision: 1_000_000,
                 digest: vec![0xff; 16],
                 changed_at_ms: 1_800_000_000_000,
+                triggers: vec![pb::Trigger {
+                    id: 1_000_000,
+                    family: pb::Family::Ipv4.into(),
+                    at_ms: 1_800_000_000_000,
+                }],
             }),
             ..Default::default()
         })),

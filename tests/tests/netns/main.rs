@@ -14,6 +14,7 @@ mod coming_from_kube_proxy;
 mod conntrack;
 mod generated;
 mod health;
+mod latency;
 mod limits;
 mod listing;
 mod policies;
@@ -159,5 +160,6 @@ kplane_tests::main!(
     ruleset::a26_e8_no_hole_is_punched_into_others_firewalls,
     ruleset::e8_no_rule_looks_for_invalid_packets,
     health::a23_health_checks_follow_the_nodes_own_addresses,
+    latency::h_both_families_measure_each_change_once,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );

@@ -99,20 +99,20 @@ fn wide_shows_everything() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/5 in sync, 1 syncing, 1 failing, 1 disconnected, 1 without an agent
 
-        NODE    STATE         SINCE  RECEIVED  APPLIED    VERIFIED  LAG  SYNC   KERNEL  OBJECTS      BACKEND
-        node-a  InSync        3h     4711      4711       4711      -    412us  341us   10000/20000  nftables
-        node-b  Syncing       4s     4711      4698/4711  4698      13   3.1ms  341us   10000/20000  nftables
-        node-c  Failing       3m12s  4711      4711       4711      -    412us  341us   10000/20000  nftables
+        NODE    STATE         SINCE  RECEIVED  APPLIED    VERIFIED  LAG  SYNC   KERNEL  CHANGE-P50  CHANGE-MAX  OBJECTS      BACKEND
+        node-a  InSync        3h     4711      4711       4711      -    412us  341us   9ms         1.3s        10000/20000  nftables
+        node-b  Syncing       4s     4711      4698/4711  4698      13   3.1ms  341us   9ms         1.3s        10000/20000  nftables
+        node-c  Failing       3m12s  4711      4711       4711      -    412us  341us   9ms         1.3s        10000/20000  nftables
           5 objects are not applied as desired
           shop/web:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
           shop/api:http/TCP (IPv4): degraded: the kernel has no nft_fib: martian sources pass (for 3m12s)
           shop/cart:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
           shop/search:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
           shop/login:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
-        node-d  Disconnected  14m    4650      4650/4711  4650      61   412us  341us   10000/20000  nftables
+        node-d  Disconnected  14m    4650      4650/4711  4650      61   412us  341us   9ms         1.3s        10000/20000  nftables
           connection reset by peer
           last heard of 14m ago; its kernel keeps what it held
-        node-e  NoAgent       3d4h   -         -          -         -    -      -       -            -
+        node-e  NoAgent       3d4h   -         -          -         -    -      -       -           -           -            -
 
         DEGRADED                  NODES
         shop/api:http/TCP (IPv4)  1

@@ -137,10 +137,10 @@ fn describe_service() {
           ENDPOINT                 NODE    STATE  NODES  HINTS
           [fd00:10:244:1::c]:8080  node-a  Ready  3/3    -
 
-        NODE    PROGRAMMED  APPLIED    CLUSTER  LOCAL
-        node-a  Yes         4711       3        1
-        node-b  Yes         4711       3        1
-        node-c  No          4650/4711  3        1
+        NODE    PROGRAMMED  APPLIED    CLUSTER  LOCAL  LATENCY  CHANGED
+        node-a  Yes         4711       3        1      12ms     3m12s ago
+        node-b  Yes         4711       3        1      12ms     3m12s ago
+        node-c  No          4650/4711  3        1      1.2s     14m ago
           node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy);
             stop it or choose another port
 
@@ -174,14 +174,14 @@ fn describe_service() {
           ENDPOINT                 NODE    STATE  NODES  HINTS
           [fd00:10:244:1::c]:8080  node-a  Ready  3/3    -
 
-        NODE    PROGRAMMED  APPLIED    CLUSTER  LOCAL
-        node-a  Yes         4711       3        1
+        NODE    PROGRAMMED  APPLIED    CLUSTER  LOCAL  LATENCY  CHANGED
+        node-a  Yes         4711       3        1      12ms     3m12s ago
           shop/web:http/TCP (IPv4): cluster 10.244.1.12:8080 10.244.2.7:8080; local 10.244.1.12:8080
           shop/web:http/TCP (IPv6): cluster [fd00:10:244:1::c]:8080; local none
-        node-b  Yes         4711       3        1
+        node-b  Yes         4711       3        1      12ms     3m12s ago
           shop/web:http/TCP (IPv4): cluster 10.244.1.12:8080 10.244.2.7:8080; local 10.244.2.7:8080
           shop/web:http/TCP (IPv6): cluster [fd00:10:244:1::c]:8080; local none
-        node-c  No          4650/4711  3        1
+        node-c  No          4650/4711  3        1      1.2s     14m ago
           node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port
           shop/web:http/TCP (IPv4): cluster 10.244.1.12:8080 10.244.2.7:8080; local 10.244.3.9:8080
           shop/web:http/TCP (IPv6): cluster [fd00:10:244:1::c]:8080; local none
@@ -218,9 +218,9 @@ fn describe_service_as_it_should_be() {
           10.244.2.7:8080   node-b  Ready     2/2    zone=eu-west-1b,eu-west-1c
           10.244.3.9:8080   node-c  Draining  0/2    -
 
-        NODE    PROGRAMMED  APPLIED  CLUSTER  LOCAL
-        node-a  Yes         4711     3        1
-        node-b  Yes         4711     3        1
+        NODE    PROGRAMMED  APPLIED  CLUSTER  LOCAL  LATENCY  CHANGED
+        node-a  Yes         4711     3        1      12ms     3m12s ago
+        node-b  Yes         4711     3        1      12ms     3m12s ago
     "#]]
     .assert_eq(&table(&DescriptionView::new("shop", "web", description)));
 }
@@ -231,6 +231,7 @@ fn describe_service_of_which_nothing_is_served() {
         ports: Vec::new(),
         nodes: Vec::new(),
         issues: samples::issues().split_off(1),
+        now_ms: 0,
     };
     expect![[r#"
         Service         shop/checkout

@@ -147,3 +147,40 @@ async fn unknown_messages_are_skipped_and_counted() {
     server.update(plane.snapshot());
     assert_eq!(server.applied(1).await.unknown_kinds, 3);
 }
+
+/// A report is what holds now, but what it tells of triggers it tells once, and to the control
+/// plane that gave them their numbers.
+#[tokio::test(start_paused = true)]
+async fn h_programmed_triggers_are_told_once() {
+    let mut rig = Rig::new();
+    let mut plane = Plane::new([svc("a", &[])]);
+    let mut server = rig.synced(&mut plane).await;
+    let trigger = |id| pb::Trigger {
+        id,
+        family: pb::Family::Ipv4.into(),
+        at_ms: 1,
+    };
+    let told = |report: pb::Report| {
+        let triggers = report.triggers_programmed.into_iter();
+        triggers.map(|one| one.id).collect::<Vec<_>>()
+    };
+    plane.put(&svc("a", &["10.0.0.1:80"]));
+    plane.triggers = vec![trigger(5), trigger(6)];
+    // A family that only a newer version knows.
+    plane.triggers.push(pb::Trigger {
+        id: 7,
+        family: 9,
+        at_ms: 1,
+    });
+    server.update(plane.delta());
+    assert_eq!(told(server.applied(2).await), [5, 6]);
+    plane.put(&svc("a", &["10.0.0.2:80"]));
+    plane.triggers = vec![trigger(8)];
+    server.update(plane.delta());
+    assert_eq!(told(server.applied(3).await), [8]);
+    drop(server);
+    // Neither again after a reconnect.
+    let mut server = rig.opened().await;
+    server.welcome(EPOCH);
+    assert_eq!(told(server.report(|_| true).await), [0; 0]);
+}

@@ -123,6 +123,12 @@ impl Cluster {
         Ok(())
     }
 
+    /// The latest report of every agent.
+    pub(crate) fn reports(&self) -> Vec<Report> {
+        let reports = self.members.iter().map(|member| member.engine.reports());
+        reports.map(|report| report.borrow().clone()).collect()
+    }
+
     /// What is not in a kernel as desired, on any node.
     pub(crate) fn failures(&self) -> Vec<Failure> {
         let reports = self.members.iter().map(|member| member.engine.reports());

@@ -1,0 +1,140 @@
+//! What led to changes, and when: agents measure from there until the kernel holds them.
+//!
+//! A trigger goes to an agent with the update that brings the node other endpoints of its Service.
+//! One whose change makes no difference to the data path goes nowhere: kube-proxy would count it,
+//! and measure how long nothing took. Names stay here: agents know triggers by number.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use kplane_model::{Family, ServiceKey, ServiceName};
+
+use kplane_proto::v1 as pb;
+
+use super::Trigger;
+use super::state::State;
+
+/// Triggers that are remembered, for agents that are behind and to tell what their answers mean:
+/// 40 s of 100 changes a second. With names and few ports 200 bytes each.
+const REMEMBERED: usize = 4_096;
+
+/// Ports of a Service by which it is told whether a trigger concerns a node. Nearly always all ports
+/// have the same endpoints.
+const KEYS: usize = 8;
+
+/// Triggers in one update; of more the oldest are left out: 4 kB.
+const PER_UPDATE: usize = 256;
+
+/// A trigger as an agent gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// Names it to this control plane.
+    pub id: u64,
+    /// The family whose endpoints changed.
+    pub family: Family,
+    /// When it happened, milliseconds since 1970.
+    pub at_ms: u64,
+}
+
+impl From<Sent> for pb::Trigger {
+    fn from(sent: Sent) -> Self {
+        Self {
+            id: sent.id,
+            family: pb::Family::from(sent.family).into(),
+            at_ms: sent.at_ms,
+        }
+    }
+}
+
+/// The latest triggers, by number.
+#[derive(Debug, Default)]
+pub(super) struct Triggers {
+    /// Numbers given so far.
+    given: u64,
+    /// The last of them is the newest.
+    latest: VecDeque<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    trigger: Trigger,
+    /// First revision of the publication that it led to.
+    revision: u64,
+    /// ServicePorts that it changed.
+    keys: Box<[ServiceKey]>,
+}
+
+impl Triggers {
+    /// A publication that began at `revision` changed these ServicePorts.
+    pub(super) fn note(&mut self, revision: u64, triggers: &[Trigger], changed: &[&ServiceKey]) {
+        if triggers.is_empty() {
+            return;
+        }
+        let mut ports: BTreeMap<&ServiceName, Vec<&ServiceKey>> = BTreeMap::new();
+        for key in changed {
+            ports.entry(&key.service).or_default().push(key);
+        }
+        for trigger in triggers {
+            let ports = ports.get(&trigger.service).into_iter().flatten();
+            let ports = ports.filter(|key| key.family == trigger.family);
+            let keys: Box<[_]> = ports.take(KEYS).map(|key| (*key).clone()).collect();
+            if keys.is_empty() {
+                continue;
+            }
+            if self.latest.len() == REMEMBERED {
+                self.latest.pop_front();
+            }
+            self.given += 1;
+            self.latest.push_back(Entry {
+                trigger: trigger.clone(),
+                revision,
+                keys,
+            });
+        }
+    }
+
+    /// What a number stands for, while it is remembered.
+    pub(super) fn get(&self, id: u64) -> Option<&Trigger> {
+        let back = usize::try_from(self.given.checked_sub(id)?).ok()?;
+        let place = self.latest.len().checked_sub(back + 1)?;
+        Some(&self.latest.get(place)?.trigger)
+    }
+
+    /// Those after a revision with their numbers, newest first.
+    fn newest_after(&self, revision: u64) -> impl Iterator<Item = (u64, &Entry)> {
+        let numbered = self.latest.iter().rev().enumerate();
+        numbered
+            .take_while(move |(_, entry)| entry.revision > revision)
+            .map(|(back, entry)| (self.given - back as u64, entry))
+    }
+}
+
+impl State {
+    /// Triggers of what a node gets that has everything up to `base`; none for one that begins.
+    pub(super) fn triggers_for(&self, node: &str, base: u64) -> Vec<Sent> {
+        if base == 0 {
+            return Vec::new();
+        }
+        let concerns = |entry: &Entry| {
+            let mut keys = entry.keys.iter();
+            keys.any(|key| {
+                self.shared.contains_key(key) && self.wanted_of(node, key) >= entry.revision
+            })
+        };
+        let mut sent: Vec<Sent> = self
+            .triggers
+            .newest_after(base)
+            .filter(|(_, entry)| concerns(entry))
+            .take(PER_UPDATE)
+            .map(|(id, entry)| Sent {
+                id,
+                family: entry.trigger.family,
+                at_ms: entry.trigger.at_ms,
+            })
+            .collect();
+        sent.reverse();
+        sent
+    }
+}
+
+#[cfg(test)]
+mod tests;
