@@ -19,9 +19,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 use tonic::transport::{Channel, Endpoint, Server};
 
+use crate::admin::Admin;
 use crate::convert::ExternalIps;
 use crate::hub::Hub;
 use crate::server::{AgentServer, DesiredServer, StatusServer};
+use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
 
@@ -36,14 +38,36 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// What a control plane is to do.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Folder or file of manifests, or `-` for standard input.
-    pub manifests: PathBuf,
+    /// Where objects come from.
+    pub source: Origin,
     /// Where agents connect; `None` serves agents in the same process only.
     pub agent_listen: Option<SocketAddr>,
     /// Where the status API is served.
     pub status_listen: Option<SocketAddr>,
+    /// Where readiness and metrics are served.
+    pub http_listen: Option<SocketAddr>,
     /// Which external addresses Services may have.
     pub external_ips: ExternalIps,
+}
+
+/// Where objects come from.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// A folder or file of manifests, or `-` for standard input.
+    Manifests(PathBuf),
+    /// A Kubernetes API server.
+    Kubernetes(kubernetes::Config),
+}
+
+impl Origin {
+    /// Its name in the status API.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Manifests(_) => "manifests",
+            Self::Kubernetes(_) => "kubernetes",
+        }
+    }
 }
 
 /// A control plane that cannot start.
@@ -74,6 +98,8 @@ pub struct Bound {
     pub agent_addr: Option<SocketAddr>,
     /// Where the status API is served.
     pub status_addr: Option<SocketAddr>,
+    /// Where readiness and metrics are served.
+    pub http_addr: Option<SocketAddr>,
     hub: Arc<Hub>,
     in_memory: mpsc::Sender<Result<DuplexStream, std::io::Error>>,
     tasks: JoinSet<Result<(), TaskError>>,
@@ -98,11 +124,11 @@ pub enum TaskError {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
-    let source = Manifests::new(&config.manifests);
     let agents = listen(config.agent_listen, "agents").await?;
     let status = listen(config.status_listen, "the status API").await?;
+    let http = listen(config.http_listen, "readiness and metrics").await?;
     let mut tasks = JoinSet::new();
-    let hub = start_hub(source, config.external_ips, &mut tasks);
+    let hub = start_hub(config.source, config.external_ips, &mut tasks).await?;
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub);
@@ -113,33 +139,43 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     });
     let agent_addr = serve(agents, agent_router(&hub), &mut tasks, &shutdown);
     let status_addr = serve(status, status_router(&hub)?, &mut tasks, &shutdown);
+    let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
+    if let Some(http) = http {
+        let admin = Admin::new(Arc::clone(&hub));
+        tasks.spawn(async move {
+            tokio::select! {
+                () = admin.serve(http) => {}
+                () = shutdown.cancelled() => {}
+            }
+            Ok(())
+        });
+    }
     Ok(Bound {
         agent_addr,
         status_addr,
+        http_addr,
         hub,
         in_memory,
         tasks,
     })
 }
 
-fn start_hub(
-    source: Manifests,
+async fn start_hub(
+    origin: Origin,
     external_ips: ExternalIps,
     tasks: &mut JoinSet<Result<(), TaskError>>,
-) -> Arc<Hub> {
+) -> Result<Arc<Hub>, SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
-    let (hub, index) = Hub::new(epoch, "manifests", external_ips, batches);
+    let (hub, index) = Hub::new(epoch, origin.name(), external_ips, batches);
     let stop = hub.shutdown.clone();
-    tasks.spawn(async move {
-        tokio::select! {
-            result = source.run(sink) => result?,
-            () = stop.cancelled() => return Ok(()),
+    match origin {
+        Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),
+        Origin::Kubernetes(config) => {
+            let source = Kubernetes::new(config, hub.upstream.clone()).await?;
+            tasks.spawn(run(source, sink, stop))
         }
-        // Standard input is read to its end; what it said stays in force.
-        stop.cancelled().await;
-        Ok(())
-    });
+    };
     let stop = hub.shutdown.clone();
     tasks.spawn(async move {
         tokio::select! {
@@ -148,7 +184,21 @@ fn start_hub(
         }
         Ok(())
     });
-    hub
+    Ok(hub)
+}
+
+async fn run(
+    source: impl Source,
+    sink: mpsc::Sender<source::Batch>,
+    stop: CancellationToken,
+) -> Result<(), TaskError> {
+    tokio::select! {
+        result = source.run(sink) => result?,
+        () = stop.cancelled() => return Ok(()),
+    }
+    // Standard input is read to its end; what it said stays in force.
+    stop.cancelled().await;
+    Ok(())
 }
 
 async fn listen(

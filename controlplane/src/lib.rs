@@ -1,5 +1,6 @@
 //! kplane's control plane as a library: source -> index -> publish -> stream.
 
+mod admin;
 pub mod app;
 pub mod check;
 pub mod convert;
@@ -7,6 +8,7 @@ pub mod fleet;
 pub mod hub;
 pub mod index;
 pub mod k8s;
+pub mod kubernetes;
 pub mod publish;
 pub mod server;
 pub mod source;

@@ -87,9 +87,10 @@ fn config(node: &str, source: Source) -> Config {
 
 async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_plane::Bound {
     let config = control_plane::Config {
-        manifests: folder.to_owned(),
+        source: control_plane::Origin::Manifests(folder.to_owned()),
         agent_listen: agents,
         status_listen: None,
+        http_listen: None,
         external_ips: ExternalIps::All,
     };
     control_plane::build(config).await.unwrap()
