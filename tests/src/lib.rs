@@ -2,7 +2,7 @@
 //!
 //! Read in this order: [`topology`] builds nodes, pods and an outside client; [`echo`] answers in
 //! pods; [`client`], [`load`] and [`sctp`] ask; [`capture`] looks at the wire; [`wait`] is the only
-//! way to wait. Below them are [`netns`], [`link`], [`sysctl`] and [`process`].
+//! way to wait. [`cluster`] runs a real Kubernetes API server. Below them are [`netns`], [`link`], [`sysctl`] and [`process`].
 //!
 //! **Invariants.** Nothing here touches the namespace the process was started in. Everything a
 //! handle made disappears when the handle is dropped. The rig is synchronous: call it from ordinary
@@ -35,6 +35,7 @@
 
 pub mod capture;
 pub mod client;
+pub mod cluster;
 pub mod echo;
 pub mod harness;
 pub mod histogram;

@@ -22,13 +22,18 @@ pub fn require_netns() -> Result<bool> {
 /// # Errors
 /// It is not, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
 pub fn require_tool(name: &str) -> Result<bool> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let found = env::split_paths(&path).any(|folder| folder.join(name).is_file());
     available(
-        found
+        is_on_path(name)
             .then_some(())
             .with_context(|| format!("{name} is not on the PATH")),
     )
+}
+
+/// Whether a program is on the `PATH`.
+#[must_use]
+pub fn is_on_path(name: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
 /// Whether missing privileges and tools are failures here.

@@ -1,0 +1,410 @@
+//! A real Kubernetes API server: etcd and kube-apiserver in a network namespace, and on demand
+//! kube-controller-manager and a small kubelet. No container engine, no root.
+//!
+//! ```no_run
+//! use kplane_tests::cluster::{Cluster, Options};
+//! use serde_json::json;
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! kplane_tests::userns::enter()?; // first: before any thread
+//! let cluster = Cluster::start(&Options::default())?;
+//! cluster.api().apply(&json!({
+//!     "kind": "Service",
+//!     "metadata": { "name": "web", "namespace": "default" },
+//!     "spec": { "selector": { "app": "web" }, "ports": [{ "port": 80 }] },
+//! }))?;
+//! let mut kubectl = cluster.programs().command("kubectl");
+//! kubectl.arg("--kubeconfig").arg(cluster.kubeconfig()).args(["get", "services", "-A"]);
+//! println!("{}", cluster.ns().output(kubectl)?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Programs`] builds the programs with Go, once. Ready in about 5 s, 8 s with controllers. All
+//! processes end with the [`Cluster`], or with this process.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tempfile::TempDir;
+
+use crate::netns::NetNs;
+use crate::process::Process;
+use crate::wait::eventually;
+
+pub mod api;
+mod credentials;
+mod etcd;
+pub mod guard;
+mod kinds;
+mod programs;
+mod server;
+
+pub use api::Api;
+pub use programs::Programs;
+
+use credentials::{Credentials, write_kubeconfig};
+use guard::Guard;
+use server::{API_PORT, ApiServer, Files};
+
+/// The API server's address in a namespace of its own (of RFC 5737: nobody else's).
+pub const OWN_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 10));
+/// Both families; the first is the default of Services that do not say.
+pub const DUAL_STACK: &str = "10.96.0.0/16,fd96::/112";
+
+/// Longest wait for a program to be ready, on a busy machine.
+const READY: Duration = Duration::from_secs(60);
+
+/// How to start a cluster.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The namespace in which it runs, and the address there by which others reach the API server
+    /// (its certificate is for that and for 127.0.0.1). A namespace of its own with
+    /// [`OWN_ADDRESS`] without.
+    pub at: Option<(NetNs, IpAddr)>,
+    /// Where state and logs are kept: kept for good, and found again by the next start. A temporary
+    /// folder without.
+    pub folder: Option<PathBuf>,
+    /// Ranges of cluster IPs: one prefix, or two of different families with a comma. The address
+    /// must be of the first one's family.
+    pub service_ranges: String,
+    /// Runs kube-controller-manager: Deployments get Pods, Services get EndpointSlices, and so on.
+    pub controllers: bool,
+    /// More flags for the API server.
+    pub apiserver_flags: Vec<String>,
+}
+
+impl Default for Options {
+    /// etcd and the API server alone, in a namespace of its own, with both families.
+    fn default() -> Self {
+        Self {
+            at: None,
+            folder: None,
+            service_ranges: DUAL_STACK.to_owned(),
+            controllers: false,
+            apiserver_flags: Vec::new(),
+        }
+    }
+}
+
+/// A running cluster; dropped = all its processes are killed and its temporary folder is gone.
+#[derive(Debug)]
+pub struct Cluster {
+    // Fields drop in order: processes before what they use.
+    running: Mutex<Running>,
+    api: Api,
+    guard: Guard,
+    ns: NetNs,
+    address: IpAddr,
+    options: Options,
+    programs: Programs,
+    credentials: Credentials,
+    files: Files,
+    _temporary: Option<TempDir>,
+}
+
+/// Programs that run; none while a test keeps them away.
+#[derive(Debug, Default)]
+struct Running {
+    controllers: Option<Process>,
+    apiserver: Option<Process>,
+    etcd: Option<Process>,
+}
+
+impl Cluster {
+    /// Starts it and waits until the API server serves. Builds its programs first where they are
+    /// missing: see [`Programs::ensure`].
+    ///
+    /// # Errors
+    /// A program is missing or does not become ready; the message has the end of its log.
+    pub fn start(options: &Options) -> Result<Self> {
+        let programs = Programs::ensure()?;
+        let (folder, temporary) = match &options.folder {
+            Some(folder) => (folder.clone(), None),
+            None => {
+                let made = tempfile::Builder::new().prefix("kplane-cluster-").tempdir();
+                let made = made.context("make a temporary folder")?;
+                (made.path().to_owned(), Some(made))
+            }
+        };
+        let files = Files::new(&folder)?;
+        let (ns, address) = match &options.at {
+            Some((ns, address)) => (ns.clone(), *address),
+            None => (own_namespace()?, OWN_ADDRESS),
+        };
+        let credentials = Credentials::in_folder(&files.folder)?;
+        let guard = Guard::new(&ns)?;
+        let mut running = Running {
+            etcd: Some(start_etcd(&ns, &guard, &programs, &files)?),
+            ..Running::default()
+        };
+        let server = api::url(address, API_PORT);
+        let token = &credentials.admin_token;
+        write_kubeconfig(&files.kubeconfig(), &server, &files.ca(), token)?;
+        let more = &options.apiserver_flags;
+        let flags = ApiServer {
+            address,
+            service_ranges: &options.service_ranges,
+            credentials: &credentials,
+            more,
+        };
+        let command = server::apiserver(&programs, &files, &flags)?;
+        let mut apiserver = guard.start(command)?;
+        // The certificate is made at the first start, and a client cannot be made without.
+        ready(&mut apiserver, "kube-apiserver", &files, || {
+            ensure!(files.ca().exists(), "it has no certificate");
+            Ok(())
+        })?;
+        running.apiserver = Some(apiserver);
+        let cluster = Self {
+            api: Api::open(&ns, &files.kubeconfig())?,
+            running: Mutex::new(running),
+            guard,
+            ns,
+            address,
+            options: options.clone(),
+            programs,
+            credentials,
+            files,
+            _temporary: temporary,
+        };
+        cluster.wait_ready()?;
+        if options.controllers {
+            cluster.start_controllers()?;
+        }
+        Ok(cluster)
+    }
+
+    /// The namespace in which it runs.
+    #[must_use]
+    pub fn ns(&self) -> &NetNs {
+        &self.ns
+    }
+
+    /// The API server's address.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The administrator's kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.files.kubeconfig()
+    }
+
+    /// Where state and logs are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.files.folder
+    }
+
+    /// The programs it is made of.
+    #[must_use]
+    pub fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    /// The administrator's client.
+    #[must_use]
+    pub fn api(&self) -> &Api {
+        &self.api
+    }
+
+    /// A client with another kubeconfig.
+    ///
+    /// # Errors
+    /// The kubeconfig cannot be used.
+    pub fn api_as(&self, kubeconfig: &Path) -> Result<Api> {
+        Api::open(&self.ns, kubeconfig)
+    }
+
+    /// Writes a kubeconfig of a ServiceAccount (`namespace/name`, which must exist) with a token
+    /// for an hour, and returns its path.
+    ///
+    /// # Errors
+    /// There is no such ServiceAccount.
+    pub fn account_kubeconfig(&self, account: &str) -> Result<PathBuf> {
+        let token = self.api.token(account, None, 3600)?;
+        self.token_kubeconfig(&account.replace('/', "."), &token)
+    }
+
+    /// Writes a kubeconfig with any token, good or bad, and returns its path.
+    ///
+    /// # Errors
+    /// The cluster's folder is not writable.
+    pub fn token_kubeconfig(&self, name: &str, token: &str) -> Result<PathBuf> {
+        let path = self.files.folder.join(format!("kubeconfig-{name}"));
+        let server = api::url(self.address, API_PORT);
+        write_kubeconfig(&path, &server, &self.files.ca(), token)?;
+        Ok(path)
+    }
+
+    /// Kills the API server, as a crash would: connections break at once.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn kill_apiserver(&self) -> Result<()> {
+        let process = self.running().apiserver.take();
+        process.context("kube-apiserver does not run").map(drop)
+    }
+
+    /// Starts the API server again and waits until it serves.
+    ///
+    /// # Errors
+    /// It runs, or it does not become ready.
+    pub fn start_apiserver(&self) -> Result<()> {
+        let mut running = self.running();
+        ensure!(running.apiserver.is_none(), "kube-apiserver runs");
+        let flags = ApiServer {
+            address: self.address,
+            service_ranges: &self.options.service_ranges,
+            credentials: &self.credentials,
+            more: &self.options.apiserver_flags,
+        };
+        let command = server::apiserver(&self.programs, &self.files, &flags)?;
+        running.apiserver = Some(self.guard.start(command)?);
+        drop(running);
+        self.wait_ready()
+    }
+
+    /// Kills kube-controller-manager: slices stay as they are.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn kill_controllers(&self) -> Result<()> {
+        let process = self.running().controllers.take();
+        process
+            .context("kube-controller-manager does not run")
+            .map(drop)
+    }
+
+    /// Starts kube-controller-manager; it is ready a few seconds later.
+    ///
+    /// # Errors
+    /// It runs.
+    pub fn start_controllers(&self) -> Result<()> {
+        let mut running = self.running();
+        ensure!(
+            running.controllers.is_none(),
+            "kube-controller-manager runs"
+        );
+        let command = server::controller_manager(&self.programs, &self.files)?;
+        running.controllers = Some(self.guard.start(command)?);
+        Ok(())
+    }
+
+    /// Lets etcd forget all but the newest state; returns its revision. Watches that the API server
+    /// has not buffered end with 410 when they are resumed from before.
+    ///
+    /// # Errors
+    /// etcd does not run.
+    pub fn compact(&self) -> Result<i64> {
+        self.ns.run(etcd::compact)
+    }
+
+    /// Copies etcd's data into a folder that must not exist, for [`Cluster::restore`]. All programs
+    /// are killed before and started after.
+    ///
+    /// # Errors
+    /// See the message.
+    pub fn save(&self, to: &Path) -> Result<()> {
+        self.without_programs(|| copy_folder(&self.files.data(), to))
+    }
+
+    /// Makes a saved state the cluster's state, as restoring a backup does: revisions go back, too.
+    /// All programs are killed before and started after.
+    ///
+    /// # Errors
+    /// See the message.
+    pub fn restore(&self, from: &Path) -> Result<()> {
+        self.without_programs(|| {
+            let data = self.files.data();
+            fs::remove_dir_all(&data).with_context(|| data.display().to_string())?;
+            copy_folder(from, &data)
+        })
+    }
+
+    fn without_programs(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let before = std::mem::take(&mut *self.running());
+        let controllers = before.controllers.is_some();
+        drop(before);
+        work()?;
+        let etcd = start_etcd(&self.ns, &self.guard, &self.programs, &self.files)?;
+        self.running().etcd = Some(etcd);
+        self.start_apiserver()?;
+        if controllers {
+            self.start_controllers()?;
+        }
+        Ok(())
+    }
+
+    /// The last thing that the server makes at its first start is the default namespace.
+    fn wait_ready(&self) -> Result<()> {
+        let mut running = self.running();
+        let process = running.apiserver.as_mut();
+        let process = process.context("kube-apiserver does not run")?;
+        ready(process, "kube-apiserver", &self.files, || {
+            self.api.text("/readyz")?;
+            let default = self.api.get("Namespace", "default")?;
+            default.context("no namespace default yet").map(drop)
+        })
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        // A handle is there or not, whatever panicked.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A namespace in which nobody but the cluster lives.
+fn own_namespace() -> Result<NetNs> {
+    let ns = NetNs::new("cluster")?;
+    ns.netlink()?.add_address("lo", OWN_ADDRESS, 32)?;
+    Ok(ns)
+}
+
+fn start_etcd(ns: &NetNs, guard: &Guard, programs: &Programs, files: &Files) -> Result<Process> {
+    let mut process = guard.start(server::etcd(programs, files)?)?;
+    ready(&mut process, "etcd", files, || ns.run(etcd::is_ready))?;
+    Ok(process)
+}
+
+/// Waits for a program, unless it ends before.
+fn ready(
+    process: &mut Process,
+    name: &str,
+    files: &Files,
+    mut look: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    let what = format!("{name} is ready");
+    let seen = eventually(READY, &what, || match process.try_wait() {
+        Ok(None) => look().map(|()| None),
+        Ok(Some(status)) => Ok(Some(status)),
+        Err(error) => Err(error.into()),
+    });
+    let log = || format!("the log of {name} ends with\n{}", files.tail(name));
+    match seen.with_context(log)? {
+        None => Ok(()),
+        Some(status) => bail!("{name} has ended ({status}); {}", log()),
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir(to).with_context(|| format!("create {}", to.display()))?;
+    for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), &target)
+                .with_context(|| format!("copy to {}", target.display()))?;
+        }
+    }
+    Ok(())
+}

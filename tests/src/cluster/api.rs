@@ -1,0 +1,325 @@
+//! A blocking client of the API server, for objects as JSON values.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use http::{Method, Request};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
+
+use super::kinds::Kind;
+use crate::netns::NetNs;
+
+/// Who the server is told to have applied something.
+const FIELD_MANAGER: &str = "kplane-tests";
+/// No request takes longer unless the server hangs.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// Objects in one answer of a list.
+const PAGE: usize = 5_000;
+
+/// A client that lives in the cluster's namespace. Clones share its connections. Call it from
+/// ordinary threads, not from inside an async runtime.
+///
+/// Objects are named by their kind and `namespace/name`, or `name` where the kind has no
+/// namespaces. Errors are [`kube::Error`]s below a line that says what was asked for; see
+/// [`status_code`].
+#[derive(Clone)]
+pub struct Api {
+    client: Client,
+    runtime: Arc<Runtime>,
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Api").finish_non_exhaustive()
+    }
+}
+
+/// The HTTP status with which the server refused, such as 409, if it was the server.
+#[must_use]
+pub fn status_code(error: &anyhow::Error) -> Option<u16> {
+    match error.downcast_ref::<kube::Error>() {
+        Some(kube::Error::Api(status)) => Some(status.code),
+        _ => None,
+    }
+}
+
+impl Api {
+    /// A client with the credentials of a kubeconfig, that connects from inside a namespace.
+    ///
+    /// # Errors
+    /// The kubeconfig cannot be used. The server need not be there yet.
+    pub fn open(ns: &NetNs, kubeconfig: &Path) -> Result<Self> {
+        // Threads begin where their creator is, and a connection is made by the thread that asks.
+        let _inside = ns.enter()?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("kubernetes-api")
+            .enable_all()
+            .build()?;
+        let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+        let options = KubeConfigOptions::default();
+        let mut config = runtime.block_on(Config::from_custom_kubeconfig(kubeconfig, &options))?;
+        config.connect_timeout = Some(REQUEST_TIMEOUT);
+        let client = {
+            let _context = runtime.enter();
+            Client::try_from(config)?
+        };
+        Ok(Self {
+            client,
+            runtime: Arc::new(runtime),
+        })
+    }
+
+    /// Creates an object or makes these its fields (server-side apply, by force).
+    ///
+    /// # Errors
+    /// See the server's answer.
+    pub fn apply(&self, object: &Value) -> Result<Value> {
+        let (kind, path) = Self::at(object)?;
+        let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
+        self.send(Method::PATCH, &path, APPLY, Some(&complete(kind, object)))
+            .with_context(|| format!("apply {}", shown(object)))
+    }
+
+    /// Creates an object. One without `metadata.name` needs a `generateName`.
+    ///
+    /// # Errors
+    /// See the server's answer; 409 if it exists.
+    pub fn create(&self, object: &Value) -> Result<Value> {
+        let kind = kind_of(object)?;
+        let path = kind.collection(object["metadata"]["namespace"].as_str());
+        self.send(Method::POST, &path, JSON, Some(&complete(kind, object)))
+            .with_context(|| format!("create {}", shown(object)))
+    }
+
+    /// Replaces an object as a whole; with a `metadata.resourceVersion` only if it is still that.
+    ///
+    /// # Errors
+    /// See the server's answer; 409 if it has changed.
+    pub fn replace(&self, object: &Value) -> Result<Value> {
+        let (kind, path) = Self::at(object)?;
+        self.send(Method::PUT, &path, JSON, Some(&complete(kind, object)))
+            .with_context(|| format!("replace {}", shown(object)))
+    }
+
+    /// Changes some fields of an object (JSON merge patch: `null` removes a field).
+    ///
+    /// # Errors
+    /// See the server's answer; 404 if there is none.
+    pub fn patch(&self, kind: &str, key: &str, fields: &Value) -> Result<Value> {
+        let path = Kind::named(kind)?.object(key)?;
+        self.send(Method::PATCH, &path, MERGE, Some(fields))
+            .with_context(|| format!("patch {kind} {key}"))
+    }
+
+    /// Changes some fields of an object's status, named below `status`.
+    ///
+    /// # Errors
+    /// See the server's answer; 404 if there is none.
+    pub fn patch_status(&self, kind: &str, key: &str, status: &Value) -> Result<Value> {
+        let path = format!("{}/status", Kind::named(kind)?.object(key)?);
+        let fields = json!({ "status": status });
+        self.send(Method::PATCH, &path, MERGE, Some(&fields))
+            .with_context(|| format!("patch the status of {kind} {key}"))
+    }
+
+    /// Deletes an object; Pods on nodes go when their kubelet agrees.
+    ///
+    /// # Errors
+    /// See the server's answer; 404 if there is none.
+    pub fn delete(&self, kind: &str, key: &str) -> Result<()> {
+        self.delete_with(kind, key, &json!({}))
+    }
+
+    /// Deletes an object with options, such as `{"gracePeriodSeconds": 0}`.
+    ///
+    /// # Errors
+    /// See the server's answer; 404 if there is none.
+    pub fn delete_with(&self, kind: &str, key: &str, options: &Value) -> Result<()> {
+        let path = Kind::named(kind)?.object(key)?;
+        let answer: Result<Value> = self.send(Method::DELETE, &path, JSON, Some(options));
+        answer
+            .map(drop)
+            .with_context(|| format!("delete {kind} {key}"))
+    }
+
+    /// Reads an object, if there is one.
+    ///
+    /// # Errors
+    /// See the server's answer.
+    pub fn get(&self, kind: &str, key: &str) -> Result<Option<Value>> {
+        let path = Kind::named(kind)?.object(key)?;
+        let answer: Result<Value> = self.send(Method::GET, &path, JSON, None);
+        match answer {
+            Err(error) if status_code(&error) == Some(404) => Ok(None),
+            answer => answer
+                .map(Some)
+                .with_context(|| format!("get {kind} {key}")),
+        }
+    }
+
+    /// Reads all objects of a kind, in one namespace or in all. Each has its `kind` and
+    /// `apiVersion`, which the server leaves out.
+    ///
+    /// # Errors
+    /// See the server's answer.
+    pub fn list(&self, kind: &str, namespace: Option<&str>) -> Result<Vec<Value>> {
+        let kind = Kind::named(kind)?;
+        let path = kind.collection(namespace);
+        let (mut all, mut token) = (Vec::new(), String::new());
+        loop {
+            let page = format!("{path}?limit={PAGE}&continue={token}");
+            let mut answer: Value = self
+                .send(Method::GET, &page, JSON, None)
+                .with_context(|| format!("list {}", kind.name))?;
+            if let Value::Array(items) = answer["items"].take() {
+                all.extend(items.into_iter().map(|item| complete(kind, &item)));
+            }
+            match answer["metadata"]["continue"].as_str() {
+                Some(next) if !next.is_empty() => token = next.to_owned(),
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    /// Sends any request; the body is JSON.
+    ///
+    /// # Errors
+    /// See the server's answer.
+    pub fn request(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value> {
+        self.send(method, path, JSON, body)
+    }
+
+    /// Reads a path that answers with text, such as `/readyz`.
+    ///
+    /// # Errors
+    /// See the server's answer.
+    pub fn text(&self, path: &str) -> Result<String> {
+        let request = Request::get(path).body(Vec::new())?;
+        let client = self.client.clone();
+        Ok(self.wait(async move { client.request_text(request).await })?)
+    }
+
+    /// A token of a ServiceAccount, as `kubectl create token` makes it: for `audience`, or the
+    /// server's own without one; for `seconds`, at least 600.
+    ///
+    /// # Errors
+    /// See the server's answer; 404 without the ServiceAccount.
+    pub fn token(&self, account: &str, audience: Option<&str>, seconds: u32) -> Result<String> {
+        let path = format!("{}/token", Kind::named("ServiceAccount")?.object(account)?);
+        let mut spec = json!({ "expirationSeconds": seconds });
+        if let Some(audience) = audience {
+            spec["audiences"] = json!([audience]);
+        }
+        let body = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec,
+        });
+        let answer: Value = self
+            .send(Method::POST, &path, JSON, Some(&body))
+            .with_context(|| format!("a token for {account}"))?;
+        let token = answer["status"]["token"].as_str();
+        Ok(token
+            .context("the server's answer has no token")?
+            .to_owned())
+    }
+
+    /// The client beneath, for what is missing here; use it on [`Api::runtime`].
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The runtime whose one thread lives in the namespace.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    fn at(object: &Value) -> Result<(Kind, String)> {
+        let kind = kind_of(object)?;
+        let path = kind.object(&key_of(object)?)?;
+        Ok((kind, path))
+    }
+
+    fn send<T: DeserializeOwned + Send + 'static>(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &str,
+        body: Option<&Value>,
+    ) -> Result<T> {
+        let body = body.map(serde_json::to_vec).transpose()?;
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(http::header::CONTENT_TYPE, content_type)
+            .body(body.unwrap_or_default())?;
+        let client = self.client.clone();
+        Ok(self.wait(async move { client.request(request).await })?)
+    }
+
+    /// Runs something on the thread in the namespace.
+    fn wait<T: Send + 'static>(
+        &self,
+        answer: impl Future<Output = kube::Result<T>> + Send + 'static,
+    ) -> kube::Result<T> {
+        let answer = async {
+            tokio::time::timeout(REQUEST_TIMEOUT, answer)
+                .await
+                .unwrap_or_else(|late| Err(kube::Error::Service(late.into())))
+        };
+        self.runtime
+            .block_on(self.runtime.spawn(answer))
+            .unwrap_or_else(|panic| Err(kube::Error::Service(panic.into())))
+    }
+}
+
+const JSON: &str = "application/json";
+const MERGE: &str = "application/merge-patch+json";
+const APPLY: &str = "application/apply-patch+yaml";
+
+/// `namespace/name` or `name` of an object.
+///
+/// # Errors
+/// It has no name.
+pub fn key_of(object: &Value) -> Result<String> {
+    let metadata = &object["metadata"];
+    let name = metadata["name"].as_str();
+    let name = name.with_context(|| format!("an object without a name: {object}"))?;
+    Ok(match metadata["namespace"].as_str() {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
+    })
+}
+
+fn kind_of(object: &Value) -> Result<Kind> {
+    let kind = object["kind"].as_str();
+    Kind::named(kind.with_context(|| format!("an object without a kind: {object}"))?)
+}
+
+fn shown(object: &Value) -> String {
+    let name = key_of(object).unwrap_or_default();
+    format!("{} {name}", object["kind"].as_str().unwrap_or_default())
+}
+
+/// The object with its kind and its version.
+fn complete(kind: Kind, object: &Value) -> Value {
+    let mut object = object.clone();
+    object["kind"] = json!(kind.name);
+    if object["apiVersion"].is_null() {
+        object["apiVersion"] = json!(kind.api_version);
+    }
+    object
+}
+
+/// `https://address:port`, with brackets where IPv6 needs them.
+pub(super) fn url(address: IpAddr, port: u16) -> String {
+    format!("https://{}", std::net::SocketAddr::new(address, port))
+}

@@ -1,0 +1,79 @@
+//! Keys, tokens and kubeconfigs of a cluster, as files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
+use serde_json::json;
+
+/// Everybody in this group may do everything.
+const ADMINISTRATORS: &str = "system:masters";
+
+/// The files that the API server reads.
+#[derive(Clone, Debug)]
+pub(super) struct Credentials {
+    /// Signs tokens of ServiceAccounts: an ECDSA key, made in no time where RSA takes seconds.
+    pub(super) account_key: PathBuf,
+    /// Tokens of people.
+    pub(super) tokens: PathBuf,
+    /// The administrator's.
+    pub(super) admin_token: String,
+}
+
+impl Credentials {
+    /// Finds them in a folder, or makes them.
+    pub(super) fn in_folder(folder: &Path) -> Result<Self> {
+        let credentials = Self {
+            account_key: folder.join("accounts.key"),
+            tokens: folder.join("tokens.csv"),
+            admin_token: String::new(),
+        };
+        if !credentials.tokens.exists() {
+            credentials.make()?;
+        }
+        let tokens = fs::read_to_string(&credentials.tokens)
+            .with_context(|| credentials.tokens.display().to_string())?;
+        let (token, _) = tokens.split_once(',').context("no token in tokens.csv")?;
+        Ok(Self {
+            admin_token: token.to_owned(),
+            ..credentials
+        })
+    }
+
+    fn make(&self) -> Result<()> {
+        let random = SystemRandom::new();
+        let key = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random)
+            .ok()
+            .context("the system has no random numbers")?;
+        let key = pem::encode(&pem::Pem::new("PRIVATE KEY", key.as_ref()));
+        fs::write(&self.account_key, key)
+            .with_context(|| self.account_key.display().to_string())?;
+        let mut token = [0; 16];
+        random
+            .fill(&mut token)
+            .ok()
+            .context("the system has no random numbers")?;
+        let token = format!("{:032x}", u128::from_ne_bytes(token));
+        let line = format!("{token},admin,admin,{ADMINISTRATORS}\n");
+        fs::write(&self.tokens, line).with_context(|| self.tokens.display().to_string())
+    }
+}
+
+/// Writes a kubeconfig; every YAML reader takes JSON.
+pub(super) fn write_kubeconfig(to: &Path, server: &str, ca: &Path, token: &str) -> Result<()> {
+    let name = "kplane-tests";
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": name, "cluster": {
+            "server": server, "certificate-authority": ca,
+        } }],
+        "users": [{ "name": name, "user": { "token": token } }],
+        "contexts": [{ "name": name, "context": { "cluster": name, "user": name } }],
+        "current-context": name,
+    });
+    fs::write(to, serde_json::to_vec_pretty(&config)?)
+        .with_context(|| format!("write {}", to.display()))
+}

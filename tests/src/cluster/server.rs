@@ -1,0 +1,168 @@
+//! Command lines of the programs, and when they are ready.
+
+use std::fs::{self, File};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result};
+
+use super::credentials::Credentials;
+use super::guard;
+use super::programs::Programs;
+
+/// Where the API server listens, on all addresses.
+pub(super) const API_PORT: u16 = 6443;
+/// Where etcd listens, on 127.0.0.1 only.
+pub(super) const ETCD_PORT: u16 = 2379;
+const ETCD_PEER_PORT: u16 = 2380;
+/// Issuer and audience of ServiceAccount tokens.
+const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
+
+/// What proxies and their tests need; neither ServiceAccount tokens as Secrets nor node life cycle.
+const CONTROLLERS: [&str; 9] = [
+    "deployment-controller",
+    "replicaset-controller",
+    "endpointslice-controller",
+    "endpointslice-mirroring-controller",
+    "serviceaccount-controller",
+    "root-ca-certificate-publisher-controller",
+    "namespace-controller",
+    "garbage-collector-controller",
+    "service-cidr-controller",
+];
+
+/// Lines of a log in an error's message.
+const TAIL_LINES: usize = 15;
+
+/// Files of a cluster, below one folder.
+#[derive(Clone, Debug)]
+pub(super) struct Files {
+    pub(super) folder: PathBuf,
+}
+
+impl Files {
+    pub(super) fn new(folder: &Path) -> Result<Self> {
+        let files = Self {
+            folder: std::path::absolute(folder)?,
+        };
+        for folder in [files.logs(), files.certificates()] {
+            fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        }
+        Ok(files)
+    }
+
+    pub(super) fn data(&self) -> PathBuf {
+        self.folder.join("etcd")
+    }
+
+    pub(super) fn kubeconfig(&self) -> PathBuf {
+        self.folder.join("kubeconfig")
+    }
+
+    pub(super) fn logs(&self) -> PathBuf {
+        self.folder.join("logs")
+    }
+
+    fn certificates(&self) -> PathBuf {
+        self.folder.join("certificates")
+    }
+
+    /// The server's certificate and the one that signed it: what clients trust.
+    pub(super) fn ca(&self) -> PathBuf {
+        self.certificates().join("apiserver.crt")
+    }
+
+    /// The end of a program's log.
+    pub(super) fn tail(&self, program: &str) -> String {
+        let log = fs::read_to_string(self.log(program)).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
+    }
+
+    fn log(&self, program: &str) -> PathBuf {
+        self.logs().join(format!("{program}.log"))
+    }
+
+    /// A command whose output is appended to the program's log.
+    fn command(&self, programs: &Programs, program: &str) -> Result<Command> {
+        let path = self.log(program);
+        let log = File::options().create(true).append(true).open(&path);
+        let log = log.with_context(|| path.display().to_string())?;
+        let mut command = guard::command(programs.bin().join(program));
+        command
+            .current_dir(&self.folder)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("the log's descriptor")?)
+            .stderr(log);
+        Ok(command)
+    }
+}
+
+/// What the API server is told.
+pub(super) struct ApiServer<'a> {
+    pub(super) address: IpAddr,
+    pub(super) service_ranges: &'a str,
+    pub(super) credentials: &'a Credentials,
+    pub(super) more: &'a [String],
+}
+
+pub(super) fn etcd(programs: &Programs, files: &Files) -> Result<Command> {
+    let clients = format!("http://127.0.0.1:{ETCD_PORT}");
+    let peers = format!("http://127.0.0.1:{ETCD_PEER_PORT}");
+    let mut command = files.command(programs, "etcd")?;
+    command
+        .arg("--data-dir")
+        .arg(files.data())
+        .args(["--listen-client-urls", &clients])
+        .args(["--advertise-client-urls", &clients])
+        .args(["--listen-peer-urls", &peers])
+        .args(["--initial-advertise-peer-urls", &peers])
+        .args(["--initial-cluster", &format!("default={peers}")])
+        .args(["--log-level", "warn"])
+        // A crash of the machine may cost the data of a test.
+        .arg("--unsafe-no-fsync");
+    Ok(command)
+}
+
+pub(super) fn apiserver(
+    programs: &Programs,
+    files: &Files,
+    options: &ApiServer<'_>,
+) -> Result<Command> {
+    let key = &options.credentials.account_key;
+    let mut command = files.command(programs, "kube-apiserver")?;
+    command
+        .arg(format!("--etcd-servers=http://127.0.0.1:{ETCD_PORT}"))
+        .arg("--bind-address=0.0.0.0")
+        .arg(format!("--advertise-address={}", options.address))
+        .arg(format!("--secure-port={API_PORT}"))
+        .arg(flag("--cert-dir", &files.certificates()))
+        .arg("--authorization-mode=RBAC")
+        .arg(flag("--token-auth-file", &options.credentials.tokens))
+        .arg(flag("--service-account-key-file", key))
+        .arg(flag("--service-account-signing-key-file", key))
+        .arg(format!("--service-account-issuer={ISSUER}"))
+        .arg(format!(
+            "--service-cluster-ip-range={}",
+            options.service_ranges
+        ))
+        // Otherwise every Pod waits for its namespace's account and has a volume with a token.
+        .arg("--disable-admission-plugins=ServiceAccount")
+        .args(options.more);
+    Ok(command)
+}
+
+pub(super) fn controller_manager(programs: &Programs, files: &Files) -> Result<Command> {
+    let mut command = files.command(programs, "kube-controller-manager")?;
+    command
+        .arg(flag("--kubeconfig", &files.kubeconfig()))
+        .arg(flag("--root-ca-file", &files.ca()))
+        .args(["--leader-elect=false", "--secure-port=0"])
+        .arg(format!("--controllers={}", CONTROLLERS.join(",")));
+    Ok(command)
+}
+
+fn flag(name: &str, path: &Path) -> String {
+    format!("{name}={}", path.display())
+}
