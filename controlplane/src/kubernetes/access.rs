@@ -37,7 +37,7 @@ pub enum Access {
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// The file is not there or may not be read.
-    #[error("cannot read the kubeconfig {file}: {source}; check the path and its permissions")]
+    #[error("cannot read the kubeconfig {file}; check the path and its permissions")]
     Unreadable {
         /// The file.
         file: String,
