@@ -30,10 +30,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::netns::NetNs;
 use crate::process::Process;
+use crate::topology::NodeSpec;
 use crate::wait::eventually;
 
 pub mod api;
@@ -41,6 +43,8 @@ mod credentials;
 mod etcd;
 pub mod guard;
 mod kinds;
+mod kubelet;
+pub mod objects;
 mod programs;
 mod server;
 
@@ -49,6 +53,7 @@ pub use programs::Programs;
 
 use credentials::{Credentials, write_kubeconfig};
 use guard::Guard;
+use kubelet::Kubelet;
 use server::{API_PORT, ApiServer, Files};
 
 /// The API server's address in a namespace of its own (of RFC 5737: nobody else's).
@@ -74,6 +79,9 @@ pub struct Options {
     pub service_ranges: String,
     /// Runs kube-controller-manager: Deployments get Pods, Services get EndpointSlices, and so on.
     pub controllers: bool,
+    /// Runs a kubelet for all nodes: Pods with a `spec.nodeName` get addresses out of their node's
+    /// `spec.podCIDRs` and are ready; deleted ones are terminating for so long.
+    pub kubelet: Option<Duration>,
     /// More flags for the API server.
     pub apiserver_flags: Vec<String>,
 }
@@ -86,6 +94,7 @@ impl Default for Options {
             folder: None,
             service_ranges: DUAL_STACK.to_owned(),
             controllers: false,
+            kubelet: None,
             apiserver_flags: Vec::new(),
         }
     }
@@ -95,6 +104,7 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Cluster {
     // Fields drop in order: processes before what they use.
+    kubelet: Option<Kubelet>,
     running: Mutex<Running>,
     api: Api,
     guard: Guard,
@@ -160,7 +170,8 @@ impl Cluster {
             Ok(())
         })?;
         running.apiserver = Some(apiserver);
-        let cluster = Self {
+        let mut cluster = Self {
+            kubelet: None,
             api: Api::open(&ns, &files.kubeconfig())?,
             running: Mutex::new(running),
             guard,
@@ -176,6 +187,8 @@ impl Cluster {
         if options.controllers {
             cluster.start_controllers()?;
         }
+        let kubelet = |grace| Kubelet::start(&cluster.api, grace);
+        cluster.kubelet = options.kubelet.map(kubelet);
         Ok(cluster)
     }
 
@@ -242,6 +255,27 @@ impl Cluster {
         let server = api::url(self.address, API_PORT);
         write_kubeconfig(&path, &server, &self.files.ca(), token)?;
         Ok(path)
+    }
+
+    /// Adds a Node that is ready, or changes one: its addresses, the ranges of its Pods, its zone.
+    ///
+    /// # Errors
+    /// See the server's answer.
+    pub fn add_node(&self, spec: &NodeSpec, zone: &str) -> Result<()> {
+        let node = objects::node(&spec.name, &spec.pod_cidrs, zone);
+        self.api.apply(&node)?;
+        let status = objects::node_status(&spec.ips);
+        self.api.patch_status("Node", &spec.name, &status)?;
+        Ok(())
+    }
+
+    /// Makes a running Pod ready or not, as a readiness probe does.
+    ///
+    /// # Errors
+    /// There is no such Pod.
+    pub fn set_pod_ready(&self, key: &str, ready: bool) -> Result<()> {
+        let status = json!({ "conditions": kubelet::conditions(ready) });
+        self.api.patch_status("Pod", key, &status).map(drop)
     }
 
     /// Kills the API server, as a crash would: connections break at once.
@@ -343,15 +377,15 @@ impl Cluster {
         Ok(())
     }
 
-    /// The last thing that the server makes at its first start is the default namespace.
+    /// The last thing that the server makes at its first start is the Service by which Pods reach it.
     fn wait_ready(&self) -> Result<()> {
         let mut running = self.running();
         let process = running.apiserver.as_mut();
         let process = process.context("kube-apiserver does not run")?;
         ready(process, "kube-apiserver", &self.files, || {
             self.api.text("/readyz")?;
-            let default = self.api.get("Namespace", "default")?;
-            default.context("no namespace default yet").map(drop)
+            let own = self.api.get("Service", "default/kubernetes")?;
+            own.context("no Service kubernetes yet").map(drop)
         })
     }
 

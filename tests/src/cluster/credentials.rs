@@ -5,17 +5,26 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use ring::rand::{SecureRandom as _, SystemRandom};
-use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
+use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
 use serde_json::json;
 
 /// Everybody in this group may do everything.
 const ADMINISTRATORS: &str = "system:masters";
+
+/// What comes before the point of a P-256 key in a `SubjectPublicKeyInfo` (RFC 5480, in DER): the
+/// algorithms id-ecPublicKey and prime256v1, and the head of a bit string of 66 bytes.
+const P256_PUBLIC_KEY: [u8; 26] = [
+    0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
+    0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
+];
 
 /// The files that the API server reads.
 #[derive(Clone, Debug)]
 pub(super) struct Credentials {
     /// Signs tokens of ServiceAccounts: an ECDSA key, made in no time where RSA takes seconds.
     pub(super) account_key: PathBuf,
+    /// Its public half: from a private one in PKCS#8 the server does not take it.
+    pub(super) account_public_key: PathBuf,
     /// Tokens of people.
     pub(super) tokens: PathBuf,
     /// The administrator's.
@@ -27,6 +36,7 @@ impl Credentials {
     pub(super) fn in_folder(folder: &Path) -> Result<Self> {
         let credentials = Self {
             account_key: folder.join("accounts.key"),
+            account_public_key: folder.join("accounts.pub"),
             tokens: folder.join("tokens.csv"),
             admin_token: String::new(),
         };
@@ -47,9 +57,11 @@ impl Credentials {
         let key = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random)
             .ok()
             .context("the system has no random numbers")?;
-        let key = pem::encode(&pem::Pem::new("PRIVATE KEY", key.as_ref()));
-        fs::write(&self.account_key, key)
-            .with_context(|| self.account_key.display().to_string())?;
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, key.as_ref(), &random);
+        let pair = pair.ok().context("a new key cannot be read again")?;
+        let public = [&P256_PUBLIC_KEY, pair.public_key().as_ref()].concat();
+        write_pem(&self.account_key, "PRIVATE KEY", key.as_ref())?;
+        write_pem(&self.account_public_key, "PUBLIC KEY", &public)?;
         let mut token = [0; 16];
         random
             .fill(&mut token)
@@ -59,6 +71,11 @@ impl Credentials {
         let line = format!("{token},admin,admin,{ADMINISTRATORS}\n");
         fs::write(&self.tokens, line).with_context(|| self.tokens.display().to_string())
     }
+}
+
+fn write_pem(to: &Path, tag: &str, der: &[u8]) -> Result<()> {
+    let text = pem::encode(&pem::Pem::new(tag, der));
+    fs::write(to, text).with_context(|| to.display().to_string())
 }
 
 /// Writes a kubeconfig; every YAML reader takes JSON.

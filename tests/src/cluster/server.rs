@@ -130,7 +130,7 @@ pub(super) fn apiserver(
     files: &Files,
     options: &ApiServer<'_>,
 ) -> Result<Command> {
-    let key = &options.credentials.account_key;
+    let credentials = options.credentials;
     let mut command = files.command(programs, "kube-apiserver")?;
     command
         .arg(format!("--etcd-servers=http://127.0.0.1:{ETCD_PORT}"))
@@ -139,9 +139,15 @@ pub(super) fn apiserver(
         .arg(format!("--secure-port={API_PORT}"))
         .arg(flag("--cert-dir", &files.certificates()))
         .arg("--authorization-mode=RBAC")
-        .arg(flag("--token-auth-file", &options.credentials.tokens))
-        .arg(flag("--service-account-key-file", key))
-        .arg(flag("--service-account-signing-key-file", key))
+        .arg(flag("--token-auth-file", &credentials.tokens))
+        .arg(flag(
+            "--service-account-key-file",
+            &credentials.account_public_key,
+        ))
+        .arg(flag(
+            "--service-account-signing-key-file",
+            &credentials.account_key,
+        ))
         .arg(format!("--service-account-issuer={ISSUER}"))
         .arg(format!(
             "--service-cluster-ip-range={}",
