@@ -173,7 +173,7 @@ impl IndexOwner {
         }
         if let Some(publication) = outcome.publication {
             let before = self.hub.store.head().borrow().revision;
-            let revision = self.hub.store.publish(&publication);
+            let revision = self.hub.store.publish(publication);
             if revision != before {
                 summary.revision_at = Some(SystemTime::now());
                 let Totals {

@@ -89,7 +89,7 @@ fn published(n: usize, octet: u8) -> (ServiceKey, Option<Published>) {
 }
 
 fn publish(bound: &Bound, services: Vec<(ServiceKey, Option<Published>)>) -> u64 {
-    bound.hub().store.publish(&Publication {
+    bound.hub().store.publish(Publication {
         services,
         nodes: Vec::new(),
         service_cidrs: None,

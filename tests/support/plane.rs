@@ -38,7 +38,7 @@ pub(crate) async fn engine(ns: NetNs, settings: NodeSettings, backend: Settings)
 
 /// Services are new or changed, or gone (`None`).
 pub(crate) fn publish(store: &Store, services: Vec<(ServiceKey, Option<Published>)>) {
-    store.publish(&Publication {
+    store.publish(Publication {
         services,
         nodes: Vec::new(),
         service_cidrs: None,

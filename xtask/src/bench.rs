@@ -5,14 +5,71 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+/// What is measured.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Compare with another proxy on a real API server, instead of measuring kplane alone: ten
+    /// minutes, and the first time on a machine as long again to build Kubernetes with Go
+    #[arg(long, value_name = "PROXY")]
+    against: Option<Proxy>,
+
+    /// Numbers of Services, separated by commas [default: 1000,5000,10000]
+    #[arg(long, value_name = "NUMBERS", requires = "against")]
+    services: Option<String>,
+
+    /// Changes of one endpoint, for each proxy and size [default: 50]
+    #[arg(long, value_name = "NUMBER", requires = "against")]
+    changes: Option<u32>,
+
+    /// Who is measured, of: kube-proxy-nftables, kube-proxy-iptables, kplane-standalone, kplane
+    /// [default: all but kube-proxy-iptables]
+    #[arg(long, value_name = "NAMES", requires = "against")]
+    contenders: Option<String>,
+
+    /// Put the results into docs/benchmarks.md and docs/benchmarks.svg
+    #[arg(long, requires = "against")]
+    write: bool,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum Proxy {
+    KubeProxy,
+}
+
 /// Builds everything as it is shipped and runs the benchmarks.
-pub(crate) fn run() -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let programs = ["kp-controlplane", "kp-nodeagent"].map(|name| ["--package", name]);
     cargo(&[&["build", "--release"][..], &programs.concat()].concat())?;
-    for bench in ["change", "packet", "conntrack"] {
-        cargo(&["bench", "--package", "kplane-tests", "--bench", bench])?;
+    match args.against {
+        Some(Proxy::KubeProxy) => bench("against", &args.options()),
+        None => ["change", "packet", "conntrack"]
+            .into_iter()
+            .try_for_each(|name| bench(name, &[])),
     }
-    Ok(())
+}
+
+impl Args {
+    /// What the comparison itself is told; it has the defaults.
+    fn options(&self) -> Vec<String> {
+        let changes = self.changes.map(|number| number.to_string());
+        let values = [
+            ("--services", &self.services),
+            ("--changes", &changes),
+            ("--contenders", &self.contenders),
+        ];
+        let given = values.into_iter().filter_map(|(flag, value)| {
+            let value = value.as_ref()?;
+            Some(format!("{flag}={value}"))
+        });
+        let write = self.write.then(|| "--write".to_owned());
+        given.chain(write).collect()
+    }
+}
+
+fn bench(name: &str, options: &[String]) -> Result<()> {
+    let mut args = vec!["bench", "--package", "kplane-tests", "--bench", name, "--"];
+    args.extend(options.iter().map(String::as_str));
+    cargo(&args)
 }
 
 fn cargo(args: &[&str]) -> Result<()> {

@@ -27,7 +27,7 @@ enum Task {
     /// Check everything that must hold before a change lands: CI runs exactly this
     Test(test::Args),
     /// Measure how long changes take, in a real kernel, and print tables
-    Bench,
+    Bench(bench::Args),
     /// Stand in a network namespace until standard input ends (`demo --keep` uses it)
     #[command(hide = true)]
     Hold,
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     match Cli::parse().task {
         Task::Demo(args) => demo::run(&args),
         Task::Test(args) => exit(test::run(&args)),
-        Task::Bench => exit(bench::run()),
+        Task::Bench(args) => exit(bench::run(&args)),
         Task::Hold => demo::hold(),
     }
 }

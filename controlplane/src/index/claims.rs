@@ -60,8 +60,10 @@ pub(super) struct Rank {
 /// All claims of all Services.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    ranks: HashMap<Claim, BTreeSet<Rank>>,
-    of: HashMap<ServiceName, Vec<(Claim, Rank)>>,
+    /// Who wants a place, the owner first. Nearly always there is one, so a list, not a tree: a tree
+    /// makes room for eleven.
+    ranks: HashMap<Claim, Vec<Rank>>,
+    of: HashMap<ServiceName, Box<[(Claim, Rank)]>>,
 }
 
 impl Claims {
@@ -72,7 +74,7 @@ impl Claims {
         created: Option<&Arc<str>>,
         ports: &[ServicePort],
     ) -> BTreeSet<ServiceName> {
-        let after: Vec<_> = ports
+        let after: Box<[_]> = ports
             .iter()
             .flat_map(|port| wanted(port, created))
             .collect();
@@ -84,7 +86,9 @@ impl Claims {
         let mut affected = BTreeSet::new();
         for (claim, rank) in &before {
             if let Some(ranks) = self.ranks.get_mut(claim) {
-                ranks.remove(rank);
+                if let Ok(place) = ranks.binary_search(rank) {
+                    ranks.remove(place);
+                }
                 affected.extend(ranks.first().map(|next| next.key.service.clone()));
                 if ranks.is_empty() {
                     self.ranks.remove(claim);
@@ -92,9 +96,12 @@ impl Claims {
             }
         }
         for (claim, rank) in &after {
-            let ranks = self.ranks.entry(*claim).or_default();
+            let alone = || Vec::with_capacity(1);
+            let ranks = self.ranks.entry(*claim).or_insert_with(alone);
             affected.extend(ranks.first().map(|owner| owner.key.service.clone()));
-            ranks.insert(rank.clone());
+            if let Err(place) = ranks.binary_search(rank) {
+                ranks.insert(place, rank.clone());
+            }
         }
         if !after.is_empty() {
             self.of.insert(service.clone(), after);

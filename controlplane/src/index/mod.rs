@@ -42,7 +42,8 @@ pub struct Index {
     external_ips: ExternalIps,
     services: HashMap<ServiceName, ServiceEntry>,
     slices: HashMap<ObjectId, SliceEntry>,
-    slices_of: HashMap<ServiceName, BTreeSet<ObjectId>>,
+    /// Sorted: the order decides between slices that disagree.
+    slices_of: HashMap<ServiceName, Vec<ObjectId>>,
     nodes: BTreeMap<NodeName, NodeFacts>,
     cidrs: BTreeMap<Arc<str>, Vec<Cidr>>,
     claims: Claims,
@@ -68,17 +69,17 @@ pub struct Totals {
 
 impl Totals {
     /// A Service had these ports and has those now.
-    fn change(
-        &mut self,
-        before: &BTreeMap<ServiceKey, usize>,
-        after: &BTreeMap<ServiceKey, usize>,
-    ) {
+    fn change(&mut self, before: &PublishedPorts, after: &PublishedPorts) {
+        let endpoints = |ports: &PublishedPorts| ports.iter().map(|(_, n)| n).sum::<usize>();
         self.services += usize::from(!after.is_empty());
         self.services -= usize::from(!before.is_empty());
-        self.endpoints += after.values().sum::<usize>();
-        self.endpoints -= before.values().sum::<usize>();
+        self.endpoints += endpoints(after);
+        self.endpoints -= endpoints(before);
     }
 }
+
+/// ServicePorts that were handed out for publishing, each with the number of its endpoints; sorted.
+type PublishedPorts = Box<[(ServiceKey, usize)]>;
 
 #[derive(Debug, Default)]
 struct ServiceEntry {
@@ -86,8 +87,7 @@ struct ServiceEntry {
     location: Arc<str>,
     /// As written, before anybody else's claims are looked at.
     ports: Vec<ServicePort>,
-    /// What was handed out for publishing, with the number of endpoints.
-    published: BTreeMap<ServiceKey, usize>,
+    published: PublishedPorts,
 }
 
 #[derive(Debug)]
@@ -235,10 +235,7 @@ impl Index {
                     {
                         self.triggers.note(&service, family, trigger_ms, at);
                     }
-                    self.slices_of
-                        .entry(service.clone())
-                        .or_default()
-                        .insert(id.clone());
+                    self.link_slice(&id, &service);
                     self.pending.services.insert(service.clone());
                     self.slices.insert(
                         id.clone(),
@@ -293,12 +290,22 @@ impl Index {
         self.set_object_issues(id.clone(), Vec::new())
     }
 
+    fn link_slice(&mut self, id: &ObjectId, service: &ServiceName) {
+        let one = || Vec::with_capacity(1);
+        let slices = self.slices_of.entry(service.clone()).or_insert_with(one);
+        if let Err(place) = slices.binary_search(id) {
+            slices.insert(place, id.clone());
+        }
+    }
+
     fn unlink_slice(&mut self, id: &ObjectId) {
         let Some(entry) = self.slices.remove(id) else {
             return;
         };
         if let Some(slices) = self.slices_of.get_mut(&entry.service) {
-            slices.remove(id);
+            if let Ok(place) = slices.binary_search(id) {
+                slices.remove(place);
+            }
             if slices.is_empty() {
                 self.slices_of.remove(&entry.service);
             }
@@ -316,8 +323,10 @@ impl Index {
     }
 
     fn take_publication(&mut self, issues_changed: &mut bool) -> Option<Publication> {
-        let mut services = Vec::new();
-        for name in self.contested() {
+        let contested = self.contested();
+        // Most Services have one port.
+        let mut services = Vec::with_capacity(contested.len());
+        for name in contested {
             *issues_changed |= self.recompute(&name, &mut services);
         }
         let nodes = std::mem::take(&mut self.pending.nodes);
@@ -370,11 +379,11 @@ impl Index {
         out: &mut Vec<(ServiceKey, Option<Published>)>,
     ) -> bool {
         let mut issues = Vec::new();
-        let mut keys = BTreeMap::new();
         let ports = self.effective_ports(name, &mut issues);
+        let mut keys = Vec::with_capacity(ports.len());
         for port in ports {
             let endpoints = self.endpoints(&port, &mut issues);
-            keys.insert(port.key.clone(), endpoints.len());
+            keys.push((port.key.clone(), endpoints.len()));
             let published = Published {
                 variants: variants(&port, &endpoints),
                 local: local_by_node(&endpoints),
@@ -383,12 +392,14 @@ impl Index {
             out.push((published.port.key.clone(), Some(published)));
         }
         if let Some(entry) = self.services.get_mut(name) {
-            let before = std::mem::replace(&mut entry.published, keys);
-            self.totals.change(&before, &entry.published);
-            let gone = before
-                .into_keys()
-                .filter(|key| !entry.published.contains_key(key));
-            out.extend(gone.map(|key| (key, None)));
+            keys.sort_unstable();
+            let before = std::mem::replace(&mut entry.published, keys.into());
+            let after = &entry.published;
+            self.totals.change(&before, after);
+            let is_there =
+                |key: &ServiceKey| after.binary_search_by(|(other, _)| other.cmp(key)).is_ok();
+            let gone = before.into_iter().filter(|(key, _)| !is_there(key));
+            out.extend(gone.map(|(key, _)| (key, None)));
             if entry.ports.is_empty() {
                 self.services.remove(name);
             }

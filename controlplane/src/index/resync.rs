@@ -41,8 +41,10 @@ impl Resync {
             return Vec::new();
         };
         self.listed.insert(kind);
-        let before = self.present.insert(kind, named.clone()).unwrap_or_default();
-        before.difference(&named).cloned().collect()
+        let mut before = self.present.remove(&kind).unwrap_or_default();
+        before.retain(|id| !named.contains(id));
+        self.present.insert(kind, named);
+        before.into_iter().collect()
     }
 
     /// Every kind has been listed once.

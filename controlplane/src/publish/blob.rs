@@ -13,7 +13,8 @@ pub(super) struct Encoded {
     pub(super) default: (Bytes, ObjectHash),
     pub(super) by_zone: BTreeMap<ZoneName, (Bytes, ObjectHash)>,
     pub(super) by_node: BTreeMap<NodeName, (Bytes, ObjectHash)>,
-    pub(super) local: BTreeMap<NodeName, (Bytes, ObjectHash)>,
+    /// Sorted by node.
+    pub(super) local: Vec<(NodeName, (Bytes, ObjectHash))>,
 }
 
 impl Encoded {

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
+use std::sync::Arc;
 
 /// Every key once, ordered by the revision of its last change. Keys of deleted objects stay (an
 /// agent that is behind must learn of the deletion) until [`Log::forget`].
 #[derive(Debug)]
 pub(super) struct Log<K> {
-    by_revision: BTreeMap<u64, K>,
-    revision_of: HashMap<K, u64>,
+    by_revision: BTreeMap<u64, Arc<K>>,
+    revision_of: HashMap<Arc<K>, u64>,
 }
 
 impl<K> Default for Log<K> {
@@ -20,12 +21,14 @@ impl<K> Default for Log<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash> Log<K> {
+impl<K: Eq + Hash> Log<K> {
     /// Notes that `key` changed at `revision`, which no other key of this log has.
     pub(super) fn note(&mut self, key: K, revision: u64) {
-        if let Some(before) = self.revision_of.insert(key.clone(), revision) {
-            self.by_revision.remove(&before);
-        }
+        let before = self.revision_of.get(&key).copied();
+        let key = before
+            .and_then(|before| self.by_revision.remove(&before))
+            .unwrap_or_else(|| Arc::new(key));
+        self.revision_of.insert(Arc::clone(&key), revision);
         self.by_revision.insert(revision, key);
     }
 
@@ -44,11 +47,11 @@ impl<K: Clone + Eq + Hash> Log<K> {
     /// Keys that changed after `revision`, oldest change first.
     pub(super) fn after(&self, revision: u64) -> impl Iterator<Item = (u64, &K)> {
         let from = revision.saturating_add(1);
-        self.by_revision.range(from..).map(|(r, k)| (*r, k))
+        self.by_revision.range(from..).map(|(r, k)| (*r, &**k))
     }
 
     /// All keys, newest change first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = (u64, &K)> {
-        self.by_revision.iter().rev().map(|(r, k)| (*r, k))
+        self.by_revision.iter().rev().map(|(r, k)| (*r, &**k))
     }
 }

@@ -60,8 +60,8 @@ pub(super) struct Shared {
     pub(super) default: Blob,
     pub(super) by_zone: BTreeMap<ZoneName, Blob>,
     pub(super) by_node: BTreeMap<NodeName, Blob>,
-    /// Nodes that have local endpoints of it.
-    pub(super) local_nodes: BTreeSet<NodeName>,
+    /// Nodes that have local endpoints of it; sorted.
+    pub(super) local_nodes: Box<[NodeName]>,
 }
 
 /// What one node has of its own.
@@ -147,10 +147,7 @@ impl State {
         if let Some(before) = &before {
             self.count_digests(before, false);
         }
-        let local_before = before
-            .as_ref()
-            .map(|s| s.local_nodes.clone())
-            .unwrap_or_default();
+        let local_before = before.as_ref().map_or(&[][..], |s| &s.local_nodes);
         self.set_local(key, local_before, &encoded);
         let shared = self.next_shared(key, before, encoded);
         if shared.is_varied() {
@@ -204,16 +201,11 @@ impl State {
             default,
             by_zone,
             by_node,
-            local_nodes: encoded.local.into_keys().collect(),
+            local_nodes: encoded.local.into_iter().map(|(node, _)| node).collect(),
         }
     }
 
-    pub(super) fn set_local(
-        &mut self,
-        key: &ServiceKey,
-        before: BTreeSet<NodeName>,
-        encoded: &Encoded,
-    ) {
+    pub(super) fn set_local(&mut self, key: &ServiceKey, before: &[NodeName], encoded: &Encoded) {
         let local = DesiredKey::Local(key.clone());
         for (node, object) in &encoded.local {
             let view = self.views.entry(node.clone()).or_default();
@@ -222,8 +214,9 @@ impl State {
             }
         }
         for node in before {
-            if !encoded.local.contains_key(&node) {
-                self.take_local(&node, &local);
+            let is_its = |(other, _): &(NodeName, _)| other.cmp(node);
+            if encoded.local.binary_search_by(is_its).is_err() {
+                self.take_local(node, &local);
             }
         }
     }

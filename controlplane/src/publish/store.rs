@@ -63,10 +63,10 @@ impl Store {
 
     /// Publishes changes; what is equal to what was published before is left out. Returns the
     /// newest revision.
-    pub fn publish(&self, publication: &Publication) -> u64 {
-        let encoded: Vec<_> = publication
-            .services
-            .iter()
+    pub fn publish(&self, mut publication: Publication) -> u64 {
+        // Each is dropped when it has been encoded: at a start there are many.
+        let encoded: Vec<_> = std::mem::take(&mut publication.services)
+            .into_iter()
             .map(|(key, published)| (key, published.as_ref().map(Encoded::new)))
             .collect();
         let mut state = self.write();
@@ -75,8 +75,8 @@ impl Store {
         for (key, encoded) in encoded {
             let before = state.revision;
             match encoded {
-                Some(encoded) => state.upsert(key, encoded),
-                None => state.delete(key),
+                Some(encoded) => state.upsert(&key, encoded),
+                None => state.delete(&key),
             }
             if state.revision != before {
                 changed.push(key);
@@ -108,7 +108,7 @@ impl Store {
         if self.read().views.get(name).is_some_and(View::is_configured) {
             return;
         }
-        self.publish(&Publication {
+        self.publish(Publication {
             services: Vec::new(),
             nodes: vec![NodeFacts {
                 name: name.clone(),

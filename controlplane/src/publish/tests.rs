@@ -225,23 +225,23 @@ proptest! {
             match step {
                 Step::Set(n, endpoints) => {
                     let published = published(n, &endpoints);
-                    store.publish(&publication(vec![(key(n), Some(published.clone()))], vec![]));
+                    store.publish(publication(vec![(key(n), Some(published.clone()))], vec![]));
                     world.services.insert(n, published);
                 }
                 Step::Delete(n) => {
-                    store.publish(&publication(vec![(key(n), None)], vec![]));
+                    store.publish(publication(vec![(key(n), None)], vec![]));
                     world.services.remove(&n);
                 }
                 Step::Node(n, zone) => {
                     let node = node(NODES[n], zone);
-                    store.publish(&publication(vec![], vec![node.clone()]));
+                    store.publish(publication(vec![], vec![node.clone()]));
                     world.nodes.insert(NODES[n], node);
                 }
                 Step::Cidrs(octet) => {
                     world.cidrs = vec![Cidr::single(IpAddr::from([10, 96, octet, 0]))];
                     let mut publication = publication(vec![], vec![]);
                     publication.service_cidrs = Some(world.cidrs.clone());
-                    store.publish(&publication);
+                    store.publish(publication);
                 }
                 Step::Follow(n) => agents[n].catch_up(&store),
                 Step::FollowOnePiece(n) => {
@@ -263,19 +263,19 @@ proptest! {
 fn equal_state_is_not_published_again() {
     let store = Store::new(7);
     let services = || vec![(key(1), Some(published(1, &[endpoint(1)])))];
-    let first = store.publish(&publication(services(), vec![node("n0", None)]));
-    let again = store.publish(&publication(services(), vec![node("n0", None)]));
+    let first = store.publish(publication(services(), vec![node("n0", None)]));
+    let again = store.publish(publication(services(), vec![node("n0", None)]));
     assert_eq!(first, again);
     let mut head = store.head();
     head.mark_unchanged();
-    store.publish(&publication(services(), vec![]));
+    store.publish(publication(services(), vec![]));
     assert!(!head.has_changed().unwrap());
 }
 
 #[test]
 fn a_variant_is_encoded_once_for_all_agents() {
     let store = Store::new(7);
-    store.publish(&publication(
+    store.publish(publication(
         vec![(key(1), Some(published(1, &[endpoint(1)])))],
         vec![],
     ));
@@ -292,13 +292,13 @@ fn a_change_of_one_zone_leaves_other_zones_alone() {
     };
     let nodes = vec![node("n0", Some("x")), node("n1", Some("y"))];
     let before = published(1, &[zoned(1, "x"), zoned(2, "y")]);
-    store.publish(&publication(vec![(key(1), Some(before))], nodes));
+    store.publish(publication(vec![(key(1), Some(before))], nodes));
     let [mut x, mut y] = ["n0", "n1"].map(Agent::new);
     x.catch_up(&store);
     y.catch_up(&store);
     let (x_wanted, y_wanted) = (store.wanted("n0"), store.wanted("n1"));
     let after = published(1, &[zoned(1, "x"), zoned(2, "y"), zoned(3, "y")]);
-    store.publish(&publication(vec![(key(1), Some(after))], vec![]));
+    store.publish(publication(vec![(key(1), Some(after))], vec![]));
     assert_eq!(store.wanted("n0"), x_wanted);
     assert!(store.wanted("n1") > y_wanted);
     assert!(store.collect("n0", &mut x.cursor).objects.is_empty());
@@ -310,7 +310,7 @@ fn a_slow_agent_gets_each_key_once_in_bounded_messages() {
     let store = Store::new(7);
     for round in 0..50_u8 {
         let services = (0..2_000).map(|n| (key(n), Some(published(n, &[endpoint(round % 5 + 1)]))));
-        store.publish(&publication(services.collect(), vec![]));
+        store.publish(publication(services.collect(), vec![]));
     }
     let mut agent = Agent::new("n0");
     let (mut pieces, mut objects) = (0, 0);
@@ -331,20 +331,14 @@ fn a_slow_agent_gets_each_key_once_in_bounded_messages() {
 #[test]
 fn old_deletions_are_forgotten_and_then_a_snapshot_is_needed() {
     let store = Store::new(7);
-    let first = store.publish(&publication(
-        vec![(key(0), Some(published(0, &[])))],
-        vec![],
-    ));
+    let first = store.publish(publication(vec![(key(0), Some(published(0, &[])))], vec![]));
     let other = Digest::from_bytes([1; 16]);
     let resume = |revision| store.resume("n0", other, Some(revision));
     assert!(resume(first).is_some() && resume(first + 1).is_none() && resume(0).is_none());
     assert!(store.resume("n0", store.digest("n0"), None).is_some());
     for n in 0..20_000 {
-        store.publish(&publication(
-            vec![(key(n), Some(published(n, &[])))],
-            vec![],
-        ));
-        store.publish(&publication(vec![(key(n), None)], vec![]));
+        store.publish(publication(vec![(key(n), Some(published(n, &[])))], vec![]));
+        store.publish(publication(vec![(key(n), None)], vec![]));
     }
     assert!(resume(first).is_none());
     assert_eq!(store.collect("n0", &mut Cursor::at(0)).deleted, []);
@@ -362,7 +356,7 @@ fn the_age_of_the_oldest_missing_change_is_known() {
         ];
         let mut publication = publication(services, vec![]);
         publication.observed_at = at(n as u64);
-        revisions.push(store.publish(&publication));
+        revisions.push(store.publish(publication));
     }
     assert_eq!(store.changed_after(0), Some(at(0)));
     assert_eq!(store.changed_after(revisions[1]), Some(at(1)));

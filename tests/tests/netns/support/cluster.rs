@@ -90,7 +90,7 @@ impl Cluster {
             observed_at,
         });
         if let Some(publication) = outcome.publication {
-            self.store.publish(&publication);
+            self.store.publish(publication);
         }
         self.send()
     }

@@ -1,0 +1,166 @@
+//! `cargo xtask bench --against kube-proxy`: kube-proxy and kplane side by side.
+//!
+//! One real API server with Services of two endpoints each; every contender in a fresh network
+//! namespace of its own, one at a time, joined to the API server by one link whose counters tell
+//! what it reads. The kernel is the judge of what is programmed ([`kernel`]), the same for all.
+
+mod contender;
+mod kernel;
+mod measure;
+mod plot;
+mod report;
+mod usage;
+mod workload;
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+use clap::Parser;
+use kplane_tests::cluster::{Cluster, Options};
+use kplane_tests::link::Route;
+use kplane_tests::netns::NetNs;
+
+use contender::{Contender, Place};
+use measure::{Bench, Row};
+
+/// The contender's end of its link.
+const LINK: &str = "uplink";
+const OURS: Ipv4Addr = Ipv4Addr::new(172, 30, 255, 1);
+const THEIRS: Ipv4Addr = Ipv4Addr::new(172, 30, 255, 2);
+
+/// Compares kube-proxy and kplane; started by `cargo xtask bench --against kube-proxy`.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Numbers of Services, ascending.
+    #[arg(long, value_delimiter = ',', default_value = "1000,5000,10000")]
+    services: Vec<u32>,
+    /// Changes of one endpoint, each.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    changes: u32,
+    /// Who is measured.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "kube-proxy-nftables,kplane-standalone,kplane"
+    )]
+    contenders: Vec<Contender>,
+    /// Put the table and the plot into docs/.
+    #[arg(long)]
+    write: bool,
+    /// Given by `cargo bench`, and without meaning here.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> Result<()> {
+    kplane_tests::userns::enter()?;
+    let mut args = Args::parse();
+    args.services.sort_unstable();
+    let folder = tempfile::tempdir()?;
+    let cluster = Cluster::start(&Options::default())?;
+    let rows = run(&args, &cluster, folder.path())?;
+    let machine = machine(&cluster)?;
+    drop(cluster);
+    println!("\n{machine}\n\n{}", report::table(&rows));
+    for line in report::summary(&rows) {
+        println!("{line}");
+    }
+    if args.write {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs");
+        let text = format!(
+            "{machine}\n\n{}\n{}",
+            report::table(&rows),
+            report::summary(&rows)
+                .iter()
+                .map(|line| format!("* {line}\n"))
+                .collect::<String>()
+        );
+        report::write(&docs.join("benchmarks.md"), &text)?;
+        fs::write(docs.join("benchmarks.svg"), plot::svg(&rows, &machine))?;
+        println!("written to docs/benchmarks.md and docs/benchmarks.svg");
+    }
+    Ok(())
+}
+
+/// All sizes, all contenders.
+fn run(args: &Args, cluster: &Cluster, folder: &Path) -> Result<Vec<Row>> {
+    let api = cluster.api();
+    workload::prepare(api)?;
+    let kubeconfig = cluster.kubeconfig();
+    let kube_proxy = cluster.programs().bin().join("kube-proxy");
+    let (mut rows, mut have) = (Vec::new(), 0);
+    for &services in &args.services {
+        workload::grow(api, have, services)?;
+        have = services;
+        let bench = Bench {
+            api,
+            services,
+            changes: args.changes,
+            link: LINK,
+        };
+        for &contender in &args.contenders {
+            let ns = joined(cluster.ns())?;
+            rows.push(bench.measure(
+                contender,
+                &Place {
+                    ns: &ns,
+                    kubeconfig: &kubeconfig,
+                    folder,
+                    kube_proxy: &kube_proxy,
+                },
+            )?);
+        }
+    }
+    Ok(rows)
+}
+
+/// A fresh namespace that reaches the API server over one link.
+fn joined(cluster: &NetNs) -> Result<NetNs> {
+    let ns = NetNs::new("contender")?;
+    let inside = ns.netlink()?;
+    // The far end goes when this namespace does.
+    inside.veth(LINK, cluster, "contender")?;
+    inside.add_address(LINK, THEIRS.into(), 30)?;
+    let outside = cluster.netlink()?;
+    outside.add_address("contender", OURS.into(), 30)?;
+    outside.up("contender")?;
+    inside.add_route(&Route::default_via(IpAddr::from(OURS)))?;
+    Ok(ns)
+}
+
+/// When, on what and with which versions this was measured.
+fn machine(cluster: &Cluster) -> Result<String> {
+    let first_line = |mut command: Command| -> Result<String> {
+        let text = kplane_tests::process::output({
+            command.env("LC_ALL", "C");
+            command
+        })?;
+        Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+    };
+    let with = |program: &str, argument: &str| {
+        let mut command = Command::new(program);
+        command.arg(argument);
+        command
+    };
+    let mut kube_proxy = cluster.programs().command("kube-proxy");
+    kube_proxy.arg("--version");
+    let processors = fs::read_to_string("/proc/cpuinfo")?;
+    let model = processors
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .map_or("unknown CPU", |rest| {
+            rest.trim_start_matches([' ', '\t', ':'])
+        });
+    Ok(format!(
+        "{}: {} cores ({model}), Linux {}; kube-proxy {}, {}; kplane {}",
+        first_line(with("date", "-I"))?,
+        std::thread::available_parallelism()?,
+        first_line(with("uname", "-r"))?,
+        first_line(kube_proxy)?.trim_start_matches("Kubernetes "),
+        first_line(with("nft", "--version"))?,
+        env!("CARGO_PKG_VERSION"),
+    ))
+}

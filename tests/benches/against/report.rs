@@ -1,0 +1,141 @@
+//! The table, for terminals and for documents.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use crate::measure::{Row, percentile};
+
+/// Between these lines of a document everything is ours.
+const BEGIN: &str = "<!-- begin: cargo xtask bench --against kube-proxy -->";
+const END: &str = "<!-- end -->";
+
+const HEADINGS: [&str; 11] = [
+    "Services",
+    "who",
+    "cold start",
+    "its CPU",
+    "change p50",
+    "p99",
+    "after answer p50",
+    "CPU a change",
+    "idle CPU",
+    "memory (most)",
+    "bytes: start, a change",
+];
+
+/// Cells of a row, as people read them.
+fn cells(row: &Row) -> [String; 11] {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    [
+        row.services.to_string(),
+        row.contender.name().to_owned(),
+        time(row.cold),
+        time(row.cold_cpu),
+        time(percentile(&row.from_request, 50)),
+        time(percentile(&row.from_request, 99)),
+        time(percentile(&row.from_answer, 50)),
+        time(row.change_cpu),
+        format!("{:.2} %", row.idle * 100.0),
+        format!(
+            "{:.0} ({:.0}) MiB",
+            mib(row.memory.now),
+            mib(row.memory.most)
+        ),
+        format!("{}, {}", bytes(row.start_bytes), bytes(row.change_bytes)),
+    ]
+}
+
+/// A duration with two or three digits that count.
+pub(crate) fn time(took: Duration) -> String {
+    let seconds = took.as_secs_f64();
+    match seconds {
+        ..0.001 => format!("{:.2} ms", seconds * 1e3),
+        ..0.01 => format!("{:.1} ms", seconds * 1e3),
+        ..1.0 => format!("{:.0} ms", seconds * 1e3),
+        ..10.0 => format!("{seconds:.2} s"),
+        _ => format!("{seconds:.1} s"),
+    }
+}
+
+fn bytes(bytes: u64) -> String {
+    match bytes {
+        ..10_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+        ..1_000_000 => format!("{:.0} kB", bytes as f64 / 1e3),
+        _ => format!("{:.1} MB", bytes as f64 / 1e6),
+    }
+}
+
+/// The table as Markdown that is aligned, so that terminals can show it too.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let headings = HEADINGS.map(str::to_owned);
+    let cells: Vec<[String; 11]> = rows.iter().map(cells).collect();
+    let width = |column: usize| {
+        let all = std::iter::once(&headings).chain(&cells);
+        all.map(|row| row[column].len()).max().unwrap_or(0)
+    };
+    let line = |row: &[String; 11]| {
+        let cells = row.iter().enumerate().map(|(column, cell)| {
+            let width = width(column);
+            // Numbers to the right, names to the left.
+            if column == 1 {
+                format!("{cell:<width$}")
+            } else {
+                format!("{cell:>width$}")
+            }
+        });
+        format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "))
+    };
+    let rule = (0..headings.len()).map(|column| {
+        let dashes = "-".repeat(width(column) - 1);
+        if column == 1 {
+            format!("{dashes}-")
+        } else {
+            format!("{dashes}:")
+        }
+    });
+    let rule = format!("| {} |\n", rule.collect::<Vec<_>>().join(" | "));
+    let mut text = line(&headings) + &rule;
+    text.extend(cells.iter().map(line));
+    text
+}
+
+/// How many times better kplane is, at the largest size.
+pub(crate) fn summary(rows: &[Row]) -> Vec<String> {
+    let largest = rows.iter().map(|row| row.services).max().unwrap_or(0);
+    let at_largest = || rows.iter().filter(|row| row.services == largest);
+    let mut lines = Vec::new();
+    for theirs in at_largest().filter(|row| row.contender.is_kube_proxy()) {
+        for ours in at_largest().filter(|row| !row.contender.is_kube_proxy()) {
+            let times = |of: fn(&Row) -> f64| of(theirs) / of(ours);
+            lines.push(format!(
+                "{largest} Services, {} against {}: a change is in the kernel {:.0} times sooner \
+                 with {:.0} times less CPU; start {:.0} times faster; 1/{:.1} of the memory.",
+                ours.contender.name(),
+                theirs.contender.name(),
+                times(|row| percentile(&row.from_request, 50).as_secs_f64()),
+                times(|row| row.change_cpu.as_secs_f64()),
+                times(|row| row.cold.as_secs_f64()),
+                times(|row| row.memory.now as f64),
+            ));
+        }
+    }
+    lines
+}
+
+/// Puts text between the markers of a document.
+pub(crate) fn write(document: &Path, text: &str) -> Result<()> {
+    let shown = document.display();
+    let before = fs::read_to_string(document).with_context(|| shown.to_string())?;
+    let after = replaced(&before, text)
+        .with_context(|| format!("{shown} lacks the lines {BEGIN:?} and {END:?}"))?;
+    fs::write(document, after).with_context(|| shown.to_string())
+}
+
+fn replaced(document: &str, text: &str) -> Option<String> {
+    let (head, rest) = document.split_once(BEGIN)?;
+    let (_, tail) = rest.split_once(END)?;
+    Some(format!("{head}{BEGIN}\n\n{text}\n{END}{tail}"))
+}

@@ -1,0 +1,167 @@
+//! What the API server holds: Services with two endpoints each, written directly.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use kplane_tests::cluster::Api;
+use serde_json::{Value, json};
+
+pub(crate) const NAMESPACE: &str = "bench";
+/// Endpoints of each Service.
+pub(crate) const ENDPOINTS: u32 = 2;
+/// Nodes on which the endpoints live.
+const NODES: u32 = 10;
+/// Requests under way at a time.
+const WRITERS: u32 = 8;
+/// How often the line of progress is written.
+const PROGRESS: Duration = Duration::from_millis(500);
+
+/// The node of whoever is measured.
+pub(crate) fn node() -> String {
+    node_name(0)
+}
+
+fn node_name(n: u32) -> String {
+    format!("node-{}", n % NODES)
+}
+
+/// The endpoint with a number; those of Services come first.
+pub(crate) fn endpoint(n: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(Ipv4Addr::new(10, 128, 0, 0).to_bits() + n)
+}
+
+/// The endpoint that a Service's last one becomes at a change: never seen before.
+pub(crate) fn fresh(change: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(Ipv4Addr::new(10, 132, 0, 1).to_bits() + change)
+}
+
+/// All endpoints of so many Services.
+pub(crate) fn endpoints(services: u32) -> Vec<Ipv4Addr> {
+    (0..services * ENDPOINTS).map(endpoint).collect()
+}
+
+/// What there is besides Services.
+pub(crate) fn prepare(api: &Api) -> Result<()> {
+    api.apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))?;
+    for n in 0..NODES {
+        let name = node_name(n);
+        api.apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}))?;
+        let address = format!("172.31.255.{}", n + 1);
+        let status = json!({"addresses": [{"type": "InternalIP", "address": address}]});
+        api.patch_status("Node", &name, &status)?;
+    }
+    Ok(())
+}
+
+/// Writes the Services from `have` to `want`, and says how far it is.
+pub(crate) fn grow(api: &Api, have: u32, want: u32) -> Result<()> {
+    let (next, done) = (AtomicU32::new(have), AtomicU32::new(have));
+    thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|_| {
+                scope.spawn(|| -> Result<()> {
+                    loop {
+                        let n = next.fetch_add(1, Ordering::Relaxed);
+                        if n >= want {
+                            return Ok(());
+                        }
+                        api.create(&service(n))?;
+                        api.create(&slice(n, endpoint(n * ENDPOINTS + 1)))?;
+                        done.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        let mut progress = Progress::new("writing Services", want);
+        while !writers.iter().all(thread::ScopedJoinHandle::is_finished) {
+            progress.show(done.load(Ordering::Relaxed));
+            thread::sleep(Duration::from_millis(20));
+        }
+        progress.end(done.load(Ordering::Relaxed));
+        for writer in writers {
+            writer.join().ok().context("a writer panicked")??;
+        }
+        Ok(())
+    })
+}
+
+/// Makes an address the last endpoint of a Service.
+pub(crate) fn change(api: &Api, service: u32, last: Ipv4Addr) -> Result<()> {
+    api.replace(&slice(service, last)).map(drop)
+}
+
+/// Makes a Service what it was at first.
+pub(crate) fn restore(api: &Api, service: u32) -> Result<()> {
+    change(api, service, endpoint(service * ENDPOINTS + 1))
+}
+
+fn service(n: u32) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": format!("service-{n:05}"), "namespace": NAMESPACE},
+        "spec": {"ports": [{"name": "http", "port": 80, "targetPort": 8080}]},
+    })
+}
+
+fn slice(n: u32, last: Ipv4Addr) -> Value {
+    let name = format!("service-{n:05}");
+    let ready = json!({"ready": true, "serving": true, "terminating": false});
+    let endpoint = |ip: Ipv4Addr, n: u32| json!({"addresses": [ip], "conditions": ready, "nodeName": node_name(n)});
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": format!("{name}-x"), "namespace": NAMESPACE,
+            "labels": {
+                "kubernetes.io/service-name": name,
+                "endpointslice.kubernetes.io/managed-by": "kplane-bench",
+            },
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+        "endpoints": [endpoint(self::endpoint(n * ENDPOINTS), n), endpoint(last, n + 1)],
+    })
+}
+
+/// A line that is written again and again on a terminal, and seldom elsewhere.
+pub(crate) struct Progress {
+    what: String,
+    of: u32,
+    began: Instant,
+    shown: Option<Instant>,
+    terminal: bool,
+}
+
+impl Progress {
+    pub(crate) fn new(what: impl Into<String>, of: u32) -> Self {
+        Self {
+            what: what.into(),
+            of,
+            began: Instant::now(),
+            shown: None,
+            terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    pub(crate) fn show(&mut self, done: u32) {
+        if self.terminal && self.shown.is_none_or(|at| at.elapsed() >= PROGRESS) {
+            self.shown = Some(Instant::now());
+            eprint!("\r{}", self.line(done));
+            // A progress line that cannot be written is not worth failing for.
+            let _ = std::io::stderr().flush();
+        }
+    }
+
+    pub(crate) fn end(&self, done: u32) {
+        let begin = if self.terminal { "\r" } else { "" };
+        eprintln!("{begin}{}", self.line(done));
+    }
+
+    fn line(&self, done: u32) -> String {
+        let took = self.began.elapsed().as_secs_f64();
+        format!("{}: {done} of {}, {took:.0} s", self.what, self.of)
+    }
+}
