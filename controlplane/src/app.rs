@@ -22,6 +22,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use crate::convert::ExternalIps;
 use crate::hub::Hub;
 use crate::server::{AgentServer, DesiredServer, StatusServer};
+use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
 
@@ -36,14 +37,34 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// What a control plane is to do.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Folder or file of manifests, or `-` for standard input.
-    pub manifests: PathBuf,
+    /// Where objects come from.
+    pub source: Origin,
     /// Where agents connect; `None` serves agents in the same process only.
     pub agent_listen: Option<SocketAddr>,
     /// Where the status API is served.
     pub status_listen: Option<SocketAddr>,
     /// Which external addresses Services may have.
     pub external_ips: ExternalIps,
+}
+
+/// Where objects come from.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// A folder or file of manifests, or `-` for standard input.
+    Manifests(PathBuf),
+    /// A Kubernetes API server.
+    Kubernetes(kubernetes::Config),
+}
+
+impl Origin {
+    /// Its name in the status API.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Manifests(_) => "manifests",
+            Self::Kubernetes(_) => "kubernetes",
+        }
+    }
 }
 
 /// A control plane that cannot start.
@@ -98,11 +119,10 @@ pub enum TaskError {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
-    let source = Manifests::new(&config.manifests);
     let agents = listen(config.agent_listen, "agents").await?;
     let status = listen(config.status_listen, "the status API").await?;
     let mut tasks = JoinSet::new();
-    let hub = start_hub(source, config.external_ips, &mut tasks);
+    let hub = start_hub(config.source, config.external_ips, &mut tasks).await?;
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub);
@@ -122,24 +142,22 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     })
 }
 
-fn start_hub(
-    source: Manifests,
+async fn start_hub(
+    origin: Origin,
     external_ips: ExternalIps,
     tasks: &mut JoinSet<Result<(), TaskError>>,
-) -> Arc<Hub> {
+) -> Result<Arc<Hub>, SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
-    let (hub, index) = Hub::new(epoch, "manifests", external_ips, batches);
+    let (hub, index) = Hub::new(epoch, origin.name(), external_ips, batches);
     let stop = hub.shutdown.clone();
-    tasks.spawn(async move {
-        tokio::select! {
-            result = source.run(sink) => result?,
-            () = stop.cancelled() => return Ok(()),
+    match origin {
+        Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),
+        Origin::Kubernetes(config) => {
+            let source = Kubernetes::new(config, hub.upstream.clone()).await?;
+            tasks.spawn(run(source, sink, stop))
         }
-        // Standard input is read to its end; what it said stays in force.
-        stop.cancelled().await;
-        Ok(())
-    });
+    };
     let stop = hub.shutdown.clone();
     tasks.spawn(async move {
         tokio::select! {
@@ -148,7 +166,21 @@ fn start_hub(
         }
         Ok(())
     });
-    hub
+    Ok(hub)
+}
+
+async fn run(
+    source: impl Source,
+    sink: mpsc::Sender<source::Batch>,
+    stop: CancellationToken,
+) -> Result<(), TaskError> {
+    tokio::select! {
+        result = source.run(sink) => result?,
+        () = stop.cancelled() => return Ok(()),
+    }
+    // Standard input is read to its end; what it said stays in force.
+    stop.cancelled().await;
+    Ok(())
 }
 
 async fn listen(

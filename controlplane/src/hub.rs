@@ -13,6 +13,7 @@ use crate::fleet::Fleet;
 use crate::index::{Index, PortView, ServiceDetail, Totals};
 use crate::publish::Store;
 use crate::source::Batch;
+use crate::source::upstream::Upstream;
 
 /// Questions that may wait for the index. Each is answered in milliseconds; more askers than this
 /// wait at the door.
@@ -27,6 +28,8 @@ pub struct Hub {
     pub fleet: Fleet,
     /// Name of the source.
     pub source: &'static str,
+    /// What the source says of its own state.
+    pub upstream: Upstream,
     /// When the process began to serve.
     pub started_at: SystemTime,
     /// Cancelled when the control plane ends: so do all streams.
@@ -46,14 +49,6 @@ pub struct Summary {
     pub revision_at: Option<SystemTime>,
     /// When the source last said anything.
     pub heard_at: Option<Instant>,
-}
-
-impl Summary {
-    /// Time since the source was last in touch with its origin.
-    #[must_use]
-    pub fn upstream_age(&self) -> Option<Duration> {
-        self.heard_at.map(|at| at.elapsed())
-    }
 }
 
 /// A question to the index.
@@ -82,6 +77,7 @@ impl Hub {
             store: Store::new(epoch),
             fleet: Fleet::default(),
             source,
+            upstream: Upstream::default(),
             started_at: SystemTime::now(),
             shutdown: CancellationToken::new(),
             summary,
@@ -99,6 +95,14 @@ impl Hub {
     #[must_use]
     pub fn summary(&self) -> watch::Receiver<Arc<Summary>> {
         self.summary.clone()
+    }
+
+    /// Time for which changes at the source's origin may have been missed: since the stalest of
+    /// its kinds was known to be current, or since it said anything. Zero before it begins.
+    #[must_use]
+    pub fn upstream_age(&self) -> Duration {
+        let heard = || self.summary.borrow().heard_at.map(|at| at.elapsed());
+        self.upstream.age().or_else(heard).unwrap_or_default()
     }
 
     /// All ServicePorts of a namespace, or of all if it is empty.

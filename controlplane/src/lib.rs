@@ -7,6 +7,7 @@ pub mod fleet;
 pub mod hub;
 pub mod index;
 pub mod k8s;
+pub mod kubernetes;
 pub mod publish;
 pub mod server;
 pub mod source;

@@ -5,8 +5,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{ArgAction, Parser, ValueEnum};
+use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
+use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::kubernetes::Access;
+use kp_controlplane::source::kubernetes;
 use kp_controlplane::{app, check};
 use kplane_model::Cidr;
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,15 +19,37 @@ use tracing_subscriber::EnvFilter;
 /// kplane's control plane: reads Services once and streams to every node what it must have.
 #[derive(Debug, Parser)]
 #[command(version, after_help = EXAMPLES)]
+#[command(group = ArgGroup::new("source").required(true)
+    .args(["manifests", "kubeconfig", "in_cluster", "check"]))]
 struct Args {
     /// Folder or file of Kubernetes YAML or JSON, or - for standard input: Services,
     /// EndpointSlices, Nodes, ServiceCIDRs. Changes are picked up at once.
-    #[arg(long, value_name = "PATH", required_unless_present = "check")]
+    #[arg(
+        long,
+        value_name = "PATH",
+        help_heading = "Where objects come from (one of these)"
+    )]
     manifests: Option<PathBuf>,
+
+    /// The Kubernetes API server that a kubeconfig file names, by its current context.
+    #[arg(
+        long,
+        value_name = "FILE",
+        help_heading = "Where objects come from (one of these)"
+    )]
+    kubeconfig: Option<PathBuf>,
+
+    /// The Kubernetes API server of the cluster in whose pod this runs.
+    #[arg(long, help_heading = "Where objects come from (one of these)")]
+    in_cluster: bool,
+
+    /// Another address of the API server than the kubeconfig's.
+    #[arg(long, value_name = "URL", requires = "kubeconfig")]
+    master: Option<String>,
 
     /// Only check a folder or file of manifests, print what is wrong with it, and exit: 0 if it is
     /// fine, 1 if something in it would not be served.
-    #[arg(long, value_name = "PATH", conflicts_with = "manifests")]
+    #[arg(long, value_name = "PATH", help_heading = "Instead of serving")]
     check: Option<PathBuf>,
 
     /// Where node agents connect.
@@ -57,6 +82,22 @@ enum LogFormat {
 }
 
 impl Args {
+    /// clap has made sure that there is exactly one.
+    fn origin(&self) -> Origin {
+        let access = match (&self.manifests, &self.kubeconfig) {
+            (Some(path), _) => return Origin::Manifests(path.clone()),
+            (None, Some(file)) => Access::Kubeconfig {
+                file: file.clone(),
+                master: self.master.clone(),
+            },
+            (None, None) => Access::InCluster,
+        };
+        Origin::Kubernetes(kubernetes::Config {
+            access,
+            only_node: None,
+        })
+    }
+
     fn external_ips(&self) -> ExternalIps {
         ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone())
     }
@@ -66,6 +107,8 @@ const EXAMPLES: &str = "\
 Examples:
   Serve a folder of YAML:
     kp-controlplane --manifests deploy/demo
+  Serve a cluster:
+    kp-controlplane --kubeconfig /etc/kplane/kubeconfig
   Serve what a cluster has at the moment:
     kubectl get svc,endpointslices,nodes,servicecidrs -A -o yaml | kp-controlplane --manifests -
   Check a folder before it goes live:
@@ -109,8 +152,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let (mut terminate, mut interrupt) = (terminate?, interrupt?);
     let external_ips = args.external_ips();
     let bound = app::build(app::Config {
-        // clap has made sure that there is one.
-        manifests: args.manifests.unwrap_or_default(),
+        source: args.origin(),
         agent_listen: Some(args.agent_listen),
         status_listen: Some(args.status_listen),
         external_ips,

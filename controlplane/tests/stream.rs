@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use kp_controlplane::app::{Bound, Config, build};
+use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::publish::{Publication, Published};
 use kplane_model::select::variants;
@@ -34,7 +34,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 async fn control_plane() -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
-        manifests: PathBuf::from(folder.path()),
+        source: Origin::Manifests(PathBuf::from(folder.path())),
         agent_listen: None,
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
         external_ips: ExternalIps::All,

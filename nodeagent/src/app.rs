@@ -207,7 +207,7 @@ async fn connect(
             external_ips,
         } => {
             let config = kp_controlplane::app::Config {
-                manifests,
+                source: kp_controlplane::app::Origin::Manifests(manifests),
                 agent_listen: None,
                 status_listen: status,
                 external_ips,

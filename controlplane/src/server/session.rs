@@ -206,12 +206,7 @@ impl AgentStream<'_> {
             return server_message::Kind::Pong(pb::Pong { token });
         }
         if std::mem::take(&mut self.control.heartbeat) {
-            let age = self
-                .hub
-                .summary()
-                .borrow()
-                .upstream_age()
-                .unwrap_or_default();
+            let age = self.hub.upstream_age();
             return server_message::Kind::Heartbeat(pb::Heartbeat {
                 revision: self.head.borrow().revision,
                 upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),

@@ -36,7 +36,7 @@ pub(super) fn fleet(hub: &Hub) -> pb::Fleet {
 fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
     let summary = hub.summary().borrow().clone();
     let head = *hub.store.head().borrow();
-    let age = summary.upstream_age().unwrap_or_default();
+    let age = hub.upstream_age();
     pb::ControlPlaneStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),

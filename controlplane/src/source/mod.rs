@@ -5,7 +5,9 @@
 //! source said of a kind before, and a consumer must not drop anything before `InitDone` (design
 //! invariant 3: absence is not deletion). Between those, `Apply` and `Delete` are single changes.
 
+pub mod kubernetes;
 pub mod manifests;
+pub mod upstream;
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -68,6 +70,9 @@ pub trait Source: Send + 'static {
 /// A source that cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
+    /// There is no way to the API server.
+    #[error(transparent)]
+    Access(#[from] crate::kubernetes::AccessError),
     /// The folder or file of manifests cannot be read at all.
     #[error("cannot read manifests at {path}; check the path and its permissions")]
     Unreadable {

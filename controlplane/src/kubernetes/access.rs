@@ -1,0 +1,359 @@
+//! Where the API server is and who we are: a kubeconfig, or the place of a pod in a cluster.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kube::Config;
+use kube::config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use tokio::time::Instant;
+
+use super::connector;
+use super::failure::one_line;
+
+/// Credentials that did not help are read again at most this often.
+const RENEW_EVERY: Duration = Duration::from_secs(5);
+
+/// Where the API server is and who we are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// As a kubeconfig file says.
+    Kubeconfig {
+        /// The file.
+        file: PathBuf,
+        /// Another address of the server than the file's.
+        master: Option<String>,
+    },
+    /// As a pod with a ServiceAccount.
+    InCluster,
+    /// An address and no credentials, as kube-proxy does with `--master` alone.
+    Anonymous {
+        /// The address.
+        master: String,
+    },
+}
+
+/// A way to the API server that cannot be taken; nothing heals it but a person. One line.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// The file is not there or may not be read.
+    #[error("cannot read the kubeconfig {file}: {source}; check the path and its permissions")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The file is not a kubeconfig.
+    #[error(
+        "{file} is not a kubeconfig: {reason}; write it again, for example with kubectl config"
+    )]
+    NotAKubeconfig {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Nothing says which of its clusters is meant.
+    #[error(
+        "the kubeconfig {file} has no current-context: choose one with kubectl config use-context"
+    )]
+    NoContext {
+        /// The file.
+        file: String,
+    },
+    /// Something is named that is not in the file.
+    #[error(
+        "the kubeconfig {file} names the {what} {name:?}, but has none of that name: add it, or choose another context"
+    )]
+    Dangling {
+        /// The file.
+        file: String,
+        /// `context`, `cluster` or `user`.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// No address of a server.
+    #[error(
+        "{place}: {address:?} is no address of an API server; write one like https://192.0.2.1:6443"
+    )]
+    Address {
+        /// Where the address stands.
+        place: String,
+        /// What is there.
+        address: String,
+    },
+    /// A certificate or key cannot be used.
+    #[error("{place}: {what} cannot be used: {reason}; give a file or data in PEM format")]
+    Material {
+        /// Where it stands.
+        place: String,
+        /// What it is.
+        what: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The credentials cannot be obtained.
+    #[error("{place}: the user's credentials cannot be obtained: {reason}")]
+    Credentials {
+        /// Where they are described.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A proxy of a kind that is not spoken.
+    #[error("{place}: the proxy {proxy} cannot be used; reach the API server without it")]
+    Proxy {
+        /// Where it stands.
+        place: String,
+        /// Its address.
+        proxy: String,
+    },
+    /// This is no pod, or one without a ServiceAccount.
+    #[error("this does not run in a pod with a ServiceAccount ({reason}): give --kubeconfig")]
+    NotInCluster {
+        /// What is missing.
+        reason: String,
+    },
+}
+
+/// A connection to the API server that can be made anew. Shared by all who talk to it.
+#[derive(Debug)]
+pub struct Api {
+    access: Access,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    client: kube::Client,
+    server: String,
+    renewed_at: Instant,
+}
+
+impl std::fmt::Debug for Current {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Current")
+            .field("server", &self.server)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Api {
+    /// Reads the credentials. Does not talk to the server yet.
+    ///
+    /// # Errors
+    /// [`AccessError`] when they make no sense.
+    pub async fn new(access: Access) -> Result<Self, AccessError> {
+        let current = open(&access).await?;
+        Ok(Self {
+            access,
+            current: Mutex::new(current),
+        })
+    }
+
+    /// The client of the moment. Ask again for each piece of work.
+    #[must_use]
+    pub fn client(&self) -> kube::Client {
+        self.lock().client.clone()
+    }
+
+    /// The address of the server.
+    #[must_use]
+    pub fn server(&self) -> String {
+        self.lock().server.clone()
+    }
+
+    /// Reads the credentials again, unless that was done a moment ago: the server did not accept
+    /// them, and somebody may have put new ones into the files meanwhile.
+    ///
+    /// # Errors
+    /// [`AccessError`] when they make no sense; the old ones stay then.
+    pub async fn renew(&self) -> Result<(), AccessError> {
+        {
+            let mut current = self.lock();
+            if current.renewed_at.elapsed() < RENEW_EVERY {
+                return Ok(());
+            }
+            current.renewed_at = Instant::now();
+        }
+        let renewed = open(&self.access).await?;
+        *self.lock() = renewed;
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Current> {
+        // Replaced as a whole, so a panic elsewhere leaves it usable.
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn open(access: &Access) -> Result<Current, AccessError> {
+    let (config, place) = match access {
+        Access::Kubeconfig { file, master } => {
+            let mut config = read(file).await?;
+            if let Some(master) = master {
+                config.cluster_url = address("--master", master)?;
+            }
+            (config, format!("the kubeconfig {}", file.display()))
+        }
+        Access::InCluster => {
+            let config = Config::incluster().map_err(|error| AccessError::NotInCluster {
+                reason: one_line(&error.to_string()),
+            })?;
+            (config, "the pod's ServiceAccount".to_owned())
+        }
+        Access::Anonymous { master } => {
+            let place = "--master".to_owned();
+            (Config::new(address(&place, master)?), place)
+        }
+    };
+    let client = connector::client(&config).map_err(|error| client_error(&place, &error))?;
+    Ok(Current {
+        client,
+        server: config
+            .cluster_url
+            .to_string()
+            .trim_end_matches('/')
+            .to_owned(),
+        renewed_at: Instant::now(),
+    })
+}
+
+async fn read(path: &Path) -> Result<Config, AccessError> {
+    let explain = |error| kubeconfig_error(path, error);
+    let kubeconfig = Kubeconfig::read_from(path).map_err(explain)?;
+    check_names(path, &kubeconfig)?;
+    let cluster = cluster_of(&kubeconfig);
+    let server = cluster.and_then(|cluster| cluster.server.clone());
+    if let Some(proxy) = cluster
+        .and_then(|c| c.proxy_url.clone())
+        .filter(|p| !p.is_empty())
+    {
+        return Err(AccessError::Proxy {
+            place: format!("the kubeconfig {}", path.display()),
+            proxy,
+        });
+    }
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+    let mut config = config.map_err(|error| match error {
+        KubeconfigError::MissingClusterUrl | KubeconfigError::ParseClusterUrl(_) => {
+            AccessError::Address {
+                place: format!("the kubeconfig {}", path.display()),
+                address: server.clone().unwrap_or_default(),
+            }
+        }
+        error => kubeconfig_error(path, error),
+    })?;
+    let place = format!("the kubeconfig {}", path.display());
+    config.cluster_url = address(&place, &server.unwrap_or_default())?;
+    Ok(config)
+}
+
+/// The cluster of the current context.
+fn cluster_of(kubeconfig: &Kubeconfig) -> Option<&Cluster> {
+    let current = kubeconfig.current_context.as_ref()?;
+    let named = kubeconfig.contexts.iter().find(|c| c.name == *current)?;
+    let cluster = &named.context.as_ref()?.cluster;
+    let named = kubeconfig.clusters.iter().find(|c| c.name == *cluster)?;
+    named.cluster.as_ref()
+}
+
+/// A user that is named but missing would make us nobody, without a word.
+fn check_names(path: &Path, kubeconfig: &Kubeconfig) -> Result<(), AccessError> {
+    let file = || path.display().to_string();
+    let Some(current) = kubeconfig
+        .current_context
+        .as_ref()
+        .filter(|c| !c.is_empty())
+    else {
+        return Err(AccessError::NoContext { file: file() });
+    };
+    let context = kubeconfig.contexts.iter().find(|c| c.name == *current);
+    let user = context
+        .and_then(|named| named.context.as_ref())
+        .and_then(|context| context.user.as_ref())
+        .filter(|user| !user.is_empty());
+    match user {
+        Some(user) if !kubeconfig.auth_infos.iter().any(|u| u.name == *user) => {
+            Err(AccessError::Dangling {
+                file: file(),
+                what: "user",
+                name: user.clone(),
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn address(place: &str, text: &str) -> Result<http::Uri, AccessError> {
+    let url = if text.contains("://") || text.is_empty() {
+        text.to_owned()
+    } else {
+        format!("http://{text}")
+    };
+    let known = |uri: &http::Uri| {
+        matches!(uri.scheme_str(), Some("http" | "https"))
+            && uri.host().is_some_and(|host| !host.is_empty())
+    };
+    let parsed = url.parse().ok().filter(known);
+    parsed.ok_or_else(|| AccessError::Address {
+        place: place.to_owned(),
+        address: text.to_owned(),
+    })
+}
+
+fn kubeconfig_error(path: &Path, error: KubeconfigError) -> AccessError {
+    let file = path.display().to_string();
+    let place = format!("the kubeconfig {file}");
+    let material = |what, reason: String| AccessError::Material {
+        place: place.clone(),
+        what,
+        reason: one_line(&reason),
+    };
+    match error {
+        KubeconfigError::ReadConfig(source, _) => AccessError::Unreadable { file, source },
+        KubeconfigError::CurrentContextNotSet => AccessError::NoContext { file },
+        KubeconfigError::LoadContext(name) => AccessError::Dangling {
+            file,
+            what: "context",
+            name,
+        },
+        KubeconfigError::LoadClusterOfContext(name) => AccessError::Dangling {
+            file,
+            what: "cluster",
+            name,
+        },
+        KubeconfigError::LoadCertificateAuthority(error) => {
+            material("certificate-authority", error.to_string())
+        }
+        KubeconfigError::ParseCertificates(error) => {
+            material("certificate-authority", error.to_string())
+        }
+        KubeconfigError::LoadClientCertificate(error) => {
+            material("client-certificate", error.to_string())
+        }
+        KubeconfigError::LoadClientKey(error) => material("client-key", error.to_string()),
+        other => AccessError::NotAKubeconfig {
+            file,
+            reason: one_line(&other.to_string()),
+        },
+    }
+}
+
+fn client_error(place: &str, error: &kube::Error) -> AccessError {
+    let place = place.to_owned();
+    let reason = one_line(&error.to_string());
+    match error {
+        kube::Error::RustlsTls(_) => AccessError::Material {
+            place,
+            what: "a certificate or key",
+            reason,
+        },
+        _ => AccessError::Credentials { place, reason },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,248 @@
+//! What can go wrong between us and an API server, and what a person does about it.
+
+use std::io;
+use std::time::Duration;
+
+/// Longest text of a server that is repeated, in characters.
+const MAX_QUOTED: usize = 300;
+
+/// What was asked for when something failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// `list`, `watch`, `create`, ...
+    pub verb: &'static str,
+    /// In the plural, such as `endpointslices`.
+    pub resource: &'static str,
+    /// The API group; empty for the core group.
+    pub group: &'static str,
+}
+
+impl std::fmt::Display for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.verb, self.resource)?;
+        match self.group {
+            "" => Ok(()),
+            group => write!(f, ".{group}"),
+        }
+    }
+}
+
+/// A request that failed. All of them may heal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// No connection: refused, no route, no such host, nobody answers.
+    Unreachable(String),
+    /// TLS: one side does not trust the other's certificate.
+    Certificate(String),
+    /// Our credentials cannot be obtained, such as from a program that the kubeconfig names.
+    Credentials(String),
+    /// 401: the server does not know who we are (any more).
+    Unauthorized,
+    /// 403 with the server's explanation.
+    Forbidden(String),
+    /// 404: the server has no such resource.
+    NotServed,
+    /// 410: what was asked to be continued is too long ago.
+    Gone,
+    /// Another 4xx: the server does not accept the request.
+    Refused {
+        /// Its status.
+        code: u16,
+        /// Its explanation.
+        message: String,
+    },
+    /// 429: later, please.
+    Busy {
+        /// How long the server wants us to wait.
+        after: Option<Duration>,
+    },
+    /// 5xx, or an ERROR event of another kind.
+    Server {
+        /// Its status.
+        code: u16,
+        /// Its explanation.
+        message: String,
+    },
+    /// The answer makes no sense.
+    Malformed(String),
+    /// The connection broke in the middle of an answer.
+    Broken(String),
+    /// No byte came for this long.
+    Silent(Duration),
+}
+
+impl Failure {
+    /// What an HTTP status means. `message` is the server's explanation.
+    #[must_use]
+    pub fn of_status(code: u16, message: &str, after: Option<Duration>) -> Self {
+        let message = one_line(message);
+        match code {
+            401 => Self::Unauthorized,
+            403 => Self::Forbidden(message),
+            404 => Self::NotServed,
+            410 => Self::Gone,
+            429 => Self::Busy { after },
+            400..=499 => Self::Refused { code, message },
+            _ => Self::Server { code, message },
+        }
+    }
+
+    /// What an error of the client means.
+    #[must_use]
+    pub fn of_client(error: &kube::Error) -> Self {
+        if matches!(error, kube::Error::Auth(_)) {
+            return Self::Credentials(one_line(&innermost(error)));
+        }
+        let mut connecting = false;
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+        while let Some(error) = cause {
+            if error.downcast_ref::<kube::client::AuthError>().is_some() {
+                return Self::Credentials(one_line(&error.to_string()));
+            }
+            let legacy = error.downcast_ref::<hyper_util::client::legacy::Error>();
+            connecting |= legacy.is_some_and(hyper_util::client::legacy::Error::is_connect);
+            cause = error.source();
+        }
+        let text = one_line(&innermost(error));
+        if is_about_certificates(&text) {
+            Self::Certificate(text)
+        } else if connecting {
+            Self::Unreachable(text)
+        } else {
+            Self::Broken(text)
+        }
+    }
+
+    /// Something that concerns the whole connection, not just one resource.
+    #[must_use]
+    pub fn is_general(&self) -> bool {
+        match self {
+            Self::Unreachable(_)
+            | Self::Certificate(_)
+            | Self::Credentials(_)
+            | Self::Unauthorized
+            | Self::Broken(_)
+            | Self::Silent(_) => true,
+            Self::Forbidden(_)
+            | Self::NotServed
+            | Self::Gone
+            | Self::Refused { .. }
+            | Self::Busy { .. }
+            | Self::Server { .. }
+            | Self::Malformed(_) => false,
+        }
+    }
+
+    /// Reading the credentials again may help.
+    #[must_use]
+    pub fn wants_new_credentials(&self) -> bool {
+        matches!(
+            self,
+            Self::Unauthorized | Self::Certificate(_) | Self::Credentials(_)
+        )
+    }
+
+    /// A short name for metrics.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Unreachable(_) => "unreachable",
+            Self::Certificate(_) => "certificate",
+            Self::Credentials(_) => "credentials",
+            Self::Unauthorized => "unauthorized",
+            Self::Forbidden(_) => "forbidden",
+            Self::NotServed => "not_served",
+            Self::Gone => "gone",
+            Self::Refused { .. } => "refused",
+            Self::Busy { .. } => "busy",
+            Self::Server { .. } => "server_error",
+            Self::Malformed(_) => "malformed",
+            Self::Broken(_) => "broken",
+            Self::Silent(_) => "silent",
+        }
+    }
+
+    /// One line: what failed and what to do about it.
+    #[must_use]
+    pub fn explain(&self, asked: Asked) -> String {
+        match self {
+            Self::Unreachable(why) => format!(
+                "cannot be reached ({why}): is it running, and is the address in the kubeconfig right?"
+            ),
+            Self::Certificate(why) => format!(
+                "TLS failed ({why}): certificate-authority and client-certificate in the \
+                 kubeconfig must belong to this server and be valid"
+            ),
+            Self::Credentials(why) => {
+                format!(
+                    "our credentials cannot be obtained ({why}): mend the user in the kubeconfig"
+                )
+            }
+            Self::Unauthorized => "does not accept our credentials (401), they may have expired: \
+                 renew the token or certificate; files are read again by themselves"
+                .to_owned(),
+            Self::Forbidden(why) => format!(
+                "we may not {asked} (403: {why}): grant it, as deploy/kubernetes/rbac.yaml does"
+            ),
+            Self::NotServed => format!(
+                "it does not serve what {asked} asks for (404): Kubernetes 1.21 or newer is needed"
+            ),
+            Self::Gone => format!("{asked}: what we knew is too long ago (410); listing again"),
+            Self::Refused { code, message } => format!(
+                "it refuses {asked} ({code}: {message}): is this a Kubernetes API server of a \
+                 supported version?"
+            ),
+            Self::Busy { .. } => format!("it is too busy for {asked} (429); trying again"),
+            Self::Server { code, message } => {
+                format!("it fails to {asked} ({code}: {message}): see its own log")
+            }
+            Self::Malformed(why) => format!(
+                "its answer to {asked} makes no sense ({why}): is this a Kubernetes API server?"
+            ),
+            Self::Broken(why) => format!("the connection breaks ({why}); trying again"),
+            Self::Silent(time) => format!("says nothing for {} s; trying again", time.as_secs()),
+        }
+    }
+}
+
+impl From<&io::Error> for Failure {
+    fn from(error: &io::Error) -> Self {
+        Self::Broken(one_line(&error.to_string()))
+    }
+}
+
+/// Foreign text for our own lines: without control characters, and not too much of it.
+#[must_use]
+pub fn one_line(text: &str) -> String {
+    let words = text.split(|c: char| c.is_whitespace() || c.is_control());
+    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+    let line = words.join(" ");
+    match line.char_indices().nth(MAX_QUOTED) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line,
+    }
+}
+
+/// What an error was in the beginning.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
+/// rustls is not visible through the client: its errors are known by their text.
+fn is_about_certificates(text: &str) -> bool {
+    let signs = [
+        "certificate",
+        "fatal alert",
+        "invalid peer",
+        "corrupt message",
+    ];
+    let text = text.to_ascii_lowercase();
+    signs.iter().any(|sign| text.contains(sign))
+}
+
+#[cfg(test)]
+mod tests;

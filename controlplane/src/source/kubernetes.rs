@@ -1,0 +1,134 @@
+//! The Kubernetes API server as a source: lists and watches what a Service proxy needs.
+//!
+//! One [`Reflector`] a kind follows the server and tells what changes; one task makes batches of
+//! what they tell: everything that is ready at a moment is one batch, and nothing waits for more.
+//! Nothing here writes to the API, so any number of control planes may do the same.
+//!
+//! Modules from the outside in: `http` and `parse` are the edge, `transport` is what it must offer,
+//! `reflector` the state machine, `memory` and `gathering` decide what a list means, `report` says
+//! how it goes, `endpoints` is for servers without slices.
+
+mod backoff;
+mod endpoints;
+mod gathering;
+mod http;
+mod memory;
+mod parse;
+mod reflector;
+mod report;
+mod resource;
+mod transport;
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use self::http::Http;
+use self::reflector::{Reflector, Told};
+use self::report::Reporter;
+use self::resource::Resource;
+use super::upstream::Upstream;
+use super::{Batch, Event, Source, SourceError};
+use crate::kubernetes::{Access, Api};
+
+/// Chunks of events that may wait for the index, four kinds together.
+const QUEUE: usize = 64;
+/// Events of a batch: more that is ready goes into the next.
+const MAX_BATCH: usize = 8_192;
+
+/// What to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where the API server is and who we are.
+    pub access: Access,
+    /// The only Node to read; all if there is none.
+    pub only_node: Option<Arc<str>>,
+}
+
+/// The source.
+#[derive(Debug)]
+pub struct Kubernetes {
+    api: Arc<Api>,
+    only_node: Option<Arc<str>>,
+    upstream: Upstream,
+}
+
+impl Kubernetes {
+    /// Reads the credentials. Does not talk to the server yet. How it goes is written to
+    /// `upstream`.
+    ///
+    /// # Errors
+    /// [`SourceError::Access`] when the credentials make no sense.
+    pub async fn new(config: Config, upstream: Upstream) -> Result<Self, SourceError> {
+        Ok(Self {
+            api: Arc::new(Api::new(config.access).await?),
+            only_node: config.only_node,
+            upstream,
+        })
+    }
+
+    /// The connection, for whoever else talks to the same server.
+    #[must_use]
+    pub fn api(&self) -> Arc<Api> {
+        Arc::clone(&self.api)
+    }
+}
+
+impl Source for Kubernetes {
+    async fn run(self, sink: mpsc::Sender<Batch>) -> Result<(), SourceError> {
+        let resources = [
+            Resource::Services,
+            Resource::Slices,
+            Resource::Nodes(self.only_node),
+            Resource::ServiceCidrs,
+        ];
+        let (outbox, inbox) = mpsc::channel(QUEUE);
+        let mut reflectors = JoinSet::new();
+        for resource in resources {
+            let report = Reporter::new(resource.kind(), self.upstream.clone());
+            let http = Http::new(Arc::clone(&self.api), resource);
+            reflectors.spawn(Reflector::new(http, report, outbox.clone()).run());
+        }
+        drop(outbox);
+        merge(inbox, sink, &self.upstream).await;
+        Ok(())
+    }
+}
+
+/// Makes batches of what the reflectors tell, until nobody listens.
+async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>, upstream: &Upstream) {
+    let mut issues = Vec::new();
+    loop {
+        let first = tokio::select! {
+            told = inbox.recv() => told,
+            () = sink.closed() => None,
+        };
+        let Some(Told { mut events, at }) = first else {
+            return;
+        };
+        while events.len() < MAX_BATCH
+            && let Ok(more) = inbox.try_recv()
+        {
+            events.extend(more.events);
+        }
+        let now = upstream.issues();
+        if now != issues {
+            if now.is_empty() {
+                tracing::info!("all is well with the API server again");
+            }
+            events.push(Event::Issues(now.clone()));
+            issues = now;
+        }
+        if events.is_empty() {
+            events.push(Event::Alive);
+        }
+        let batch = Batch {
+            events,
+            observed_at: at,
+        };
+        if sink.send(batch).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The edge: requests and answers of the API server's HTTP.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use tokio::time::timeout;
+
+use super::endpoints::Shapes;
+use super::parse::{self, Line, Read, Status};
+use super::resource::{Resource, escaped};
+use super::transport::{Page, PageRequest, Said, Transport, Unreadable, Watch, WatchFrom};
+use crate::k8s::ObjectId;
+use crate::kubernetes::{Api, Failure, one_line};
+
+/// Longest wait for the beginning of an answer, and between two pieces of one that is a list: a
+/// loaded server takes seconds for a large one.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The server ends a watch after this many seconds and a random part of the next.
+const WATCH_SECONDS: u32 = 290;
+const WATCH_SECONDS_SPREAD: u32 = 60;
+/// Bytes of a page: 250 MiB is 100,000 slices of 100 endpoints in one piece.
+const MAX_PAGE_BYTES: usize = 256 << 20;
+/// Bytes of one event: objects have at most 1.5 MiB in etcd, and some more as JSON.
+const MAX_LINE_BYTES: usize = 16 << 20;
+/// Bytes of an error's explanation.
+const MAX_STATUS_BYTES: usize = 64 << 10;
+
+/// One resource of a real API server.
+#[derive(Debug)]
+pub(super) struct Http {
+    api: Arc<Api>,
+    resource: Resource,
+    shapes: Arc<Mutex<Shapes>>,
+}
+
+impl Http {
+    pub(super) fn new(api: Arc<Api>, resource: Resource) -> Self {
+        Self {
+            api,
+            resource,
+            shapes: Arc::default(),
+        }
+    }
+
+    async fn get(&self, query: &str) -> Result<Response<Body>, Failure> {
+        let selectors = self.resource.selectors();
+        let separator = if selectors.is_empty() { "" } else { "&" };
+        let uri = format!("{}?{query}{separator}{selectors}", self.resource.path());
+        let request = Request::get(uri)
+            .header(header::ACCEPT, "application/json")
+            .body(Body::empty())
+            .map_err(|error| Failure::Malformed(error.to_string()))?;
+        let client = self.api.client();
+        let answer = timeout(PATIENCE, client.send(request)).await;
+        let answer = answer.map_err(|_| Failure::Silent(PATIENCE))?;
+        let answer = answer.map_err(|error| Failure::of_client(&error))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        Err(refusal(answer).await)
+    }
+}
+
+impl Transport for Http {
+    type Watch = HttpWatch;
+
+    fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    fn set_resource(&mut self, resource: Resource) {
+        self.resource = resource;
+    }
+
+    async fn page(&mut self, request: &PageRequest) -> Result<Page, Failure> {
+        use std::fmt::Write as _;
+        let mut query = format!("limit={}", request.limit);
+        if let Some(next) = &request.next {
+            // Writing to a string does not fail.
+            let _ = write!(query, "&continue={}", escaped(next));
+        }
+        let answer = self.get(&query).await?;
+        let body = collect(answer.into_body(), MAX_PAGE_BYTES).await?;
+        let raw = parse::page(&self.resource, &body)?;
+        let mut page = Page {
+            version: raw.version,
+            next: raw.next,
+            ..Page::default()
+        };
+        for item in raw.items {
+            match item {
+                Ok(Read::Object(object)) => page.objects.push(object),
+                Ok(Read::Endpoints(endpoints)) => {
+                    let mut shapes = lock(&self.shapes);
+                    page.objects.extend(shapes.put(&endpoints).0);
+                }
+                Err(unreadable) => page.unreadable.push(unreadable),
+            }
+        }
+        Ok(page)
+    }
+
+    async fn watch(&mut self, from: WatchFrom) -> Result<HttpWatch, Failure> {
+        let seconds = WATCH_SECONDS + rand::random_range(0..WATCH_SECONDS_SPREAD);
+        let from = match from {
+            WatchFrom::Everything => {
+                "sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned()
+            }
+            WatchFrom::Version(version) => format!("resourceVersion={version}"),
+        };
+        let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
+        let answer = self.get(&query).await?;
+        Ok(HttpWatch {
+            body: answer.into_body(),
+            resource: self.resource.clone(),
+            shapes: Arc::clone(&self.shapes),
+            buffer: BytesMut::new(),
+            scanned: 0,
+        })
+    }
+
+    async fn renew(&mut self) {
+        if let Err(error) = self.api.renew().await {
+            tracing::warn!("{error}; going on with the credentials that we have");
+        }
+    }
+
+    fn server(&self) -> String {
+        self.api.server()
+    }
+}
+
+/// An open watch.
+#[derive(Debug)]
+pub(super) struct HttpWatch {
+    body: Body,
+    resource: Resource,
+    shapes: Arc<Mutex<Shapes>>,
+    /// What has come and is not a complete line yet.
+    buffer: BytesMut,
+    /// Bytes at the beginning of the buffer that are known to hold no end of a line.
+    scanned: usize,
+}
+
+impl HttpWatch {
+    /// All complete lines of the buffer.
+    fn lines(&mut self) -> Result<Vec<Said>, Failure> {
+        let mut said = Vec::new();
+        while let Some(end) = memchr(&self.buffer[self.scanned..]) {
+            let line = self.buffer.split_to(self.scanned + end + 1);
+            self.scanned = 0;
+            if !line.trim_ascii().is_empty() {
+                self.hear(&line, &mut said)?;
+            }
+        }
+        self.scanned = self.buffer.len();
+        if self.scanned > MAX_LINE_BYTES {
+            return Err(Failure::Malformed(format!(
+                "an event of more than {} MiB",
+                MAX_LINE_BYTES >> 20
+            )));
+        }
+        if self.buffer.is_empty() {
+            // A large burst does not keep its memory.
+            self.buffer = BytesMut::new();
+        }
+        Ok(said)
+    }
+
+    fn hear(&mut self, line: &[u8], said: &mut Vec<Said>) -> Result<(), Failure> {
+        match parse::line(&self.resource, line)? {
+            None => {}
+            Some(Line::Put(version, Ok(Read::Object(object)))) => {
+                said.push(Said::Put(object, version));
+            }
+            Some(Line::Gone(version, Ok(Read::Object(object)))) => {
+                said.push(Said::Gone(object.id(), version));
+            }
+            Some(Line::Put(version, Ok(Read::Endpoints(endpoints)))) => {
+                let (slices, gone) = lock(&self.shapes).put(&endpoints);
+                said.extend(slices.into_iter().map(|slice| Said::Put(slice, version)));
+                said.extend(gone.into_iter().map(|id| Said::Gone(id, version)));
+            }
+            Some(Line::Gone(version, Ok(Read::Endpoints(endpoints)))) => {
+                let gone = lock(&self.shapes).gone(&endpoints);
+                said.extend(gone.into_iter().map(|id| Said::Gone(id, version)));
+            }
+            // Its name is all that is needed.
+            Some(Line::Gone(
+                version,
+                Err(Unreadable {
+                    namespace, name, ..
+                }),
+            )) => {
+                let kind = self.resource.kind();
+                let id = ObjectId {
+                    kind,
+                    namespace,
+                    name,
+                };
+                said.push(Said::Gone(id, version));
+            }
+            Some(Line::Put(version, Err(unreadable))) => {
+                said.push(Said::Unreadable(unreadable, version));
+            }
+            Some(Line::Bookmark {
+                version,
+                initial_end,
+            }) => said.push(Said::Bookmark {
+                version,
+                initial_end,
+            }),
+            Some(Line::Error(failure)) => return Err(failure),
+        }
+        Ok(())
+    }
+}
+
+impl Watch for HttpWatch {
+    async fn next(&mut self) -> Result<Option<Vec<Said>>, Failure> {
+        loop {
+            let Some(frame) = self.body.frame().await else {
+                return Ok(None);
+            };
+            let frame = frame.map_err(|error| Failure::of_client(&error))?;
+            if let Ok(data) = frame.into_data() {
+                self.buffer.extend_from_slice(&data);
+                let said = self.lines()?;
+                if !said.is_empty() {
+                    return Ok(Some(said));
+                }
+            }
+        }
+    }
+}
+
+fn memchr(bytes: &[u8]) -> Option<usize> {
+    bytes.iter().position(|byte| *byte == b'\n')
+}
+
+fn lock(shapes: &Mutex<Shapes>) -> std::sync::MutexGuard<'_, Shapes> {
+    // One task uses it at a time.
+    shapes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// All of a body. One piece is the usual case for small ones and costs no copy.
+async fn collect(mut body: Body, most: usize) -> Result<Bytes, Failure> {
+    let mut all = BytesMut::new();
+    loop {
+        let frame = timeout(PATIENCE, body.frame()).await;
+        let Some(frame) = frame.map_err(|_| Failure::Silent(PATIENCE))? else {
+            return Ok(all.freeze());
+        };
+        let frame = frame.map_err(|error| Failure::of_client(&error))?;
+        if let Ok(data) = frame.into_data() {
+            if all.len() + data.len() > most {
+                let reason = format!("an answer of more than {most} bytes");
+                return Err(Failure::Malformed(reason));
+            }
+            all.extend_from_slice(&data);
+        }
+    }
+}
+
+/// What an answer other than success means.
+async fn refusal(answer: Response<Body>) -> Failure {
+    let code = answer.status();
+    let after = answer.headers().get(header::RETRY_AFTER);
+    let after = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let body = collect(answer.into_body(), MAX_STATUS_BYTES).await;
+    let status: Status = body
+        .ok()
+        .and_then(|body| serde_json::from_slice(&body).ok())
+        .unwrap_or_default();
+    let message = match status.message.as_str() {
+        "" => StatusCode::canonical_reason(&code).unwrap_or("no reason given"),
+        message => message,
+    };
+    Failure::of_status(
+        code.as_u16(),
+        &one_line(message),
+        after.map(Duration::from_secs),
+    )
+}

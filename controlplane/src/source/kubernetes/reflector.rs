@@ -1,0 +1,598 @@
+//! One kind of objects, followed for ever.
+//!
+//! ```text
+//! Unlisted  -> Paging | Streaming        a complete list begins
+//! Paging    -> Paging | Unwatched        a page; the last one, and the list is believed
+//! Streaming -> Streaming | Watching      some of it; its end, and the list is believed
+//! Streaming -> Paging                    the server has no streaming lists
+//! Unwatched -> Watching | Unlisted       a watch is open; away for so long that it is not trusted
+//! Watching  -> Watching | Unwatched      something was said; the watch ended
+//! Watching  -> Unlisted                  410, or the server went back in time
+//! any       -> Waiting -> Unlisted | Unwatched    a failure, or a list that is not believed
+//! ```
+//!
+//! Whatever fails, what is known stays: only a watch that names an object, or a list that is
+//! believed ([`super::memory`]), takes something away.
+
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::backoff::Backoff;
+use super::gathering::{Gathering, located};
+use super::memory::{Memory, Verdict};
+use super::report::Reporter;
+use super::resource::Resource;
+use super::transport::{Page, PageRequest, Said, Transport, Watch, WatchFrom};
+use crate::k8s::Kind;
+use crate::kubernetes::Failure;
+use crate::source::Event;
+
+/// Objects of a page: 500 slices are 0.7 MB, or 10 MB when they are full.
+const PAGE: u32 = 500;
+/// Events that are told at a time.
+const CHUNK: usize = 1_024;
+/// Quiet after which a watch is checked: whether the server is there, and not behind us.
+const PROBE_AFTER: Duration = Duration::from_secs(20);
+/// Silence after which a watch is opened again. Servers send a bookmark every minute.
+const WATCH_SILENCE: Duration = Duration::from_secs(75);
+/// Silence after which the beginning of a streaming list is given up: a server that does not know
+/// them takes them for an ordinary watch, and says nothing of an end.
+const STREAM_SILENCE: Duration = Duration::from_secs(5);
+/// A watch that lives for so long is no failure.
+const LIVELY: Duration = Duration::from_secs(1);
+/// After an outage of this length everything is listed: a backup may have been put back meanwhile,
+/// and may have moved on beyond the state that is known.
+const LONG_OUTAGE: Duration = Duration::from_secs(30);
+/// How often a resource that the server does not have is looked for.
+const ABSENT: Duration = Duration::from_secs(60);
+/// Time after which a ServiceCIDR list that fails holds nothing up any more.
+const OPTIONAL_AFTER: Duration = Duration::from_secs(30);
+
+/// Events of one kind that came together.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub(super) events: Vec<Event>,
+    pub(super) at: SystemTime,
+}
+
+/// Nobody listens any more.
+#[derive(Debug)]
+pub(super) struct Closed;
+
+/// Where a reflector stands.
+#[derive(Debug)]
+enum State<W> {
+    Unlisted,
+    Paging { list: Gathering, next: PageRequest },
+    Streaming { watch: W, list: Gathering },
+    Unwatched,
+    Watching(Watching<W>),
+    Waiting { until: Instant, then: Then },
+}
+
+/// An open watch.
+#[derive(Debug)]
+struct Watching<W> {
+    watch: W,
+    opened_at: Instant,
+    heard_at: Instant,
+    probe_at: Instant,
+    /// A probe failed: the connection of the watch may be as dead.
+    suspect: bool,
+}
+
+/// What to do after a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    List,
+    Watch,
+}
+
+impl<W> State<W> {
+    fn after(wait: Duration, then: Then) -> Self {
+        Self::Waiting {
+            until: Instant::now() + wait,
+            then,
+        }
+    }
+}
+
+/// Follows one kind.
+#[derive(Debug)]
+pub(super) struct Reflector<T> {
+    transport: T,
+    kind: Kind,
+    memory: Memory,
+    backoff: Backoff,
+    report: Reporter,
+    outbox: mpsc::Sender<Told>,
+    /// The server has refused a streaming list on this connection.
+    no_streams: bool,
+    /// Since when the server cannot be reached.
+    outage_since: Option<Instant>,
+    /// A complete list was told, if only an empty one because there can be none.
+    synced: bool,
+    started: Instant,
+}
+
+impl<T: Transport> Reflector<T> {
+    pub(super) fn new(transport: T, report: Reporter, outbox: mpsc::Sender<Told>) -> Self {
+        let kind = transport.resource().kind();
+        Self {
+            transport,
+            kind,
+            memory: Memory::new(kind),
+            backoff: Backoff::default(),
+            report,
+            outbox,
+            no_streams: false,
+            outage_since: None,
+            synced: false,
+            started: Instant::now(),
+        }
+    }
+
+    /// Runs until nobody listens.
+    pub(super) async fn run(mut self) {
+        let mut state = State::Unlisted;
+        while let Ok(next) = self.step(state).await {
+            state = next;
+        }
+    }
+
+    async fn step(&mut self, state: State<T::Watch>) -> Result<State<T::Watch>, Closed> {
+        match state {
+            State::Unlisted => self.list().await,
+            State::Paging { list, next } => self.page(list, next).await,
+            State::Streaming { watch, list } => self.stream(watch, list).await,
+            State::Unwatched => self.open().await,
+            State::Watching(watching) => self.watch(watching).await,
+            State::Waiting { until, then } => {
+                tokio::select! {
+                    () = sleep_until(until) => {}
+                    () = self.outbox.closed() => return Err(Closed),
+                }
+                Ok(match then {
+                    Then::List => State::Unlisted,
+                    Then::Watch => State::Unwatched,
+                })
+            }
+        }
+    }
+
+    // === Complete lists ===
+
+    async fn list(&mut self) -> Result<State<T::Watch>, Closed> {
+        let list = Gathering::new(&self.memory);
+        if self.no_streams {
+            return self.begin_pages(list).await;
+        }
+        match self.transport.watch(WatchFrom::Everything).await {
+            Ok(watch) => {
+                self.tell(list.begin(self.kind)).await?;
+                Ok(State::Streaming { watch, list })
+            }
+            Err(failure) if refuses_streams(&failure) => {
+                self.no_streams = true;
+                self.begin_pages(list).await
+            }
+            Err(failure) => self.failed("list", failure, Then::List).await,
+        }
+    }
+
+    async fn begin_pages(&mut self, list: Gathering) -> Result<State<T::Watch>, Closed> {
+        self.tell(list.begin(self.kind)).await?;
+        let next = PageRequest {
+            limit: PAGE,
+            next: None,
+        };
+        Ok(State::Paging { list, next })
+    }
+
+    async fn page(
+        &mut self,
+        mut list: Gathering,
+        request: PageRequest,
+    ) -> Result<State<T::Watch>, Closed> {
+        match self.transport.page(&request).await {
+            Ok(page) => {
+                let Page { version, .. } = page;
+                let next = page.next.clone();
+                let events = list.page(&self.memory, page);
+                self.tell(events).await?;
+                if next.is_some() {
+                    let limit = request.limit;
+                    let next = PageRequest { limit, next };
+                    return Ok(State::Paging { list, next });
+                }
+                self.complete(list, version, None).await
+            }
+            // The list took so long that its state was compacted away: once more, in one piece.
+            Err(Failure::Gone) if request.next.is_some() => {
+                let list = Gathering::new(&self.memory);
+                self.tell(list.begin(self.kind)).await?;
+                let next = PageRequest {
+                    limit: 0,
+                    next: None,
+                };
+                Ok(State::Paging { list, next })
+            }
+            Err(failure) => self.failed("list", failure, Then::List).await,
+        }
+    }
+
+    async fn stream(
+        &mut self,
+        mut watch: T::Watch,
+        mut list: Gathering,
+    ) -> Result<State<T::Watch>, Closed> {
+        let heard = tokio::select! {
+            heard = timeout(STREAM_SILENCE, watch.next()) => heard,
+            () = self.outbox.closed() => return Err(Closed),
+        };
+        let said = match heard {
+            Ok(Ok(Some(said))) => said,
+            Ok(Err(failure)) if !refuses_streams(&failure) => {
+                return self.failed("list", failure, Then::List).await;
+            }
+            Ok(Ok(None) | Err(_)) | Err(_) => return self.without_streams().await,
+        };
+        let mut events = Vec::new();
+        let mut said = said.into_iter();
+        while let Some(one) = said.next() {
+            let Said::Bookmark {
+                version,
+                initial_end,
+            } = one
+            else {
+                events.extend(list.said(&self.memory, one));
+                continue;
+            };
+            if !initial_end {
+                // Nobody who streams a list says so in the middle of it.
+                return self.without_streams().await;
+            }
+            self.tell(events).await?;
+            let state = self.complete(list, version, Some(watch)).await?;
+            return match state {
+                State::Watching(watching) => self.heard(watching, said.collect()).await,
+                state => Ok(state),
+            };
+        }
+        self.tell(events).await?;
+        Ok(State::Streaming { watch, list })
+    }
+
+    async fn without_streams(&mut self) -> Result<State<T::Watch>, Closed> {
+        self.no_streams = true;
+        let list = Gathering::new(&self.memory);
+        self.begin_pages(list).await
+    }
+
+    /// A list is complete. `watch` goes on where it ends.
+    async fn complete(
+        &mut self,
+        list: Gathering,
+        version: u64,
+        watch: Option<T::Watch>,
+    ) -> Result<State<T::Watch>, Closed> {
+        self.outage_since = None;
+        match self.memory.judge(version, list.named(), Instant::now()) {
+            Verdict::Accept => {
+                let (named, unreadable, events) = list.accept(self.kind);
+                self.memory.replace(version, named);
+                self.synced = true;
+                self.report.listed(&unreadable);
+                self.tell(events).await?;
+                Ok(match watch {
+                    Some(watch) => State::Watching(Watching::new(watch)),
+                    None => State::Unwatched,
+                })
+            }
+            Verdict::KeepMissing(hold) => {
+                self.memory.advance(version);
+                let events = list.additions(&mut self.memory);
+                self.report.doubts(&self.transport.server(), hold.reason);
+                self.tell(events).await?;
+                self.poke().await?;
+                Ok(State::after(hold.pause, Then::List))
+            }
+            Verdict::Ignore(hold) => {
+                self.report.doubts(&self.transport.server(), hold.reason);
+                self.poke().await?;
+                Ok(State::after(hold.pause, Then::List))
+            }
+        }
+    }
+
+    // === Watches ===
+
+    async fn open(&mut self) -> Result<State<T::Watch>, Closed> {
+        let outage = self.outage_since.map(|since| since.elapsed());
+        if outage.is_some_and(|outage| outage >= LONG_OUTAGE) {
+            return Ok(State::Unlisted);
+        }
+        let from = WatchFrom::Version(self.memory.seen());
+        match self.transport.watch(from).await {
+            Ok(watch) => {
+                let mut watching = Watching::new(watch);
+                if self.outage_since.is_some() || self.report.is_troubled() {
+                    // What came back may be another server than the one that went away.
+                    watching.probe_at = Instant::now();
+                }
+                Ok(State::Watching(watching))
+            }
+            Err(failure) => self.failed("watch", failure, Then::Watch).await,
+        }
+    }
+
+    async fn watch(&mut self, mut watching: Watching<T::Watch>) -> Result<State<T::Watch>, Closed> {
+        let silent_at = watching.heard_at + WATCH_SILENCE;
+        let said = tokio::select! {
+            biased;
+            said = watching.watch.next() => Some(said),
+            () = sleep_until(watching.probe_at.min(silent_at)) => None,
+            () = self.outbox.closed() => return Err(Closed),
+        };
+        match said {
+            None if Instant::now() >= silent_at => {
+                self.report.failure(&Failure::Silent(WATCH_SILENCE));
+                Ok(State::Unwatched)
+            }
+            None => self.probe(watching).await,
+            Some(said) => self.received(watching, said).await,
+        }
+    }
+
+    async fn received(
+        &mut self,
+        watching: Watching<T::Watch>,
+        said: Result<Option<Vec<Said>>, Failure>,
+    ) -> Result<State<T::Watch>, Closed> {
+        match said {
+            Ok(Some(said)) => self.heard(watching, said).await,
+            Ok(None) if watching.opened_at.elapsed() >= LIVELY => Ok(State::Unwatched),
+            Ok(None) => {
+                let failure = Failure::Broken("closed at once".to_owned());
+                self.failed("watch", failure, Then::Watch).await
+            }
+            Err(failure) => self.failed("watch", failure, Then::Watch).await,
+        }
+    }
+
+    /// Takes in what a watch said.
+    async fn heard(
+        &mut self,
+        mut watching: Watching<T::Watch>,
+        said: Vec<Said>,
+    ) -> Result<State<T::Watch>, Closed> {
+        let mut events = Vec::with_capacity(said.len());
+        for one in said {
+            if let Said::Bookmark { version, .. } = one
+                && version < self.memory.seen()
+            {
+                self.tell(events).await?;
+                return self.went_back(version).await;
+            }
+            events.extend(self.change(one));
+        }
+        self.backoff.reset();
+        let now = Instant::now();
+        watching.heard_at = now;
+        watching.probe_at = now + PROBE_AFTER;
+        if self.report.current(now) || events.is_empty() {
+            self.poke().await?;
+        }
+        self.tell(events).await?;
+        Ok(State::Watching(watching))
+    }
+
+    /// What a single thing that a watch said changes. A replay changes nothing.
+    fn change(&mut self, said: Said) -> Option<Event> {
+        let (Said::Put(_, version)
+        | Said::Gone(_, version)
+        | Said::Unreadable(_, version)
+        | Said::Bookmark { version, .. }) = said;
+        let seen = self.memory.seen();
+        // Legacy Endpoints become several slices of the same version.
+        let several = *self.transport.resource() == Resource::Endpoints;
+        if version < seen || (version == seen && !several) {
+            self.report.replay();
+            return None;
+        }
+        self.memory.advance(version);
+        match said {
+            Said::Put(object, _) => {
+                let id = object.id();
+                self.memory.put(&id);
+                self.report.event(Some(&id));
+                Some(Event::Apply(located(object)))
+            }
+            Said::Gone(id, _) => {
+                self.memory.gone(&id);
+                self.report.event(Some(&id));
+                Some(Event::Delete(id))
+            }
+            Said::Unreadable(unreadable, _) => {
+                self.report.event(None);
+                self.report.unreadable(unreadable);
+                None
+            }
+            Said::Bookmark { .. } => None,
+        }
+    }
+
+    /// Asks whether the server is there, and as far as we are.
+    async fn probe(&mut self, mut watching: Watching<T::Watch>) -> Result<State<T::Watch>, Closed> {
+        let seen = self.memory.seen();
+        let least = PageRequest {
+            limit: 1,
+            next: None,
+        };
+        let probed = tokio::select! {
+            biased;
+            said = watching.watch.next() => Err(said),
+            page = self.transport.page(&least) => Ok(page),
+        };
+        match probed {
+            Err(said) => self.received(watching, said).await,
+            Ok(Ok(page)) if page.version < seen => self.went_back(page.version).await,
+            Ok(Ok(_)) => {
+                self.outage_since = None;
+                self.backoff.reset();
+                let now = Instant::now();
+                self.report.current(now);
+                self.poke().await?;
+                watching.probe_at = now + PROBE_AFTER;
+                Ok(if watching.suspect {
+                    State::Unwatched
+                } else {
+                    State::Watching(watching)
+                })
+            }
+            Ok(Err(failure)) => {
+                watching.suspect = true;
+                watching.probe_at = Instant::now() + self.note("list", &failure).await?;
+                Ok(State::Watching(watching))
+            }
+        }
+    }
+
+    async fn went_back(&mut self, version: u64) -> Result<State<T::Watch>, Closed> {
+        let seen = self.memory.seen();
+        tracing::warn!(kind = %self.kind, seen, version, "the API server shows an older state than it did; listing again");
+        Ok(State::after(self.backoff.next(), Then::List))
+    }
+
+    // === Failures ===
+
+    async fn failed(
+        &mut self,
+        verb: &'static str,
+        failure: Failure,
+        then: Then,
+    ) -> Result<State<T::Watch>, Closed> {
+        if failure == Failure::NotServed && !self.synced {
+            return self.not_served(failure).await;
+        }
+        let wait = self.note(verb, &failure).await?;
+        let then = match failure {
+            Failure::Gone | Failure::Refused { .. } => Then::List,
+            _ => then,
+        };
+        let overdue = self.started.elapsed() >= OPTIONAL_AFTER;
+        if self.kind == Kind::ServiceCidr && !self.synced && overdue {
+            self.serve_without().await?;
+        }
+        Ok(State::after(wait, then))
+    }
+
+    /// Counts and reports a failure; returns how long to wait.
+    async fn note(&mut self, verb: &'static str, failure: &Failure) -> Result<Duration, Closed> {
+        if failure.is_general() {
+            self.outage_since.get_or_insert_with(Instant::now);
+            // Another server may answer next time.
+            self.no_streams = false;
+        }
+        if failure.wants_new_credentials() {
+            self.transport.renew().await;
+        }
+        let wait = self.backoff.next();
+        let asked = self.transport.resource().asked(verb);
+        let server = self.transport.server();
+        let failures = self.backoff.failures();
+        if self.report.failed(&server, asked, failure, failures) {
+            self.poke().await?;
+        }
+        Ok(match failure {
+            Failure::Busy { after: Some(after) } => wait.max((*after).min(LONG_OUTAGE)),
+            _ => wait,
+        })
+    }
+
+    /// The server does not have the resource, and never had.
+    async fn not_served(&mut self, failure: Failure) -> Result<State<T::Watch>, Closed> {
+        let instead = match self.transport.resource() {
+            Resource::ServiceCidrs => {
+                self.report.listed(&[]);
+                self.report.current(Instant::now());
+                self.serve_without().await?;
+                // Not synced with it: when it comes it is listed as for the first time.
+                self.synced = false;
+                return Ok(State::after(ABSENT, Then::List));
+            }
+            Resource::Slices => Resource::Endpoints,
+            Resource::Endpoints => Resource::Slices,
+            Resource::Services | Resource::Nodes(_) => {
+                let wait = self.note("list", &failure).await?;
+                return Ok(State::after(wait, Then::List));
+            }
+        };
+        tracing::warn!(
+            ?instead,
+            "the API server has none of what is asked for; asking for something else"
+        );
+        let wait = match instead {
+            Resource::Slices => self.note("list", &failure).await?,
+            _ => Duration::ZERO,
+        };
+        self.transport.set_resource(instead);
+        Ok(State::after(wait, Then::List))
+    }
+
+    /// Tells an empty list, so that nothing waits for it any longer.
+    async fn serve_without(&mut self) -> Result<(), Closed> {
+        self.synced = true;
+        self.report.synced();
+        let events = vec![Event::Init(self.kind), Event::InitDone(self.kind)];
+        self.tell(events).await
+    }
+
+    async fn tell(&mut self, events: Vec<Event>) -> Result<(), Closed> {
+        let at = SystemTime::now();
+        let mut events = events.into_iter();
+        loop {
+            let events: Vec<_> = events.by_ref().take(CHUNK).collect();
+            if events.is_empty() {
+                return Ok(());
+            }
+            let told = Told { events, at };
+            self.outbox.send(told).await.map_err(|_| Closed)?;
+        }
+    }
+
+    /// Makes somebody look at the report.
+    async fn poke(&mut self) -> Result<(), Closed> {
+        let told = Told {
+            events: Vec::new(),
+            at: SystemTime::now(),
+        };
+        self.outbox.send(told).await.map_err(|_| Closed)
+    }
+}
+
+impl<W> Watching<W> {
+    fn new(watch: W) -> Self {
+        let now = Instant::now();
+        Self {
+            watch,
+            opened_at: now,
+            heard_at: now,
+            probe_at: now + PROBE_AFTER,
+            suspect: false,
+        }
+    }
+}
+
+/// The server cannot do this, as far as anybody can tell from outside.
+fn refuses_streams(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::Refused { .. } | Failure::Server { .. } | Failure::Malformed(_)
+    )
+}
+
+#[cfg(test)]
+mod tests;

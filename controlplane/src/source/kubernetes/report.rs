@@ -1,0 +1,184 @@
+//! What one reflector says of itself: into [`Upstream`], and from there to issues, status, metrics.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use kplane_model::{Issue, ObjectRef, Severity};
+use tokio::time::Instant;
+
+use super::transport::Unreadable;
+use crate::k8s::{Kind, ObjectId};
+use crate::kubernetes::{Asked, Failure};
+use crate::source::upstream::{Trouble, Upstream};
+
+/// Failures in a row before one that usually passes is told.
+const PASSING: u32 = 3;
+/// Unreadable objects that are told.
+const MAX_UNREADABLE: usize = 100;
+
+/// Reports for one kind.
+#[derive(Debug)]
+pub(super) struct Reporter {
+    kind: Kind,
+    upstream: Upstream,
+    troubled: bool,
+    unreadable: BTreeMap<(Arc<str>, Arc<str>), Issue>,
+}
+
+impl Reporter {
+    pub(super) fn new(kind: Kind, upstream: Upstream) -> Self {
+        upstream.begin(kind);
+        Self {
+            kind,
+            upstream,
+            troubled: false,
+            unreadable: BTreeMap::new(),
+        }
+    }
+
+    /// Something was wrong when it was last told.
+    pub(super) fn is_troubled(&self) -> bool {
+        self.troubled
+    }
+
+    /// A complete list was believed.
+    pub(super) fn listed(&mut self, unreadable: &[Unreadable]) {
+        self.unreadable.clear();
+        for one in unreadable.iter().take(MAX_UNREADABLE) {
+            self.keep(one.clone());
+        }
+        self.share_unreadable();
+        self.upstream
+            .update(self.kind, |state| state.counts.lists += 1);
+        self.synced();
+        self.current(Instant::now());
+    }
+
+    /// Nothing waits for a first list any more.
+    pub(super) fn synced(&self) {
+        self.upstream.update(self.kind, |state| state.synced = true);
+    }
+
+    /// Nothing newer was missed up to now, and nothing is wrong; true if something was.
+    pub(super) fn current(&mut self, now: Instant) -> bool {
+        self.upstream.update(self.kind, |state| {
+            state.current_at = Some(now);
+            state.trouble = None;
+        });
+        std::mem::take(&mut self.troubled)
+    }
+
+    pub(super) fn event(&mut self, readable: Option<&ObjectId>) {
+        self.upstream
+            .update(self.kind, |state| state.counts.events += 1);
+        let known = readable.map(|id| (id.namespace.clone(), id.name.clone()));
+        if known.is_some_and(|name| self.unreadable.remove(&name).is_some()) {
+            self.share_unreadable();
+        }
+    }
+
+    pub(super) fn replay(&mut self) {
+        self.upstream
+            .update(self.kind, |state| state.counts.replays += 1);
+    }
+
+    pub(super) fn unreadable(&mut self, unreadable: Unreadable) {
+        if self.unreadable.len() < MAX_UNREADABLE {
+            self.keep(unreadable);
+            self.share_unreadable();
+        }
+    }
+
+    fn keep(&mut self, unreadable: Unreadable) {
+        let Unreadable {
+            namespace,
+            name,
+            reason,
+        } = unreadable;
+        let issue = Issue {
+            severity: Severity::Error,
+            location: String::new(),
+            object: ObjectRef {
+                kind: self.kind.to_string(),
+                namespace: namespace.to_string(),
+                name: name.to_string(),
+            },
+            reason: format!("cannot be read ({reason}); it is left out until it changes"),
+        };
+        self.unreadable.insert((namespace, name), issue);
+    }
+
+    fn share_unreadable(&self) {
+        let issues: Vec<_> = self.unreadable.values().cloned().collect();
+        self.upstream
+            .update(self.kind, |state| state.unreadable = issues);
+    }
+
+    /// Counts a failure that needs no words.
+    pub(super) fn failure(&self, failure: &Failure) {
+        self.upstream.update(self.kind, |state| {
+            *state.counts.failures.entry(failure.name()).or_default() += 1;
+        });
+    }
+
+    /// Counts a failure and tells it if it is worth that; true if it is.
+    pub(super) fn failed(
+        &mut self,
+        server: &str,
+        asked: Asked,
+        failure: &Failure,
+        in_a_row: u32,
+    ) -> bool {
+        self.failure(failure);
+        let passes = match failure {
+            Failure::Broken(_)
+            | Failure::Silent(_)
+            | Failure::Gone
+            | Failure::Busy { .. }
+            | Failure::Server { .. } => true,
+            Failure::Unreachable(_)
+            | Failure::Certificate(_)
+            | Failure::Credentials(_)
+            | Failure::Unauthorized
+            | Failure::Forbidden(_)
+            | Failure::NotServed
+            | Failure::Refused { .. }
+            | Failure::Malformed(_) => false,
+        };
+        if passes && in_a_row < PASSING {
+            return false;
+        }
+        self.trouble(server, failure.explain(asked));
+        true
+    }
+
+    /// A list is not believed.
+    pub(super) fn doubts(&mut self, server: &str, reason: String) {
+        self.upstream.update(self.kind, |state| {
+            *state.counts.failures.entry("doubtful_list").or_default() += 1;
+        });
+        self.trouble(server, reason);
+    }
+
+    fn trouble(&mut self, server: &str, reason: String) {
+        self.troubled = true;
+        let issue = Issue {
+            severity: Severity::Error,
+            location: String::new(),
+            object: ObjectRef {
+                kind: "API server".to_owned(),
+                namespace: String::new(),
+                name: server.to_owned(),
+            },
+            reason,
+        };
+        self.upstream.update(self.kind, |state| {
+            let since = state.trouble.as_ref().map(|trouble| trouble.since);
+            state.trouble = Some(Trouble {
+                since: since.unwrap_or_else(SystemTime::now),
+                issue,
+            });
+        });
+    }
+}

@@ -1,0 +1,117 @@
+//! What is asked for: the resources, their paths and their filters (Z1).
+
+use std::sync::Arc;
+
+use crate::k8s::Kind;
+use crate::kubernetes::Asked;
+
+/// Services that somebody else proxies, and slices of headless Services, are left out.
+const NOT_FOREIGN: &str = "!service.kubernetes.io/service-proxy-name";
+const NOT_HEADLESS: &str = "!service.kubernetes.io/headless";
+
+/// Something that can be listed and watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Resource {
+    Services,
+    Slices,
+    /// v1 Endpoints, where the server has no slices.
+    Endpoints,
+    /// All Nodes, or one.
+    Nodes(Option<Arc<str>>),
+    ServiceCidrs,
+}
+
+impl Resource {
+    /// What it is to the rest of the program.
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Self::Services => Kind::Service,
+            Self::Slices | Self::Endpoints => Kind::EndpointSlice,
+            Self::Nodes(_) => Kind::Node,
+            Self::ServiceCidrs => Kind::ServiceCidr,
+        }
+    }
+
+    pub(super) fn path(&self) -> &'static str {
+        match self {
+            Self::Services => "/api/v1/services",
+            Self::Slices => "/apis/discovery.k8s.io/v1/endpointslices",
+            Self::Endpoints => "/api/v1/endpoints",
+            Self::Nodes(_) => "/api/v1/nodes",
+            Self::ServiceCidrs => "/apis/networking.k8s.io/v1/servicecidrs",
+        }
+    }
+
+    pub(super) fn asked(&self, verb: &'static str) -> Asked {
+        let (resource, group) = match self {
+            Self::Services => ("services", ""),
+            Self::Slices => ("endpointslices", "discovery.k8s.io"),
+            Self::Endpoints => ("endpoints", ""),
+            Self::Nodes(_) => ("nodes", ""),
+            Self::ServiceCidrs => ("servicecidrs", "networking.k8s.io"),
+        };
+        Asked {
+            verb,
+            resource,
+            group,
+        }
+    }
+
+    /// The filters, ready for a query.
+    pub(super) fn selectors(&self) -> String {
+        match self {
+            Self::Services => format!(
+                "labelSelector={}&fieldSelector={}",
+                escaped(NOT_FOREIGN),
+                escaped("spec.clusterIP!=None")
+            ),
+            Self::Slices | Self::Endpoints => {
+                format!("labelSelector={}", escaped(NOT_HEADLESS))
+            }
+            Self::Nodes(Some(name)) => {
+                let only = format!("metadata.name={name}");
+                format!("fieldSelector={}", escaped(&only))
+            }
+            Self::Nodes(None) | Self::ServiceCidrs => String::new(),
+        }
+    }
+}
+
+/// Text as it may stand in a query (RFC 3986, unreserved characters).
+pub(super) fn escaped(text: &str) -> String {
+    use std::fmt::Write as _;
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(byte.into());
+        } else {
+            // Writing to a string does not fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Z1.
+    #[test]
+    fn z1_the_filters_are_those_of_kube_proxy() {
+        assert_eq!(
+            Resource::Services.selectors(),
+            "labelSelector=%21service.kubernetes.io%2Fservice-proxy-name\
+             &fieldSelector=spec.clusterIP%21%3DNone"
+        );
+        assert_eq!(
+            Resource::Slices.selectors(),
+            "labelSelector=%21service.kubernetes.io%2Fheadless"
+        );
+        assert_eq!(
+            Resource::Nodes(Some("node-1".into())).selectors(),
+            "fieldSelector=metadata.name%3Dnode-1"
+        );
+        assert_eq!(Resource::Nodes(None).selectors(), "");
+    }
+}
