@@ -1,0 +1,49 @@
+//! Compares what both proxies do, and knows which differences are meant.
+
+use crate::expected::{DIFFERENCES, Difference};
+use crate::fate::{Fate, Packet, told};
+use crate::scenario::Scenario;
+
+/// One packet with both fates.
+pub(crate) struct Compared<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) packet: Packet,
+    pub(crate) kube_proxy: Fate,
+    pub(crate) kplane: Fate,
+}
+
+/// What a comparison says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Equal,
+    /// Which of [`DIFFERENCES`].
+    Expected(usize),
+    Unexpected,
+}
+
+impl Compared<'_> {
+    pub(crate) fn verdict(&self, round: &str) -> Verdict {
+        if self.packet.same(&self.kube_proxy, &self.kplane) {
+            return Verdict::Equal;
+        }
+        let fits = |difference: &Difference| difference.fits(round, self);
+        match DIFFERENCES.iter().position(fits) {
+            Some(index) => Verdict::Expected(index),
+            None => Verdict::Unexpected,
+        }
+    }
+
+    pub(crate) fn tell(&self, round: &str) -> String {
+        format!(
+            "* {round}: {}\n  {}\n  kube-proxy: {}\n  kplane:     {}\n  {}\n  only this: {}={:?} cargo test \
+             -p kplane-tests --test conformance",
+            self.scenario.name,
+            self.packet,
+            told(&self.kube_proxy),
+            told(&self.kplane),
+            self.scenario.words,
+            crate::run::ONLY_VAR,
+            self.scenario.name,
+        )
+    }
+}

@@ -1,0 +1,264 @@
+//! Plays packets in a world and looks what becomes of them.
+//!
+//! Whoever answers is asked often enough to know all who may answer. Of packets without an answer
+//! captures tell whether an endpoint got them (its answer may take another way), whether the node
+//! passed them on, or whether nobody saw them.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use kplane_model::Protocol;
+use kplane_tests::capture::Capture;
+use kplane_tests::netns::NetNs;
+use socket2::{Domain, Socket, Type};
+
+use crate::fate::{End, Fate, Packet, Whom, asked_by_node};
+use crate::support::{Client, Net};
+
+/// How long an answer is waited for at first.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// Packets played at the same time: most of them wait.
+const THREADS: usize = 32;
+/// Packets without an answer that are looked for at the same time; captures hold about 200.
+const CHUNK: usize = 48;
+/// Until then TCP has asked twice.
+const SECOND_TRY: Duration = Duration::from_millis(1_600);
+/// Connections made to learn all endpoints.
+pub(crate) const TRIES: usize = 10;
+/// The same where the first look said different things.
+pub(crate) const MANY_TRIES: usize = 90;
+/// Most connections whose packets are only captured.
+const CAPTURED_TRIES: usize = 24;
+
+/// Where packets are played.
+#[derive(Clone, Copy)]
+pub(crate) struct Scene<'a> {
+    pub(crate) net: &'a Net,
+    /// The bridge between hosts.
+    pub(crate) fabric: &'a NetNs,
+}
+
+/// Plays all packets, `tries` times each if they are answered; their fates in the same order.
+pub(crate) fn play(scene: &Scene<'_>, packets: &[Packet], tries: usize) -> Result<Vec<Fate>> {
+    let fates: Vec<Mutex<Fate>> = packets.iter().map(|_| Mutex::default()).collect();
+    // SCTP is seen by captures, which must not overflow with other packets.
+    for sctp in [false, true] {
+        let is_ours = |p: &Packet| (p.question.protocol == Protocol::Sctp) == sctp;
+        let ours: Vec<usize> = (0..packets.len())
+            .filter(|n| is_ours(&packets[*n]))
+            .collect();
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<()> {
+            while let Some(n) = ours.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let fate = ask(scene.net, &packets[*n], tries)?;
+                *fates[*n].lock().unwrap_or_else(PoisonError::into_inner) = fate;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().try_for_each(|thread| {
+                thread
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+            })
+        })?;
+    }
+    let unwrap = |fate: Mutex<Fate>| fate.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut fates: Vec<Fate> = fates.into_iter().map(unwrap).collect();
+    look_for_the_silent(scene, packets, tries.min(CAPTURED_TRIES), &mut fates)?;
+    Ok(fates)
+}
+
+/// Asks until something else than an answer comes, or often enough.
+fn ask(net: &Net, packet: &Packet, tries: usize) -> Result<Fate> {
+    let mut fate = Fate::new();
+    let mut tried = 0;
+    let question = packet.question.timeout(PATIENCE);
+    question.repeat(net, |seen| {
+        tried += 1;
+        let end = packet.end(seen);
+        let go_on = matches!(end, End::Hit { .. }) && tried < tries;
+        fate.insert(end);
+        go_on
+    })?;
+    Ok(fate)
+}
+
+/// Replaces silence in fates by what captures say.
+fn look_for_the_silent(
+    scene: &Scene<'_>,
+    packets: &[Packet],
+    tries: usize,
+    fates: &mut [Fate],
+) -> Result<()> {
+    let is_silent = |n: &usize| {
+        fates[*n].contains(&End::Silent) && packets[*n].question.protocol != Protocol::Sctp
+    };
+    let mut silent: Vec<usize> = (0..packets.len()).filter(is_silent).collect();
+    for n in &silent {
+        fates[*n].remove(&End::Silent);
+    }
+    let captures = Captures::open(scene)?;
+    for round in 0..tries {
+        let mut found = Vec::new();
+        for some in silent.chunks(CHUNK) {
+            let some: Vec<_> = some.iter().map(|n| (*n, packets[*n])).collect();
+            found.extend(captures.play(scene, &some, round == 0)?);
+        }
+        let mut again = Vec::new();
+        for (n, end) in found {
+            if matches!(end, End::Hit { .. }) {
+                again.push(n);
+            }
+            fates[n].insert(end);
+        }
+        silent = again;
+    }
+    Ok(())
+}
+
+/// A look at what arrives at pods, and at what passes between hosts.
+struct Captures {
+    pods: Vec<Capture>,
+    fabric: Capture,
+}
+
+/// A packet that was sent, with the socket it was sent from: a closed socket's port may be
+/// another's.
+struct Sent {
+    n: usize,
+    packet: Packet,
+    socket: Socket,
+    from: SocketAddr,
+    /// The endpoint that it reached.
+    endpoint: Option<SocketAddr>,
+    /// How often it came into the bridge between hosts.
+    passed: usize,
+}
+
+impl Captures {
+    fn open(scene: &Scene<'_>) -> Result<Self> {
+        let pod = |name: &str| Capture::open(scene.net.pod(name)?);
+        Ok(Self {
+            pods: ["a", "b", "c"]
+                .into_iter()
+                .map(pod)
+                .collect::<Result<_>>()?,
+            fabric: Capture::open(scene.fabric)?,
+        })
+    }
+
+    /// Sends each once. Where the source is changed it counts as lost.
+    fn play(
+        &self,
+        scene: &Scene<'_>,
+        packets: &[(usize, Packet)],
+        first: bool,
+    ) -> Result<Vec<(usize, End)>> {
+        let mut sent = Vec::new();
+        self.drain(&mut [])?;
+        for (n, packet) in packets {
+            let (socket, from) = send(scene.net.ns(packet.question.client)?, packet)?;
+            sent.push(Sent {
+                n: *n,
+                packet: *packet,
+                socket,
+                from,
+                endpoint: None,
+                passed: 0,
+            });
+            self.drain(&mut sent)?;
+        }
+        let last = Instant::now();
+        while last.elapsed() < PATIENCE && sent.iter().any(|sent| sent.endpoint.is_none()) {
+            self.drain(&mut sent)?;
+            thread::sleep(Duration::from_millis(5));
+        }
+        let late = |sent: &Sent| {
+            let tcp = sent.packet.question.protocol == Protocol::Tcp;
+            tcp && sent.endpoint.is_none() && asked_by_node(&sent.packet)
+        };
+        if first && sent.iter().any(late) {
+            thread::sleep(SECOND_TRY.saturating_sub(last.elapsed()));
+        }
+        Ok(sent.into_iter().map(|sent| (sent.n, sent.end())).collect())
+    }
+
+    /// Takes note of what was captured.
+    fn drain(&self, sent: &mut [Sent]) -> Result<()> {
+        for (capture, is_pod) in self
+            .pods
+            .iter()
+            .map(|pod| (pod, true))
+            .chain([(&self.fabric, false)])
+        {
+            for packet in capture
+                .drain()?
+                .into_iter()
+                .filter(|packet| !packet.outgoing)
+            {
+                let question = |sent: &&mut Sent| {
+                    sent.packet.question.protocol.number() == packet.protocol
+                        && sent.from == packet.src
+                };
+                let Some(sent) = sent.iter_mut().find(question) else {
+                    continue;
+                };
+                match is_pod {
+                    true => sent.endpoint = Some(packet.dst),
+                    false if packet.dst == sent.packet.question.to => sent.passed += 1,
+                    false => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sent {
+    fn end(self) -> End {
+        let outside = self.packet.question.client == Client::Outside;
+        let refused = || matches!(self.socket.take_error(), Ok(Some(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused);
+        match self.endpoint {
+            Some(endpoint) => End::Hit {
+                endpoint,
+                source: Whom::Itself,
+            },
+            None if refused() => End::RefusedLate,
+            // On its way to a node it was seen once already.
+            None if self.passed > usize::from(outside) => End::Passed,
+            None => End::Silent,
+        }
+    }
+}
+
+fn send(ns: &NetNs, packet: &Packet) -> Result<(Socket, SocketAddr)> {
+    let question = packet.question;
+    let source = SocketAddr::new(question.source, 0);
+    ns.run(|| {
+        let socket = match question.protocol {
+            Protocol::Tcp => {
+                let socket = Socket::new(Domain::for_address(question.to), Type::STREAM, None)?;
+                socket.set_linger(Some(Duration::ZERO))?;
+                socket.set_nonblocking(true)?;
+                socket.bind(&source.into())?;
+                // In progress; if it is not, nothing arrives.
+                let _ = socket.connect(&question.to.into());
+                socket
+            }
+            Protocol::Udp | Protocol::Sctp => {
+                let socket = UdpSocket::bind(source)?;
+                // The same.
+                let _ = socket.send_to(b"?", question.to);
+                socket.into()
+            }
+        };
+        let from = socket.local_addr()?.as_socket().context("no address")?;
+        Ok((socket, from))
+    })
+}

@@ -1,0 +1,28 @@
+//! kplane beside kube-proxy: the same Kubernetes objects, from a real API server, the same network,
+//! the same packets; every packet must meet the same fate with both.
+//!
+//! Two equal worlds stand side by side: on the nodes of one runs kube-proxy v1.36 in mode nftables,
+//! on those of the other `kp-nodeagent --standalone`, with the same configuration file. All scenarios
+//! are Services of one cluster at the same time. What differs on purpose is listed in [`expected`];
+//! anything else fails, and so does a listed difference that is no more.
+
+mod api;
+mod compare;
+mod expected;
+mod fate;
+mod generated;
+mod look;
+mod picked;
+mod proxy;
+mod run;
+mod scenario;
+mod stand;
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "shared with the tests in netns, which use more of it"
+)]
+#[path = "../netns/support/mod.rs"]
+mod support;
+
+kplane_tests::main!(run::the_same_packets_meet_the_same_fate);

@@ -1,0 +1,266 @@
+//! Rounds: with each configuration both proxies program equal worlds, and all packets are played.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use serde_json::{Value, json};
+
+use crate::api::{Api, programs};
+use crate::compare::{Compared, Verdict};
+use crate::expected::DIFFERENCES;
+use crate::fate::{Fate, Packet};
+use crate::look::{MANY_TRIES, TRIES, play};
+use crate::proxy::{Configuration, Programs, Proxy};
+use crate::scenario::Scenario;
+use crate::stand::Stand;
+use crate::support::Setup;
+use crate::support::cluster::node;
+use crate::support::objects::{service, with_pods};
+use crate::{generated, picked};
+
+/// Set to play only scenarios whose names hold this.
+pub(crate) const ONLY_VAR: &str = "KPLANE_SCENARIO";
+/// Number of the first Service by which is seen that everything before is programmed.
+const FIRST_SENTINEL: u16 = 2_000;
+/// Differences that are told in full.
+const TOLD: usize = 40;
+
+/// What came out so far.
+#[derive(Default)]
+struct Tally {
+    scenarios: usize,
+    packets: usize,
+    equal: usize,
+    /// By index of [`DIFFERENCES`].
+    expected: BTreeMap<usize, usize>,
+    unexpected: Vec<String>,
+    sentinels: u16,
+}
+
+/// The API server and the programs, for all rounds.
+struct Bench {
+    api: Api,
+    programs: Programs,
+    only: Option<String>,
+}
+
+/// kube-proxy and kplane are given the same, and every packet meets the same fate with both.
+pub(crate) fn the_same_packets_meet_the_same_fate() -> Result<()> {
+    let start = Instant::now();
+    let only = env::var(ONLY_VAR).ok();
+    let is_wanted = |s: &Scenario| only.as_ref().is_none_or(|only| s.name.contains(only));
+    let mut all = generated::scenarios();
+    all.extend(picked::scenarios());
+    all.retain(is_wanted);
+    ensure!(!all.is_empty(), "no scenario is called {only:?}");
+    let bin = programs()?;
+    let bench = Bench {
+        programs: Programs::find(&bin)?,
+        api: Api::start(&bin)?,
+        only,
+    };
+    println!("API server ready after {:.1?}", start.elapsed());
+    bench.prepare(&all)?;
+    println!("objects written after {:.1?}", start.elapsed());
+    let mut tally = Tally {
+        scenarios: all.len(),
+        ..Tally::default()
+    };
+    for setup in Setup::ALL {
+        let configuration = Configuration {
+            setup,
+            node_port_addresses: Vec::new(),
+        };
+        let ours: Vec<&Scenario> = all.iter().filter(|s| s.is_played_with(setup)).collect();
+        if !ours.is_empty() {
+            bench.round(&configuration, &ours, &mut tally)?;
+        }
+        println!("{setup:?} over after {:.1?}", start.elapsed());
+    }
+    tally.print();
+    tally.judge(bench.only.is_none())
+}
+
+impl Bench {
+    /// Nodes and the objects of all scenarios.
+    fn prepare(&self, scenarios: &[Scenario]) -> Result<()> {
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "test"}});
+        self.api.apply(&[namespace, node(1), node(2)])?;
+        let objects: Vec<Value> = scenarios.iter().flat_map(|s| s.objects.clone()).collect();
+        self.api.apply(&objects)
+    }
+
+    /// Waits until both proxies have programmed everything written so far.
+    fn synced(&self, stands: &mut [Stand], tally: &mut Tally) -> Result<()> {
+        let number = FIRST_SENTINEL + tally.sentinels;
+        tally.sentinels += 1;
+        self.api.apply(&with_pods(service(number), &["a", "c"]))?;
+        on_each(stands, |stand| stand.wait(number)).map(drop)
+    }
+
+    fn round(
+        &self,
+        configuration: &Configuration,
+        scenarios: &[&Scenario],
+        tally: &mut Tally,
+    ) -> Result<()> {
+        let open = |proxy| Stand::open(proxy, &self.api, &self.programs, configuration);
+        let mut stands = Proxy::BOTH
+            .into_iter()
+            .map(open)
+            .collect::<Result<Vec<_>>>()?;
+        self.synced(&mut stands, tally)?;
+        let round = format!("{:?}", configuration.setup);
+        let packets = |s: &&'_ Scenario| -> Vec<Packet> { s.packets.clone() };
+        let all: Vec<(&Scenario, Packet)> = scenarios
+            .iter()
+            .flat_map(|s| packets(s).into_iter().map(|packet| (*s, packet)))
+            .collect();
+        let (from_vip, usual): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(_, p)| is_from_vip(p));
+        let mut compared = compare(&mut stands, &usual)?;
+        // Last, because with these addresses the node has others to masquerade to.
+        let sources: Vec<Packet> = from_vip.iter().map(|(_, packet)| *packet).collect();
+        for stand in &stands {
+            stand.add_sources(&sources)?;
+        }
+        compared.extend(compare(&mut stands, &from_vip)?);
+        tally.add(&round, scenarios, &compared);
+        Ok(())
+    }
+}
+
+fn is_from_vip(packet: &Packet) -> bool {
+    let question = packet.question;
+    question.source == question.to.ip()
+}
+
+/// Plays packets in both worlds at once. Where fates differ everything is asked once more and more
+/// often: an endpoint may have stayed unseen by chance, or a packet been lost.
+fn compare<'a>(
+    stands: &mut [Stand],
+    packets: &[(&'a Scenario, Packet)],
+) -> Result<Vec<Compared<'a>>> {
+    let mut both = |packets: &[Packet], tries| -> Result<[Vec<Fate>; 2]> {
+        let fates = on_each(stands, |stand| play(&stand.scene(), packets, tries))?;
+        fates.try_into().map_err(|_| anyhow!("two proxies"))
+    };
+    let plain: Vec<Packet> = packets.iter().map(|(_, packet)| *packet).collect();
+    let [mut kube_proxy, mut kplane] = both(&plain, TRIES)?;
+    let differs = |n: &usize| !plain[*n].same(&kube_proxy[*n], &kplane[*n]);
+    let doubtful: Vec<usize> = (0..plain.len()).filter(differs).collect();
+    let again: Vec<Packet> = doubtful.iter().map(|n| plain[*n]).collect();
+    let [one, other] = both(&again, MANY_TRIES)?;
+    for ((n, one), other) in doubtful.into_iter().zip(one).zip(other) {
+        (kube_proxy[n], kplane[n]) = (one, other);
+    }
+    let compared =
+        |(((scenario, packet), kube_proxy), kplane): (((&'a Scenario, Packet), Fate), Fate)| {
+            Compared {
+                scenario,
+                packet,
+                kube_proxy,
+                kplane,
+            }
+        };
+    let all = packets.iter().copied().zip(kube_proxy).zip(kplane);
+    Ok(all.map(compared).collect())
+}
+
+/// Does something for all stands at the same time.
+fn on_each<T: Send>(
+    stands: &mut [Stand],
+    act: impl Fn(&mut Stand) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    thread::scope(|scope| {
+        let act = &act;
+        let threads: Vec<_> = stands
+            .iter_mut()
+            .map(|stand| (stand.proxy, scope.spawn(move || act(stand))))
+            .collect();
+        let join = |(proxy, thread): (Proxy, thread::ScopedJoinHandle<'_, Result<T>>)| {
+            let result = thread.join().map_err(|_| anyhow!("a thread panicked"))?;
+            result.context(proxy.name())
+        };
+        threads.into_iter().map(join).collect()
+    })
+}
+
+impl Tally {
+    fn add(&mut self, round: &str, scenarios: &[&Scenario], compared: &[Compared<'_>]) {
+        for scenario in scenarios {
+            let ours: Vec<_> = compared
+                .iter()
+                .filter(|c| c.scenario.name == scenario.name)
+                .collect();
+            let mut ids: Vec<&str> = Vec::new();
+            let mut wrong = 0;
+            for one in &ours {
+                self.packets += 1;
+                match one.verdict(round) {
+                    Verdict::Equal => self.equal += 1,
+                    Verdict::Expected(index) => {
+                        *self.expected.entry(index).or_default() += 1;
+                        ids.push(DIFFERENCES[index].id);
+                    }
+                    Verdict::Unexpected => {
+                        wrong += 1;
+                        self.unexpected.push(one.tell(round));
+                    }
+                }
+            }
+            ids.dedup();
+            let outcome = match wrong {
+                0 if ids.is_empty() => "equal".to_owned(),
+                0 => format!("differs as meant: {}", ids.join(", ")),
+                _ => format!("{wrong} DIFFER"),
+            };
+            println!(
+                "{round}: {}: {} packets, {outcome}",
+                scenario.name,
+                ours.len()
+            );
+        }
+    }
+
+    fn print(&self) {
+        println!("\n{:<12}{:>8}", "scenarios", self.scenarios);
+        println!("{:<12}{:>8}", "packets", self.packets);
+        println!("{:<12}{:>8}", "equal", self.equal);
+        for (index, difference) in DIFFERENCES.iter().enumerate() {
+            let count = self.expected.get(&index).copied().unwrap_or_default();
+            println!("{:<12}{count:>8}  {}", difference.id, difference.reason);
+        }
+        println!("{:<12}{:>8}", "unexpected", self.unexpected.len());
+    }
+
+    /// Fails when something differs that should not, or no longer differs though it is said to.
+    fn judge(&self, complete: bool) -> Result<()> {
+        let told: Vec<&str> = self
+            .unexpected
+            .iter()
+            .take(TOLD)
+            .map(String::as_str)
+            .collect();
+        ensure!(
+            told.is_empty(),
+            "{} packets meet another fate with kplane:\n{}",
+            self.unexpected.len(),
+            told.join("\n")
+        );
+        for (index, difference) in DIFFERENCES.iter().enumerate() {
+            let met = !complete || self.expected.contains_key(&index);
+            ensure!(
+                met,
+                "{} no longer differs: {}",
+                difference.id,
+                difference.reason
+            );
+        }
+        Ok(())
+    }
+}
