@@ -65,7 +65,7 @@ struct Entry {
 
 impl Triggers {
     /// A publication that began at `revision` changed these ServicePorts.
-    pub(super) fn note(&mut self, revision: u64, triggers: &[Trigger], changed: &[&ServiceKey]) {
+    pub(super) fn note(&mut self, revision: u64, triggers: &[Trigger], changed: &[ServiceKey]) {
         if triggers.is_empty() {
             return;
         }
