@@ -260,7 +260,9 @@ impl<T: Transport> Reflector<T> {
             self.tell(events).await?;
             let state = self.complete(list, version, Some(watch)).await?;
             return match state {
-                State::Watching(watching) => self.heard(watching, said.collect()).await,
+                State::Watching(watching) if said.len() > 0 => {
+                    self.heard(watching, said.collect()).await
+                }
                 state => Ok(state),
             };
         }
