@@ -283,7 +283,7 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
     let folder = manifests();
     std::fs::write(folder.path().join("node.yaml"), node("n1", "")).unwrap();
     let source = Source::Standalone {
-        manifests: folder.path().to_owned(),
+        origin: kp_controlplane::app::Origin::Manifests(folder.path().to_owned()),
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
     };

@@ -42,7 +42,7 @@ fn store(services: &[&str]) -> Store {
             local: std::collections::BTreeMap::new(),
             port,
         };
-        store.publish(&Publication {
+        store.publish(Publication {
             services: vec![(key, Some(published))],
             nodes: Vec::new(),
             service_cidrs: None,

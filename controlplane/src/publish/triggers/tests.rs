@@ -62,7 +62,7 @@ fn publish(
     services: Vec<(ServiceKey, Option<Published>)>,
     triggers: Vec<Trigger>,
 ) -> u64 {
-    store.publish(&Publication {
+    store.publish(Publication {
         services,
         nodes: Vec::new(),
         service_cidrs: None,
@@ -152,7 +152,7 @@ fn h_nodes_that_a_change_does_not_concern_do_not_hear_of_its_trigger() {
         zone: Some(zone.into()),
         ..NodeFacts::default()
     });
-    store.publish(&Publication {
+    store.publish(Publication {
         services: Vec::new(),
         nodes: nodes.into(),
         service_cidrs: None,
