@@ -73,6 +73,10 @@ pub async fn until(
 }
 
 /// Asks until the answer has a status code.
+#[expect(
+    clippy::unwrap_used,
+    reason = "there is an answer: the condition asks for one"
+)]
 pub async fn becomes(address: SocketAddr, path: &str, status: u16) -> Reply {
     let reply = until(address, path, |reply| {
         reply.is_some_and(|r| r.status == status)

@@ -1,6 +1,6 @@
 //! The Kubernetes API server as a source: lists and watches what a Service proxy needs.
 //!
-//! One [`Reflector`] a kind follows the server and tells what changes; one task makes batches of
+//! One `Reflector` a kind follows the server and tells what changes; one task makes batches of
 //! what they tell: everything that is ready at a moment is one batch, and nothing waits for more.
 //! Nothing here writes to the API, so any number of control planes may do the same.
 //!

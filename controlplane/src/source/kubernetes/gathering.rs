@@ -10,6 +10,7 @@ use crate::source::{Event, Located};
 
 /// A change within a list: while a streaming list comes, the world goes on.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are objects")]
 enum Change {
     Put(Object),
     Gone(ObjectId),

@@ -19,6 +19,10 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// What an answer held for one object.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are objects, and they are few at a time"
+)]
 pub(super) enum Read {
     Object(Object),
     Endpoints(LegacyEndpoints),
@@ -182,6 +186,7 @@ fn version(text: &str) -> Result<u64, Failure> {
     parsed.map_err(|_| Failure::Malformed(format!("resourceVersion {:?}", one_line(text))))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
 fn malformed(error: serde_json::Error) -> Failure {
     Failure::Malformed(one_line(&error.to_string()))
 }

@@ -14,17 +14,20 @@
 //! Whatever fails, what is known stays: only a watch that names an object, or a list that is
 //! believed ([`super::memory`]), takes something away.
 
+mod failing;
+mod listing;
+
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 
 use super::backoff::Backoff;
 use super::gathering::{Gathering, located};
-use super::memory::{Memory, Verdict};
+use super::memory::Memory;
 use super::report::Reporter;
 use super::resource::Resource;
-use super::transport::{Page, PageRequest, Said, Transport, Watch, WatchFrom};
+use super::transport::{PageRequest, Said, Transport, Watch, WatchFrom};
 use crate::k8s::Kind;
 use crate::kubernetes::Failure;
 use crate::source::Event;
@@ -165,155 +168,6 @@ impl<T: Transport> Reflector<T> {
         }
     }
 
-    // === Complete lists ===
-
-    async fn list(&mut self) -> Result<State<T::Watch>, Closed> {
-        let list = Gathering::new(&self.memory);
-        if self.no_streams {
-            return self.begin_pages(list).await;
-        }
-        match self.transport.watch(WatchFrom::Everything).await {
-            Ok(watch) => {
-                self.tell(list.begin(self.kind)).await?;
-                Ok(State::Streaming { watch, list })
-            }
-            Err(failure) if refuses_streams(&failure) => {
-                self.no_streams = true;
-                self.begin_pages(list).await
-            }
-            Err(failure) => self.failed("watch", failure, Then::List).await,
-        }
-    }
-
-    async fn begin_pages(&mut self, list: Gathering) -> Result<State<T::Watch>, Closed> {
-        self.tell(list.begin(self.kind)).await?;
-        let next = PageRequest {
-            limit: PAGE,
-            next: None,
-        };
-        Ok(State::Paging { list, next })
-    }
-
-    async fn page(
-        &mut self,
-        mut list: Gathering,
-        request: PageRequest,
-    ) -> Result<State<T::Watch>, Closed> {
-        match self.transport.page(&request).await {
-            Ok(page) => {
-                let Page { version, .. } = page;
-                let next = page.next.clone();
-                let events = list.page(&self.memory, page);
-                self.tell(events).await?;
-                if next.is_some() {
-                    let limit = request.limit;
-                    let next = PageRequest { limit, next };
-                    return Ok(State::Paging { list, next });
-                }
-                self.complete(list, version, None).await
-            }
-            // The list took so long that its state was compacted away: once more, in one piece.
-            Err(Failure::Gone) if request.next.is_some() => {
-                let list = Gathering::new(&self.memory);
-                self.tell(list.begin(self.kind)).await?;
-                let next = PageRequest {
-                    limit: 0,
-                    next: None,
-                };
-                Ok(State::Paging { list, next })
-            }
-            Err(failure) => self.failed("list", failure, Then::List).await,
-        }
-    }
-
-    async fn stream(
-        &mut self,
-        mut watch: T::Watch,
-        mut list: Gathering,
-    ) -> Result<State<T::Watch>, Closed> {
-        let heard = tokio::select! {
-            heard = timeout(STREAM_SILENCE, watch.next()) => heard,
-            () = self.outbox.closed() => return Err(Closed),
-        };
-        let said = match heard {
-            Ok(Ok(Some(said))) => said,
-            Ok(Err(failure)) if !refuses_streams(&failure) => {
-                return self.failed("list", failure, Then::List).await;
-            }
-            Ok(Ok(None) | Err(_)) | Err(_) => return self.without_streams().await,
-        };
-        let mut events = Vec::new();
-        let mut said = said.into_iter();
-        while let Some(one) = said.next() {
-            let Said::Bookmark {
-                version,
-                initial_end,
-            } = one
-            else {
-                events.extend(list.said(&self.memory, one));
-                continue;
-            };
-            if !initial_end {
-                // Nobody who streams a list says so in the middle of it.
-                return self.without_streams().await;
-            }
-            self.tell(events).await?;
-            let state = self.complete(list, version, Some(watch)).await?;
-            return match state {
-                State::Watching(watching) if said.len() > 0 => {
-                    self.heard(watching, said.collect()).await
-                }
-                state => Ok(state),
-            };
-        }
-        self.tell(events).await?;
-        Ok(State::Streaming { watch, list })
-    }
-
-    async fn without_streams(&mut self) -> Result<State<T::Watch>, Closed> {
-        self.no_streams = true;
-        let list = Gathering::new(&self.memory);
-        self.begin_pages(list).await
-    }
-
-    /// A list is complete. `watch` goes on where it ends.
-    async fn complete(
-        &mut self,
-        list: Gathering,
-        version: u64,
-        watch: Option<T::Watch>,
-    ) -> Result<State<T::Watch>, Closed> {
-        self.outage_since = None;
-        match self.memory.judge(version, list.named(), Instant::now()) {
-            Verdict::Accept => {
-                let (named, unreadable, events) = list.accept(self.kind);
-                self.memory.replace(version, named);
-                self.synced = true;
-                self.report.listed(&unreadable);
-                self.tell(events).await?;
-                Ok(match watch {
-                    Some(watch) => State::Watching(Watching::new(watch)),
-                    None => State::Unwatched,
-                })
-            }
-            Verdict::KeepMissing(hold) => {
-                self.memory.advance(version);
-                let events = list.additions(&mut self.memory);
-                self.report.doubts(&self.transport.server(), hold.reason);
-                self.tell(events).await?;
-                self.poke().await?;
-                Ok(State::after(hold.pause, Then::List))
-            }
-            Verdict::Ignore(hold) => {
-                self.report.doubts(&self.transport.server(), hold.reason);
-                self.poke().await?;
-                Ok(State::after(hold.pause, Then::List))
-            }
-        }
-    }
-
-    // === Watches ===
-
     async fn open(&mut self) -> Result<State<T::Watch>, Closed> {
         let outage = self.outage_since.map(|since| since.elapsed());
         if outage.is_some_and(|outage| outage >= LONG_OUTAGE) {
@@ -379,7 +233,7 @@ impl<T: Transport> Reflector<T> {
                 && version < self.memory.seen()
             {
                 self.tell(events).await?;
-                return self.went_back(version).await;
+                return Ok(self.went_back(version));
             }
             events.extend(self.change(one));
         }
@@ -387,7 +241,10 @@ impl<T: Transport> Reflector<T> {
         self.compacted = false;
         let now = Instant::now();
         watching.heard_at = now;
-        watching.probe_at = now + PROBE_AFTER;
+        watching.suspect = false;
+        if self.outage_since.is_none() {
+            watching.probe_at = now + PROBE_AFTER;
+        }
         if self.report.current(now) || events.is_empty() {
             self.poke().await?;
         }
@@ -444,7 +301,7 @@ impl<T: Transport> Reflector<T> {
         };
         match probed {
             Err(said) => self.received(watching, said).await,
-            Ok(Ok(page)) if page.version < seen => self.went_back(page.version).await,
+            Ok(Ok(page)) if page.version < seen => Ok(self.went_back(page.version)),
             Ok(Ok(_)) => {
                 self.outage_since = None;
                 self.backoff.reset();
@@ -466,107 +323,10 @@ impl<T: Transport> Reflector<T> {
         }
     }
 
-    async fn went_back(&mut self, version: u64) -> Result<State<T::Watch>, Closed> {
+    fn went_back(&mut self, version: u64) -> State<T::Watch> {
         let seen = self.memory.seen();
         tracing::warn!(kind = %self.kind, seen, version, "the API server shows an older state than it did; listing again");
-        Ok(State::after(self.backoff.next(), Then::List))
-    }
-
-    // === Failures ===
-
-    async fn failed(
-        &mut self,
-        verb: &'static str,
-        failure: Failure,
-        then: Then,
-    ) -> Result<State<T::Watch>, Closed> {
-        if failure == Failure::NotServed && !self.synced {
-            return self.not_served(failure).await;
-        }
-        if failure == Failure::Gone && verb == "watch" {
-            return Ok(self.compacted());
-        }
-        let wait = self.note(verb, &failure).await?;
-        let then = match failure {
-            Failure::Refused { .. } => Then::List,
-            _ => then,
-        };
-        let overdue = self.started.elapsed() >= OPTIONAL_AFTER;
-        if self.kind == Kind::ServiceCidr && !self.synced && overdue {
-            self.serve_without().await?;
-        }
-        Ok(State::after(wait, then))
-    }
-
-    /// What happened since the state that is known was forgotten: ordinary after a restart of the
-    /// server. The first list follows at once, one that helped nothing is not repeated like that.
-    fn compacted(&mut self) -> State<T::Watch> {
-        self.report.failure(&Failure::Gone);
-        if !std::mem::replace(&mut self.compacted, true) {
-            return State::Unlisted;
-        }
         State::after(self.backoff.next(), Then::List)
-    }
-
-    /// Counts and reports a failure; returns how long to wait.
-    async fn note(&mut self, verb: &'static str, failure: &Failure) -> Result<Duration, Closed> {
-        if failure.is_general() {
-            self.outage_since.get_or_insert_with(Instant::now);
-            // Another server may answer next time.
-            self.no_streams = false;
-        }
-        if failure.wants_new_credentials() {
-            self.transport.renew().await;
-        }
-        let wait = self.backoff.next();
-        let asked = self.transport.resource().asked(verb);
-        let server = self.transport.server();
-        let failures = self.backoff.failures();
-        if self.report.failed(&server, asked, failure, failures) {
-            self.poke().await?;
-        }
-        Ok(match failure {
-            Failure::Busy { after: Some(after) } => wait.max((*after).min(LONG_OUTAGE)),
-            _ => wait,
-        })
-    }
-
-    /// The server does not have the resource, and never had.
-    async fn not_served(&mut self, failure: Failure) -> Result<State<T::Watch>, Closed> {
-        let instead = match self.transport.resource() {
-            Resource::ServiceCidrs => {
-                self.report.listed(&[]);
-                self.report.current(Instant::now());
-                self.serve_without().await?;
-                // Not synced with it: when it comes it is listed as for the first time.
-                self.synced = false;
-                return Ok(State::after(ABSENT, Then::List));
-            }
-            Resource::Slices => Resource::Endpoints,
-            Resource::Endpoints => Resource::Slices,
-            Resource::Services | Resource::Nodes(_) => {
-                let wait = self.note("list", &failure).await?;
-                return Ok(State::after(wait, Then::List));
-            }
-        };
-        tracing::warn!(
-            ?instead,
-            "the API server has none of what is asked for; asking for something else"
-        );
-        let wait = match instead {
-            Resource::Slices => self.note("list", &failure).await?,
-            _ => Duration::ZERO,
-        };
-        self.transport.set_resource(instead);
-        Ok(State::after(wait, Then::List))
-    }
-
-    /// Tells an empty list, so that nothing waits for it any longer.
-    async fn serve_without(&mut self) -> Result<(), Closed> {
-        self.synced = true;
-        self.report.synced();
-        let events = vec![Event::Init(self.kind), Event::InitDone(self.kind)];
-        self.tell(events).await
     }
 
     async fn tell(&mut self, events: Vec<Event>) -> Result<(), Closed> {
@@ -603,14 +363,6 @@ impl<W> Watching<W> {
             suspect: false,
         }
     }
-}
-
-/// The server cannot do this, as far as anybody can tell from outside.
-fn refuses_streams(failure: &Failure) -> bool {
-    matches!(
-        failure,
-        Failure::Refused { .. } | Failure::Server { .. } | Failure::Malformed(_)
-    )
 }
 
 #[cfg(test)]

@@ -44,6 +44,10 @@ pub(super) enum WatchFrom {
 
 /// What a watch says.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are objects, and they are few at a time"
+)]
 pub(super) enum Said {
     /// New or changed.
     Put(Object, u64),

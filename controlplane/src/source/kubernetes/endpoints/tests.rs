@@ -7,7 +7,7 @@ fn endpoints(json: serde_json::Value) -> LegacyEndpoints {
     serde_json::from_value(json).unwrap()
 }
 
-fn web(subsets: serde_json::Value) -> LegacyEndpoints {
+fn web(subsets: &serde_json::Value) -> LegacyEndpoints {
     endpoints(serde_json::json!({
         "metadata": {
             "name": "web", "namespace": "shop",
@@ -23,7 +23,7 @@ fn names(ids: &[ObjectId]) -> Vec<&str> {
 
 #[test]
 fn each_subset_is_a_slice_a_family() {
-    let (slices, gone) = Shapes::default().put(&web(serde_json::json!([{
+    let (slices, gone) = Shapes::default().put(&web(&serde_json::json!([{
         "addresses": [{"ip": "10.0.0.1", "nodeName": "n1"}, {"ip": "fd00::1"}, {"ip": "nonsense"}],
         "notReadyAddresses": [{"ip": "10.0.0.2"}],
         "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
@@ -71,14 +71,14 @@ fn each_subset_is_a_slice_a_family() {
 fn what_disappears_is_named() {
     let mut shapes = Shapes::default();
     let subset = serde_json::json!({"addresses": [{"ip": "10.0.0.1"}]});
-    let (slices, _) = shapes.put(&web(serde_json::json!([subset, subset])));
+    let (slices, _) = shapes.put(&web(&serde_json::json!([subset, subset])));
     assert_eq!(slices.len(), 4);
-    let (slices, gone) = shapes.put(&web(serde_json::json!([subset])));
+    let (slices, gone) = shapes.put(&web(&serde_json::json!([subset])));
     assert_eq!(slices.len(), 2);
     assert_eq!(names(&gone), ["web/1/IPv4", "web/1/IPv6"]);
     assert_eq!(
-        names(&shapes.gone(&web(serde_json::Value::Null))),
+        names(&shapes.gone(&web(&serde_json::Value::Null))),
         ["web/0/IPv4", "web/0/IPv6"]
     );
-    assert!(shapes.gone(&web(serde_json::Value::Null)).is_empty());
+    assert!(shapes.gone(&web(&serde_json::Value::Null)).is_empty());
 }

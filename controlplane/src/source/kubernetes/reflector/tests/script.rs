@@ -3,8 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use tokio::time::timeout;
+
 use super::*;
 use crate::k8s::{EndpointSlice, Node, Object, ObjectMeta, Service, ServiceCidr};
+use crate::source::kubernetes::transport::Page;
 use crate::source::upstream::{KindState, Upstream};
 
 /// What a watch does next.

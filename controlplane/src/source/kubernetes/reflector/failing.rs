@@ -1,0 +1,113 @@
+//! What to do when something fails.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{ABSENT, Closed, LONG_OUTAGE, OPTIONAL_AFTER, Reflector, State, Then};
+use crate::k8s::Kind;
+use crate::kubernetes::Failure;
+use crate::source::Event;
+use crate::source::kubernetes::resource::Resource;
+use crate::source::kubernetes::transport::Transport;
+
+impl<T: Transport> Reflector<T> {
+    pub(super) async fn failed(
+        &mut self,
+        verb: &'static str,
+        failure: Failure,
+        then: Then,
+    ) -> Result<State<T::Watch>, Closed> {
+        if failure == Failure::NotServed && !self.synced {
+            return self.not_served(failure).await;
+        }
+        if failure == Failure::Gone && verb == "watch" {
+            return Ok(self.compacted());
+        }
+        let wait = self.note(verb, &failure).await?;
+        let then = match failure {
+            Failure::Refused { .. } => Then::List,
+            _ => then,
+        };
+        let overdue = self.started.elapsed() >= OPTIONAL_AFTER;
+        if self.kind == Kind::ServiceCidr && !self.synced && overdue {
+            self.serve_without().await?;
+        }
+        Ok(State::after(wait, then))
+    }
+
+    /// What happened since the state that is known was forgotten: ordinary after a restart of the
+    /// server. The first list follows at once, one that helped nothing is not repeated like that.
+    pub(super) fn compacted(&mut self) -> State<T::Watch> {
+        self.report.failure(&Failure::Gone);
+        if !std::mem::replace(&mut self.compacted, true) {
+            return State::Unlisted;
+        }
+        State::after(self.backoff.next(), Then::List)
+    }
+
+    /// Counts and reports a failure; returns how long to wait.
+    pub(super) async fn note(
+        &mut self,
+        verb: &'static str,
+        failure: &Failure,
+    ) -> Result<Duration, Closed> {
+        if failure.is_general() {
+            self.outage_since.get_or_insert_with(Instant::now);
+            // Another server may answer next time.
+            self.no_streams = false;
+        }
+        if failure.wants_new_credentials() {
+            self.transport.renew().await;
+        }
+        let wait = self.backoff.next();
+        let asked = self.transport.resource().asked(verb);
+        let server = self.transport.server();
+        let failures = self.backoff.failures();
+        if self.report.failed(&server, asked, failure, failures) {
+            self.poke().await?;
+        }
+        Ok(match failure {
+            Failure::Busy { after: Some(after) } => wait.max((*after).min(LONG_OUTAGE)),
+            _ => wait,
+        })
+    }
+
+    /// The server does not have the resource, and never had.
+    pub(super) async fn not_served(&mut self, failure: Failure) -> Result<State<T::Watch>, Closed> {
+        let instead = match self.transport.resource() {
+            Resource::ServiceCidrs => {
+                self.report.listed(&[]);
+                self.report.current(Instant::now());
+                self.serve_without().await?;
+                // Not synced with it: when it comes it is listed as for the first time.
+                self.synced = false;
+                return Ok(State::after(ABSENT, Then::List));
+            }
+            Resource::Slices => Resource::Endpoints,
+            Resource::Endpoints => Resource::Slices,
+            Resource::Services | Resource::Nodes(_) => {
+                let wait = self.note("list", &failure).await?;
+                return Ok(State::after(wait, Then::List));
+            }
+        };
+        tracing::warn!(
+            ?instead,
+            "the API server has none of what is asked for; asking for something else"
+        );
+        let wait = match instead {
+            Resource::Slices => self.note("list", &failure).await?,
+            _ => Duration::ZERO,
+        };
+        self.transport.set_resource(instead);
+        Ok(State::after(wait, Then::List))
+    }
+
+    /// Tells an empty list, so that nothing waits for it any longer.
+    pub(super) async fn serve_without(&mut self) -> Result<(), Closed> {
+        self.synced = true;
+        self.report.synced();
+        let events = vec![Event::Init(self.kind), Event::InitDone(self.kind)];
+        self.tell(events).await
+    }
+}

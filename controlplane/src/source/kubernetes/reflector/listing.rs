@@ -1,0 +1,164 @@
+//! Complete lists: streamed where the server can, else in pages.
+
+use tokio::time::{Instant, timeout};
+
+use super::{Closed, PAGE, Reflector, STREAM_SILENCE, State, Then, Watching};
+use crate::kubernetes::Failure;
+use crate::source::kubernetes::gathering::Gathering;
+use crate::source::kubernetes::memory::Verdict;
+use crate::source::kubernetes::transport::{Page, PageRequest, Said, Transport, Watch, WatchFrom};
+
+impl<T: Transport> Reflector<T> {
+    pub(super) async fn list(&mut self) -> Result<State<T::Watch>, Closed> {
+        let list = Gathering::new(&self.memory);
+        if self.no_streams {
+            return self.begin_pages(list).await;
+        }
+        match self.transport.watch(WatchFrom::Everything).await {
+            Ok(watch) => {
+                self.tell(list.begin(self.kind)).await?;
+                Ok(State::Streaming { watch, list })
+            }
+            Err(failure) if refuses_streams(&failure) => {
+                self.no_streams = true;
+                self.begin_pages(list).await
+            }
+            Err(failure) => self.failed("watch", failure, Then::List).await,
+        }
+    }
+
+    pub(super) async fn begin_pages(&mut self, list: Gathering) -> Result<State<T::Watch>, Closed> {
+        self.tell(list.begin(self.kind)).await?;
+        let next = PageRequest {
+            limit: PAGE,
+            next: None,
+        };
+        Ok(State::Paging { list, next })
+    }
+
+    pub(super) async fn page(
+        &mut self,
+        mut list: Gathering,
+        request: PageRequest,
+    ) -> Result<State<T::Watch>, Closed> {
+        match self.transport.page(&request).await {
+            Ok(page) => {
+                let Page { version, .. } = page;
+                let next = page.next.clone();
+                let events = list.page(&self.memory, page);
+                self.tell(events).await?;
+                if next.is_some() {
+                    let limit = request.limit;
+                    let next = PageRequest { limit, next };
+                    return Ok(State::Paging { list, next });
+                }
+                self.complete(list, version, None).await
+            }
+            // The list took so long that its state was compacted away: once more, in one piece.
+            Err(Failure::Gone) if request.next.is_some() => {
+                let list = Gathering::new(&self.memory);
+                self.tell(list.begin(self.kind)).await?;
+                let next = PageRequest {
+                    limit: 0,
+                    next: None,
+                };
+                Ok(State::Paging { list, next })
+            }
+            Err(failure) => self.failed("list", failure, Then::List).await,
+        }
+    }
+
+    pub(super) async fn stream(
+        &mut self,
+        mut watch: T::Watch,
+        mut list: Gathering,
+    ) -> Result<State<T::Watch>, Closed> {
+        let heard = tokio::select! {
+            heard = timeout(STREAM_SILENCE, watch.next()) => heard,
+            () = self.outbox.closed() => return Err(Closed),
+        };
+        let said = match heard {
+            Ok(Ok(Some(said))) => said,
+            Ok(Err(failure)) if !refuses_streams(&failure) => {
+                return self.failed("list", failure, Then::List).await;
+            }
+            Ok(Ok(None) | Err(_)) | Err(_) => return self.without_streams().await,
+        };
+        let mut events = Vec::new();
+        let mut said = said.into_iter();
+        while let Some(one) = said.next() {
+            let Said::Bookmark {
+                version,
+                initial_end,
+            } = one
+            else {
+                events.extend(list.said(&self.memory, one));
+                continue;
+            };
+            if !initial_end {
+                // Nobody who streams a list says so in the middle of it.
+                return self.without_streams().await;
+            }
+            self.tell(events).await?;
+            let state = self.complete(list, version, Some(watch)).await?;
+            return match state {
+                State::Watching(watching) if said.len() > 0 => {
+                    self.heard(watching, said.collect()).await
+                }
+                state => Ok(state),
+            };
+        }
+        self.tell(events).await?;
+        Ok(State::Streaming { watch, list })
+    }
+
+    pub(super) async fn without_streams(&mut self) -> Result<State<T::Watch>, Closed> {
+        self.no_streams = true;
+        let list = Gathering::new(&self.memory);
+        self.begin_pages(list).await
+    }
+
+    /// A list is complete. `watch` goes on where it ends.
+    pub(super) async fn complete(
+        &mut self,
+        list: Gathering,
+        version: u64,
+        watch: Option<T::Watch>,
+    ) -> Result<State<T::Watch>, Closed> {
+        self.outage_since = None;
+        match self.memory.judge(version, list.named(), Instant::now()) {
+            Verdict::Accept => {
+                let (named, unreadable, events) = list.accept(self.kind);
+                self.memory.replace(version, named);
+                self.synced = true;
+                self.report.listed(&unreadable);
+                self.tell(events).await?;
+                Ok(match watch {
+                    Some(watch) => State::Watching(Watching::new(watch)),
+                    None => State::Unwatched,
+                })
+            }
+            Verdict::KeepMissing(hold) => {
+                self.memory.advance(version);
+                let events = list.additions(&mut self.memory);
+                self.report.doubts(&self.transport.server(), hold.reason);
+                self.tell(events).await?;
+                self.poke().await?;
+                Ok(State::after(hold.pause, Then::List))
+            }
+            Verdict::Ignore(hold) => {
+                self.report.doubts(&self.transport.server(), hold.reason);
+                self.poke().await?;
+                Ok(State::after(hold.pause, Then::List))
+            }
+        }
+    }
+}
+
+/// The server cannot do this, as far as anybody can tell from outside.
+fn refuses_streams(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::Refused { .. } | Failure::Server { .. } | Failure::Malformed(_)
+    )
+}
