@@ -21,6 +21,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 
 use crate::admin::Admin;
 use crate::convert::ExternalIps;
+use crate::events;
 use crate::hub::Hub;
 use crate::server::{AgentServer, DesiredServer, StatusServer};
 use crate::source::kubernetes::{self, Kubernetes};
@@ -48,6 +49,8 @@ pub struct Config {
     pub http_listen: Option<SocketAddr>,
     /// Which external addresses Services may have.
     pub external_ips: ExternalIps,
+    /// Whether events are written to the API server that the objects come from.
+    pub events: bool,
 }
 
 /// Where objects come from.
@@ -128,7 +131,13 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let status = listen(config.status_listen, "the status API").await?;
     let http = listen(config.http_listen, "readiness and metrics").await?;
     let mut tasks = JoinSet::new();
-    let hub = start_hub(config.source, config.external_ips, &mut tasks).await?;
+    let hub = start_hub(
+        config.source,
+        config.external_ips,
+        config.events,
+        &mut tasks,
+    )
+    .await?;
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub);
@@ -163,6 +172,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 async fn start_hub(
     origin: Origin,
     external_ips: ExternalIps,
+    events: bool,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<Arc<Hub>, SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
@@ -172,7 +182,18 @@ async fn start_hub(
     match origin {
         Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),
         Origin::Kubernetes(config) => {
+            let scope = match config.only_node {
+                Some(_) => events::Scope::Node,
+                None => events::Scope::Cluster,
+            };
             let source = Kubernetes::new(config, hub.upstream.clone()).await?;
+            if events {
+                let task = events::run(Arc::clone(&hub), source.api(), scope);
+                tasks.spawn(async move {
+                    task.await;
+                    Ok(())
+                });
+            }
             tasks.spawn(run(source, sink, stop))
         }
     };

@@ -44,6 +44,8 @@ pub struct AgentRecord {
     pub last_heard: SystemTime,
     /// Random number of the process.
     pub instance: u64,
+    /// It held nothing when it connected: it had just begun.
+    pub began_empty: bool,
     /// Where the stream comes from; empty in process.
     pub peer: String,
     /// Version of the program.
@@ -121,6 +123,7 @@ impl Session {
             since: now,
             last_heard: now,
             instance: hello.instance,
+            began_empty: hello.resume.is_none(),
             peer,
             version: hello.agent_version.clone(),
             backend: hello.backend.clone(),

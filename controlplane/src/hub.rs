@@ -11,6 +11,7 @@ use tracing::{info, warn};
 use crate::convert::ExternalIps;
 use crate::fleet::Fleet;
 use crate::index::{Index, PortView, ServiceDetail, Totals};
+use crate::k8s::{ObjectId, Uid};
 use crate::publish::Store;
 use crate::source::Batch;
 use crate::source::upstream::Upstream;
@@ -56,6 +57,7 @@ pub struct Summary {
 enum Query {
     Ports(String, oneshot::Sender<Vec<PortView>>),
     Detail(ServiceName, oneshot::Sender<Option<ServiceDetail>>),
+    Uid(ObjectId, oneshot::Sender<Option<Uid>>),
 }
 
 /// The control plane is shutting down and answers no more questions.
@@ -120,6 +122,14 @@ impl Hub {
     /// [`Closing`].
     pub async fn detail(&self, name: ServiceName) -> Result<Option<ServiceDetail>, Closing> {
         self.ask(|answer| Query::Detail(name, answer)).await
+    }
+
+    /// What tells a Service, or an object that has issues of its own, from others of its name.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn uid(&self, id: ObjectId) -> Result<Option<Uid>, Closing> {
+        self.ask(|answer| Query::Uid(id, answer)).await
     }
 
     async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Closing> {
@@ -200,6 +210,7 @@ impl IndexOwner {
         match query {
             Query::Ports(namespace, answer) => drop(answer.send(self.index.ports(&namespace))),
             Query::Detail(name, answer) => drop(answer.send(self.index.detail(&name))),
+            Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
         }
     }
 }

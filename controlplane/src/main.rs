@@ -72,6 +72,11 @@ struct Args {
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     external_ip_cidr: Vec<Cidr>,
 
+    /// Whether Kubernetes events are written: about Services that cannot be served, nodes without an
+    /// agent, agents that fail. Needs create and patch of events.events.k8s.io.
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    events: bool,
+
     /// How log lines look.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -161,6 +166,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         status_listen: Some(args.status_listen),
         http_listen: Some(args.http_listen),
         external_ips,
+        events: args.events,
     })
     .await?;
     info!(agents = ?bound.agent_addr, status = ?bound.status_addr, http = ?bound.http_addr, "serving");

@@ -39,6 +39,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
         http_listen: None,
         external_ips: ExternalIps::All,
+        events: false,
     };
     let bound = build(config).await.unwrap();
     let mut head = bound.hub().store.head();

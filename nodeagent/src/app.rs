@@ -212,6 +212,7 @@ async fn connect(
                 status_listen: status,
                 http_listen: None,
                 external_ips,
+                events: true,
             };
             let control_plane = kp_controlplane::app::build(config).await?;
             let transport = Grpc::memory(control_plane.connect_in_memory());

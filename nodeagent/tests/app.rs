@@ -92,6 +92,7 @@ async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_pla
         status_listen: None,
         http_listen: None,
         external_ips: ExternalIps::All,
+        events: false,
     };
     control_plane::build(config).await.unwrap()
 }

@@ -29,5 +29,8 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// Version of the object encoding under the digest (`ResumeToken.schema`).
 pub const DIGEST_SCHEMA: u32 = 1;
 
+/// How the reason of every `ObjectFailure` begins that is about a health check node port.
+pub const HEALTH_CHECK_PORT: &str = "health check node port ";
+
 /// Largest message that either side sends, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 256 * 1024;

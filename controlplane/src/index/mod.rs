@@ -24,7 +24,7 @@ use kplane_model::{
 };
 
 use crate::convert::{self, ExternalIps, SliceEndpoints};
-use crate::k8s::{Kind, Object, ObjectId};
+use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
 use crate::source::{Batch, Event, Located};
 
@@ -35,6 +35,9 @@ use triggers::Triggers;
 /// Endpoints of one ServicePort that are served: what the largest class of the data path holds,
 /// and above the 10,000 that kplane promises.
 const MAX_ENDPOINTS: usize = 16_384;
+
+/// How every issue ends that says that a place belongs to another Service.
+pub const CONFLICT_ADVICE: &str = "give one of the two Services another one";
 
 /// All objects, indexed.
 #[derive(Debug, Default)]
@@ -52,6 +55,8 @@ pub struct Index {
     /// each other.
     source_issues: Vec<Issue>,
     object_issues: BTreeMap<ObjectId, Vec<Issue>>,
+    /// Of objects in `object_issues`.
+    refused_uids: HashMap<ObjectId, Uid>,
     service_issues: BTreeMap<ServiceName, Vec<Issue>>,
     pending: Pending,
     triggers: Triggers,
@@ -84,6 +89,7 @@ type PublishedPorts = Box<[(ServiceKey, usize)]>;
 #[derive(Debug, Default)]
 struct ServiceEntry {
     created: Option<Arc<str>>,
+    uid: Option<Uid>,
     location: Arc<str>,
     /// As written, before anybody else's claims are looked at.
     ports: Vec<ServicePort>,
@@ -207,6 +213,7 @@ impl Index {
     /// An object is there; `changed_at`: it was observed to change, and not found in a list.
     fn apply_object(&mut self, located: Located, changed_at: Option<SystemTime>) -> bool {
         let id = located.object.id();
+        let uid = located.object.metadata().uid;
         let location = located.location;
         let issues = match &located.object {
             Object::Service(service) => {
@@ -219,6 +226,7 @@ impl Index {
                 entry
                     .created
                     .clone_from(&service.metadata.creation_timestamp);
+                entry.uid = uid;
                 entry.location = location;
                 entry.ports = converted.ports;
                 self.pending.services.insert(name);
@@ -261,7 +269,7 @@ impl Index {
                 issues
             }
         };
-        self.set_object_issues(id, issues)
+        self.set_object_issues(id, issues, uid)
     }
 
     fn delete_object(&mut self, id: &ObjectId) -> bool {
@@ -287,7 +295,7 @@ impl Index {
                 self.pending.cidrs = true;
             }
         }
-        self.set_object_issues(id.clone(), Vec::new())
+        self.set_object_issues(id.clone(), Vec::new(), None)
     }
 
     fn link_slice(&mut self, id: &ObjectId, service: &ServiceName) {
@@ -313,7 +321,11 @@ impl Index {
         self.pending.services.insert(entry.service);
     }
 
-    fn set_object_issues(&mut self, id: ObjectId, issues: Vec<Issue>) -> bool {
+    fn set_object_issues(&mut self, id: ObjectId, issues: Vec<Issue>, uid: Option<Uid>) -> bool {
+        match uid.filter(|_| !issues.is_empty()) {
+            Some(uid) => drop(self.refused_uids.insert(id.clone(), uid)),
+            None => drop(self.refused_uids.remove(&id)),
+        }
         if issues.is_empty() {
             return self.object_issues.remove(&id).is_some();
         }
@@ -419,9 +431,7 @@ impl Index {
             return Vec::new();
         };
         let mut refuse = |claim: Claim, owner: &ServiceKey, consequence: &str| {
-            let reason = format!(
-                "{claim} belongs to {owner}: {consequence}; give one of the two Services another one"
-            );
+            let reason = format!("{claim} belongs to {owner}: {consequence}; {CONFLICT_ADVICE}");
             issues.push(service_issue(name, &entry.location, reason));
         };
         let mut effective = Vec::with_capacity(entry.ports.len());

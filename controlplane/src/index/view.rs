@@ -4,6 +4,7 @@ use kplane_model::select::{Categorized, categorize};
 use kplane_model::{Endpoint, Issue, NodeFacts, ServiceName, ServicePort};
 
 use super::Index;
+use crate::k8s::{Kind, ObjectId, Uid};
 
 /// One ServicePort with all its endpoints, usable or not.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,6 +73,23 @@ impl Index {
             ports: self.ports_of(name),
             issues,
         })
+    }
+
+    /// What tells a Service, or an object that has issues of its own, from others of its name.
+    #[must_use]
+    pub fn uid(&self, id: &ObjectId) -> Option<Uid> {
+        let service = || {
+            let name = ServiceName {
+                namespace: id.namespace.clone(),
+                name: id.name.clone(),
+            };
+            self.services.get(&name).and_then(|entry| entry.uid)
+        };
+        let refused = self.refused_uids.get(id).copied();
+        match id.kind {
+            Kind::Service => service().or(refused),
+            _ => refused,
+        }
     }
 
     /// Known nodes, sorted by name.

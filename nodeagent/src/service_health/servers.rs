@@ -18,6 +18,7 @@ use crate::healthz::Health;
 use crate::metrics::Counters;
 use crate::report::Failure;
 use kplane_http::{self as http, Guests};
+use kplane_proto::HEALTH_CHECK_PORT;
 
 /// Longest wait before a port that could not be opened is tried again, and before the node's own
 /// addresses are read again where they matter.
@@ -228,7 +229,7 @@ impl Servers {
             return;
         };
         let port = server.target.port;
-        let reason = format!("health check node port {port}: {problem}");
+        let reason = format!("{HEALTH_CHECK_PORT}{port}: {problem}");
         let old = self.failing.get(key);
         if old.is_none_or(|old| old.reason != reason) {
             tracing::error!(

@@ -1,0 +1,113 @@
+//! When to say what: the same problem once, again while it lasts, and its end. Pure.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, SystemTime};
+
+use kplane_model::NodeName;
+
+use super::problems::{Key, Problem, problems};
+use super::{Event, Object, Picture, Reason};
+
+/// What lasts is said again so often: API servers forget events after an hour, by default.
+const REFRESH: Duration = Duration::from_secs(30 * 60);
+/// Problems that are followed at once; more are not announced. About 1 kB each.
+const MAX_STANDING: usize = 10_000;
+
+/// What has been said so far.
+#[derive(Debug)]
+pub(super) struct Announcer {
+    /// Problems of the input are ours to tell.
+    with_input: bool,
+    standing: BTreeMap<Key, Standing>,
+    /// The process of each node's agent.
+    agents: HashMap<NodeName, u64>,
+}
+
+#[derive(Debug)]
+struct Standing {
+    since: SystemTime,
+    announced: Option<SystemTime>,
+}
+
+impl Announcer {
+    /// Nothing has been said. `with_input`: problems of the input are ours to tell.
+    pub(super) fn new(with_input: bool) -> Self {
+        Self {
+            with_input,
+            standing: BTreeMap::new(),
+            agents: HashMap::new(),
+        }
+    }
+
+    /// What is to be said now.
+    pub(super) fn step(&mut self, picture: &Picture, now: SystemTime) -> Vec<Event> {
+        let mut events = self.starts(picture);
+        let current = problems(picture, self.with_input);
+        self.ends(&current, &mut events);
+        for (key, problem) in &current {
+            self.follow(key, problem, now, &mut events);
+        }
+        events
+    }
+
+    /// J1: an agent begins. One that holds something from before the control plane knew it does not.
+    fn starts(&mut self, picture: &Picture) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (name, node) in &picture.nodes {
+            let Some(agent) = &node.agent else {
+                continue;
+            };
+            let before = self.agents.insert(name.clone(), agent.instance);
+            if before == Some(agent.instance) || !agent.began_empty {
+                continue;
+            }
+            let note = format!("kplane agent {} with {}", agent.version, agent.backend);
+            let mut event = Event::new(Object::node(name), Reason::Starting, &note);
+            event.instance = agent.instance;
+            events.push(event);
+        }
+        self.agents
+            .retain(|name, _| picture.nodes.contains_key(name));
+        events
+    }
+
+    fn follow(&mut self, key: &Key, problem: &Problem, now: SystemTime, events: &mut Vec<Event>) {
+        if self.standing.len() >= MAX_STANDING && !self.standing.contains_key(key) {
+            return;
+        }
+        let standing = self.standing.entry(key.clone()).or_insert(Standing {
+            since: problem.since.unwrap_or(now),
+            announced: None,
+        });
+        let passed = |since: SystemTime| now.duration_since(since).unwrap_or_default();
+        let due = match standing.announced {
+            None => passed(standing.since) >= problem.after,
+            Some(at) => passed(at) >= REFRESH,
+        };
+        if due {
+            standing.announced = Some(now);
+            events.push(Event::new(key.object.clone(), key.reason, &problem.note));
+        }
+    }
+
+    /// Forgets what is over, and says so where nothing of the kind is left.
+    fn ends(&mut self, current: &BTreeMap<Key, Problem>, events: &mut Vec<Event>) {
+        let mut over = BTreeSet::new();
+        let mut lasting = BTreeSet::new();
+        self.standing.retain(|key, standing| {
+            let lasts = current.contains_key(key);
+            let ended = (key.object.clone(), key.reason.recovery());
+            match (lasts, standing.announced) {
+                (true, _) => drop(lasting.insert(ended)),
+                (false, Some(_)) => drop(over.insert(ended)),
+                (false, None) => {}
+            }
+            lasts
+        });
+        for (object, recovery) in over.difference(&lasting) {
+            if let Some((reason, note)) = recovery {
+                events.push(Event::new(object.clone(), *reason, note));
+            }
+        }
+    }
+}

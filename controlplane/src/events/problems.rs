@@ -1,0 +1,176 @@
+//! What is wrong at one moment, as far as events tell of it. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
+
+use kplane_model::{Issue, NodeName, ServiceName, Severity};
+use kplane_proto::HEALTH_CHECK_PORT;
+use kplane_proto::v1 as pb;
+
+use super::{NodePicture, Object, Picture, Reason, node_names};
+use crate::index::CONFLICT_ADVICE;
+use crate::k8s::Kind;
+
+/// A node without an agent for so long is worth an event: a restart or an upgrade is over by then.
+const STALE_AFTER: Duration = Duration::from_secs(60);
+/// A failure that lasts so long is not one that the next attempt heals.
+const FAILING_AFTER: Duration = Duration::from_secs(10);
+
+/// One thing that is wrong with one object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) object: Object,
+    pub(super) reason: Reason,
+    /// Tells it from others of the same reason.
+    pub(super) what: String,
+}
+
+/// More about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) note: String,
+    /// When it began, if that is known better than by having looked.
+    pub(super) since: Option<SystemTime>,
+    /// It is announced when it has lasted for so long.
+    pub(super) after: Duration,
+}
+
+pub(super) type Problems = BTreeMap<Key, Problem>;
+
+/// Everything that is wrong. `with_input`: issues of the input as well.
+pub(super) fn problems(picture: &Picture, with_input: bool) -> Problems {
+    let mut found = Problems::new();
+    if with_input {
+        let issues = picture.issues.iter();
+        found.extend(issues.filter_map(of_issue));
+    }
+    let mut services = Services::new();
+    for (name, node) in picture.nodes.iter().filter(|(_, node)| node.known) {
+        of_node(name, node, &mut found);
+        let report = node.agent.as_ref().and_then(|agent| agent.report.as_ref());
+        for failure in report.iter().flat_map(|report| &report.failures) {
+            collect(name, failure, &mut services);
+        }
+    }
+    found.extend(services.into_iter().map(of_service));
+    found
+}
+
+/// Warnings are left out: what is served, though not as it is written, is no reason to wake anybody,
+/// and every cluster has some.
+fn of_issue(issue: &Issue) -> Option<(Key, Problem)> {
+    if issue.severity != Severity::Error {
+        return None;
+    }
+    let object = &issue.object;
+    let kind = Kind::ALL
+        .into_iter()
+        .find(|kind| kind.as_str() == object.kind)?;
+    let reason = match kind {
+        Kind::Service if issue.reason.ends_with(CONFLICT_ADVICE) => Reason::AddressConflict,
+        Kind::Service => Reason::ServiceRefused,
+        Kind::EndpointSlice => Reason::EndpointSliceRefused,
+        Kind::Node => Reason::NodeRefused,
+        Kind::ServiceCidr => Reason::ServiceCidrRefused,
+    };
+    let key = Key {
+        object: Object {
+            kind,
+            namespace: object.namespace.as_str().into(),
+            name: object.name.as_str().into(),
+        },
+        reason,
+        what: issue.reason.clone(),
+    };
+    let problem = Problem {
+        note: issue.reason.clone(),
+        since: None,
+        after: Duration::ZERO,
+    };
+    Some((key, problem))
+}
+
+fn of_node(name: &NodeName, node: &NodePicture, found: &mut Problems) {
+    let Some(agent) = &node.agent else {
+        return;
+    };
+    let mut add = |reason, what: &str, note, since, after| {
+        let key = Key {
+            object: Object::node(name),
+            reason,
+            what: what.to_owned(),
+        };
+        found.insert(key, Problem { note, since, after });
+    };
+    if !agent.connected {
+        let note = "no agent of the node has been connected to this control plane for a minute: its \
+                    kernel keeps what it held, and learns of no change. Is the agent running? (With \
+                    several control planes it may have gone to another one.)";
+        let since = Some(agent.since);
+        add(Reason::ProxyStale, "", note.to_owned(), since, STALE_AFTER);
+    }
+    let Some(report) = &agent.report else {
+        return;
+    };
+    for family in report.families.iter().filter(|f| !f.error.is_empty()) {
+        let name = match family.family() {
+            pb::Family::Ipv6 => "IPv6",
+            pb::Family::Ipv4 | pb::Family::Unspecified => "IPv4",
+        };
+        let note = format!("{name}: {}", family.error);
+        add(Reason::SyncFailing, name, note, None, FAILING_AFTER);
+    }
+    let mut failed = report.failures.iter().filter(|f| !f.degraded);
+    if let Some(first) = failed.next() {
+        let object = first.key.as_ref().map_or_else(String::new, |key| {
+            format!(" of {}/{}", key.namespace, key.name)
+        });
+        let note = format!(
+            "{} objects are not in the kernel as desired, the first{object}: {}",
+            failed.count() + 1,
+            first.reason
+        );
+        add(Reason::SyncFailing, "objects", note, None, FAILING_AFTER);
+    }
+}
+
+/// By Service and reason: the nodes, and what the first of them says.
+type Services = BTreeMap<(ServiceName, Reason), (BTreeSet<NodeName>, String)>;
+
+fn collect(node: &NodeName, failure: &pb::ObjectFailure, services: &mut Services) {
+    let Some(key) = &failure.key else {
+        return;
+    };
+    let reason = match failure.degraded {
+        false => Reason::ServiceNotProgrammed,
+        true if failure.reason.starts_with(HEALTH_CHECK_PORT) => {
+            Reason::FailedToStartServiceHealthcheck
+        }
+        true => return,
+    };
+    let service = ServiceName::new(&key.namespace, &key.name);
+    let (nodes, _) = services
+        .entry((service, reason))
+        .or_insert_with(|| (BTreeSet::new(), failure.reason.clone()));
+    nodes.insert(node.clone());
+}
+
+fn of_service(
+    ((service, reason), (nodes, text)): ((ServiceName, Reason), (BTreeSet<NodeName>, String)),
+) -> (Key, Problem) {
+    let key = Key {
+        object: Object {
+            kind: Kind::Service,
+            namespace: service.namespace,
+            name: service.name,
+        },
+        reason,
+        what: String::new(),
+    };
+    let problem = Problem {
+        note: format!("on {}: {text}", node_names(nodes.iter())),
+        since: None,
+        after: FAILING_AFTER,
+    };
+    (key, problem)
+}

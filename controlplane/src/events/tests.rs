@@ -1,0 +1,368 @@
+//! Pictures in, events out.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use kplane_model::{ObjectRef, Severity};
+use kplane_proto::v1 as pb;
+
+use super::announce::Announcer;
+use super::limits::Queue;
+use super::*;
+
+const MINUTE: u64 = 60;
+
+fn at(seconds: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
+}
+
+fn issue(kind: &str, name: &str, severity: Severity, reason: &str) -> Issue {
+    Issue {
+        severity,
+        location: String::new(),
+        object: ObjectRef {
+            kind: kind.into(),
+            namespace: "shop".into(),
+            name: name.into(),
+        },
+        reason: reason.into(),
+    }
+}
+
+fn failure(name: &str, reason: &str, degraded: bool) -> pb::ObjectFailure {
+    pb::ObjectFailure {
+        key: Some(pb::ServiceKey {
+            namespace: "shop".into(),
+            name: name.into(),
+            ..pb::ServiceKey::default()
+        }),
+        reason: reason.into(),
+        degraded,
+        ..pb::ObjectFailure::default()
+    }
+}
+
+fn agent() -> AgentRecord {
+    AgentRecord {
+        connected: true,
+        since: at(0),
+        last_heard: at(0),
+        instance: 1,
+        began_empty: false,
+        peer: String::new(),
+        version: "0.1.0".into(),
+        backend: "nftables".into(),
+        report: Some(pb::Report::default()),
+        applied_at: at(0),
+        latencies: crate::fleet::Latencies::default(),
+    }
+}
+
+/// An announcer, and what it looks at.
+struct Rig {
+    announcer: Announcer,
+    picture: Picture,
+}
+
+impl Rig {
+    /// With agents on these nodes.
+    fn new(nodes: &[&str]) -> Self {
+        let mut rig = Self {
+            announcer: Announcer::new(true),
+            picture: Picture::default(),
+        };
+        for name in nodes {
+            let node = NodePicture {
+                known: true,
+                agent: Some(agent()),
+            };
+            rig.picture.nodes.insert((*name).into(), node);
+        }
+        rig
+    }
+
+    fn issues(&mut self, issues: &[Issue]) {
+        self.picture.issues = Arc::new(issues.to_vec());
+    }
+
+    fn agent(&mut self, node: &str) -> &mut AgentRecord {
+        let node = self.picture.nodes.get_mut(node).unwrap();
+        node.agent.as_mut().unwrap()
+    }
+
+    fn fails(&mut self, node: &str, failures: &[pb::ObjectFailure]) {
+        self.agent(node).report.as_mut().unwrap().failures = failures.to_vec();
+    }
+
+    /// What is said after so many seconds: `Warning Reason kind name: note`.
+    fn step(&mut self, seconds: u64) -> Vec<String> {
+        let events = self.announcer.step(&self.picture, at(seconds));
+        let text = |event: &Event| {
+            let severity = if event.reason.is_warning() {
+                "Warning"
+            } else {
+                "Normal"
+            };
+            let Event {
+                object,
+                reason,
+                note,
+                ..
+            } = event;
+            let (reason, kind, name) = (reason.as_str(), object.kind, &object.name);
+            format!("{severity} {reason} {kind} {name}: {note}")
+        };
+        events.iter().map(text).collect()
+    }
+}
+
+const NOTHING: [&str; 0] = [];
+
+#[test]
+fn j1_an_agent_that_begins_is_announced_once_for_each_start() {
+    let mut rig = Rig::new(&["n1"]);
+    // One that was there before the control plane is no news.
+    assert_eq!(rig.step(0), NOTHING);
+    rig.agent("n1").instance = 2;
+    rig.agent("n1").began_empty = true;
+    let starting = ["Normal Starting Node n1: kplane agent 0.1.0 with nftables"];
+    assert_eq!(rig.step(5), starting);
+    assert_eq!(rig.step(10), NOTHING);
+    // A reconnect of the same process, with nothing in hand.
+    rig.agent("n1").since = at(12);
+    assert_eq!(rig.step(15), NOTHING);
+    rig.agent("n1").instance = 3;
+    assert_eq!(rig.step(20), starting);
+}
+
+#[test]
+fn refused_input_is_announced_by_problem_and_its_end_by_object() {
+    let mut rig = Rig::new(&[]);
+    let conflict = format!(
+        "address 203.0.113.1:80/TCP belongs to shop/old: {}",
+        crate::index::CONFLICT_ADVICE
+    );
+    let issues = [
+        issue("Service", "web", Severity::Error, "port 99999 is none"),
+        issue("Service", "web", Severity::Error, &conflict),
+        issue("Service", "api", Severity::Warning, "served all the same"),
+        issue("EndpointSlice", "web-1", Severity::Error, "no such type"),
+        issue("Gateway", "x", Severity::Error, "not a kind of ours"),
+    ];
+    rig.issues(&issues);
+    let said = [
+        "Warning ServiceRefused Service web: port 99999 is none".to_owned(),
+        format!("Warning AddressConflict Service web: {conflict}"),
+        "Warning EndpointSliceRefused EndpointSlice web-1: no such type".to_owned(),
+    ];
+    assert_eq!(rig.step(0), said);
+    assert_eq!(rig.step(5), NOTHING);
+    // One of two is mended: the object is not well yet.
+    rig.issues(&issues[1..2]);
+    assert_eq!(rig.step(10), NOTHING);
+    rig.issues(&[]);
+    let accepted = "Normal ServiceAccepted Service web: nothing is wrong with the Service any more";
+    assert_eq!(rig.step(15), [accepted]);
+    assert_eq!(rig.step(20), NOTHING);
+}
+
+#[test]
+fn what_lasts_is_said_again_before_it_is_forgotten() {
+    let mut rig = Rig::new(&[]);
+    rig.issues(&[issue("Service", "web", Severity::Error, "wrong")]);
+    assert_eq!(rig.step(0).len(), 1);
+    assert_eq!(rig.step(29 * MINUTE), NOTHING);
+    assert_eq!(rig.step(30 * MINUTE).len(), 1);
+    assert_eq!(rig.step(31 * MINUTE), NOTHING);
+}
+
+#[test]
+fn a_node_without_its_agent_is_stale_after_a_minute() {
+    let mut rig = Rig::new(&["n1", "n2"]);
+    rig.agent("n1").connected = false;
+    rig.agent("n1").since = at(100);
+    assert_eq!(rig.step(159), NOTHING);
+    let said = rig.step(160);
+    assert_eq!(said.len(), 1);
+    assert!(
+        said[0].starts_with("Warning ProxyStale Node n1: no agent"),
+        "{said:?}"
+    );
+    assert_eq!(rig.step(170), NOTHING);
+    rig.agent("n1").connected = true;
+    let back =
+        "Normal ProxyConnected Node n1: the node's agent is connected to the control plane again";
+    assert_eq!(rig.step(180), [back]);
+    // A short absence, and one of a node that is gone, are nobody's business.
+    rig.agent("n1").connected = false;
+    rig.agent("n1").since = at(200);
+    assert_eq!(rig.step(230), NOTHING);
+    rig.agent("n1").connected = true;
+    assert_eq!(rig.step(240), NOTHING);
+    rig.agent("n2").connected = false;
+    rig.picture.nodes.get_mut("n2").unwrap().known = false;
+    assert_eq!(rig.step(1_000), NOTHING);
+}
+
+#[test]
+fn a_family_that_fails_is_announced_when_it_lasts() {
+    let mut rig = Rig::new(&["n1"]);
+    let family = |error: &str| pb::FamilyStatus {
+        family: pb::Family::Ipv6.into(),
+        error: error.into(),
+        ..pb::FamilyStatus::default()
+    };
+    let set = |rig: &mut Rig, error| {
+        rig.agent("n1").report.as_mut().unwrap().families = vec![family(error)];
+    };
+    set(&mut rig, "no buffer space");
+    assert_eq!(rig.step(0), NOTHING);
+    set(&mut rig, "");
+    assert_eq!(rig.step(5), NOTHING, "healed by the next attempt");
+    set(&mut rig, "no buffer space");
+    assert_eq!(rig.step(10), NOTHING);
+    let failing = "Warning SyncFailing Node n1: IPv6: no buffer space";
+    assert_eq!(rig.step(20), [failing]);
+    set(&mut rig, "");
+    let recovered = "Normal SyncRecovered Node n1: the node's kernel holds what it must hold again";
+    assert_eq!(rig.step(25), [recovered]);
+}
+
+#[test]
+fn a_service_that_nodes_refuse_is_one_event_of_the_service() {
+    let names = [
+        "n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9", "na", "nb", "nc",
+    ];
+    let mut rig = Rig::new(&names);
+    for name in names {
+        rig.fails(
+            name,
+            &[failure("web", "taken", false), failure("api", "odd", true)],
+        );
+    }
+    assert_eq!(rig.step(0), NOTHING);
+    let said = rig.step(10);
+    let web = "Warning ServiceNotProgrammed Service web: on n1, n2, n3, n4, n5, n6, n7, n8, n9, na and 2 more: taken";
+    let of_services: Vec<_> = said.iter().filter(|s| s.contains(" Service ")).collect();
+    assert_eq!(of_services, [web]);
+    let node = "Warning SyncFailing Node n1: 1 objects are not in the kernel as desired, the first of shop/web: taken";
+    assert!(said.contains(&node.to_owned()), "{said:?}");
+    assert_eq!(said.len(), 1 + names.len());
+    // Fewer nodes are no news, an agent that goes away no recovery.
+    for name in &names[1..] {
+        rig.fails(name, &[]);
+    }
+    rig.agent("n1").connected = false;
+    rig.agent("n1").since = at(11);
+    assert!(
+        rig.step(15)
+            .iter()
+            .all(|s| s.starts_with("Normal SyncRecovered"))
+    );
+    rig.fails("n1", &[]);
+    let again =
+        "Normal ServiceProgrammed Service web: the kernels of all nodes hold the Service again";
+    assert!(rig.step(20).contains(&again.to_owned()));
+}
+
+#[test]
+fn j1_a_health_check_port_that_cannot_be_opened_is_an_event_of_the_service() {
+    let mut rig = Rig::new(&["n1"]);
+    let text = format!("{}32000: in use", kplane_proto::HEALTH_CHECK_PORT);
+    rig.fails("n1", &[failure("web", &text, true)]);
+    rig.step(0);
+    let said = format!("Warning FailedToStartServiceHealthcheck Service web: on n1: {text}");
+    assert_eq!(rig.step(10), [said]);
+    rig.fails("n1", &[]);
+    let open = "Normal StartedServiceHealthcheck Service web: the health check node port is open on all nodes";
+    assert_eq!(rig.step(15), [open]);
+}
+
+#[test]
+fn a_standalone_agent_leaves_the_input_to_others() {
+    let mut rig = Rig::new(&["n1"]);
+    rig.announcer = Announcer::new(false);
+    rig.issues(&[issue("Service", "web", Severity::Error, "wrong")]);
+    rig.agent("n1").began_empty = true;
+    assert_eq!(rig.step(0).len(), 1);
+}
+
+fn event(name: &str) -> Event {
+    let object = Object {
+        kind: Kind::Service,
+        namespace: "shop".into(),
+        name: name.into(),
+    };
+    Event::new(object, Reason::ServiceRefused, "wrong")
+}
+
+#[test]
+fn one_object_cannot_fill_the_server_with_events() {
+    let mut queue = Queue::default();
+    let now = Instant::now();
+    for _ in 0..30 {
+        queue.push(event("web"), now);
+    }
+    assert_eq!(queue.dropped, 5);
+    queue.push(event("api"), now);
+    assert_eq!(queue.dropped, 5, "others go on");
+    let later = now + Duration::from_secs(300);
+    queue.push(event("web"), later);
+    queue.push(event("web"), later);
+    assert_eq!(queue.dropped, 6, "one more in five minutes");
+}
+
+#[test]
+fn what_waits_is_bounded() {
+    let mut queue = Queue::default();
+    let now = Instant::now();
+    for n in 0..10_000 {
+        queue.push(event(&format!("web-{n}")), now);
+    }
+    assert_eq!(queue.dropped, 9_000);
+    let first = queue.pop().unwrap();
+    assert_eq!(&*first.object.name, "web-0");
+    queue.put_back(first);
+    assert_eq!(std::iter::from_fn(|| queue.pop()).count(), 1_000);
+}
+
+#[test]
+fn notes_fit_the_api_and_are_cut_between_characters() {
+    let object = event("web").object;
+    let long = Event::new(object, Reason::ServiceRefused, &"ä".repeat(2_000));
+    assert!(long.note.len() <= 1_024 && long.note.len() > 1_000);
+    assert!(long.note.ends_with("ä..."));
+}
+
+#[test]
+fn names_say_what_an_event_says() {
+    let uid = Uid::parse("01234567-89ab-cdef-0123-456789abcdef");
+    let name = |event: &Event, uid: Option<Uid>| event.api_name(uid.as_ref());
+    let one = name(&event("web"), uid);
+    assert!(one.starts_with("web.") && one.len() == "web.".len() + 16);
+    assert_eq!(one, name(&event("web"), uid));
+    let long = name(
+        &event(&format!("{}-{}", "a".repeat(229), "b".repeat(23))),
+        uid,
+    );
+    assert!(long.len() <= 253 && long.contains("aa."), "{long}");
+    // Another object of the name, and another start of an agent, are something else.
+    assert_ne!(one, name(&event("web"), None));
+    let mut other = event("web");
+    other.instance = 7;
+    assert_ne!(one, name(&other, uid));
+}
+
+#[test]
+fn uids_are_read_and_written_alike() {
+    let text = "01234567-89ab-cdef-0123-456789abcdef";
+    let uid = Uid::parse(text).unwrap();
+    assert_eq!((uid.to_string(), size_of_val(&uid)), (text.to_owned(), 16));
+    for odd in [
+        "",
+        "node-1",
+        "01234567-89ab-cdef-0123-456789abcdeg",
+        "01234567-89AB-cdef-0123-456789abcdef",
+    ] {
+        assert_eq!(Uid::parse(odd), None, "{odd}");
+    }
+}

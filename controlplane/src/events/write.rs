@@ -1,0 +1,219 @@
+//! The edge: one event becomes one request.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event as ApiEvent;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::{Event, MAX_NOTE};
+use crate::k8s::{Kind, Uid};
+use crate::kubernetes::{Api, Asked, Failure};
+
+/// Who writes, for `reportingController`.
+const CONTROLLER: &str = "kplane";
+/// Longest `reportingInstance` that the API accepts, in bytes.
+const MAX_INSTANCE: usize = 128;
+/// Events of objects without a namespace are kept here.
+const NODE_NAMESPACE: &str = "default";
+/// An answer takes no longer, or there will be none.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The API server forgets events after an hour, by default: so do we that they were written.
+const REMEMBERED_FOR: Duration = Duration::from_secs(3_600);
+/// Events that are remembered, to count them when they happen again. 100 bytes each.
+const REMEMBERED: usize = 4_096;
+
+pub(super) const CREATE: Asked = Asked {
+    verb: "create",
+    resource: "events",
+    group: "events.k8s.io",
+};
+const PATCH: Asked = Asked {
+    verb: "patch",
+    ..CREATE
+};
+
+/// An event that was not written.
+#[derive(Debug)]
+pub(super) enum Unwritten {
+    /// It is not worth another try.
+    Refused(Asked, Failure),
+    /// The server may take it later.
+    Later(Asked, Failure),
+}
+
+/// Writes events.
+#[derive(Debug)]
+pub(super) struct Writer {
+    api: Arc<Api>,
+    /// Who we are, for `reportingInstance`.
+    instance: String,
+    /// By name: how often it happened, and when it was last written.
+    written: HashMap<String, (i32, Instant)>,
+}
+
+impl Writer {
+    /// Writes with these credentials, as the process on this machine.
+    pub(super) fn new(api: Arc<Api>, machine: &str) -> Self {
+        let mut instance = format!("{CONTROLLER}-{machine}");
+        instance.truncate(instance.floor_char_boundary(MAX_INSTANCE));
+        Self {
+            api,
+            instance,
+            written: HashMap::new(),
+        }
+    }
+
+    /// Writes an event: anew, or as another one of a series.
+    ///
+    /// # Errors
+    /// [`Unwritten`], with what it says about another try.
+    pub(super) async fn write(&mut self, event: &Event, uid: Option<Uid>) -> Result<(), Unwritten> {
+        let now = Instant::now();
+        let name = event.api_name(uid.as_ref());
+        self.forget(now);
+        let before = self.written.get(&name).map(|(count, _)| *count);
+        let mut count = 1;
+        if let Some(before) = before {
+            count = before.saturating_add(1);
+            if self.again(event, &name, count).await? {
+                self.written.insert(name, (count, now));
+                return Ok(());
+            }
+        }
+        self.create(event, &name, uid).await?;
+        self.written.insert(name, (count, now));
+        Ok(())
+    }
+
+    /// An event that is there happened again; false when it is no longer there.
+    async fn again(&self, event: &Event, name: &str, count: i32) -> Result<bool, Unwritten> {
+        let last = MicroTime(Timestamp::now());
+        let series = json!({"series": {"count": count, "lastObservedTime": last}});
+        let (params, patch) = (PatchParams::default(), Patch::Merge(series));
+        let events = self.events(event);
+        let request = events.patch(name, &params, &patch);
+        match answered(request.await_in_time().await) {
+            Ok(()) => Ok(true),
+            Err(Failure::NotServed) => Ok(false),
+            Err(failure) => Err(self.failed(PATCH, failure).await),
+        }
+    }
+
+    async fn create(&self, event: &Event, name: &str, uid: Option<Uid>) -> Result<(), Unwritten> {
+        let written = self.to_api(event, name, uid);
+        let params = PostParams::default();
+        let events = self.events(event);
+        let request = events.create(&params, &written);
+        match answered(request.await_in_time().await) {
+            // Another replica, or the process before this one, said the same: once is enough.
+            Ok(()) | Err(Failure::Refused { code: 409, .. }) => Ok(()),
+            Err(failure) => Err(self.failed(CREATE, failure).await),
+        }
+    }
+
+    /// Whether to try again, with other credentials where those are the reason.
+    async fn failed(&self, asked: Asked, failure: Failure) -> Unwritten {
+        if failure.wants_new_credentials()
+            && let Err(error) = self.api.renew().await
+        {
+            tracing::debug!(%error, "credentials for events cannot be read again");
+        }
+        match failure {
+            Failure::Forbidden(_)
+            | Failure::NotServed
+            | Failure::Gone
+            | Failure::Refused { .. }
+            | Failure::Malformed(_) => Unwritten::Refused(asked, failure),
+            _ => Unwritten::Later(asked, failure),
+        }
+    }
+
+    fn events(&self, event: &Event) -> kube::Api<ApiEvent> {
+        kube::Api::namespaced(self.api.client(), namespace(event))
+    }
+
+    fn to_api(&self, event: &Event, name: &str, uid: Option<Uid>) -> ApiEvent {
+        let object = &event.object;
+        let uid = match object.kind {
+            // As kubelet and kube-proxy do, and as `kubectl describe node` expects.
+            Kind::Node => Some(object.name.to_string()),
+            _ => uid.map(|uid| uid.to_string()),
+        };
+        debug_assert!(event.note.len() <= MAX_NOTE);
+        ApiEvent {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                namespace: Some(namespace(event).to_owned()),
+                ..ObjectMeta::default()
+            },
+            event_time: Some(MicroTime(Timestamp::now())),
+            action: Some(event.reason.action().to_owned()),
+            reason: Some(event.reason.as_str().to_owned()),
+            note: Some(event.note.clone()),
+            type_: Some(
+                if event.reason.is_warning() {
+                    "Warning"
+                } else {
+                    "Normal"
+                }
+                .to_owned(),
+            ),
+            regarding: Some(ObjectReference {
+                api_version: Some(object.kind.api_version().to_owned()),
+                kind: Some(object.kind.as_str().to_owned()),
+                namespace: Some(object.namespace.to_string()).filter(|name| !name.is_empty()),
+                name: Some(object.name.to_string()),
+                uid,
+                ..ObjectReference::default()
+            }),
+            reporting_controller: Some(CONTROLLER.to_owned()),
+            reporting_instance: Some(self.instance.clone()),
+            ..ApiEvent::default()
+        }
+    }
+
+    fn forget(&mut self, now: Instant) {
+        let fresh = |at: Instant| now.saturating_duration_since(at) < REMEMBERED_FOR;
+        if self.written.len() >= REMEMBERED {
+            self.written.retain(|_, (_, at)| fresh(*at));
+        }
+        if self.written.len() >= REMEMBERED {
+            // A flood: what happens again is told once more instead of being counted.
+            self.written.clear();
+        }
+    }
+}
+
+fn namespace(event: &Event) -> &str {
+    match &*event.object.namespace {
+        "" => NODE_NAMESPACE,
+        namespace => namespace,
+    }
+}
+
+/// A request that is given up when nobody answers.
+trait InTime: Future + Sized {
+    async fn await_in_time(self) -> Option<Self::Output> {
+        timeout(PATIENCE, self).await.ok()
+    }
+}
+
+impl<F: Future> InTime for F {}
+
+fn answered<T>(answer: Option<Result<T, kube::Error>>) -> Result<(), Failure> {
+    match answer {
+        None => Err(Failure::Silent(PATIENCE)),
+        Some(Ok(_)) => Ok(()),
+        Some(Err(kube::Error::Api(status))) => {
+            Err(Failure::of_status(status.code, &status.message, None))
+        }
+        Some(Err(error)) => Err(Failure::of_client(&error)),
+    }
+}
