@@ -28,9 +28,8 @@ impl Product {
     /// # Errors
     /// They do not compile.
     pub fn build() -> Result<Self> {
-        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-        let mut child = Command::new(cargo)
+        let mut child = cargo()
             .args([
                 "build",
                 "--bins",
@@ -61,4 +60,20 @@ impl Product {
             node_agent: find("kp-nodeagent")?,
         })
     }
+}
+
+/// Cargo, for a program that cargo has started itself, and told so by variables: to a build script
+/// that looks at them (ring's does) they mean that everything has changed.
+#[must_use]
+pub fn cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in env::vars_os() {
+        let told = name.to_str().is_some_and(|name| {
+            name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+        });
+        if told {
+            command.env_remove(name);
+        }
+    }
+    command
 }

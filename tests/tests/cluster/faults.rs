@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::steady::Steady;
-use crate::support::world::{BINDING, bind};
+use crate::support::world::{BINDING, grant};
 use crate::support::{World, with_world};
 
 /// Crashes of the API server in a row.
@@ -76,7 +76,7 @@ pub(crate) fn rights_taken_away_delete_nothing_and_heal() -> Result<()> {
         world.wait_issue(&["403", "endpointslices"], true)?;
         remove(api, "before")?;
         serve(api, "meanwhile", 63, 3)?;
-        bind(api)?;
+        grant(&world.cluster)?;
         world.settle()?;
         world.wait_issue(&["403"], false)?;
         steady.stop()

@@ -3,9 +3,12 @@
 //! same objects can say it ([`support::oracle`]).
 
 mod faults;
+mod input;
 mod random;
 mod rig;
+mod services;
 mod support;
+mod workloads;
 
 use std::process::ExitCode;
 
@@ -30,6 +33,16 @@ const TESTS: &[Test] = tests![
     faults::a_compacted_history_is_no_harm,
     faults::rights_taken_away_delete_nothing_and_heal,
     faults::an_older_etcd_is_followed_and_resurrects_nothing_else,
+    workloads::a_deployment_is_scaled_and_rolled,
+    workloads::b3_terminating_endpoints_serve_when_nothing_else_does,
+    workloads::b2_traffic_distribution_keeps_zones_and_nodes_apart,
+    workloads::nodes_come_move_and_go,
+    workloads::a_service_of_both_families_is_in_both_tables,
+    services::a_service_goes_through_all_types,
+    services::a20_a_new_range_of_cluster_ips_is_guarded,
+    input::credentials_that_do_not_work_are_said_to,
+    input::a_kubeconfig_that_is_none_is_one_line,
+    input::absurd_objects_do_not_harm_their_neighbours,
 ];
 
 fn main() -> ExitCode {

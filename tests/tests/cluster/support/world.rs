@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -38,8 +38,10 @@ pub(crate) const NAMESPACE: &str = "default";
 pub(crate) const NODES: [(&str, &str); 2] = [("node-1", "a"), ("node-2", "b")];
 /// All Pods, for agents.
 const CLUSTER_CIDR: &str = "--cluster-cidr=10.244.0.0/16,fd44::/32";
-/// The ServiceAccount of control planes.
-pub(crate) const ACCOUNT: &str = "kplane";
+/// The rights of control planes: these and no others.
+const RBAC: &str = "deploy/kubernetes/rbac.yaml";
+/// The ServiceAccount in it.
+const ACCOUNT: &str = "kplane/kplane-controlplane";
 /// The binding that gives it its rights.
 pub(crate) const BINDING: &str = "kplane-controlplane";
 
@@ -110,6 +112,12 @@ impl Plane {
             .collect())
     }
 
+    /// How it has ended.
+    pub(crate) fn ended(&mut self) -> Result<ExitStatus> {
+        let ended = self.process.try_wait()?;
+        ended.context("it runs")
+    }
+
     /// Stops its clock, or lets it run again (SIGSTOP, SIGCONT).
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
         self.process.signal(signal)
@@ -146,10 +154,8 @@ impl World {
             topology,
             logs,
         };
-        grant(world.cluster.api())?;
-        let kubeconfig = world
-            .cluster
-            .account_kubeconfig(&format!("{NAMESPACE}/{ACCOUNT}"))?;
+        grant(&world.cluster)?;
+        let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
         for (replica, (node, _)) in (0_u16..).zip(NODES) {
             let plane = world.plane(replica, &kubeconfig)?;
             world.planes.push(plane);
@@ -343,33 +349,15 @@ pub(crate) fn reaches(ns: &NetNs, (ip, port): (IpAddr, u16)) -> Result<BTreeSet<
         .collect())
 }
 
-/// Gives control planes the account and the rights that they are documented to need.
-pub(crate) fn grant(api: &Api) -> Result<()> {
-    api.apply(&json!({
-        "kind": "ServiceAccount", "metadata": { "name": ACCOUNT, "namespace": NAMESPACE },
-    }))?;
-    let verbs = ["get", "list", "watch"];
-    api.apply(&json!({
-        "kind": "ClusterRole",
-        "metadata": { "name": BINDING },
-        "rules": [
-            { "apiGroups": [""], "resources": ["services", "nodes"], "verbs": verbs },
-            { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": verbs },
-            { "apiGroups": ["networking.k8s.io"], "resources": ["servicecidrs"], "verbs": verbs },
-        ],
-    }))?;
-    bind(api)
-}
-
-/// Binds the rights to the account.
-pub(crate) fn bind(api: &Api) -> Result<()> {
-    let made = api.apply(&json!({
-        "kind": "ClusterRoleBinding",
-        "metadata": { "name": BINDING },
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": BINDING,
-        },
-        "subjects": [{ "kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE }],
-    }));
-    made.map(drop)
+/// Gives control planes the account and the rights that deploy/kubernetes/rbac.yaml has.
+pub(crate) fn grant(cluster: &Cluster) -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    let manifest = root.context("tests lies in a checkout")?.join(RBAC);
+    let mut kubectl = cluster.programs().command("kubectl");
+    kubectl
+        .arg("--kubeconfig")
+        .arg(cluster.kubeconfig())
+        .args(["apply", "--filename"])
+        .arg(manifest);
+    cluster.ns().output(kubectl).map(drop)
 }
