@@ -8,12 +8,12 @@ use crate::report::time;
 
 /// Of the whole picture and of a panel's plane, in pixels.
 const WIDTH: f64 = 920.0;
-const HEIGHT: f64 = 700.0;
+const HEIGHT: f64 = 716.0;
 const PLANE_WIDTH: f64 = 330.0;
 const PLANE_HEIGHT: f64 = 210.0;
 /// Corners of the planes.
 const LEFT: [f64; 2] = [80.0, 540.0];
-const TOP: [f64; 2] = [96.0, 410.0];
+const TOP: [f64; 2] = [112.0, 426.0];
 /// Height of a label, and so the least distance between two.
 const LABEL: f64 = 13.0;
 
