@@ -195,8 +195,9 @@ fn lines(out: &mut String, panel: &Panel, rows: &[Row], scales: &Scales) {
     for contender in shown(rows) {
         let colour = colour(contender);
         let its = rows.iter().filter(|row| row.contender == contender);
+        let its: Vec<&Row> = its.collect();
         let points: Vec<(f64, f64)> = its
-            .clone()
+            .iter()
             .map(|row| {
                 let x = scales.across.at(f64::from(row.services));
                 (x, scales.up.at((panel.value)(row)))
