@@ -44,6 +44,7 @@ pub mod load;
 pub mod netns;
 pub mod privilege;
 pub mod process;
+pub mod product;
 pub mod sctp;
 pub mod sysctl;
 pub mod topology;

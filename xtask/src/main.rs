@@ -1,6 +1,7 @@
 //! `cargo xtask`: kplane's only scripts.
 
 mod bench;
+mod cluster;
 mod demo;
 mod test;
 
@@ -28,6 +29,8 @@ enum Task {
     Test(test::Args),
     /// Measure how long changes take, in a real kernel, and print tables
     Bench(bench::Args),
+    /// A real Kubernetes API server on this machine, to try things with
+    Cluster(cluster::Args),
     /// Stand in a network namespace until standard input ends (`demo --keep` uses it)
     #[command(hide = true)]
     Hold,
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Task::Demo(args) => demo::run(&args),
         Task::Test(args) => exit(test::run(&args)),
         Task::Bench(args) => exit(bench::run(&args)),
+        Task::Cluster(args) => exit(cluster::run(&args)),
         Task::Hold => demo::hold(),
     }
 }

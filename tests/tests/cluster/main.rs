@@ -1,35 +1,67 @@
-//! kplane's programs with a real Kubernetes API server.
+//! kplane's programs with a real Kubernetes API server: two replicas of the control plane, an agent
+//! for each, real kernel tables. No test says how the tables must look where a fresh start from the
+//! same objects can say it ([`support::oracle`]).
 
+mod faults;
+mod input;
+mod random;
 mod rig;
+mod services;
+mod support;
+mod workloads;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use kplane_tests::cluster::Programs;
 use kplane_tests::harness::{self, Test};
 use kplane_tests::privilege;
+use kplane_tests::product::Product;
 
-const TESTS: &[Test] = &[
-    (
-        "rig::objects_are_made_changed_and_deleted",
-        rig::objects_are_made_changed_and_deleted,
-    ),
-    (
-        "rig::deployments_have_endpoints_that_come_terminate_and_go",
-        rig::deployments_have_endpoints_that_come_terminate_and_go,
-    ),
+/// Names the tests.
+macro_rules! tests {
+    ($($test:path),+ $(,)?) => {
+        &[$((stringify!($test), $test)),+]
+    };
+}
+
+const TESTS: &[Test] = tests![
+    rig::objects_are_made_changed_and_deleted,
+    rig::deployments_have_endpoints_that_come_terminate_and_go,
+    random::after_random_operations_kernels_hold_what_a_fresh_start_would,
+    faults::nothing_is_lost_when_the_api_server_crashes_under_changes,
+    faults::a_compacted_history_is_no_harm,
+    faults::rights_taken_away_delete_nothing_and_heal,
+    faults::an_older_etcd_is_followed_and_resurrects_nothing_else,
+    workloads::a_deployment_is_scaled_and_rolled,
+    workloads::b3_terminating_endpoints_serve_when_nothing_else_does,
+    workloads::b2_traffic_distribution_keeps_zones_and_nodes_apart,
+    workloads::nodes_come_move_and_go,
+    workloads::a_service_of_both_families_is_in_both_tables,
+    services::a_service_goes_through_all_types,
+    services::a20_a_new_range_of_cluster_ips_is_guarded,
+    input::credentials_that_do_not_work_are_said_to,
+    input::a_kubeconfig_that_is_none_is_one_line,
+    input::absurd_objects_do_not_harm_their_neighbours,
 ];
 
 fn main() -> ExitCode {
     // Before the machine's network is left: Go may have to download.
-    match Programs::ensure() {
-        Ok(_) => harness::run(TESTS),
-        Err(error) if privilege::is_strict() => {
+    if let Err(error) = prepare() {
+        if privilege::is_strict() {
             eprintln!("{error:#}");
-            ExitCode::FAILURE
+            return ExitCode::FAILURE;
         }
-        Err(error) => {
-            println!("skipped: {error:#}");
-            ExitCode::SUCCESS
-        }
+        println!("skipped: {error:#}");
+        return ExitCode::SUCCESS;
     }
+    let code = harness::run(TESTS);
+    support::world::end();
+    code
+}
+
+fn prepare() -> Result<()> {
+    Programs::ensure()?;
+    support::world::set_product(Product::build()?);
+    Ok(())
 }

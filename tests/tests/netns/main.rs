@@ -12,6 +12,8 @@ mod churn;
 mod combined;
 mod coming_from_kube_proxy;
 mod conntrack;
+#[path = "../../support/contents.rs"]
+mod contents;
 mod generated;
 mod health;
 mod limits;

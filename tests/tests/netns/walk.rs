@@ -1,18 +1,17 @@
 //! A random walk: whatever happened on the way, the table is the one that a fresh start would make.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::env;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::nftables::{Data, Element, Key, read_elements};
-use kp_nodeagent::netlink::NfSocket;
-use kplane_model::{Cidr, EndpointAddr, Family, Protocol, TrafficPolicy};
+use kplane_model::{Cidr, Family, Protocol, TrafficPolicy};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom as _, SliceRandom as _};
 use rand::{RngExt as _, SeedableRng as _};
 
+use crate::contents::Contents;
 use crate::listing::{printed_counts, read_counts};
 use crate::support::nft::nft;
 use crate::support::{Agent, At, Ep, Setup, Svc, cidrs, facts, node_ip, pod_ips, second_ip, svc};
@@ -319,64 +318,6 @@ impl Walk {
                 "{family}: nft sees {printed:?}, we {read:?}"
             );
         }
-        Ok(())
-    }
-}
-
-/// What a table holds, without the order of endpoints.
-struct Contents {
-    elements: BTreeSet<Element>,
-    /// Endpoints of each place: by set and key without the index.
-    endpoints: BTreeMap<Element, BTreeSet<EndpointAddr>>,
-}
-
-impl Contents {
-    fn read(ns: &NetNs, family: Family) -> Result<Self> {
-        let elements = ns.run(|| Ok(read_elements(&mut NfSocket::open()?, family)?))?;
-        let mut contents = Self {
-            elements: BTreeSet::new(),
-            endpoints: BTreeMap::new(),
-        };
-        let mut indices = BTreeMap::<Element, BTreeSet<u32>>::new();
-        for element in elements {
-            let (key, index) = match element.key {
-                Key::ServiceSlot(destination, index) => (Key::Service(destination), index),
-                Key::NodePortSlot(port, index) => (Key::NodePort(port), index),
-                _ => {
-                    contents.elements.insert(element);
-                    continue;
-                }
-            };
-            let place = Element {
-                key,
-                data: None,
-                ..element
-            };
-            let data = element.data.and_then(Data::endpoint);
-            let data = data.context("an endpoint without address")?;
-            let new = contents.endpoints.entry(place).or_default().insert(data);
-            ensure!(new, "{data} twice in {place:?}");
-            indices.entry(place).or_default().insert(index);
-        }
-        for (place, indices) in indices {
-            let contiguous = indices.iter().copied().eq(0..u32::try_from(indices.len())?);
-            ensure!(contiguous, "indices {indices:?} of {place:?}");
-        }
-        Ok(contents)
-    }
-
-    fn ensure_same(&self, fresh: &Self) -> Result<()> {
-        let differing: Vec<_> = self
-            .elements
-            .symmetric_difference(&fresh.elements)
-            .collect();
-        ensure!(differing.is_empty(), "only one has {differing:#?}");
-        ensure!(
-            self.endpoints == fresh.endpoints,
-            "endpoints {:#?}, fresh {:#?}",
-            self.endpoints,
-            fresh.endpoints
-        );
         Ok(())
     }
 }

@@ -1,9 +1,8 @@
 //! The product's programs: built by cargo, or taken from a folder.
 
-use std::env;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -40,8 +39,7 @@ impl Programs {
 
     /// Builds them, with cargo's own progress on standard error.
     pub(crate) fn build() -> Result<Self> {
-        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
+        let mut command = kplane_tests::product::cargo();
         command.args([
             "build",
             "--release",

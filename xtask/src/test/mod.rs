@@ -154,8 +154,7 @@ pub(crate) fn root() -> Result<&'static Path> {
 
 /// Runs cargo in the workspace.
 fn cargo(root: &Path, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let mut command = kplane_tests::product::cargo();
     command
         .current_dir(root)
         .args(args)

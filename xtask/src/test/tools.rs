@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use kplane_tests::cluster::Programs;
 
 use super::{cargo, status};
 
@@ -30,7 +31,9 @@ pub(super) fn install(root: &Path) -> Result<()> {
     if !missing.is_empty() {
         install_packages(&missing)?;
     }
-    install_deny(root)
+    install_deny(root)?;
+    // For tests/tests/cluster: they leave the machine's network, and then Go cannot download.
+    Programs::ensure().map(drop)
 }
 
 fn has(program: &str) -> bool {

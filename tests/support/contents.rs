@@ -1,0 +1,71 @@
+//! What a table of kplane's holds, so that two can be compared.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result, ensure};
+use kp_nodeagent::backend::nftables::{Data, Element, Key, read_elements};
+use kp_nodeagent::netlink::NfSocket;
+use kplane_model::{EndpointAddr, Family};
+use kplane_tests::netns::NetNs;
+
+/// What a table holds, without the order of endpoints.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Contents {
+    /// Everything but endpoints.
+    pub(crate) elements: BTreeSet<Element>,
+    /// Endpoints of each place: by set and key without the index.
+    pub(crate) endpoints: BTreeMap<Element, BTreeSet<EndpointAddr>>,
+}
+
+impl Contents {
+    /// Reads the table of a family in a namespace; wants indices of endpoints to be without gaps.
+    pub(crate) fn read(ns: &NetNs, family: Family) -> Result<Self> {
+        let elements = ns.run(|| Ok(read_elements(&mut NfSocket::open()?, family)?))?;
+        let mut contents = Self {
+            elements: BTreeSet::new(),
+            endpoints: BTreeMap::new(),
+        };
+        let mut indices = BTreeMap::<Element, BTreeSet<u32>>::new();
+        for element in elements {
+            let (key, index) = match element.key {
+                Key::ServiceSlot(destination, index) => (Key::Service(destination), index),
+                Key::NodePortSlot(port, index) => (Key::NodePort(port), index),
+                _ => {
+                    contents.elements.insert(element);
+                    continue;
+                }
+            };
+            let place = Element {
+                key,
+                data: None,
+                ..element
+            };
+            let data = element.data.and_then(Data::endpoint);
+            let data = data.context("an endpoint without address")?;
+            let new = contents.endpoints.entry(place).or_default().insert(data);
+            ensure!(new, "{data} twice in {place:?}");
+            indices.entry(place).or_default().insert(index);
+        }
+        for (place, indices) in indices {
+            let contiguous = indices.iter().copied().eq(0..u32::try_from(indices.len())?);
+            ensure!(contiguous, "indices {indices:?} of {place:?}");
+        }
+        Ok(contents)
+    }
+
+    /// Wants both tables to hold the same; names what does not.
+    pub(crate) fn ensure_same(&self, fresh: &Self) -> Result<()> {
+        let differing: Vec<_> = self
+            .elements
+            .symmetric_difference(&fresh.elements)
+            .collect();
+        ensure!(differing.is_empty(), "only one has {differing:#?}");
+        ensure!(
+            self.endpoints == fresh.endpoints,
+            "endpoints {:#?}, fresh {:#?}",
+            self.endpoints,
+            fresh.endpoints
+        );
+        Ok(())
+    }
+}

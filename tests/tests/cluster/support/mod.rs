@@ -1,0 +1,10 @@
+//! What the tests stand on.
+
+#[path = "../../../support/contents.rs"]
+pub(crate) mod contents;
+pub(crate) mod oracle;
+pub(crate) mod status;
+pub(crate) mod steady;
+pub(crate) mod world;
+
+pub(crate) use world::{World, with_world};

@@ -1,0 +1,363 @@
+//! The world of most tests: a cluster, two replicas of the control plane, a node with an agent for
+//! each. One test after another uses it; one that fails takes it down.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use kp_nodeagent::backend::nftables::{Data, Key, read_elements};
+use kp_nodeagent::netlink::NfSocket;
+use kplane_model::{Family, Protocol};
+use kplane_proto::v1::Fleet;
+use kplane_tests::cluster::api::key_of;
+use kplane_tests::cluster::guard::{Guard, command};
+use kplane_tests::cluster::{Api, Cluster, DUAL_STACK, Options};
+use kplane_tests::netns::NetNs;
+use kplane_tests::process::Process;
+use kplane_tests::product::Product;
+use kplane_tests::topology::{NodeSpec, Topology};
+use kplane_tests::wait::eventually;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use super::oracle::{self, Tables};
+use super::status::Status;
+
+/// Controllers retry after seconds, control planes after more, and the machine may be busy.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+/// How long deleted Pods are terminating.
+pub(crate) const GRACE: Duration = Duration::from_secs(2);
+/// Where the objects of tests are.
+pub(crate) const NAMESPACE: &str = "default";
+/// Nodes that have an agent, and their zones.
+pub(crate) const NODES: [(&str, &str); 2] = [("node-1", "a"), ("node-2", "b")];
+/// All Pods, for agents.
+const CLUSTER_CIDR: &str = "--cluster-cidr=10.244.0.0/16,fd44::/32";
+/// The rights of control planes: these and no others.
+const RBAC: &str = "deploy/kubernetes/rbac.yaml";
+/// The ServiceAccount in it.
+const ACCOUNT: &str = "kplane/kplane-controlplane";
+/// The binding that gives it its rights.
+pub(crate) const BINDING: &str = "kplane-controlplane";
+
+/// Kinds that tests make in [`NAMESPACE`], owners first.
+const LEFTOVERS: [&str; 5] = ["Deployment", "Service", "EndpointSlice", "Pod", "ConfigMap"];
+
+static PRODUCT: OnceLock<Product> = OnceLock::new();
+static WORLD: Mutex<Option<World>> = Mutex::new(None);
+
+/// Says where kplane's programs are; once, before the first test.
+pub(crate) fn set_product(product: Product) {
+    PRODUCT.get_or_init(|| product);
+}
+
+/// kplane's programs.
+pub(crate) fn product() -> Result<&'static Product> {
+    PRODUCT.get().context("set before the first test")
+}
+
+/// Runs a test in the world, which is made first if there is none, and tidied up afterwards.
+pub(crate) fn with_world(test: impl FnOnce(&mut World) -> Result<()>) -> Result<()> {
+    let mut slot = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut world = match slot.take() {
+        Some(world) => world,
+        None => World::start()?,
+    };
+    test(&mut world)
+        .and_then(|()| world.tidy())
+        .with_context(|| world.last_words())?;
+    *slot = Some(world);
+    Ok(())
+}
+
+/// Ends the world.
+pub(crate) fn end() {
+    drop(WORLD.lock().unwrap_or_else(PoisonError::into_inner).take());
+}
+
+/// See the module.
+pub(crate) struct World {
+    // Fields drop in order: processes before what they use.
+    agents: BTreeMap<&'static str, Process>,
+    pub(crate) planes: Vec<Plane>,
+    guards: Vec<Guard>,
+    pub(crate) cluster: Cluster,
+    pub(crate) topology: Topology,
+    logs: PathBuf,
+}
+
+/// A replica of the control plane.
+pub(crate) struct Plane {
+    process: Process,
+    status: Status,
+}
+
+impl Plane {
+    /// The fleet as it sees it.
+    pub(crate) fn fleet(&self) -> Result<Fleet> {
+        self.status.fleet()
+    }
+
+    /// All reasons of all its issues.
+    pub(crate) fn issues(&self) -> Result<Vec<String>> {
+        let plane = self.fleet()?.control_plane.context("no control plane")?;
+        let issues = plane.issues.into_iter();
+        Ok(issues
+            .map(|i| format!("{} {}/{}: {}", i.kind, i.namespace, i.name, i.reason))
+            .collect())
+    }
+
+    /// How it has ended.
+    pub(crate) fn ended(&mut self) -> Result<ExitStatus> {
+        let ended = self.process.try_wait()?;
+        ended.context("it runs")
+    }
+
+    /// Stops its clock, or lets it run again (SIGSTOP, SIGCONT).
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.signal(signal)
+    }
+}
+
+impl World {
+    fn start() -> Result<Self> {
+        let topology = Topology::standard(2)?;
+        let control = topology.host("control")?;
+        let address = control.ip(Family::V4)?;
+        let cluster = Cluster::start(&Options {
+            at: Some((control.ns().clone(), address)),
+            service_ranges: DUAL_STACK.to_owned(),
+            controllers: true,
+            kubelet: Some(GRACE),
+            ..Options::default()
+        })?;
+        for (name, zone) in NODES {
+            let node = topology.node(name)?;
+            let spec = NodeSpec {
+                name: name.to_owned(),
+                ips: node.ips().to_vec(),
+                pod_cidrs: node.pod_cidrs().to_vec(),
+            };
+            cluster.add_node(&spec, zone)?;
+        }
+        let logs = cluster.folder().join("logs");
+        let mut world = Self {
+            agents: BTreeMap::new(),
+            planes: Vec::new(),
+            guards: vec![Guard::new(control.ns())?],
+            cluster,
+            topology,
+            logs,
+        };
+        grant(&world.cluster)?;
+        let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
+        for (replica, (node, _)) in (0_u16..).zip(NODES) {
+            let plane = world.plane(replica, &kubeconfig)?;
+            world.planes.push(plane);
+            world.start_agent(node, SocketAddr::new(address, agent_port(replica)))?;
+        }
+        world.settle()?;
+        Ok(world)
+    }
+
+    /// The administrator's client.
+    pub(crate) fn api(&self) -> &Api {
+        self.cluster.api()
+    }
+
+    /// A node's namespace.
+    pub(crate) fn ns(&self, node: &str) -> Result<&NetNs> {
+        Ok(self.topology.node(node)?.ns())
+    }
+
+    /// Starts another replica of the control plane with any kubeconfig.
+    pub(crate) fn plane(&self, replica: u16, kubeconfig: &Path) -> Result<Plane> {
+        let ns = self.topology.host("control")?.ns();
+        let local = |port| SocketAddr::new(IpAddr::from([127, 0, 0, 1]), port);
+        let status = local(agent_port(replica) + 1);
+        let mut plane = self.program(&product()?.control_plane, &format!("plane-{replica}"))?;
+        plane
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .arg(format!("--agent-listen=0.0.0.0:{}", agent_port(replica)))
+            .arg(format!("--status-listen={status}"))
+            .arg(format!("--http-listen={}", local(agent_port(replica) + 2)));
+        Ok(Plane {
+            process: self.guards[0].start(plane)?,
+            status: Status::at(ns, status)?,
+        })
+    }
+
+    fn start_agent(&mut self, node: &'static str, plane: SocketAddr) -> Result<()> {
+        let guard = Guard::new(self.topology.node(node)?.ns())?;
+        let mut agent = self.program(&product()?.node_agent, node)?;
+        agent
+            .arg(format!("--control-plane=http://{plane}"))
+            .arg(format!("--node-name={node}"))
+            .arg(CLUSTER_CIDR);
+        self.agents.insert(node, guard.start(agent)?);
+        self.guards.push(guard);
+        Ok(())
+    }
+
+    /// A command whose output goes into a log.
+    fn program(&self, path: &Path, log: &str) -> Result<Command> {
+        let log = File::create(self.log(log))?;
+        let mut command = command(path);
+        command
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        Ok(command)
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.logs.join(format!("{name}.log"))
+    }
+
+    /// What a program has logged so far.
+    pub(crate) fn logged(&self, name: &str) -> Result<String> {
+        Ok(fs::read_to_string(self.log(name))?)
+    }
+
+    /// Waits until each agent's kernel holds what a fresh start makes of the API's objects.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let mut known: Option<(Value, Vec<Tables>)> = None;
+        eventually(DEADLINE, "kernels hold what the API says", || {
+            let objects = oracle::listing(self.api())?;
+            if known.as_ref().is_none_or(|(listed, _)| *listed != objects) {
+                let tables = NODES.map(|(node, _)| self.expected(node, &objects));
+                let tables = tables.into_iter().collect::<Result<_>>()?;
+                known = Some((objects, tables));
+            }
+            let (_, expected) = known.as_ref().context("just made")?;
+            for ((node, _), expected) in NODES.iter().zip(expected) {
+                let tables = Tables::read(self.ns(node)?)?;
+                tables
+                    .ensure_same(expected)
+                    .with_context(|| (*node).to_owned())?;
+            }
+            Ok::<_, anyhow::Error>(())
+        })
+    }
+
+    fn expected(&self, node: &str, objects: &Value) -> Result<Tables> {
+        let flags = [CLUSTER_CIDR.to_owned()];
+        oracle::expected(product()?, self.cluster.folder(), (node, &flags), objects)
+    }
+
+    /// Waits until a destination of TCP leads to these addresses, on a node.
+    pub(crate) fn leads(
+        &self,
+        node: &str,
+        to: (IpAddr, u16),
+        endpoints: &BTreeSet<IpAddr>,
+    ) -> Result<()> {
+        let ns = self.ns(node)?;
+        eventually(DEADLINE, &format!("{to:?} leads to {endpoints:?}"), || {
+            let now = reaches(ns, to)?;
+            ensure!(now == *endpoints, "on {node} it leads to {now:?}");
+            Ok::<_, anyhow::Error>(())
+        })
+    }
+
+    /// Waits until every replica has, or no replica has, an issue that says something.
+    pub(crate) fn wait_issue(&self, says: &[&str], there: bool) -> Result<()> {
+        let what = format!("an issue with {says:?}: {there}");
+        eventually(DEADLINE, &what, || {
+            for plane in &self.planes {
+                let issues = plane.issues()?;
+                let found = issues
+                    .iter()
+                    .any(|issue| says.iter().all(|word| issue.contains(word)));
+                ensure!(found == there, "{issues:?}");
+            }
+            Ok::<_, anyhow::Error>(())
+        })
+    }
+
+    /// Removes what a test has made.
+    pub(crate) fn tidy(&mut self) -> Result<()> {
+        let api = self.api();
+        for kind in LEFTOVERS {
+            for object in api.list(kind, Some(NAMESPACE))? {
+                let key = key_of(&object)?;
+                // The server makes these itself, again and again.
+                if matches!(
+                    key.as_str(),
+                    "default/kubernetes" | "default/kube-root-ca.crt"
+                ) {
+                    continue;
+                }
+                let options = json!({ "gracePeriodSeconds": 0 });
+                // Its owner may have taken it along.
+                let _ = api.delete_with(kind, &key, &options);
+            }
+        }
+        for node in api.list("Node", None)? {
+            let key = key_of(&node)?;
+            match NODES.iter().find(|(name, _)| *name == key) {
+                None => api.delete("Node", &key)?,
+                Some((_, zone)) => {
+                    let labels = json!({ "topology.kubernetes.io/zone": zone });
+                    let fields = json!({ "metadata": { "labels": labels } });
+                    api.patch("Node", &key, &fields)?;
+                }
+            }
+        }
+        for process in self.agents.values_mut() {
+            let ended = process.try_wait()?;
+            ensure!(ended.is_none(), "an agent has ended: {ended:?}");
+        }
+        self.settle().context("after everything was deleted")
+    }
+
+    /// The ends of our programs' logs.
+    fn last_words(&self) -> String {
+        let names = ["plane-0", "plane-1", "node-1", "node-2"];
+        let tail = |name: &str| {
+            let log = self.logged(name).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            let from = lines.len().saturating_sub(8);
+            format!("{name}:\n{}\n", lines[from..].join("\n"))
+        };
+        names.map(tail).concat()
+    }
+}
+
+fn agent_port(replica: u16) -> u16 {
+    7443 + 10 * replica
+}
+
+/// The addresses behind a destination of TCP in a namespace's kernel.
+pub(crate) fn reaches(ns: &NetNs, (ip, port): (IpAddr, u16)) -> Result<BTreeSet<IpAddr>> {
+    let family = Family::of(ip);
+    let elements = ns.run(|| Ok(read_elements(&mut NfSocket::open()?, family)?))?;
+    let of_it = elements.into_iter().filter(|element| {
+        matches!(element.key, Key::ServiceSlot(to, _)
+            if to.ip == ip && to.port == port && to.protocol == Protocol::Tcp)
+    });
+    Ok(of_it
+        .filter_map(|element| element.data.and_then(Data::endpoint))
+        .map(|endpoint| endpoint.ip)
+        .collect())
+}
+
+/// Gives control planes the account and the rights that deploy/kubernetes/rbac.yaml has.
+pub(crate) fn grant(cluster: &Cluster) -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    let manifest = root.context("tests lies in a checkout")?.join(RBAC);
+    let mut kubectl = cluster.programs().command("kubectl");
+    kubectl
+        .arg("--kubeconfig")
+        .arg(cluster.kubeconfig())
+        .args(["apply", "--filename"])
+        .arg(manifest);
+    cluster.ns().output(kubectl).map(drop)
+}

@@ -1,0 +1,235 @@
+//! `cargo xtask cluster`: the tests' Kubernetes API server, for people.
+//!
+//! `up` starts this program again in the background (`serve`), which holds the cluster until it is
+//! told to end; everything it started ends with it. What is written down lies in `.cache/cluster/run`.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use kplane_tests::cluster::{Cluster, Options, Programs};
+use kplane_tests::topology::NodeSpec;
+use kplane_tests::userns;
+use kplane_tests::wait::eventually;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::unistd::Pid;
+
+/// State, below the root of the checkout.
+const FOLDER: &str = ".cache/cluster/run";
+/// A busy machine needs a while.
+const READY: Duration = Duration::from_secs(120);
+/// For everything to be killed.
+const GRACE: Duration = Duration::from_secs(20);
+/// How long deleted Pods are terminating.
+const POD_GRACE: Duration = Duration::from_secs(2);
+/// So many have addresses of their own.
+const MOST_NODES: u8 = 254;
+
+/// Options of `cargo xtask cluster`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Needs Go for the first start (4 to 7 minutes of building, then seconds), and no root where the kernel
+allows user namespaces.
+
+Examples:
+  cargo xtask cluster up --nodes 3
+  cargo xtask cluster shell -- kubectl get nodes
+  cargo xtask cluster shell                        a shell with KUBECONFIG, kubectl, and the network
+  cargo xtask cluster shell -- target/debug/kp-controlplane --kubeconfig .cache/cluster/run/kubeconfig
+  cargo xtask cluster down")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Start a cluster in the background: etcd, API server, controllers, Pods that pretend to run
+    Up {
+        /// Nodes to begin with: node-1, node-2 and so on, in zones a, b and c
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(..=i64::from(MOST_NODES)))]
+        nodes: u8,
+    },
+    /// End it and delete its state
+    Down,
+    /// Run a command, or a shell, where the cluster is
+    Shell {
+        /// The command and its arguments [default: $SHELL]
+        #[arg(last = true)]
+        command: Vec<String>,
+    },
+    /// Hold the cluster until SIGTERM (`up` starts this)
+    #[command(hide = true)]
+    Serve {
+        #[arg(long)]
+        nodes: u8,
+    },
+}
+
+/// Does what is asked.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let folder = crate::test::root()?.join(FOLDER);
+    match &args.action {
+        Action::Up { nodes } => up(&folder, *nodes),
+        Action::Down => down(&folder),
+        Action::Shell { command } => shell(&folder, command),
+        Action::Serve { nodes } => serve(&folder, *nodes),
+    }
+}
+
+/// Where the process that holds the cluster writes down who it is, when the cluster is ready.
+fn note(folder: &Path) -> PathBuf {
+    folder.join("holder")
+}
+
+fn up(folder: &Path, nodes: u8) -> Result<()> {
+    if let Some(pid) = holder(folder) {
+        bail!("a cluster is up (process {pid}); `cargo xtask cluster down` ends it");
+    }
+    // With the machine's network, for Go may have to download.
+    Programs::ensure()?;
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let log = folder.join("log");
+    let output = File::create(&log).with_context(|| log.display().to_string())?;
+    let mut child = Command::new(env::current_exe()?)
+        .args(["cluster", "serve", "--nodes", &nodes.to_string()])
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        // Ctrl-C in this terminal is not meant for it.
+        .process_group(0)
+        .spawn()
+        .context("start the process that holds the cluster")?;
+    eventually(READY, "the cluster is ready", || {
+        if let Some(status) = child.try_wait()? {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            return Ok(Err(anyhow::anyhow!("{status}: {}", said.trim_end())));
+        }
+        ensure!(note(folder).exists(), "see {}", log.display());
+        Ok(Ok(()))
+    })??;
+    println!(
+        "A cluster with {nodes} nodes is up, in a network namespace of its own.\n\
+         \n  KUBECONFIG={}\n\
+         \n  cargo xtask cluster shell                  a shell inside, with kubectl\n  \
+         cargo xtask cluster shell -- COMMAND       one command inside\n  \
+         cargo xtask cluster down                   end it\n\
+         \nPods with a spec.nodeName run, in name only; logs are in {}.",
+        folder.join("kubeconfig").display(),
+        folder.join("logs").display()
+    );
+    Ok(())
+}
+
+fn down(folder: &Path) -> Result<()> {
+    let Some(pid) = holder(folder) else {
+        println!("no cluster is up");
+        return Ok(());
+    };
+    kill(pid, Signal::SIGTERM).with_context(|| format!("end process {pid}"))?;
+    eventually(GRACE, "the cluster has ended", || {
+        ensure!(holder(folder).is_none(), "process {pid} is there");
+        Ok::<_, anyhow::Error>(())
+    })?;
+    fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
+    println!("the cluster has ended; nothing is left of it");
+    Ok(())
+}
+
+fn shell(folder: &Path, command: &[String]) -> Result<()> {
+    let pid = holder(folder).context("no cluster is up: cargo xtask cluster up")?;
+    join(pid)?;
+    let bin = Programs::ensure()?.bin().to_owned();
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths([bin].into_iter().chain(env::split_paths(&path)))?;
+    let shell = env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned());
+    let words = if command.is_empty() {
+        vec![shell]
+    } else {
+        command.to_vec()
+    };
+    let (program, arguments) = words.split_first().context("no command")?;
+    let error = Command::new(program)
+        .args(arguments)
+        .env("PATH", path)
+        .env("KUBECONFIG", folder.join("kubeconfig"))
+        .exec();
+    Err(error).with_context(|| format!("run {program}"))
+}
+
+/// Goes where the cluster's process is: its network, and before that its user namespace.
+fn join(pid: Pid) -> Result<()> {
+    let open = |kind: &str| {
+        let path = format!("/proc/{pid}/ns/{kind}");
+        File::open(&path).with_context(|| path.clone())
+    };
+    let (net, mount) = (open("net")?, open("mnt")?);
+    let own = fs::read_link("/proc/self/ns/user")?;
+    if fs::read_link(format!("/proc/{pid}/ns/user"))? != own {
+        setns(open("user")?, CloneFlags::CLONE_NEWUSER).context("enter its user namespace")?;
+        let here = env::current_dir()?;
+        setns(mount, CloneFlags::CLONE_NEWNS).context("enter its mount namespace")?;
+        env::set_current_dir(here)?;
+    }
+    setns(net, CloneFlags::CLONE_NEWNET).context("enter its network namespace")
+}
+
+/// Holds the cluster until it is told to end.
+fn serve(folder: &Path, nodes: u8) -> Result<()> {
+    userns::enter()?;
+    // Blocked in all threads to come, so that only the one below gets it.
+    let signals = SigSet::from_iter([Signal::SIGTERM]);
+    signals.thread_block()?;
+    let cluster = Cluster::start(&Options {
+        folder: Some(folder.to_owned()),
+        controllers: true,
+        kubelet: Some(POD_GRACE),
+        ..Options::default()
+    })?;
+    for number in 1..=nodes {
+        let zone = ["a", "b", "c"][usize::from(number - 1) % 3];
+        cluster.add_node(&NodeSpec::standard(number)?, zone)?;
+    }
+    // Whoever looks for this process enters the network of its first thread.
+    std::mem::forget(cluster.ns().enter()?);
+    let own = std::process::id();
+    let mut file = File::create(note(folder).with_extension("new"))?;
+    writeln!(file, "{own} {}", started(own)?)?;
+    fs::rename(note(folder).with_extension("new"), note(folder))?;
+    signals.wait()?;
+    drop(cluster);
+    Ok(())
+}
+
+/// The process that holds the cluster, if it is still the one that was written down.
+fn holder(folder: &Path) -> Option<Pid> {
+    let text = fs::read_to_string(note(folder)).ok()?;
+    let (pid, began) = text.trim().split_once(' ')?;
+    let pid: u32 = pid.parse().ok()?;
+    let same = started(pid).ok()? == began;
+    same.then(|| pid.try_into().ok().map(Pid::from_raw))?
+}
+
+/// When a process was started, in clock ticks since the machine was: no other process with its
+/// number has the same. Zombies have ended.
+fn started(pid: u32) -> Result<String> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    // The name is in parentheses and may have spaces: the fields after it begin with the state.
+    let (_, fields) = text.rsplit_once(')').with_context(|| path.clone())?;
+    let mut fields = fields.split_whitespace();
+    let state = fields.next();
+    ensure!(state != Some("Z"), "process {pid} has ended");
+    // Field 22 of all, in proc_pid_stat(5).
+    let began = fields.nth(18).with_context(|| path.clone())?;
+    Ok(began.to_owned())
+}
