@@ -166,7 +166,10 @@ impl Cluster {
         let mut apiserver = guard.start(command)?;
         // The certificate is made at the first start, and a client cannot be made without.
         ready(&mut apiserver, "kube-apiserver", &files, || {
-            ensure!(files.ca().exists(), "it has no certificate");
+            // Two: the server's, and the one that signed it.
+            let file = fs::read_to_string(files.ca()).context("it has no certificate")?;
+            let written = file.matches("END CERTIFICATE").count();
+            ensure!(written == 2, "its certificate is being written");
             Ok(())
         })?;
         running.apiserver = Some(apiserver);

@@ -8,12 +8,12 @@ use crate::report::time;
 
 /// Of the whole picture and of a panel's plane, in pixels.
 const WIDTH: f64 = 920.0;
-const HEIGHT: f64 = 700.0;
+const HEIGHT: f64 = 716.0;
 const PLANE_WIDTH: f64 = 330.0;
 const PLANE_HEIGHT: f64 = 210.0;
 /// Corners of the planes.
 const LEFT: [f64; 2] = [80.0, 540.0];
-const TOP: [f64; 2] = [96.0, 410.0];
+const TOP: [f64; 2] = [112.0, 426.0];
 /// Height of a label, and so the least distance between two.
 const LABEL: f64 = 13.0;
 
@@ -146,90 +146,76 @@ fn shown(rows: &[Row]) -> impl Iterator<Item = Contender> {
     all.filter(|contender| rows.iter().any(|row| row.contender == *contender))
 }
 
+/// Of a panel.
+struct Scales {
+    across: Scale,
+    up: Scale,
+}
+
 fn draw(out: &mut String, panel: &Panel, rows: &[Row], (left, top): (f64, f64)) {
-    let (right, bottom) = (left + PLANE_WIDTH, top + PLANE_HEIGHT);
-    let services = |row: &Row| f64::from(row.services);
-    let least = rows
-        .iter()
-        .map(services)
-        .fold(f64::INFINITY, f64::min)
-        .log10();
-    let most = rows.iter().map(services).fold(0.0, f64::max).log10();
-    // Room at both ends, so that points do not sit on the frame.
-    let across = Scale {
-        from: least - 0.1,
-        to: most.max(least + 0.1) + 0.1,
-        pixels: (left, right - 60.0),
+    let services = || rows.iter().map(|row| f64::from(row.services));
+    let least = services().fold(f64::INFINITY, f64::min).log10();
+    let most = services().fold(0.0, f64::max).log10();
+    let scales = Scales {
+        // Room at both ends, so that points do not sit on the frame.
+        across: Scale {
+            from: least - 0.1,
+            to: most.max(least + 0.1) + 0.1,
+            pixels: (left, left + PLANE_WIDTH - 60.0),
+        },
+        up: Scale::of(rows.iter().map(panel.value), (top + PLANE_HEIGHT, top)),
     };
-    let up = Scale::of(rows.iter().map(panel.value), (bottom, top));
-    text(
-        out,
-        (left, top - 10.0),
-        "font-weight=\"bold\" fill=\"#222\"",
-        panel.title,
-    );
-    for tick in up.ticks() {
-        let y = up.at(tick);
+    let style = "font-weight=\"bold\" fill=\"#222\"";
+    text(out, (left, top - 10.0), style, panel.title);
+    axes(out, panel, rows, &scales, (left, top));
+    lines(out, panel, rows, &scales);
+}
+
+fn axes(out: &mut String, panel: &Panel, rows: &[Row], scales: &Scales, (left, top): (f64, f64)) {
+    let (right, bottom) = (left + PLANE_WIDTH, top + PLANE_HEIGHT);
+    let end = "text-anchor=\"end\" fill=\"#555\"";
+    for tick in scales.up.ticks() {
+        let y = scales.up.at(tick);
         line(out, (left, y), (right, y), "#dddddd", 1.0);
-        text(
-            out,
-            (left - 6.0, y + 4.0),
-            "text-anchor=\"end\" fill=\"#555\"",
-            &(panel.show)(tick),
-        );
+        text(out, (left - 6.0, y + 4.0), end, &(panel.show)(tick));
     }
     let mut sizes: Vec<u32> = rows.iter().map(|row| row.services).collect();
     sizes.dedup();
     for size in sizes {
-        let x = across.at(f64::from(size));
+        let x = scales.across.at(f64::from(size));
+        let middle = "text-anchor=\"middle\" fill=\"#555\"";
         line(out, (x, bottom), (x, bottom + 4.0), "#888888", 1.0);
-        text(
-            out,
-            (x, bottom + 18.0),
-            "text-anchor=\"middle\" fill=\"#555\"",
-            &size.to_string(),
-        );
+        text(out, (x, bottom + 18.0), middle, &size.to_string());
     }
-    text(
-        out,
-        (right, bottom + 18.0),
-        "text-anchor=\"end\" fill=\"#555\"",
-        "Services",
-    );
+    text(out, (right, bottom + 18.0), end, "Services");
+}
+
+fn lines(out: &mut String, panel: &Panel, rows: &[Row], scales: &Scales) {
     let mut labels = Vec::new();
     for contender in shown(rows) {
-        let points: Vec<(f64, f64, f64)> = rows
+        let colour = colour(contender);
+        let its = rows.iter().filter(|row| row.contender == contender);
+        let its: Vec<&Row> = its.collect();
+        let points: Vec<(f64, f64)> = its
             .iter()
-            .filter(|row| row.contender == contender)
             .map(|row| {
-                (
-                    across.at(services(row)),
-                    up.at((panel.value)(row)),
-                    (panel.value)(row),
-                )
+                let x = scales.across.at(f64::from(row.services));
+                (x, scales.up.at((panel.value)(row)))
             })
             .collect();
         for pair in points.windows(2) {
-            line(
-                out,
-                (pair[0].0, pair[0].1),
-                (pair[1].0, pair[1].1),
-                colour(contender),
-                2.0,
-            );
+            line(out, pair[0], pair[1], colour, 2.0);
         }
-        for (x, y, _) in &points {
+        for (x, y) in &points {
+            // Writing to a string does not fail.
             let _ = writeln!(
                 out,
-                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{}\"/>",
-                colour(contender)
+                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>"
             );
         }
-        labels.extend(
-            points
-                .last()
-                .map(|(x, y, value)| (*x, *y, (panel.show)(*value), colour(contender))),
-        );
+        if let (Some((x, y)), Some(row)) = (points.last(), its.last()) {
+            labels.push((*x, *y, (panel.show)((panel.value)(row)), colour));
+        }
     }
     place(out, labels);
 }

@@ -61,10 +61,11 @@ pub(crate) fn time(took: Duration) -> String {
 }
 
 fn bytes(bytes: u64) -> String {
-    match bytes {
-        ..10_000 => format!("{:.1} kB", bytes as f64 / 1e3),
-        ..1_000_000 => format!("{:.0} kB", bytes as f64 / 1e3),
-        _ => format!("{:.1} MB", bytes as f64 / 1e6),
+    let kilobytes = bytes as f64 / 1e3;
+    match kilobytes {
+        ..10.0 => format!("{kilobytes:.1} kB"),
+        10.0..1e3 => format!("{kilobytes:.0} kB"),
+        _ => format!("{:.1} MB", kilobytes / 1e3),
     }
 }
 

@@ -17,8 +17,8 @@ pub(crate) const ENDPOINTS: u32 = 2;
 const NODES: u32 = 10;
 /// Requests under way at a time.
 const WRITERS: u32 = 8;
-/// How often the line of progress is written.
-const PROGRESS: Duration = Duration::from_millis(500);
+/// How often the line of progress is written, on a terminal and elsewhere.
+const PROGRESS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
 /// The node of whoever is measured.
 pub(crate) fn node() -> String {
@@ -131,27 +131,33 @@ pub(crate) struct Progress {
     what: String,
     of: u32,
     began: Instant,
-    shown: Option<Instant>,
+    shown: Instant,
     terminal: bool,
 }
 
 impl Progress {
     pub(crate) fn new(what: impl Into<String>, of: u32) -> Self {
+        let now = Instant::now();
         Self {
             what: what.into(),
             of,
-            began: Instant::now(),
-            shown: None,
+            began: now,
+            shown: now,
             terminal: std::io::stderr().is_terminal(),
         }
     }
 
     pub(crate) fn show(&mut self, done: u32) {
-        if self.terminal && self.shown.is_none_or(|at| at.elapsed() >= PROGRESS) {
-            self.shown = Some(Instant::now());
+        if self.shown.elapsed() < PROGRESS[usize::from(!self.terminal)] {
+            return;
+        }
+        self.shown = Instant::now();
+        if self.terminal {
             eprint!("\r{}", self.line(done));
             // A progress line that cannot be written is not worth failing for.
             let _ = std::io::stderr().flush();
+        } else {
+            eprintln!("{}", self.line(done));
         }
     }
 
