@@ -72,6 +72,11 @@ impl Api {
         Ok(api)
     }
 
+    /// Where it runs.
+    pub(crate) fn ns(&self) -> &NetNs {
+        &self.ns
+    }
+
     /// A file with which clients on any connected node may do everything.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.folder.path().join("kubeconfig")
@@ -101,8 +106,24 @@ impl Api {
         let file = self.write(objects)?;
         let apply = ["apply", "--server-side", "--force-conflicts", "-f", &file];
         self.kubectl(&apply)?;
-        let with_status = |object: &&Value| object.get("status").is_some();
-        let status: Vec<Value> = objects.iter().filter(with_status).cloned().collect();
+        let (nodes, others): (Vec<_>, Vec<_>) = objects
+            .iter()
+            .partition(|object| object["kind"] == json!("Node"));
+        for node in nodes {
+            let name = node["metadata"]["name"].as_str().context("a node's name")?;
+            let status = json!({"status": node["status"]}).to_string();
+            // Two addresses of a type are the same claim to server-side apply.
+            let patch = [
+                "patch",
+                "node",
+                name,
+                "--subresource=status",
+                "--type=merge",
+            ];
+            self.kubectl(&[&patch[..], &["-p", &status]].concat())?;
+        }
+        let with_status = |object: &&Value| !object["status"].is_null();
+        let status: Vec<Value> = others.into_iter().filter(with_status).cloned().collect();
         if !status.is_empty() {
             let file = self.write(&status)?;
             let apply = ["apply", "--server-side", "--force-conflicts", "-f", &file];
@@ -121,7 +142,12 @@ impl Api {
     fn write(&self, objects: &[Value]) -> Result<String> {
         let file = self.folder.path().join("objects.json");
         let mut items = objects.to_vec();
-        items.iter_mut().for_each(without_nulls);
+        for item in &mut items {
+            if item["kind"] == json!("Node") {
+                item["status"] = Value::Null;
+            }
+            without_nulls(item);
+        }
         let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
         fs::write(&file, list.to_string())?;
         file.into_os_string()
@@ -148,7 +174,7 @@ fn etcd(bin: &Path, folder: &Path) -> Result<Command> {
         .args(["--advertise-client-urls", CLIENTS])
         .args(["--listen-peer-urls", "http://127.0.0.1:0"])
         .stdout(Stdio::null())
-        .stderr(log(folder, "etcd")?);
+        .stderr(log(folder, "etcd")?.1);
     Ok(command)
 }
 
@@ -168,14 +194,15 @@ fn apiserver(bin: &Path, folder: &Path) -> Result<Command> {
         .args(["--authorization-mode", "RBAC"])
         .args(["--bind-address", &server, "--advertise-address", &server])
         .stdout(Stdio::null())
-        .stderr(log(folder, "kube-apiserver")?);
+        .stderr(log(folder, "kube-apiserver")?.1);
     Ok(command)
 }
 
 /// A new file for what a program says.
-pub(crate) fn log(folder: &Path, name: &str) -> Result<File> {
+pub(crate) fn log(folder: &Path, name: &str) -> Result<(PathBuf, File)> {
     let path = folder.join(format!("{name}.log"));
-    File::create(&path).with_context(|| path.display().to_string())
+    let file = File::create(&path).with_context(|| path.display().to_string())?;
+    Ok((path, file))
 }
 
 fn kubeconfig() -> Value {

@@ -64,6 +64,10 @@ pub(crate) fn the_same_packets_meet_the_same_fate() -> Result<()> {
     };
     println!("API server ready after {:.1?}", start.elapsed());
     bench.prepare(&all)?;
+    let _control_plane = match crate::proxy::standalone() {
+        true => None,
+        false => Some(bench.programs.control_plane(&bench.api)?),
+    };
     println!("objects written after {:.1?}", start.elapsed());
     let mut tally = Tally {
         scenarios: all.len(),
@@ -98,7 +102,8 @@ impl Bench {
     fn synced(&self, stands: &mut [Stand], tally: &mut Tally) -> Result<()> {
         let number = FIRST_SENTINEL + tally.sentinels;
         tally.sentinels += 1;
-        self.api.apply(&with_pods(service(number), &["a", "c"]))?;
+        let sentinel = Scenario::new("").objects(with_pods(service(number), &["a", "c"]));
+        self.api.apply(&sentinel.objects)?;
         on_each(stands, |stand| stand.wait(number)).map(drop)
     }
 

@@ -1,9 +1,10 @@
 //! A world whose nodes are programmed by one of the two proxies.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use kplane_model::{Cidr, Family};
 use kplane_tests::client::{Probe, Protocol};
 use kplane_tests::echo::Server;
@@ -25,7 +26,8 @@ const SYNCED: Duration = Duration::from_secs(60);
 pub(crate) struct Stand {
     pub(crate) proxy: Proxy,
     // Processes and servers first: they live in the world's namespaces.
-    _proxies: Vec<Process>,
+    /// With what they say, by number of the node.
+    proxies: Vec<(Process, PathBuf)>,
     _outside: Vec<Server>,
     pub(crate) world: World,
 }
@@ -58,7 +60,7 @@ impl Stand {
         Ok(Self {
             _outside: serve_outside(&world)?,
             proxy,
-            _proxies: proxies,
+            proxies,
             world,
         })
     }
@@ -73,14 +75,15 @@ impl Stand {
     /// Waits until all nodes serve a Service that was made after everything that counts.
     pub(crate) fn wait(&self, sentinel: u16) -> Result<()> {
         let to = svc(sentinel).address(At::ClusterIp, Family::V4, 1);
-        for number in [1, 2] {
+        for (number, (_, log)) in (1..).zip(&self.proxies) {
             let what = format!(
                 "{} on node-{number} serves the last Service",
                 self.proxy.name()
             );
             let ns = self.world.node(number)?;
             let probe = Probe::tcp(to).timeout(Duration::from_millis(200));
-            eventually(SYNCED, &what, || probe.reply(ns))?;
+            let log = || format!("its last words: {}", last_words(log));
+            eventually(SYNCED, &what, || probe.reply(ns)).with_context(log)?;
         }
         Ok(())
     }
@@ -111,4 +114,13 @@ fn serve_outside(world: &World) -> Result<Vec<Server>> {
         }
     }
     Ok(servers)
+}
+
+/// The end of a log.
+fn last_words(log: &Path) -> String {
+    /// Lines that say enough.
+    const LINES: usize = 8;
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
 }
