@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 use tonic::transport::{Channel, Endpoint, Server};
 
+use crate::admin::Admin;
 use crate::convert::ExternalIps;
 use crate::hub::Hub;
 use crate::server::{AgentServer, DesiredServer, StatusServer};
@@ -43,6 +44,8 @@ pub struct Config {
     pub agent_listen: Option<SocketAddr>,
     /// Where the status API is served.
     pub status_listen: Option<SocketAddr>,
+    /// Where readiness and metrics are served.
+    pub http_listen: Option<SocketAddr>,
     /// Which external addresses Services may have.
     pub external_ips: ExternalIps,
 }
@@ -95,6 +98,8 @@ pub struct Bound {
     pub agent_addr: Option<SocketAddr>,
     /// Where the status API is served.
     pub status_addr: Option<SocketAddr>,
+    /// Where readiness and metrics are served.
+    pub http_addr: Option<SocketAddr>,
     hub: Arc<Hub>,
     in_memory: mpsc::Sender<Result<DuplexStream, std::io::Error>>,
     tasks: JoinSet<Result<(), TaskError>>,
@@ -121,6 +126,7 @@ pub enum TaskError {
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let agents = listen(config.agent_listen, "agents").await?;
     let status = listen(config.status_listen, "the status API").await?;
+    let http = listen(config.http_listen, "readiness and metrics").await?;
     let mut tasks = JoinSet::new();
     let hub = start_hub(config.source, config.external_ips, &mut tasks).await?;
     let shutdown = hub.shutdown.clone();
@@ -133,9 +139,21 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     });
     let agent_addr = serve(agents, agent_router(&hub), &mut tasks, &shutdown);
     let status_addr = serve(status, status_router(&hub)?, &mut tasks, &shutdown);
+    let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
+    if let Some(http) = http {
+        let admin = Admin::new(Arc::clone(&hub));
+        tasks.spawn(async move {
+            tokio::select! {
+                () = admin.serve(http) => {}
+                () = shutdown.cancelled() => {}
+            }
+            Ok(())
+        });
+    }
     Ok(Bound {
         agent_addr,
         status_addr,
+        http_addr,
         hub,
         in_memory,
         tasks,

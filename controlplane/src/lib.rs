@@ -1,5 +1,6 @@
 //! kplane's control plane as a library: source -> index -> publish -> stream.
 
+mod admin;
 pub mod app;
 pub mod check;
 pub mod convert;

@@ -60,6 +60,10 @@ struct Args {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7444")]
     status_listen: SocketAddr,
 
+    /// Where /livez, /readyz and /metrics are; they show no objects.
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7445")]
+    http_listen: SocketAddr,
+
     /// Whether Services may have externalIPs at all, as kube-proxy's AllowServiceExternalIPs.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     allow_external_ips: bool,
@@ -155,10 +159,11 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         source: args.origin(),
         agent_listen: Some(args.agent_listen),
         status_listen: Some(args.status_listen),
+        http_listen: Some(args.http_listen),
         external_ips,
     })
     .await?;
-    info!(agents = ?bound.agent_addr, status = ?bound.status_addr, "serving");
+    info!(agents = ?bound.agent_addr, status = ?bound.status_addr, http = ?bound.http_addr, "serving");
     let shutdown = bound.shutdown_token();
     tokio::spawn(async move {
         tokio::select! {

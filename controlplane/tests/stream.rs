@@ -37,6 +37,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         source: Origin::Manifests(PathBuf::from(folder.path())),
         agent_listen: None,
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
+        http_listen: None,
         external_ips: ExternalIps::All,
     };
     let bound = build(config).await.unwrap();

@@ -15,13 +15,13 @@ use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
 use crate::engine::{Engine, Followers, Stopped};
 use crate::healthz::Health;
-use crate::http::{Answer, BindError, Port, REBIND};
 use crate::leftovers;
 use crate::metrics::{Counters, Metrics, Sources};
 use crate::reload;
 use crate::report::Report;
 use crate::service_health::{self, Addresses};
 use crate::sync::{Client, Connection, Grpc, Identity};
+use kplane_http::{Answer, BindError, Port, REBIND};
 
 /// Longest wait for the engine when the agent ends: the kernel may be in the middle of a large
 /// transaction, which is not torn in any case.
@@ -202,14 +202,15 @@ async fn connect(
         Source::ControlPlane(endpoints) => Ok((Grpc::remote(endpoints), None)),
         Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),
         Source::Standalone {
-            manifests,
+            origin,
             status,
             external_ips,
         } => {
             let config = kp_controlplane::app::Config {
-                source: kp_controlplane::app::Origin::Manifests(manifests),
+                source: origin,
                 agent_listen: None,
                 status_listen: status,
+                http_listen: None,
                 external_ips,
             };
             let control_plane = kp_controlplane::app::build(config).await?;

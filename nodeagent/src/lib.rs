@@ -14,7 +14,6 @@ pub mod conntrack;
 pub mod desired;
 pub mod engine;
 pub mod healthz;
-pub mod http;
 pub mod leftovers;
 pub mod log;
 pub mod metrics;

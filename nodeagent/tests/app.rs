@@ -87,9 +87,10 @@ fn config(node: &str, source: Source) -> Config {
 
 async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_plane::Bound {
     let config = control_plane::Config {
-        manifests: folder.to_owned(),
+        source: control_plane::Origin::Manifests(folder.to_owned()),
         agent_listen: agents,
         status_listen: None,
+        http_listen: None,
         external_ips: ExternalIps::All,
     };
     control_plane::build(config).await.unwrap()
@@ -220,7 +221,7 @@ async fn a_node_that_leaves_is_healthy_only_for_livez() {
     let file = folder.path().join("node.yaml");
     std::fs::write(&file, node("n1", "")).unwrap();
     let source = Source::Standalone {
-        manifests: folder.path().to_owned(),
+        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: None,
         external_ips: ExternalIps::All,
     };
@@ -244,7 +245,7 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
     let folder = manifests();
     std::fs::write(folder.path().join("node.yaml"), node("n1", "")).unwrap();
     let source = Source::Standalone {
-        manifests: folder.path().to_owned(),
+        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
     };
@@ -391,7 +392,7 @@ async fn a25_health_checks_change_after_the_kernel() {
     let file = folder.path().join("lb.yaml");
     std::fs::write(&file, checked(port, true)).unwrap();
     let source = Source::Standalone {
-        manifests: folder.path().to_owned(),
+        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: None,
         external_ips: ExternalIps::All,
     };
@@ -439,7 +440,7 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
     std::fs::write(folder.path().join("lb.yaml"), checked(port, true)).unwrap();
     std::fs::write(folder.path().join("node.yaml"), node("n1", "")).unwrap();
     let source = Source::Standalone {
-        manifests: folder.path().to_owned(),
+        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
     };
@@ -482,7 +483,7 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
 async fn g5_metrics_and_health_are_served_over_ipv6() {
     let folder = manifests();
     let source = Source::Standalone {
-        manifests: folder.path().to_owned(),
+        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: None,
         external_ips: ExternalIps::All,
     };

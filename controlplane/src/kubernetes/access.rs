@@ -37,7 +37,7 @@ pub enum Access {
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// The file is not there or may not be read.
-    #[error("cannot read the kubeconfig {file}: {source}; check the path and its permissions")]
+    #[error("cannot read the kubeconfig {file}; check the path and its permissions")]
     Unreadable {
         /// The file.
         file: String,
@@ -337,7 +337,8 @@ fn kubeconfig_error(path: &Path, error: KubeconfigError) -> AccessError {
         KubeconfigError::LoadClientKey(error) => material("client-key", error.to_string()),
         other => AccessError::NotAKubeconfig {
             file,
-            reason: one_line(&other.to_string()),
+            // What follows the arrow quotes the file, and with it the credentials.
+            reason: one_line(other.to_string().split("-->").next().unwrap_or_default()),
         },
     }
 }

@@ -9,6 +9,7 @@ mod views;
 pub use agent::AgentServer;
 pub use desired::DesiredServer;
 pub use status::StatusServer;
+pub(crate) use views::node_states;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

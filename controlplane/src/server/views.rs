@@ -33,6 +33,23 @@ pub(super) fn fleet(hub: &Hub) -> pb::Fleet {
     }
 }
 
+/// Nodes by the state of their agent; every state is there.
+pub(crate) fn node_states(hub: &Hub) -> BTreeMap<&'static str, usize> {
+    let names = ["disconnected", "failing", "in_sync", "no_agent", "syncing"];
+    let mut states = BTreeMap::from(names.map(|name| (name, 0)));
+    for node in fleet(hub).nodes {
+        let name = match node.state() {
+            pb::NodeState::InSync => "in_sync",
+            pb::NodeState::Syncing => "syncing",
+            pb::NodeState::Failing => "failing",
+            pb::NodeState::Disconnected => "disconnected",
+            pb::NodeState::NoAgent | pb::NodeState::Unspecified => "no_agent",
+        };
+        *states.entry(name).or_default() += 1;
+    }
+    states
+}
+
 fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
     let summary = hub.summary().borrow().clone();
     let head = *hub.store.head().borrow();

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
+use kp_controlplane::app::Origin;
 use kplane_model::NodeName;
 
 use super::kube_proxy::{KubeProxyFlags, Note};
 use super::load::{Loaded, Loader, from_flags};
-use super::source::SourceFlags;
+use super::source::{ApiFlags, Source, SourceFlags};
 use super::{Checked, Config, ConfigError, Problem, Task};
 use crate::backend;
 
@@ -24,7 +25,10 @@ Examples:
     kp-nodeagent --control-plane http://kplane.example:7443
   Serve this node from a folder of YAML, without any cluster:
     kp-nodeagent --standalone --manifests deploy/demo
-  Take kube-proxy's place with its own configuration file:
+  Take kube-proxy's place, with nothing else in the cluster:
+    kp-nodeagent --standalone --config /var/lib/kube-proxy/config.conf \
+      --hostname-override $(NODE_NAME)
+  The same, fed by a control plane:
     kp-nodeagent --control-plane http://kplane.example:7443 \\
       --config /var/lib/kube-proxy/config.conf --hostname-override $(NODE_NAME)
   Remove everything that kplane put into the kernel, and what kube-proxy left there:
@@ -146,11 +150,6 @@ impl Flags {
     ) -> Result<Checked, ConfigError> {
         let mut problems = Vec::new();
         let loaded = loaded.map_err(|wrong| problems.extend(wrong)).ok();
-        let source = self
-            .source
-            .check()
-            .map_err(|wrong| problems.push(wrong))
-            .ok();
         let node_name = loaded.as_ref().and_then(|loaded| {
             let file = self.config.as_deref();
             let flag = self.kube_proxy.value("hostname-override");
@@ -163,9 +162,32 @@ impl Flags {
             };
             name.map_err(|wrong| problems.push(wrong)).ok()
         });
+        let explicit = |flag| self.kube_proxy.value(flag).unwrap_or_default();
+        let kubeconfig = loaded
+            .as_ref()
+            .map(|l| &*l.config.client_connection.kubeconfig);
+        let api = ApiFlags {
+            kubeconfig: kubeconfig.unwrap_or_default(),
+            explicit: !explicit("kubeconfig").is_empty(),
+            master: explicit("master"),
+        };
+        // A source that makes no sense is told along with a name that makes none.
+        let nobody = NodeName::from("");
+        let source = self
+            .source
+            .check(api, node_name.as_ref().unwrap_or(&nobody));
+        let source = source.map_err(|wrong| problems.push(wrong)).ok();
         let (Some(loaded), Some(source), Some(node_name)) = (loaded, source, node_name) else {
             return Err(ConfigError { problems });
         };
+        let kubeconfig = &loaded.config.client_connection.kubeconfig;
+        let unread = !kubeconfig.is_empty() && !reads_the_api(&source);
+        let unread = unread.then(|| {
+            Note::info(
+                "clientConnection.kubeconfig (--kubeconfig) is for --standalone: without it the \
+                 control plane reads the Kubernetes API",
+            )
+        });
         let (log, settings) = (loaded.settings.log, loaded.settings);
         let config = Config {
             node_name,
@@ -185,9 +207,22 @@ impl Flags {
         Ok(Checked {
             task: Task::Run(Box::new(config)),
             log,
-            notes: loaded.lenient.into_iter().chain(loaded.notes).collect(),
+            notes: loaded
+                .lenient
+                .into_iter()
+                .chain(loaded.notes)
+                .chain(unread)
+                .collect(),
         })
     }
+}
+
+fn reads_the_api(source: &Source) -> bool {
+    let origin = match source {
+        Source::Standalone { origin, .. } => Some(origin),
+        Source::ControlPlane(_) | Source::InProcess(_) => None,
+    };
+    matches!(origin, Some(Origin::Kubernetes(_)))
 }
 
 /// The node's name: as configured at `place`, or else of the environment, or else the host's. As

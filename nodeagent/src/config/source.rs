@@ -4,8 +4,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
-use kplane_model::Cidr;
+use kp_controlplane::kubernetes::Access;
+use kp_controlplane::source::kubernetes;
+use kplane_model::{Cidr, NodeName};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::Problem;
@@ -25,13 +28,39 @@ pub enum Source {
     InProcess(Channel),
     /// A control plane of the agent's own.
     Standalone {
-        /// Folder or file of manifests.
-        manifests: PathBuf,
+        /// Where its objects come from.
+        origin: Origin,
         /// Where its status API is served; `None` = nowhere.
         status: Option<SocketAddr>,
         /// Which external addresses Services may have.
         external_ips: ExternalIps,
     },
+}
+
+/// What kube-proxy's flags and file say about the Kubernetes API.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ApiFlags<'a> {
+    /// The kubeconfig; empty for none.
+    pub(super) kubeconfig: &'a str,
+    /// It was given on the command line.
+    pub(super) explicit: bool,
+    /// The server's address; empty for none.
+    pub(super) master: &'a str,
+}
+
+impl ApiFlags<'_> {
+    /// As kube-proxy reads them: neither means the cluster of the pod.
+    fn access(self) -> Access {
+        let master = Some(self.master.to_owned()).filter(|master| !master.is_empty());
+        match (self.kubeconfig, master) {
+            ("", None) => Access::InCluster,
+            ("", Some(master)) => Access::Anonymous { master },
+            (file, master) => Access::Kubeconfig {
+                file: file.into(),
+                master,
+            },
+        }
+    }
 }
 
 /// Flags of the source.
@@ -43,7 +72,8 @@ pub(super) struct SourceFlags {
     #[arg(env = "KPLANE_CONTROL_PLANE", hide_env = true)]
     control_plane: Vec<String>,
 
-    /// Be the control plane of this node as well: reads --manifests, needs nothing else.
+    /// Be the control plane of this node as well, as kube-proxy is: reads the Kubernetes API
+    /// (--kubeconfig, else the cluster in whose pod this runs), or --manifests.
     #[arg(long)]
     standalone: bool,
 
@@ -66,22 +96,33 @@ pub(super) struct SourceFlags {
 
 impl SourceFlags {
     /// The source that the flags name.
-    pub(super) fn check(&self) -> Result<Source, Problem> {
+    pub(super) fn check(&self, api: ApiFlags<'_>, node: &NodeName) -> Result<Source, Problem> {
         let wrong = |reason| Err(Problem::general(reason));
         match (self.standalone, &self.manifests) {
             (false, Some(_)) => wrong("--manifests is for --standalone: give both, or neither"),
-            (true, None) => wrong("--standalone needs --manifests with a folder of YAML"),
-            (true, Some(_)) if !self.control_plane.is_empty() => {
+            (true, _) if !self.control_plane.is_empty() => {
                 wrong("--standalone is a control plane itself: leave --control-plane out")
             }
-            (true, Some(manifests)) => {
-                readable(manifests)?;
+            (true, Some(_)) if api.explicit => {
+                wrong("--manifests and --kubeconfig are two sources: leave one of them out")
+            }
+            (true, manifests) => {
+                let origin = match manifests {
+                    Some(manifests) => {
+                        readable(manifests)?;
+                        Origin::Manifests(manifests.clone())
+                    }
+                    None => Origin::Kubernetes(kubernetes::Config {
+                        access: api.access(),
+                        only_node: Some(node.clone()),
+                    }),
+                };
                 let status = self
                     .status_bind_address
                     .as_deref()
                     .unwrap_or(STATUS_ADDRESS);
                 Ok(Source::Standalone {
-                    manifests: manifests.clone(),
+                    origin,
                     status: address("--status-bind-address", status)?,
                     external_ips: self.external_ips()?,
                 })
@@ -98,8 +139,8 @@ impl SourceFlags {
                 )
             }
             (false, None) if self.control_plane.is_empty() => wrong(
-                "no source of desired state: give --control-plane http://HOST:7443, or \
-                 --standalone --manifests DIR",
+                "no source of desired state: give --control-plane http://HOST:7443, or --standalone \
+                 with --kubeconfig FILE or --manifests DIR",
             ),
             (false, None) => {
                 let endpoints = self.control_plane.iter().map(|text| endpoint(text));

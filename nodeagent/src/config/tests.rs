@@ -4,7 +4,9 @@ mod file;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::kubernetes::Access;
 
 use super::flags::node_name;
 use super::kube_proxy::{Level, with_dashes};
@@ -70,7 +72,7 @@ fn a_node_of_its_own() {
          --external-ip-cidr 192.0.2.0/24,2001:db8::/32",
     );
     let Source::Standalone {
-        manifests,
+        origin: Origin::Manifests(manifests),
         status,
         external_ips,
     } = config.source
@@ -110,6 +112,43 @@ fn a5_external_ips_are_allowed_unless_told_otherwise() {
     }
 }
 
+/// I1, I2: kube-proxy's ways to the API, with its own Node and no other.
+#[test]
+fn i1_i2_standalone_reads_the_api_as_kube_proxy_does() {
+    let kubeconfig = |file: &str, master: Option<&str>| Access::Kubeconfig {
+        file: file.into(),
+        master: master.map(Into::into),
+    };
+    let of_kubeadm = kubeconfig("/var/lib/kube-proxy/kubeconfig.conf", None);
+    for (flags, expected) in [
+        ("", Access::InCluster),
+        ("--kubeconfig a", kubeconfig("a", None)),
+        (
+            "--kubeconfig a --master https://b",
+            kubeconfig("a", Some("https://b")),
+        ),
+        (
+            "--master b:8080",
+            Access::Anonymous {
+                master: "b:8080".to_owned(),
+            },
+        ),
+        ("--config KUBEADM", of_kubeadm),
+        ("--config KUBEADM --kubeconfig a", kubeconfig("a", None)),
+    ] {
+        let flags = flags.replace("KUBEADM", file::KUBEADM);
+        let config = config(&format!("--standalone --node-name Node-7 {flags}"));
+        let Source::Standalone { origin, .. } = config.source else {
+            panic!("another source");
+        };
+        let Origin::Kubernetes(source) = origin else {
+            panic!("another source: {origin:?}");
+        };
+        assert_eq!(source.access, expected, "{flags}");
+        assert_eq!(source.only_node.as_deref(), Some("node-7"));
+    }
+}
+
 #[test]
 fn cleanup_needs_nothing_else() {
     let task = task("kp-nodeagent --cleanup").unwrap();
@@ -134,7 +173,14 @@ fn what_makes_no_sense_is_refused_in_one_line() {
     let cases = [
         ("", "no source of desired state"),
         ("--manifests x", "--manifests is for --standalone"),
-        ("--standalone", "--standalone needs --manifests"),
+        (
+            "--standalone --control-plane a",
+            "leave --control-plane out",
+        ),
+        (
+            "--standalone --manifests src --kubeconfig x",
+            "leave one of them out",
+        ),
         (
             "--standalone --manifests x --control-plane a",
             "leave --control-plane out",

@@ -25,9 +25,9 @@ use hyper::{Request, StatusCode};
 use tokio::sync::watch;
 
 use crate::desired::now_ms;
-use crate::http::{self, Answer};
 use crate::report::{FamilyReport, NodeState, Report};
 use crate::sync::Connection;
+use kplane_http::{self as http, Answer};
 
 /// How long a family may be behind before the node is called unhealthy: two of kube-proxy's sync
 /// periods, its own limit (G2).

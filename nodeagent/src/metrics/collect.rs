@@ -1,5 +1,6 @@
 //! Every metric with its name, written at each scrape.
 
+use kplane_http::metrics::{Labels, Name};
 use std::fmt;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::counters::Distribution;
-use super::names::{Labels, Name};
+
 use super::{FamilyCounters, Histogram, Sources};
 use crate::conntrack::{ConntrackTotals, bucket_bound};
 use crate::desired::{Counts, Position};

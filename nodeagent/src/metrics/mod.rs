@@ -11,10 +11,7 @@
 
 mod collect;
 mod counters;
-mod names;
-mod process;
 mod serve;
-mod text;
 
 #[cfg(test)]
 mod tests;

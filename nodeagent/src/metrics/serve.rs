@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use hyper::{Request, StatusCode};
+use kplane_http::metrics::{Format, Process};
+use kplane_http::{self as http, Answer};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::Sources;
 use super::collect::{Agent, KubeProxy};
-use super::process::Process;
-use super::text::Format;
 use crate::config::kube_proxy::KubeProxyConfiguration;
-use crate::http::{self, Answer};
 
 /// Under this name kube-proxy shows its configuration.
 const CONFIGZ: &str = "kubeproxy.config.k8s.io";

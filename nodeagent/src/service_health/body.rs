@@ -6,7 +6,7 @@ use kplane_model::ServiceName;
 use serde::Serialize;
 use serde_json::ser::{PrettyFormatter, Serializer};
 
-use crate::http::{self, Answer};
+use kplane_http::{self as http, Answer};
 
 /// Weighted load balancers read how many endpoints the node has.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");

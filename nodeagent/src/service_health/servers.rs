@@ -15,9 +15,9 @@ use super::sockets::{advice, listen};
 use super::{Addresses, Mailbox, ServerKey, Target, Unconnected, body};
 use crate::desired::now_ms;
 use crate::healthz::Health;
-use crate::http::{self, Guests};
 use crate::metrics::Counters;
 use crate::report::Failure;
+use kplane_http::{self as http, Guests};
 
 /// Longest wait before a port that could not be opened is tried again, and before the node's own
 /// addresses are read again where they matter.

@@ -12,9 +12,9 @@ use kplane_model::{
 use super::*;
 use crate::desired::Desired;
 use crate::desired::fixture::{Plane, key_of, svc, svc6};
-use crate::http::client::{Reply, ask, becomes, get, until};
 use crate::report::{FamilyReport, Report};
 use crate::sync::Connection;
+use kplane_http::client::{Reply, ask, becomes, get, until};
 
 /// A port that is free in both families, below those that the kernel gives to clients: nobody takes
 /// it by chance.
@@ -154,7 +154,7 @@ impl Rig {
                 self.publisher.failures_changed().await;
             }
         };
-        let deadline = crate::http::client::DEADLINE;
+        let deadline = kplane_http::client::DEADLINE;
         tokio::time::timeout(deadline, changed).await.unwrap();
         self.publisher.failures()
     }

@@ -147,7 +147,7 @@ impl Memory {
                 confirmations: 0,
             },
         };
-        let long_enough = !reasons.emptied || now - doubt.first_at >= EMPTY_FOR;
+        let long_enough = !reasons.lost() || now - doubt.first_at >= EMPTY_FOR;
         if doubt.confirmations >= CONFIRMATIONS && long_enough {
             return Verdict::Accept;
         }
@@ -194,6 +194,11 @@ impl Reasons {
         self.backwards || self.shrunk || self.emptied
     }
 
+    /// As if a database had lost its data: it takes a minute to be believed.
+    fn lost(self) -> bool {
+        self.emptied || (self.backwards && self.shrunk)
+    }
+
     /// The same doubts: the list before is confirmed.
     fn agree(self, other: Self) -> bool {
         (self.backwards, self.shrunk, self.emptied)
@@ -201,7 +206,7 @@ impl Reasons {
     }
 
     fn pause(self) -> Duration {
-        if self.emptied {
+        if self.lost() {
             EMPTY_PAUSE
         } else if self.shrunk {
             SHRUNK_PAUSE
@@ -217,6 +222,15 @@ impl Reasons {
                 "a complete list of {kind}s is empty although {} are known, and no cluster is without \
                  any; all of them stay in force until this has been so for {} s. Did etcd lose its \
                  data?",
+                self.known,
+                EMPTY_FOR.as_secs()
+            )
+        } else if self.lost() {
+            format!(
+                "a complete list of {kind}s is older than what was seen before and lacks {} of {} \
+                 that are known; all of them stay in force until this has been so for {} s. Did etcd \
+                 lose its data?",
+                self.missing,
                 self.known,
                 EMPTY_FOR.as_secs()
             )

@@ -110,6 +110,8 @@ pub(super) struct Reflector<T> {
     outbox: mpsc::Sender<Told>,
     /// The server has refused a streaming list on this connection.
     no_streams: bool,
+    /// The last watch ended because its beginning was forgotten.
+    compacted: bool,
     /// Since when the server cannot be reached.
     outage_since: Option<Instant>,
     /// A complete list was told, if only an empty one because there can be none.
@@ -128,6 +130,7 @@ impl<T: Transport> Reflector<T> {
             report,
             outbox,
             no_streams: false,
+            compacted: false,
             outage_since: None,
             synced: false,
             started: Instant::now(),
@@ -178,7 +181,7 @@ impl<T: Transport> Reflector<T> {
                 self.no_streams = true;
                 self.begin_pages(list).await
             }
-            Err(failure) => self.failed("list", failure, Then::List).await,
+            Err(failure) => self.failed("watch", failure, Then::List).await,
         }
     }
 
@@ -257,7 +260,9 @@ impl<T: Transport> Reflector<T> {
             self.tell(events).await?;
             let state = self.complete(list, version, Some(watch)).await?;
             return match state {
-                State::Watching(watching) => self.heard(watching, said.collect()).await,
+                State::Watching(watching) if said.len() > 0 => {
+                    self.heard(watching, said.collect()).await
+                }
                 state => Ok(state),
             };
         }
@@ -379,6 +384,7 @@ impl<T: Transport> Reflector<T> {
             events.extend(self.change(one));
         }
         self.backoff.reset();
+        self.compacted = false;
         let now = Instant::now();
         watching.heard_at = now;
         watching.probe_at = now + PROBE_AFTER;
@@ -477,9 +483,12 @@ impl<T: Transport> Reflector<T> {
         if failure == Failure::NotServed && !self.synced {
             return self.not_served(failure).await;
         }
+        if failure == Failure::Gone && verb == "watch" {
+            return Ok(self.compacted());
+        }
         let wait = self.note(verb, &failure).await?;
         let then = match failure {
-            Failure::Gone | Failure::Refused { .. } => Then::List,
+            Failure::Refused { .. } => Then::List,
             _ => then,
         };
         let overdue = self.started.elapsed() >= OPTIONAL_AFTER;
@@ -487,6 +496,16 @@ impl<T: Transport> Reflector<T> {
             self.serve_without().await?;
         }
         Ok(State::after(wait, then))
+    }
+
+    /// What happened since the state that is known was forgotten: ordinary after a restart of the
+    /// server. The first list follows at once, one that helped nothing is not repeated like that.
+    fn compacted(&mut self) -> State<T::Watch> {
+        self.report.failure(&Failure::Gone);
+        if !std::mem::replace(&mut self.compacted, true) {
+            return State::Unlisted;
+        }
+        State::after(self.backoff.next(), Then::List)
     }
 
     /// Counts and reports a failure; returns how long to wait.

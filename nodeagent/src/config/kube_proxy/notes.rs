@@ -58,8 +58,11 @@ impl Host {
 }
 
 /// Fields that mean nothing here, whatever the mode, each with all that is inside.
-const UNUSED: [&str; 13] = [
-    "clientConnection",
+const UNUSED: [&str; 16] = [
+    "clientConnection.acceptContentTypes",
+    "clientConnection.burst",
+    "clientConnection.contentType",
+    "clientConnection.qps",
     "configSyncPeriod",
     "enableProfiling",
     "featureGates",

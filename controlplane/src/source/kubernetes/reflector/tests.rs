@@ -1,1 +1,246 @@
-//! Tests.
+//! Every fault of an API server, from a script, with time that stands still until all wait.
+
+mod faults;
+mod script;
+
+use super::*;
+use script::{Rig, Step, bookmark, end, gone, page, put};
+
+/// The whole life: a streaming list, changes, and the end of a watch.
+#[tokio::test(start_paused = true)]
+async fn a_streaming_list_goes_on_as_a_watch() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([
+        Step::Say(vec![put("a", 5), put("b", 3)]),
+        Step::Say(vec![put("c", 4), end(10), put("d", 11)]),
+        Step::Say(vec![gone("a", 12), bookmark(20)]),
+        Step::End,
+    ]);
+    rig.watch([Step::Say(vec![put("b", 21)])]);
+    rig.start();
+    assert_eq!(
+        rig.told(8).await,
+        [
+            "init", "+a", "+b", "+c", "done", "apply d", "delete a", "apply b"
+        ]
+    );
+    assert_eq!(rig.asked(), ["stream", "watch 20"]);
+    assert!(rig.state().synced);
+    assert_eq!(rig.state().counts.lists, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_streaming_lists_there_are_pages() {
+    let refusals = [
+        Failure::of_status(400, "sendInitialEvents is forbidden", None),
+        Failure::of_status(422, "", None),
+        Failure::of_status(500, "", None),
+    ];
+    for refusal in refusals {
+        let mut rig = Rig::new(Resource::Slices);
+        rig.no_watch(refusal);
+        rig.page(page(10, &["a"], Some("more")));
+        rig.page(page(10, &["b"], None));
+        rig.watch([Step::Say(vec![put("c", 11)])]);
+        rig.start();
+        let before = Instant::now();
+        assert_eq!(rig.told(5).await, ["init", "+a", "+b", "done", "apply c"]);
+        assert_eq!(rig.asked(), ["stream", "list", "list more", "watch 10"]);
+        assert_eq!(before.elapsed(), Duration::ZERO);
+    }
+}
+
+/// etcd 3.4: the server says 200 and then ERROR 500 (measured). An old server knows nothing of
+/// streaming lists and takes them for an ordinary watch: objects, but never an end.
+#[tokio::test(start_paused = true)]
+async fn streaming_lists_that_fail_later_become_pages_and_that_is_remembered() {
+    let beginnings = [
+        vec![Step::Fail(Failure::of_status(
+            500,
+            "RequestWatchProgress is disabled",
+            None,
+        ))],
+        vec![Step::Say(vec![put("a", 5)]), Step::Hang],
+        vec![Step::Say(vec![put("a", 5), bookmark(5)])],
+        vec![Step::End],
+    ];
+    for beginning in beginnings {
+        let mut rig = Rig::new(Resource::Slices);
+        rig.watch(beginning);
+        rig.page(page(10, &["b"], None));
+        rig.watch([Step::Fail(Failure::Gone)]);
+        rig.page(page(12, &["b"], None));
+        rig.watch([Step::Say(vec![put("c", 13)])]);
+        rig.start();
+        let before = Instant::now();
+        let told = rig.told_until("apply c").await;
+        assert_eq!(
+            told[told.len() - 7..],
+            ["init", "+b", "done", "init", "+b", "done", "apply c"]
+        );
+        assert_eq!(
+            rig.asked(),
+            ["stream", "list", "watch 10", "list", "watch 12"]
+        );
+        assert!(before.elapsed() <= STREAM_SILENCE);
+    }
+}
+
+/// Nothing of a list but the first is told before it is complete.
+#[tokio::test(start_paused = true)]
+async fn compaction_lists_again_and_tells_nothing_before_the_end() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([
+        Step::Say(vec![put("a", 5), put("b", 6), end(10)]),
+        Step::Fail(Failure::Gone),
+    ]);
+    rig.watch([
+        Step::Say(vec![put("a", 5)]),
+        Step::Fail(Failure::Broken("cut".to_owned())),
+    ]);
+    rig.watch([Step::Say(vec![
+        put("a", 5),
+        put("c", 19),
+        gone("c", 20),
+        end(20),
+    ])]);
+    rig.start();
+    assert_eq!(rig.told(4).await, ["init", "+a", "+b", "done"]);
+    assert_eq!(rig.told(5).await, ["init", "+a", "+c", "delete c", "done"]);
+    assert_eq!(rig.asked(), ["stream", "stream", "stream"]);
+}
+
+/// The first list is told as it comes, and begins anew when it breaks.
+#[tokio::test(start_paused = true)]
+async fn a_first_list_that_breaks_begins_anew() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([
+        Step::Say(vec![put("a", 5)]),
+        Step::Fail(Failure::Broken("cut".to_owned())),
+    ]);
+    rig.watch([Step::Say(vec![put("b", 5), end(10)])]);
+    rig.start();
+    assert_eq!(rig.told(5).await, ["init", "+a", "init", "+b", "done"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_outlives_its_state_is_fetched_in_one_piece() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.no_watch(Failure::of_status(400, "", None));
+    rig.page(page(10, &["a"], Some("more")));
+    rig.page(Err(Failure::Gone));
+    rig.page(page(11, &["a", "b"], None));
+    rig.start();
+    rig.told_until("done").await;
+    assert_eq!(
+        rig.asked()[..4],
+        ["stream", "list", "list more", "list all"]
+    );
+}
+
+/// Duplicates and replays change nothing; a bookmark from the past lists again.
+#[tokio::test(start_paused = true)]
+async fn replays_change_nothing() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([
+        Step::Say(vec![put("a", 5), end(10)]),
+        Step::Say(vec![
+            put("b", 11),
+            put("b", 11),
+            gone("a", 7),
+            put("old", 3),
+            put("c", 12),
+        ]),
+        Step::Say(vec![bookmark(4)]),
+    ]);
+    rig.watch([Step::Say(vec![put("z", 5), end(20)])]);
+    rig.start();
+    assert_eq!(
+        rig.told(5).await,
+        ["init", "+a", "done", "apply b", "apply c"]
+    );
+    assert_eq!(rig.state().counts.replays, 3);
+    rig.told_until("apply z").await;
+    assert_eq!(rig.asked(), ["stream", "stream"]);
+}
+
+/// Quiet watches are checked; a connection that died without a word is replaced.
+#[tokio::test(start_paused = true)]
+async fn quiet_watches_are_probed_and_silent_ones_replaced() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.probes(10);
+    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
+    rig.watch([Step::Say(vec![put("b", 11)]), Step::Hang]);
+    rig.start();
+    let before = Instant::now();
+    rig.told_until("apply b").await;
+    assert_eq!(before.elapsed(), WATCH_SILENCE);
+    assert_eq!(
+        rig.asked(),
+        ["stream", "probe", "probe", "probe", "watch 10"]
+    );
+    assert!(rig.upstream.age().unwrap() <= PROBE_AFTER);
+}
+
+/// A probe that failed and works again says nothing of the watch's own connection.
+#[tokio::test(start_paused = true)]
+async fn a_watch_is_replaced_after_an_outage_that_it_did_not_notice() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
+    rig.probe(Err(Failure::Unreachable("no route".to_owned())));
+    rig.probe(Ok(10));
+    rig.watch([Step::Say(vec![put("b", 11)]), Step::Hang]);
+    rig.start();
+    let before = Instant::now();
+    rig.told_until("apply b").await;
+    assert!(before.elapsed() <= PROBE_AFTER + Duration::from_secs(1));
+    assert_eq!(rig.asked()[..4], ["stream", "probe", "probe", "watch 10"]);
+}
+
+/// After a restore from a backup a watch from a later state says nothing at all.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_went_back_in_time_is_believed_when_it_insists() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([
+        Step::Say(vec![put("a", 5), put("b", 90), end(100)]),
+        Step::Hang,
+    ]);
+    rig.probes(50);
+    for version in [50, 50, 51] {
+        rig.watch([Step::Say(vec![put("a", 5), end(version)]), Step::Hang]);
+    }
+    rig.start();
+    rig.told_until("done").await;
+    let before = Instant::now();
+    assert_eq!(rig.told(3).await, ["init", "+a", "done"]);
+    assert!(
+        before.elapsed() <= Duration::from_secs(30),
+        "{:?}",
+        before.elapsed()
+    );
+    assert_eq!(
+        rig.asked(),
+        ["stream", "probe", "stream", "stream", "stream"]
+    );
+    assert_eq!(rig.state().trouble, None);
+}
+
+/// Another replica lags behind: what it says is not told, not even a part.
+#[tokio::test(start_paused = true)]
+async fn a_stale_list_resurrects_and_deletes_nothing() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([
+        Step::Say(vec![put("a", 5), end(100)]),
+        Step::Say(vec![put("new", 101)]),
+        Step::Fail(Failure::Gone),
+    ]);
+    rig.watch([Step::Say(vec![put("a", 5), put("deleted", 6), end(50)])]);
+    rig.watch([
+        Step::Say(vec![put("a", 5), put("new", 101), end(102)]),
+        Step::Hang,
+    ]);
+    rig.start();
+    rig.told_until("apply new").await;
+    assert_eq!(rig.told(4).await, ["init", "+a", "+new", "done"]);
+    assert_eq!(rig.asked(), ["stream", "stream", "stream"]);
+}

@@ -106,6 +106,7 @@ fn i7_no_detector_is_said() {
 fn i7_fields_without_meaning_are_named_in_one_line() {
     let (level, text) = only(notes(DUAL, |c| {
         "/kubeconfig".clone_into(&mut c.client_connection.kubeconfig);
+        c.client_connection.burst = 20;
         c.feature_gates.insert("SomeGate".to_owned(), true);
         c.winkernel.enable_dsr = true;
         c.config_sync_period = "1h".parse().unwrap();
@@ -118,7 +119,7 @@ fn i7_fields_without_meaning_are_named_in_one_line() {
     assert_eq!(level, Level::Info);
     assert_eq!(
         text,
-        "set, but without meaning here: clientConnection.kubeconfig, configSyncPeriod, \
+        "set, but without meaning here: clientConnection.burst, configSyncPeriod, \
          featureGates.SomeGate, iptables.masqueradeAll, ipvs.syncPeriod, nftables.minSyncPeriod, \
          winkernel.enableDSR"
     );

@@ -6,7 +6,7 @@ mod unused;
 mod used;
 
 use self::unused::{DEPRECATED, UNUSED, WINDOWS};
-use self::used::{CONNTRACK, DETECT, LOGGING, NODE, RULES, SERVERS};
+use self::used::{API, CONNTRACK, DETECT, LOGGING, NODE, RULES, SERVERS};
 use super::types::KubeProxyConfiguration;
 
 pub(crate) use self::set::truth;
@@ -60,8 +60,9 @@ pub(super) struct Group {
 }
 
 /// All of them, in the order of `--help`.
-pub(super) static GROUPS: [Group; 9] = [
+pub(super) static GROUPS: [Group; 10] = [
     shown("The node", NODE),
+    shown("The Kubernetes API, for --standalone", API),
     shown("Rules", RULES),
     shown("Telling pods from other clients", DETECT),
     shown("Health checks and metrics", SERVERS),

@@ -21,22 +21,6 @@ pub(super) const UNUSED: &[Row] = &[
         |c, v| switch(&mut c.enable_profiling, v),
     ),
     row(
-        "kubeconfig",
-        Kind::Value("FILE"),
-        "",
-        &["clientConnection.kubeconfig"],
-        "Credentials for the Kubernetes API",
-        |c, v| text(&mut c.client_connection.kubeconfig, v),
-    ),
-    row(
-        "master",
-        Kind::Value("URL"),
-        "",
-        &[],
-        "Address of the Kubernetes API",
-        |_, _| Ok(()),
-    ),
-    row(
         "kube-api-content-type",
         Kind::Value("TYPE"),
         "application/vnd.kubernetes.protobuf",

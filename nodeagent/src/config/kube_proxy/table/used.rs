@@ -36,6 +36,27 @@ pub(super) const NODE: &[Row] = &[
     ),
 ];
 
+pub(super) const API: &[Row] = &[
+    row(
+        "kubeconfig",
+        Kind::Value("FILE"),
+        "",
+        &["clientConnection.kubeconfig"],
+        "Address of the Kubernetes API and credentials for it [default: those of the pod]",
+        |c, v| text(&mut c.client_connection.kubeconfig, v),
+    )
+    .beside_file(),
+    row(
+        "master",
+        Kind::Value("URL"),
+        "",
+        &[],
+        "Another address of the Kubernetes API than the kubeconfig's",
+        |_, _| Ok(()),
+    )
+    .beside_file(),
+];
+
 pub(super) const RULES: &[Row] = &[
     row(
         "proxy-mode",

@@ -1,4 +1,4 @@
-//! A client of HTTP, for tests.
+//! A small client of HTTP: for tests and tools.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,26 +7,29 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// Longest that anything may take on a busy machine.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// An answer.
 #[derive(Clone, Debug)]
-pub(crate) struct Reply {
-    pub(crate) status: u16,
+pub struct Reply {
+    /// The status code.
+    pub status: u16,
     /// Names in lower case.
-    pub(crate) headers: Vec<(String, String)>,
-    pub(crate) body: String,
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: String,
 }
 
 impl Reply {
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+    /// A header field by its name in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
         let header = self.headers.iter().find(|(key, _)| key == name);
         header.map(|(_, value)| value.as_str())
     }
 }
 
 /// Asks; `None` when nobody listens or the connection breaks.
-pub(crate) async fn ask(address: SocketAddr, request: &str) -> Option<Reply> {
+pub async fn ask(address: SocketAddr, request: &str) -> Option<Reply> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     stream.write_all(request.as_bytes()).await.ok()?;
     let mut answer = String::new();
@@ -45,12 +48,12 @@ pub(crate) async fn ask(address: SocketAddr, request: &str) -> Option<Reply> {
 }
 
 /// A plain GET.
-pub(crate) async fn get(address: SocketAddr, path: &str) -> Option<Reply> {
+pub async fn get(address: SocketAddr, path: &str) -> Option<Reply> {
     ask(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await
 }
 
 /// Asks until the answer is as wanted; `None` stands for nobody listening.
-pub(crate) async fn until(
+pub async fn until(
     address: SocketAddr,
     path: &str,
     wanted: impl Fn(Option<&Reply>) -> bool,
@@ -70,7 +73,7 @@ pub(crate) async fn until(
 }
 
 /// Asks until the answer has a status code.
-pub(crate) async fn becomes(address: SocketAddr, path: &str, status: u16) -> Reply {
+pub async fn becomes(address: SocketAddr, path: &str, status: u16) -> Reply {
     let reply = until(address, path, |reply| {
         reply.is_some_and(|r| r.status == status)
     })

@@ -6,13 +6,13 @@
 
 mod port;
 
-#[cfg(test)]
-pub(crate) mod client;
+pub mod client;
+pub mod metrics;
+
 #[cfg(test)]
 mod tests;
 
-pub use port::BindError;
-pub(crate) use port::{Port, REBIND};
+pub use port::{BindError, Port, REBIND};
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -46,10 +46,10 @@ const MAX_HEADERS: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a server answers.
-pub(crate) type Answer = Response<Full<Bytes>>;
+pub type Answer = Response<Full<Bytes>>;
 
 /// Builds an answer; its type is final, a browser guesses nothing.
-pub(crate) fn answer(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
+pub fn answer(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
@@ -59,26 +59,26 @@ pub(crate) fn answer(status: StatusCode, kind: &'static str, body: impl Into<Byt
 }
 
 /// The answer to everything that is not served.
-pub(crate) fn not_found() -> Answer {
+pub fn not_found() -> Answer {
     answer(StatusCode::NOT_FOUND, TEXT, "404 page not found\n")
 }
 
 /// Content type of plain text.
-pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+pub const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Content type of JSON.
-pub(crate) const JSON: &str = "application/json";
+pub const JSON: &str = "application/json";
 
 /// The connections of a group of servers, oldest first.
 #[derive(Debug)]
-pub(crate) struct Guests {
+pub struct Guests {
     capacity: usize,
     connections: Mutex<VecDeque<AbortHandle>>,
 }
 
 impl Guests {
     /// At most `capacity` connections at a time.
-    pub(crate) fn new(capacity: usize) -> Arc<Self> {
+    pub fn new(capacity: usize) -> Arc<Self> {
         Arc::new(Self {
             capacity,
             connections: Mutex::default(),
@@ -113,7 +113,7 @@ impl Drop for Guests {
 
 /// Answers the requests that come to a listener, for ever. Dropping the future closes the
 /// listener; answers on their way are finished while the group of servers lives.
-pub(crate) async fn serve<R>(listener: TcpListener, guests: &Guests, respond: R)
+pub async fn serve<R>(listener: TcpListener, guests: &Guests, respond: R)
 where
     R: Fn(&Request<Incoming>) -> Answer + Clone + Send + Sync + 'static,
 {

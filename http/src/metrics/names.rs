@@ -5,18 +5,19 @@ use std::fmt;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-use super::counters::Distribution;
+/// The sum, and the number of values of each bucket by its upper bound.
+pub type Distribution = (f64, Vec<(f64, u64)>);
 
 /// Labels of one series.
-pub(super) type Labels<'a> = [(&'static str, &'a str)];
+pub type Labels<'a> = [(&'static str, &'a str)];
 
 /// A metric's name and what it says. Names of counters come without `_total`, which their encoding
 /// adds.
-pub(super) struct Name(pub(super) &'static str, pub(super) &'static str);
+pub struct Name(pub &'static str, pub &'static str);
 
 impl Name {
     /// A number that only grows.
-    pub(super) fn counter<'a>(
+    pub fn counter<'a>(
         &self,
         to: &mut DescriptorEncoder<'_>,
         series: impl IntoIterator<Item = (&'a Labels<'a>, f64)>,
@@ -34,7 +35,7 @@ impl Name {
     }
 
     /// A number that goes up and down.
-    pub(super) fn gauge<'a>(
+    pub fn gauge<'a>(
         &self,
         to: &mut DescriptorEncoder<'_>,
         series: impl IntoIterator<Item = (&'a Labels<'a>, f64)>,
@@ -51,7 +52,7 @@ impl Name {
     }
 
     /// Durations.
-    pub(super) fn histogram<'a>(
+    pub fn histogram<'a>(
         &self,
         to: &mut DescriptorEncoder<'_>,
         series: impl IntoIterator<Item = (&'a Labels<'a>, Distribution)>,

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use super::{Answer, Guests, serve};
 
 /// Pause before a port that is taken is tried again (G6).
-pub(crate) const REBIND: Duration = Duration::from_secs(5);
+pub const REBIND: Duration = Duration::from_secs(5);
 
 /// Most connections of one such port.
 const MAX_CONNECTIONS: usize = 64;
@@ -35,13 +35,13 @@ pub struct BindError {
 
 /// Where something is served.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Port {
+pub struct Port {
     /// What, for people.
-    pub(crate) what: &'static str,
+    pub what: &'static str,
     /// The flag that chooses the address, without dashes.
-    pub(crate) flag: &'static str,
+    pub flag: &'static str,
     /// The address; `[::]` takes IPv4 as well.
-    pub(crate) address: SocketAddr,
+    pub address: SocketAddr,
 }
 
 impl Port {
@@ -49,7 +49,7 @@ impl Port {
     ///
     /// # Errors
     /// [`BindError`]: usually it is taken.
-    pub(crate) async fn bind(&self) -> Result<TcpListener, BindError> {
+    pub async fn bind(&self) -> Result<TcpListener, BindError> {
         let listener = TcpListener::bind(self.address).await;
         listener.map_err(|source| BindError {
             what: self.what,
@@ -60,7 +60,7 @@ impl Port {
     }
 
     /// Answers for ever; without a listener the port is opened as soon as it is free.
-    pub(crate) async fn serve<R>(self, mut listener: Option<TcpListener>, respond: R)
+    pub async fn serve<R>(self, mut listener: Option<TcpListener>, respond: R)
     where
         R: Fn(&Request<Incoming>) -> Answer + Clone + Send + Sync + 'static,
     {

@@ -10,14 +10,16 @@ use prometheus_client::registry::Registry;
 
 /// A format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
+pub enum Format {
+    /// The older text format.
     Prometheus,
+    /// The newer one.
     OpenMetrics,
 }
 
 impl Format {
     /// What a client wants. Weights are not looked at: who names OpenMetrics can read it.
-    pub(super) fn wanted(headers: &HeaderMap) -> Self {
+    pub fn wanted(headers: &HeaderMap) -> Self {
         let accepts = |value: &hyper::header::HeaderValue| {
             let text = value.to_str().unwrap_or_default();
             text.contains("application/openmetrics-text")
@@ -29,14 +31,16 @@ impl Format {
         }
     }
 
-    pub(super) fn content_type(self) -> &'static str {
+    /// For the header field of an answer.
+    pub fn content_type(self) -> &'static str {
         match self {
             Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
         }
     }
 
-    pub(super) fn print(self, registry: &Registry) -> String {
+    /// All metrics of a registry.
+    pub fn print(self, registry: &Registry) -> String {
         let mut open = String::with_capacity(32 * 1024);
         // Memory takes everything: there is nothing that could fail.
         let _ = encode(&mut open, registry);

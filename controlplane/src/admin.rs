@@ -1,0 +1,97 @@
+//! The control plane's HTTP port: whether it runs, whether it is ready, and its metrics.
+//!
+//! Ready means that every kind has been listed once: agents get nothing before. It stays so when
+//! the API server goes away later, for the control plane then serves what it knows.
+
+mod metrics;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::{Request, StatusCode};
+use kplane_http::metrics::Format;
+use kplane_http::{Answer, Guests, TEXT, answer, not_found, serve};
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+
+use crate::hub::Hub;
+use crate::source::upstream::KindState;
+
+/// Most connections at a time.
+const MAX_CONNECTIONS: usize = 64;
+/// Time without news after which a kind counts as stale: longer than the source's own checks take.
+const STALE_AFTER: Duration = Duration::from_secs(45);
+
+/// What the port answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Admin {
+    hub: Arc<Hub>,
+    registry: Arc<Registry>,
+}
+
+impl Admin {
+    pub(crate) fn new(hub: Arc<Hub>) -> Self {
+        let registry = Arc::new(metrics::registry(Arc::clone(&hub)));
+        Self { hub, registry }
+    }
+
+    /// Answers for ever.
+    pub(crate) async fn serve(self, listener: TcpListener) {
+        let guests = Guests::new(MAX_CONNECTIONS);
+        serve(listener, &guests, move |request| self.respond(request)).await;
+    }
+
+    fn respond<B>(&self, request: &Request<B>) -> Answer {
+        let verbose = request.uri().query().is_some_and(|q| q.contains("verbose"));
+        match request.uri().path() {
+            "/livez" => answer(StatusCode::OK, TEXT, "ok\n"),
+            "/readyz" => self.readiness(verbose),
+            "/metrics" => {
+                let format = Format::wanted(request.headers());
+                let body = format.print(&self.registry);
+                answer(StatusCode::OK, format.content_type(), body)
+            }
+            _ => not_found(),
+        }
+    }
+
+    fn readiness(&self, verbose: bool) -> Answer {
+        let ready = self.hub.store.head().borrow().synced;
+        let mut body = String::new();
+        if verbose || !ready {
+            for (kind, state) in self.hub.upstream.kinds() {
+                // Writing to a string does not fail.
+                let _ = writeln!(body, "{kind}: {}", describe(&state));
+            }
+        }
+        let (status, verdict) = if ready {
+            (StatusCode::OK, "ok\n")
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
+        };
+        body.push_str(verdict);
+        answer(status, TEXT, body)
+    }
+}
+
+/// What is missing of a kind, since when, and why.
+fn describe(state: &KindState) -> String {
+    let age = state.current_at.unwrap_or(state.started).elapsed();
+    let seconds = age.as_secs();
+    let mut text = if !state.synced {
+        format!("not listed for {seconds} s")
+    } else if age >= STALE_AFTER {
+        format!("synced, stale for {seconds} s")
+    } else {
+        format!("synced, current {seconds} s ago")
+    };
+    if let Some(trouble) = &state.trouble {
+        text.push_str(": ");
+        text.push_str(&trouble.issue.to_string());
+    }
+    text
+}

@@ -1,0 +1,151 @@
+//! The control plane's metrics. No label has the name of a Service or node: the number of series
+//! does not grow with the cluster.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kplane_http::metrics::{Labels, Name, Process};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::registry::Registry;
+
+use crate::hub::Hub;
+use crate::k8s::Kind;
+use crate::server::node_states;
+use crate::source::upstream::KindState;
+
+/// Everything.
+pub(super) fn registry(hub: Arc<Hub>) -> Registry {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Plane(hub)));
+    registry.register_collector(Box::new(Process));
+    registry
+}
+
+/// Read at each scrape.
+#[derive(Debug)]
+struct Plane(Arc<Hub>);
+
+impl Collector for Plane {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        self.published(&mut to)?;
+        self.agents(&mut to)?;
+        self.upstream(&mut to)
+    }
+}
+
+const ALONE: &Labels<'_> = &[];
+
+impl Plane {
+    fn published(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let head = *self.0.store.head().borrow();
+        let summary = self.0.summary().borrow().clone();
+        let mut gauge = |name, help, value: f64| Name(name, help).gauge(to, [(ALONE, value)]);
+        gauge(
+            "kplane_controlplane_revision",
+            "Newest revision that was published",
+            head.revision as f64,
+        )?;
+        gauge(
+            "kplane_controlplane_synced",
+            "Whether every kind has been listed, so that agents are served",
+            f64::from(u8::from(head.synced)),
+        )?;
+        gauge(
+            "kplane_controlplane_services",
+            "Services with a served port",
+            summary.totals.services as f64,
+        )?;
+        gauge(
+            "kplane_controlplane_endpoints",
+            "Endpoints of all served ports, by family",
+            summary.totals.endpoints as f64,
+        )?;
+        gauge(
+            "kplane_controlplane_issues",
+            "Problems with the input or its source",
+            summary.issues.len() as f64,
+        )
+    }
+
+    fn agents(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let states = node_states(&self.0);
+        let labels: Vec<_> = states.keys().map(|state| [("state", *state)]).collect();
+        let series = labels.iter().zip(states.values());
+        let series = series.map(|(labels, count)| (&labels[..], *count as f64));
+        Name(
+            "kplane_controlplane_nodes",
+            "Nodes by the state of their agent",
+        )
+        .gauge(to, series)
+    }
+
+    fn upstream(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let age = self.0.upstream_age().as_secs_f64();
+        Name(
+            "kplane_controlplane_upstream_age_seconds",
+            "Time for which changes at the source may have been missed, of its stalest kind",
+        )
+        .gauge(to, [(ALONE, age)])?;
+        let kinds = self.0.upstream.kinds();
+        if kinds.is_empty() {
+            return Ok(());
+        }
+        let mut gauge = |name, help, value: fn(&KindState) -> f64| {
+            let all: Vec<_> = kinds.iter().map(|(k, s)| (label(*k), value(s))).collect();
+            Name(name, help).gauge(to, all.iter().map(|(label, value)| (&label[..], *value)))
+        };
+        gauge(
+            "kplane_controlplane_source_age_seconds",
+            "Time since a kind was known to be current",
+            |s| s.current_at.unwrap_or(s.started).elapsed().as_secs_f64(),
+        )?;
+        gauge(
+            "kplane_controlplane_source_synced",
+            "Whether a kind has been listed",
+            |s| f64::from(u8::from(s.synced)),
+        )?;
+        let mut counter = |name, help, value: fn(&KindState) -> u64| {
+            let all = kinds.iter().map(|(k, s)| (label(*k), value(s) as f64));
+            let all: Vec<_> = all.collect();
+            Name(name, help).counter(to, all.iter().map(|(label, value)| (&label[..], *value)))
+        };
+        counter(
+            "kplane_controlplane_source_lists",
+            "Complete lists that were taken over",
+            |s| s.counts.lists,
+        )?;
+        counter(
+            "kplane_controlplane_source_events",
+            "Changes that watches told",
+            |s| s.counts.events,
+        )?;
+        counter(
+            "kplane_controlplane_source_replays",
+            "Changes that were known already",
+            |s| s.counts.replays,
+        )?;
+        let failures = kinds.iter().flat_map(|(kind, state)| {
+            let reasons = state.counts.failures.iter();
+            reasons.map(|(reason, count)| {
+                (
+                    [("kind", kind.as_str()), ("reason", *reason)],
+                    *count as f64,
+                )
+            })
+        });
+        let failures: Vec<_> = failures.collect();
+        Name(
+            "kplane_controlplane_source_failures",
+            "Failed requests, broken watches and doubtful lists",
+        )
+        .counter(
+            to,
+            failures.iter().map(|(labels, count)| (&labels[..], *count)),
+        )
+    }
+}
+
+fn label(kind: Kind) -> [(&'static str, &'static str); 1] {
+    [("kind", kind.as_str())]
+}

@@ -1,0 +1,81 @@
+//! The port over loopback, fed by hand.
+
+use kplane_http::client::get;
+use kplane_model::{Issue, ObjectRef, Severity};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::convert::ExternalIps;
+use crate::k8s::Kind;
+use crate::source::upstream::Trouble;
+use crate::source::{Batch, Event};
+
+#[tokio::test]
+async fn ready_once_every_kind_is_listed_and_for_ever_after() {
+    let (sink, batches) = mpsc::channel(1);
+    let (hub, index) = Hub::new(1, "test", ExternalIps::All, batches);
+    tokio::spawn(index);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(Admin::new(Arc::clone(&hub)).serve(listener));
+
+    hub.upstream.begin(Kind::Service);
+    hub.upstream.update(Kind::Service, |state| {
+        state.trouble = Some(Trouble {
+            since: std::time::SystemTime::now(),
+            issue: Issue {
+                severity: Severity::Error,
+                location: String::new(),
+                object: ObjectRef {
+                    kind: "API server".to_owned(),
+                    namespace: String::new(),
+                    name: "https://192.0.2.1".to_owned(),
+                },
+                reason: "is on holiday".to_owned(),
+            },
+        });
+    });
+    let reply = get(address, "/livez").await.unwrap();
+    assert_eq!(reply.status, 200);
+    let reply = get(address, "/readyz").await.unwrap();
+    assert_eq!(reply.status, 503);
+    assert_eq!(
+        reply.body,
+        "Service: not listed for 0 s: API server https://192.0.2.1: is on holiday\nnot ready\n"
+    );
+
+    let events = Kind::ALL.map(|kind| [Event::Init(kind), Event::InitDone(kind)]);
+    let batch = Batch {
+        events: events.into_iter().flatten().collect(),
+        observed_at: std::time::SystemTime::now(),
+    };
+    sink.send(batch).await.unwrap();
+    let mut head = hub.store.head();
+    head.wait_for(|head| head.synced).await.unwrap();
+    hub.upstream
+        .update(Kind::Service, |state| state.synced = true);
+    let reply = get(address, "/readyz").await.unwrap();
+    assert_eq!((reply.status, reply.body.as_str()), (200, "ok\n"));
+    let reply = get(address, "/readyz?verbose").await.unwrap();
+    assert_eq!(reply.status, 200);
+    assert!(
+        reply
+            .body
+            .starts_with("Service: synced, current 0 s ago: API server")
+    );
+
+    let metrics = get(address, "/metrics").await.unwrap().body;
+    for line in [
+        "kplane_controlplane_synced 1",
+        "kplane_controlplane_services 0",
+        "kplane_controlplane_nodes{state=\"in_sync\"} 0",
+        "kplane_controlplane_source_synced{kind=\"Service\"} 1",
+        "kplane_controlplane_source_lists_total{kind=\"Service\"} 0",
+        "# TYPE kplane_controlplane_source_failures_total counter",
+        "# TYPE kplane_controlplane_upstream_age_seconds gauge",
+        "# TYPE process_resident_memory_bytes gauge",
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
+    }
+    assert_eq!(get(address, "/other").await.unwrap().status, 404);
+}

@@ -1,0 +1,282 @@
+//! Servers that refuse, vanish, forget and lose.
+
+use super::*;
+
+fn refused() -> Failure {
+    Failure::Unreachable("Connection refused".to_owned())
+}
+
+/// Rights that are taken away delete nothing, are told, and found again soon.
+#[tokio::test(start_paused = true)]
+async fn a_403_keeps_everything() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::End]);
+    for _ in 0..20 {
+        rig.no_watch(Failure::Forbidden("no".to_owned()));
+    }
+    rig.watch([Step::Say(vec![put("b", 11)]), Step::Hang]);
+    rig.probes(10);
+    rig.start();
+    rig.told_until("done").await;
+    assert_eq!(rig.pass(Duration::from_secs(5)).await, Vec::<String>::new());
+    let trouble = rig.state().trouble.unwrap();
+    assert!(
+        trouble.issue.reason.contains("we may not watch services"),
+        "{trouble:?}"
+    );
+    assert_eq!(rig.told(1).await, ["apply b"]);
+    assert_eq!(rig.state().trouble, None);
+    assert_eq!(rig.asked().iter().filter(|a| *a == "stream").count(), 1);
+}
+
+/// Neither spins nor waits for long.
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_borne_with_patience() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::End]);
+    for _ in 0..1_000 {
+        rig.no_watch(refused());
+    }
+    rig.start();
+    rig.told_until("done").await;
+    rig.pass(Duration::from_secs(20)).await;
+    let tries = rig.asked().len() - 1;
+    // 100 ms doubling to 5 s, drawn from all of it: eight on average.
+    assert!((4..60).contains(&tries), "{tries}");
+    assert!(rig.upstream.age().unwrap() >= Duration::from_secs(20));
+    let trouble = rig.state().trouble.unwrap();
+    assert!(
+        trouble.issue.reason.contains("Connection refused"),
+        "{trouble:?}"
+    );
+    assert_eq!(rig.state().counts.failures["unreachable"], tries as u64);
+}
+
+/// A short outage goes on where it was, and asks at once whether the server is still the same.
+#[tokio::test(start_paused = true)]
+async fn a_restart_of_the_server_resumes() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([
+        Step::Say(vec![put("a", 5), end(10)]),
+        Step::Fail(Failure::Broken("reset".to_owned())),
+    ]);
+    rig.no_watch(refused());
+    rig.watch([Step::Hang]);
+    rig.probes(10);
+    rig.start();
+    rig.told_until("done").await;
+    rig.pass(Duration::from_secs(2)).await;
+    assert_eq!(rig.asked(), ["stream", "watch 10", "watch 10", "probe"]);
+    assert_eq!(rig.state().trouble, None);
+}
+
+/// A long one lists everything: who knows what was put back.
+#[tokio::test(start_paused = true)]
+async fn a_long_outage_lists_again() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([
+        Step::Say(vec![put("a", 5), end(10)]),
+        Step::Fail(Failure::Broken("reset".to_owned())),
+    ]);
+    rig.start();
+    rig.told_until("done").await;
+    for _ in 0..60 {
+        rig.no_watch(refused());
+    }
+    rig.watch([Step::Say(vec![put("a", 5), end(200)]), Step::Hang]);
+    rig.told_until("done").await;
+    assert!(rig.asked().ends_with(&["stream".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn credentials_are_read_again_when_they_are_refused() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.no_watch(Failure::Unauthorized);
+    rig.no_watch(Failure::Certificate("expired".to_owned()));
+    rig.watch([Step::Say(vec![end(10)]), Step::Hang]);
+    rig.start();
+    assert_eq!(rig.told(2).await, ["init", "done"]);
+    assert_eq!(rig.renewed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_server_is_left_alone_for_as_long_as_it_wants() {
+    let mut rig = Rig::new(Resource::Services);
+    let after = Some(Duration::from_secs(7));
+    rig.no_watch(Failure::Busy { after });
+    rig.watch([Step::Say(vec![end(10)]), Step::Hang]);
+    let before = Instant::now();
+    rig.start();
+    rig.told(2).await;
+    assert_eq!(before.elapsed(), Duration::from_secs(7));
+}
+
+/// A server that compacts faster than we read is not asked without a pause.
+#[tokio::test(start_paused = true)]
+async fn lists_that_help_nothing_are_not_repeated_at_once() {
+    let mut rig = Rig::new(Resource::Services);
+    for _ in 0..500 {
+        rig.watch([
+            Step::Say(vec![put("a", 5), end(10)]),
+            Step::Fail(Failure::Gone),
+        ]);
+    }
+    rig.start();
+    rig.pass(Duration::from_secs(20)).await;
+    assert!(rig.asked().len() < 60, "{}", rig.asked().len());
+}
+
+/// ServiceCIDRs are not served by older servers.
+#[tokio::test(start_paused = true)]
+async fn absent_service_cidrs_are_none_until_they_come() {
+    let mut rig = Rig::new(Resource::ServiceCidrs);
+    rig.no_watch(Failure::NotServed);
+    rig.no_watch(Failure::NotServed);
+    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
+    let before = Instant::now();
+    rig.start();
+    assert_eq!(rig.told(2).await, ["init", "done"]);
+    assert!(rig.state().synced && rig.state().trouble.is_none());
+    rig.told_until("+a").await;
+    assert_eq!(before.elapsed(), ABSENT * 2);
+}
+
+/// Rights on ServiceCIDRs that are missing hold nothing up for long.
+#[tokio::test(start_paused = true)]
+async fn forbidden_service_cidrs_are_done_without() {
+    let mut rig = Rig::new(Resource::ServiceCidrs);
+    for _ in 0..200 {
+        rig.no_watch(Failure::Forbidden("no".to_owned()));
+    }
+    let before = Instant::now();
+    rig.start();
+    assert_eq!(rig.told(2).await, ["init", "done"]);
+    assert!(before.elapsed() >= OPTIONAL_AFTER);
+    assert!(rig.state().trouble.is_some());
+    assert_eq!(
+        rig.pass(Duration::from_secs(20)).await,
+        Vec::<String>::new()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn servers_without_slices_are_asked_for_endpoints() {
+    let mut rig = Rig::new(Resource::Slices);
+    rig.no_watch(Failure::NotServed);
+    rig.watch([
+        Step::Say(vec![put("a/0/IPv4", 5), end(10)]),
+        Step::Say(vec![
+            put("b/0/IPv4", 11),
+            put("b/0/IPv6", 11),
+            put("a/0/IPv4", 9),
+        ]),
+        Step::Hang,
+    ]);
+    rig.start();
+    assert_eq!(
+        rig.told(5).await,
+        [
+            "init",
+            "+a/0/IPv4",
+            "done",
+            "apply b/0/IPv4",
+            "apply b/0/IPv6"
+        ]
+    );
+}
+
+/// A resource that was there and is not any more is a mistake somewhere, not a deletion.
+#[tokio::test(start_paused = true)]
+async fn a_404_after_all_deletes_nothing() {
+    for resource in [Resource::Slices, Resource::ServiceCidrs] {
+        let mut rig = Rig::new(resource);
+        rig.watch([
+            Step::Say(vec![put("a", 5), end(10)]),
+            Step::Fail(Failure::Gone),
+        ]);
+        for _ in 0..10 {
+            rig.no_watch(Failure::NotServed);
+        }
+        rig.watch([
+            Step::Say(vec![put("a", 5), put("b", 11), end(12)]),
+            Step::Hang,
+        ]);
+        rig.start();
+        rig.told_until("done").await;
+        assert_eq!(rig.told(4).await, ["init", "+a", "+b", "done"]);
+    }
+}
+
+fn names(range: std::ops::Range<usize>) -> Vec<String> {
+    range.map(|n| format!("o{n}")).collect()
+}
+
+fn list(names: &[String], version: u64) -> Step {
+    let mut said: Vec<_> = names.iter().map(|name| put(name, 5)).collect();
+    said.push(end(version));
+    Step::Say(said)
+}
+
+/// Most of everything missing: what is there counts at once, what is missing later.
+#[tokio::test(start_paused = true)]
+async fn a_list_that_lacks_most_is_confirmed_first() {
+    let mut rig = Rig::new(Resource::Slices);
+    rig.watch([list(&names(0..30), 10), Step::Fail(Failure::Gone)]);
+    for version in [20, 21, 22] {
+        rig.watch([list(&["new".to_owned()], version), Step::Hang]);
+    }
+    rig.start();
+    rig.told_until("done").await;
+    let before = Instant::now();
+    assert_eq!(rig.told(1).await, ["apply new"]);
+    let trouble = rig.state().trouble.unwrap();
+    assert!(
+        trouble.issue.reason.contains("lacks 30 of 30"),
+        "{trouble:?}"
+    );
+    assert_eq!(rig.told(4).await, ["apply new", "init", "+new", "done"]);
+    assert!(before.elapsed() >= Duration::from_secs(6));
+    assert_eq!(rig.state().trouble, None);
+}
+
+/// An empty list of Services is not "everything deleted".
+#[tokio::test(start_paused = true)]
+async fn an_empty_list_counts_after_a_minute() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([list(&names(0..3), 10), Step::Fail(Failure::Gone)]);
+    for version in 20..40 {
+        rig.watch([list(&[], version), Step::Hang]);
+    }
+    rig.start();
+    rig.told_until("done").await;
+    let before = Instant::now();
+    assert_eq!(rig.told(2).await, ["init", "done"]);
+    assert!(
+        before.elapsed() >= Duration::from_secs(60),
+        "{:?}",
+        before.elapsed()
+    );
+}
+
+/// Deletions that a watch names are the truth, however many.
+#[tokio::test(start_paused = true)]
+async fn deletions_by_name_count_at_once() {
+    let mut rig = Rig::new(Resource::Services);
+    let all = names(0..30);
+    let deletions = all
+        .iter()
+        .zip(11..)
+        .map(|(name, version)| gone(name, version));
+    rig.watch([
+        list(&all, 10),
+        Step::Say(deletions.collect()),
+        Step::Fail(Failure::Gone),
+    ]);
+    rig.watch([list(&[], 60), Step::Hang]);
+    let before = Instant::now();
+    rig.start();
+    rig.told_until("done").await;
+    assert_eq!(rig.told(30).await[29], "delete o29");
+    assert_eq!(rig.told(2).await, ["init", "done"]);
+    assert!(before.elapsed() < Duration::from_secs(2));
+}

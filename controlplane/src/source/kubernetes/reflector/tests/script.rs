@@ -1,0 +1,304 @@
+//! A server that follows a script. What the script does not say is never answered.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::k8s::{EndpointSlice, Node, Object, ObjectMeta, Service, ServiceCidr};
+use crate::source::upstream::{KindState, Upstream};
+
+/// What a watch does next.
+#[derive(Debug)]
+pub(super) enum Step {
+    Say(Vec<Said>),
+    Fail(Failure),
+    End,
+    /// Says nothing for ever.
+    Hang,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    pages: VecDeque<Result<Page, Failure>>,
+    watches: VecDeque<Result<VecDeque<Step>, Failure>>,
+    probes: VecDeque<Result<u64, Failure>>,
+    /// What probes answer when the script has no more.
+    probes_always: Option<u64>,
+    asked: Vec<String>,
+    renewed: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Scripted {
+    resource: Resource,
+    script: Arc<Mutex<Script>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Steps(VecDeque<Step>, Resource);
+
+impl Transport for Scripted {
+    type Watch = Steps;
+
+    fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    fn set_resource(&mut self, resource: Resource) {
+        self.resource = resource;
+    }
+
+    async fn page(&mut self, request: &PageRequest) -> Result<Page, Failure> {
+        let answer = {
+            let mut script = self.script.lock().unwrap();
+            if request.limit == 1 {
+                script.asked.push("probe".to_owned());
+                let always = script.probes_always;
+                let probe = script.probes.pop_front().or(always.map(Ok));
+                probe.map(|probe| probe.map(|version| page(version, &["x"], None).unwrap()))
+            } else {
+                script.asked.push(match (&request.next, request.limit) {
+                    (Some(next), _) => format!("list {next}"),
+                    (None, 0) => "list all".to_owned(),
+                    (None, _) => "list".to_owned(),
+                });
+                script.pages.pop_front()
+            }
+        };
+        match answer {
+            Some(answer) => answer.map(|page| as_kind(page, &self.resource)),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn watch(&mut self, from: WatchFrom) -> Result<Steps, Failure> {
+        let answer = {
+            let mut script = self.script.lock().unwrap();
+            script.asked.push(match from {
+                WatchFrom::Everything => "stream".to_owned(),
+                WatchFrom::Version(version) => format!("watch {version}"),
+            });
+            script.watches.pop_front()
+        };
+        match answer {
+            Some(answer) => answer.map(|steps| Steps(steps, self.resource.clone())),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn renew(&mut self) {
+        self.script.lock().unwrap().renewed += 1;
+    }
+
+    fn server(&self) -> String {
+        "https://192.0.2.1".to_owned()
+    }
+}
+
+impl Watch for Steps {
+    async fn next(&mut self) -> Result<Option<Vec<Said>>, Failure> {
+        match self.0.pop_front() {
+            Some(Step::Say(said)) => {
+                let said = said.into_iter().map(|said| match said {
+                    Said::Put(object, version) => Said::Put(of_kind(object, &self.1), version),
+                    Said::Gone(mut id, version) => {
+                        id.kind = self.1.kind();
+                        Said::Gone(id, version)
+                    }
+                    other => other,
+                });
+                Ok(Some(said.collect()))
+            }
+            Some(Step::Fail(failure)) => Err(failure),
+            Some(Step::End) => {
+                // A watch that lived for a while.
+                tokio::time::sleep(LIVELY).await;
+                Ok(None)
+            }
+            Some(Step::Hang) | None => std::future::pending().await,
+        }
+    }
+}
+
+/// A reflector with a script.
+#[derive(Debug)]
+pub(super) struct Rig {
+    script: Arc<Mutex<Script>>,
+    pub(super) upstream: Upstream,
+    kind: Kind,
+    reflector: Option<Reflector<Scripted>>,
+    inbox: mpsc::Receiver<Told>,
+    events: VecDeque<String>,
+}
+
+impl Rig {
+    pub(super) fn new(resource: Resource) -> Self {
+        let script = Arc::<Mutex<Script>>::default();
+        let upstream = Upstream::default();
+        let kind = resource.kind();
+        let transport = Scripted {
+            resource,
+            script: Arc::clone(&script),
+        };
+        let (outbox, inbox) = mpsc::channel(64);
+        let report = Reporter::new(kind, upstream.clone());
+        Self {
+            script,
+            kind,
+            reflector: Some(Reflector::new(transport, report, outbox)),
+            upstream,
+            inbox,
+            events: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn watch(&mut self, steps: impl IntoIterator<Item = Step>) {
+        let steps = steps.into_iter().collect();
+        self.script.lock().unwrap().watches.push_back(Ok(steps));
+    }
+
+    pub(super) fn no_watch(&mut self, failure: Failure) {
+        self.script.lock().unwrap().watches.push_back(Err(failure));
+    }
+
+    pub(super) fn page(&mut self, page: Result<Page, Failure>) {
+        self.script.lock().unwrap().pages.push_back(page);
+    }
+
+    pub(super) fn probe(&mut self, probe: Result<u64, Failure>) {
+        self.script.lock().unwrap().probes.push_back(probe);
+    }
+
+    pub(super) fn probes(&mut self, version: u64) {
+        self.script.lock().unwrap().probes_always = Some(version);
+    }
+
+    pub(super) fn start(&mut self) {
+        tokio::spawn(self.reflector.take().unwrap().run());
+    }
+
+    /// What was asked for so far.
+    pub(super) fn asked(&self) -> Vec<String> {
+        self.script.lock().unwrap().asked.clone()
+    }
+
+    pub(super) fn renewed(&self) -> usize {
+        self.script.lock().unwrap().renewed
+    }
+
+    pub(super) fn state(&self) -> KindState {
+        self.upstream.kinds().remove(&self.kind).unwrap()
+    }
+
+    /// The next events.
+    pub(super) async fn told(&mut self, count: usize) -> Vec<String> {
+        while self.events.len() < count {
+            self.hear().await;
+        }
+        self.events.drain(..count).collect()
+    }
+
+    /// The events up to one.
+    pub(super) async fn told_until(&mut self, last: &str) -> Vec<String> {
+        loop {
+            if let Some(end) = self.events.iter().position(|event| event == last) {
+                return self.events.drain(..=end).collect();
+            }
+            self.hear().await;
+        }
+    }
+
+    /// Lets time pass; returns what is told meanwhile.
+    pub(super) async fn pass(&mut self, time: Duration) -> Vec<String> {
+        let until = Instant::now() + time;
+        while tokio::time::timeout_at(until, self.hear()).await.is_ok() {}
+        self.events.drain(..).collect()
+    }
+
+    async fn hear(&mut self) {
+        let patience = Duration::from_secs(600);
+        let told = timeout(patience, self.inbox.recv()).await;
+        let told = told.unwrap_or_else(|_| panic!("nothing more: {:?}", self.asked()));
+        self.events.extend(told.unwrap().events.iter().map(name));
+    }
+}
+
+fn name(event: &Event) -> String {
+    match event {
+        Event::Init(_) => "init".to_owned(),
+        Event::InitApply(located) => format!("+{}", located.object.metadata().name),
+        Event::InitDone(_) => "done".to_owned(),
+        Event::Apply(located) => format!("apply {}", located.object.metadata().name),
+        Event::Delete(id) => format!("delete {}", id.name),
+        Event::Issues(_) | Event::Alive => panic!("{event:?}"),
+    }
+}
+
+pub(super) fn page(version: u64, names: &[&str], next: Option<&str>) -> Result<Page, Failure> {
+    Ok(Page {
+        version,
+        next: next.map(str::to_owned),
+        objects: names.iter().map(|name| object(name)).collect(),
+        unreadable: Vec::new(),
+    })
+}
+
+pub(super) fn put(name: &str, version: u64) -> Said {
+    Said::Put(object(name), version)
+}
+
+pub(super) fn gone(name: &str, version: u64) -> Said {
+    Said::Gone(object(name).id(), version)
+}
+
+pub(super) fn bookmark(version: u64) -> Said {
+    Said::Bookmark {
+        version,
+        initial_end: false,
+    }
+}
+
+pub(super) fn end(version: u64) -> Said {
+    Said::Bookmark {
+        version,
+        initial_end: true,
+    }
+}
+
+/// A Service; it becomes what is asked for on its way.
+fn object(name: &str) -> Object {
+    Object::Service(Service {
+        metadata: ObjectMeta {
+            name: name.into(),
+            ..ObjectMeta::default()
+        },
+        ..Service::default()
+    })
+}
+
+fn as_kind(page: Page, resource: &Resource) -> Page {
+    let objects = page.objects.into_iter();
+    Page {
+        objects: objects.map(|object| of_kind(object, resource)).collect(),
+        ..page
+    }
+}
+
+fn of_kind(object: Object, resource: &Resource) -> Object {
+    let metadata = object.metadata().clone();
+    match resource.kind() {
+        Kind::Service => object,
+        Kind::EndpointSlice => Object::EndpointSlice(EndpointSlice {
+            metadata,
+            ..EndpointSlice::default()
+        }),
+        Kind::Node => Object::Node(Node {
+            metadata,
+            ..Node::default()
+        }),
+        Kind::ServiceCidr => Object::ServiceCidr(ServiceCidr {
+            metadata,
+            ..ServiceCidr::default()
+        }),
+    }
+}

@@ -1,0 +1,9 @@
+//! What both programs need to serve metrics: names, text formats, and the process itself.
+
+mod names;
+mod process;
+mod text;
+
+pub use names::{Distribution, Labels, Name};
+pub use process::Process;
+pub use text::Format;
