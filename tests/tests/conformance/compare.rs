@@ -43,7 +43,11 @@ impl Compared<'_> {
             told(&self.kplane),
             self.scenario.words,
             crate::run::ONLY_VAR,
-            self.scenario.name,
+            self.scenario
+                .name
+                .split(", step")
+                .next()
+                .unwrap_or_default(),
         )
     }
 }

@@ -10,6 +10,8 @@ pub(crate) struct Difference {
     /// The row of the compatibility page.
     pub(crate) id: &'static str,
     pub(crate) reason: &'static str,
+    /// Met in every complete run; otherwise kube-proxy does one thing or the other by chance.
+    pub(crate) always: bool,
     fits: fn(&Compared<'_>) -> bool,
 }
 
@@ -19,18 +21,44 @@ impl Difference {
     }
 }
 
-/// Every one must be met in a complete run.
-pub(crate) const DIFFERENCES: &[Difference] = &[Difference {
-    id: "A18",
-    reason: "a refused TCP client gets a reset: over IPv6 it learns of it at once",
-    fits: |compared| {
-        let question = compared.packet.question;
-        question.protocol == Protocol::Tcp
-            && question.to.is_ipv6()
-            && is(&compared.kube_proxy, &End::RefusedLate)
-            && is(&compared.kplane, &End::Refused)
+/// The complete list.
+pub(crate) const DIFFERENCES: &[Difference] = &[
+    Difference {
+        id: "A18",
+        reason: "a refused TCP client gets a reset: over IPv6 it learns of it at once",
+        always: true,
+        fits: |compared| {
+            let question = compared.packet.question;
+            question.protocol == Protocol::Tcp
+                && question.to.is_ipv6()
+                && is(&compared.kube_proxy, &End::RefusedLate)
+                && is(&compared.kplane, &End::Refused)
+        },
     },
-}];
+    Difference {
+        id: "F4",
+        reason: "UDP flows of a Service that lost all endpoints are cut: the client is refused at once",
+        always: true,
+        fits: |compared| {
+            compared.scenario.name.starts_with("A18 F4 scaled to zero")
+                && compared.packet.question.protocol == Protocol::Udp
+                && compared
+                    .kube_proxy
+                    .iter()
+                    .all(|end| matches!(end, End::Hit { .. }))
+                && is(&compared.kplane, &End::Refused)
+        },
+    },
+    Difference {
+        id: "A27",
+        reason: "of two slices with the same endpoint the later by name counts; kube-proxy takes any",
+        always: false,
+        fits: |compared| {
+            let name = &compared.scenario.name;
+            name == "A27 an endpoint that a later slice calls not ready"
+        },
+    },
+];
 
 /// Whether a fate is this one end.
 fn is(fate: &Fate, end: &End) -> bool {

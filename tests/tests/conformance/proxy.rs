@@ -39,11 +39,6 @@ pub(crate) struct Configuration {
     pub(crate) node_port_addresses: Vec<&'static str>,
 }
 
-/// Whether agents read the API server themselves.
-pub(crate) fn standalone() -> bool {
-    std::env::var_os("KPLANE_CONTROL_PLANE").is_none()
-}
-
 /// Both programs, found or built.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
@@ -66,16 +61,6 @@ impl Programs {
         );
         let kube_proxy = bin.join("kube-proxy");
         Ok(Self { kube_proxy, agent })
-    }
-
-    /// Starts the control plane beside the API server.
-    pub(crate) fn control_plane(&self, api: &Api) -> Result<Process> {
-        let mut command = Command::new(self.agent.with_file_name("kp-controlplane"));
-        command.arg("--kubeconfig").arg(api.kubeconfig());
-        command.args(["--agent-listen", "192.168.100.1:7443"]);
-        let (_, file) = log(api.folder(), "control-plane")?;
-        command.stdout(file.try_clone()?).stderr(file);
-        api.ns().command(command)
     }
 
     /// Starts one of them on a node; its log beside it.
