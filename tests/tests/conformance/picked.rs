@@ -228,78 +228,78 @@ fn shared_address() -> Scenario {
     scenario
 }
 
+/// Number, name, source ranges and endpoints of a Service.
+type Ranged = (
+    u16,
+    &'static str,
+    &'static [&'static str],
+    &'static [&'static str],
+);
+
+const RANGED: [Ranged; 8] = [
+    (
+        620,
+        "A8 the client outside is admitted",
+        &["172.30.0.3/32", "fd30::3/128"],
+        &["a", "c"],
+    ),
+    (
+        621,
+        "A8 pods of node-1 are admitted",
+        &["10.244.1.0/24", "fd44:0:0:1::/64"],
+        &["a", "c"],
+    ),
+    (
+        622,
+        "A8 nobody of ours is admitted",
+        &["192.0.2.0/24", "2001:db8::/32"],
+        &["a", "c"],
+    ),
+    (
+        623,
+        "A8 everybody is admitted",
+        &["192.0.2.0/24", "0.0.0.0/0", "::/0"],
+        &["a", "c"],
+    ),
+    (
+        624,
+        "A8 ranges of IPv4 only",
+        &["172.30.0.3/32"],
+        &["a", "c"],
+    ),
+    (
+        625,
+        "A8 overlapping ranges",
+        &[
+            "172.30.0.0/16",
+            "172.30.0.3/32",
+            "172.30.0.0/24",
+            "fd30::/64",
+            "fd30::/112",
+        ],
+        &["a", "c"],
+    ),
+    (
+        626,
+        "A9 node-1 is admitted",
+        &["172.30.1.1/32", "fd30::1:1/128"],
+        &["a", "c"],
+    ),
+    (
+        627,
+        "A10 without endpoints",
+        &["172.30.0.3/32", "fd30::3/128"],
+        &[],
+    ),
+];
+
 /// A8, A9, A10
 fn source_ranges() -> Vec<Scenario> {
-    let ranges: [(u16, &str, &[&str], &[&str]); 8] = [
-        (
-            620,
-            "A8 the client outside is admitted",
-            &["172.30.0.3/32", "fd30::3/128"],
-            &["a", "c"],
-        ),
-        (
-            621,
-            "A8 pods of node-1 are admitted",
-            &["10.244.1.0/24", "fd44:0:0:1::/64"],
-            &["a", "c"],
-        ),
-        (
-            622,
-            "A8 nobody of ours is admitted",
-            &["192.0.2.0/24", "2001:db8::/32"],
-            &["a", "c"],
-        ),
-        (
-            623,
-            "A8 everybody is admitted",
-            &["192.0.2.0/24", "0.0.0.0/0", "::/0"],
-            &["a", "c"],
-        ),
-        (
-            624,
-            "A8 ranges of IPv4 only",
-            &["172.30.0.3/32"],
-            &["a", "c"],
-        ),
-        (
-            625,
-            "A8 overlapping ranges",
-            &[
-                "172.30.0.0/16",
-                "172.30.0.3/32",
-                "172.30.0.0/24",
-                "fd30::/64",
-                "fd30::/112",
-            ],
-            &["a", "c"],
-        ),
-        (
-            626,
-            "A9 node-1 is admitted",
-            &["172.30.1.1/32", "fd30::1:1/128"],
-            &["a", "c"],
-        ),
-        (
-            627,
-            "A10 without endpoints",
-            &["172.30.0.3/32", "fd30::3/128"],
-            &[],
-        ),
-    ];
-    let scenario = |(number, name, ranges, pods): (u16, &str, &[&str], &[&str])| {
-        let service = with(
-            everywhere(number),
-            "/spec/loadBalancerSourceRanges",
-            json!(ranges),
-        );
+    let scenario = |(number, name, ranges, pods): Ranged| {
+        let path = "/spec/loadBalancerSourceRanges";
+        let service = with(everywhere(number), path, json!(ranges));
         let mut scenario = Scenario::new(name)
-            .objects(with_pods(
-                service,
-                &pods
-                    .iter()
-                    .map(|pod| if *pod == "a" { "a" } else { "c" })
-                    .collect::<Vec<_>>(),
-            ))
+            .objects(with_pods(service, pods))
             .everybody(number, &At::ALL);
         for family in Family::ALL {
             let to = svc(number).address(At::LoadBalancer, family, 1);
@@ -310,7 +310,7 @@ fn source_ranges() -> Vec<Scenario> {
         }
         scenario
     };
-    ranges.into_iter().map(scenario).collect()
+    RANGED.into_iter().map(scenario).collect()
 }
 
 /// A11
@@ -535,13 +535,29 @@ fn node_ports() -> Vec<Scenario> {
     cases.into_iter().map(scenario).collect()
 }
 
+/// Number, name and objects of a Service.
+type Sliced = (u16, &'static str, Vec<Value>);
+
 /// A27, A28, A30, B7: how slices are written.
 fn odd_slices() -> Vec<Scenario> {
-    let edited = |number: u16, edit: &dyn Fn(&mut Value)| {
-        let mut objects = with_pods(everywhere(number), &["a", "c"]);
-        objects[1..].iter_mut().for_each(edit);
-        objects
+    let scenario = |(number, name, objects): Sliced| {
+        Scenario::new(name)
+            .objects(objects)
+            .everybody(number, &At::ALL)
     };
+    let cases = [repeated(), odd_ports(), odd_conditions()].concat();
+    let mut all: Vec<Scenario> = cases.into_iter().map(scenario).collect();
+    all.push(unnamed_port());
+    all.push(names_of_nodes());
+    all
+}
+
+fn conditions(ready: bool, serving: bool, terminating: bool) -> Value {
+    json!({"conditions": {"ready": ready, "serving": serving, "terminating": terminating}})
+}
+
+/// A27: of an endpoint in several slices.
+fn repeated() -> Vec<Sliced> {
     let twice = |number: u16, more: Value| {
         let mut objects = with_pods(everywhere(number), &["a", "c"]);
         for mut slice in slices(&objects[0].clone(), &[("a", more.clone())]) {
@@ -554,8 +570,7 @@ fn odd_slices() -> Vec<Scenario> {
         }
         objects
     };
-    let conditions = |ready: bool, serving: bool, terminating: bool| json!({"conditions": {"ready": ready, "serving": serving, "terminating": terminating}});
-    let cases: Vec<(u16, &str, Vec<Value>)> = vec![
+    vec![
         (700, "A27 an endpoint in two slices", twice(700, json!({}))),
         (
             701,
@@ -572,6 +587,17 @@ fn odd_slices() -> Vec<Scenario> {
             "A27 an endpoint that a later slice calls draining",
             twice(703, conditions(false, true, true)),
         ),
+    ]
+}
+
+/// A27, A28: ports, labels and addresses of slices.
+fn odd_ports() -> Vec<Sliced> {
+    let edited = |number: u16, edit: &dyn Fn(&mut Value)| {
+        let mut objects = with_pods(everywhere(number), &["a", "c"]);
+        objects[1..].iter_mut().for_each(edit);
+        objects
+    };
+    vec![
         (
             704,
             "A27 slices of nobody",
@@ -633,6 +659,12 @@ fn odd_slices() -> Vec<Scenario> {
                 slice["ports"][1]["port"] = json!(SECOND_TARGET);
             }),
         ),
+    ]
+}
+
+/// A27, A30, B7
+fn odd_conditions() -> Vec<Sliced> {
+    vec![
         (
             711,
             "B7 serving but not ready",
@@ -689,16 +721,7 @@ fn odd_slices() -> Vec<Scenario> {
                 &[("a", conditions(true, false, false)), ("c", json!({}))],
             ),
         ),
-    ];
-    let scenario = |(number, name, objects): (u16, &str, Vec<Value>)| {
-        Scenario::new(name)
-            .objects(objects)
-            .everybody(number, &At::ALL)
-    };
-    let mut all: Vec<Scenario> = cases.into_iter().map(scenario).collect();
-    all.push(unnamed_port());
-    all.push(names_of_nodes());
-    all
+    ]
 }
 
 /// A28: a Service with one port needs no name for it.
@@ -729,14 +752,23 @@ fn names_of_nodes() -> Scenario {
         .everybody(717, &At::ALL)
 }
 
-/// B2, B3, B8
-fn hints() -> Vec<Scenario> {
-    let nodes = |name: &str, zone: &str| json!({"hints": {"forNodes": [{"name": name}], "forZones": [{"name": zone}]}});
-    let zones = |names: &[&str]| {
-        let names: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
-        json!({"hints": {"forZones": names}})
-    };
-    let cases: Vec<(u16, &str, Vec<(&str, Value)>)> = vec![
+/// Number, name and endpoints of a Service.
+type Hinted = (u16, &'static str, Vec<(&'static str, Value)>);
+
+/// Hints for a node and a zone.
+fn nodes(name: &str, zone: &str) -> Value {
+    json!({"hints": {"forNodes": [{"name": name}], "forZones": [{"name": zone}]}})
+}
+
+/// Hints for several zones.
+fn zones(names: &[&str]) -> Value {
+    let names: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
+    json!({"hints": {"forZones": names}})
+}
+
+/// B2, B3
+fn hinted() -> Vec<Hinted> {
+    vec![
         (
             720,
             "B2 everybody in the own zone",
@@ -804,9 +836,13 @@ fn hints() -> Vec<Scenario> {
             "B3 all draining, with hints",
             vec![("a", draining_in("zone-1")), ("c", draining_in("zone-2"))],
         ),
-    ];
+    ]
+}
+
+/// B2, B3, B5, B8
+fn hints() -> Vec<Scenario> {
     let mut all = Vec::new();
-    for (number, name, endpoints) in cases {
+    for (number, name, endpoints) in hinted() {
         all.push(
             Scenario::new(name)
                 .objects(with_endpoints(everywhere(number), &endpoints))
