@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use kplane_tests::link::Netlink;
 use kplane_tests::netns::NetNs;
+use kplane_tests::privilege::is_strict;
 use kplane_tests::process::{Process, output};
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
@@ -98,11 +99,30 @@ impl Api {
 
     /// Creates or changes objects, their status included.
     pub(crate) fn apply(&self, objects: &[Value]) -> Result<()> {
+        if objects.is_empty() {
+            return Ok(());
+        }
         let file = self.write(objects)?;
         let apply = ["apply", "--server-side", "--force-conflicts", "-f", &file];
         self.kubectl(&apply)?;
-        let with_status = |object: &&Value| object.get("status").is_some();
-        let status: Vec<Value> = objects.iter().filter(with_status).cloned().collect();
+        let (nodes, others): (Vec<_>, Vec<_>) = objects
+            .iter()
+            .partition(|object| object["kind"] == json!("Node"));
+        for node in nodes {
+            let name = node["metadata"]["name"].as_str().context("a node's name")?;
+            let status = json!({"status": node["status"]}).to_string();
+            // Two addresses of a type are the same claim to server-side apply.
+            let patch = [
+                "patch",
+                "node",
+                name,
+                "--subresource=status",
+                "--type=merge",
+            ];
+            self.kubectl(&[&patch[..], &["-p", &status]].concat())?;
+        }
+        let with_status = |object: &&Value| !object["status"].is_null();
+        let status: Vec<Value> = others.into_iter().filter(with_status).cloned().collect();
         if !status.is_empty() {
             let file = self.write(&status)?;
             let apply = ["apply", "--server-side", "--force-conflicts", "-f", &file];
@@ -121,7 +141,12 @@ impl Api {
     fn write(&self, objects: &[Value]) -> Result<String> {
         let file = self.folder.path().join("objects.json");
         let mut items = objects.to_vec();
-        items.iter_mut().for_each(without_nulls);
+        for item in &mut items {
+            if item["kind"] == json!("Node") {
+                item["status"] = Value::Null;
+            }
+            without_nulls(item);
+        }
         let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
         fs::write(&file, list.to_string())?;
         file.into_os_string()
@@ -148,7 +173,7 @@ fn etcd(bin: &Path, folder: &Path) -> Result<Command> {
         .args(["--advertise-client-urls", CLIENTS])
         .args(["--listen-peer-urls", "http://127.0.0.1:0"])
         .stdout(Stdio::null())
-        .stderr(log(folder, "etcd")?);
+        .stderr(log(folder, "etcd")?.1);
     Ok(command)
 }
 
@@ -168,14 +193,15 @@ fn apiserver(bin: &Path, folder: &Path) -> Result<Command> {
         .args(["--authorization-mode", "RBAC"])
         .args(["--bind-address", &server, "--advertise-address", &server])
         .stdout(Stdio::null())
-        .stderr(log(folder, "kube-apiserver")?);
+        .stderr(log(folder, "kube-apiserver")?.1);
     Ok(command)
 }
 
 /// A new file for what a program says.
-pub(crate) fn log(folder: &Path, name: &str) -> Result<File> {
+pub(crate) fn log(folder: &Path, name: &str) -> Result<(PathBuf, File)> {
     let path = folder.join(format!("{name}.log"));
-    File::create(&path).with_context(|| path.display().to_string())
+    let file = File::create(&path).with_context(|| path.display().to_string())?;
+    Ok((path, file))
 }
 
 fn kubeconfig() -> Value {
@@ -202,12 +228,20 @@ fn without_nulls(value: &mut Value) {
     }
 }
 
-/// The folder with kube-proxy and the others.
-pub(crate) fn programs() -> Result<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let bin = root.join(".cache/cluster/bin").canonicalize()?;
-    for program in ["etcd", "kube-apiserver", "kubectl", "kube-proxy"] {
-        ensure!(bin.join(program).is_file(), "{program} is missing");
+/// The folder with kube-proxy and the others, where the rig builds them; none where a test may be
+/// skipped.
+pub(crate) fn programs() -> Result<Option<PathBuf>> {
+    let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/cluster");
+    let versions = fs::read_dir(&cache).into_iter().flatten().flatten();
+    let mut folders: Vec<PathBuf> = versions.map(|entry| entry.path().join("bin")).collect();
+    folders.push(cache.join("bin"));
+    let wanted = ["etcd", "kube-apiserver", "kubectl", "kube-proxy"];
+    let is_complete = |bin: &PathBuf| wanted.iter().all(|program| bin.join(program).is_file());
+    if let Some(bin) = folders.into_iter().find(is_complete) {
+        return Ok(Some(bin.canonicalize()?));
     }
-    Ok(bin)
+    let missing = format!("one of {wanted:?} is missing in {}", cache.display());
+    ensure!(!is_strict(), "{missing}");
+    println!("skipped: {missing}");
+    Ok(None)
 }

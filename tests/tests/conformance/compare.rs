@@ -22,11 +22,11 @@ pub(crate) enum Verdict {
 }
 
 impl Compared<'_> {
-    pub(crate) fn verdict(&self, round: &str) -> Verdict {
+    pub(crate) fn verdict(&self) -> Verdict {
         if self.packet.same(&self.kube_proxy, &self.kplane) {
             return Verdict::Equal;
         }
-        let fits = |difference: &Difference| difference.fits(round, self);
+        let fits = |difference: &Difference| difference.fits(self);
         match DIFFERENCES.iter().position(fits) {
             Some(index) => Verdict::Expected(index),
             None => Verdict::Unexpected,
@@ -43,7 +43,11 @@ impl Compared<'_> {
             told(&self.kplane),
             self.scenario.words,
             crate::run::ONLY_VAR,
-            self.scenario.name,
+            self.scenario
+                .name
+                .split(", step")
+                .next()
+                .unwrap_or_default(),
         )
     }
 }

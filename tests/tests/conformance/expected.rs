@@ -1,27 +1,67 @@
-//! The differences that are meant: each a row of `docs/kube-proxy-compat.md`.
+//! The differences that are meant: each is a row of `docs/kube-proxy-compat.md`.
+
+use kplane_model::Protocol;
 
 use crate::compare::Compared;
-use crate::fate::Fate;
+use crate::fate::{End, Fate};
 
 /// Packets that meet another fate on purpose.
 pub(crate) struct Difference {
     /// The row of the compatibility page.
     pub(crate) id: &'static str,
     pub(crate) reason: &'static str,
+    /// Met in every complete run; otherwise kube-proxy does one thing or the other by chance.
+    pub(crate) always: bool,
     fits: fn(&Compared<'_>) -> bool,
 }
 
 impl Difference {
-    pub(crate) fn fits(&self, _round: &str, compared: &Compared<'_>) -> bool {
+    pub(crate) fn fits(&self, compared: &Compared<'_>) -> bool {
         (self.fits)(compared)
     }
 }
 
-/// Every one must be met in a complete run.
-pub(crate) const DIFFERENCES: &[Difference] = &[];
+/// The complete list.
+pub(crate) const DIFFERENCES: &[Difference] = &[
+    Difference {
+        id: "A18",
+        reason: "a refused TCP client gets a reset: over IPv6 it learns of it at once",
+        always: true,
+        fits: |compared| {
+            let question = compared.packet.question;
+            question.protocol == Protocol::Tcp
+                && question.to.is_ipv6()
+                && is(&compared.kube_proxy, &End::RefusedLate)
+                && is(&compared.kplane, &End::Refused)
+        },
+    },
+    Difference {
+        id: "F4",
+        reason: "UDP flows of a Service that lost all endpoints are cut: the client is refused at once",
+        always: true,
+        fits: |compared| {
+            compared.scenario.name.starts_with("A18 F4 scaled to zero")
+                && compared.packet.question.protocol == Protocol::Udp
+                && compared
+                    .kube_proxy
+                    .iter()
+                    .all(|end| matches!(end, End::Hit { .. }))
+                && is(&compared.kplane, &End::Refused)
+        },
+    },
+    Difference {
+        id: "A27",
+        reason: "of two slices with the same endpoint the later by name counts; kube-proxy takes any",
+        always: false,
+        fits: |compared| {
+            let name = &compared.scenario.name;
+            name == "A27 an endpoint that a later slice calls not ready"
+                && compared.kplane.is_subset(&compared.kube_proxy)
+        },
+    },
+];
 
 /// Whether a fate is this one end.
-#[allow(dead_code, reason = "for differences")]
-fn is(fate: &Fate, end: &crate::fate::End) -> bool {
+fn is(fate: &Fate, end: &End) -> bool {
     fate.len() == 1 && fate.contains(end)
 }

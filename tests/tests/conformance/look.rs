@@ -19,18 +19,32 @@ use socket2::{Domain, Socket, Type};
 use crate::fate::{End, Fate, Packet, Whom, asked_by_node};
 use crate::support::{Client, Net};
 
-/// How long an answer is waited for at first.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How often and how long to ask.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Effort {
+    /// Connections made to learn all endpoints.
+    tries: usize,
+    /// How long an answer is waited for.
+    patience: Duration,
+}
+
+/// For a first look at everything.
+pub(crate) const QUICK: Effort = Effort {
+    tries: 10,
+    patience: Duration::from_millis(250),
+};
+/// Where the first look said different things: an endpoint may have stayed unseen by chance, a packet
+/// been lost or late on a busy machine.
+pub(crate) const THOROUGH: Effort = Effort {
+    tries: 60,
+    patience: Duration::from_millis(1_200),
+};
 /// Packets played at the same time: most of them wait.
 const THREADS: usize = 32;
 /// Packets without an answer that are looked for at the same time; captures hold about 200.
 const CHUNK: usize = 48;
 /// Until then TCP has asked twice.
 const SECOND_TRY: Duration = Duration::from_millis(1_600);
-/// Connections made to learn all endpoints.
-pub(crate) const TRIES: usize = 10;
-/// The same where the first look said different things.
-pub(crate) const MANY_TRIES: usize = 90;
 /// Most connections whose packets are only captured.
 const CAPTURED_TRIES: usize = 24;
 
@@ -42,8 +56,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) fabric: &'a NetNs,
 }
 
-/// Plays all packets, `tries` times each if they are answered; their fates in the same order.
-pub(crate) fn play(scene: &Scene<'_>, packets: &[Packet], tries: usize) -> Result<Vec<Fate>> {
+/// Plays all packets, many times each if they are answered; their fates in the same order.
+pub(crate) fn play(scene: &Scene<'_>, packets: &[Packet], effort: Effort) -> Result<Vec<Fate>> {
     let fates: Vec<Mutex<Fate>> = packets.iter().map(|_| Mutex::default()).collect();
     // SCTP is seen by captures, which must not overflow with other packets.
     for sctp in [false, true] {
@@ -54,7 +68,7 @@ pub(crate) fn play(scene: &Scene<'_>, packets: &[Packet], tries: usize) -> Resul
         let next = AtomicUsize::new(0);
         let work = || -> Result<()> {
             while let Some(n) = ours.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let fate = ask(scene.net, &packets[*n], tries)?;
+                let fate = ask(scene.net, &packets[*n], effort)?;
                 *fates[*n].lock().unwrap_or_else(PoisonError::into_inner) = fate;
             }
             Ok(())
@@ -70,19 +84,25 @@ pub(crate) fn play(scene: &Scene<'_>, packets: &[Packet], tries: usize) -> Resul
     }
     let unwrap = |fate: Mutex<Fate>| fate.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut fates: Vec<Fate> = fates.into_iter().map(unwrap).collect();
-    look_for_the_silent(scene, packets, tries.min(CAPTURED_TRIES), &mut fates)?;
+    look_for_the_silent(scene, packets, effort, &mut fates)?;
     Ok(fates)
 }
 
 /// Asks until something else than an answer comes, or often enough.
-fn ask(net: &Net, packet: &Packet, tries: usize) -> Result<Fate> {
+fn ask(net: &Net, packet: &Packet, effort: Effort) -> Result<Fate> {
     let mut fate = Fate::new();
     let mut tried = 0;
-    let question = packet.question.timeout(PATIENCE);
+    let mut lost = false;
+    let question = packet.question.timeout(effort.patience);
     question.repeat(net, |seen| {
         tried += 1;
         let end = packet.end(seen);
-        let go_on = matches!(end, End::Hit { .. }) && tried < tries;
+        if end == End::Silent && !fate.is_empty() && !lost {
+            // One may be lost on a busy machine, not two.
+            lost = true;
+            return true;
+        }
+        let go_on = matches!(end, End::Hit { .. }) && tried < effort.tries;
         fate.insert(end);
         go_on
     })?;
@@ -93,7 +113,7 @@ fn ask(net: &Net, packet: &Packet, tries: usize) -> Result<Fate> {
 fn look_for_the_silent(
     scene: &Scene<'_>,
     packets: &[Packet],
-    tries: usize,
+    effort: Effort,
     fates: &mut [Fate],
 ) -> Result<()> {
     let is_silent = |n: &usize| {
@@ -104,7 +124,7 @@ fn look_for_the_silent(
         fates[*n].remove(&End::Silent);
     }
     let captures = Captures::open(scene)?;
-    for round in 0..tries {
+    for round in 0..effort.tries.min(CAPTURED_TRIES) {
         let mut found = Vec::new();
         for some in silent.chunks(CHUNK) {
             let some: Vec<_> = some.iter().map(|n| (*n, packets[*n])).collect();
@@ -175,7 +195,7 @@ impl Captures {
             self.drain(&mut sent)?;
         }
         let last = Instant::now();
-        while last.elapsed() < PATIENCE && sent.iter().any(|sent| sent.endpoint.is_none()) {
+        while last.elapsed() < QUICK.patience && sent.iter().any(|sent| sent.endpoint.is_none()) {
             self.drain(&mut sent)?;
             thread::sleep(Duration::from_millis(5));
         }

@@ -7,6 +7,7 @@
 //! anything else fails, and so does a listed difference that is no more.
 
 mod api;
+mod changing;
 mod compare;
 mod expected;
 mod fate;

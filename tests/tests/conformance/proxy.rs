@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_tests::netns::NetNs;
-use kplane_tests::process::{Process, output};
+use kplane_tests::process::Process;
 use serde_json::{Value, json};
 
 use crate::api::{Api, log};
@@ -47,34 +47,30 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// kube-proxy from the folder of the cluster's programs; the agent that lies beside this test,
-    /// which cargo first brings up to date.
+    /// kube-proxy from the folder of the cluster's programs; the agent that lies beside this test.
     pub(crate) fn find(bin: &Path) -> Result<Self> {
         let test = env::current_exe()?;
         let folder = test.parent().and_then(Path::parent);
         let agent = folder
             .context("no folder of programs")?
             .join("kp-nodeagent");
-        if let Some(cargo) = env::var_os("CARGO") {
-            let mut build = Command::new(cargo);
-            let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-            build.current_dir(root);
-            build.args(["build", "--quiet", "--package", "kp-nodeagent"]);
-            output(build).context("build the agent")?;
-        }
-        ensure!(agent.is_file(), "{} is missing", agent.display());
+        ensure!(
+            agent.is_file(),
+            "{} is missing: cargo build --workspace --bins",
+            agent.display()
+        );
         let kube_proxy = bin.join("kube-proxy");
         Ok(Self { kube_proxy, agent })
     }
 
-    /// Starts one of them on a node.
+    /// Starts one of them on a node; its log beside it.
     pub(crate) fn start(
         &self,
         proxy: Proxy,
         api: &Api,
         (ns, node): (&NetNs, &str),
         configuration: &Configuration,
-    ) -> Result<Process> {
+    ) -> Result<(Process, PathBuf)> {
         let name = format!("{}-{node}-{:?}", proxy.name(), configuration.setup);
         let config = api.folder().join(format!("{name}.json"));
         let text = configuration.file(&api.kubeconfig());
@@ -92,10 +88,10 @@ impl Programs {
         };
         command.arg("--config").arg(&config);
         command.args(["--hostname-override", node]);
-        command.stdout(log(api.folder(), &format!("{name}-out"))?);
-        command.stderr(log(api.folder(), &name)?);
+        let (path, file) = log(api.folder(), &name)?;
+        command.stdout(file.try_clone()?).stderr(file);
         command.stdin(Stdio::null());
-        ns.command(command)
+        Ok((ns.command(command)?, path))
     }
 }
 

@@ -101,6 +101,9 @@ pub(crate) fn admissible(mut object: Value) -> Value {
             .iter()
             .any(|p| p["nodePort"] != json!(0) && !p["nodePort"].is_null())
     });
+    if spec["ipFamilies"].as_array().map(Vec::len) == Some(2) {
+        spec["ipFamilyPolicy"] = json!("RequireDualStack");
+    }
     if !accessible {
         spec["externalTrafficPolicy"] = Value::Null;
     }

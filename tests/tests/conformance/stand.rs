@@ -1,32 +1,59 @@
 //! A world whose nodes are programmed by one of the two proxies.
 
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use kplane_model::{Cidr, Family};
-use kplane_tests::client::{Probe, Protocol};
+use kplane_tests::client::{Probe, Protocol, Session};
 use kplane_tests::echo::Server;
 use kplane_tests::process::Process;
 use kplane_tests::topology::LINK;
 use kplane_tests::wait::eventually;
 
 use crate::api::Api;
-use crate::fate::Packet;
+use crate::fate::{End, Fate, Packet};
 use crate::look::Scene;
 use crate::proxy::{Configuration, Programs, Proxy};
 use crate::support::model::SECOND_TARGET;
-use crate::support::{At, Client, TARGET, World, node_name, svc};
+use crate::support::{At, Client, PATIENCE, Question, Seen, TARGET, World, node_name, svc};
 
 /// How soon a proxy must have programmed what the API server has, on a busy machine.
 const SYNCED: Duration = Duration::from_secs(60);
+
+/// A socket, or a choice, that stays.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kept {
+    /// A UDP socket or a TCP connection.
+    Flow(Question),
+    /// The endpoint that a new connection reached.
+    Choice(Question),
+}
+
+/// What is kept in a world.
+enum Held {
+    Udp(UdpSocket),
+    Tcp(Session),
+    Endpoint(SocketAddr),
+}
+
+/// Datagrams sent to learn where a flow goes now, and the time between them: what is stale goes
+/// within a second or so of a change.
+const DATAGRAMS: usize = 4;
+const BETWEEN: Duration = Duration::from_millis(500);
 
 /// Nodes with a proxy each.
 pub(crate) struct Stand {
     pub(crate) proxy: Proxy,
     // Processes and servers first: they live in the world's namespaces.
-    _proxies: Vec<Process>,
+    /// With what they say, by number of the node.
+    proxies: Vec<(Process, PathBuf)>,
     _outside: Vec<Server>,
+    held: BTreeMap<String, Held>,
     pub(crate) world: World,
 }
 
@@ -58,7 +85,8 @@ impl Stand {
         Ok(Self {
             _outside: serve_outside(&world)?,
             proxy,
-            _proxies: proxies,
+            proxies,
+            held: BTreeMap::new(),
             world,
         })
     }
@@ -73,16 +101,81 @@ impl Stand {
     /// Waits until all nodes serve a Service that was made after everything that counts.
     pub(crate) fn wait(&self, sentinel: u16) -> Result<()> {
         let to = svc(sentinel).address(At::ClusterIp, Family::V4, 1);
-        for number in [1, 2] {
+        for (number, (_, log)) in (1..).zip(&self.proxies) {
             let what = format!(
                 "{} on node-{number} serves the last Service",
                 self.proxy.name()
             );
             let ns = self.world.node(number)?;
             let probe = Probe::tcp(to).timeout(Duration::from_millis(200));
-            eventually(SYNCED, &what, || probe.reply(ns))?;
+            let log = || format!("its last words: {}", last_words(log));
+            eventually(SYNCED, &what, || probe.reply(ns)).with_context(log)?;
         }
         Ok(())
+    }
+
+    /// What becomes of sockets that stay open. The first time they are opened.
+    pub(crate) fn ask_kept(&mut self, all: &[Kept]) -> Result<Vec<Fate>> {
+        let mut fates = vec![Fate::new(); all.len()];
+        for datagram in 0..DATAGRAMS {
+            for (kept, fate) in all.iter().zip(&mut fates) {
+                let is_udp =
+                    matches!(kept, Kept::Flow(q) if q.protocol == kplane_model::Protocol::Udp);
+                if is_udp || datagram == 0 {
+                    *fate = Fate::from([self.ask_one(kept)?]);
+                }
+            }
+            thread::sleep(BETWEEN);
+        }
+        Ok(fates)
+    }
+
+    fn ask_one(&mut self, kept: &Kept) -> Result<End> {
+        let (key, question) = (format!("{kept:?}"), kept.question());
+        let ns = self.world.net.ns(question.client)?;
+        let packet = Packet::new(question);
+        if let Some(held) = self.held.get_mut(&key) {
+            return Ok(match held {
+                Held::Udp(socket) => packet.end(exchange(socket)),
+                Held::Tcp(session) => match session.echo(PATIENCE) {
+                    Ok(()) => End::Other("still connected".to_owned()),
+                    Err(_) => End::Other("broken".to_owned()),
+                },
+                Held::Endpoint(first) => match question.ask(&self.world.net)? {
+                    Seen::Hit { endpoint, .. } if endpoint == *first => {
+                        End::Other("the same".to_owned())
+                    }
+                    other => packet.end(other),
+                },
+            });
+        }
+        let (held, end) = match (kept, question.protocol) {
+            (Kept::Choice(_), _) => {
+                let Seen::Hit { endpoint, .. } = question.ask(&self.world.net)? else {
+                    return Ok(End::Other("no choice".to_owned()));
+                };
+                (Held::Endpoint(endpoint), End::Other("chosen".to_owned()))
+            }
+            (_, kplane_model::Protocol::Tcp) => {
+                let probe = Probe::tcp(question.to).source(question.source);
+                (
+                    Held::Tcp(probe.open(ns)?),
+                    End::Other("connected".to_owned()),
+                )
+            }
+            _ => {
+                let socket = ns.run(|| {
+                    let socket = UdpSocket::bind(SocketAddr::new(question.source, 0))?;
+                    socket.connect(question.to)?;
+                    socket.set_read_timeout(Some(PATIENCE))?;
+                    Ok(socket)
+                })?;
+                let end = packet.end(exchange(&socket));
+                (Held::Udp(socket), end)
+            }
+        };
+        self.held.insert(key, held);
+        Ok(end)
     }
 
     /// Gives node-1 the load-balancer addresses from which packets come.
@@ -99,6 +192,36 @@ impl Stand {
     }
 }
 
+impl Kept {
+    pub(crate) fn question(&self) -> Question {
+        match self {
+            Self::Flow(question) | Self::Choice(question) => *question,
+        }
+    }
+}
+
+/// A datagram of a flow and its answer: `name peer_ip peer_port local_ip local_port`.
+fn exchange(socket: &UdpSocket) -> Seen {
+    let mut line = [0; 256];
+    let answer = socket.send(b"?").and_then(|_| socket.recv(&mut line));
+    let text = match &answer {
+        Ok(len) => String::from_utf8_lossy(&line[..*len]).into_owned(),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Seen::Refused,
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => return Seen::Denied,
+        Err(_) => return Seen::Silent,
+    };
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let hit = || {
+        let [_, source, _, ip, port] = words[..] else {
+            return None;
+        };
+        let endpoint = SocketAddr::new(ip.parse().ok()?, port.parse().ok()?);
+        let source = source.parse().ok()?;
+        Some(Seen::Hit { endpoint, source })
+    };
+    hit().unwrap_or(Seen::Other(text.clone()))
+}
+
 /// Servers that are no pods, for endpoints outside of the cluster.
 fn serve_outside(world: &World) -> Result<Vec<Server>> {
     let client = world.topology.host("client")?.ns();
@@ -111,4 +234,13 @@ fn serve_outside(world: &World) -> Result<Vec<Server>> {
         }
     }
     Ok(servers)
+}
+
+/// The end of a log.
+fn last_words(log: &Path) -> String {
+    /// Lines that say enough.
+    const LINES: usize = 8;
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
 }
