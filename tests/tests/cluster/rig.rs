@@ -25,7 +25,7 @@ pub(crate) fn objects_are_made_changed_and_deleted() -> Result<()> {
         .as_array()
         .context("no addresses")?;
     ensure!(ips.len() == 2, "{made}");
-    let twice = api.create(&service).unwrap_err();
+    let twice = api.create(&service).err().context("made twice")?;
     ensure!(status_code(&twice) == Some(409), "{twice:?}");
     api.patch(
         "Service",
@@ -57,7 +57,7 @@ pub(crate) fn objects_are_made_changed_and_deleted() -> Result<()> {
         "kind": "ServiceAccount", "metadata": { "name": "poor", "namespace": "default" },
     }))?;
     let poor = cluster.api_as(&cluster.account_kubeconfig("default/poor")?)?;
-    let refused = poor.list("Service", None).unwrap_err();
+    let refused = poor.list("Service", None).err().context("not refused")?;
     ensure!(status_code(&refused) == Some(403), "{refused:?}");
     Ok(())
 }
