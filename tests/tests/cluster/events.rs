@@ -49,10 +49,8 @@ pub(crate) fn j1_an_agent_that_starts_is_an_event_of_its_node() -> Result<()> {
 
 pub(crate) fn two_replicas_tell_of_a_conflict_once() -> Result<()> {
     with_world(|world| {
-        let young = conflict(world)?;
-        for replica in 0..world.planes.len() {
-            wait_written(world, replica, "young", "AddressConflict")?;
-        }
+        let young = conflict(world, "old", "young")?;
+        wait_written(world, "young", "AddressConflict")?;
         let event = one(world, &young, "AddressConflict")?;
         ensure!(event["type"] == "Warning", "{event}");
         ensure!(event["reportingController"] == "kplane", "{event}");
@@ -74,19 +72,17 @@ pub(crate) fn two_replicas_tell_of_a_conflict_once() -> Result<()> {
 
 pub(crate) fn a_conflict_that_ends_is_told_and_one_that_returns_is_counted() -> Result<()> {
     with_world(|world| {
-        let young = conflict(world)?;
-        for replica in 0..world.planes.len() {
-            wait_written(world, replica, "young", "AddressConflict")?;
-        }
-        let first = one(world, &young, "AddressConflict")?;
+        let later = conflict(world, "first", "second")?;
+        wait_written(world, "second", "AddressConflict")?;
+        let first = one(world, &later, "AddressConflict")?;
         ensure!(first["series"].is_null(), "{first}");
-        want(world, "young", false)?;
+        want(world, "second", false)?;
         let what = "nothing is wrong any more";
-        let accepted = eventually(DEADLINE, what, || one(world, &young, "ServiceAccepted"))?;
+        let accepted = eventually(DEADLINE, what, || one(world, &later, "ServiceAccepted"))?;
         ensure!(accepted["type"] == "Normal", "{accepted}");
-        want(world, "young", true)?;
+        want(world, "second", true)?;
         eventually(DEADLINE, "it is counted", || {
-            let again = one(world, &young, "AddressConflict")?;
+            let again = one(world, &later, "AddressConflict")?;
             ensure!(again["series"]["count"] == 2, "{again}");
             ensure!(again["metadata"]["name"] == first["metadata"]["name"]);
             Ok(())
@@ -119,7 +115,7 @@ pub(crate) fn without_the_right_to_write_events_everything_else_goes_on() -> Res
         let account = format!("{NAMESPACE}/{MUTE}");
         let kubeconfig = world.cluster.account_kubeconfig(&account)?;
         let mut plane = world.plane(2, &kubeconfig)?;
-        conflict(world)?;
+        conflict(world, "before", "after")?;
         eventually(DEADLINE, "it says what it may not do", || {
             let found = complaints(world)?;
             ensure!(
@@ -138,7 +134,7 @@ pub(crate) fn without_the_right_to_write_events_everything_else_goes_on() -> Res
         ensure!(plane.ended().is_err(), "it has ended");
         let issues = plane.issues()?;
         let told = |name: &str| issues.iter().any(|issue| issue.contains(name));
-        ensure!(told("default/young") && !told("events"), "{issues:?}");
+        ensure!(told("default/after") && !told("events"), "{issues:?}");
         ensure!(complaints(world)? == 1, "{}", world.logged("plane-2")?);
 
         world.restart_agent(NODE, 0)?;
@@ -150,12 +146,12 @@ pub(crate) fn without_the_right_to_write_events_everything_else_goes_on() -> Res
 }
 
 /// Two Services that want the same address, the second one younger by their timestamps; returns the
-/// uid of that one.
-fn conflict(world: &World) -> Result<String> {
+/// uid of that one. Names that no other test has: logs and events outlive tests.
+fn conflict(world: &World, old: &str, young: &str) -> Result<String> {
     let api = world.api();
-    serve(api, "old", 90, 2)?;
-    want(world, "old", true)?;
-    let created = created(&service(world, "old")?)?;
+    serve(api, old, 90, 2)?;
+    want(world, old, true)?;
+    let created = created(&service(world, old)?)?;
     // Timestamps are whole seconds.
     let later = created + SignedDuration::from_secs(2);
     eventually(DEADLINE, "the clock goes on", || {
@@ -163,9 +159,9 @@ fn conflict(world: &World) -> Result<String> {
         ensure!(now >= later, "{now}");
         Ok::<_, anyhow::Error>(())
     })?;
-    serve(api, "young", 91, 2)?;
-    want(world, "young", true)?;
-    let young = service(world, "young")?;
+    serve(api, young, 91, 2)?;
+    want(world, young, true)?;
+    let young = service(world, young)?;
     ensure!(self::created(&young)? >= later, "{young}");
     let uid = young["metadata"]["uid"].as_str();
     Ok(uid.context("no uid")?.to_owned())
@@ -207,15 +203,17 @@ fn starts(world: &World) -> Result<Vec<Value>> {
     Ok(events)
 }
 
-/// Waits until a replica has written an event of a Service, or found it written.
-fn wait_written(world: &World, replica: usize, service: &str, reason: &str) -> Result<()> {
-    let log = format!("plane-{replica}");
-    eventually(DEADLINE, &format!("{log} writes {reason}"), || {
-        let words = ["event written", &format!("{service:?}"), reason];
-        let lines = says(world, &log, &words)?;
-        ensure!(lines > 0);
-        Ok::<_, anyhow::Error>(())
-    })
+/// Waits until every replica has written an event of a Service, or found it written.
+fn wait_written(world: &World, service: &str, reason: &str) -> Result<()> {
+    for replica in 0..world.planes.len() {
+        let log = format!("plane-{replica}");
+        eventually(DEADLINE, &format!("{log} writes {reason}"), || {
+            let words = ["event written", &format!("{service:?}"), reason];
+            ensure!(says(world, &log, &words)? > 0, "it has not");
+            Ok::<_, anyhow::Error>(())
+        })?;
+    }
+    Ok(())
 }
 
 /// How often the third replica has said that it may not write events.
