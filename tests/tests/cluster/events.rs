@@ -1,5 +1,7 @@
 //! Kubernetes events, as the API server keeps them and kubectl shows them.
 
+use std::path::PathBuf;
+
 use anyhow::{Context as _, Result, ensure};
 use jiff::{SignedDuration, Timestamp};
 use kplane_tests::wait::eventually;
@@ -92,37 +94,14 @@ pub(crate) fn a_conflict_that_ends_is_told_and_one_that_returns_is_counted() -> 
 
 pub(crate) fn without_the_right_to_write_events_everything_else_goes_on() -> Result<()> {
     with_world(|world| {
-        let api = world.api();
-        let mut role = api
-            .get("ClusterRole", BINDING)?
-            .context("the suite has granted it")?;
-        let rules = role["rules"].as_array_mut().context("no rules")?;
-        let before = rules.len();
-        rules.retain(|rule| rule["resources"] != json!(["events"]));
-        ensure!(rules.len() + 1 == before, "{rules:?}");
-        let metadata = json!({ "name": MUTE });
-        api.apply(&json!({
-            "kind": "ServiceAccount", "metadata": { "name": MUTE, "namespace": NAMESPACE },
-        }))?;
-        api.apply(&json!({ "kind": "ClusterRole", "metadata": metadata, "rules": rules }))?;
-        api.apply(&json!({
-            "kind": "ClusterRoleBinding", "metadata": metadata,
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": MUTE,
-            },
-            "subjects": [{ "kind": "ServiceAccount", "name": MUTE, "namespace": NAMESPACE }],
-        }))?;
-        let account = format!("{NAMESPACE}/{MUTE}");
-        let kubeconfig = world.cluster.account_kubeconfig(&account)?;
-        let mut plane = world.plane(2, &kubeconfig)?;
+        let kubeconfig = mute(world)?;
+        // Two problems from the first look on, so that a second complaint would follow at once.
         conflict(world, "before", "after")?;
+        serve(world.api(), "after-that", 93, 1)?;
+        want(world, "after-that", true)?;
+        let mut plane = world.plane(2, &kubeconfig)?;
         eventually(DEADLINE, "it says what it may not do", || {
-            let found = complaints(world)?;
-            ensure!(
-                found == 1,
-                "{found} complaints: {}",
-                world.logged("plane-2")?
-            );
+            ensure!(complaints(world)? > 0, "{}", world.logged("plane-2")?);
             Ok::<_, anyhow::Error>(())
         })?;
 
@@ -141,8 +120,35 @@ pub(crate) fn without_the_right_to_write_events_everything_else_goes_on() -> Res
         for kind in ["ClusterRoleBinding", "ClusterRole"] {
             world.api().delete(kind, MUTE)?;
         }
+        let account = format!("{NAMESPACE}/{MUTE}");
         world.api().delete("ServiceAccount", &account)
     })
+}
+
+/// Makes the account that may not write events: all other rights of the manifest are left.
+fn mute(world: &World) -> Result<PathBuf> {
+    let api = world.api();
+    let mut role = api
+        .get("ClusterRole", BINDING)?
+        .context("the suite has granted it")?;
+    let rules = role["rules"].as_array_mut().context("no rules")?;
+    let before = rules.len();
+    rules.retain(|rule| rule["resources"] != json!(["events"]));
+    ensure!(rules.len() + 1 == before, "{rules:?}");
+    let metadata = json!({ "name": MUTE });
+    api.apply(&json!({
+        "kind": "ServiceAccount", "metadata": { "name": MUTE, "namespace": NAMESPACE },
+    }))?;
+    api.apply(&json!({ "kind": "ClusterRole", "metadata": metadata, "rules": rules }))?;
+    api.apply(&json!({
+        "kind": "ClusterRoleBinding", "metadata": metadata,
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": MUTE,
+        },
+        "subjects": [{ "kind": "ServiceAccount", "name": MUTE, "namespace": NAMESPACE }],
+    }))?;
+    let account = format!("{NAMESPACE}/{MUTE}");
+    world.cluster.account_kubeconfig(&account)
 }
 
 /// Two Services that want the same address, the second one younger by their timestamps; returns the
