@@ -77,7 +77,7 @@ pub struct ObjectId {
 }
 
 /// An object of one of the kinds.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub enum Object {
     /// A Service.
     Service(Service),
@@ -129,7 +129,7 @@ impl Object {
 pub type Texts = BTreeMap<Arc<str>, Arc<str>>;
 
 /// The metadata that kplane reads.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectMeta {
     /// The name.
@@ -239,7 +239,7 @@ pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 pub const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// A Service.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Service {
     /// Metadata.
@@ -253,7 +253,7 @@ pub struct Service {
 }
 
 /// `spec` of a Service.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceSpec {
     /// ClusterIP, NodePort, LoadBalancer or ExternalName; unset = ClusterIP.
@@ -287,7 +287,7 @@ pub struct ServiceSpec {
 }
 
 /// A port of a Service. Numbers are wide so that an absurd one is refused by name, not by type.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServicePort {
     /// Name; may be empty for the only port.
@@ -301,7 +301,7 @@ pub struct ServicePort {
 }
 
 /// Options of session affinity.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SessionAffinityConfig {
     /// Options of affinity by client address.
@@ -310,7 +310,7 @@ pub struct SessionAffinityConfig {
 }
 
 /// Options of affinity by client address.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClientIpConfig {
     /// Idle timeout; unset = 10,800 s.
@@ -318,7 +318,7 @@ pub struct ClientIpConfig {
 }
 
 /// `status` of a Service.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceStatus {
     /// The load balancer's part.
@@ -326,7 +326,7 @@ pub struct ServiceStatus {
 }
 
 /// `status.loadBalancer` of a Service.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoadBalancerStatus {
     /// Addresses of the load balancer.
@@ -334,7 +334,7 @@ pub struct LoadBalancerStatus {
 }
 
 /// One address of a load balancer.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoadBalancerIngress {
     /// Its IP; host names are not ours.
@@ -344,7 +344,7 @@ pub struct LoadBalancerIngress {
 }
 
 /// An EndpointSlice.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSlice {
     /// Metadata.
@@ -360,7 +360,7 @@ pub struct EndpointSlice {
 }
 
 /// One endpoint of a slice.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SliceEndpoint {
     /// Addresses; only the first counts (A27).
@@ -374,7 +374,7 @@ pub struct SliceEndpoint {
 }
 
 /// Conditions of an endpoint; A27 says what unset means.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(default)]
 pub struct EndpointConditions {
     /// May take new connections.
@@ -386,7 +386,7 @@ pub struct EndpointConditions {
 }
 
 /// Topology hints of an endpoint.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointHints {
     /// Zones that should use the endpoint.
@@ -396,14 +396,14 @@ pub struct EndpointHints {
 }
 
 /// One hint.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 pub struct Hint {
     /// Name of the zone or node.
     pub name: Arc<str>,
 }
 
 /// A port of a slice.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(default)]
 pub struct SlicePort {
     /// Name, matched with the Service port's (A28).
@@ -415,7 +415,7 @@ pub struct SlicePort {
 }
 
 /// A Node.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Node {
     /// Metadata.
@@ -429,7 +429,7 @@ pub struct Node {
 }
 
 /// `spec` of a Node.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSpec {
     /// First pod range.
@@ -443,14 +443,14 @@ pub struct NodeSpec {
 }
 
 /// A taint of a Node.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 pub struct Taint {
     /// Its key.
     pub key: String,
 }
 
 /// `status` of a Node.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
     /// Addresses.
@@ -458,7 +458,7 @@ pub struct NodeStatus {
 }
 
 /// One address of a Node.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 pub struct NodeAddress {
     /// `InternalIP`, `ExternalIP`, `Hostname`, ...
     #[serde(rename = "type")]
@@ -468,7 +468,7 @@ pub struct NodeAddress {
 }
 
 /// A ServiceCIDR.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 pub struct ServiceCidr {
     /// Metadata.
     pub metadata: ObjectMeta,
@@ -478,7 +478,7 @@ pub struct ServiceCidr {
 }
 
 /// `spec` of a ServiceCIDR.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(default)]
 pub struct ServiceCidrSpec {
     /// Address ranges.

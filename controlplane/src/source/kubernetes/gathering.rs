@@ -1,28 +1,25 @@
 //! A complete list on its way.
 //!
-//! The first list of all is handed on as it comes: there is nothing that it could damage. Later
-//! ones are held back until they are complete and believed.
+//! The first list of all is handed on as it comes: there is nothing that it could damage. Of later
+//! ones only objects that differ from what is known are held, until the list is complete and
+//! believed; then the differences are told, and nothing else.
+
+use std::collections::BTreeMap;
 
 use super::memory::{Census, Memory};
 use super::transport::{Page, Said, Unreadable};
 use crate::k8s::{Kind, Object, ObjectId};
 use crate::source::{Event, Located};
 
-/// A change within a list: while a streaming list comes, the world goes on.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly all are objects")]
-enum Change {
-    Put(Object),
-    Gone(ObjectId),
-}
-
 /// A list that is not complete yet.
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
-    /// Handed on already.
+    /// The first of all: handed on already.
     direct: bool,
     named: Census,
-    held: Vec<Change>,
+    /// What the list shows otherwise than it is known. While a streaming list comes the world goes
+    /// on, so an object may come several times.
+    differing: BTreeMap<ObjectId, Object>,
     unreadable: Vec<Unreadable>,
 }
 
@@ -52,12 +49,10 @@ impl Gathering {
         match said {
             Said::Put(object, _) => self.put(memory, object),
             Said::Gone(id, _) => {
-                memory.strike(&mut self.named, &id);
-                if self.direct {
-                    return Some(Event::Delete(id));
-                }
-                self.held.push(Change::Gone(id));
-                None
+                self.named.strike(&id);
+                self.differing.remove(&id);
+                self.unreadable.retain(|one| !one.is(&id));
+                self.direct.then_some(Event::Delete(id))
             }
             Said::Unreadable(unreadable, _) => {
                 self.unreadable.push(unreadable);
@@ -68,46 +63,56 @@ impl Gathering {
     }
 
     fn put(&mut self, memory: &Memory, object: Object) -> Option<Event> {
-        memory.note(&mut self.named, &object.id());
+        let id = object.id();
+        let news = memory.note(&mut self.named, &object);
+        self.unreadable.retain(|one| !one.is(&id));
         if self.direct {
             return Some(Event::InitApply(located(object)));
         }
-        self.held.push(Change::Put(object));
+        if news {
+            self.differing.insert(id, object);
+        } else {
+            self.differing.remove(&id);
+        }
         None
     }
 
-    /// What the list names.
-    pub(super) fn named(&self) -> &Census {
+    /// The list is complete. Returns what it names; what cannot be read stays as it is known.
+    pub(super) fn complete(&mut self, memory: &Memory) -> &Census {
+        memory.keep(&mut self.named, &self.unreadable);
         &self.named
     }
 
-    /// The list counts.
-    pub(super) fn accept(self, kind: Kind) -> (Census, Vec<Unreadable>, Vec<Event>) {
-        let mut events = Vec::with_capacity(self.held.len() + 2);
-        if !self.direct {
-            events.push(Event::Init(kind));
-        }
-        events.extend(self.held.into_iter().map(|change| match change {
-            Change::Put(object) => Event::InitApply(located(object)),
-            Change::Gone(id) => Event::Delete(id),
-        }));
-        events.push(Event::InitDone(kind));
-        (self.named, self.unreadable, events)
+    /// The list counts: what it changes, and what cannot be read. What is gone comes last, so that
+    /// nothing is taken away before its replacement is there.
+    pub(super) fn accept(
+        self,
+        kind: Kind,
+        memory: &mut Memory,
+        version: u64,
+    ) -> (Vec<Event>, Vec<Unreadable>) {
+        let events = if self.direct {
+            vec![Event::InitDone(kind)]
+        } else {
+            let gone = memory.missing(&self.named).into_iter().map(Event::Delete);
+            applied(self.differing).chain(gone).collect()
+        };
+        memory.replace(version, self.named);
+        (events, self.unreadable)
     }
 
     /// The list counts for what it names, not for what it lacks.
     pub(super) fn additions(self, memory: &mut Memory) -> Vec<Event> {
-        let objects = self.held.into_iter().filter_map(|change| match change {
-            Change::Put(object) => Some(object),
-            Change::Gone(_) => None,
-        });
-        objects
-            .map(|object| {
-                memory.put(&object.id());
-                Event::Apply(located(object))
-            })
-            .collect()
+        for object in self.differing.values() {
+            memory.put(object);
+        }
+        applied(self.differing).collect()
     }
+}
+
+fn applied(objects: BTreeMap<ObjectId, Object>) -> impl Iterator<Item = Event> {
+    let objects = objects.into_values();
+    objects.map(|object| Event::Apply(located(object)))
 }
 
 /// An object of this source: it has no place but its name.
@@ -117,3 +122,6 @@ pub(super) fn located(object: Object) -> Box<Located> {
         location: "".into(),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,17 +1,21 @@
 //! What is remembered of a kind, and whether a complete list may be believed. Pure.
 //!
+//! Of an object its name and a hash of what is read of it are remembered: enough to tell what a
+//! later list changes, without a second copy of everything.
+//!
 //! A list that comes from an older state than one that was seen, or that lacks most of what was
 //! there, may be the truth (a backup was put back, a namespace was deleted) or a lie (a replica that
 //! lags behind, an etcd that lost its data, permissions of a strange proxy). It counts when it has
 //! been confirmed; until then everything stays.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::k8s::{Kind, ObjectId};
+use super::transport::Unreadable;
+use crate::k8s::{Kind, Object, ObjectId};
 
 /// Lists that must say the same before a doubtful one counts.
 const CONFIRMATIONS: u32 = 2;
@@ -26,11 +30,21 @@ const EMPTY_PAUSE: Duration = Duration::from_secs(5);
 /// Fewer missing objects than this are everyday life, unless they are all.
 const MANY: usize = 10;
 
-/// The names of objects, as hashes: eight bytes each. Two of a million share one by chance once in
-/// 10^7 clusters, and then a count is wrong by one.
-#[derive(Clone, Debug, Default)]
+/// Objects by name, each with a hash of what is read of it (so not of its `resourceVersion`).
+///
+/// The hash is `SipHash` with a key of this process: nobody can write objects that share one, and two
+/// states of an object do by chance once in 2^64 changes. Such a change that only a list tells would
+/// be noticed at the next one.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Census {
-    names: HashSet<u64>,
+    objects: HashMap<ObjectId, u64>,
+}
+
+impl Census {
+    /// An object is not there after all.
+    pub(super) fn strike(&mut self, id: &ObjectId) {
+        self.objects.remove(id);
+    }
 }
 
 /// What is remembered of a kind.
@@ -38,7 +52,7 @@ pub(super) struct Census {
 pub(super) struct Memory {
     kind: Kind,
     hasher: RandomState,
-    /// Objects that the index has.
+    /// Objects that the index was told of.
     known: Census,
     /// The newest state that was seen.
     seen: u64,
@@ -106,24 +120,57 @@ impl Memory {
         self.seen = self.seen.max(version);
     }
 
-    pub(super) fn put(&mut self, id: &ObjectId) {
-        let hash = self.hash(id);
-        self.known.names.insert(hash);
+    /// The index is told of an object.
+    pub(super) fn put(&mut self, object: &Object) {
+        let hash = self.hash(object);
+        self.known.objects.insert(object.id(), hash);
     }
 
+    /// The index is told that an object is gone.
     pub(super) fn gone(&mut self, id: &ObjectId) {
-        let hash = self.hash(id);
-        self.known.names.remove(&hash);
+        self.known.strike(id);
     }
 
-    /// A name of a list.
-    pub(super) fn note(&self, census: &mut Census, id: &ObjectId) {
-        census.names.insert(self.hash(id));
+    /// A list names an object; true if that is news.
+    pub(super) fn note(&self, census: &mut Census, object: &Object) -> bool {
+        let hash = self.hash(object);
+        let id = object.id();
+        let known = self.known.objects.get_key_value(&id);
+        let news = known.is_none_or(|(_, known)| *known != hash);
+        // The name that is known is shared, so that a list makes no second copy of it.
+        let id = known.map_or(id, |(known, _)| known.clone());
+        census.objects.insert(id, hash);
+        news
     }
 
-    /// A name that is not in the list after all.
-    pub(super) fn strike(&self, census: &mut Census, id: &ObjectId) {
-        census.names.remove(&self.hash(id));
+    /// A list names objects that cannot be read: what is known of them stays.
+    pub(super) fn keep(&self, census: &mut Census, unreadable: &[Unreadable]) {
+        let unreadable: HashSet<_> = unreadable
+            .iter()
+            .map(|one| (&*one.namespace, &*one.name))
+            .collect();
+        if unreadable.is_empty() {
+            return;
+        }
+        for (id, hash) in &self.known.objects {
+            // The slices of a legacy Endpoints object are called `<its name>/...`.
+            let name = id.name.split('/').next().unwrap_or_default();
+            if unreadable.contains(&(&*id.namespace, name)) {
+                census.objects.entry(id.clone()).or_insert(*hash);
+            }
+        }
+    }
+
+    /// What is known and not in a list, sorted.
+    pub(super) fn missing(&self, named: &Census) -> Vec<ObjectId> {
+        let mut missing: Vec<_> = self.unnamed(named).cloned().collect();
+        missing.sort();
+        missing
+    }
+
+    fn unnamed<'a>(&'a self, named: &'a Census) -> impl Iterator<Item = &'a ObjectId> {
+        let known = self.known.objects.keys();
+        known.filter(|id| !named.objects.contains_key(id))
     }
 
     /// A list is complete: it names these objects and shows this state.
@@ -171,21 +218,21 @@ impl Memory {
     }
 
     fn reasons(&self, version: u64, named: &Census) -> Reasons {
-        let known = self.known.names.len();
-        let missing = self.known.names.difference(&named.names).count();
+        let known = self.known.objects.len();
+        let missing = self.unnamed(named).count();
         let never_empty = matches!(self.kind, Kind::Service | Kind::EndpointSlice);
         Reasons {
             backwards: version < self.seen,
             shrunk: missing > 0 && (missing == known || (missing >= MANY && missing * 2 > known)),
-            emptied: never_empty && known > 0 && named.names.is_empty(),
+            emptied: never_empty && known > 0 && named.objects.is_empty(),
             known,
-            listed: named.names.len(),
+            listed: named.objects.len(),
             missing,
         }
     }
 
-    fn hash(&self, id: &ObjectId) -> u64 {
-        self.hasher.hash_one((&id.namespace, &id.name))
+    fn hash(&self, object: &Object) -> u64 {
+        self.hasher.hash_one(object)
     }
 }
 

@@ -268,9 +268,8 @@ impl<T: Transport> Reflector<T> {
         self.memory.advance(version);
         match said {
             Said::Put(object, _) => {
-                let id = object.id();
-                self.memory.put(&id);
-                self.report.event(Some(&id));
+                self.memory.put(&object);
+                self.report.event(Some(&object.id()));
                 Some(Event::Apply(located(object)))
             }
             Said::Gone(id, _) => {

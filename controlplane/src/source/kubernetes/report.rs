@@ -104,7 +104,9 @@ impl Reporter {
                 namespace: namespace.to_string(),
                 name: name.to_string(),
             },
-            reason: format!("cannot be read ({reason}); it is left out until it changes"),
+            reason: format!(
+                "cannot be read ({reason}); until it can, what was last read of it stays in force"
+            ),
         };
         self.unreadable.insert((namespace, name), issue);
     }

@@ -14,6 +14,12 @@ pub(super) struct Unreadable {
     pub(super) reason: String,
 }
 
+impl Unreadable {
+    pub(super) fn is(&self, id: &ObjectId) -> bool {
+        (&self.namespace, &self.name) == (&id.namespace, &id.name)
+    }
+}
+
 /// A page of a consistent list: as new as the server has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PageRequest {

@@ -1,21 +1,25 @@
 //! Which lists are believed.
 
 use super::*;
+use crate::k8s::{ObjectMeta, Service};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn id(kind: Kind, number: usize) -> ObjectId {
-    ObjectId {
-        kind,
-        namespace: "default".into(),
-        name: format!("o{number}").into(),
-    }
+/// What is judged is names; all are Services here.
+fn object(number: usize) -> Object {
+    Object::Service(Service {
+        metadata: ObjectMeta {
+            name: format!("o{number}").into(),
+            ..ObjectMeta::default()
+        },
+        ..Service::default()
+    })
 }
 
 fn census(memory: &Memory, numbers: impl IntoIterator<Item = usize>) -> Census {
     let mut census = Census::default();
     for number in numbers {
-        memory.note(&mut census, &id(memory.kind, number));
+        memory.note(&mut census, &object(number));
     }
     census
 }
@@ -164,9 +168,9 @@ fn watches_keep_the_census_up_to_date() {
     let mut memory = memory(Kind::Service, 12);
     let now = Instant::now();
     for number in 0..11 {
-        memory.gone(&id(Kind::Service, number));
+        memory.gone(&object(number).id());
     }
-    memory.put(&id(Kind::Service, 50));
+    memory.put(&object(50));
     let named = census(&memory, [11, 50]);
     assert_eq!(memory.judge(101, &named, now), Verdict::Accept);
     memory.advance(120);

@@ -121,17 +121,20 @@ impl<T: Transport> Reflector<T> {
     /// A list is complete. `watch` goes on where it ends.
     pub(super) async fn complete(
         &mut self,
-        list: Gathering,
+        mut list: Gathering,
         version: u64,
         watch: Option<T::Watch>,
     ) -> Result<State<T::Watch>, Closed> {
         self.outage_since = None;
-        match self.memory.judge(version, list.named(), Instant::now()) {
+        let named = list.complete(&self.memory);
+        match self.memory.judge(version, named, Instant::now()) {
             Verdict::Accept => {
-                let (named, unreadable, events) = list.accept(self.kind);
-                self.memory.replace(version, named);
+                let (events, unreadable) = list.accept(self.kind, &mut self.memory, version);
                 self.synced = true;
                 self.report.listed(&unreadable);
+                if events.is_empty() {
+                    self.poke().await?;
+                }
                 self.tell(events).await?;
                 Ok(match watch {
                     Some(watch) => State::Watching(Watching::new(watch)),

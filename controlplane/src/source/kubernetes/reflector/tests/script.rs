@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::k8s::{EndpointSlice, Node, Object, ObjectMeta, Service, ServiceCidr};
-use crate::source::kubernetes::transport::Page;
+use crate::source::kubernetes::transport::{Page, Unreadable};
 use crate::source::upstream::{KindState, Upstream};
 
 /// What a watch does next.
@@ -211,6 +211,14 @@ impl Rig {
         }
     }
 
+    /// What is told up to the end of a list, which may be nothing.
+    pub(super) async fn told_by_list(&mut self, count: u64) -> Vec<String> {
+        while self.state().counts.lists < count {
+            self.hear().await;
+        }
+        self.pass(Duration::ZERO).await
+    }
+
     /// Lets time pass; returns what is told meanwhile.
     pub(super) async fn pass(&mut self, time: Duration) -> Vec<String> {
         let until = Instant::now() + time;
@@ -248,6 +256,24 @@ pub(super) fn page(version: u64, names: &[&str], next: Option<&str>) -> Result<P
 
 pub(super) fn put(name: &str, version: u64) -> Said {
     Said::Put(object(name), version)
+}
+
+/// An object that looks otherwise than [`put`]'s, and otherwise in every state.
+pub(super) fn changed(name: &str, version: u64) -> Said {
+    let Object::Service(mut service) = object(name) else {
+        unreachable!("it is a Service");
+    };
+    service.metadata.creation_timestamp = Some(version.to_string().into());
+    Said::Put(Object::Service(service), version)
+}
+
+pub(super) fn unreadable(name: &str, version: u64) -> Said {
+    let unreadable = Unreadable {
+        namespace: "default".into(),
+        name: name.into(),
+        reason: "a strange number".to_owned(),
+    };
+    Said::Unreadable(unreadable, version)
 }
 
 pub(super) fn gone(name: &str, version: u64) -> Said {

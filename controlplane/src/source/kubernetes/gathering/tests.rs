@@ -1,0 +1,140 @@
+//! What a list tells: every short history of a list, for everything that can be known before.
+
+use super::*;
+use crate::k8s::{ObjectMeta, Service};
+
+const NAMES: [&str; 2] = ["a", "b"];
+const STATES: [&str; 2] = ["1", "2"];
+
+type World = BTreeMap<ObjectId, Object>;
+
+fn object(name: &str, state: &str) -> Object {
+    Object::Service(Service {
+        metadata: ObjectMeta {
+            name: name.into(),
+            creation_timestamp: Some(state.into()),
+            ..ObjectMeta::default()
+        },
+        ..Service::default()
+    })
+}
+
+/// Nothing, or an object in one of its states, for each name.
+fn worlds() -> Vec<World> {
+    let choices = |name| {
+        let some = STATES.map(|state| Some(object(name, state)));
+        some.into_iter().chain([None])
+    };
+    let pairs = choices(NAMES[0]).flat_map(|a| choices(NAMES[1]).map(move |b| [a.clone(), b]));
+    pairs
+        .map(|pair| pair.into_iter().flatten().map(|o| (o.id(), o)).collect())
+        .collect()
+}
+
+/// Everything that a list can say of an object.
+fn all_said() -> Vec<Said> {
+    let of = |name| {
+        let put = STATES.map(|state| Said::Put(object(name, state), 1));
+        let gone = Said::Gone(object(name, "").id(), 1);
+        let unreadable = Unreadable {
+            namespace: "default".into(),
+            name: name.into(),
+            reason: String::new(),
+        };
+        put.into_iter()
+            .chain([gone, Said::Unreadable(unreadable, 1)])
+    };
+    NAMES.into_iter().flat_map(of).collect()
+}
+
+/// What is there after a list, by definition: what it named last; what could not be read stays.
+fn after(known: &World, said: &[Said]) -> World {
+    let mut world = World::new();
+    for one in said {
+        match one {
+            Said::Put(object, _) => drop(world.insert(object.id(), object.clone())),
+            Said::Gone(id, _) => drop(world.remove(id)),
+            Said::Unreadable(unreadable, _) => {
+                let last = known.iter().find(|(id, _)| unreadable.is(id));
+                if let Some((id, object)) = last {
+                    world.entry(id.clone()).or_insert_with(|| object.clone());
+                }
+            }
+            Said::Bookmark { .. } => {}
+        }
+    }
+    world
+}
+
+#[test]
+fn a_list_tells_exactly_the_differences_and_is_then_known() {
+    let all = all_said();
+    let mut histories: Vec<Vec<Said>> = vec![Vec::new()];
+    for from in [0, 1, 1 + all.len()] {
+        for begun in histories[from..].to_vec() {
+            let longer = all.iter().map(|said| [begun.clone(), vec![said.clone()]]);
+            histories.extend(longer.map(|parts| parts.concat()));
+        }
+    }
+    assert_eq!(histories.len(), 1 + 8 + 64 + 512);
+    for known in worlds() {
+        for history in &histories {
+            let mut memory = Memory::new(Kind::Service);
+            memory.advance(1);
+            known.values().for_each(|object| memory.put(object));
+            let wanted = after(&known, history);
+            let events = list(&mut memory, history);
+            assert_tells(&known, &wanted, &events);
+            // The same again is no news.
+            let again: Vec<_> = wanted.values().map(|o| Said::Put(o.clone(), 2)).collect();
+            assert_eq!(list(&mut memory, &again), []);
+        }
+    }
+}
+
+/// Lets a list say all this and count.
+fn list(memory: &mut Memory, history: &[Said]) -> Vec<Event> {
+    let mut list = Gathering::new(memory);
+    for said in history {
+        assert_eq!(list.said(memory, said.clone()), None);
+    }
+    list.complete(memory);
+    list.accept(Kind::Service, memory, 2).0
+}
+
+fn assert_tells(known: &World, wanted: &World, events: &[Event]) {
+    let mut world = known.clone();
+    for event in events {
+        let news = match event {
+            Event::Apply(located) => {
+                let object = located.object.clone();
+                world.insert(object.id(), object.clone()) != Some(object)
+            }
+            Event::Delete(id) => world.remove(id).is_some(),
+            other => panic!("{other:?}"),
+        };
+        assert!(news, "{events:?} of {known:?}");
+    }
+    assert_eq!(&world, wanted);
+    let deletes = events.iter().map(|event| matches!(event, Event::Delete(_)));
+    assert!(deletes.is_sorted(), "{events:?}");
+}
+
+/// Legacy Endpoints that cannot be read keep all of their slices, and no one else's.
+#[test]
+fn unreadable_endpoints_keep_their_slices() {
+    let mut memory = Memory::new(Kind::EndpointSlice);
+    memory.advance(1);
+    for name in ["web/0/IPv4", "web/1/IPv6", "webs/0/IPv4"] {
+        memory.put(&object(name, "1"));
+    }
+    let unreadable = all_said().into_iter().filter_map(|said| match said {
+        Said::Unreadable(unreadable, _) => Some(unreadable),
+        _ => None,
+    });
+    let mut unreadable = unreadable.last().unwrap();
+    unreadable.name = "web".into();
+    let events = list(&mut memory, &[Said::Unreadable(unreadable, 1)]);
+    let gone = Event::Delete(object("webs/0/IPv4", "").id());
+    assert_eq!(events, [gone]);
+}
