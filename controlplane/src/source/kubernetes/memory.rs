@@ -32,9 +32,9 @@ const MANY: usize = 10;
 
 /// Objects by name, each with a hash of what is read of it (so not of its `resourceVersion`).
 ///
-/// The hash is `SipHash` with a key of this process: nobody can write objects that share one, and two
-/// states of an object do by chance once in 2^64 changes. Such a change that only a list tells would
-/// be noticed at the next one.
+/// The hash is `SipHash` with a key of this process, so nobody can write objects that share one. Two
+/// states of an object do by chance, once in 2^64: a list then hides this change, until the next
+/// change of the object. Changes that a watch tells are never compared.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Census {
     objects: HashMap<ObjectId, u64>,

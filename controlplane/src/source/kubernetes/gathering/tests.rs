@@ -70,11 +70,16 @@ fn after(known: &World, said: &[Said]) -> World {
 fn a_list_tells_exactly_the_differences_and_is_then_known() {
     let all = all_said();
     let mut histories: Vec<Vec<Said>> = vec![Vec::new()];
-    for from in [0, 1, 1 + all.len()] {
-        for begun in histories[from..].to_vec() {
-            let longer = all.iter().map(|said| [begun.clone(), vec![said.clone()]]);
-            histories.extend(longer.map(|parts| parts.concat()));
-        }
+    let mut longest = histories.clone();
+    for _ in 0..3 {
+        let longer = |begun: &Vec<Said>| {
+            let parts = all
+                .iter()
+                .map(|said| [&begun[..], std::slice::from_ref(said)].concat());
+            parts.collect::<Vec<_>>()
+        };
+        longest = longest.iter().flat_map(longer).collect();
+        histories.extend_from_slice(&longest);
     }
     assert_eq!(histories.len(), 1 + 8 + 64 + 512);
     for known in worlds() {
