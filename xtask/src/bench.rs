@@ -1,8 +1,5 @@
 //! `cargo xtask bench`: speeds, printed as tables. Nothing here gates CI.
 
-use std::env;
-use std::process::Command;
-
 use anyhow::{Context, Result, ensure};
 
 /// What is measured.
@@ -38,7 +35,9 @@ enum Proxy {
 
 /// Builds everything as it is shipped and runs the benchmarks.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let programs = ["kp-controlplane", "kp-nodeagent"].map(|name| ["--package", name]);
+    // With the tests, so that both builds take the same dependencies.
+    let programs = ["kp-controlplane", "kp-nodeagent", "kplane-tests"];
+    let programs = programs.map(|name| ["--package", name]);
     cargo(&[&["build", "--release"][..], &programs.concat()].concat())?;
     match args.against {
         Some(Proxy::KubeProxy) => bench("against", &args.options()),
@@ -73,8 +72,7 @@ fn bench(name: &str, options: &[String]) -> Result<()> {
 }
 
 fn cargo(args: &[&str]) -> Result<()> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let mut command = kplane_tests::product::cargo();
     command.current_dir(crate::test::root()?).args(args);
     let status = command.status().context("cannot run cargo")?;
     ensure!(status.success(), "cargo {}: {status}", args.join(" "));

@@ -11,6 +11,9 @@ use std::sync::Arc;
 
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort};
 
+/// How every issue ends that says that a place belongs to another Service.
+pub const CONFLICT_ADVICE: &str = "give one of the two Services another one";
+
 /// A place where packets arrive, of which there is only one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Claim {

@@ -11,6 +11,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
+pub use claims::CONFLICT_ADVICE;
 pub use view::{PortView, ServiceDetail};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -35,9 +36,6 @@ use triggers::Triggers;
 /// Endpoints of one ServicePort that are served: what the largest class of the data path holds,
 /// and above the 10,000 that kplane promises.
 const MAX_ENDPOINTS: usize = 16_384;
-
-/// How every issue ends that says that a place belongs to another Service.
-pub const CONFLICT_ADVICE: &str = "give one of the two Services another one";
 
 /// All objects, indexed.
 #[derive(Debug, Default)]

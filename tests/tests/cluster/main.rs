@@ -2,6 +2,7 @@
 //! for each, real kernel tables. No test says how the tables must look where a fresh start from the
 //! same objects can say it ([`support::oracle`]).
 
+mod events;
 mod faults;
 mod input;
 mod random;
@@ -28,6 +29,11 @@ macro_rules! tests {
 const TESTS: &[Test] = tests![
     rig::objects_are_made_changed_and_deleted,
     rig::deployments_have_endpoints_that_come_terminate_and_go,
+    // Before those that take rights away: without them no event is tried for minutes.
+    events::j1_an_agent_that_starts_is_an_event_of_its_node,
+    events::two_replicas_tell_of_a_conflict_once,
+    events::a_conflict_that_ends_is_told_and_one_that_returns_is_counted,
+    events::without_the_right_to_write_events_everything_else_goes_on,
     random::after_random_operations_kernels_hold_what_a_fresh_start_would,
     faults::nothing_is_lost_when_the_api_server_crashes_under_changes,
     faults::a_compacted_history_is_no_harm,

@@ -1,13 +1,15 @@
 //! The two programs that are compared, each with the same configuration file and kubeconfig.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
+use kplane_tests::cluster;
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
+use kplane_tests::product::Product;
 use serde_json::{Value, json};
 
 use crate::api::{Api, log};
@@ -39,56 +41,45 @@ pub(crate) struct Configuration {
     pub(crate) node_port_addresses: Vec<&'static str>,
 }
 
-/// Both programs, found or built.
-#[derive(Clone, Debug)]
-pub(crate) struct Programs {
-    kube_proxy: PathBuf,
-    agent: PathBuf,
+/// kplane's programs, built before the first test.
+static PRODUCT: OnceLock<Product> = OnceLock::new();
+
+/// Builds all programs, as far as they are not there.
+pub(crate) fn prepare() -> Result<()> {
+    cluster::Programs::ensure()?;
+    let product = Product::build()?;
+    PRODUCT.get_or_init(|| product);
+    Ok(())
 }
 
-impl Programs {
-    /// kube-proxy from the folder of the cluster's programs; the agent that lies beside this test.
-    pub(crate) fn find(bin: &Path) -> Result<Self> {
-        let test = env::current_exe()?;
-        let folder = test.parent().and_then(Path::parent);
-        let agent = folder
-            .context("no folder of programs")?
-            .join("kp-nodeagent");
-        ensure!(
-            agent.is_file(),
-            "{} is missing: cargo build --workspace --bins",
-            agent.display()
-        );
-        let kube_proxy = bin.join("kube-proxy");
-        Ok(Self { kube_proxy, agent })
-    }
-
+impl Proxy {
     /// Starts one of them on a node; its log beside it.
     pub(crate) fn start(
-        &self,
-        proxy: Proxy,
+        self,
         api: &Api,
         (ns, node): (&NetNs, &str),
         configuration: &Configuration,
     ) -> Result<(Process, PathBuf)> {
-        let name = format!("{}-{node}-{:?}", proxy.name(), configuration.setup);
-        let config = api.folder().join(format!("{name}.json"));
-        let text = configuration.file(&api.kubeconfig());
+        let cluster = api.cluster();
+        let name = format!("{}-{node}-{:?}", self.name(), configuration.setup);
+        let config = cluster.folder().join(format!("{name}.json"));
+        let text = configuration.file(&cluster.kubeconfig());
         fs::write(&config, text.to_string())?;
-        let mut command = match proxy {
-            Proxy::KubeProxy => Command::new(&self.kube_proxy),
-            Proxy::Kplane => {
-                let mut agent = Command::new(&self.agent);
+        let mut command = match self {
+            Self::KubeProxy => cluster.programs().command("kube-proxy"),
+            Self::Kplane => {
+                let product = PRODUCT.get().context("built before the first test")?;
+                let mut agent = Command::new(&product.node_agent);
                 agent
                     .arg("--standalone")
                     .args(["--status-bind-address", ""]);
-                agent.arg("--kubeconfig").arg(api.kubeconfig());
+                agent.arg("--kubeconfig").arg(cluster.kubeconfig());
                 agent
             }
         };
         command.arg("--config").arg(&config);
         command.args(["--hostname-override", node]);
-        let (path, file) = log(api.folder(), &name)?;
+        let (path, file) = log(cluster.folder(), &name)?;
         command.stdout(file.try_clone()?).stderr(file);
         command.stdin(Stdio::null());
         Ok((ns.command(command)?, path))

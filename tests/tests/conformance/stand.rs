@@ -18,7 +18,7 @@ use kplane_tests::wait::eventually;
 use crate::api::Api;
 use crate::fate::{End, Fate, Packet};
 use crate::look::Scene;
-use crate::proxy::{Configuration, Programs, Proxy};
+use crate::proxy::{Configuration, Proxy};
 use crate::support::model::SECOND_TARGET;
 use crate::support::{At, Client, PATIENCE, Question, Seen, TARGET, World, node_name, svc};
 
@@ -58,12 +58,7 @@ pub(crate) struct Stand {
 }
 
 impl Stand {
-    pub(crate) fn open(
-        proxy: Proxy,
-        api: &Api,
-        programs: &Programs,
-        configuration: &Configuration,
-    ) -> Result<Self> {
+    pub(crate) fn open(proxy: Proxy, api: &Api, configuration: &Configuration) -> Result<Self> {
         let mut world = World::without_agents()?;
         let second = world.topology.pod_mut("c")?;
         for protocol in [Protocol::Tcp, Protocol::Udp] {
@@ -80,7 +75,7 @@ impl Stand {
             }
             let ns = world.topology.node(&name)?.ns();
             api.connect(ns)?;
-            proxies.push(programs.start(proxy, api, (ns, &name), configuration)?);
+            proxies.push(proxy.start(api, (ns, &name), configuration)?);
         }
         Ok(Self {
             _outside: serve_outside(&world)?,

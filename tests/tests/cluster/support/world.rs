@@ -45,6 +45,9 @@ const ACCOUNT: &str = "kplane/kplane-controlplane";
 /// The binding that gives it its rights.
 pub(crate) const BINDING: &str = "kplane-controlplane";
 
+/// What control planes log: what they do by default, and each event that they write.
+const LOG: &str = "info,kp_controlplane::events=debug";
+
 /// Kinds that tests make in [`NAMESPACE`], owners first.
 const LEFTOVERS: [&str; 5] = ["Deployment", "Service", "EndpointSlice", "Pod", "ConfigMap"];
 
@@ -182,6 +185,7 @@ impl World {
         let status = local(agent_port(replica) + 1);
         let mut plane = self.program(&product()?.control_plane, &format!("plane-{replica}"))?;
         plane
+            .env("RUST_LOG", LOG)
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .arg(format!("--agent-listen=0.0.0.0:{}", agent_port(replica)))
@@ -191,6 +195,14 @@ impl World {
             process: self.guards[0].start(plane)?,
             status: Status::at(ns, status)?,
         })
+    }
+
+    /// Starts a node's agent anew, at any replica of the control plane.
+    pub(crate) fn restart_agent(&mut self, node: &'static str, replica: u16) -> Result<()> {
+        // Killed before its successor begins.
+        drop(self.agents.remove(node));
+        let control = self.topology.host("control")?.ip(Family::V4)?;
+        self.start_agent(node, SocketAddr::new(control, agent_port(replica)))
     }
 
     fn start_agent(&mut self, node: &'static str, plane: SocketAddr) -> Result<()> {
