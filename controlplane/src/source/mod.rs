@@ -3,7 +3,8 @@
 //!
 //! Resync is an ordinary event: `Init`, `InitApply`*, `InitDone` replaces everything that the
 //! source said of a kind before, and a consumer must not drop anything before `InitDone` (design
-//! invariant 3: absence is not deletion). Between those, `Apply` and `Delete` are single changes.
+//! invariant 3: absence is not deletion). Between those, `Apply` and `Delete` are single changes. A
+//! source that knows what it said before tells only the differences of a later list, as such.
 
 pub mod kubernetes;
 pub mod manifests;

@@ -35,7 +35,7 @@ const MANY: usize = 10;
 /// The hash is `SipHash` with a key of this process, so nobody can write objects that share one. Two
 /// states of an object do by chance, once in 2^64: a list then hides this change, until the next
 /// change of the object. Changes that a watch tells are never compared.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 pub(super) struct Census {
     objects: HashMap<ObjectId, u64>,
 }
