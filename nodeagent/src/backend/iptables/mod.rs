@@ -5,10 +5,15 @@
 //! ServicePort), `ruleset.rs` (all of it, and what a change does), `restore.rs` (the text for
 //! `iptables-restore`).
 
+mod dispatch;
+mod layout;
 mod name;
-mod restore;
+mod prefix;
+pub mod restore;
 mod rule;
 mod ruleset;
+mod service;
+mod stage;
 mod text;
 
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
