@@ -16,6 +16,9 @@ mod service;
 mod stage;
 mod text;
 
+#[cfg(test)]
+mod tests;
+
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub use restore::Limits;
 pub use ruleset::{
