@@ -37,7 +37,7 @@ impl Pods {
     }
 
     /// A rule for each kind of packet that is from a pod; `rule` as it is for all packets.
-    pub(super) fn from_pods(&self, rule: &Rule) -> Vec<Rule> {
+    pub(super) fn only_pods(&self, rule: &Rule) -> Vec<Rule> {
         let sources = self.sources.iter();
         sources
             .map(|source| source.limit(rule.clone(), Sense::Is))
@@ -61,7 +61,7 @@ impl Pods {
         if self.masquerade_all || self.sources.len() < 2 {
             return None;
         }
-        let mut rules = self.from_pods(&Rule::new(Target::Return));
+        let mut rules = self.only_pods(&Rule::new(Target::Return));
         rules.push(Rule::jump(ChainName::MARK_MASQ));
         Some(rules)
     }

@@ -15,7 +15,7 @@ use crate::backend::PodInterface;
 
 /// A rule without the chain it is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub(super) struct Rule {
     /// The packet's source.
     source: Option<(Sense, Cidr)>,
     /// The packet's destination.

@@ -235,6 +235,16 @@ pub struct Step {
 }
 
 impl Step {
+    /// No change.
+    pub(super) fn new(table: TableName) -> Self {
+        Self {
+            table,
+            write: Vec::new(),
+            delete: Vec::new(),
+            jumps: Vec::new(),
+        }
+    }
+
     /// Number of chains written, chains deleted and jumps set.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -262,8 +272,6 @@ impl Step {
 pub struct Written {
     /// The chain.
     pub name: ChainName,
-    /// It is not there yet.
-    pub new: bool,
     /// How many bits lead to it in a dispatch tree; 0 for others.
     pub(super) depth: u8,
     /// The lines of all its rules (`-A NAME ..`), each with its end of line.

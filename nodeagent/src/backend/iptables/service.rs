@@ -226,7 +226,7 @@ impl<'a> Writer<'a> {
         }
         if !self.cluster.is_empty() {
             let pods = cluster.clone().comment(about("pod traffic for"));
-            rules.extend(self.pods.from_pods(&pods));
+            rules.extend(self.pods.only_pods(&pods));
             let masquerade = mark.comment(about("masquerade LOCAL traffic for"));
             rules.push(masquerade.when(Match::SourceLocal));
             let route = cluster.comment(about("route LOCAL traffic for"));

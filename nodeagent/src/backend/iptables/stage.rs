@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use kplane_model::{Protocol, ServiceKey};
 
-use super::dispatch::{List, Overlay};
+use super::dispatch::{Dispatch, List, Overlay};
 use super::layout::{Pods, constants, jumps, to_node_ports};
 use super::name::{ChainName, TableName};
 use super::prefix::Point;
@@ -25,10 +25,12 @@ pub(super) struct Staging<'a> {
     failures: Vec<Failure>,
     /// Chains that ServicePorts of the change had.
     released: HashSet<ChainName>,
-    /// Chains that ServicePorts of the change have, in table nat, with their rules.
-    claimed: Vec<(ChainName, Vec<Rule>)>,
-    /// Their names.
+    /// Chains that ServicePorts of the change have.
     taken: HashSet<ChainName>,
+    /// What becomes of table nat, as far as it is worked out.
+    nat: Step,
+    /// The lines of one chain while they are written.
+    lines: String,
     /// Every chain that there has to be; only of a complete change.
     wanted: HashSet<ChainId>,
 }
@@ -53,8 +55,9 @@ impl<'a> Staging<'a> {
             after,
             failures: Vec::new(),
             released: HashSet::new(),
-            claimed: Vec::new(),
             taken: HashSet::new(),
+            nat: Step::new(TableName::Nat),
+            lines: String::new(),
             wanted: HashSet::new(),
         }
     }
@@ -114,7 +117,11 @@ impl<'a> Staging<'a> {
         match self.chains(&writer) {
             Ok(chains) => {
                 holdings.chains = chains.iter().map(|(name, _)| *name).collect();
-                self.claimed.extend(chains);
+                let mut nat = std::mem::replace(&mut self.nat, Step::new(TableName::Nat));
+                for (name, rules) in chains {
+                    self.put(&mut nat, name, 0, &rules);
+                }
+                self.nat = nat;
                 for frontend in &plan.frontends {
                     match self.place(key, frontend.at) {
                         Ok(()) => {
@@ -206,12 +213,7 @@ impl<'a> Staging<'a> {
         let nothing = vec![Overlay::new(); List::ALL.len()];
         // Of a complete change every chain is looked at.
         let before = match self.after.complete {
-            true => self
-                .ruleset
-                .lists
-                .iter()
-                .map(|list| list.all_gone())
-                .collect(),
+            true => self.ruleset.lists.iter().map(Dispatch::all_gone).collect(),
             false => nothing,
         };
         let filter = || {
@@ -242,7 +244,7 @@ impl<'a> Staging<'a> {
                 steps.push(nat);
             }
         }
-        let mut mangle = self.step(TableName::Mangle);
+        let mut mangle = Step::new(TableName::Mangle);
         self.constants(&mut mangle);
         steps.push(mangle);
         self.unwanted(&mut steps);
@@ -252,21 +254,9 @@ impl<'a> Staging<'a> {
         steps
     }
 
-    fn step(&self, table: TableName) -> Step {
-        Step {
-            table,
-            write: Vec::new(),
-            delete: Vec::new(),
-            jumps: Vec::new(),
-        }
-    }
-
     fn nat(&mut self, before: &[Overlay], after: &[Overlay]) -> Step {
-        let mut step = self.step(TableName::Nat);
+        let mut step = std::mem::replace(&mut self.nat, Step::new(TableName::Nat));
         self.constants(&mut step);
-        for (name, rules) in std::mem::take(&mut self.claimed) {
-            self.put(&mut step, name, 0, &rules);
-        }
         self.lists(&mut step, before, after);
         let gone: Vec<ChainName> = self.released.difference(&self.taken).copied().collect();
         gone.into_iter()
@@ -276,7 +266,7 @@ impl<'a> Staging<'a> {
     }
 
     fn filter(&mut self, before: &[Overlay], after: &[Overlay]) -> Step {
-        let mut step = self.step(TableName::Filter);
+        let mut step = Step::new(TableName::Filter);
         self.constants(&mut step);
         self.lists(&mut step, before, after);
         self.jumps(&mut step);
@@ -402,23 +392,22 @@ impl<'a> Staging<'a> {
 
     /// Writes a chain that is not as it should be.
     fn put(&mut self, step: &mut Step, name: ChainName, depth: u8, rules: &[Rule]) {
-        let mut lines = String::with_capacity(rules.len() * 160);
-        rules.iter().for_each(|rule| rule.push(name, &mut lines));
-        let content = Content::of(&lines);
+        self.lines.clear();
+        let lines = &mut self.lines;
+        rules.iter().for_each(|rule| rule.push(name, lines));
+        let content = Content::of(lines);
         let id = (step.table, name);
         if self.after.complete {
             self.wanted.insert(id);
         }
-        let current = self.current(id);
-        if current == Some(content) {
+        if self.current(id) == Some(content) {
             return;
         }
         self.after.chains.insert(id, Some(content));
         step.write.push(Written {
             name,
-            new: current.is_none(),
             depth,
-            lines,
+            lines: self.lines.clone(),
             content,
         });
     }

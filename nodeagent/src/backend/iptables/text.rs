@@ -61,7 +61,7 @@ fn has_v4_tail(ip: Ipv6Addr) -> bool {
 /// digits, `-` and `.` besides, and no longer than Kubernetes lets names be: it cannot be anything
 /// but part of a comment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Label(Arc<str>);
+pub(super) struct Label(Arc<str>);
 
 impl Label {
     /// Longest part in bytes: a DNS label. With it the longest comment has 248 bytes, and the
@@ -70,7 +70,7 @@ impl Label {
 
     /// `None` if one of the names is not as Kubernetes makes them.
     #[must_use]
-    pub fn new(key: &ServiceKey) -> Option<Self> {
+    pub(super) fn new(key: &ServiceKey) -> Option<Self> {
         let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b);
         let fits = |part: &str| part.len() <= Self::MAX_PART && part.bytes().all(allowed);
         let (namespace, name) = (&key.service.namespace, &key.service.name);

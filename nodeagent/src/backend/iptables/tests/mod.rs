@@ -139,7 +139,7 @@ impl Held {
         let copy = Staged {
             steps: std::mem::take(&mut staged.steps),
             failures: staged.failures.clone(),
-            after: super::ruleset::After::default(),
+            after: ruleset::After::default(),
         };
         self.ruleset.accept(staged);
         assert_eq!(self.ruleset.difference(&self.kernel.found()), None);
