@@ -9,7 +9,6 @@
 
 mod iptables;
 mod kernel;
-mod process;
 mod rival;
 mod rules;
 mod start;
@@ -19,9 +18,9 @@ use std::fmt;
 use kplane_model::Family;
 
 use self::iptables::Rules;
-pub use self::process::RunError;
 pub use self::start::remove_once_serving;
 use crate::netlink::NetlinkError;
+pub use crate::process::RunError;
 
 /// What kube-proxy left, in the order in which it is removed: rules before what they refer to.
 #[derive(Debug, Default)]

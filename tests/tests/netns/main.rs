@@ -5,6 +5,9 @@
 //! backend does it. Others begin with Kubernetes objects and have a control plane and engines
 //! ([`support::cluster`]); of these, [`generated`] ones play thousands of cases against a plain model
 //! of the rules. Test names begin with the behaviour they stand for.
+//!
+//! Every test runs on every backend ([`support::under_test`], which also says which tests are of one
+//! only, and why): the names of nftables' are bare, the others begin with the backend.
 
 mod addresses;
 mod affinity;
@@ -27,7 +30,13 @@ mod support;
 mod unserved;
 mod walk;
 
-kplane_tests::main!(
+use std::process::ExitCode;
+
+use kplane_tests::harness::{self, Test};
+
+use self::support::under_test::UnderTest;
+
+const TESTS: &[Test] = kplane_tests::tests!(
     addresses::a15_external_addresses_masquerade_and_pods_keep_their_source_to_cluster_ips,
     addresses::a15_without_pod_ranges_nobody_is_masqueraded_to_cluster_ips,
     addresses::a17_masquerade_all_masquerades_cluster_ips_for_everybody,
@@ -161,3 +170,10 @@ kplane_tests::main!(
     health::a23_health_checks_follow_the_nodes_own_addresses,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );
+
+fn main() -> ExitCode {
+    harness::run(UnderTest::ALL.into_iter().flat_map(|backend| {
+        let tests = TESTS.iter().filter(move |(name, _)| backend.runs(name));
+        tests.map(move |(name, body)| (backend.name_of(name), move || backend.test(*body)))
+    }))
+}

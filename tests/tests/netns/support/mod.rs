@@ -15,6 +15,7 @@ pub(crate) mod objects;
 pub(crate) mod plane;
 mod scenario;
 mod service;
+pub(crate) mod under_test;
 mod world;
 
 pub(crate) use agent::Agent;

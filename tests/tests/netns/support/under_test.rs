@@ -1,0 +1,118 @@
+//! The backends that tests run on, and the tests that are of one of them only.
+
+use std::cell::Cell;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use kp_nodeagent::backend::Kind;
+use kplane_model::{Cidr, Family};
+use kplane_tests::netns::NetNs;
+use kplane_tests::privilege::require_tool;
+
+/// A backend, and for iptables the kind of it that the node's other programs use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UnderTest {
+    Nftables,
+    /// iptables above nf_tables.
+    IptablesNft,
+    /// iptables with x_tables.
+    IptablesLegacy,
+}
+
+thread_local! {
+    /// Of the test that runs on this thread.
+    static CURRENT: Cell<Option<UnderTest>> = const { Cell::new(None) };
+}
+
+/// Tests, or modules of tests, that say something about one backend only, and why.
+const NFTABLES_ONLY: [(&str, &str); 0] = [];
+
+/// The same for iptables.
+const IPTABLES_ONLY: [&str; 1] = ["iptables::"];
+
+/// Tests that take long and find nothing more with x_tables.
+const LEGACY_TOO_LONG: [(&str, &str); 0] = [];
+
+impl UnderTest {
+    pub(crate) const ALL: [Self; 3] = [Self::Nftables, Self::IptablesNft, Self::IptablesLegacy];
+
+    /// Of the calling thread's test.
+    pub(crate) fn current() -> Result<Self> {
+        CURRENT
+            .get()
+            .context("this thread has no backend under test")
+    }
+
+    /// Makes it the calling thread's, for threads that a test starts.
+    pub(crate) fn set(self) {
+        CURRENT.set(Some(self));
+    }
+
+    /// Runs a test on it.
+    pub(crate) fn test(self, body: fn() -> Result<()>) -> Result<()> {
+        let tools = match self {
+            Self::Nftables => true,
+            Self::IptablesNft => require_tool("iptables-nft")?,
+            Self::IptablesLegacy => require_tool("iptables-legacy")?,
+        };
+        if !tools {
+            return Ok(());
+        }
+        self.set();
+        body()
+    }
+
+    /// Whether a test says something about it.
+    pub(crate) fn runs(self, test: &str) -> bool {
+        let listed = |list: &[(&str, &str)]| list.iter().any(|(name, _)| test.starts_with(name));
+        let of_iptables = IPTABLES_ONLY.iter().any(|name| test.starts_with(name));
+        match self {
+            Self::Nftables => !of_iptables,
+            Self::IptablesNft => !listed(&NFTABLES_ONLY),
+            Self::IptablesLegacy => !listed(&NFTABLES_ONLY) && !listed(&LEGACY_TOO_LONG),
+        }
+    }
+
+    /// A test's name with it.
+    pub(crate) fn name_of(self, test: &str) -> String {
+        match self {
+            Self::Nftables => test.to_owned(),
+            Self::IptablesNft => format!("iptables_nft::{test}"),
+            Self::IptablesLegacy => format!("iptables_legacy::{test}"),
+        }
+    }
+
+    pub(crate) fn kind(self) -> Kind {
+        match self {
+            Self::Nftables => Kind::Nftables,
+            Self::IptablesNft | Self::IptablesLegacy => Kind::Iptables,
+        }
+    }
+
+    pub(crate) fn is_iptables(self) -> bool {
+        self.kind() == Kind::Iptables
+    }
+
+    /// A21: what `nodePortAddresses` is by default.
+    pub(crate) fn nodeport_addresses(self) -> Vec<Cidr> {
+        match self {
+            Self::Nftables => Vec::new(),
+            Self::IptablesNft | Self::IptablesLegacy => Family::ALL.map(Cidr::everything).to_vec(),
+        }
+    }
+
+    /// Puts into a node's namespace what tells the kind of iptables there: what kubelet does.
+    pub(crate) fn prepare(self, node: &NetNs) -> Result<()> {
+        let kind = match self {
+            Self::Nftables => return Ok(()),
+            Self::IptablesNft => "nft",
+            Self::IptablesLegacy => "legacy",
+        };
+        for base in ["iptables", "ip6tables"] {
+            let mut command = Command::new(format!("{base}-{kind}"));
+            command.args(["-t", "mangle", "-N", "KUBE-IPTABLES-HINT"]);
+            node.output(command)?;
+        }
+        Ok(())
+    }
+}
