@@ -4,6 +4,7 @@
 //! that every backend gets the same plans. How to add one: implement [`Backend`], add a variant to
 //! [`Kind`] and an arm to [`Kind::open`].
 
+pub mod iptables;
 pub mod nftables;
 pub mod noop;
 
@@ -175,6 +176,15 @@ impl PodInterface {
             name: padded,
             len: u8::try_from(len).ok()?,
         })
+    }
+
+    /// The name, and whether all count whose names begin with it.
+    fn pattern(&self) -> (&str, bool) {
+        let prefix = usize::from(self.len) < self.name.len();
+        let end = self.name.iter().position(|b| *b == 0);
+        let name = &self.name[..end.unwrap_or(self.name.len())];
+        // The constructor takes ASCII only.
+        (std::str::from_utf8(name).unwrap_or_default(), prefix)
     }
 
     /// What an interface's name, padded with zeros, must begin with.

@@ -1,0 +1,273 @@
+//! Everything that a family's tables must hold of ours, and what a change does to them. Pure.
+//!
+//! What is kept of a chain is its digest: it is enough to tell whether a chain has to be written,
+//! and whether what was read back is what was written.
+
+use std::collections::HashMap;
+
+use kplane_model::Family;
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
+use std::hash::Hasher as _;
+
+use super::name::{BuiltIn, ChainName, TableName};
+use crate::backend::{Change, Failure, PodInterface};
+
+/// What shapes the rules besides plans, for one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The family.
+    pub family: Family,
+    /// Bit of the packet mark that asks for masquerading, 0..=31 (C5).
+    pub masquerade_bit: u8,
+    /// The tools know `MASQUERADE --random-fully` (iptables 1.6.2 or later, C5).
+    pub random_fully: bool,
+    /// Node ports are served on the loopback address too, IPv4 only (C8).
+    pub localhost_nodeports: bool,
+    /// `nf_conntrack_tcp_be_liberal` is set: packets of no known flow are not dropped (C7).
+    pub tcp_be_liberal: bool,
+    /// The counters of nfacct are there (C7, C8).
+    pub counters: bool,
+    /// Packets that come in there count as from pods, besides those from the plan's pod sources.
+    pub pod_interface: Option<PodInterface>,
+    /// How Services are found by their addresses.
+    pub layout: Layout,
+}
+
+impl Settings {
+    /// The settings that kube-proxy has by default, in our default layout.
+    #[must_use]
+    pub fn new(family: Family) -> Self {
+        Self {
+            family,
+            masquerade_bit: 14,
+            random_fully: true,
+            localhost_nodeports: true,
+            tcp_be_liberal: false,
+            counters: false,
+            pod_interface: None,
+            layout: Layout::Tree,
+        }
+    }
+}
+
+/// How Services are found by their addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Layout {
+    /// One list of all of them, as kube-proxy has it.
+    Compat,
+    /// A tree of short chains, by address prefix.
+    #[default]
+    Tree,
+}
+
+/// What is known of the rules of a chain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Content {
+    /// Of the lines of its rules, as `iptables-save` prints them.
+    digest: u128,
+    /// Their number.
+    rules: u32,
+}
+
+impl Content {
+    /// One rule more: its line as `iptables-save` prints it, without counters and end of line.
+    pub fn push(&mut self, line: &str) {
+        let mut hasher = SipHasher13::new();
+        hasher.write_u128(self.digest);
+        hasher.write(line.as_bytes());
+        self.digest = hasher.finish128().as_u128();
+        self.rules += 1;
+    }
+
+    /// Of whole lines.
+    #[must_use]
+    pub fn of(lines: &str) -> Self {
+        let mut content = Self::default();
+        lines.lines().for_each(|line| content.push(line));
+        content
+    }
+
+    /// The number of rules.
+    #[must_use]
+    pub fn rules(self) -> u32 {
+        self.rules
+    }
+}
+
+/// What was found of ours in a family's tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    chains: HashMap<(TableName, ChainName), Content>,
+    /// How often each rule of a built-in chain is there: table and line.
+    jumps: HashMap<(TableName, String), usize>,
+}
+
+impl Found {
+    /// A chain is there (`:NAME - [0:0]`).
+    pub fn chain(&mut self, table: TableName, name: ChainName) {
+        self.chains.entry((table, name)).or_default();
+    }
+
+    /// A rule of a chain of ours, in order: its line (`-A NAME ..`).
+    pub fn rule(&mut self, table: TableName, name: ChainName, line: &str) {
+        self.chains.entry((table, name)).or_default().push(line);
+    }
+
+    /// A rule of a built-in chain that jumps to a chain of ours: its line (`-A INPUT ..`).
+    pub fn jump(&mut self, table: TableName, line: &str) {
+        *self.jumps.entry((table, line.to_owned())).or_default() += 1;
+    }
+
+    /// The chains and what is in them.
+    #[must_use]
+    pub fn chains(&self) -> &HashMap<(TableName, ChainName), Content> {
+        &self.chains
+    }
+}
+
+/// What one family's tables hold of ours.
+#[derive(Clone, Debug)]
+pub struct Ruleset {
+    settings: Settings,
+    chains: HashMap<(TableName, ChainName), Content>,
+    jumps: HashMap<(TableName, String), usize>,
+}
+
+/// A change that has been worked out and not been accepted yet.
+#[derive(Debug, Default)]
+pub struct Staged {
+    /// To be carried out one after the other: at no time is anything unserved that is served
+    /// before and after (design invariant 2). Empty if there is nothing to do.
+    pub steps: Vec<Step>,
+    /// ServicePorts that cannot be programmed as planned.
+    pub failures: Vec<Failure>,
+}
+
+impl Staged {
+    /// Number of chains written, chains deleted and jumps set.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.steps.iter().map(Step::len).sum()
+    }
+
+    /// There is nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of rules written.
+    #[must_use]
+    pub fn rules(&self) -> usize {
+        let written = self.steps.iter().flat_map(|step| &step.write);
+        written.map(|chain| chain.content.rules as usize).sum()
+    }
+}
+
+/// A change of one table: all of it at once, where it is small enough.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The table.
+    pub table: TableName,
+    /// Chains with new content, in an order in which each jumps to those before it only.
+    pub write: Vec<Written>,
+    /// Chains that go, in an order in which each is jumped to by those before it only.
+    pub delete: Vec<ChainName>,
+    /// Jumps from built-in chains.
+    pub jumps: Vec<JumpOp>,
+}
+
+impl Step {
+    /// Number of chains written, chains deleted and jumps set.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.write.len() + self.delete.len() + self.jumps.len()
+    }
+
+    /// There is nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A chain with its new rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The chain.
+    pub name: ChainName,
+    /// It is not there yet.
+    pub new: bool,
+    /// The lines of all its rules (`-A NAME ..`), each with its end of line.
+    pub lines: String,
+    /// Of those lines.
+    pub content: Content,
+}
+
+/// A change of a built-in chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JumpOp {
+    /// The built-in chain.
+    pub chain: BuiltIn,
+    /// Put first, or taken away once.
+    pub insert: bool,
+    /// The rule, without `-A NAME` (starts with a blank).
+    pub rule: String,
+}
+
+/// How many chains and rules there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Chains of ours.
+    pub chains: u64,
+    /// Rules in them.
+    pub rules: u64,
+}
+
+impl Ruleset {
+    /// Of tables that hold nothing of ours.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        Self::adopt(settings, Found::default())
+    }
+
+    /// Of tables that hold what was found: nobody owns any of it yet. The next change has to be a
+    /// complete one; it leaves alone what is as it should be, and deletes what nobody claims.
+    #[must_use]
+    pub fn adopt(settings: Settings, found: Found) -> Self {
+        Self {
+            settings,
+            chains: found.chains,
+            jumps: found.jumps,
+        }
+    }
+
+    /// Works out what a change does.
+    #[must_use]
+    pub fn stage(&self, change: Change<'_>) -> Staged {
+        let _ = (change, self.settings);
+        Staged::default()
+    }
+
+    /// The kernel holds a staged change now.
+    pub fn accept(&mut self, staged: Staged) {
+        let _ = staged;
+    }
+
+    /// How what was found differs from what there must be, for people; `None` if it does not.
+    #[must_use]
+    pub fn difference(&self, found: &Found) -> Option<String> {
+        let _ = (&self.chains, &self.jumps, found);
+        None
+    }
+
+    /// Chains and rules in a table.
+    #[must_use]
+    pub fn counts(&self, table: TableName) -> Counts {
+        let of_table = self.chains.iter().filter(|((t, _), _)| *t == table);
+        of_table.fold(Counts::default(), |sum, (_, content)| Counts {
+            chains: sum.chains + 1,
+            rules: sum.rules + u64::from(content.rules),
+        })
+    }
+}
