@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fmt::Write as _;
 
+use crate::backend::iptables::words;
+
 /// The tables in which kube-proxy has chains (C1, D4).
 const TABLES: [&str; 3] = ["nat", "filter", "mangle"];
 
@@ -221,29 +223,4 @@ fn owned<'a>(names: impl Iterator<Item = &'a &'a str>) -> BTreeSet<String> {
 fn is_plain(rule: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b" _-,.:/!+\"".contains(&b);
     rule.bytes().all(plain) && rule.bytes().filter(|b| *b == b'"').count() % 2 == 0
-}
-
-/// The words of a rule; what is between quotation marks belongs to one word.
-fn words(rule: &str) -> impl Iterator<Item = &str> {
-    let mut rest = rule;
-    std::iter::from_fn(move || {
-        rest = rest.trim_start_matches(' ');
-        let (mut quoted, mut escaped) = (false, false);
-        let ends = |c: char| match c {
-            _ if std::mem::take(&mut escaped) => false,
-            '\\' => {
-                escaped = true;
-                false
-            }
-            '"' => {
-                quoted = !quoted;
-                false
-            }
-            c => c == ' ' && !quoted,
-        };
-        let end = rest.find(ends).unwrap_or(rest.len());
-        let (word, behind) = rest.split_at(end);
-        rest = behind;
-        (!word.is_empty()).then_some(word)
-    })
 }

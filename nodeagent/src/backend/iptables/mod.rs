@@ -5,14 +5,30 @@
 //! ServicePort), `ruleset.rs` (all of it, and what a change does), `restore.rs` (the text for
 //! `iptables-restore`).
 
+mod driver;
 mod name;
+mod readback;
 mod restore;
 mod rule;
 mod ruleset;
 mod text;
+mod tool;
 
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
+pub(crate) use readback::words;
 pub use restore::Limits;
 pub use ruleset::{
     Content, Counts, Found, JumpOp, Layout, Ruleset, Settings, Staged, Step, Written,
 };
+pub use tool::{Flavour, Tool, ToolError, plain_name};
+
+use super::{Backend, OpenError};
+
+/// Opens the backend for this thread's network namespace, having tried out that this machine can
+/// run our rules.
+///
+/// # Errors
+/// [`OpenError`] says what is missing.
+pub fn open(settings: &super::Settings) -> Result<Box<dyn Backend>, OpenError> {
+    Ok(Box::new(driver::Driver::open(settings)?))
+}
