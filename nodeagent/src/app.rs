@@ -16,7 +16,7 @@ use crate::config::{Config, Source};
 use crate::engine::{Engine, Followers, Stopped};
 use crate::healthz::Health;
 use crate::http::{Answer, BindError, Port, REBIND};
-use crate::leftovers;
+use crate::leftovers::{self, Serving};
 use crate::metrics::{Counters, Metrics, Sources};
 use crate::reload;
 use crate::report::Report;
@@ -79,18 +79,20 @@ pub struct Bound {
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let (kind, settings) = (config.backend, config.backend_settings.clone());
     let mut bound = build_with(config, move || kind.open(&settings)).await?;
-    if takes_over(kind) {
-        let reports = bound.reports();
-        spawn_errand(&mut bound.tasks, leftovers::remove_once_serving(reports));
+    if let Some(serving) = takes_over(kind) {
+        let errand = leftovers::remove_once_serving(serving, bound.reports());
+        spawn_errand(&mut bound.tasks, errand);
     }
     Ok(bound)
 }
 
-/// Whether what kube-proxy left is in a backend's way (I4).
-pub fn takes_over(kind: backend::Kind) -> bool {
+/// What kube-proxy left, and other backends of ours, is in the way of a backend that serves (I4).
+#[must_use]
+pub fn takes_over(kind: backend::Kind) -> Option<Serving> {
     match kind {
-        backend::Kind::Nftables => true,
-        backend::Kind::Noop => false,
+        backend::Kind::Nftables => Some(Serving::Nftables),
+        backend::Kind::Iptables => Some(Serving::Iptables),
+        backend::Kind::Noop => None,
     }
 }
 
@@ -324,8 +326,8 @@ pub fn cleanup(kind: backend::Kind, settings: &backend::Settings) -> Cleanup {
         },
         Err(error) => done.problems.push(error.to_string()),
     }
-    if takes_over(kind) {
-        let outcome = leftovers::find().remove();
+    if let Some(serving) = takes_over(kind) {
+        let outcome = leftovers::find(serving).remove();
         let of_kube_proxy = |name| format!("kube-proxy's {name}");
         done.gone
             .extend(outcome.removed.into_iter().map(of_kube_proxy));

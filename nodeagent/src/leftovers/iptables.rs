@@ -19,15 +19,20 @@ const ATTEMPTS: u32 = 3;
 /// What was found by one tool.
 #[derive(Debug)]
 pub(super) struct Rules {
-    pub(super) tool: Tool,
+    tool: Tool,
+    /// Our iptables backend uses it.
+    serves: bool,
     /// One of the tables.
-    pub(super) table: Table,
+    table: Table,
 }
 
 /// Looks for kube-proxy's chains of a family. Creates nothing: asked for all tables, the programs
 /// print those that exist.
-pub(super) fn find(family: Family) -> (Vec<Rules>, Vec<Problem>) {
+///
+/// Where our iptables backend serves (`serving`), what it looks after is left alone.
+pub(super) fn find(family: Family, serving: bool) -> (Vec<Rules>, Vec<Problem>) {
     let (mut rules, mut problems) = (Vec::new(), Vec::new());
+    let used = if serving { Tool::of_node(family) } else { None };
     for flavour in [Flavour::Legacy, Flavour::Nft] {
         if !flavour.may_have_rules(family) {
             continue;
@@ -36,13 +41,20 @@ pub(super) fn find(family: Family) -> (Vec<Rules>, Vec<Problem>) {
             problems.extend(unseen(flavour, family));
             continue;
         };
-        match look(&tool) {
+        let serves = used
+            .as_ref()
+            .is_some_and(|used| used.flavour() == tool.flavour());
+        match look(&tool, serves) {
             Ok(tables) => {
                 for table in tables {
                     problems.extend(kept(&tool, &table));
                     if !table.is_empty() {
                         let tool = tool.clone();
-                        rules.push(Rules { tool, table });
+                        rules.push(Rules {
+                            tool,
+                            serves,
+                            table,
+                        });
                     }
                 }
             }
@@ -68,8 +80,31 @@ fn unseen(flavour: Flavour, family: Family) -> Option<Problem> {
     }
 }
 
-fn look(tool: &Tool) -> Result<Vec<Table>, RunError> {
-    Ok(rules::parse(&tool.list()?))
+fn look(tool: &Tool, serves: bool) -> Result<Vec<Table>, RunError> {
+    Ok(rules::parse(&tool.list()?, serves))
+}
+
+/// Removes all chains of kube-proxy's and ours that one kind of iptables has.
+pub(super) fn remove_all(tool: &Tool) -> Result<(), Problem> {
+    let tables = look(tool, false).map_err(|source| Problem::Save {
+        tool: tool.name().to_owned(),
+        source,
+    })?;
+    let mut kept = Ok(());
+    for table in tables {
+        let problem = self::kept(tool, &table);
+        let (tool, serves) = (tool.clone(), false);
+        let rules = Rules {
+            tool,
+            serves,
+            table,
+        };
+        rules.remove()?;
+        if let Some(problem) = problem {
+            kept = Err(problem);
+        }
+    }
+    kept
 }
 
 fn kept(tool: &Tool, table: &Table) -> Option<Problem> {
@@ -84,7 +119,7 @@ fn kept(tool: &Tool, table: &Table) -> Option<Problem> {
 impl Rules {
     /// Removes what was found in one transaction; looks again when others changed it meanwhile.
     pub(super) fn remove(self) -> Result<(), Problem> {
-        let (tool, mut table) = (self.tool, self.table);
+        let (tool, serves, mut table) = (self.tool, self.serves, self.table);
         for attempt in 1.. {
             if table.is_empty() {
                 break;
@@ -101,7 +136,7 @@ impl Rules {
                 }
             }
             let name = table.name;
-            let tables = look(&tool).map_err(|source| Problem::Save {
+            let tables = look(&tool, serves).map_err(|source| Problem::Save {
                 tool: tool.name().to_owned(),
                 source,
             })?;

@@ -5,12 +5,17 @@
 //! ServicePort), `ruleset.rs` (all of it, and what a change does), `restore.rs` (the text for
 //! `iptables-restore`).
 
+mod dispatch;
 mod driver;
+mod layout;
 mod name;
+mod prefix;
 mod readback;
 mod restore;
 mod rule;
 mod ruleset;
+mod service;
+mod stage;
 mod text;
 mod tool;
 
@@ -30,5 +35,5 @@ use super::{Backend, OpenError};
 /// # Errors
 /// [`OpenError`] says what is missing.
 pub fn open(settings: &super::Settings) -> Result<Box<dyn Backend>, OpenError> {
-    Ok(Box::new(driver::Driver::open(settings)?))
+    driver::open(settings)
 }

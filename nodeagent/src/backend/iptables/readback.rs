@@ -7,7 +7,7 @@ use super::ruleset::Found;
 
 /// What was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listing {
+pub(super) struct Listing {
     /// Chains of ours, and jumps from built-in chains to them.
     pub found: Found,
     /// Chains of ours to which chains of others jump: they cannot be deleted.
@@ -16,7 +16,7 @@ pub struct Listing {
 
 /// Reads a listing of all tables.
 #[must_use]
-pub fn parse(text: &str) -> Listing {
+pub(super) fn parse(text: &str) -> Listing {
     let mut listing = Listing::default();
     let mut table = None;
     for line in text.lines() {
@@ -119,7 +119,8 @@ mod tests {
         wanted.chain(nat, ChainName::SERVICES);
         let mark = "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000";
         wanted.rule(nat, ChainName::MARK_MASQ, mark);
-        let jump = "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES";
+        let jump =
+            "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES";
         wanted.jump(nat, jump);
         wanted.chain(TableName::Mangle, ChainName::CANARY);
         assert_eq!(found, wanted);

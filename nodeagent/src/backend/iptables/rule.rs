@@ -221,6 +221,12 @@ impl Rule {
         Self::new(Target::Jump(chain))
     }
 
+    /// The same with another target.
+    pub(super) fn with(mut self, target: Target) -> Self {
+        self.target = target;
+        self
+    }
+
     /// With a condition on the source. A range of everything is none.
     pub(super) fn source(mut self, sense: Sense, range: Cidr) -> Self {
         let always = range.prefix_len() == 0 && sense == Sense::Is;

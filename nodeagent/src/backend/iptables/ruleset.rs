@@ -3,14 +3,19 @@
 //! What is kept of a chain is its digest: it is enough to tell whether a chain has to be written,
 //! and whether what was read back is what was written.
 
-use std::collections::HashMap;
-
-use kplane_model::Family;
-use siphasher::sip128::{Hasher128 as _, SipHasher13};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher as _;
 
+use kplane_model::{Family, ServiceKey};
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
+
+use super::dispatch::{Dispatch, List, Overlay};
+use super::layout::{Jump, constants, jumps};
 use super::name::{BuiltIn, ChainName, TableName};
+use super::stage::Staging;
 use crate::backend::{Change, Failure, PodInterface};
+use crate::plan::{FrontendAddr, NodePlan};
 
 /// What shapes the rules besides plans, for one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +123,12 @@ impl Found {
         *self.jumps.entry((table, line.to_owned())).or_default() += 1;
     }
 
+    /// Takes no notice of a chain that is there and empty; says whether there was one.
+    pub(super) fn forget_empty(&mut self, id: &ChainId) -> bool {
+        let empty = self.chains.get(id).is_some_and(|c| c.rules == 0);
+        empty && self.chains.remove(id).is_some()
+    }
+
     /// The chains and what is in them.
     #[must_use]
     pub fn chains(&self) -> &HashMap<(TableName, ChainName), Content> {
@@ -128,9 +139,41 @@ impl Found {
 /// What one family's tables hold of ours.
 #[derive(Clone, Debug)]
 pub struct Ruleset {
-    settings: Settings,
-    chains: HashMap<(TableName, ChainName), Content>,
-    jumps: HashMap<(TableName, String), usize>,
+    pub(super) settings: Settings,
+    /// `None` before the first change.
+    pub(super) node: Option<NodePlan>,
+    /// Rules about endpoints do not say which (C12); decided at each complete change.
+    pub(super) large: bool,
+    pub(super) chains: HashMap<ChainId, Held>,
+    /// How often each rule of a built-in chain is there: table and line.
+    pub(super) jumps: HashMap<(TableName, String), usize>,
+    pub(super) services: HashMap<ServiceKey, Holdings>,
+    /// Who has a place.
+    pub(super) places: HashMap<FrontendAddr, ServiceKey>,
+    /// In the order of [`List::ALL`].
+    pub(super) lists: Vec<Dispatch>,
+    /// Ports of health checks, and for whom they are: the ports of a Service share one.
+    pub(super) health: BTreeMap<u16, BTreeSet<ServiceKey>>,
+}
+
+/// A chain of a table.
+pub(super) type ChainId = (TableName, ChainName);
+
+/// A chain that is there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    pub(super) content: Content,
+    /// Belongs to a ServicePort.
+    pub(super) owned: bool,
+}
+
+/// What one ServicePort has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Holdings {
+    /// Chains in table nat.
+    pub(super) chains: Vec<ChainName>,
+    pub(super) places: Vec<FrontendAddr>,
+    pub(super) health: Option<u16>,
 }
 
 /// A change that has been worked out and not been accepted yet.
@@ -141,6 +184,22 @@ pub struct Staged {
     pub steps: Vec<Step>,
     /// ServicePorts that cannot be programmed as planned.
     pub failures: Vec<Failure>,
+    /// What is so afterwards.
+    pub(super) after: After,
+}
+
+/// What a staged change makes of a ruleset.
+#[derive(Debug, Default)]
+pub(super) struct After {
+    pub(super) complete: bool,
+    pub(super) node: NodePlan,
+    pub(super) large: bool,
+    pub(super) chains: HashMap<ChainId, Option<Content>>,
+    pub(super) services: Vec<(ServiceKey, Option<Holdings>)>,
+    pub(super) places: HashMap<FrontendAddr, Option<ServiceKey>>,
+    pub(super) lists: Vec<Overlay>,
+    pub(super) health: BTreeMap<u16, BTreeSet<ServiceKey>>,
+    pub(super) jumps: HashMap<(TableName, String), usize>,
 }
 
 impl Staged {
@@ -189,6 +248,15 @@ impl Step {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Puts chains behind those to which they jump.
+    pub(super) fn sort(&mut self) {
+        let order = |chain: &Written| (chain.name.rank(), Reverse(chain.depth));
+        self.write
+            .sort_by_cached_key(|chain| (order(chain), chain.name));
+        self.delete
+            .sort_by_cached_key(|name| (Reverse(name.rank()), *name));
+    }
 }
 
 /// A chain with its new rules.
@@ -198,10 +266,25 @@ pub struct Written {
     pub name: ChainName,
     /// It is not there yet.
     pub new: bool,
+    /// How many bits lead to it in a dispatch tree; 0 for others.
+    pub(super) depth: u8,
     /// The lines of all its rules (`-A NAME ..`), each with its end of line.
     pub lines: String,
     /// Of those lines.
     pub content: Content,
+}
+
+impl Written {
+    /// A chain that stays although nobody needs it any more, without rules.
+    pub(super) fn emptied(name: ChainName) -> Self {
+        Self {
+            name,
+            new: false,
+            depth: 0,
+            lines: String::new(),
+            content: Content::default(),
+        }
+    }
 }
 
 /// A change of a built-in chain.
@@ -235,39 +318,139 @@ impl Ruleset {
     /// complete one; it leaves alone what is as it should be, and deletes what nobody claims.
     #[must_use]
     pub fn adopt(settings: Settings, found: Found) -> Self {
+        let held = |content| Held {
+            content,
+            owned: false,
+        };
+        let chains = found.chains.into_iter();
         Self {
-            settings,
-            chains: found.chains,
+            node: None,
+            large: false,
+            chains: chains.map(|(id, content)| (id, held(content))).collect(),
             jumps: found.jumps,
+            services: HashMap::new(),
+            places: HashMap::new(),
+            lists: List::ALL.map(|list| Dispatch::new(list, &settings)).into(),
+            health: BTreeMap::new(),
+            settings,
         }
     }
 
     /// Works out what a change does.
     #[must_use]
     pub fn stage(&self, change: Change<'_>) -> Staged {
-        let _ = (change, self.settings);
-        Staged::default()
+        Staging::new(self, change).run(change)
     }
 
     /// The kernel holds a staged change now.
     pub fn accept(&mut self, staged: Staged) {
-        let _ = staged;
+        let after = staged.after;
+        if after.complete {
+            self.services.clear();
+            self.chains.values_mut().for_each(|held| held.owned = false);
+        }
+        for (id, content) in after.chains {
+            match content {
+                Some(content) => {
+                    let owned = false;
+                    self.chains.insert(id, Held { content, owned });
+                }
+                None => {
+                    self.chains.remove(&id);
+                }
+            }
+        }
+        for (key, holdings) in after.services {
+            match holdings {
+                Some(holdings) => {
+                    self.own(&holdings);
+                    self.services.insert(key, holdings);
+                }
+                None => {
+                    self.services.remove(&key);
+                }
+            }
+        }
+        for (at, owner) in after.places {
+            match owner {
+                Some(owner) => self.places.insert(at, owner),
+                None => self.places.remove(&at),
+            };
+        }
+        for (port, owners) in after.health {
+            if owners.is_empty() {
+                self.health.remove(&port);
+            } else {
+                self.health.insert(port, owners);
+            }
+        }
+        for (list, over) in self.lists.iter_mut().zip(after.lists) {
+            list.accept(over);
+        }
+        self.jumps.extend(after.jumps);
+        self.node = Some(after.node);
+        self.large = after.large;
+    }
+
+    /// The chains of a ServicePort are nobody else's.
+    fn own(&mut self, holdings: &Holdings) {
+        for name in &holdings.chains {
+            if let Some(held) = self.chains.get_mut(&(TableName::Nat, *name)) {
+                held.owned = true;
+            }
+        }
     }
 
     /// How what was found differs from what there must be, for people; `None` if it does not.
     #[must_use]
     pub fn difference(&self, found: &Found) -> Option<String> {
-        let _ = (&self.chains, &self.jumps, found);
-        None
+        let none = NodePlan::default();
+        let constants = constants(&self.settings, self.node.as_ref().unwrap_or(&none));
+        let is_any = |id: &ChainId| {
+            let mut any = constants.iter().filter(|constant| constant.rules.is_none());
+            any.any(|constant| (constant.table, constant.name) == *id)
+        };
+        let mut differences: Vec<String> = Vec::new();
+        for (id @ (table, name), held) in &self.chains {
+            match found.chains.get(id) {
+                None => differences.push(format!("{table} {name} is gone")),
+                Some(content) if *content == held.content || is_any(id) => {}
+                Some(_) => differences.push(format!("{table} {name} has other rules")),
+            }
+        }
+        let others = found
+            .chains
+            .keys()
+            .filter(|id| !self.chains.contains_key(id));
+        differences.extend(others.map(|(table, name)| format!("{table} {name} is not ours")));
+        for jump in jumps() {
+            let line = jump.rule.line_in(jump.from);
+            if !found.jumps.contains_key(&(jump.table, line)) {
+                let Jump { table, from, rule } = jump;
+                differences.push(format!("{table} {from} lacks the rule{rule}"));
+            }
+        }
+        differences.sort();
+        let (first, count) = (differences.first()?, differences.len());
+        Some(match count {
+            1 => first.clone(),
+            _ => format!("{first}, and {} more", count - 1),
+        })
+    }
+
+    /// The number of rules of a chain.
+    pub(super) fn rules_of(&self, table: TableName, name: ChainName) -> u64 {
+        let held = self.chains.get(&(table, name));
+        held.map_or(0, |held| u64::from(held.content.rules))
     }
 
     /// Chains and rules in a table.
     #[must_use]
     pub fn counts(&self, table: TableName) -> Counts {
         let of_table = self.chains.iter().filter(|((t, _), _)| *t == table);
-        of_table.fold(Counts::default(), |sum, (_, content)| Counts {
+        of_table.fold(Counts::default(), |sum, (_, held)| Counts {
             chains: sum.chains + 1,
-            rules: sum.rules + u64::from(content.rules),
+            rules: sum.rules + u64::from(held.content.rules),
         })
     }
 }

@@ -152,7 +152,9 @@ impl Tool {
         Ok(tool)
     }
 
-    fn of_node(family: Family) -> Option<Self> {
+    /// The programs that a node uses for a family, if there are any.
+    #[must_use]
+    pub fn of_node(family: Family) -> Option<Self> {
         let nft = Self::find(Flavour::Nft, family);
         let legacy = Self::find(Flavour::Legacy, family);
         let plain = || Self::plain(family);
@@ -196,7 +198,11 @@ impl Tool {
         let is_nft = tool
             .version_text()
             .is_ok_and(|text| text.contains("nf_tables"));
-        let flavour = if is_nft { Flavour::Nft } else { Flavour::Legacy };
+        let flavour = if is_nft {
+            Flavour::Nft
+        } else {
+            Flavour::Legacy
+        };
         Some(Self { flavour, ..tool })
     }
 
@@ -336,7 +342,7 @@ impl Tool {
 
 /// The lock of legacy iptables was held by somebody else for too long; nothing was changed.
 #[must_use]
-pub fn is_locked(error: &RunError) -> bool {
+pub(super) fn is_locked(error: &RunError) -> bool {
     matches!(error, RunError::Failed { complaint, .. } if complaint.contains(LOCKED))
 }
 
@@ -434,9 +440,13 @@ mod tests {
 
     #[test]
     fn hints_count_in_mangle_only() {
-        assert!(has_hint("*nat\nCOMMIT\n*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n"));
+        assert!(has_hint(
+            "*nat\nCOMMIT\n*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n"
+        ));
         assert!(has_hint("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\n"));
-        assert!(!has_hint("*mangle\nCOMMIT\n*nat\n:KUBE-KUBELET-CANARY - [0:0]\n"));
+        assert!(!has_hint(
+            "*mangle\nCOMMIT\n*nat\n:KUBE-KUBELET-CANARY - [0:0]\n"
+        ));
         assert!(!has_hint("*mangle\n:KUBE-PROXY-CANARY - [0:0]\n"));
     }
 }

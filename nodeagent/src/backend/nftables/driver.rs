@@ -156,6 +156,7 @@ impl<K: Kernel> Driver<K> {
             encode: cost.encode,
             kernel: cost.kernel,
             failures,
+            rules: None,
         })
     }
 

@@ -76,6 +76,8 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
         backend: backend::Settings {
             masquerade_bit,
             pod_interface: detector.pod_interface,
+            localhost_nodeports: config.iptables.localhost_node_ports,
+            ..backend::Settings::default()
         },
         healthz: check.address("healthzBindAddress", &config.healthz_bind_address),
         metrics: check.address("metricsBindAddress", &config.metrics_bind_address),

@@ -21,7 +21,7 @@ use super::super::table::Table;
 use super::Driver;
 use crate::backend::{Backend, Change, Verification};
 use crate::netlink::{CommitError, Errno, NetlinkError};
-use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan, Unserved};
+use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan, Unserved};
 
 /// Holds elements as the kernel does, and checks what it is told.
 #[derive(Debug, Default)]
@@ -232,6 +232,7 @@ fn frontend(at: FrontendAddr, endpoints: &[u8]) -> Frontend {
     endpoints.dedup();
     Frontend {
         at,
+        origin: Origin::ClusterIp,
         unserved: endpoints.is_empty().then_some(Unserved::Reject),
         endpoints,
         policy: TrafficPolicy::Cluster,
@@ -248,6 +249,7 @@ fn plan(n: u8, frontends: Vec<Frontend>) -> ServicePlan {
         frontends,
         local: Vec::new(),
         affinity_timeout_s: None,
+        health_check_node_port: None,
         serving: Vec::new(),
     }
 }
