@@ -82,7 +82,7 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
         }
         Task::Cleanup { backend, settings } => return clean_up(backend, &settings),
     };
-    if app::takes_over(config.backend) {
+    if app::takes_over(config.backend).is_some() {
         sysctl::apply_and_log(&config.conntrack);
     }
     if let Err(error) = oom::set_score(config.oom_score_adj) {

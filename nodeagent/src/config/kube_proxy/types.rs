@@ -298,7 +298,8 @@ impl KubeProxyConfiguration {
         or(&mut self.bind_address, "0.0.0.0");
         self.fill_addresses();
         or(&mut self.detect_local_mode, "ClusterCIDR");
-        if self.node_port_addresses.is_empty() {
+        // Mode iptables serves node ports on all addresses (A21).
+        if self.node_port_addresses.is_empty() && self.mode != "iptables" {
             self.node_port_addresses = vec!["primary".to_owned()];
         }
         or(&mut self.client_connection.content_type, CONTENT_TYPE);

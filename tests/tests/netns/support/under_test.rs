@@ -25,7 +25,71 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 0] = [];
+const NFTABLES_ONLY: [(&str, &str); 30] = [
+    (
+        "unserved::a18_refusals_come_at_once",
+        "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
+    ),
+    (
+        "unserved::a18_refusals_follow_the_endpoints",
+        "the same; iptables::a18_refusals_follow_the_endpoints",
+    ),
+    (
+        "unserved::a18_an_endpoint_may_be_where_another_service_refuses",
+        "C1: KUBE-EXTERNAL-SERVICES sees packets after DNAT, as in kube-proxy",
+    ),
+    (
+        "unserved::a20_",
+        "A20: mode iptables leaves such packets alone; iptables::a20_..",
+    ),
+    (
+        "unserved::a21_node_ports_are_served_on_the_primary",
+        "A21: all addresses, loopback too; iptables::a21_..",
+    ),
+    (
+        "unserved::a10_",
+        "A10: REJECT wins without endpoints; iptables::a10_..",
+    ),
+    (
+        "affinity::a11_a_client_is_forgotten_when",
+        "looks into a set of nftables; iptables::a11_..",
+    ),
+    (
+        "affinity::a11_what_is_remembered",
+        "C4: lists of xt_recent are printed nowhere",
+    ),
+    ("strangers::a_foreign_table", "marks and tables of nftables"),
+    ("strangers::foreign_commits", "generations of nftables"),
+    ("strangers::what_others_do", "iptables::what_others_do_.."),
+    ("strangers::a_deleted_rule", "iptables::what_others_do_.."),
+    ("strangers::a_change_onto", "iptables-restore has no guard"),
+    ("listing::", "prints nftables"),
+    ("restart::a_table_", "numbers of the layout of nftables"),
+    ("restart::cleanup_removes_both", "iptables::cleanup_.."),
+    (
+        "coming_from_kube_proxy::",
+        "comes to nftables; iptables::i4_..",
+    ),
+    ("limits::many_services", "buffers of netlink"),
+    ("limits::too_many_endpoints", "buckets of nftables"),
+    ("limits::a_poisoned", "iptables::a_refused_.."),
+    ("limits::nothing_is_deleted", "reads nftables back"),
+    (
+        "conntrack::f3_flows_that_began_while",
+        "deletes the table of nftables",
+    ),
+    (
+        "conntrack::f4_a_service_without_endpoints",
+        "A18: refusals as above",
+    ),
+    ("generated::cases_are_the_same", "says nothing of backends"),
+    ("runtime::a21_node_port_addresses_by_range", "A21: loopback"),
+    ("runtime::c5_e7_any_bit", "lists nftables"),
+    ("runtime::e12_a_failed", "locks nftables"),
+    ("runtime::a20_", "A20: as above"),
+    ("ruleset::", "tables of nftables"),
+    ("walk::", "elements of nftables"),
+];
 
 /// The same for iptables.
 const IPTABLES_ONLY: [&str; 1] = ["iptables::"];
