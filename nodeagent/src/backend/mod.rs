@@ -169,7 +169,7 @@ pub struct Settings {
 
 impl Settings {
     /// [`Settings::probe_interval`] by default.
-    pub const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+    pub const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 }
 
 impl Default for Settings {

@@ -56,8 +56,9 @@ pub struct Flags {
     #[arg(long, value_enum, default_value = "tree")]
     iptables_layout: Layout,
 
-    /// Rules of mode iptables that others changed are put right within so long.
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = interval)]
+    /// How often mode iptables looks whether others changed its rules, which it puts right then. Where
+    /// looking takes long, less often.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
     iptables_probe_interval: Duration,
 
     /// kube-proxy's configuration file (KubeProxyConfiguration v1alpha1, YAML or JSON). Changes
@@ -105,7 +106,7 @@ fn interval(text: &str) -> Result<Duration, &'static str> {
     let duration = duration
         .and_then(GoDuration::to_std)
         .filter(|d| !d.is_zero());
-    duration.ok_or("must be a duration greater than 0, such as 5s")
+    duration.ok_or("must be a duration greater than 0, such as 2s")
 }
 
 impl Flags {

@@ -17,6 +17,8 @@ mod coming_from_kube_proxy;
 mod conntrack;
 mod generated;
 mod health;
+mod iptables;
+mod iptables_faults;
 mod limits;
 mod listing;
 mod policies;
@@ -168,6 +170,20 @@ const TESTS: &[Test] = kplane_tests::tests!(
     ruleset::a26_e8_no_hole_is_punched_into_others_firewalls,
     ruleset::e8_no_rule_looks_for_invalid_packets,
     health::a23_health_checks_follow_the_nodes_own_addresses,
+    iptables::a10_without_endpoints_source_ranges_do_not_count,
+    iptables::a18_refusals_follow_the_endpoints,
+    iptables::a20_unused_ports_and_addresses_are_left_alone,
+    iptables::a21_node_ports_are_served_on_all_addresses_and_on_loopback,
+    iptables::a11_a_client_is_forgotten_when_its_time_is_over,
+    iptables::i4_nothing_fails_while_kube_proxys_rules_are_adopted,
+    iptables::i4_nothing_fails_on_the_way_to_nftables_and_back,
+    iptables::cleanup_removes_everything_and_may_be_repeated,
+    iptables_faults::what_others_do_to_our_rules_is_found_and_repaired,
+    iptables_faults::c11_what_others_flush_is_back_within_the_probe_interval,
+    iptables_faults::c9_a_held_lock_is_waited_for_and_named,
+    iptables_faults::c10_a_refused_service_port_is_named_and_the_others_are_served,
+    iptables_faults::chains_that_others_hold_on_to_do_not_stop_anything,
+    iptables_faults::a_restore_that_is_killed_anywhere_is_made_up_for,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );
 

@@ -138,7 +138,7 @@ fn i4_chains_that_others_need_are_kept() {
         ["PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES"]
     );
     // Whatever is behind a chain that stays, stays.
-    let tables = parse(&node(&format!("-A MINE -g {SVC}\n")));
+    let tables = parse(&node(&format!("-A MINE -g {SVC}\n")), false);
     let nat = tables.iter().find(|t| t.name == "nat").unwrap();
     assert_eq!(names(&nat.chains), ["KUBE-SERVICES"]);
 }
@@ -152,7 +152,7 @@ fn i4_rules_of_strange_characters_are_never_repeated() {
         "-A PREROUTING -m string --hex-string |00| -j KUBE-SERVICES",
         "-A PREROUTING -g KUBE-SERVICES",
     ] {
-        let tables = parse(&node(&format!("{rule}\n")));
+        let tables = parse(&node(&format!("{rule}\n")), false);
         let nat = tables.iter().find(|t| t.name == "nat").unwrap();
         assert!(nat.kept.contains("KUBE-SERVICES"), "{rule}");
         assert!(!nat.removal().contains(rule), "{rule}");

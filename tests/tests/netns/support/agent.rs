@@ -38,7 +38,16 @@ pub(crate) type Plans = Vec<(ServiceKey, Option<ServicePlan>)>;
 impl Agent {
     /// Opens the backend under test in a namespace.
     pub(crate) fn open(ns: &NetNs, facts: NodeFacts, settings: NodeSettings) -> Result<Self> {
-        let kind = UnderTest::current()?.kind();
+        Self::open_kind(UnderTest::current()?.kind(), ns, facts, settings)
+    }
+
+    /// Opens a backend in a namespace.
+    pub(crate) fn open_kind(
+        kind: Kind,
+        ns: &NetNs,
+        facts: NodeFacts,
+        settings: NodeSettings,
+    ) -> Result<Self> {
         Ok(Self {
             ns: ns.clone(),
             facts,

@@ -13,6 +13,7 @@ pub(crate) mod nft;
 pub(crate) mod objects;
 #[path = "../../../support/plane.rs"]
 pub(crate) mod plane;
+pub(crate) mod programs;
 mod scenario;
 mod service;
 pub(crate) mod under_test;

@@ -25,7 +25,7 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 30] = [
+const NFTABLES_ONLY: [(&str, &str); 29] = [
     (
         "unserved::a18_refusals_come_at_once",
         "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
@@ -72,7 +72,6 @@ const NFTABLES_ONLY: [(&str, &str); 30] = [
     ),
     ("limits::many_services", "buffers of netlink"),
     ("limits::too_many_endpoints", "buckets of nftables"),
-    ("limits::a_poisoned", "iptables::a_refused_.."),
     ("limits::nothing_is_deleted", "reads nftables back"),
     (
         "conntrack::f3_flows_that_began_while",
