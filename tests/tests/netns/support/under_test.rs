@@ -25,7 +25,7 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 29] = [
+const NFTABLES_ONLY: [(&str, &str); 30] = [
     (
         "unserved::a18_refusals_come_at_once",
         "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
@@ -83,6 +83,10 @@ const NFTABLES_ONLY: [(&str, &str); 29] = [
     ),
     ("generated::cases_are_the_same", "says nothing of backends"),
     ("runtime::a21_node_port_addresses_by_range", "A21: loopback"),
+    (
+        "runtime::a21_e10_node_ports_follow",
+        "A21: primary is not the default; iptables::a21_..",
+    ),
     ("runtime::c5_e7_any_bit", "lists nftables"),
     ("runtime::e12_a_failed", "locks nftables"),
     ("runtime::a20_", "A20: as above"),
