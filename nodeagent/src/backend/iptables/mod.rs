@@ -19,6 +19,9 @@ mod stage;
 mod text;
 mod tool;
 
+#[cfg(test)]
+mod tests;
+
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub use restore::Limits;

@@ -76,10 +76,14 @@ pub struct Content {
 
 impl Content {
     /// One rule more: its line as `iptables-save` prints it, without counters and end of line.
+    /// How many blanks are between words does not matter: some extensions print two.
     pub fn push(&mut self, line: &str) {
         let mut hasher = SipHasher13::new();
         hasher.write_u128(self.digest);
-        hasher.write(line.as_bytes());
+        for word in line.split_ascii_whitespace() {
+            hasher.write(word.as_bytes());
+            hasher.write_u8(b' ');
+        }
         self.digest = hasher.finish128().as_u128();
         self.rules += 1;
     }
