@@ -3,6 +3,9 @@
 mod isolate;
 mod tables;
 
+#[cfg(test)]
+mod tests;
+
 use std::time::{Duration, Instant};
 
 use kplane_model::Family;

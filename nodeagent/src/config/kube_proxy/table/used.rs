@@ -48,9 +48,9 @@ pub(super) const RULES: &[Row] = &[
     row(
         "nodeport-addresses",
         Kind::List("CIDR"),
-        "primary; all in mode iptables",
+        "primary",
         &["nodePortAddresses"],
-        "Own addresses that serve node ports: ranges, `primary` for the node's address, or `all`",
+        "Own addresses that serve node ports: ranges, `primary` for the node's address, or `all` (default of iptables)",
         |c, v| list(&mut c.node_port_addresses, v),
     ),
     row(
