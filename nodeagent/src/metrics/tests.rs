@@ -341,12 +341,12 @@ async fn h_mode_iptables_has_metrics_of_its_own() {
     counters.attempted(Duration::from_millis(1), false, None);
     let prefix = "kubeproxy_sync_proxy_rules_iptables";
     for (series, value) in [
-        ("_restore_failures_total{ip_family=\"IPv6\"}", "2.0"),
-        ("_partial_restore_failures_total{ip_family=\"IPv6\"}", "1.0"),
-        ("_partial_restore_failures_total{ip_family=\"IPv4\"}", "0.0"),
-        ("_total{ip_family=\"IPv6\",table=\"nat\"}", "70.0"),
-        ("_total{ip_family=\"IPv6\",table=\"filter\"}", "7.0"),
-        ("_last{ip_family=\"IPv6\",table=\"nat\"}", "3.0"),
+        ("_restore_failures_total{ip_family=\"IPv6\"}", "2"),
+        ("_partial_restore_failures_total{ip_family=\"IPv6\"}", "1"),
+        ("_partial_restore_failures_total{ip_family=\"IPv4\"}", "0"),
+        ("_total{ip_family=\"IPv6\",table=\"nat\"}", "70"),
+        ("_total{ip_family=\"IPv6\",table=\"filter\"}", "7"),
+        ("_last{ip_family=\"IPv6\",table=\"nat\"}", "3"),
     ] {
         assert_eq!(
             rig.value(&format!("{prefix}{series}")).await,
