@@ -214,7 +214,7 @@ fn what_is_saved_is_what_was_restored() {
             let save = apply(&mut ruleset, flavour, Limits::NFT, change(&more, false));
             // What is read back is known, whoever wrote it.
             let mut adopted = Ruleset::adopt(settings, found(&save));
-            let now: Vec<_> = services.into_iter().skip(70).chain(more).collect();
+            let now: Vec<_> = services.iter().skip(70).chain(&more).cloned().collect();
             let staged = adopted.stage(change(&now, true));
             assert!(staged.is_empty(), "{staged:#?}");
             adopted.accept(staged);
@@ -239,8 +239,10 @@ fn a_big_change_in_parts_is_the_same_as_at_once() {
         };
         let mut ruleset = Ruleset::new(Settings::new(family));
         apply(&mut ruleset, flavour, limits, change(&services));
-        apply(&mut ruleset, flavour, limits, change(&all(family, 40..100)));
-        apply(&mut ruleset, flavour, limits, change(&Vec::new()));
+        let others = all(family, 40..100);
+        apply(&mut ruleset, flavour, limits, change(&others));
+        let none = Vec::new();
+        apply(&mut ruleset, flavour, limits, change(&none));
     });
 }
 

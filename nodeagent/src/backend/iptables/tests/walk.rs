@@ -193,6 +193,14 @@ impl Walk<'_> {
     /// Whether a rule applies; `true` if only perhaps.
     fn matches(&self, rule: &str) -> Option<bool> {
         let packet = self.packet;
+        // Most rules are for another address: no need to look closely.
+        let to = rule
+            .split(" -d ")
+            .nth(1)
+            .and_then(|rest| rest.split(' ').next());
+        if to.is_some_and(|range| !rule.contains("! -d") && !inside(range, packet.to)) {
+            return None;
+        }
         let words: Vec<&str> = split(rule);
         let mut words = words.iter().copied().skip(2);
         let (mut chance, mut negated) = (false, false);
@@ -214,6 +222,12 @@ impl Walk<'_> {
                 }
                 "--src-type" => next() == "LOCAL" && packet.from_node,
                 "--dst-type" => next() == "LOCAL" && packet.to_node,
+                // The first packet of a flow, which nothing has marked.
+                "--ctstate" => next().split(',').any(|state| state == "NEW"),
+                "--mark" => {
+                    next();
+                    false
+                }
                 "--probability" | "--rcheck" => {
                     chance = true;
                     if word == "--probability" {
