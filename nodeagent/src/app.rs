@@ -10,13 +10,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{self, Backend, OpenError};
+use crate::backend::{self, Backend, OpenError, Serving};
 use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
 use crate::engine::{Engine, Followers, Stopped};
 use crate::healthz::Health;
 use crate::http::{Answer, BindError, Port, REBIND};
-use crate::leftovers::{self, Serving};
+use crate::leftovers;
 use crate::metrics::{Counters, Metrics, Sources};
 use crate::reload;
 use crate::report::Report;
@@ -79,20 +79,19 @@ pub struct Bound {
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let (kind, settings) = (config.backend, config.backend_settings.clone());
     let mut bound = build_with(config, move || kind.open(&settings)).await?;
-    if let Some(serving) = takes_over(kind) {
+    if let Some(serving) = bound.engine.serving() {
         let errand = leftovers::remove_once_serving(serving, bound.reports());
         spawn_errand(&mut bound.tasks, errand);
     }
     Ok(bound)
 }
 
-/// What kube-proxy left, and other backends of ours, is in the way of a backend that serves (I4).
+/// Whether a backend takes kube-proxy's place on the node.
 #[must_use]
-pub fn takes_over(kind: backend::Kind) -> Option<Serving> {
+pub fn takes_over(kind: backend::Kind) -> bool {
     match kind {
-        backend::Kind::Nftables => Some(Serving::Nftables),
-        backend::Kind::Iptables => Some(Serving::Iptables),
-        backend::Kind::Noop => None,
+        backend::Kind::Nftables | backend::Kind::Iptables => true,
+        backend::Kind::Noop => false,
     }
 }
 
@@ -317,16 +316,21 @@ pub struct Cleanup {
 #[must_use]
 pub fn cleanup(kind: backend::Kind, settings: &backend::Settings) -> Cleanup {
     let mut done = Cleanup::default();
+    // Without the backend, everything that looks like kube-proxy's is left over.
+    let mut serving = takes_over(kind).then_some(Serving::Nftables);
     match kind.open(settings) {
-        Ok(mut backend) => match backend.cleanup() {
-            Ok(()) => done
-                .gone
-                .push(format!("kplane's rules ({})", backend.name())),
-            Err(errors) => done.problems.extend(errors.iter().map(ToString::to_string)),
-        },
+        Ok(mut backend) => {
+            serving = backend.serving();
+            match backend.cleanup() {
+                Ok(()) => done
+                    .gone
+                    .push(format!("kplane's rules ({})", backend.name())),
+                Err(errors) => done.problems.extend(errors.iter().map(ToString::to_string)),
+            }
+        }
         Err(error) => done.problems.push(error.to_string()),
     }
-    if let Some(serving) = takes_over(kind) {
+    if let Some(serving) = serving {
         let outcome = leftovers::find(serving).remove();
         let of_kube_proxy = |name| format!("kube-proxy's {name}");
         done.gone

@@ -82,7 +82,7 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
         }
         Task::Cleanup { backend, settings } => return clean_up(backend, &settings),
     };
-    if app::takes_over(config.backend).is_some() {
+    if app::takes_over(config.backend) {
         sysctl::apply_and_log(&config.conntrack);
     }
     if let Err(error) = oom::set_score(config.oom_score_adj) {

@@ -122,6 +122,12 @@ pub trait Backend: Send {
     /// [`ApplyError`] when it cannot be read.
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError>;
 
+    /// What it has in the data path that programs may take for left over by kube-proxy (I4); `None`
+    /// if what kube-proxy left is not in its way.
+    fn serving(&self) -> Option<Serving> {
+        None
+    }
+
     /// How often [`Backend::verify`] must be called even if nothing was applied: backends that
     /// are not told of changes by others, and for which looking is cheap enough.
     fn probe_interval(&self) -> Option<Duration> {
@@ -139,6 +145,16 @@ pub trait Backend: Send {
     /// # Errors
     /// Everything that could not be removed; what could be is gone.
     fn cleanup(&mut self) -> Result<(), Vec<ApplyError>>;
+}
+
+/// Which backend of ours serves: what it has is not left over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// The one with nftables tables of its own: all chains of iptables that have kube-proxy's names
+    /// are left over.
+    Nftables,
+    /// The one with such chains, by family in the kind of iptables that the node uses.
+    Iptables([Option<iptables::Flavour>; 2]),
 }
 
 /// The backends there are.

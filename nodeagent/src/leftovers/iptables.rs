@@ -29,10 +29,9 @@ pub(super) struct Rules {
 /// Looks for kube-proxy's chains of a family. Creates nothing: asked for all tables, the programs
 /// print those that exist.
 ///
-/// Where our iptables backend serves (`serving`), what it looks after is left alone.
-pub(super) fn find(family: Family, serving: bool) -> (Vec<Rules>, Vec<Problem>) {
+/// In the kind of iptables in which our backend serves (`used`), what it looks after is left alone.
+pub(super) fn find(family: Family, used: Option<Flavour>) -> (Vec<Rules>, Vec<Problem>) {
     let (mut rules, mut problems) = (Vec::new(), Vec::new());
-    let used = if serving { Tool::of_node(family) } else { None };
     for flavour in [Flavour::Legacy, Flavour::Nft] {
         if !flavour.may_have_rules(family) {
             continue;
@@ -41,9 +40,7 @@ pub(super) fn find(family: Family, serving: bool) -> (Vec<Rules>, Vec<Problem>) 
             problems.extend(unseen(flavour, family));
             continue;
         };
-        let serves = used
-            .as_ref()
-            .is_some_and(|used| used.flavour() == tool.flavour());
+        let serves = used == Some(tool.flavour());
         match look(&tool, serves) {
             Ok(tables) => {
                 for table in tables {

@@ -19,7 +19,8 @@ use kplane_model::Family;
 
 use self::iptables::Rules;
 pub use self::start::remove_once_serving;
-use crate::backend::iptables::Tool;
+pub use crate::backend::Serving;
+use crate::backend::iptables::{Flavour, Tool};
 use crate::netlink::NetlinkError;
 pub use crate::process::RunError;
 
@@ -121,22 +122,20 @@ pub enum Problem {
     },
 }
 
-/// Which of our backends serves: what it has is not left over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Serving {
-    /// None that has chains in iptables: all that are found are left over. Its own nftables tables
-    /// a backend cleans up itself.
-    Nftables,
-    /// The one that has chains in the kind of iptables that the node uses.
-    Iptables,
-}
-
 /// Removes all chains of kube-proxy's and ours that one kind of iptables has.
 ///
 /// # Errors
 /// What is left, for people.
 pub(crate) fn remove_chains(tool: &Tool) -> Result<(), String> {
     iptables::remove_all(tool).map_err(|problem| problem.to_string())
+}
+
+/// The kind of iptables in which our chains serve.
+fn used(serving: Serving, family: Family) -> Option<Flavour> {
+    match serving {
+        Serving::Nftables => None,
+        Serving::Iptables(flavours) => flavours[family as usize],
+    }
 }
 
 /// One thing that is removed in one step.
@@ -156,7 +155,7 @@ enum Item {
 #[must_use]
 pub fn find(serving: Serving) -> Leftovers {
     let mut found = Leftovers::default();
-    if serving == Serving::Iptables {
+    if matches!(serving, Serving::Iptables(_)) {
         for family in Family::ALL {
             match kernel::has_table(family, kernel::OUR_TABLE) {
                 Ok(true) => found.items.push(Item::OurTable(family)),
@@ -179,7 +178,7 @@ pub fn find(serving: Serving) -> Leftovers {
         }
     }
     for family in Family::ALL {
-        let (rules, problems) = iptables::find(family, serving == Serving::Iptables);
+        let (rules, problems) = iptables::find(family, used(serving, family));
         found.items.extend(rules.into_iter().map(Item::Rules));
         found.problems.extend(problems);
     }

@@ -179,7 +179,7 @@ pub(crate) fn i4_nothing_fails_while_kube_proxys_rules_are_adopted() -> Result<(
         world.first()?.replace(slice::from_ref(&service))?;
         world.first()?.ensure_equal()?;
         loads.progress(5)?;
-        remove_leftovers(&node, Serving::Iptables)?;
+        remove_leftovers(&node, UnderTest::current()?.serving())?;
         loads.progress(20)?;
         world.first()?.ensure_equal()?;
         loads.none_lost()?;
@@ -219,7 +219,7 @@ pub(crate) fn i4_nothing_fails_on_the_way_to_nftables_and_back() -> Result<()> {
         world.first()?.restart()?;
         world.first()?.replace(slice::from_ref(&service))?;
         loads.progress(5)?;
-        remove_leftovers(&node, Serving::Iptables)?;
+        remove_leftovers(&node, UnderTest::current()?.serving())?;
         world.first()?.ensure_equal()?;
         loads.progress(20)?;
         let left = nft(&node, "list tables")?;

@@ -18,7 +18,7 @@ use super::restore::parts;
 use super::ruleset::{Ruleset, Settings, Staged, Written};
 use super::tool::{Tool, is_locked};
 use crate::backend::{
-    self, Applied, ApplyError, Backend, Change, OpenError, RuleCounts, Verification,
+    self, Applied, ApplyError, Backend, Change, OpenError, RuleCounts, Serving, Verification,
 };
 use crate::process::RunError;
 
@@ -375,6 +375,12 @@ impl<T: Tables> Backend for Driver<T> {
         let sides = self.sides.iter().flatten();
         let reading = sides.map(|side| side.reading).max().unwrap_or_default();
         Some(self.probe_interval.max(reading * READ_SHARE))
+    }
+
+    fn serving(&self) -> Option<Serving> {
+        let sides = self.sides.each_ref();
+        let flavours = sides.map(|side| Some(side.as_ref().ok()?.tables.flavour()));
+        Some(Serving::Iptables(flavours))
     }
 
     /// The kernel looks up the rules for the first packet of a flow only.

@@ -11,7 +11,7 @@ mod layout;
 mod name;
 mod prefix;
 mod readback;
-mod restore;
+pub mod restore;
 mod rule;
 mod ruleset;
 mod service;

@@ -152,9 +152,7 @@ impl Tool {
         Ok(tool)
     }
 
-    /// The programs that a node uses for a family, if there are any.
-    #[must_use]
-    pub fn of_node(family: Family) -> Option<Self> {
+    fn of_node(family: Family) -> Option<Self> {
         let nft = Self::find(Flavour::Nft, family);
         let legacy = Self::find(Flavour::Legacy, family);
         let plain = || Self::plain(family);

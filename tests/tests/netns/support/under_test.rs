@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use kp_nodeagent::backend::Kind;
+use kp_nodeagent::backend::iptables::Flavour;
+use kp_nodeagent::backend::{Kind, Serving};
 use kplane_model::{Cidr, Family};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;
@@ -158,6 +159,15 @@ impl UnderTest {
 
     pub(crate) fn is_iptables(self) -> bool {
         self.kind() == Kind::Iptables
+    }
+
+    /// What its backend has in a node's data path.
+    pub(crate) fn serving(self) -> Serving {
+        match self {
+            Self::Nftables => Serving::Nftables,
+            Self::IptablesNft => Serving::Iptables([Some(Flavour::Nft); 2]),
+            Self::IptablesLegacy => Serving::Iptables([Some(Flavour::Legacy); 2]),
+        }
     }
 
     /// A21: what `nodePortAddresses` is by default.

@@ -9,8 +9,16 @@ use crate::process::RunError;
 
 /// Reads and writes tables.
 pub(super) trait Tables: Send {
+    /// The kind of iptables.
+    fn flavour(&self) -> Flavour;
+
     /// How much may be written at once.
-    fn limits(&self) -> Limits;
+    fn limits(&self) -> Limits {
+        match self.flavour() {
+            Flavour::Legacy => Limits::LEGACY,
+            Flavour::Nft => Limits::NFT,
+        }
+    }
 
     /// Reads what is there of ours.
     fn read(&mut self) -> Result<Listing, RunError>;
@@ -48,11 +56,8 @@ impl Programs {
 }
 
 impl Tables for Programs {
-    fn limits(&self) -> Limits {
-        match self.tool.flavour() {
-            Flavour::Legacy => Limits::LEGACY,
-            Flavour::Nft => Limits::NFT,
-        }
+    fn flavour(&self) -> Flavour {
+        self.tool.flavour()
     }
 
     fn read(&mut self) -> Result<Listing, RunError> {

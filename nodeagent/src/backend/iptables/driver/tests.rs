@@ -7,8 +7,8 @@ use std::process::ExitStatus;
 use kplane_model::{Protocol, ServiceKey};
 
 use super::*;
-use crate::backend::iptables::readback;
 use crate::backend::iptables::restore::Limits;
+use crate::backend::iptables::{Flavour, readback};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
 
 /// What `iptables` has, by table and chain; built-in chains too.
@@ -75,6 +75,10 @@ impl Memory {
 }
 
 impl Tables for Memory {
+    fn flavour(&self) -> Flavour {
+        Flavour::Nft
+    }
+
     fn limits(&self) -> Limits {
         Limits {
             chains: 5,
