@@ -278,7 +278,7 @@ fn a_tree_is_divided_where_places_differ() {
     let of_tree = |name: &str| name == "KUBE-SERVICES" || name.starts_with("KUBE-DSP-");
     let mut text = String::new();
     for (name, rules) in chains.iter().filter(|(name, _)| of_tree(name)) {
-        let jumps = rules.iter().filter(|rule| rule.contains("KUBE-DSP-"));
+        let jumps = rules.iter().filter(|rule| rule.contains("-j KUBE-DSP-"));
         let places = rules
             .iter()
             .filter(|rule| rule.contains("KUBE-SVC-"))
@@ -294,75 +294,16 @@ fn a_tree_is_divided_where_places_differ() {
         -A KUBE-DSP-S0-4 -d 10.96.0.64/28 -j KUBE-DSP-S0A60004-28
         -A KUBE-DSP-S0-4 -d 10.96.0.80/28 -j KUBE-DSP-S0A60005-28
         KUBE-DSP-S0-4: 0 places
-        -A KUBE-DSP-S0A60000-28 -d 10.96.0.0/32 -p udp -m comment --comment "shop/svc-1:http cluster IP" -m udp --dport 81 -j KUBE-SVC-3H6OXE7SCZOG7HQT
-        -A KUBE-DSP-S0A60000-28 -d 10.96.0.0/32 -p sctp -m comment --comment "shop/svc-2:http cluster IP" -m sctp --dport 82 -j KUBE-SVC-YQJLE4374MSIIFAT
-        -A KUBE-DSP-S0A60000-28 -d 10.96.0.5/32 -p tcp -m comment --comment "shop/svc-3:http cluster IP" -m tcp --dport 83 -j KUBE-SVC-EDZIWTREQGWZ4OJ2
-        -A KUBE-DSP-S0A60000-28 -d 10.96.0.5/32 -p udp -m comment --comment "shop/svc-4:http cluster IP" -m udp --dport 84 -j KUBE-SVC-W5YFN5Q7KJVUX3EU
-        -A KUBE-DSP-S0A60000-28 -d 10.96.0.5/32 -p sctp -m comment --comment "shop/svc-5:http cluster IP" -m sctp --dport 85 -j KUBE-SVC-JAK6ZY5EHJORDGKI
-        -A KUBE-DSP-S0A60000-28 -d 10.96.0.10/32 -p tcp -m comment --comment "shop/svc-6:http cluster IP" -m tcp --dport 86 -j KUBE-SVC-PPRW6CIVP45NZQIB
-        -A KUBE-DSP-S0A60000-28 -d 10.96.0.10/32 -p udp -m comment --comment "shop/svc-7:http cluster IP" -m udp --dport 87 -j KUBE-SVC-D5LWNLVNRXMZWZD4
-        -A KUBE-DSP-S0A60000-28 -d 10.96.0.10/32 -p sctp -m comment --comment "shop/svc-8:http cluster IP" -m sctp --dport 88 -j KUBE-SVC-T4QV2RBJBDIHT4UR
-        -A KUBE-DSP-S0A60000-28 -d 10.96.0.15/32 -p tcp -m comment --comment "shop/svc-9:http cluster IP" -m tcp --dport 89 -j KUBE-SVC-6YZUPGFYVXKIMQMC
-        -A KUBE-DSP-S0A60000-28 -d 10.96.0.15/32 -p udp -m comment --comment "shop/svc-10:http cluster IP" -m udp --dport 90 -j KUBE-SVC-LKKSFWRKDTFQODKM
-        -A KUBE-DSP-S0A60000-28 -d 10.96.0.15/32 -p sctp -m comment --comment "shop/svc-11:http cluster IP" -m sctp --dport 91 -j KUBE-SVC-C6JBTNBHAKBSCCLY
         KUBE-DSP-S0A60000-28: 11 places
-        -A KUBE-DSP-S0A60001-28 -d 10.96.0.20/32 -p tcp -m comment --comment "shop/svc-12:http cluster IP" -m tcp --dport 92 -j KUBE-SVC-2E7EATR5FU6QS2MM
-        -A KUBE-DSP-S0A60001-28 -d 10.96.0.20/32 -p sctp -m comment --comment "shop/svc-14:http cluster IP" -m sctp --dport 94 -j KUBE-SVC-FETCIBZJQABBN7JE
-        -A KUBE-DSP-S0A60001-28 -d 10.96.0.25/32 -p tcp -m comment --comment "shop/svc-15:http cluster IP" -m tcp --dport 95 -j KUBE-SVC-QRXBTK52SBOU7XSY
-        -A KUBE-DSP-S0A60001-28 -d 10.96.0.25/32 -p udp -m comment --comment "shop/svc-16:http cluster IP" -m udp --dport 96 -j KUBE-SVC-GF4NM36SBHF372K4
-        -A KUBE-DSP-S0A60001-28 -d 10.96.0.25/32 -p sctp -m comment --comment "shop/svc-17:http cluster IP" -m sctp --dport 97 -j KUBE-SVC-M7NXDD4LD6QJNO57
-        -A KUBE-DSP-S0A60001-28 -d 10.96.0.30/32 -p tcp -m comment --comment "shop/svc-18:http cluster IP" -m tcp --dport 98 -j KUBE-SVC-XP64GBJ2SG3UXPWX
-        -A KUBE-DSP-S0A60001-28 -d 10.96.0.30/32 -p udp -m comment --comment "shop/svc-19:http cluster IP" -m udp --dport 99 -j KUBE-SVC-OMGCKECKBPDGJ2SE
-        -A KUBE-DSP-S0A60001-28 -d 10.96.0.30/32 -p sctp -m comment --comment "shop/svc-20:http cluster IP" -m sctp --dport 100 -j KUBE-SVC-FE76UL4SWCSAR4TP
         KUBE-DSP-S0A60001-28: 8 places
-        -A KUBE-DSP-S0A60002-28 -d 10.96.0.35/32 -p tcp -m comment --comment "shop/svc-21:http cluster IP" -m tcp --dport 101 -j KUBE-SVC-OW35VFJQ7SJTMNBQ
-        -A KUBE-DSP-S0A60002-28 -d 10.96.0.35/32 -p udp -m comment --comment "shop/svc-22:http cluster IP" -m udp --dport 102 -j KUBE-SVC-OXLLAAONPUCXM6KH
-        -A KUBE-DSP-S0A60002-28 -d 10.96.0.35/32 -p sctp -m comment --comment "shop/svc-23:http cluster IP" -m sctp --dport 103 -j KUBE-SVC-KNWLKMRESJ4CSJN3
-        -A KUBE-DSP-S0A60002-28 -d 10.96.0.40/32 -p tcp -m comment --comment "shop/svc-24:http cluster IP" -m tcp --dport 104 -j KUBE-SVC-IXR45XHHSHNUZHMU
-        -A KUBE-DSP-S0A60002-28 -d 10.96.0.40/32 -p udp -m comment --comment "shop/svc-25:http cluster IP" -m udp --dport 105 -j KUBE-SVC-E63S2UIQYBPZ6GNK
-        -A KUBE-DSP-S0A60002-28 -d 10.96.0.45/32 -p tcp -m comment --comment "shop/svc-27:http cluster IP" -m tcp --dport 107 -j KUBE-SVC-MIP622FYMDLGM4YV
-        -A KUBE-DSP-S0A60002-28 -d 10.96.0.45/32 -p udp -m comment --comment "shop/svc-28:http cluster IP" -m udp --dport 108 -j KUBE-SVC-6TZFPZPK6BZZHML5
-        -A KUBE-DSP-S0A60002-28 -d 10.96.0.45/32 -p sctp -m comment --comment "shop/svc-29:http cluster IP" -m sctp --dport 109 -j KUBE-SVC-YQ7PDUULTTQFU4VF
         KUBE-DSP-S0A60002-28: 8 places
-        -A KUBE-DSP-S0A60003-28 -d 10.96.0.50/32 -p tcp -m comment --comment "shop/svc-30:http cluster IP" -m tcp --dport 110 -j KUBE-SVC-RQ6H6SKTFLMUOM5J
-        -A KUBE-DSP-S0A60003-28 -d 10.96.0.50/32 -p udp -m comment --comment "shop/svc-31:http cluster IP" -m udp --dport 111 -j KUBE-SVC-4Q2CPCPMS752FASM
-        -A KUBE-DSP-S0A60003-28 -d 10.96.0.50/32 -p sctp -m comment --comment "shop/svc-32:http cluster IP" -m sctp --dport 112 -j KUBE-SVC-HLESKDNCMCSCFTGI
-        -A KUBE-DSP-S0A60003-28 -d 10.96.0.55/32 -p tcp -m comment --comment "shop/svc-33:http cluster IP" -m tcp --dport 113 -j KUBE-SVC-VD5WGFF2HAJXAPQG
-        -A KUBE-DSP-S0A60003-28 -d 10.96.0.55/32 -p udp -m comment --comment "shop/svc-34:http cluster IP" -m udp --dport 114 -j KUBE-SVC-DOG5NE7FFTMKPOVC
-        -A KUBE-DSP-S0A60003-28 -d 10.96.0.55/32 -p sctp -m comment --comment "shop/svc-35:http cluster IP" -m sctp --dport 115 -j KUBE-SVC-V2OUTQNQKHIPFN2E
-        -A KUBE-DSP-S0A60003-28 -d 10.96.0.60/32 -p tcp -m comment --comment "shop/svc-36:http cluster IP" -m tcp --dport 116 -j KUBE-SVC-FBBUVKFNV6PWP5ZL
-        -A KUBE-DSP-S0A60003-28 -d 10.96.0.60/32 -p udp -m comment --comment "shop/svc-37:http cluster IP" -m udp --dport 117 -j KUBE-SVC-MEWNH57EXGSAAPST
-        -A KUBE-DSP-S0A60003-28 -d 10.96.0.60/32 -p sctp -m comment --comment "shop/svc-38:http cluster IP" -m sctp --dport 118 -j KUBE-SVC-XCDNM6VPFEMDMEWA
         KUBE-DSP-S0A60003-28: 9 places
-        -A KUBE-DSP-S0A60004-28 -d 10.96.0.65/32 -p udp -m comment --comment "shop/svc-40:http cluster IP" -m udp --dport 80 -j KUBE-SVC-MVQLNJC3B3RDWARK
-        -A KUBE-DSP-S0A60004-28 -d 10.96.0.65/32 -p sctp -m comment --comment "shop/svc-41:http cluster IP" -m sctp --dport 81 -j KUBE-SVC-X7HIQOHGLAKGGO56
-        -A KUBE-DSP-S0A60004-28 -d 10.96.0.70/32 -p tcp -m comment --comment "shop/svc-42:http cluster IP" -m tcp --dport 82 -j KUBE-SVC-VQ6DZ3UU3QDOJAZL
-        -A KUBE-DSP-S0A60004-28 -d 10.96.0.70/32 -p udp -m comment --comment "shop/svc-43:http cluster IP" -m udp --dport 83 -j KUBE-SVC-XOFUOF3PQCANXBIZ
-        -A KUBE-DSP-S0A60004-28 -d 10.96.0.70/32 -p sctp -m comment --comment "shop/svc-44:http cluster IP" -m sctp --dport 84 -j KUBE-SVC-3NKTWM5S6EQYPULL
-        -A KUBE-DSP-S0A60004-28 -d 10.96.0.75/32 -p tcp -m comment --comment "shop/svc-45:http cluster IP" -m tcp --dport 85 -j KUBE-SVC-BGLTGLXYXFBILGPU
-        -A KUBE-DSP-S0A60004-28 -d 10.96.0.75/32 -p udp -m comment --comment "shop/svc-46:http cluster IP" -m udp --dport 86 -j KUBE-SVC-JCT4WIDEOJFICBL5
-        -A KUBE-DSP-S0A60004-28 -d 10.96.0.75/32 -p sctp -m comment --comment "shop/svc-47:http cluster IP" -m sctp --dport 87 -j KUBE-SVC-V3NHH5D2WKVW5XRU
         KUBE-DSP-S0A60004-28: 8 places
-        -A KUBE-DSP-S0A60005-28 -d 10.96.0.80/32 -p tcp -m comment --comment "shop/svc-48:http cluster IP" -m tcp --dport 88 -j KUBE-SVC-MORPET7FGFUSAHV4
-        -A KUBE-DSP-S0A60005-28 -d 10.96.0.80/32 -p udp -m comment --comment "shop/svc-49:http cluster IP" -m udp --dport 89 -j KUBE-SVC-VAUM5JOZHEDJT2SW
-        -A KUBE-DSP-S0A60005-28 -d 10.96.0.80/32 -p sctp -m comment --comment "shop/svc-50:http cluster IP" -m sctp --dport 90 -j KUBE-SVC-JTPQFTXJKTQDJVCO
-        -A KUBE-DSP-S0A60005-28 -d 10.96.0.85/32 -p tcp -m comment --comment "shop/svc-51:http cluster IP" -m tcp --dport 91 -j KUBE-SVC-IIBLNM6US4YP2T7H
-        -A KUBE-DSP-S0A60005-28 -d 10.96.0.85/32 -p sctp -m comment --comment "shop/svc-53:http cluster IP" -m sctp --dport 93 -j KUBE-SVC-64LWBG4TJ3BBSB6Y
-        -A KUBE-DSP-S0A60005-28 -d 10.96.0.90/32 -p tcp -m comment --comment "shop/svc-54:http cluster IP" -m tcp --dport 94 -j KUBE-SVC-6OKX3QCTGI2PXKBK
-        -A KUBE-DSP-S0A60005-28 -d 10.96.0.90/32 -p udp -m comment --comment "shop/svc-55:http cluster IP" -m udp --dport 95 -j KUBE-SVC-RQXLSREVR2LELHNS
-        -A KUBE-DSP-S0A60005-28 -d 10.96.0.90/32 -p sctp -m comment --comment "shop/svc-56:http cluster IP" -m sctp --dport 96 -j KUBE-SVC-B47VCUZB2R2XY4RZ
-        -A KUBE-DSP-S0A60005-28 -d 10.96.0.95/32 -p tcp -m comment --comment "shop/svc-57:http cluster IP" -m tcp --dport 97 -j KUBE-SVC-S4GA6TVHPNJEQOZH
-        -A KUBE-DSP-S0A60005-28 -d 10.96.0.95/32 -p udp -m comment --comment "shop/svc-58:http cluster IP" -m udp --dport 98 -j KUBE-SVC-AWGDH2KC423OAKXL
-        -A KUBE-DSP-S0A60005-28 -d 10.96.0.95/32 -p sctp -m comment --comment "shop/svc-59:http cluster IP" -m sctp --dport 99 -j KUBE-SVC-GOQHF3GYL4QKAUE2
         KUBE-DSP-S0A60005-28: 11 places
-        -A KUBE-DSP-S8-1 -d 172.20.0.0/32 -p tcp -m comment --comment "shop/svc-0:http cluster IP" -m tcp --dport 80 -j KUBE-SVC-XUFRRXWRUQKMCLZJ
-        -A KUBE-DSP-S8-1 -d 172.20.0.20/32 -p udp -m comment --comment "shop/svc-13:http cluster IP" -m udp --dport 93 -j KUBE-SVC-IFEE4DTL5AMZBJIC
-        -A KUBE-DSP-S8-1 -d 172.20.0.40/32 -p sctp -m comment --comment "shop/svc-26:http cluster IP" -m sctp --dport 106 -j KUBE-SVC-DL6JBTPLR4OPJVNP
-        -A KUBE-DSP-S8-1 -d 172.20.0.65/32 -p tcp -m comment --comment "shop/svc-39:http cluster IP" -m tcp --dport 119 -j KUBE-SVC-GUUNXKPW6OFCMFZH
-        -A KUBE-DSP-S8-1 -d 172.20.0.85/32 -p udp -m comment --comment "shop/svc-52:http cluster IP" -m udp --dport 92 -j KUBE-SVC-SDKDHSANQPLMTMC2
         KUBE-DSP-S8-1: 5 places
         -A KUBE-SERVICES -d 0.0.0.0/4 -j KUBE-DSP-S0-4
         -A KUBE-SERVICES -d 128.0.0.0/1 -j KUBE-DSP-S8-1
         KUBE-SERVICES: 0 places
-    "#]].assert_eq(&text);
+    "#]]
+    .assert_eq(&text);
 }
