@@ -157,7 +157,7 @@ impl<T: Tables> Driver<T> {
     fn try_apply(&mut self, change: Change<'_>) -> Result<Applied, StepError> {
         let side = self.side(change.family)?;
         match side.apply(change) {
-            Err(StepError::Refused(error)) => side.isolate(change, error),
+            Err(StepError::Refused(error)) => side.isolate(change, &error),
             result => result,
         }
     }

@@ -20,7 +20,7 @@ impl<T: Tables> Side<T> {
     pub(super) fn isolate(
         &mut self,
         change: Change<'_>,
-        error: RunError,
+        error: &RunError,
     ) -> Result<Applied, StepError> {
         let family = self.settings.family;
         self.look_again(change)?;

@@ -58,18 +58,13 @@ impl Memory {
     }
 
     fn carry_out(&mut self, text: &str, tables: usize) {
-        let mut done = 0;
-        for part in text.split_inclusive("COMMIT\n") {
-            if done == tables {
-                return;
-            }
+        for part in text.split_inclusive("COMMIT\n").take(tables) {
             let mut lines = part.lines().filter(|line| *line != "COMMIT");
             let table = lines.next().and_then(|line| line.strip_prefix('*'));
             let chains = self.tables.entry(table.expect("a table").to_owned());
             let chains = chains.or_default();
             lines.for_each(|line| Self::line(chains, line));
             self.generation += 1;
-            done += 1;
         }
     }
 }
