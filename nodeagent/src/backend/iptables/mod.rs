@@ -6,21 +6,37 @@
 //! `iptables-restore`).
 
 mod dispatch;
+mod driver;
 mod layout;
 mod name;
 mod prefix;
+mod readback;
 pub mod restore;
 mod rule;
 mod ruleset;
 mod service;
 mod stage;
 mod text;
+mod tool;
 
 #[cfg(test)]
 mod tests;
 
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
+pub(crate) use readback::words;
 pub use restore::Limits;
 pub use ruleset::{
     Content, Counts, Found, JumpOp, Layout, Ruleset, Settings, Staged, Step, Written,
 };
+pub use tool::{Flavour, Tool, ToolError, plain_name};
+
+use super::{Backend, OpenError};
+
+/// Opens the backend for this thread's network namespace, having tried out that this machine can
+/// run our rules.
+///
+/// # Errors
+/// [`OpenError`] says what is missing.
+pub fn open(settings: &super::Settings) -> Result<Box<dyn Backend>, OpenError> {
+    driver::open(settings)
+}

@@ -127,6 +127,12 @@ impl Found {
         *self.jumps.entry((table, line.to_owned())).or_default() += 1;
     }
 
+    /// Takes no notice of a chain that is there and empty; says whether there was one.
+    pub(super) fn forget_empty(&mut self, id: &ChainId) -> bool {
+        let empty = self.chains.get(id).is_some_and(|c| c.rules == 0);
+        empty && self.chains.remove(id).is_some()
+    }
+
     /// The chains and what is in them.
     #[must_use]
     pub fn chains(&self) -> &HashMap<(TableName, ChainName), Content> {
@@ -280,6 +286,19 @@ pub struct Written {
     pub content: Content,
 }
 
+impl Written {
+    /// A chain that stays although nobody needs it any more, without rules.
+    pub(super) fn emptied(name: ChainName) -> Self {
+        Self {
+            name,
+            new: false,
+            depth: 0,
+            lines: String::new(),
+            content: Content::default(),
+        }
+    }
+}
+
 /// A change of a built-in chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JumpOp {
@@ -429,6 +448,12 @@ impl Ruleset {
             1 => first.clone(),
             _ => format!("{first}, and {} more", count - 1),
         })
+    }
+
+    /// The number of rules of a chain.
+    pub(super) fn rules_of(&self, table: TableName, name: ChainName) -> u64 {
+        let held = self.chains.get(&(table, name));
+        held.map_or(0, |held| u64::from(held.content.rules))
     }
 
     /// Chains and rules in a table.
