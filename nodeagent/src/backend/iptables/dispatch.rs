@@ -229,6 +229,25 @@ impl Dispatch {
         changed
     }
 
+    /// Most rules of the list that a packet passes on the way to its place.
+    pub(super) fn longest_way(&self) -> usize {
+        let over = Overlay::new();
+        let base = &self.entries;
+        self.longest(View { base, over: &over }, Space::root())
+    }
+
+    fn longest(&self, view: View<'_>, slot: Prefix) -> usize {
+        match self.shape(view, slot) {
+            Shape::Empty => 0,
+            Shape::Leaf(entries) => entries.len(),
+            Shape::Inner { parts, .. } => {
+                let parts = (1..).zip(parts);
+                let ways = parts.map(|(jumps, part)| jumps + self.longest(view, part));
+                ways.max().unwrap_or(0)
+            }
+        }
+    }
+
     fn name(&self, slot: Prefix) -> ChainName {
         match slot.len {
             0 => self.list.chain(),

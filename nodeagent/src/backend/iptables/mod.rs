@@ -1,9 +1,31 @@
 //! iptables: kube-proxy's chains, letter by letter, written only where they change.
 //!
+//! ```text
+//! nat     PREROUTING, OUTPUT -> KUBE-SERVICES -> (dispatch) -> KUBE-SVC | SVL | EXT | FW
+//!                                             -> KUBE-NODEPORTS -> (dispatch) -> KUBE-EXT
+//!         KUBE-FW -> KUBE-EXT -> KUBE-SVC | SVL -> KUBE-SEP -> DNAT
+//!         POSTROUTING -> KUBE-POSTROUTING: masquerades what KUBE-MARK-MASQ marked
+//! filter  INPUT, FORWARD, OUTPUT -> KUBE-SERVICES, KUBE-EXTERNAL-SERVICES, KUBE-PROXY-FIREWALL,
+//!         KUBE-NODEPORTS -> (dispatch) -> REJECT | DROP | ACCEPT;  KUBE-FORWARD, KUBE-FIREWALL
+//! mangle  KUBE-PROXY-CANARY: gone when somebody flushed the table; the others have one too
+//! ```
+//!
+//! * **Names, rules and their order are kube-proxy's**, in table nat behind the dispatch without
+//!   exception. Other tools find what they look for, and what kube-proxy left is adopted, not
+//!   rewritten. `tests/compare.rs` holds the same objects against what kube-proxy made of them.
+//! * **The lists that all Services share are trees** ([`Layout::Tree`], `dispatch.rs`): kube-proxy
+//!   writes them whole at every change, and packets pass half of them. In a tree a new Service
+//!   writes one leaf and a packet passes some 30 rules. [`Layout::Compat`] has kube-proxy's lists.
+//! * **A rule is text as `iptables-save` prints it** (`rule.rs`). So a chain is compared by the
+//!   digest of its lines: with what it held, with what is read back, with what was found at start.
+//! * **A chain is written as a whole or not at all** (`stage.rs`), those to which it jumps before
+//!   it; and places change between the tables in the order in which no packet is lost.
+//!
 //! Pure: `name.rs`, `text.rs`, `rule.rs` (what a rule is, as text), `layout.rs` (chains that are
-//! always there), `service.rs` (a ServicePort's chains), `dispatch.rs` (how a packet finds its
-//! ServicePort), `ruleset.rs` (all of it, and what a change does), `restore.rs` (the text for
-//! `iptables-restore`).
+//! always there), `service.rs` (a ServicePort's chains), `prefix.rs` and `dispatch.rs` (how a packet
+//! finds its ServicePort), `ruleset.rs` and `stage.rs` (all of it, and what a change does),
+//! `restore.rs` (the text for `iptables-restore`). The rest deals with the machine: `tool.rs` (which
+//! tools there are), `readback.rs` (what they print), `driver.rs` (the backend).
 
 mod dispatch;
 mod driver;
@@ -26,7 +48,7 @@ pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub use restore::Limits;
 pub use ruleset::{
-    Content, Counts, Found, JumpOp, Layout, Ruleset, Settings, Staged, Step, Written,
+    Content, Counts, Found, JumpOp, Layout, Lookups, Ruleset, Settings, Staged, Step, Written,
 };
 pub use tool::{Flavour, Tool, ToolError, plain_name};
 

@@ -291,7 +291,6 @@ impl Written {
     pub(super) fn emptied(name: ChainName) -> Self {
         Self {
             name,
-            new: false,
             depth: 0,
             lines: String::new(),
             content: Content::default(),
@@ -317,6 +316,15 @@ pub struct Counts {
     pub chains: u64,
     /// Rules in them.
     pub rules: u64,
+}
+
+/// How long the way to a Service is, in rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lookups {
+    /// In one list of all Services.
+    pub list: usize,
+    /// As the rules are.
+    pub now: usize,
 }
 
 impl Ruleset {
@@ -454,6 +462,17 @@ impl Ruleset {
     pub(super) fn rules_of(&self, table: TableName, name: ChainName) -> u64 {
         let held = self.chains.get(&(table, name));
         held.map_or(0, |held| u64::from(held.content.rules))
+    }
+
+    /// Rules that a new connection to a Service's address passes at most until it is told which
+    /// Service it is for. Looks at everything: not for each change.
+    #[must_use]
+    pub fn lookups(&self) -> Lookups {
+        let services = &self.lists[List::Services as usize];
+        Lookups {
+            list: services.len(),
+            now: services.longest_way(),
+        }
     }
 
     /// Chains and rules in a table.

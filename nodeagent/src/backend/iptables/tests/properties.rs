@@ -175,8 +175,13 @@ fn few_rules_are_looked_at_in_a_tree() {
         assert_eq!(ends.len(), 2, "{ends:?}");
         most = most.max(looked);
     }
-    // 2,500 on average in a list.
-    assert!(most < 100, "{most}");
+    let lookups = held.ruleset.lookups();
+    assert_eq!(lookups.list, 5_000);
+    // Of what was looked at, up to eight are the Service's own.
+    assert!(
+        most <= lookups.now + 8 && lookups.now < 70,
+        "{most} {lookups:?}"
+    );
 }
 
 /// No address is printed in another way than the C library's.
