@@ -266,6 +266,10 @@ pub(crate) fn measure() -> Result<()> {
             let seen = agent.verify(Family::V4)?;
             println!("{layout:?} probe: {:?} {seen:?}", start.elapsed());
         }
+        let start = std::time::Instant::now();
+        let text = crate::support::programs::run(&ns, Family::V4, "-save", "")?;
+        println!("save: {:?}", start.elapsed());
+        std::fs::write(format!("/tmp/ipt/{layout:?}.txt"), text)?;
         agent.restart()?;
         let start = std::time::Instant::now();
         let applied = agent.apply(Family::V4, &plans, true)?;

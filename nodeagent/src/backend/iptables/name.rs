@@ -241,6 +241,16 @@ impl ChainName {
         std::str::from_utf8(&self.text[..len.unwrap_or(MAX_CHAIN)]).unwrap_or_default()
     }
 
+    /// For an order that is always the same and has nothing to do with that of the names, by the end
+    /// of their hashes: 30,000 chains that were made in the order of their names take
+    /// `iptables-nft-save` 1.8.9 12 s to list, and 1 s if made in any other.
+    pub(super) fn shuffled(&self) -> [u8; MAX_CHAIN] {
+        let mut end = self.text;
+        let len = end.iter().position(|b| *b == 0).unwrap_or(MAX_CHAIN);
+        end[..len].reverse();
+        end
+    }
+
     /// Where a chain stands in the way of a packet: a chain jumps only to chains of a lower rank,
     /// or to dispatch chains below it.
     #[must_use]
