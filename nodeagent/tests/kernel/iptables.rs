@@ -325,11 +325,30 @@ fn c3_shares_of_many_endpoints_are_printed_as_they_are_written() {
             services: &services,
             complete: true,
         };
-        apply(
-            &mut Ruleset::new(Settings::new(family)),
-            flavour,
-            Limits::NFT,
-            change,
-        );
+        let mut ruleset = Ruleset::new(Settings::new(family));
+        let ours = apply(&mut ruleset, flavour, Limits::NFT, change);
+        // kube-proxy writes ten decimals.
+        let mut theirs = "*nat\n:KUBE-TEST - [0:0]\n".to_owned();
+        for left in (2..=1_200_u32).rev() {
+            let share = 1.0 / f64::from(left);
+            let line = "-A KUBE-TEST -m statistic --mode random --probability";
+            theirs.push_str(&format!("{line} {share:.10} -j RETURN\n"));
+        }
+        theirs.push_str("COMMIT\n");
+        run(&tool(family, flavour, "restore"), &["--noflush"], &theirs);
+        let theirs = run(&tool(family, flavour, "save"), &["-t", "nat"], "");
+        let shares = |save: &str, chain: &str| -> Vec<String> {
+            let rules = save
+                .lines()
+                .filter(|line| line.starts_with(&format!("-A {chain}")));
+            let words = rules.filter_map(|line| line.split("--probability ").nth(1));
+            words
+                .filter_map(|rest| rest.split(' ').next())
+                .map(str::to_owned)
+                .collect()
+        };
+        let ours = shares(&ours, "KUBE-SVC-");
+        assert_eq!(ours.len(), 1_199);
+        assert_eq!(ours, shares(&theirs, "KUBE-TEST "));
     });
 }

@@ -10,12 +10,13 @@
 //! mangle  KUBE-PROXY-CANARY: gone when somebody flushed the table; the others have one too
 //! ```
 //!
-//! * **Names, rules and their order are kube-proxy's**, in table nat behind the dispatch without
-//!   exception. Other tools find what they look for, and what kube-proxy left is adopted, not
-//!   rewritten. `tests/compare.rs` holds the same objects against what kube-proxy made of them.
+//! * **Names, rules and their order are kube-proxy's** behind the dispatch; only where pods come
+//!   from several ranges there is a chain more. Other tools find what they look for, and what
+//!   kube-proxy left is adopted, not rewritten. `tests/compare.rs` holds the same objects against
+//!   what kube-proxy made of them.
 //! * **The lists that all Services share are trees** ([`Layout::Tree`], `dispatch.rs`): kube-proxy
 //!   writes them whole at every change, and packets pass half of them. In a tree a new Service
-//!   writes one leaf and a packet passes some 30 rules. [`Layout::Compat`] has kube-proxy's lists.
+//!   writes one leaf, and of 10,000 places none is more than 45 rules away. [`Layout::Compat`] has kube-proxy's lists.
 //! * **A rule is text as `iptables-save` prints it** (`rule.rs`). So a chain is compared by the
 //!   digest of its lines: with what it held, with what is read back, with what was found at start.
 //! * **A chain is written as a whole or not at all** (`stage.rs`), those to which it jumps before

@@ -174,3 +174,52 @@ fn a_new_service_costs_its_chains_and_a_leaf() {
     }
     assert!(most < 480, "{most}");
 }
+
+/// What a change of one ServicePort leads to.
+fn step(held: &mut Held, node: &NodePlan, number: u16, shape: Option<Shape>) -> Staged {
+    let services = named(Family::V4, &BTreeMap::from([(number, shape)]));
+    held.apply(change(Family::V4, node, &services, false))
+}
+
+#[test]
+fn a_tree_that_grows_and_shrinks_is_always_the_one_of_its_places() {
+    let (mut held, node) = with_services(0, Layout::Tree);
+    let with_ports = Shape {
+        node_port: true,
+        ..plain()
+    };
+    // Coprime to 90: every number comes once, far from the one before.
+    let numbers = || (0_u16..90).map(|n| n * 37 % 90);
+    let mut there = BTreeMap::new();
+    for (number, comes) in numbers()
+        .map(|n| (n, true))
+        .chain(numbers().map(|n| (n, false)))
+    {
+        let shape = comes.then(|| with_ports.clone());
+        step(&mut held, &node, number, shape.clone());
+        match shape {
+            Some(_) => there.insert(number, shape),
+            None => there.remove(&number),
+        };
+        if number % 3 == 0 {
+            let mut scratch = Held::new(settings(Family::V4, Layout::Tree));
+            scratch.apply(change(Family::V4, &node, &named(Family::V4, &there), true));
+            assert_eq!(held.kernel, scratch.kernel, "{number} {comes}");
+        }
+    }
+}
+
+#[test]
+fn a_place_far_from_all_others_costs_no_more() {
+    let (mut held, node) = with_services(2_000, Layout::Tree);
+    // All others are in 10.96.0.0/12 and 172.16.0.0/12.
+    let far = Shape {
+        external: true,
+        ..plain()
+    };
+    let staged = step(&mut held, &node, 2_000, Some(far));
+    // Four chains of its own; the root is divided once more.
+    assert!(staged.len() <= 9, "{:#?}", touched(&staged));
+    let staged = step(&mut held, &node, 2_000, None);
+    assert!(staged.len() <= 9, "{:#?}", touched(&staged));
+}
