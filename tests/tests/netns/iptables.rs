@@ -222,62 +222,6 @@ pub(crate) fn i4_nothing_fails_between_kube_proxys_layout_and_ours() -> Result<(
     loads.map_or(Ok(()), Loads::none_lost)
 }
 
-/// Speeds of ten thousand Services, printed.
-pub(crate) fn measure() -> Result<()> {
-    if std::env::var("MEASURE").is_err() {
-        return Ok(());
-    }
-    for layout in [Layout::Tree, Layout::Compat] {
-        let ns = NetNs::new("node")?;
-        UnderTest::current()?.prepare(&ns)?;
-        let mut agent =
-            Agent::open_kind(Kind::Iptables, &ns, facts(1)?, Setup::PodRanges.settings()?)?;
-        agent.backend_settings.iptables_layout = layout;
-        agent.restart()?;
-        let services: Vec<Svc> = (1..=10_000)
-            .map(|number| {
-                svc(number)
-                    .only(Protocol::Tcp)
-                    .endpoints([ep("a"), ep("c")])
-            })
-            .collect();
-        let plans = agent.plans(Family::V4, &services);
-        for round in 0..3 {
-            let start = std::time::Instant::now();
-            let applied = agent.apply(Family::V4, &plans, true)?;
-            println!(
-                "{layout:?} complete {round}: {:?} {applied:?}",
-                start.elapsed()
-            );
-        }
-        agent.verify(Family::V4)?;
-        for round in 0..6 {
-            let pods = [["a", "b"], ["a", "c"]][round % 2].map(ep);
-            let one = agent.plans(
-                Family::V4,
-                &[svc(5_000).only(Protocol::Tcp).endpoints(pods)],
-            );
-            let start = std::time::Instant::now();
-            let applied = agent.apply(Family::V4, &one, false)?;
-            println!("{layout:?} one: {:?} {applied:?}", start.elapsed());
-        }
-        for _ in 0..2 {
-            let start = std::time::Instant::now();
-            let seen = agent.verify(Family::V4)?;
-            println!("{layout:?} probe: {:?} {seen:?}", start.elapsed());
-        }
-        let start = std::time::Instant::now();
-        let text = crate::support::programs::run(&ns, Family::V4, "-save", "")?;
-        println!("save: {:?}", start.elapsed());
-        std::fs::write(format!("/tmp/ipt/{layout:?}.txt"), text)?;
-        agent.restart()?;
-        let start = std::time::Instant::now();
-        let applied = agent.apply(Family::V4, &plans, true)?;
-        println!("{layout:?} adoption: {:?} {applied:?}", start.elapsed());
-    }
-    Ok(())
-}
-
 pub(crate) fn i4_nothing_fails_on_the_way_to_nftables_and_back() -> Result<()> {
     let service = service();
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;

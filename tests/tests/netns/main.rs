@@ -177,7 +177,6 @@ const TESTS: &[Test] = kplane_tests::tests!(
     iptables::a11_a_client_is_forgotten_when_its_time_is_over,
     iptables::i4_nothing_fails_while_kube_proxys_rules_are_adopted,
     iptables::i4_nothing_fails_between_kube_proxys_layout_and_ours,
-    iptables::measure,
     iptables::i4_nothing_fails_on_the_way_to_nftables_and_back,
     iptables::cleanup_removes_everything_and_may_be_repeated,
     iptables_faults::what_others_do_to_our_rules_is_found_and_repaired,

@@ -265,9 +265,10 @@ impl Step {
 
     /// Puts chains behind those to which they jump.
     pub(super) fn sort(&mut self) {
+        let many = self.write.len();
         let order = |chain: &Written| (chain.name.rank(), Reverse(chain.depth));
         self.write
-            .sort_by_cached_key(|chain| (order(chain), chain.name));
+            .sort_by_cached_key(|chain| (order(chain), chain.name.place_among(many)));
         self.delete
             .sort_by_cached_key(|name| (Reverse(name.rank()), *name));
     }
