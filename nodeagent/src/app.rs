@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{self, Backend, OpenError};
+use crate::backend::{self, Backend, OpenError, Serving};
 use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
 use crate::engine::{Engine, Followers, Stopped};
@@ -79,17 +79,18 @@ pub struct Bound {
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let (kind, settings) = (config.backend, config.backend_settings.clone());
     let mut bound = build_with(config, move || kind.open(&settings)).await?;
-    if takes_over(kind) {
-        let reports = bound.reports();
-        spawn_errand(&mut bound.tasks, leftovers::remove_once_serving(reports));
+    if let Some(serving) = bound.engine.serving() {
+        let errand = leftovers::remove_once_serving(serving, bound.reports());
+        spawn_errand(&mut bound.tasks, errand);
     }
     Ok(bound)
 }
 
-/// Whether what kube-proxy left is in a backend's way (I4).
+/// Whether a backend takes kube-proxy's place on the node.
+#[must_use]
 pub fn takes_over(kind: backend::Kind) -> bool {
     match kind {
-        backend::Kind::Nftables => true,
+        backend::Kind::Nftables | backend::Kind::Iptables => true,
         backend::Kind::Noop => false,
     }
 }
@@ -317,17 +318,22 @@ pub struct Cleanup {
 #[must_use]
 pub fn cleanup(kind: backend::Kind, settings: &backend::Settings) -> Cleanup {
     let mut done = Cleanup::default();
+    // Without the backend, everything that looks like kube-proxy's is left over.
+    let mut serving = takes_over(kind).then_some(Serving::Nftables);
     match kind.open(settings) {
-        Ok(mut backend) => match backend.cleanup() {
-            Ok(()) => done
-                .gone
-                .push(format!("kplane's rules ({})", backend.name())),
-            Err(errors) => done.problems.extend(errors.iter().map(ToString::to_string)),
-        },
+        Ok(mut backend) => {
+            serving = backend.serving();
+            match backend.cleanup() {
+                Ok(()) => done
+                    .gone
+                    .push(format!("kplane's rules ({})", backend.name())),
+                Err(errors) => done.problems.extend(errors.iter().map(ToString::to_string)),
+            }
+        }
         Err(error) => done.problems.push(error.to_string()),
     }
-    if takes_over(kind) {
-        let outcome = leftovers::find().remove();
+    if let Some(serving) = serving {
+        let outcome = leftovers::find(serving).remove();
         let of_kube_proxy = |name| format!("kube-proxy's {name}");
         done.gone
             .extend(outcome.removed.into_iter().map(of_kube_proxy));

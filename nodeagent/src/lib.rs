@@ -20,6 +20,7 @@ pub mod metrics;
 pub mod netlink;
 pub mod oom;
 pub mod plan;
+mod process;
 pub mod reload;
 pub mod report;
 pub mod service_health;

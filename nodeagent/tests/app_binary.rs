@@ -213,7 +213,7 @@ fn i5_init_only_ends() {
 /// The command line of kubeadm's DaemonSet; where the control plane is comes from the environment.
 #[test]
 fn i1_i2_kube_proxys_command_line_starts_an_agent() {
-    let (_folder, config, _) = folder("mode: iptables\nhealthzBindAddress: 127.0.0.1:0\n");
+    let (_folder, config, _) = folder("mode: ipvs\nhealthzBindAddress: 127.0.0.1:0\n");
     let mut child = binary(&["--config", &config, "--hostname-override=Node-7", "--v=2"])
         .args(["--backend=noop", "--iptables-masquerade-bit=3"])
         .env("KPLANE_CONTROL_PLANE", "http://127.0.0.1:1")
@@ -225,7 +225,7 @@ fn i1_i2_kube_proxys_command_line_starts_an_agent() {
     for text in [
         "node=node-7",
         "--iptables-masquerade-bit",
-        "mode iptables: this version programs nftables whatever the mode says",
+        "mode ipvs: this version programs nftables whatever the mode says",
     ] {
         assert!(lines.contains(text), "{text}: {lines}");
     }

@@ -23,7 +23,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kp_controlplane::publish::{Cursor, Store};
-use kp_nodeagent::backend::Settings;
+use kp_nodeagent::backend::{Kind, Settings};
 use kp_nodeagent::plan::NodeSettings;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
@@ -102,7 +102,12 @@ async fn agent_alone(ns: NetNs, workload: Workload) -> String {
     let encode = started.elapsed();
     let mut cursor = Cursor::at(0);
     let (snapshot, bytes) = collect(&store, NODE, &mut cursor).unwrap();
-    let engine = engine(ns, NodeSettings::default(), Settings::default());
+    let engine = engine(
+        Kind::Nftables,
+        ns,
+        NodeSettings::default(),
+        Settings::default(),
+    );
     let engine = engine.await.unwrap();
     let cold = submit(&engine, snapshot).await.unwrap().total;
     let mut took = Vec::with_capacity(CHANGES);

@@ -19,7 +19,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use kp_controlplane::publish::{Cursor, Published, Store};
-use kp_nodeagent::backend::Settings;
+use kp_nodeagent::backend::{Kind, Settings};
 use kp_nodeagent::conntrack::ConntrackTotals;
 use kp_nodeagent::engine::Engine;
 use kp_nodeagent::netlink::NfSocket;
@@ -63,7 +63,12 @@ fn run(flows: u32) {
         .build()
         .unwrap();
     let node = topology.node("node-1").unwrap().ns().clone();
-    let engine = engine(node.clone(), NodeSettings::default(), Settings::default());
+    let engine = engine(
+        Kind::Nftables,
+        node.clone(),
+        NodeSettings::default(),
+        Settings::default(),
+    );
     let engine = runtime.block_on(engine).unwrap();
     let store = Store::new(EPOCH);
     store.ensure_node(&"bench".into());

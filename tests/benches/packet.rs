@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use kp_controlplane::publish::{Cursor, Store};
-use kp_nodeagent::backend::Settings;
+use kp_nodeagent::backend::{Kind, Settings};
 use kp_nodeagent::plan::NodeSettings;
 use kplane_model::Protocol;
 use kplane_tests::netns::NetNs;
@@ -95,7 +95,12 @@ async fn filled(ns: NetNs, workload: Workload) -> kp_nodeagent::engine::Engine {
     });
     publish(&store, services.collect());
     let (snapshot, _) = collect(&store, "bench", &mut Cursor::at(0)).unwrap();
-    let engine = engine(ns, NodeSettings::default(), Settings::default());
+    let engine = engine(
+        Kind::Nftables,
+        ns,
+        NodeSettings::default(),
+        Settings::default(),
+    );
     let engine = engine.await.unwrap();
     submit(&engine, snapshot).await.unwrap();
     engine

@@ -16,12 +16,21 @@ use crate::userns::{self, Entry};
 /// A test: its name and its body.
 pub type Test = (&'static str, fn() -> Result<()>);
 
+/// The functions named, as [`Test`]s: `const TESTS: &[Test] = kplane_tests::tests!(nat::dnat);`
+#[macro_export]
+macro_rules! tests {
+    ($($test:path),+ $(,)?) => {
+        &[$((stringify!($test), $test)),+]
+    };
+}
+
 /// Defines `main` to run the functions named: `kplane_tests::main!(nat::dnat, nat::hairpin);`
 #[macro_export]
 macro_rules! main {
     ($($test:path),+ $(,)?) => {
         fn main() -> ::std::process::ExitCode {
-            $crate::harness::run(&[$((stringify!($test), $test)),+])
+            let tests: &[$crate::harness::Test] = $crate::tests!($($test),+);
+            $crate::harness::run(tests.iter().copied())
         }
     };
 }
@@ -29,7 +38,11 @@ macro_rules! main {
 /// Runs tests one after another (traffic at the same time would disturb measurements; ask for more
 /// with `--test-threads`), in namespaces apart from the machine's, as root or not.
 #[must_use]
-pub fn run(tests: &[Test]) -> ExitCode {
+pub fn run<N, B>(tests: impl IntoIterator<Item = (N, B)>) -> ExitCode
+where
+    N: Into<String>,
+    B: FnOnce() -> Result<()> + Send + 'static,
+{
     let usable = isolate().and_then(|()| require_netns());
     let usable = match usable.or_else(skip_unless_strict) {
         Ok(usable) => usable,
@@ -40,11 +53,11 @@ pub fn run(tests: &[Test]) -> ExitCode {
     };
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(1);
-    let trial = |&(name, body): &Test| {
+    let trial = |(name, body): (N, B)| {
         let body = move || body().map_err(|error| Failed::from(format!("{error:?}")));
         Trial::test(name, body).with_ignored_flag(!usable)
     };
-    libtest_mimic::run(&arguments, tests.iter().map(trial).collect()).exit_code()
+    libtest_mimic::run(&arguments, tests.into_iter().map(trial).collect()).exit_code()
 }
 
 /// Leaves the machine's network namespace, so that a mistake in a test cannot reach it.

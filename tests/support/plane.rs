@@ -22,8 +22,13 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// gRPC puts so many bytes in front of each message.
 const GRPC_HEADER_BYTES: usize = 5;
 
-/// An engine with the nftables backend in a namespace.
-pub(crate) async fn engine(ns: NetNs, settings: NodeSettings, backend: Settings) -> Result<Engine> {
+/// An engine with a backend in a namespace.
+pub(crate) async fn engine(
+    kind: Kind,
+    ns: NetNs,
+    settings: NodeSettings,
+    backend: Settings,
+) -> Result<Engine> {
     let open = move || {
         let inside = ns.enter().map_err(|error| OpenError {
             backend: "test",
@@ -31,7 +36,7 @@ pub(crate) async fn engine(ns: NetNs, settings: NodeSettings, backend: Settings)
         })?;
         // The engine's thread lives in the namespace until it ends.
         std::mem::forget(inside);
-        Kind::Nftables.open(&backend)
+        kind.open(&backend)
     };
     Ok(Engine::spawn(open, settings).await?)
 }

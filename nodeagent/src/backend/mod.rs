@@ -4,6 +4,7 @@
 //! that every backend gets the same plans. How to add one: implement [`Backend`], add a variant to
 //! [`Kind`] and an arm to [`Kind::open`].
 
+pub mod iptables;
 pub mod nftables;
 pub mod noop;
 
@@ -42,6 +43,22 @@ pub struct Applied {
     pub kernel: Duration,
     /// ServicePorts of the change that are not (or not fully) programmed; all others are.
     pub failures: Vec<Failure>,
+    /// Rules there are now, in backends whose rules grow with the number of Services.
+    pub rules: Option<RuleCounts>,
+}
+
+/// Rules in the tables filter and nat of iptables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuleCounts {
+    /// All that are ours.
+    pub total: [u64; 2],
+    /// Those that the last change wrote.
+    pub last: [u64; 2],
+}
+
+impl RuleCounts {
+    /// The tables.
+    pub const TABLES: [&str; 2] = ["filter", "nat"];
 }
 
 /// Why one ServicePort is not in the data path as planned.
@@ -105,6 +122,18 @@ pub trait Backend: Send {
     /// [`ApplyError`] when it cannot be read.
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError>;
 
+    /// What it has in the data path that programs may take for left over by kube-proxy (I4); `None`
+    /// if what kube-proxy left is not in its way.
+    fn serving(&self) -> Option<Serving> {
+        None
+    }
+
+    /// How often [`Backend::verify`] must be called even if nothing was applied: backends that
+    /// are not told of changes by others, and for which looking is cheap enough.
+    fn probe_interval(&self) -> Option<Duration> {
+        None
+    }
+
     /// Whether the kernel remembers its decisions in conntrack entries, so that entries of UDP flows
     /// go stale when the data path changes (section f) and the engine has to delete them.
     fn leaves_conntrack_entries(&self) -> bool {
@@ -118,11 +147,23 @@ pub trait Backend: Send {
     fn cleanup(&mut self) -> Result<(), Vec<ApplyError>>;
 }
 
+/// Which backend of ours serves: what it has is not left over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// The one with nftables tables of its own: all chains of iptables that have kube-proxy's names
+    /// are left over.
+    Nftables,
+    /// The one with such chains, by family in the kind of iptables that the node uses.
+    Iptables([Option<iptables::Flavour>; 2]),
+}
+
 /// The backends there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// nf_tables, spoken to directly over netlink.
     Nftables,
+    /// kube-proxy's chains, written by `iptables-restore`.
+    Iptables,
     /// Accepts everything and does nothing: for tests and dry runs.
     Noop,
 }
@@ -134,6 +175,17 @@ pub struct Settings {
     pub masquerade_bit: u8,
     /// Packets that come in there count as from pods, besides those from the plan's pod sources.
     pub pod_interface: Option<PodInterface>,
+    /// iptables: node ports are served on IPv4 loopback addresses too (C8).
+    pub localhost_nodeports: bool,
+    /// iptables: how Services are found by their addresses.
+    pub iptables_layout: iptables::Layout,
+    /// iptables: rules that others changed are put right within so long.
+    pub probe_interval: Duration,
+}
+
+impl Settings {
+    /// [`Settings::probe_interval`] by default.
+    pub const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 }
 
 impl Default for Settings {
@@ -141,6 +193,9 @@ impl Default for Settings {
         Self {
             masquerade_bit: 14,
             pod_interface: None,
+            localhost_nodeports: true,
+            iptables_layout: iptables::Layout::default(),
+            probe_interval: Self::PROBE_INTERVAL,
         }
     }
 }
@@ -177,6 +232,15 @@ impl PodInterface {
         })
     }
 
+    /// The name, and whether all count whose names begin with it.
+    fn pattern(&self) -> (&str, bool) {
+        let prefix = usize::from(self.len) < self.name.len();
+        let end = self.name.iter().position(|b| *b == 0);
+        let name = &self.name[..end.unwrap_or(self.name.len())];
+        // The constructor takes ASCII only.
+        (std::str::from_utf8(name).unwrap_or_default(), prefix)
+    }
+
     /// What an interface's name, padded with zeros, must begin with.
     fn bytes(&self) -> &[u8] {
         &self.name[..usize::from(self.len)]
@@ -197,6 +261,7 @@ impl Kind {
                 };
                 nftables::open(settings)
             }
+            Self::Iptables => iptables::open(settings),
             Self::Noop => Ok(Box::new(noop::Noop::default())),
         }
     }

@@ -2,16 +2,18 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use kp_controlplane::app::Origin;
 use kplane_model::NodeName;
 
-use super::kube_proxy::{KubeProxyFlags, Note};
+use super::kube_proxy::{GoDuration, KubeProxyFlags, Note};
 use super::load::{Loaded, Loader, from_flags};
 use super::source::{ApiFlags, Source, SourceFlags};
 use super::{Checked, Config, ConfigError, Problem, Task};
 use crate::backend;
+use crate::backend::iptables::Layout;
 
 /// Longest name of a node: a DNS subdomain.
 const MAX_NODE_NAME: usize = 253;
@@ -49,9 +51,19 @@ pub struct Flags {
     #[command(flatten)]
     source: SourceFlags,
 
-    /// What puts the rules into the kernel.
-    #[arg(long, value_enum, default_value = "nftables")]
-    backend: backend::Kind,
+    /// What puts the rules into the kernel [default: as --proxy-mode says, or nftables]
+    #[arg(long, value_enum)]
+    backend: Option<backend::Kind>,
+
+    /// How mode iptables finds Services by their addresses: in one list, as kube-proxy does
+    /// (compat), or in a tree of short chains, which is faster.
+    #[arg(long, value_enum, default_value = "tree")]
+    iptables_layout: Layout,
+
+    /// How often mode iptables looks whether others changed its rules, which it puts right then. Where
+    /// looking takes long, less often.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
+    iptables_probe_interval: Duration,
 
     /// kube-proxy's configuration file (KubeProxyConfiguration v1alpha1, YAML or JSON). Changes
     /// are picked up at once where no restart is needed. Flags below do not count then, but for
@@ -93,6 +105,14 @@ fn truth(text: &str) -> Result<bool, &'static str> {
     super::kube_proxy::truth(text).ok_or("true or false")
 }
 
+fn interval(text: &str) -> Result<Duration, &'static str> {
+    let duration = text.parse::<GoDuration>().ok();
+    let duration = duration
+        .and_then(GoDuration::to_std)
+        .filter(|d| !d.is_zero());
+    duration.ok_or("must be a duration greater than 0, such as 2s")
+}
+
 impl Flags {
     /// What the flags, and the file that they may name, mean.
     ///
@@ -132,7 +152,7 @@ impl Flags {
             Task::WriteConfig { path, config }
         } else if self.cleanup {
             Task::Cleanup {
-                backend: self.backend,
+                backend: self.backend.unwrap_or(loaded.settings.kind),
                 settings: loaded.settings.backend,
             }
         } else {
@@ -192,8 +212,12 @@ impl Flags {
         let config = Config {
             node_name,
             source,
-            backend: self.backend,
-            backend_settings: settings.backend,
+            backend: self.backend.unwrap_or(settings.kind),
+            backend_settings: backend::Settings {
+                iptables_layout: self.iptables_layout,
+                probe_interval: self.iptables_probe_interval,
+                ..settings.backend
+            },
             node_settings: settings.node,
             healthz: settings.healthz,
             metrics: settings.metrics,

@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::kubernetes::Access;
+use kplane_model::{Cidr, Family};
 
 use super::flags::node_name;
 use super::kube_proxy::{Level, with_dashes};
@@ -272,10 +273,49 @@ fn everything_that_is_wrong_is_said_at_once() {
     assert!(error.contains("no source of desired state"), "{error}");
 }
 
+/// A21: where mode iptables serves node ports; a flag of ours overrules the mode.
+#[test]
+fn i1_the_mode_chooses_the_backend() {
+    let everything = Family::ALL.map(Cidr::everything).to_vec();
+    for (flags, kind, node_ports) in [
+        ("", backend::Kind::Nftables, vec![]),
+        ("--proxy-mode nftables", backend::Kind::Nftables, vec![]),
+        ("--proxy-mode ipvs", backend::Kind::Nftables, vec![]),
+        ("--proxy-mode iptables", backend::Kind::Iptables, everything),
+        (
+            "--proxy-mode iptables --nodeport-addresses primary",
+            backend::Kind::Iptables,
+            vec![],
+        ),
+        (
+            "--proxy-mode iptables --backend nftables --nodeport-addresses primary",
+            backend::Kind::Nftables,
+            vec![],
+        ),
+    ] {
+        let config = config(&format!("--control-plane a {flags}"));
+        assert_eq!(config.backend, kind, "{flags}");
+        assert_eq!(
+            config.node_settings.nodeport_addresses, node_ports,
+            "{flags}"
+        );
+    }
+    let config = config(
+        "--control-plane a --iptables-localhost-nodeports=false --iptables-layout compat \
+         --iptables-probe-interval 1m30s",
+    );
+    let settings = config.backend_settings;
+    assert!(!settings.localhost_nodeports);
+    assert_eq!(settings.iptables_layout, backend::iptables::Layout::Compat);
+    assert_eq!(settings.probe_interval, Duration::from_secs(90));
+}
+
 #[test]
 fn flags_that_clap_refuses() {
     for flags in [
-        "--backend iptables",
+        "--backend ipvs",
+        "--iptables-layout list",
+        "--iptables-probe-interval 0s",
         "stray",
         "--cleanup=perhaps",
         "--config",

@@ -7,7 +7,7 @@ use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
 use super::kernel::{Filter, MAX_QUESTIONS, selections};
 use super::*;
 use crate::netlink::conntrack::{Flow, Selection};
-use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan};
+use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
 
 const CLUSTER_IP: &str = "10.96.0.1:53";
 const LB_IP: &str = "198.51.100.1:53";
@@ -48,6 +48,7 @@ fn plan(name: &str, places: &[FrontendAddr], serving: &[u8]) -> (ServiceKey, Opt
     let key = key(name, Protocol::Udp);
     let frontend = |at: &FrontendAddr| Frontend {
         at: *at,
+        origin: Origin::ClusterIp,
         endpoints: Vec::new(),
         policy: kplane_model::TrafficPolicy::Cluster,
         inside: None,
@@ -61,6 +62,7 @@ fn plan(name: &str, places: &[FrontendAddr], serving: &[u8]) -> (ServiceKey, Opt
         frontends: places.iter().map(frontend).collect(),
         local: Vec::new(),
         affinity_timeout_s: None,
+        health_check_node_port: None,
         serving: serving.iter().map(|octet| endpoint(*octet)).collect(),
     };
     (key, Some(plan))

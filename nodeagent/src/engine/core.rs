@@ -6,7 +6,7 @@ use kplane_model::Family;
 
 use super::followers::Followers;
 use super::pipeline::{Context, Outcome, Pipeline};
-use crate::backend::{Applied, Backend};
+use crate::backend::{Applied, Backend, Serving};
 use crate::conntrack::Cleaner;
 use crate::desired::{Changes, Counts, Desired, Position, Refusal, Touched, Update, now_ms};
 use crate::plan::NodeSettings;
@@ -97,6 +97,10 @@ impl Core {
 
     pub(super) fn backend(&self) -> &'static str {
         self.backend.name()
+    }
+
+    pub(super) fn serving(&self) -> Option<Serving> {
+        self.backend.serving()
     }
 
     pub(super) fn followers(&mut self) -> &mut Followers {

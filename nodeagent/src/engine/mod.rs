@@ -22,7 +22,7 @@ pub use followers::Followers;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::core::{Core, Now};
-use crate::backend::{Backend, OpenError};
+use crate::backend::{Backend, OpenError, Serving};
 use crate::conntrack::Cleaner;
 use crate::desired::{Refusal, Update};
 use crate::plan::NodeSettings;
@@ -44,6 +44,7 @@ pub struct Engine {
     settings: watch::Sender<NodeSettings>,
     reports: watch::Receiver<Report>,
     backend: &'static str,
+    serving: Option<Serving>,
 }
 
 /// The engine's thread has ended: a bug, since it lives as long as its handles.
@@ -93,14 +94,14 @@ impl Engine {
                 }
             };
             // The caller may be gone: then so are all handles, and `run` returns at once.
-            let _ = opened.send(Ok(core.backend()));
+            let _ = opened.send(Ok((core.backend(), core.serving())));
             runtime.block_on(run(core, inbox, configured, &publish));
         };
         let builder = std::thread::Builder::new().name("engine".to_owned());
         builder
             .spawn(thread)
             .map_err(|error| cannot_start(&error.to_string()))?;
-        let backend = match answer.await {
+        let (backend, serving) = match answer.await {
             Ok(opened) => opened?,
             Err(_) => return Err(cannot_start("its thread ended while opening the backend")),
         };
@@ -109,6 +110,7 @@ impl Engine {
             settings,
             reports,
             backend,
+            serving,
         })
     }
 
@@ -147,6 +149,12 @@ impl Engine {
         self.backend
     }
 
+    /// What the backend has in the data path.
+    #[must_use]
+    pub fn serving(&self) -> Option<Serving> {
+        self.serving
+    }
+
     /// Waits until the thread has ended, which it does on its own only by a bug.
     pub async fn stopped(&self) {
         self.commands.closed().await;
@@ -165,6 +173,7 @@ impl Engine {
             settings: watch::Sender::default(),
             reports,
             backend,
+            serving: None,
         };
         (engine, inbox, publish)
     }

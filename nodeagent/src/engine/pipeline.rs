@@ -147,7 +147,7 @@ impl Pipeline {
                     std::mem::take(&mut applied.failures),
                     now,
                 );
-                self.schedule_verification(complete, now);
+                self.schedule_verification(complete, context.backend.probe_interval(), now);
                 self.hold(position, context, now);
                 self.follow(touched, everything, context);
                 let counters = context.followers.counters(self.family);
@@ -258,10 +258,12 @@ impl Pipeline {
         }
     }
 
-    fn schedule_verification(&mut self, complete: bool, now: Now) {
+    fn schedule_verification(&mut self, complete: bool, probe: Option<Duration>, now: Now) {
         let due = self.verify_at.is_some_and(|at| at <= now.instant);
         if complete {
             self.verify_at = Some(now.instant);
+        } else if let Some(interval) = probe {
+            self.verify_at.get_or_insert(now.instant + interval);
         } else if !due {
             let earliest = self.read_at.map(|at| at + VERIFY_INTERVAL);
             let quiet = now.instant + QUIET;
@@ -305,9 +307,10 @@ impl Pipeline {
 
     /// Compares the kernel with what it should hold. Drift is reported first and repaired next.
     pub(super) fn verify(&mut self, backend: &mut dyn Backend, now: Now) {
-        self.verify_at = None;
         self.read_at = Some(now.instant);
-        match backend.verify(self.family) {
+        let outcome = backend.verify(self.family);
+        self.verify_at = backend.probe_interval().map(|i| now.instant + i);
+        match outcome {
             Ok(Verification::Equal) => {
                 self.verified = self.applied;
                 self.error = None;
@@ -318,8 +321,9 @@ impl Pipeline {
                     family = %self.family,
                     what,
                     "somebody else changed our rules; they are put right. Does another program \
-                     flush or edit nftables on this node?"
+                     flush or edit rules on this node?"
                 );
+                self.verify_at = None;
                 self.behind = true;
                 self.drifted = true;
                 self.applied = None;
@@ -334,7 +338,8 @@ impl Pipeline {
                 let reason = chain(&*error.source);
                 tracing::warn!(family = %self.family, error = reason, "cannot read the kernel back");
                 self.stand(format!("cannot be read back: {reason}"), now);
-                self.verify_at = Some(now.instant + VERIFY_INTERVAL);
+                let interval = backend.probe_interval().unwrap_or(VERIFY_INTERVAL);
+                self.verify_at = Some(now.instant + interval);
             }
         }
     }

@@ -14,7 +14,9 @@ use crate::netlink::{
 };
 
 /// kube-proxy's table in nftables mode, one a family (E1).
-const TABLE: &str = "kube-proxy";
+pub(super) const TABLE: &str = "kube-proxy";
+/// The table of our nftables backend, one a family.
+pub(super) const OUR_TABLE: &str = crate::backend::nftables::TABLE;
 /// The link that holds all addresses of Services in IPVS mode (D2).
 pub(super) const LINK: &str = "kube-ipvs0";
 
@@ -56,15 +58,15 @@ const IPSET_ATTR_FLAGS: u16 = 6;
 /// `IPSET_FLAG_LIST_SETNAME`: names only.
 const IPSET_FLAG_LIST_SETNAME: u32 = 1 << 1;
 
-/// Whether kube-proxy's nftables table of a family is there.
+/// Whether an nftables table of a family is there.
 ///
 /// # Errors
 /// [`NetlinkError`]. A kernel without nf_tables or without the family has no table.
-pub(super) fn has_table(family: Family) -> Result<bool, NetlinkError> {
+pub(super) fn has_table(family: Family, table: &str) -> Result<bool, NetlinkError> {
     let number = nfproto(family);
     let kind = msg::GETTABLE;
-    let request = Request::new("look for kube-proxy's table", kind, number, |w| {
-        w.str(NFTA_TABLE_NAME, TABLE);
+    let request = Request::new("look for a table", kind, number, |w| {
+        w.str(NFTA_TABLE_NAME, table);
     });
     match NfSocket::open()?.get(request) {
         Ok(_) => Ok(true),
@@ -77,28 +79,28 @@ pub(super) fn has_table(family: Family) -> Result<bool, NetlinkError> {
     }
 }
 
-/// Removes kube-proxy's nftables table of a family; one that is not there is removed already.
+/// Removes an nftables table of a family; one that is not there is removed already.
 ///
 /// # Errors
 /// Why the table is still there.
-pub(super) fn remove_table(family: Family) -> Result<(), String> {
+pub(super) fn remove_table(family: Family, table: &'static str) -> Result<(), String> {
     let mut batch = Batch::new();
     let operation = Operation {
         label: Label {
             action: "delete table",
-            object: TABLE,
+            object: table,
         },
         kind: msg::DELTABLE,
         flags: 0,
         family: nfproto(family),
     };
-    batch.push(operation, |w| w.str(NFTA_TABLE_NAME, TABLE));
+    batch.push(operation, |w| w.str(NFTA_TABLE_NAME, table));
     let mut socket = NfSocket::open().map_err(|error| error.to_string())?;
     let Err(error) = socket.commit(batch.seal(None)) else {
         return Ok(());
     };
     // An acknowledgement may be lost, and somebody else may have been faster.
-    match has_table(family) {
+    match has_table(family, table) {
         Ok(false) => Ok(()),
         _ => Err(error.to_string()),
     }

@@ -9,7 +9,6 @@
 
 mod iptables;
 mod kernel;
-mod process;
 mod rival;
 mod rules;
 mod start;
@@ -19,9 +18,11 @@ use std::fmt;
 use kplane_model::Family;
 
 use self::iptables::Rules;
-pub use self::process::RunError;
 pub use self::start::remove_once_serving;
+pub use crate::backend::Serving;
+use crate::backend::iptables::{Flavour, Tool};
 use crate::netlink::NetlinkError;
+pub use crate::process::RunError;
 
 /// What kube-proxy left, in the order in which it is removed: rules before what they refer to.
 #[derive(Debug, Default)]
@@ -121,9 +122,26 @@ pub enum Problem {
     },
 }
 
+/// Removes all chains of kube-proxy's and ours that one kind of iptables has.
+///
+/// # Errors
+/// What is left, for people.
+pub(crate) fn remove_chains(tool: &Tool) -> Result<(), String> {
+    iptables::remove_all(tool).map_err(|problem| problem.to_string())
+}
+
+/// The kind of iptables in which our chains serve.
+fn used(serving: Serving, family: Family) -> Option<Flavour> {
+    match serving {
+        Serving::Nftables => None,
+        Serving::Iptables(flavours) => flavours[family as usize],
+    }
+}
+
 /// One thing that is removed in one step.
 #[derive(Debug)]
 enum Item {
+    OurTable(Family),
     Table(Family),
     Rules(Rules),
     VirtualServers(usize),
@@ -131,13 +149,26 @@ enum Item {
     Set(String),
 }
 
-/// Looks for what kube-proxy left. Nothing there costs a few questions to the kernel and, where
-/// iptables is installed, a listing of each of its kinds.
+/// Looks for what kube-proxy left, and what a backend of ours left that does not serve any more.
+/// Nothing there costs a few questions to the kernel and, where iptables is installed, a listing of
+/// each of its kinds.
 #[must_use]
-pub fn find() -> Leftovers {
+pub fn find(serving: Serving) -> Leftovers {
     let mut found = Leftovers::default();
+    if matches!(serving, Serving::Iptables(_)) {
+        for family in Family::ALL {
+            match kernel::has_table(family, kernel::OUR_TABLE) {
+                Ok(true) => found.items.push(Item::OurTable(family)),
+                Ok(false) => {}
+                Err(error) => found.problems.push(Problem::Table {
+                    table: our_table_name(family),
+                    reason: error.to_string(),
+                }),
+            }
+        }
+    }
     for family in Family::ALL {
-        match kernel::has_table(family) {
+        match kernel::has_table(family, kernel::TABLE) {
             Ok(true) => found.items.push(Item::Table(family)),
             Ok(false) => {}
             Err(error) => found.problems.push(Problem::Table {
@@ -147,7 +178,7 @@ pub fn find() -> Leftovers {
         }
     }
     for family in Family::ALL {
-        let (rules, problems) = iptables::find(family);
+        let (rules, problems) = iptables::find(family, used(serving, family));
         found.items.extend(rules.into_iter().map(Item::Rules));
         found.problems.extend(problems);
     }
@@ -203,11 +234,12 @@ impl fmt::Display for Leftovers {
 
 impl Item {
     fn remove(self) -> Result<(), Problem> {
+        let table = |family, name, table| {
+            kernel::remove_table(family, name).map_err(|reason| Problem::Table { table, reason })
+        };
         match self {
-            Self::Table(family) => kernel::remove_table(family).map_err(|reason| Problem::Table {
-                table: table_name(family),
-                reason,
-            }),
+            Self::OurTable(family) => table(family, kernel::OUR_TABLE, our_table_name(family)),
+            Self::Table(family) => table(family, kernel::TABLE, table_name(family)),
             Self::Rules(rules) => rules.remove(),
             Self::VirtualServers(_) => {
                 kernel::remove_virtual_servers().map_err(Problem::VirtualServers)
@@ -223,6 +255,7 @@ impl Item {
 impl fmt::Display for Item {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::OurTable(family) => write!(f, "nftables table {}", our_table_name(*family)),
             Self::Table(family) => write!(f, "nftables table {}", table_name(*family)),
             Self::Rules(rules) => rules.fmt(f),
             Self::VirtualServers(count) => write!(f, "{count} IPVS virtual servers"),
@@ -237,5 +270,12 @@ fn table_name(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip kube-proxy",
         Family::V6 => "ip6 kube-proxy",
+    }
+}
+
+fn our_table_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip kplane",
+        Family::V6 => "ip6 kplane",
     }
 }

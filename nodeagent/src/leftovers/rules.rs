@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fmt::Write as _;
 
+use crate::backend::iptables::{ChainName, words};
+
 /// The tables in which kube-proxy has chains (C1, D4).
 const TABLES: [&str; 3] = ["nat", "filter", "mangle"];
 
@@ -106,7 +108,10 @@ impl fmt::Display for Table {
     }
 }
 
-/// Whether a chain of a table is kube-proxy's and nobody else's.
+/// Begins the names of chains that our iptables backend has besides kube-proxy's.
+const OURS: &str = "KUBE-DSP-";
+
+/// Whether a chain of a table is kube-proxy's, or of our iptables backend, and nobody else's.
 pub(super) fn is_kube_proxys(table: &str, chain: &str) -> bool {
     let is_hash = |text: &str| {
         let base32 = |b: u8| b.is_ascii_uppercase() || (b'2'..=b'7').contains(&b);
@@ -115,17 +120,27 @@ pub(super) fn is_kube_proxys(table: &str, chain: &str) -> bool {
     let mut prefixes = PREFIXES.into_iter();
     TABLES.contains(&table)
         && (CHAINS.contains(&chain)
+            || chain.starts_with(OURS)
             || prefixes.any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash)))
 }
 
+/// Whether a chain is one of those that our iptables backend looks after where it serves. Those of
+/// IPVS mode are not (D4).
+fn is_of_backend(chain: &str) -> bool {
+    ChainName::parse(chain).is_some()
+}
+
 /// Finds what kube-proxy has in the text that `iptables-save` printed: an entry for each table in
-/// which it has something.
-pub(super) fn parse(text: &str) -> Vec<Table> {
+/// which it has something. `serves`: what our iptables backend looks after is left out.
+pub(super) fn parse(text: &str, serves: bool) -> Vec<Table> {
     let mut found = Vec::new();
     let mut table: Option<Listing<'_>> = None;
     for line in text.lines() {
         if let Some(name) = line.strip_prefix('*') {
-            table = TABLES.iter().find(|t| **t == name).map(|t| Listing::new(t));
+            table = TABLES
+                .iter()
+                .find(|t| **t == name)
+                .map(|t| Listing::new(t, serves));
         } else if line == "COMMIT" {
             found.extend(table.take().and_then(Listing::finish));
         } else if let Some(table) = &mut table {
@@ -138,6 +153,8 @@ pub(super) fn parse(text: &str) -> Vec<Table> {
 /// One table while it is read.
 struct Listing<'a> {
     name: &'static str,
+    /// Our iptables backend serves with chains of its own.
+    serves: bool,
     /// kube-proxy's chains.
     chains: BTreeSet<&'a str>,
     /// Jumps from built-in chains to kube-proxy's: where to, and the rule.
@@ -149,9 +166,10 @@ struct Listing<'a> {
 }
 
 impl<'a> Listing<'a> {
-    fn new(name: &'static str) -> Self {
+    fn new(name: &'static str, serves: bool) -> Self {
         Self {
             name,
+            serves,
             chains: BTreeSet::new(),
             jumps: Vec::new(),
             inner: BTreeMap::new(),
@@ -159,10 +177,14 @@ impl<'a> Listing<'a> {
         }
     }
 
+    fn is_left(&self, chain: &str) -> bool {
+        is_kube_proxys(self.name, chain) && !(self.serves && is_of_backend(chain))
+    }
+
     fn line(&mut self, line: &'a str) {
         if let Some(chain) = line.strip_prefix(':') {
             let name = chain.split(' ').next().unwrap_or_default();
-            if is_kube_proxys(self.name, name) {
+            if self.is_left(name) {
                 self.chains.insert(name);
             }
         } else if let Some(rule) = line.strip_prefix("-A ") {
@@ -177,10 +199,10 @@ impl<'a> Listing<'a> {
             return;
         };
         let to = words.next().unwrap_or_default();
-        if !is_kube_proxys(self.name, to) {
+        if !self.is_left(to) {
             return;
         }
-        if is_kube_proxys(self.name, from) {
+        if self.is_left(from) {
             self.inner.entry(from).or_default().insert(to);
         } else if BUILT_IN.contains(&from) && verb == "-j" && is_plain(rule) {
             self.jumps.push((to, rule));
@@ -221,29 +243,4 @@ fn owned<'a>(names: impl Iterator<Item = &'a &'a str>) -> BTreeSet<String> {
 fn is_plain(rule: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b" _-,.:/!+\"".contains(&b);
     rule.bytes().all(plain) && rule.bytes().filter(|b| *b == b'"').count() % 2 == 0
-}
-
-/// The words of a rule; what is between quotation marks belongs to one word.
-fn words(rule: &str) -> impl Iterator<Item = &str> {
-    let mut rest = rule;
-    std::iter::from_fn(move || {
-        rest = rest.trim_start_matches(' ');
-        let (mut quoted, mut escaped) = (false, false);
-        let ends = |c: char| match c {
-            _ if std::mem::take(&mut escaped) => false,
-            '\\' => {
-                escaped = true;
-                false
-            }
-            '"' => {
-                quoted = !quoted;
-                false
-            }
-            c => c == ' ' && !quoted,
-        };
-        let end = rest.find(ends).unwrap_or(rest.len());
-        let (word, behind) = rest.split_at(end);
-        rest = behind;
-        (!word.is_empty()).then_some(word)
-    })
 }

@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-use super::{find, rival};
+use super::{Serving, find, rival};
 use crate::report::Report;
 
 /// Waits until the kernel holds the first complete snapshot in all needed families, and removes
@@ -10,10 +10,10 @@ use crate::report::Report;
 ///
 /// A snapshot without a single Service does not count: no cluster is like that, and what kube-proxy
 /// left may be all that works.
-pub async fn remove_once_serving(mut reports: watch::Receiver<Report>) {
+pub async fn remove_once_serving(serving: Serving, mut reports: watch::Receiver<Report>) {
     if reports.wait_for(serves).await.is_ok() {
         // A panic there has been printed; what is left is left.
-        let _ = tokio::task::spawn_blocking(remove_and_log).await;
+        let _ = tokio::task::spawn_blocking(move || remove_and_log(serving)).await;
     }
 }
 
@@ -21,8 +21,8 @@ fn serves(report: &Report) -> bool {
     report.held.is_some() && report.applied == report.held && report.counts.services > 0
 }
 
-fn remove_and_log() {
-    let leftovers = find();
+fn remove_and_log(serving: Serving) {
+    let leftovers = find(serving);
     if let Some(pid) = rival::running() {
         tracing::warn!(
             pid,

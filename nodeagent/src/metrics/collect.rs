@@ -8,15 +8,15 @@ use kplane_model::Family;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use super::counters::Distribution;
-
+use super::counters::{Distribution, Gauge};
 use super::{FamilyCounters, Histogram, Sources};
+use crate::backend::RuleCounts;
 use crate::conntrack::{ConntrackTotals, bucket_bound};
 use crate::desired::{Counts, Position};
 use crate::healthz::Outcomes;
 use crate::report::Report;
 
-/// kube-proxy's metrics (section (h)), those of the nftables mode.
+/// kube-proxy's metrics (section (h)), those of the mode that the backend is.
 #[derive(Debug)]
 pub(super) struct KubeProxy(pub(super) Sources);
 
@@ -41,6 +41,7 @@ const POLICIES: [[&Labels<'static>; 2]; 2] = [
 
 const PHASES: [&str; 3] = ["plan", "encode", "kernel"];
 
+type Label = (&'static str, &'static str);
 type Series<'a, T> = [(&'a Labels<'a>, T); 2];
 
 impl Sources {
@@ -107,6 +108,9 @@ impl KubeProxy {
             "Time from the change of a Service or pod until the kernel held it",
         )
         .histogram(to, from.each_histogram(|c| &c.programming))?;
+        if from.backend == "iptables" {
+            return self.iptables(to);
+        }
         Name(
             "kubeproxy_sync_proxy_rules_nftables_sync_failures",
             "Attempts to program the kernel that failed",
@@ -118,6 +122,41 @@ impl KubeProxy {
             "Failed clean-ups of outdated chains; always 0, since there are none",
         )
         .counter(to, from.each(|_| 0.0))
+    }
+
+    /// Of mode iptables alone.
+    fn iptables(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let from = &self.0;
+        Name(
+            "kubeproxy_sync_proxy_rules_iptables_restore_failures",
+            "Attempts to program the kernel that failed",
+        )
+        .counter(to, from.each(|c| float(c.failures.get())))?;
+        Name(
+            "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures",
+            "Attempts to program what had changed that failed",
+        )
+        .counter(to, from.each(|c| float(c.partial_failures.get())))?;
+        // A gauge in spite of its name, as in kube-proxy.
+        Name(
+            "kubeproxy_sync_proxy_rules_iptables_total",
+            "Rules of iptables that are ours",
+        )
+        .gauge(to, by_table(&self.rules(|c| &c.rules)))?;
+        Name(
+            "kubeproxy_sync_proxy_rules_iptables_last",
+            "Rules of iptables that the last change wrote",
+        )
+        .gauge(to, by_table(&self.rules(|c| &c.rules_last)))
+    }
+
+    fn rules(&self, of: fn(&FamilyCounters) -> &[Gauge; 2]) -> Vec<([Label; 2], f64)> {
+        let families = self.0.counters().into_iter().zip(FAMILIES);
+        let series = families.flat_map(|(counters, family)| {
+            let gauges = of(counters).iter().zip(RuleCounts::TABLES);
+            gauges.map(|(gauge, table)| ([family[0], ("table", table)], float(gauge.get())))
+        });
+        series.collect()
     }
 
     fn changes(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -186,6 +225,10 @@ impl KubeProxy {
             .counter(to, series(&answers.healthz))?;
         Name("kubeproxy_proxy_livez", "Answers of /livez").counter(to, series(&answers.livez))
     }
+}
+
+fn by_table(series: &[([Label; 2], f64)]) -> impl Iterator<Item = (&Labels<'_>, f64)> {
+    series.iter().map(|(labels, value)| (&labels[..], *value))
 }
 
 /// How long searches for outdated entries took.

@@ -120,6 +120,11 @@ pub struct FamilyCounters {
     pub(crate) programming: Histogram,
     /// Attempts that failed.
     pub(crate) failures: Counter,
+    /// Those of them that looked at what changed.
+    pub(crate) partial_failures: Counter,
+    /// Rules of iptables: all, and those of the last change, by table.
+    pub(crate) rules: [Gauge; 2],
+    pub(crate) rules_last: [Gauge; 2],
     /// When the kernel last took a change, and when one was last desired: milliseconds since 1970.
     pub(crate) synced_at_ms: Gauge,
     pub(crate) queued_at_ms: Gauge,
@@ -147,6 +152,9 @@ impl Default for FamilyCounters {
             partial: sync(),
             programming: Histogram::new(&PROGRAMMING_BUCKETS),
             failures: Counter::default(),
+            partial_failures: Counter::default(),
+            rules: Default::default(),
+            rules_last: Default::default(),
             synced_at_ms: Gauge::default(),
             queued_at_ms: Gauge::default(),
             service_changes: Counter::default(),
@@ -189,6 +197,7 @@ impl FamilyCounters {
         kind.observe(took);
         let Some(applied) = applied else {
             self.failures.add(1);
+            self.partial_failures.add(u64::from(!full));
             return;
         };
         let steps = [applied.plan, applied.encode, applied.kernel];
@@ -197,6 +206,13 @@ impl FamilyCounters {
         }
         self.operations.add(applied.operations);
         self.bytes.add(applied.bytes);
+        if let Some(rules) = applied.rules {
+            let pairs = self.rules.iter().zip(rules.total);
+            let last = self.rules_last.iter().zip(rules.last);
+            pairs
+                .chain(last)
+                .for_each(|(gauge, count)| gauge.set(count));
+        }
     }
 
     /// Somebody else's change to our rules was undone.

@@ -10,7 +10,7 @@ use hyper::Request;
 use kplane_model::Family;
 
 use super::*;
-use crate::backend::Applied;
+use crate::backend::{Applied, RuleCounts};
 use crate::desired::{Changes, Position};
 use crate::report::Failure;
 
@@ -70,6 +70,10 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
+        Self::of("nftables")
+    }
+
+    fn of(backend: &'static str) -> Self {
         let counters = Arc::<Counters>::default();
         let (reports, follow) = watch::channel(Report::default());
         let (_connection, connection) = watch::channel(Connection {
@@ -81,10 +85,10 @@ impl Rig {
             reports: follow,
             connection,
             answers: Arc::default(),
-            backend: "nftables",
+            backend,
         };
         let configuration = KubeProxyConfiguration {
-            mode: "nftables".into(),
+            mode: backend.into(),
             ..KubeProxyConfiguration::default()
         };
         let (_configuration, configuration) = watch::channel(Arc::new(configuration));
@@ -318,4 +322,38 @@ async fn open_metrics_for_whoever_asks() {
     assert!(kind.starts_with("application/openmetrics-text; version=1.0.0"));
     assert!(body.ends_with("# EOF\n"));
     assert!(body.contains("# TYPE kubeproxy_proxy_healthz counter\n"));
+}
+
+/// Section (h), mode I.
+#[tokio::test]
+async fn h_mode_iptables_has_metrics_of_its_own() {
+    let rig = Rig::of("iptables");
+    let applied = Applied {
+        rules: Some(RuleCounts {
+            total: [7, 70],
+            last: [1, 3],
+        }),
+        ..Applied::default()
+    };
+    let counters = rig.counters.family(Family::V6);
+    counters.attempted(Duration::from_millis(1), true, Some(&applied));
+    counters.attempted(Duration::from_millis(1), true, None);
+    counters.attempted(Duration::from_millis(1), false, None);
+    let prefix = "kubeproxy_sync_proxy_rules_iptables";
+    for (series, value) in [
+        ("_restore_failures_total{ip_family=\"IPv6\"}", "2"),
+        ("_partial_restore_failures_total{ip_family=\"IPv6\"}", "1"),
+        ("_partial_restore_failures_total{ip_family=\"IPv4\"}", "0"),
+        ("_total{ip_family=\"IPv6\",table=\"nat\"}", "70"),
+        ("_total{ip_family=\"IPv6\",table=\"filter\"}", "7"),
+        ("_last{ip_family=\"IPv6\",table=\"nat\"}", "3"),
+    ] {
+        assert_eq!(
+            rig.value(&format!("{prefix}{series}")).await,
+            value,
+            "{series}"
+        );
+    }
+    assert!(!rig.scrape().await.contains("nftables_sync"));
+    assert!(!Rig::new().scrape().await.contains("iptables"));
 }

@@ -54,6 +54,19 @@ impl fmt::Display for FrontendAddr {
     }
 }
 
+/// Why packets arrive at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The Service's address inside the cluster: the internal policy decides (A12).
+    ClusterIp,
+    /// An address of its load balancer (A6).
+    LoadBalancer,
+    /// One of `spec.externalIPs` (A5).
+    ExternalIp,
+    /// A port on the node's own addresses (A21).
+    NodePort,
+}
+
 /// What happens to a packet for which there is no endpoint (A18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unserved {
@@ -68,6 +81,8 @@ pub enum Unserved {
 pub struct Frontend {
     /// The place.
     pub at: FrontendAddr,
+    /// Why it is one.
+    pub origin: Origin,
     /// Endpoints for everybody, or for packets from outside the cluster if `inside` is set.
     /// Sorted, unique.
     pub endpoints: Vec<EndpointAddr>,
@@ -97,6 +112,8 @@ pub struct ServicePlan {
     pub local: Vec<EndpointAddr>,
     /// Session affinity: idle timeout in seconds (A11).
     pub affinity_timeout_s: Option<u32>,
+    /// Port of the health check server on the node, which a firewall must let through (A22, A26).
+    pub health_check_node_port: Option<u16>,
     /// Endpoints to which established flows may go on, whatever the policies (F2): selected,
     /// elsewhere, or shut down and still serving. Sorted, unique; empty unless the protocol is UDP.
     pub serving: Vec<EndpointAddr>,

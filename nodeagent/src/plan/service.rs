@@ -8,7 +8,7 @@ use kplane_model::{
     TrafficPolicy,
 };
 
-use super::{Frontend, FrontendAddr, ServicePlan, Unserved};
+use super::{Frontend, FrontendAddr, Origin, ServicePlan, Unserved};
 
 /// Plans a ServicePort: what the cluster shares, the node's own endpoints, and the node.
 #[must_use]
@@ -25,21 +25,22 @@ pub fn plan_service(
     let mut frontends = vec![planner.internal(address(port, port.cluster_ip))];
     let ranges = source_ranges(port, node);
     for ip in unique(port, &port.load_balancer_ips) {
-        let mut frontend = planner.external(address(port, ip));
+        let mut frontend = planner.external(address(port, ip), Origin::LoadBalancer);
         frontend.source_ranges.clone_from(&ranges);
         frontends.push(frontend);
     }
     for ip in unique(port, &port.external_ips) {
         // An address that is both keeps the load balancer's restrictions.
         if !port.load_balancer_ips.contains(&ip) {
-            frontends.push(planner.external(address(port, ip)));
+            frontends.push(planner.external(address(port, ip), Origin::ExternalIp));
         }
     }
     if let Some(node_port) = port.node_port {
-        frontends.push(planner.external(FrontendAddr::NodePort {
+        let at = FrontendAddr::NodePort {
             protocol: port.key.protocol,
             port: node_port,
-        }));
+        };
+        frontends.push(planner.external(at, Origin::NodePort));
     }
     ServicePlan {
         key: port.key.clone(),
@@ -49,6 +50,7 @@ pub fn plan_service(
             .map(|l| l.endpoints.iter().map(|e| e.addr).collect())
             .unwrap_or_default(),
         affinity_timeout_s: port.affinity_timeout_s,
+        health_check_node_port: port.health_check_node_port,
         serving: serving(program, local),
     }
 }
@@ -103,6 +105,7 @@ impl Planner<'_> {
         };
         Frontend {
             at,
+            origin: Origin::ClusterIp,
             unserved: self.unserved(&endpoints),
             endpoints,
             policy: self.program.port.internal_policy,
@@ -113,11 +116,12 @@ impl Planner<'_> {
     }
 
     /// Everything else: the external policy decides (A13, A15, A16).
-    fn external(&self, at: FrontendAddr) -> Frontend {
+    fn external(&self, at: FrontendAddr, origin: Origin) -> Frontend {
         let all = self.program.endpoints.clone();
         match self.program.port.external_policy {
             TrafficPolicy::Cluster => Frontend {
                 at,
+                origin,
                 unserved: self.unserved(&all),
                 endpoints: all,
                 policy: TrafficPolicy::Cluster,
@@ -127,6 +131,7 @@ impl Planner<'_> {
             },
             TrafficPolicy::Local => Frontend {
                 at,
+                origin,
                 unserved: self.unserved(&self.local),
                 endpoints: self.local.clone(),
                 policy: TrafficPolicy::Local,

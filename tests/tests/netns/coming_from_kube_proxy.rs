@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::leftovers::{self, Outcome};
+use kp_nodeagent::leftovers::{self, Outcome, Serving};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::Probe;
 use kplane_tests::netns::NetNs;
@@ -34,13 +34,13 @@ fn service() -> Svc {
 
 /// What the agent does when ours serves, and at `--cleanup`.
 fn remove(node: &NetNs) -> Result<Outcome> {
-    node.run(|| Ok(leftovers::find().remove()))
+    node.run(|| Ok(leftovers::find(Serving::Nftables).remove()))
 }
 
 fn remove_all(node: &NetNs) -> Result<Vec<String>> {
     let outcome = remove(node)?;
     ensure!(outcome.problems.is_empty(), "{:?}", outcome.problems);
-    let left = node.run(|| Ok(leftovers::find()))?;
+    let left = node.run(|| Ok(leftovers::find(Serving::Nftables)))?;
     ensure!(left.is_empty(), "left: {left}");
     Ok(outcome.removed)
 }

@@ -26,6 +26,7 @@ use kplane_tests::wait::eventually;
 
 use crate::support::nft::nft;
 use crate::support::plane::{EPOCH, collect, engine, publish, submit};
+use crate::support::under_test::UnderTest;
 use crate::support::{At, Client, Setup, Svc, TARGET, World, cidrs, ep, node_ip, node_name, svc};
 
 /// Beyond any scheduling delay of a busy machine, and both looks.
@@ -611,7 +612,8 @@ pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let engine = engine(node, NodeSettings::default(), Settings::default());
+    let kind = UnderTest::current()?.kind();
+    let engine = engine(kind, node, NodeSettings::default(), Settings::default());
     let engine = runtime.block_on(engine)?;
     let plane = Store::new(EPOCH);
     plane.ensure_node(&node_name(1).as_str().into());

@@ -24,6 +24,7 @@ use crate::support::model::{Asker, Case, Choice, SECOND_TARGET};
 use crate::support::model_fate::{Expected, Fate, Source, expect};
 use crate::support::model_objects::objects;
 use crate::support::model_pairs::{any, choices};
+use crate::support::under_test::UnderTest;
 use crate::support::{Client, Net, PATIENCE, Question, SILENCE, Seen, Setup, World, second_ip};
 
 /// Set for more (or fewer) cases than [`CASES`].
@@ -196,6 +197,7 @@ fn observe(net: &Net, plays: &[(Play, Expected)]) -> Result<Vec<String>> {
                 .push(text);
         }
     };
+    let (backend, check) = (UnderTest::current()?, &check);
     let is_quiet = |(_, expected): &&(Play, Expected)| {
         matches!(expected.fate, Fate::Dropped | Fate::Untouched)
     };
@@ -211,14 +213,20 @@ fn observe(net: &Net, plays: &[(Play, Expected)]) -> Result<Vec<String>> {
                     let case = play.choice.case();
                     case.asker.client() == client && (case.protocol == Protocol::Sctp) == sctp
                 });
-                scope.spawn(|| ours.for_each(|play| check(play, None)));
+                scope.spawn(move || {
+                    backend.set();
+                    ours.for_each(|play| check(play, None));
+                });
             }
         });
     }
     for some in quiet.chunks(SILENT_THREADS) {
         thread::scope(|scope| {
             for play in some {
-                scope.spawn(|| check(play, None));
+                scope.spawn(move || {
+                    backend.set();
+                    check(play, None);
+                });
             }
         });
     }

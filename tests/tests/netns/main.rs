@@ -5,6 +5,9 @@
 //! backend does it. Others begin with Kubernetes objects and have a control plane and engines
 //! ([`support::cluster`]); of these, [`generated`] ones play thousands of cases against a plain model
 //! of the rules. Test names begin with the behaviour they stand for.
+//!
+//! Every test runs on every backend ([`support::under_test`], which also says which tests are of one
+//! only, and why): the names of nftables' are bare, the others begin with the backend.
 
 mod addresses;
 mod affinity;
@@ -17,6 +20,8 @@ mod contents;
 mod generated;
 mod health;
 mod latency;
+mod iptables;
+mod iptables_faults;
 mod limits;
 mod listing;
 mod policies;
@@ -30,7 +35,13 @@ mod support;
 mod unserved;
 mod walk;
 
-kplane_tests::main!(
+use std::process::ExitCode;
+
+use kplane_tests::harness::{self, Test};
+
+use self::support::under_test::UnderTest;
+
+const TESTS: &[Test] = kplane_tests::tests!(
     addresses::a15_external_addresses_masquerade_and_pods_keep_their_source_to_cluster_ips,
     addresses::a15_without_pod_ranges_nobody_is_masqueraded_to_cluster_ips,
     addresses::a17_masquerade_all_masquerades_cluster_ips_for_everybody,
@@ -163,5 +174,27 @@ kplane_tests::main!(
     ruleset::e8_no_rule_looks_for_invalid_packets,
     health::a23_health_checks_follow_the_nodes_own_addresses,
     latency::h_both_families_measure_each_change_once,
+    iptables::a10_without_endpoints_source_ranges_do_not_count,
+    iptables::a18_refusals_follow_the_endpoints,
+    iptables::a20_unused_ports_and_addresses_are_left_alone,
+    iptables::a21_node_ports_are_served_on_all_addresses_and_on_loopback,
+    iptables::a11_a_client_is_forgotten_when_its_time_is_over,
+    iptables::i4_nothing_fails_while_kube_proxys_rules_are_adopted,
+    iptables::i4_nothing_fails_between_kube_proxys_layout_and_ours,
+    iptables::i4_nothing_fails_on_the_way_to_nftables_and_back,
+    iptables::cleanup_removes_everything_and_may_be_repeated,
+    iptables_faults::what_others_do_to_our_rules_is_found_and_repaired,
+    iptables_faults::c11_what_others_flush_is_back_within_the_probe_interval,
+    iptables_faults::c9_a_held_lock_is_waited_for_and_named,
+    iptables_faults::c10_a_refused_service_port_is_named_and_the_others_are_served,
+    iptables_faults::chains_that_others_hold_on_to_do_not_stop_anything,
+    iptables_faults::a_restore_that_is_killed_anywhere_is_made_up_for,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );
+
+fn main() -> ExitCode {
+    harness::run(UnderTest::ALL.into_iter().flat_map(|backend| {
+        let tests = TESTS.iter().filter(move |(name, _)| backend.runs(name));
+        tests.map(move |(name, body)| (backend.name_of(name), move || backend.test(*body)))
+    }))
+}

@@ -15,7 +15,9 @@ use super::kernel::{Cost, Found, Kernel, Netlink};
 use super::probe::{ProbeError, probe};
 use super::schema::Settings;
 use super::table::{Staged, Table};
-use crate::backend::{Applied, ApplyError, Backend, Change, Failure, OpenError, Verification};
+use crate::backend::{
+    Applied, ApplyError, Backend, Change, Failure, OpenError, Serving, Verification,
+};
 use crate::netlink::{CommitError, NetlinkError, NfSocket};
 use crate::plan::ServicePlan;
 
@@ -156,6 +158,7 @@ impl<K: Kernel> Driver<K> {
             encode: cost.encode,
             kernel: cost.kernel,
             failures,
+            rules: None,
         })
     }
 
@@ -333,6 +336,10 @@ impl<K: Kernel> Backend for Driver<K> {
                 Verification::Drifted(difference)
             }
         })
+    }
+
+    fn serving(&self) -> Option<Serving> {
+        Some(Serving::Nftables)
     }
 
     /// The kernel looks up the rules for the first packet of a flow only.

@@ -22,7 +22,10 @@ impl KubeProxyFlags {
         // Defaults of both follow the family of --bind-address.
         config.healthz_bind_address.clear();
         config.metrics_bind_address.clear();
+        // And this one follows --proxy-mode.
+        config.node_port_addresses.clear();
         let mut problems = self.apply(&mut config, |_| true);
+        config.fill_node_port_addresses();
         problems.extend(self.addresses(&mut config));
         (config, problems)
     }

@@ -97,7 +97,7 @@ pub fn start_up(
 fn mode(config: &KubeProxyConfiguration) -> Option<Note> {
     let where_ = "see docs/kube-proxy-compat.md";
     match &*config.mode {
-        "nftables" => None,
+        "nftables" | "iptables" => None,
         "" => Some(Note::info(format!(
             "mode is not set: this version programs nftables, where kube-proxy would take iptables; \
              {where_} for what is different"
@@ -184,7 +184,10 @@ fn unused(config: &KubeProxyConfiguration) -> Option<Note> {
             let rest = field.strip_prefix(part);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
-        let of_mode = config.mode == "ipvs" && field.as_str() == "ipvs.syncPeriod";
+        let of_mode = matches!(
+            (&*config.mode, field.as_str()),
+            ("ipvs", "ipvs.syncPeriod") | ("iptables", "iptables.localhostNodePorts")
+        );
         !of_mode
             && (inside(section)
                 || minimum.contains(&field.as_str())

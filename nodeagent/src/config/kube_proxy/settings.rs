@@ -24,6 +24,8 @@ const MAX_PROBLEMS: usize = 100;
 pub struct Settings {
     /// What shapes the plans.
     pub node: NodeSettings,
+    /// The backend that the mode asks for.
+    pub kind: backend::Kind,
     /// What the backend starts with.
     pub backend: backend::Settings,
     /// Where health checks are answered; `None` = nowhere.
@@ -64,7 +66,7 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
     let (masquerade_bit, masquerade_all, sync_period) = check.sections(config);
     let node_ip = check.node_ip(&config.bind_address);
     let detector = detect::detector(config, &mut check);
-    let nodeport_addresses = check.nodeport_addresses(&config.node_port_addresses);
+    let nodeport_addresses = check.nodeport_addresses(&config.node_port_addresses, &config.mode);
     let settings = Settings {
         node: NodeSettings {
             cluster_cidrs: detector.cluster_cidrs,
@@ -73,9 +75,15 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
             nodeport_addresses,
             node_ip,
         },
+        kind: match &*config.mode {
+            "iptables" => backend::Kind::Iptables,
+            _ => backend::Kind::Nftables,
+        },
         backend: backend::Settings {
             masquerade_bit,
             pod_interface: detector.pod_interface,
+            localhost_nodeports: config.iptables.localhost_node_ports,
+            ..backend::Settings::default()
         },
         healthz: check.address("healthzBindAddress", &config.healthz_bind_address),
         metrics: check.address("metricsBindAddress", &config.metrics_bind_address),
@@ -203,15 +211,20 @@ impl Checker {
         }
     }
 
-    /// Empty means the node's own address (A21).
-    fn nodeport_addresses(&mut self, texts: &[String]) -> Vec<Cidr> {
+    /// The result is empty for the node's own address; an empty list is that of mode iptables, and
+    /// means all addresses there (A21).
+    fn nodeport_addresses(&mut self, texts: &[String], mode: &str) -> Vec<Cidr> {
+        let everything = || Family::ALL.map(Cidr::everything).to_vec();
+        if texts.is_empty() && mode == "iptables" {
+            return everything();
+        }
         let words = ["primary", "all"];
         if let [word] = texts
             && words.contains(&&**word)
         {
             return match &**word {
                 "primary" => Vec::new(),
-                _ => Family::ALL.map(Cidr::everything).to_vec(),
+                _ => everything(),
             };
         }
         let mut cidrs = Vec::with_capacity(texts.len());

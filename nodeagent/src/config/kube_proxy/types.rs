@@ -288,6 +288,13 @@ impl KubeProxyConfiguration {
         }
     }
 
+    /// Mode iptables serves node ports on all addresses (A21), where the list stays empty.
+    pub(super) fn fill_node_port_addresses(&mut self) {
+        if self.node_port_addresses.is_empty() && self.mode != "iptables" {
+            self.node_port_addresses = vec!["primary".to_owned()];
+        }
+    }
+
     /// What kube-proxy makes of empty texts and zeros of a file. Changes nothing the second time.
     pub fn fill_defaults(&mut self) {
         let or = |text: &mut String, default: &str| {
@@ -298,9 +305,7 @@ impl KubeProxyConfiguration {
         or(&mut self.bind_address, "0.0.0.0");
         self.fill_addresses();
         or(&mut self.detect_local_mode, "ClusterCIDR");
-        if self.node_port_addresses.is_empty() {
-            self.node_port_addresses = vec!["primary".to_owned()];
-        }
+        self.fill_node_port_addresses();
         or(&mut self.client_connection.content_type, CONTENT_TYPE);
         if self.client_connection.qps == 0.0 {
             self.client_connection.qps = QPS;

@@ -9,9 +9,7 @@ use kplane_model::{Family, NodeFacts, ServiceKey};
 use kplane_tests::netns::NetNs;
 
 use super::service::Svc;
-
-/// The backend that all scenarios run against.
-const BACKEND: Kind = Kind::Nftables;
+use super::under_test::UnderTest;
 
 /// A backend with what it has to know of its node.
 pub(crate) struct Agent {
@@ -20,6 +18,7 @@ pub(crate) struct Agent {
     pub(crate) settings: NodeSettings,
     /// Counts from the next start.
     pub(crate) backend_settings: Settings,
+    kind: Kind,
     backend: Box<dyn Backend>,
     /// Deletes stale conntrack entries, if asked to.
     pub(crate) conntrack: Option<Cleaner>,
@@ -37,14 +36,25 @@ pub(crate) struct Done {
 pub(crate) type Plans = Vec<(ServiceKey, Option<ServicePlan>)>;
 
 impl Agent {
-    /// Opens the backend in a namespace.
+    /// Opens the backend under test in a namespace.
     pub(crate) fn open(ns: &NetNs, facts: NodeFacts, settings: NodeSettings) -> Result<Self> {
+        Self::open_kind(UnderTest::current()?.kind(), ns, facts, settings)
+    }
+
+    /// Opens a backend in a namespace.
+    pub(crate) fn open_kind(
+        kind: Kind,
+        ns: &NetNs,
+        facts: NodeFacts,
+        settings: NodeSettings,
+    ) -> Result<Self> {
         Ok(Self {
             ns: ns.clone(),
             facts,
             settings,
             backend_settings: Settings::default(),
-            backend: open(ns, &Settings::default())?,
+            kind,
+            backend: open(kind, ns, &Settings::default())?,
             conntrack: None,
         })
     }
@@ -57,7 +67,7 @@ impl Agent {
 
     /// A new process takes over: nothing is remembered but what the kernel holds.
     pub(crate) fn restart(&mut self) -> Result<()> {
-        self.backend = open(&self.ns, &self.backend_settings)?;
+        self.backend = open(self.kind, &self.ns, &self.backend_settings)?;
         if self.conntrack.is_some() {
             self.clean_conntrack()?;
         }
@@ -153,6 +163,6 @@ impl Agent {
     }
 }
 
-fn open(ns: &NetNs, settings: &Settings) -> Result<Box<dyn Backend>> {
-    ns.run(|| Ok(BACKEND.open(settings)?))
+fn open(kind: Kind, ns: &NetNs, settings: &Settings) -> Result<Box<dyn Backend>> {
+    ns.run(|| Ok(kind.open(settings)?))
 }

@@ -14,6 +14,9 @@ use super::world::{Client, Net};
 
 /// How soon a refusal must come: well before TCP repeats a SYN.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
+/// How soon an answer must come of which it does not matter how soon: after a second SYN, since an
+/// ICMP error (what iptables' REJECT sends) does not reach the first of a TCP client over IPv6 here.
+const IN_THE_END: Duration = Duration::from_millis(2_500);
 /// How long silence is listened to.
 pub(crate) const SILENCE: Duration = Duration::from_millis(200);
 
@@ -81,7 +84,7 @@ impl Question {
             client,
             protocol,
             to,
-            timeout: client::TIMEOUT,
+            timeout: IN_THE_END,
             source: client.source(Family::of(to.ip())),
         }
     }

@@ -8,7 +8,7 @@ use kp_controlplane::index::Index;
 use kp_controlplane::k8s::{Kind, Object, ObjectId};
 use kp_controlplane::publish::{Cursor, Store};
 use kp_controlplane::source::{Batch, Event, Located};
-use kp_nodeagent::backend::Settings;
+use kp_nodeagent::backend::{self, Settings};
 use kp_nodeagent::desired::Position;
 use kp_nodeagent::engine::Engine;
 use kp_nodeagent::plan::NodeSettings;
@@ -20,6 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::plane::{EPOCH, collect, engine};
 use super::service::{node_ip, node_name};
+use super::under_test::UnderTest;
 use super::world::{NODES, SERVICE_RANGES, Setup, World};
 
 /// How soon the kernels of all nodes must hold a change, on a busy machine.
@@ -29,6 +30,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 pub(crate) struct Cluster {
     index: Index,
     store: Store,
+    kind: backend::Kind,
     members: Vec<Member>,
     runtime: Runtime,
 }
@@ -44,6 +46,7 @@ struct Member {
 impl Cluster {
     /// Agents on all nodes of a world without agents; Node objects and ServiceCIDRs, no Services.
     pub(crate) fn open(world: &World, setup: Setup) -> Result<Self> {
+        let kind = UnderTest::current()?.kind();
         let (settings, backend) = (&setup.settings()?, &setup.backend_settings());
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let member = |number| {
@@ -51,7 +54,12 @@ impl Cluster {
             Ok(Member {
                 name: node_name(number),
                 ns: ns.clone(),
-                engine: runtime.block_on(engine(ns.clone(), settings.clone(), backend.clone()))?,
+                engine: runtime.block_on(engine(
+                    kind,
+                    ns.clone(),
+                    settings.clone(),
+                    backend.clone(),
+                ))?,
                 cursor: Cursor::at(0),
             })
         };
@@ -59,6 +67,7 @@ impl Cluster {
         let mut cluster = Self {
             index: Index::default(),
             store: Store::new(EPOCH),
+            kind,
             members,
             runtime,
         };
@@ -144,7 +153,12 @@ impl Cluster {
     /// New processes take the agents' places, with these settings.
     pub(crate) fn restart(&mut self, settings: &NodeSettings, backend: &Settings) -> Result<()> {
         for member in &mut self.members {
-            let engine = engine(member.ns.clone(), settings.clone(), backend.clone());
+            let engine = engine(
+                self.kind,
+                member.ns.clone(),
+                settings.clone(),
+                backend.clone(),
+            );
             member.engine = self.runtime.block_on(engine)?;
             member.cursor = Cursor::at(0);
         }

@@ -13,8 +13,10 @@ pub(crate) mod nft;
 pub(crate) mod objects;
 #[path = "../../../support/plane.rs"]
 pub(crate) mod plane;
+pub(crate) mod programs;
 mod scenario;
 mod service;
+pub(crate) mod under_test;
 mod world;
 
 pub(crate) use agent::Agent;

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use super::cluster::zone_name;
 use super::model::{Affinity, Asker, Case, Condition, IpMode, Place, Pod, Policy, Ranges};
 use super::service::{At, node_ip, node_name};
+use super::under_test::UnderTest;
 use super::world::Setup;
 
 /// What must happen, and the behaviours that decided it.
@@ -40,21 +41,35 @@ pub(crate) enum Source {
     Node,
 }
 
-/// What must happen to a case.
+/// What must happen to a case on the calling thread's backend.
 pub(crate) fn expect(case: &Case) -> Expected {
     let mut ids = Vec::new();
-    let fate = fate(case, &mut ids);
+    let iptables = UnderTest::current().is_ok_and(UnderTest::is_iptables);
+    let mut fate = fate(case, iptables, &mut ids);
+    if iptables && is_left_alone(case, &fate) {
+        fate = Fate::Untouched;
+    }
     ids.sort_unstable();
     ids.dedup();
     Expected { fate, ids }
 }
 
-fn fate(case: &Case, ids: &mut Vec<&'static str>) -> Fate {
+/// Refusals that mode iptables does not have: of unused ports (A20), and to the node itself where
+/// it sends to others' addresses (C1).
+fn is_left_alone(case: &Case, fate: &Fate) -> bool {
+    let at = case.place.at();
+    let unused = case.place == Place::UnusedPort;
+    let elsewhere = matches!(at, At::ExternalIp | At::LoadBalancer);
+    *fate == Fate::Refused && (unused || elsewhere && case.asker == Asker::Node)
+}
+
+fn fate(case: &Case, iptables: bool, ids: &mut Vec<&'static str>) -> Fate {
     if let Some(fate) = not_captured(case, ids) {
         return fate;
     }
-    // A8, A10: before anything else, with endpoints or without.
-    if case.place.is_load_balancer() && !is_admitted(case, ids) {
+    // A8, A10: before anything else, with endpoints or without; iptables: with endpoints only.
+    let firewall = case.place.is_load_balancer() && (!iptables || has_any(case));
+    if firewall && !is_admitted(case, ids) {
         ids.extend(["A8", "A10"]);
         return Fate::Dropped;
     }

@@ -19,6 +19,7 @@ use kplane_tests::topology::{LINK, Topology};
 
 use super::agent::{Agent, Done};
 use super::service::{Ep, Svc, TARGET, node_ip, node_name, pod_ips};
+use super::under_test::UnderTest;
 
 /// Name, number of the node and number on the node of each pod.
 const PODS: [(&str, u8, u8); 5] = [
@@ -116,6 +117,7 @@ impl Setup {
             cluster_cidrs: if known { cidrs(&POD_RANGES)? } else { vec![] },
             masquerade_all: all,
             node_cidr: self == Self::NodeRanges,
+            nodeport_addresses: UnderTest::current()?.nodeport_addresses(),
             ..NodeSettings::default()
         })
     }
@@ -312,6 +314,9 @@ pub(crate) fn cidrs(texts: &[&str]) -> Result<Vec<Cidr>> {
 
 fn bare_topology() -> Result<Topology> {
     let mut topology = Topology::standard(NODES)?;
+    for number in 1..=NODES {
+        UnderTest::current()?.prepare(topology.node(&node_name(number))?.ns())?;
+    }
     for (name, node, number) in PODS {
         let pod = topology.add_pod(&node_name(node), name, &pod_ips(node, number))?;
         pod.serve(Protocol::Tcp, TARGET)?;

@@ -20,7 +20,7 @@ use super::super::structure::GroupOp;
 use super::super::table::Table;
 use super::Driver;
 use crate::backend::{Backend, Change, Verification};
-use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan, Unserved};
+use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan, Unserved};
 use memory::Memory;
 
 fn endpoint(octet: u8) -> EndpointAddr {
@@ -68,6 +68,7 @@ fn frontend(at: FrontendAddr, endpoints: &[u8]) -> Frontend {
     endpoints.dedup();
     Frontend {
         at,
+        origin: Origin::ClusterIp,
         unserved: endpoints.is_empty().then_some(Unserved::Reject),
         endpoints,
         policy: TrafficPolicy::Cluster,
@@ -84,6 +85,7 @@ fn plan(n: u8, frontends: Vec<Frontend>) -> ServicePlan {
         frontends,
         local: Vec::new(),
         affinity_timeout_s: None,
+        health_check_node_port: None,
         serving: Vec::new(),
     }
 }

@@ -72,14 +72,6 @@ pub(super) const UNUSED: &[Row] = &[
         },
     ),
     row(
-        "iptables-localhost-nodeports",
-        Kind::Switch,
-        "true",
-        &["iptables.localhostNodePorts"],
-        "Node ports on 127.0.0.1: nftables has none",
-        |c, v| switch(&mut c.iptables.localhost_node_ports, v),
-    ),
-    row(
         "ipvs-scheduler",
         Kind::Value("NAME"),
         "",

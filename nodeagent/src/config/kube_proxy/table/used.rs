@@ -63,7 +63,7 @@ pub(super) const RULES: &[Row] = &[
         Kind::Value("MODE"),
         "",
         &["mode"],
-        "nftables, iptables or ipvs: this version programs nftables for all of them",
+        "nftables or iptables; ipvs, and nothing, mean nftables in this version",
         |c, v| text(&mut c.mode, v),
     ),
     row(
@@ -71,7 +71,7 @@ pub(super) const RULES: &[Row] = &[
         Kind::List("CIDR"),
         "primary",
         &["nodePortAddresses"],
-        "Own addresses that serve node ports: ranges, `primary` for the node's address, or `all`",
+        "Own addresses that serve node ports: ranges, `primary` for the node's address, or `all` (default of iptables)",
         |c, v| list(&mut c.node_port_addresses, v),
     ),
     row(
@@ -97,6 +97,14 @@ pub(super) const RULES: &[Row] = &[
         },
     )
     .alias("masquerade-bit"),
+    row(
+        "iptables-localhost-nodeports",
+        Kind::Switch,
+        "true",
+        &["iptables.localhostNodePorts"],
+        "Mode iptables: serve node ports on 127.0.0.1 too",
+        |c, v| switch(&mut c.iptables.localhost_node_ports, v),
+    ),
     row(
         "iptables-sync-period",
         Kind::Value("DURATION"),

@@ -3,11 +3,13 @@
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// First pause between two looks at whether a program has ended; it doubles up to [`PAUSE_MAX`].
-const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// First pause between two looks at whether a program has ended that has closed its output; it
+/// doubles up to [`PAUSE_MAX`].
+const PAUSE_MIN: Duration = Duration::from_micros(100);
 /// Longest pause between two looks.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// Most that is kept of what a program complains about, in bytes.
@@ -15,11 +17,11 @@ const COMPLAINT_BYTES: u64 = 1_000;
 
 /// What a program may take.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// Time until it is killed.
-    pub(super) within: Duration,
+    pub(crate) within: Duration,
     /// Bytes on its standard output.
-    pub(super) output_bytes: u64,
+    pub(crate) output_bytes: u64,
 }
 
 /// A program that did not do what it was asked.
@@ -48,7 +50,7 @@ pub enum RunError {
 ///
 /// # Errors
 /// [`RunError`].
-pub(super) fn run(
+pub(crate) fn run(
     program: &Path,
     arguments: &[&str],
     input: &[u8],
@@ -61,14 +63,20 @@ pub(super) fn run(
         .stderr(Stdio::piped())
         .spawn()?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (closes, closed) = channel();
     thread::scope(|scope| {
         scope.spawn(move || {
             // A program that fails does not read to the end; its exit code says so.
             stdin.map(|mut pipe| pipe.write_all(input))
         });
-        let output = scope.spawn(move || read(stdout, limits.output_bytes));
+        let output = scope.spawn(move || {
+            let output = read(stdout, limits.output_bytes);
+            // Nobody listens any more if the program was killed.
+            let _ = closes.send(());
+            output
+        });
         let complaint = scope.spawn(move || read(stderr, COMPLAINT_BYTES));
-        let status = wait(&mut child, limits.within);
+        let status = wait(&mut child, &closed, limits.within);
         let output = output.join().unwrap_or_default();
         let complaint = complaint.join().unwrap_or_default();
         let status = status?;
@@ -95,8 +103,15 @@ fn read(pipe: Option<impl Read>, limit: u64) -> Vec<u8> {
     bytes
 }
 
-fn wait(child: &mut Child, within: Duration) -> Result<ExitStatus, RunError> {
+/// Programs close their output when they end, which is heard at once, and rarely before.
+fn wait(
+    child: &mut Child,
+    closed: &Receiver<()>,
+    within: Duration,
+) -> Result<ExitStatus, RunError> {
     let start = Instant::now();
+    // What is left when the time is up is seen below.
+    let _ = closed.recv_timeout(within);
     let mut pause = PAUSE_MIN;
     loop {
         if let Some(status) = child.try_wait()? {

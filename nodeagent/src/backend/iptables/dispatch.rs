@@ -1,0 +1,489 @@
+//! The lists in which a packet finds its ServicePort: flat as kube-proxy has them, or as trees.
+//!
+//! A tree divides the places of a list by leading bits of address, protocol and port. Which chains
+//! there are follows from what is in the list, not from how it came there:
+//!
+//! * up to [`LEAF`] places are one chain with a rule for each;
+//! * more are divided where they first differ, by up to four bits; each part that has more than
+//!   that is divided again. Parts without a place have no rule.
+//!
+//! A chain is named by the bits that lead to it, so that a new place changes one leaf. Every rule
+//! has all conditions of its place: the tree leads there faster, and decides nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+
+use kplane_model::Family;
+
+use super::name::{ChainName, TableName};
+use super::prefix::{Point, Prefix, Space};
+use super::rule::{Comment, Counter, Match, Rule, Sense, Target};
+use super::ruleset::{Layout, Settings};
+use crate::plan::FrontendAddr;
+
+/// Most places in one chain of a tree.
+pub(super) const LEAF: usize = 16;
+/// Bits by which places are divided at once: at most 16 parts.
+const STRIDE: u8 = 4;
+
+/// A list that all ServicePorts share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum List {
+    /// nat: to the ServicePort's chains, by address.
+    Services,
+    /// nat: to the ServicePort's chains, by node port.
+    NodePorts,
+    /// filter: ClusterIPs without an endpoint.
+    UnservedInternal,
+    /// filter: external addresses without an endpoint.
+    UnservedExternal,
+    /// filter: node ports without an endpoint.
+    UnservedNodePorts,
+    /// filter: addresses of load balancers that not everybody may use.
+    Firewall,
+    /// filter: ports of health checks.
+    Health,
+}
+
+impl List {
+    pub(super) const ALL: [Self; 7] = [
+        Self::Services,
+        Self::NodePorts,
+        Self::UnservedInternal,
+        Self::UnservedExternal,
+        Self::UnservedNodePorts,
+        Self::Firewall,
+        Self::Health,
+    ];
+
+    pub(super) fn table(self) -> TableName {
+        match self {
+            Self::Services | Self::NodePorts => TableName::Nat,
+            _ => TableName::Filter,
+        }
+    }
+
+    /// The chain in which the list is, or its root.
+    pub(super) fn chain(self) -> ChainName {
+        match self {
+            Self::Services | Self::UnservedInternal => ChainName::SERVICES,
+            Self::NodePorts | Self::Health => ChainName::NODEPORTS,
+            Self::UnservedExternal | Self::UnservedNodePorts => ChainName::EXTERNAL_SERVICES,
+            Self::Firewall => ChainName::PROXY_FIREWALL,
+        }
+    }
+
+    /// Tells the trees of a table apart.
+    fn tag(self) -> char {
+        match self {
+            Self::Services => 'S',
+            Self::NodePorts => 'N',
+            Self::UnservedInternal => 'U',
+            Self::UnservedExternal => 'E',
+            Self::UnservedNodePorts => 'P',
+            Self::Firewall => 'F',
+            Self::Health => 'H',
+        }
+    }
+
+    /// Whether a place may be in the list.
+    pub(super) fn holds(self, at: FrontendAddr) -> bool {
+        let is_address = matches!(at, FrontendAddr::Address { .. });
+        self != Self::Health && self.addresses() == is_address
+    }
+
+    fn addresses(self) -> bool {
+        !matches!(
+            self,
+            Self::NodePorts | Self::UnservedNodePorts | Self::Health
+        )
+    }
+}
+
+/// What becomes of packets for one place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    target: Target,
+    comment: Option<Comment>,
+}
+
+impl Entry {
+    pub(super) fn new(target: Target, comment: Option<Comment>) -> Self {
+        Self { target, comment }
+    }
+}
+
+/// Changes of a list; `None`: the place goes.
+pub(super) type Overlay = BTreeMap<Point, Option<Entry>>;
+
+/// One list: what it holds, and how it is written.
+#[derive(Clone, Debug)]
+pub(super) struct Dispatch {
+    list: List,
+    space: Space,
+    layout: Layout,
+    entries: BTreeMap<Point, Entry>,
+    /// Node ports on the loopback address are counted (C8).
+    counted: bool,
+}
+
+/// What a change of a list does to chains.
+#[derive(Debug, Default)]
+pub(super) struct Changed {
+    /// Chains of the tree with their rules, and how many bits lead to them.
+    pub(super) put: BTreeMap<ChainName, (u8, Vec<Rule>)>,
+    /// Chains of the tree that go.
+    pub(super) gone: BTreeSet<ChainName>,
+}
+
+/// A list with changes.
+#[derive(Clone, Copy)]
+struct View<'a> {
+    base: &'a BTreeMap<Point, Entry>,
+    over: &'a Overlay,
+}
+
+/// What a part of a list is written as.
+enum Shape<'a> {
+    /// Nothing.
+    Empty,
+    /// A rule for each place.
+    Leaf(Vec<(Point, &'a Entry)>),
+    /// A jump for each part of `top`, behind which everything is.
+    Inner { top: Prefix, parts: Vec<Prefix> },
+}
+
+impl Dispatch {
+    pub(super) fn new(list: List, settings: &Settings) -> Self {
+        let family = settings.family;
+        let localhost = settings.localhost_nodeports && family == Family::V4;
+        Self {
+            list,
+            space: Space {
+                family,
+                addresses: list.addresses(),
+            },
+            layout: settings.layout,
+            entries: BTreeMap::new(),
+            counted: settings.counters && localhost && list == List::NodePorts,
+        }
+    }
+
+    /// The list.
+    pub(super) fn list(&self) -> List {
+        self.list
+    }
+
+    /// The entry of a place.
+    pub(super) fn get(&self, point: Point) -> Option<&Entry> {
+        self.entries.get(&point)
+    }
+
+    /// The change after which the list is empty.
+    pub(super) fn all_gone(&self) -> Overlay {
+        self.entries.keys().map(|point| (*point, None)).collect()
+    }
+
+    /// Number of places.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn accept(&mut self, over: Overlay) {
+        for (point, entry) in over {
+            match entry {
+                Some(entry) => self.entries.insert(point, entry),
+                None => self.entries.remove(&point),
+            };
+        }
+    }
+
+    /// The rules of the list, or of the root of its tree, with changes.
+    pub(super) fn root(&self, over: &Overlay) -> Vec<Rule> {
+        let base = &self.entries;
+        self.rules(&self.shape(View { base, over }, Space::root()))
+    }
+
+    /// What becomes of the tree's chains when one set of changes takes the place of another.
+    pub(super) fn change(&self, before: &Overlay, after: &Overlay) -> Changed {
+        let view = |over| View {
+            base: &self.entries,
+            over,
+        };
+        let (old, new) = (view(before), view(after));
+        let mut touched: BTreeSet<Point> = before.keys().chain(after.keys()).copied().collect();
+        touched.retain(|point| old.get(*point) != new.get(*point));
+        let mut diff = Diff {
+            dispatch: self,
+            old,
+            new,
+            touched: &touched,
+            changed: Changed::default(),
+        };
+        let root = Space::root();
+        diff.walk(root, root);
+        let mut changed = diff.changed;
+        // The root stands in a chain with other rules.
+        changed.gone.remove(&self.list.chain());
+        changed.gone.retain(|name| !changed.put.contains_key(name));
+        changed
+    }
+
+    /// Most rules of the list that a packet passes on the way to its place.
+    pub(super) fn longest_way(&self) -> usize {
+        let over = Overlay::new();
+        let base = &self.entries;
+        self.longest(View { base, over: &over }, Space::root())
+    }
+
+    fn longest(&self, view: View<'_>, slot: Prefix) -> usize {
+        match self.shape(view, slot) {
+            Shape::Empty => 0,
+            Shape::Leaf(entries) => entries.len(),
+            Shape::Inner { parts, .. } => {
+                let parts = (1..).zip(parts);
+                let ways = parts.map(|(jumps, part)| jumps + self.longest(view, part));
+                ways.max().unwrap_or(0)
+            }
+        }
+    }
+
+    fn name(&self, slot: Prefix) -> ChainName {
+        match slot.len {
+            0 => self.list.chain(),
+            _ => ChainName::dispatch(self.list.tag(), &self.space.text(slot)),
+        }
+    }
+
+    fn shape<'a>(&self, view: View<'a>, slot: Prefix) -> Shape<'a> {
+        let most = match self.layout {
+            Layout::Compat => usize::MAX,
+            Layout::Tree => LEAF,
+        };
+        let range = self.space.range(slot);
+        let entries: Vec<_> = view
+            .range(range.clone())
+            .take(most.saturating_add(1))
+            .collect();
+        let Some((first, _)) = entries.first() else {
+            return Shape::Empty;
+        };
+        if entries.len() <= most {
+            return Shape::Leaf(entries);
+        }
+        let last = view.last(range).unwrap_or(*first);
+        let common = self.space.common(*first, last);
+        let top = self.space.prefix(*first, common.len - common.len % STRIDE);
+        let mut parts = Vec::new();
+        self.divide(view, top, top.len + STRIDE, &mut parts);
+        Shape::Inner { top, parts }
+    }
+
+    /// Divides a prefix that is more than a leaf, until its parts are leaves or have `end` bits.
+    fn divide(&self, view: View<'_>, prefix: Prefix, end: u8, parts: &mut Vec<Prefix>) {
+        for half in self.space.halves(prefix) {
+            let range = self.space.range(half);
+            let leaf = match view.range(range).take(LEAF + 1).count() {
+                0 => continue,
+                count => count <= LEAF && self.space.can_match(half),
+            };
+            if leaf || half.len == end {
+                parts.push(half);
+            } else {
+                self.divide(view, half, end, parts);
+            }
+        }
+    }
+
+    fn rules(&self, shape: &Shape<'_>) -> Vec<Rule> {
+        match shape {
+            Shape::Empty => Vec::new(),
+            Shape::Leaf(entries) => {
+                let entries = entries.iter();
+                entries
+                    .flat_map(|(point, entry)| self.entry_rules(*point, entry))
+                    .collect()
+            }
+            Shape::Inner { parts, .. } => {
+                let jump = |part: &Prefix| self.space.limit(Rule::jump(self.name(*part)), *part);
+                parts.iter().map(jump).collect()
+            }
+        }
+    }
+
+    fn entry_rules(&self, point: Point, entry: &Entry) -> Vec<Rule> {
+        let place = self.space.single(point);
+        let rule = Rule::new(entry.target).comment(entry.comment.clone());
+        let rule = match self.list {
+            List::UnservedNodePorts => rule.when(Match::DestinationLocal),
+            _ => rule,
+        };
+        let rule = self.space.limit(rule, place);
+        if !self.counted {
+            return vec![rule];
+        }
+        let counted = rule
+            .clone()
+            .destination(Sense::Is, super::layout::localhost());
+        vec![counted.when(Match::Count(Counter::LocalhostAccepted)), rule]
+    }
+}
+
+/// Two states of a list being compared.
+struct Diff<'a> {
+    dispatch: &'a Dispatch,
+    old: View<'a>,
+    new: View<'a>,
+    /// Places that differ.
+    touched: &'a BTreeSet<Point>,
+    changed: Changed,
+}
+
+impl Diff<'_> {
+    /// Writes the part of the new state that begins with `to`, where the old state had `from`.
+    /// They are the same, except where one state needs a division more than the other.
+    fn walk(&mut self, from: Prefix, to: Prefix) {
+        let (old, new) = (
+            self.dispatch.shape(self.old, from),
+            self.dispatch.shape(self.new, to),
+        );
+        let (
+            Shape::Inner { top, parts },
+            Shape::Inner {
+                top: new_top,
+                parts: new_parts,
+            },
+        ) = (&old, &new)
+        else {
+            self.remove(from);
+            self.add(to);
+            return;
+        };
+        let space = self.dispatch.space;
+        let leading_to = |parts: &[Prefix], to: Prefix| {
+            let mut parts = parts.iter().copied();
+            parts.find(|part| space.covers(*part, to))
+        };
+        if top == new_top {
+            self.replace(from, to, &new);
+            let both: BTreeSet<Prefix> = parts.iter().chain(new_parts).copied().collect();
+            for part in both {
+                match (parts.contains(&part), new_parts.contains(&part)) {
+                    (true, true) if self.is_touched(part) => self.walk(part, part),
+                    (true, true) => {}
+                    (true, false) => self.remove(part),
+                    (false, _) => self.add(part),
+                }
+            }
+        } else if space.covers(*new_top, *top) {
+            // The new state is divided before it comes to where the old one was.
+            self.replace(from, to, &new);
+            let same = leading_to(new_parts, *top);
+            let others = new_parts.iter().filter(|part| Some(**part) != same);
+            others.for_each(|part| self.add(*part));
+            match same {
+                Some(part) => self.walk(from, part),
+                None => self.remove(from),
+            }
+        } else if space.covers(*top, *new_top) {
+            let same = leading_to(parts, *new_top);
+            let others = parts.iter().filter(|part| Some(**part) != same);
+            others.for_each(|part| self.remove(*part));
+            self.changed.gone.insert(self.dispatch.name(from));
+            match same {
+                Some(part) => self.walk(part, to),
+                None => self.add(to),
+            }
+        } else {
+            self.remove(from);
+            self.add(to);
+        }
+    }
+
+    fn is_touched(&self, part: Prefix) -> bool {
+        let range = self.dispatch.space.range(part);
+        self.touched.range(range).next().is_some()
+    }
+
+    /// One chain takes the place of another, or of itself.
+    fn replace(&mut self, from: Prefix, to: Prefix, shape: &Shape<'_>) {
+        self.changed.gone.insert(self.dispatch.name(from));
+        self.put(to, shape);
+    }
+
+    fn put(&mut self, slot: Prefix, shape: &Shape<'_>) {
+        if slot.len > 0 {
+            let rules = self.dispatch.rules(shape);
+            let name = self.dispatch.name(slot);
+            self.changed.put.insert(name, (slot.len, rules));
+        }
+    }
+
+    /// Everything of the old state that begins so.
+    fn remove(&mut self, slot: Prefix) {
+        let shape = self.dispatch.shape(self.old, slot);
+        if !matches!(shape, Shape::Empty) {
+            self.changed.gone.insert(self.dispatch.name(slot));
+        }
+        if let Shape::Inner { parts, .. } = shape {
+            parts.into_iter().for_each(|part| self.remove(part));
+        }
+    }
+
+    /// Everything of the new state that begins so.
+    fn add(&mut self, slot: Prefix) {
+        let shape = self.dispatch.shape(self.new, slot);
+        if !matches!(shape, Shape::Empty) {
+            self.put(slot, &shape);
+        }
+        if let Shape::Inner { parts, .. } = shape {
+            parts.into_iter().for_each(|part| self.add(part));
+        }
+    }
+}
+
+impl<'a> View<'a> {
+    fn get(self, point: Point) -> Option<&'a Entry> {
+        match self.over.get(&point) {
+            Some(entry) => entry.as_ref(),
+            None => self.base.get(&point),
+        }
+    }
+
+    /// Places in order.
+    fn range(self, range: RangeInclusive<Point>) -> impl Iterator<Item = (Point, &'a Entry)> {
+        let mut base = self.base.range(range.clone()).peekable();
+        let mut over = self.over.range(range).peekable();
+        std::iter::from_fn(move || {
+            loop {
+                let first = match (base.peek(), over.peek()) {
+                    (None, None) => return None,
+                    (Some((point, _)), None) | (None, Some((point, _))) => **point,
+                    (Some((a, _)), Some((b, _))) => **a.min(b),
+                };
+                let base = base.next_if(|(point, _)| **point == first);
+                let over = over.next_if(|(point, _)| **point == first);
+                let entry = match (over, base) {
+                    (Some((_, entry)), _) => entry.as_ref(),
+                    (None, base) => base.map(|(_, entry)| entry),
+                };
+                if let Some(entry) = entry {
+                    return Some((first, entry));
+                }
+            }
+        })
+    }
+
+    /// The last place.
+    fn last(self, range: RangeInclusive<Point>) -> Option<Point> {
+        let kept = |(point, _): &(&Point, &Entry)| !self.over.contains_key(*point);
+        let base = self.base.range(range.clone()).rev().find(kept);
+        let over = self
+            .over
+            .range(range)
+            .rev()
+            .find(|(_, entry)| entry.is_some());
+        let base = base.map(|(point, _)| *point);
+        base.max(over.map(|(point, _)| *point))
+    }
+}

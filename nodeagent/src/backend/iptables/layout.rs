@@ -1,0 +1,261 @@
+//! Chains that are always there, and the jumps to them (C1, C5-C8, C11).
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use kplane_model::{Cidr, Family};
+
+use super::name::{BuiltIn, ChainName, TableName};
+use super::rule::{Comment, Counter, Mark, Match, Rule, Sense, States, Target};
+use super::ruleset::Settings;
+use crate::backend::PodInterface;
+use crate::plan::NodePlan;
+
+/// Which packets count as from pods (A15, A16).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pods {
+    /// What they are told by; empty = they are not told.
+    sources: Vec<Source>,
+    /// All packets to ClusterIPs are masqueraded (A17).
+    masquerade_all: bool,
+}
+
+/// What a packet from a pod is told by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Range(Cidr),
+    Interface(PodInterface),
+}
+
+impl Pods {
+    pub(super) fn new(settings: &Settings, node: &NodePlan) -> Self {
+        let ranges = node.pod_sources.iter().copied().map(Source::Range);
+        let interface = settings.pod_interface.map(Source::Interface);
+        Self {
+            sources: ranges.chain(interface).collect(),
+            masquerade_all: node.unmasqueraded_sources.is_empty(),
+        }
+    }
+
+    /// A rule for each kind of packet that is from a pod; `rule` as it is for all packets.
+    pub(super) fn only_pods(&self, rule: &Rule) -> Vec<Rule> {
+        let sources = self.sources.iter();
+        sources
+            .map(|source| source.limit(rule.clone(), Sense::Is))
+            .collect()
+    }
+
+    /// The rule that marks those packets to a ClusterIP for masquerading that are not from pods,
+    /// made from one for all packets; `None` if none are.
+    pub(super) fn masquerade_others(&self, rule: Rule) -> Option<Rule> {
+        let always = rule.with(Target::Jump(ChainName::MARK_MASQ));
+        match self.sources[..] {
+            _ if self.masquerade_all => Some(always),
+            [] => None,
+            [source] => Some(source.limit(always, Sense::IsNot)),
+            _ => Some(always.with(Target::Jump(ChainName::MARK_NOT_POD))),
+        }
+    }
+
+    /// The rules of [`ChainName::MARK_NOT_POD`], if anybody needs it.
+    fn mark_not_pod(&self) -> Option<Vec<Rule>> {
+        if self.masquerade_all || self.sources.len() < 2 {
+            return None;
+        }
+        let mut rules = self.only_pods(&Rule::new(Target::Return));
+        rules.push(Rule::jump(ChainName::MARK_MASQ));
+        Some(rules)
+    }
+}
+
+impl Source {
+    fn limit(self, rule: Rule, sense: Sense) -> Rule {
+        match self {
+            Self::Range(range) => rule.source(sense, range),
+            Self::Interface(interface) => rule.input(sense, interface),
+        }
+    }
+}
+
+/// A chain that is always there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Constant {
+    pub(super) table: TableName,
+    pub(super) name: ChainName,
+    /// `None`: it has to be there, with whatever is in it.
+    pub(super) rules: Option<Vec<Rule>>,
+}
+
+/// The chains that are always there, those with a part for each Service excepted.
+pub(super) fn constants(settings: &Settings, node: &NodePlan) -> Vec<Constant> {
+    let constant = |table, name, rules| Constant { table, name, rules };
+    let (filter, nat) = (TableName::Filter, TableName::Nat);
+    let mark = Mark::bit(settings.masquerade_bit);
+    let canaries = TableName::ALL.map(|table| constant(table, ChainName::CANARY, None));
+    let mark_rules = vec![Rule::new(Target::SetMark(mark))];
+    let mut constants = vec![
+        constant(filter, ChainName::FORWARD, Some(forward(settings, mark))),
+        constant(filter, ChainName::FIREWALL, martians(settings, node)),
+        constant(nat, ChainName::MARK_MASQ, Some(mark_rules)),
+        constant(
+            nat,
+            ChainName::POSTROUTING,
+            Some(postrouting(settings, mark)),
+        ),
+    ];
+    if let Some(rules) = Pods::new(settings, node).mark_not_pod() {
+        constants.push(constant(nat, ChainName::MARK_NOT_POD, Some(rules)));
+    }
+    constants.extend(canaries);
+    constants
+}
+
+fn forward(settings: &Settings, mark: Mark) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    if !settings.tcp_be_liberal {
+        let mut rule = Rule::new(Target::Drop).when(Match::State(Sense::Is, States::Invalid));
+        if settings.counters {
+            rule = rule.when(Match::Count(Counter::InvalidDropped));
+        }
+        rules.push(rule);
+    }
+    let accept = |text| Rule::new(Target::Accept).when(Match::Comment(Comment::Fixed(text)));
+    rules.push(accept("kubernetes forwarding rules").when(Match::Marked(Sense::Is, mark)));
+    let established = Match::State(Sense::Is, States::Established);
+    rules.push(accept("kubernetes forwarding conntrack rule").when(established));
+    rules
+}
+
+/// Node ports on the loopback address need `route_localnet`, which lets packets from outside reach
+/// services that listen there; not with this rule. kubelet writes the same.
+fn martians(settings: &Settings, node: &NodePlan) -> Option<Vec<Rule>> {
+    let comment = Comment::Fixed("block incoming localnet connections");
+    let states = Match::State(Sense::IsNot, States::EstablishedOrTranslated);
+    let rule = Rule::new(Target::Drop)
+        .source(Sense::IsNot, loopback(Family::V4))
+        .destination(Sense::Is, loopback(Family::V4))
+        .when(Match::Comment(comment))
+        .when(states);
+    serves_localhost(settings, node).then(|| vec![rule])
+}
+
+fn postrouting(settings: &Settings, mark: Mark) -> Vec<Rule> {
+    let random_fully = settings.random_fully;
+    let comment = Comment::Fixed("kubernetes service traffic requiring SNAT");
+    vec![
+        Rule::new(Target::Return).when(Match::Marked(Sense::IsNot, mark)),
+        // The packet may come this way again, when nothing asks for masquerading any more.
+        Rule::new(Target::FlipMark(mark)),
+        Rule::new(Target::Masquerade { random_fully }).when(Match::Comment(comment)),
+    ]
+}
+
+/// Whether node ports are served on the loopback address.
+pub(super) fn serves_localhost(settings: &Settings, node: &NodePlan) -> bool {
+    let loopback = loopback(Family::V4);
+    let mut served = node.nodeport_ips.iter();
+    settings.family == Family::V4
+        && settings.localhost_nodeports
+        && served.any(|range| range.covers(loopback) || loopback.covers(*range))
+}
+
+fn loopback(family: Family) -> Cidr {
+    match family {
+        Family::V4 => {
+            let net = Cidr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8);
+            net.unwrap_or(Cidr::everything(Family::V4))
+        }
+        Family::V6 => Cidr::single(IpAddr::V6(std::net::Ipv6Addr::LOCALHOST)),
+    }
+}
+
+/// The counted rule's destination: node ports on the loopback address.
+pub(super) fn localhost() -> Cidr {
+    loopback(Family::V4)
+}
+
+/// The last rules of `KUBE-SERVICES`: what is for the node itself may be for a node port (C6).
+pub(super) fn to_node_ports(settings: &Settings, node: &NodePlan) -> Vec<Rule> {
+    const TEXT: &str =
+        "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
+    let jump = || {
+        Rule::jump(ChainName::NODEPORTS)
+            .when(Match::Comment(Comment::Fixed(TEXT)))
+            .when(Match::DestinationLocal)
+    };
+    let excluded = (!serves_localhost(settings, node)).then(|| loopback(settings.family));
+    if let [range] = node.nodeport_ips[..]
+        && range.prefix_len() == 0
+    {
+        return vec![match excluded {
+            Some(loopback) => jump().destination(Sense::IsNot, loopback),
+            None => jump(),
+        }];
+    }
+    let inside = |range: &Cidr| excluded.is_some_and(|loopback| loopback.covers(*range));
+    let ranges: Vec<Cidr> = node
+        .nodeport_ips
+        .iter()
+        .copied()
+        .filter(|range| !inside(range))
+        .collect();
+    // One rule has one condition on the destination.
+    let around = excluded.filter(|loopback| ranges.iter().any(|range| range.covers(*loopback)));
+    let except = around.map(|loopback| Rule::new(Target::Return).destination(Sense::Is, loopback));
+    let ranges = ranges
+        .into_iter()
+        .map(|range| jump().destination(Sense::Is, range));
+    except.into_iter().chain(ranges).collect()
+}
+
+/// A jump from a built-in chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Jump {
+    pub(super) table: TableName,
+    pub(super) from: BuiltIn,
+    pub(super) rule: Rule,
+}
+
+/// The jumps from built-in chains, in the order in which they are put first: the last one is the
+/// first that packets meet (C1).
+pub(super) fn jumps() -> Vec<Jump> {
+    const PORTALS: &str = "kubernetes service portals";
+    const VISIBLE: &str = "kubernetes externally-visible service portals";
+    const FIREWALL: &str = "kubernetes load balancer firewall";
+    let jump = |table, from, rule| Jump { table, from, rule };
+    let always = |to, text| Rule::jump(to).when(Match::Comment(Comment::Fixed(text)));
+    let first = |to, text| {
+        Rule::jump(to)
+            .when(Match::State(Sense::Is, States::New))
+            .when(Match::Comment(Comment::Fixed(text)))
+    };
+    let (filter, nat) = (TableName::Filter, TableName::Nat);
+    let external = || first(ChainName::EXTERNAL_SERVICES, VISIBLE);
+    let services = || first(ChainName::SERVICES, PORTALS);
+    let firewall = || first(ChainName::PROXY_FIREWALL, FIREWALL);
+    let health = always(
+        ChainName::NODEPORTS,
+        "kubernetes health check service ports",
+    );
+    let forward = always(ChainName::FORWARD, "kubernetes forwarding rules");
+    let postrouting = always(ChainName::POSTROUTING, "kubernetes postrouting rules");
+    vec![
+        jump(filter, BuiltIn::Input, external()),
+        jump(filter, BuiltIn::Forward, external()),
+        jump(filter, BuiltIn::Input, health),
+        jump(filter, BuiltIn::Forward, services()),
+        jump(filter, BuiltIn::Output, services()),
+        jump(filter, BuiltIn::Forward, forward),
+        jump(filter, BuiltIn::Input, firewall()),
+        jump(filter, BuiltIn::Output, firewall()),
+        jump(filter, BuiltIn::Forward, firewall()),
+        jump(nat, BuiltIn::Output, always(ChainName::SERVICES, PORTALS)),
+        jump(
+            nat,
+            BuiltIn::Prerouting,
+            always(ChainName::SERVICES, PORTALS),
+        ),
+        jump(nat, BuiltIn::Postrouting, postrouting),
+        jump(filter, BuiltIn::Input, Rule::jump(ChainName::FIREWALL)),
+        jump(filter, BuiltIn::Output, Rule::jump(ChainName::FIREWALL)),
+    ]
+}

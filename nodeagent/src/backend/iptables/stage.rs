@@ -1,0 +1,439 @@
+//! Works out what a change does to a ruleset.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use kplane_model::{Protocol, ServiceKey};
+
+use super::dispatch::{Dispatch, List, Overlay};
+use super::layout::{Pods, constants, jumps, to_node_ports};
+use super::name::{ChainName, TableName};
+use super::prefix::Point;
+use super::rule::Rule;
+use super::ruleset::{After, ChainId, Content, Holdings, JumpOp, Ruleset, Staged, Step, Written};
+use super::service::{self, Writer};
+use crate::backend::{Change, Failure};
+use crate::plan::{FrontendAddr, ServicePlan};
+
+/// Endpoints of a large cluster, at least: rules about endpoints do not say which (C12).
+const LARGE: usize = 1_001;
+
+/// A change being worked out.
+pub(super) struct Staging<'a> {
+    ruleset: &'a Ruleset,
+    pods: Pods,
+    after: After,
+    failures: Vec<Failure>,
+    /// Chains that ServicePorts of the change had.
+    released: HashSet<ChainName>,
+    /// Chains that ServicePorts of the change have.
+    taken: HashSet<ChainName>,
+    /// What becomes of table nat, as far as it is worked out.
+    nat: Step,
+    /// The lines of one chain while they are written.
+    lines: String,
+    /// Every chain that there has to be; only of a complete change.
+    wanted: HashSet<ChainId>,
+}
+
+impl<'a> Staging<'a> {
+    pub(super) fn new(ruleset: &'a Ruleset, change: Change<'_>) -> Self {
+        let plans = change.services.iter().filter_map(|(_, plan)| plan.as_ref());
+        let large = match change.complete {
+            true => plans.map(service::endpoints).sum::<usize>() >= LARGE,
+            false => ruleset.large,
+        };
+        let after = After {
+            complete: change.complete,
+            node: change.node.clone(),
+            large,
+            lists: vec![Overlay::new(); List::ALL.len()],
+            ..After::default()
+        };
+        Self {
+            ruleset,
+            pods: Pods::new(&ruleset.settings, change.node),
+            after,
+            failures: Vec::new(),
+            released: HashSet::new(),
+            taken: HashSet::new(),
+            nat: Step::new(TableName::Nat),
+            lines: String::new(),
+            wanted: HashSet::new(),
+        }
+    }
+
+    pub(super) fn run(mut self, change: Change<'_>) -> Staged {
+        // What is given up first may be claimed by somebody else afterwards.
+        if change.complete {
+            for (key, holdings) in &self.ruleset.services {
+                self.release(key, holdings);
+            }
+        } else {
+            for (key, _) in change.services {
+                if let Some(holdings) = self.ruleset.services.get(key) {
+                    self.release(key, holdings);
+                }
+            }
+        }
+        for (key, plan) in change.services {
+            match plan {
+                Some(plan) => self.claim(key, plan),
+                None => self.after.services.push((key.clone(), None)),
+            }
+        }
+        self.health_entries();
+        for (over, list) in self.after.lists.iter_mut().zip(&self.ruleset.lists) {
+            over.retain(|point, entry| list.get(*point) != entry.as_ref());
+        }
+        let steps = self.steps();
+        Staged {
+            steps,
+            failures: self.failures,
+            after: self.after,
+        }
+    }
+
+    /// Gives up what a ServicePort has, until it is claimed again.
+    fn release(&mut self, key: &ServiceKey, holdings: &Holdings) {
+        self.released.extend(&holdings.chains);
+        for at in &holdings.places {
+            self.after.places.insert(*at, None);
+            let point = Point::of(*at);
+            for (over, list) in self.after.lists.iter_mut().zip(&self.ruleset.lists) {
+                if list.list().holds(*at) && list.get(point).is_some() {
+                    over.insert(point, None);
+                }
+            }
+        }
+        if let Some(port) = holdings.health {
+            self.health(port).remove(key);
+        }
+    }
+
+    fn claim(&mut self, key: &ServiceKey, plan: &ServicePlan) {
+        let pods = std::mem::take(&mut self.pods);
+        let writer = Writer::new(plan, &pods, !self.after.large);
+        let mut holdings = Holdings::default();
+        match self.chains(&writer) {
+            Ok(chains) => {
+                holdings.chains = chains.iter().map(|(name, _)| *name).collect();
+                let mut nat = std::mem::replace(&mut self.nat, Step::new(TableName::Nat));
+                for (name, rules) in chains {
+                    self.put(&mut nat, name, 0, &rules);
+                }
+                self.nat = nat;
+                for frontend in &plan.frontends {
+                    match self.place(key, frontend.at) {
+                        Ok(()) => {
+                            holdings.places.push(frontend.at);
+                            let point = Point::of(frontend.at);
+                            for (list, entry) in writer.entries(frontend) {
+                                self.overlay(list).insert(point, Some(entry));
+                            }
+                        }
+                        Err(reason) => self.fail(key, reason),
+                    }
+                }
+                if let Some(port) = plan.health_check_node_port {
+                    holdings.health = Some(port);
+                    self.health(port).insert(key.clone());
+                }
+            }
+            Err(reason) => self.fail(key, reason),
+        }
+        self.after.services.push((key.clone(), Some(holdings)));
+        self.pods = pods;
+    }
+
+    /// The chains of a ServicePort, if they are nobody else's. Two have the same only if their
+    /// names are not as Kubernetes makes them.
+    fn chains(&mut self, writer: &Writer<'_>) -> Result<Vec<(ChainName, Vec<Rule>)>, String> {
+        let chains = writer.chains();
+        for (name, _) in &chains {
+            let held = self.ruleset.chains.get(&(TableName::Nat, *name));
+            let others = held.is_some_and(|held| held.owned) && !self.released.contains(name);
+            if others || self.taken.contains(name) {
+                return Err(format!("chain {name} belongs to another ServicePort"));
+            }
+        }
+        self.taken.extend(chains.iter().map(|(name, _)| *name));
+        Ok(chains)
+    }
+
+    /// Takes a place that nobody has.
+    fn place(&mut self, key: &ServiceKey, at: FrontendAddr) -> Result<(), String> {
+        let owner = match self.after.places.get(&at) {
+            Some(staged) => staged.as_ref(),
+            None => self.ruleset.places.get(&at),
+        };
+        match owner {
+            Some(owner) if owner != key => Err(format!("{at}: is already programmed for {owner}")),
+            _ => {
+                self.after.places.insert(at, Some(key.clone()));
+                Ok(())
+            }
+        }
+    }
+
+    /// For whom a port of health checks is.
+    fn health(&mut self, port: u16) -> &mut BTreeSet<ServiceKey> {
+        let before = || self.ruleset.health.get(&port).cloned().unwrap_or_default();
+        self.after.health.entry(port).or_insert_with(before)
+    }
+
+    fn fail(&mut self, key: &ServiceKey, reason: String) {
+        self.failures.push(Failure {
+            key: key.clone(),
+            reason,
+            degraded: false,
+        });
+    }
+
+    fn overlay(&mut self, list: List) -> &mut Overlay {
+        &mut self.after.lists[list as usize]
+    }
+
+    /// One entry for each port of health checks, whoever it is for.
+    fn health_entries(&mut self) {
+        for (port, owners) in &self.after.health {
+            let entry = owners.first().map(service::health_entry);
+            let at = FrontendAddr::NodePort {
+                protocol: Protocol::Tcp,
+                port: *port,
+            };
+            self.after.lists[List::Health as usize].insert(Point::of(at), entry);
+        }
+    }
+
+    /// The steps of the change. Packets are not translated before table nat says so and not
+    /// refused before table filter does; so a place that loses its endpoints is refused first, and
+    /// one that gets some is translated first.
+    fn steps(&mut self) -> Vec<Step> {
+        let lists = std::mem::take(&mut self.after.lists);
+        let nothing = vec![Overlay::new(); List::ALL.len()];
+        // Of a complete change every chain is looked at.
+        let before = match self.after.complete {
+            true => self.ruleset.lists.iter().map(Dispatch::all_gone).collect(),
+            false => nothing,
+        };
+        let filter = || {
+            List::ALL
+                .into_iter()
+                .filter(|list| list.table() == TableName::Filter)
+        };
+        let has = |goes: bool| {
+            let mut entries = filter().flat_map(|list| lists[list as usize].values());
+            entries.any(|entry| entry.is_none() == goes)
+        };
+        let (loses, gains) = (has(true), has(false));
+        let nat = self.nat(&before, &lists);
+        let mut steps = Vec::with_capacity(4);
+        match (loses, gains) {
+            (true, true) if !nat.is_empty() => {
+                let first: Vec<Overlay> = lists.iter().map(without_losses).collect();
+                steps.push(self.filter(&before, &first));
+                steps.push(nat);
+                steps.push(self.filter(&first, &lists));
+            }
+            (true, false) => {
+                steps.push(nat);
+                steps.push(self.filter(&before, &lists));
+            }
+            _ => {
+                steps.push(self.filter(&before, &lists));
+                steps.push(nat);
+            }
+        }
+        let mut mangle = Step::new(TableName::Mangle);
+        self.constants(&mut mangle);
+        steps.push(mangle);
+        self.unwanted(&mut steps);
+        self.after.lists = lists;
+        steps.retain(|step| !step.is_empty());
+        steps.iter_mut().for_each(Step::sort);
+        steps
+    }
+
+    fn nat(&mut self, before: &[Overlay], after: &[Overlay]) -> Step {
+        let mut step = std::mem::replace(&mut self.nat, Step::new(TableName::Nat));
+        self.constants(&mut step);
+        self.lists(&mut step, before, after);
+        let gone: Vec<ChainName> = self.released.difference(&self.taken).copied().collect();
+        gone.into_iter()
+            .for_each(|name| self.delete(&mut step, name));
+        self.jumps(&mut step);
+        step
+    }
+
+    fn filter(&mut self, before: &[Overlay], after: &[Overlay]) -> Step {
+        let mut step = Step::new(TableName::Filter);
+        self.constants(&mut step);
+        self.lists(&mut step, before, after);
+        self.jumps(&mut step);
+        step
+    }
+
+    /// The node's settings are new, or may be.
+    fn node_changed(&self) -> bool {
+        self.after.complete || self.ruleset.node.as_ref() != Some(&self.after.node)
+    }
+
+    /// Chains that are always there.
+    fn constants(&mut self, step: &mut Step) {
+        if !self.node_changed() {
+            return;
+        }
+        let (settings, table) = (&self.ruleset.settings, step.table);
+        let now = constants(settings, &self.after.node);
+        for constant in now.iter().filter(|constant| constant.table == table) {
+            match &constant.rules {
+                Some(rules) => self.put(step, constant.name, 0, rules),
+                None => self.ensure(step, constant.name),
+            }
+        }
+        let before = self
+            .ruleset
+            .node
+            .as_ref()
+            .map(|node| constants(settings, node));
+        for old in before
+            .into_iter()
+            .flatten()
+            .filter(|old| old.table == table)
+        {
+            if now.iter().all(|constant| constant.name != old.name) {
+                self.delete(step, old.name);
+            }
+        }
+    }
+
+    /// The lists of a table, and the chains in which they are.
+    fn lists(&mut self, step: &mut Step, before: &[Overlay], after: &[Overlay]) {
+        let (ruleset, table) = (self.ruleset, step.table);
+        let mut roots: BTreeMap<ChainName, (bool, Vec<Rule>)> = BTreeMap::new();
+        for list in List::ALL.into_iter().filter(|list| list.table() == table) {
+            let (before, after) = (&before[list as usize], &after[list as usize]);
+            let dispatch = &ruleset.lists[list as usize];
+            let touched = self.node_changed() || before != after;
+            roots.entry(list.chain()).or_default().0 |= touched;
+            if before != after {
+                let changed = dispatch.change(before, after);
+                for (name, (depth, rules)) in changed.put {
+                    self.put(step, name, depth, &rules);
+                }
+                for name in changed.gone {
+                    self.delete(step, name);
+                }
+            }
+        }
+        // A chain is written as a whole, with all lists that are in it.
+        for list in List::ALL.into_iter().filter(|list| list.table() == table) {
+            if let Some((true, rules)) = roots.get_mut(&list.chain()) {
+                rules.extend(ruleset.lists[list as usize].root(&after[list as usize]));
+            }
+        }
+        for (name, (touched, mut rules)) in roots {
+            if (table, name) == (TableName::Nat, ChainName::SERVICES) {
+                rules.extend(to_node_ports(&ruleset.settings, &self.after.node));
+            }
+            if touched {
+                self.put(step, name, 0, &rules);
+            }
+        }
+    }
+
+    /// Jumps from built-in chains: each exactly once.
+    fn jumps(&mut self, step: &mut Step) {
+        if !self.after.complete {
+            return;
+        }
+        for jump in jumps().into_iter().filter(|jump| jump.table == step.table) {
+            let id = (jump.table, jump.rule.line_in(jump.from));
+            let staged = self.after.jumps.get(&id);
+            let count = staged.or(self.ruleset.jumps.get(&id)).copied().unwrap_or(0);
+            let insert = count == 0;
+            let op = JumpOp {
+                chain: jump.from,
+                insert,
+                rule: jump.rule.to_string(),
+            };
+            let times = if insert { 1 } else { count - 1 };
+            step.jumps.extend(std::iter::repeat_n(op, times));
+            self.after.jumps.insert(id, 1);
+        }
+    }
+
+    /// Deletes what nobody claimed, with a complete change.
+    fn unwanted(&mut self, steps: &mut [Step]) {
+        if !self.after.complete {
+            return;
+        }
+        let unwanted = self
+            .ruleset
+            .chains
+            .keys()
+            .filter(|id| !self.wanted.contains(id));
+        let unwanted: Vec<ChainId> = unwanted.copied().collect();
+        for (table, name) in unwanted {
+            // The last step of a table: nothing jumps to it any more.
+            if let Some(step) = steps.iter_mut().rfind(|step| step.table == table) {
+                self.delete(step, name);
+            }
+        }
+    }
+
+    /// What a chain holds after the steps so far.
+    fn current(&self, id: ChainId) -> Option<Content> {
+        match self.after.chains.get(&id) {
+            Some(staged) => *staged,
+            None => self.ruleset.chains.get(&id).map(|held| held.content),
+        }
+    }
+
+    /// Writes a chain that is not as it should be.
+    fn put(&mut self, step: &mut Step, name: ChainName, depth: u8, rules: &[Rule]) {
+        self.lines.clear();
+        let lines = &mut self.lines;
+        rules.iter().for_each(|rule| rule.push(name, lines));
+        let content = Content::of(lines);
+        let id = (step.table, name);
+        if self.after.complete {
+            self.wanted.insert(id);
+        }
+        if self.current(id) == Some(content) {
+            return;
+        }
+        self.after.chains.insert(id, Some(content));
+        step.write.push(Written {
+            name,
+            depth,
+            lines: self.lines.clone(),
+            content,
+        });
+    }
+
+    /// Makes a chain that is not there, and leaves one alone that is.
+    fn ensure(&mut self, step: &mut Step, name: ChainName) {
+        match self.current((step.table, name)) {
+            None => self.put(step, name, 0, &[]),
+            Some(_) => {
+                self.wanted.insert((step.table, name));
+            }
+        }
+    }
+
+    fn delete(&mut self, step: &mut Step, name: ChainName) {
+        let id = (step.table, name);
+        self.wanted.remove(&id);
+        if self.current(id).is_some() {
+            self.after.chains.insert(id, None);
+            step.delete.push(name);
+        }
+    }
+}
+
+/// Only what comes or changes.
+fn without_losses(over: &Overlay) -> Overlay {
+    let kept = over.iter().filter(|(_, entry)| entry.is_some());
+    kept.map(|(point, entry)| (*point, entry.clone())).collect()
+}

@@ -1,0 +1,450 @@
+//! The programs `iptables-save` and `iptables-restore`: which of them a node uses, and what they can.
+//!
+//! The kernel may have both kinds of iptables at once, and rules of one are not seen by the other.
+//! Everybody on a node must use the same; as kube-proxy's images do, we take the kind in which
+//! kubelet left a sign, else the one with more rules, else the one that plain `iptables` is.
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use kplane_model::Family;
+use nix::sched::{CloneFlags, unshare};
+
+use crate::process::{Limits, RunError, run};
+
+/// Limits of `iptables-save`: 100,000 Services take about 100 MB.
+const SAVE: Limits = Limits {
+    within: Duration::from_secs(60),
+    output_bytes: 256 << 20,
+};
+/// Limits of `iptables-restore`. It waits [`LOCK_WAIT_S`] of that for its turn.
+const RESTORE: Limits = Limits {
+    within: Duration::from_secs(180),
+    output_bytes: 1 << 20,
+};
+/// Limits of questions such as `--version`.
+const ASK: Limits = Limits {
+    within: Duration::from_secs(10),
+    output_bytes: 1 << 16,
+};
+/// Longest wait for the lock of legacy iptables, in seconds, as an argument (C9).
+const LOCK_WAIT_S: &str = "5";
+/// What the programs say when that was not long enough.
+const LOCKED: &str = "xtables lock";
+/// Where system programs are when `PATH` does not say so.
+const FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+/// The oldest version that will do: `iptables-restore --wait` and `--random-fully`, of 2018.
+const OLDEST: Version = Version([1, 6, 2]);
+
+/// Chains of kubelet's in table mangle that say which kind of iptables it uses.
+const HINTS: [&str; 2] = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
+
+/// A kind of iptables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// Its own part of the kernel, x_tables.
+    Legacy,
+    /// A layer above nf_tables.
+    Nft,
+}
+
+/// A version of the programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Version([u32; 3]);
+
+/// The programs of one kind of iptables and one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tool {
+    /// `iptables-nft`.
+    name: String,
+    family: Family,
+    flavour: Flavour,
+    save: PathBuf,
+    restore: PathBuf,
+}
+
+/// Why a family cannot be programmed with iptables.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolError {
+    /// There are no programs.
+    #[error("there is no {0}-save and {0}-restore: install iptables")]
+    Missing(&'static str),
+    /// Their version does not say what it is.
+    #[error("{name} --version: {reason}; install iptables {OLDEST} or later")]
+    Unknown {
+        /// The program.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// They cannot do what they have to.
+    #[error("{name} is version {version}: install {OLDEST} or later")]
+    TooOld {
+        /// The program.
+        name: String,
+        /// Its version.
+        version: String,
+    },
+    /// They, or the kernel, lack a table, match or target.
+    #[error("{name} or the kernel lacks {what}: {source}; load the kernel module or install it")]
+    Lacking {
+        /// The program.
+        name: String,
+        /// The parts that are missing.
+        what: String,
+        /// What it said about the first.
+        source: RunError,
+    },
+}
+
+/// Parts that the rules need: what they are, and a rule that has them. [`AFFINITY`] is last.
+const PARTS: [(&str, &str, &str); 9] = [
+    ("the table nat", "nat", ""),
+    ("the table filter", "filter", ""),
+    ("the table mangle", "mangle", ""),
+    (
+        "the matches comment and statistic",
+        "nat",
+        "-A KPLANE-PROBE -m comment --comment \"a b\" -m statistic --mode random --probability 0.5 -j RETURN",
+    ),
+    (
+        "the matches addrtype and mark, or the target MARK",
+        "nat",
+        "-A KPLANE-PROBE -m addrtype --dst-type LOCAL -m mark ! --mark 0x1/0x1 -j MARK --set-xmark 0x1/0x0",
+    ),
+    (
+        "the target DNAT",
+        "nat",
+        "-A KPLANE-PROBE -p tcp -m tcp --dport 1 -j DNAT --to-destination :1",
+    ),
+    (
+        "the target MASQUERADE with --random-fully",
+        "nat",
+        "-A KPLANE-PROBE -j MASQUERADE --random-fully",
+    ),
+    (
+        "the match conntrack or the target REJECT",
+        "filter",
+        "-A KPLANE-PROBE -m conntrack --ctstate NEW -j REJECT",
+    ),
+    (
+        AFFINITY,
+        "nat",
+        "-A KPLANE-PROBE -m recent --name KPLANE-PROBE --set -j RETURN",
+    ),
+];
+/// What only Services with session affinity need.
+const AFFINITY: &str = "the match recent, for session affinity";
+
+impl Tool {
+    /// The programs that a node uses for a family, checked for what we need of them.
+    ///
+    /// # Errors
+    /// [`ToolError`] says what is missing.
+    pub fn choose(family: Family) -> Result<Self, ToolError> {
+        let tool = Self::of_node(family).ok_or(ToolError::Missing(plain_name(family)))?;
+        tool.check_version()?;
+        tool.check_parts()?;
+        Ok(tool)
+    }
+
+    fn of_node(family: Family) -> Option<Self> {
+        let nft = Self::find(Flavour::Nft, family);
+        let legacy = Self::find(Flavour::Legacy, family);
+        let plain = || Self::plain(family);
+        let (Some(nft), Some(legacy)) = (&nft, &legacy) else {
+            return nft.or(legacy).or_else(plain);
+        };
+        // What cannot be listed has no sign of anybody's.
+        let [in_nft, in_legacy] = [nft, legacy].map(|tool| tool.list().unwrap_or_default());
+        let hinted = [&in_nft, &in_legacy].map(|text| has_hint(text));
+        let rules = [&in_nft, &in_legacy].map(|text| text.matches("\n-A ").count());
+        Some(match (hinted, rules) {
+            ([true, _], _) => nft.clone(),
+            ([false, true], _) => legacy.clone(),
+            (_, [nfts, legacies]) if nfts > legacies => nft.clone(),
+            (_, [nfts, legacies]) if legacies > nfts => legacy.clone(),
+            _ => match plain() {
+                Some(plain) if plain.flavour == Flavour::Legacy => legacy.clone(),
+                _ => nft.clone(),
+            },
+        })
+    }
+
+    /// The programs of one kind, as far as they say which they are.
+    #[must_use]
+    pub fn find(flavour: Flavour, family: Family) -> Option<Self> {
+        let tool = Self::named(flavour.name(family), flavour, family);
+        match flavour {
+            Flavour::Nft => tool,
+            // Before version 1.8 there was one kind only, and its programs did not say which.
+            Flavour::Legacy => tool.or_else(|| {
+                let newer = Self::named(Flavour::Nft.name(family), Flavour::Nft, family);
+                let plain = || Self::named(plain_name(family).to_owned(), flavour, family);
+                if newer.is_some() { None } else { plain() }
+            }),
+        }
+    }
+
+    /// Whatever plain `iptables` is.
+    fn plain(family: Family) -> Option<Self> {
+        let tool = Self::named(plain_name(family).to_owned(), Flavour::Legacy, family)?;
+        let is_nft = tool
+            .version_text()
+            .is_ok_and(|text| text.contains("nf_tables"));
+        let flavour = if is_nft {
+            Flavour::Nft
+        } else {
+            Flavour::Legacy
+        };
+        Some(Self { flavour, ..tool })
+    }
+
+    fn named(name: String, flavour: Flavour, family: Family) -> Option<Self> {
+        Some(Self {
+            save: on_path(&format!("{name}-save"))?,
+            restore: on_path(&format!("{name}-restore"))?,
+            name,
+            family,
+            flavour,
+        })
+    }
+
+    /// `iptables-nft`, `ip6tables-legacy` and so on.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its kind.
+    #[must_use]
+    pub fn flavour(&self) -> Flavour {
+        self.flavour
+    }
+
+    /// What `iptables-save` prints: all tables that exist, and none is made.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub fn list(&self) -> Result<String, RunError> {
+        let text = run(&self.save, &[], b"", SAVE)?;
+        // Comments may hold any bytes; what is not plain text is nothing of ours.
+        Ok(String::from_utf8(text)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+    }
+
+    /// Carries out what `iptables-restore --noflush` reads: each table at once or not at all.
+    ///
+    /// # Errors
+    /// [`RunError`]. Tables before the one that failed are changed, later ones are not.
+    pub fn restore(&self, text: &str) -> Result<(), RunError> {
+        let arguments = ["--noflush", "--wait", LOCK_WAIT_S];
+        run(&self.restore, &arguments, text.as_bytes(), RESTORE).map(drop)
+    }
+
+    /// Carries it out in a network namespace that is made for it and vanishes afterwards, so that
+    /// nobody is touched. Needs `CAP_SYS_ADMIN`.
+    ///
+    /// # Errors
+    /// [`RunError`], as it would be on empty tables; [`RunError::Io`] without the namespace.
+    pub fn try_out(&self, text: &str) -> Result<(), RunError> {
+        let apart = || {
+            unshare(CloneFlags::CLONE_NEWNET).map_err(std::io::Error::from)?;
+            self.restore(text)
+        };
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().name("scratch".to_owned());
+            let outcome = thread.spawn_scoped(scope, apart)?.join();
+            outcome.unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked").into()))
+        })
+    }
+
+    fn version_text(&self) -> Result<String, RunError> {
+        // The program that changes single rules is not needed otherwise.
+        let text = run(&self.restore, &["--version"], b"", ASK)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    fn check_version(&self) -> Result<(), ToolError> {
+        let unknown = |reason: String| ToolError::Unknown {
+            name: self.name.clone(),
+            reason,
+        };
+        let text = self
+            .version_text()
+            .map_err(|error| unknown(error.to_string()))?;
+        let version = Version::parse(&text)
+            .ok_or_else(|| unknown(format!("{:?} is no version", text.trim())))?;
+        if version < OLDEST {
+            return Err(ToolError::TooOld {
+                name: self.name.clone(),
+                version: version.to_string(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Asks for all parts at once, and for each if that fails.
+    fn check_parts(&self) -> Result<(), ToolError> {
+        if self.test(&PARTS).is_ok() {
+            return Ok(());
+        }
+        let mut lacking = Vec::new();
+        let mut first = None;
+        for part in PARTS {
+            match self.test(&[part]) {
+                Ok(()) => {}
+                Err(error) if part.0 == AFFINITY => tracing::warn!(
+                    tool = self.name, %error,
+                    "no {AFFINITY}: Services that have it are not served"
+                ),
+                Err(error) => {
+                    lacking.push(part.0);
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        match first {
+            None => Ok(()),
+            Some(source) => Err(ToolError::Lacking {
+                name: self.name.clone(),
+                what: lacking.join(", "),
+                source,
+            }),
+        }
+    }
+
+    /// Has rules read, but not carried out.
+    fn test(&self, parts: &[(&str, &str, &str)]) -> Result<(), RunError> {
+        let mut text = String::new();
+        for table in ["filter", "nat", "mangle"] {
+            let mut rules = parts.iter().filter(|(_, t, _)| *t == table).peekable();
+            if rules.peek().is_none() {
+                continue;
+            }
+            text.push_str(&format!("*{table}\n:KPLANE-PROBE - [0:0]\n"));
+            for (_, _, rule) in rules.filter(|(_, _, rule)| !rule.is_empty()) {
+                text.push_str(rule);
+                text.push('\n');
+            }
+            text.push_str("COMMIT\n");
+        }
+        let arguments = ["--test", "--noflush", "--wait", LOCK_WAIT_S];
+        run(&self.restore, &arguments, text.as_bytes(), RESTORE).map(drop)
+    }
+}
+
+/// The lock of legacy iptables was held by somebody else for too long; nothing was changed.
+#[must_use]
+pub(super) fn is_locked(error: &RunError) -> bool {
+    matches!(error, RunError::Failed { complaint, .. } if complaint.contains(LOCKED))
+}
+
+impl Flavour {
+    /// What its programs begin with.
+    #[must_use]
+    pub fn name(self, family: Family) -> String {
+        let kind = match self {
+            Self::Legacy => "legacy",
+            Self::Nft => "nft",
+        };
+        format!("{}-{kind}", plain_name(family))
+    }
+
+    /// Whether there can be rules of this kind at all.
+    #[must_use]
+    pub fn may_have_rules(self, family: Family) -> bool {
+        match self {
+            // The kernel lists the tables that exist; no file: this kind is not in the kernel.
+            Self::Legacy => {
+                let file = match family {
+                    Family::V4 => "/proc/thread-self/net/ip_tables_names",
+                    Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+                };
+                match fs::read_to_string(file) {
+                    Ok(names) => !names.trim().is_empty(),
+                    Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+                }
+            }
+            Self::Nft => true,
+        }
+    }
+}
+
+impl Version {
+    /// Of `iptables-restore v1.8.9 (nf_tables)`.
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace();
+        let number = words.find_map(|word| word.strip_prefix('v'))?;
+        let mut version = [0; 3];
+        for (to, from) in version.iter_mut().zip(number.split('.')) {
+            *to = from.parse().ok()?;
+        }
+        Some(Self(version))
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self([major, minor, patch]) = self;
+        write!(f, "{major}.{minor}.{patch}")
+    }
+}
+
+/// What the programs of a family begin with.
+#[must_use]
+pub fn plain_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "iptables",
+        Family::V6 => "ip6tables",
+    }
+}
+
+fn has_hint(listing: &str) -> bool {
+    let mut table = "";
+    listing.lines().any(|line| {
+        if let Some(name) = line.strip_prefix('*') {
+            table = name;
+        }
+        table == "mangle" && HINTS.iter().any(|hint| line.starts_with(hint))
+    })
+}
+
+fn on_path(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&path).chain(FOLDERS.map(PathBuf::from));
+    let mut files = folders.filter(|f| f.is_absolute()).map(|f| f.join(program));
+    files.find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read() {
+        let read = |text| Version::parse(text).map(|v| v.to_string());
+        let nft = read("iptables-restore v1.8.9 (nf_tables)\n");
+        assert_eq!(nft.as_deref(), Some("1.8.9"));
+        assert_eq!(read("iptables-restore v1.8\n").as_deref(), Some("1.8.0"));
+        assert_eq!(read("bash: not found"), None);
+        assert_eq!(read("iptables-restore v1.x"), None);
+        assert!(Version([1, 6, 1]) < OLDEST && Version([1, 10, 0]) > OLDEST);
+    }
+
+    #[test]
+    fn hints_count_in_mangle_only() {
+        assert!(has_hint(
+            "*nat\nCOMMIT\n*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n"
+        ));
+        assert!(has_hint("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\n"));
+        assert!(!has_hint(
+            "*mangle\nCOMMIT\n*nat\n:KUBE-KUBELET-CANARY - [0:0]\n"
+        ));
+        assert!(!has_hint("*mangle\n:KUBE-PROXY-CANARY - [0:0]\n"));
+    }
+}

@@ -1,0 +1,195 @@
+//! The backends that tests run on, and the tests that are of one of them only.
+
+use std::cell::Cell;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use kp_nodeagent::backend::iptables::Flavour;
+use kp_nodeagent::backend::{Kind, Serving};
+use kplane_model::{Cidr, Family};
+use kplane_tests::netns::NetNs;
+use kplane_tests::privilege::require_tool;
+
+/// A backend, and for iptables the kind of it that the node's other programs use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UnderTest {
+    Nftables,
+    /// iptables above nf_tables.
+    IptablesNft,
+    /// iptables with x_tables.
+    IptablesLegacy,
+}
+
+thread_local! {
+    /// Of the test that runs on this thread.
+    static CURRENT: Cell<Option<UnderTest>> = const { Cell::new(None) };
+}
+
+/// Tests, or modules of tests, that say something about one backend only, and why.
+const NFTABLES_ONLY: [(&str, &str); 30] = [
+    (
+        "unserved::a18_refusals_come_at_once",
+        "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
+    ),
+    (
+        "unserved::a18_refusals_follow_the_endpoints",
+        "the same; iptables::a18_refusals_follow_the_endpoints",
+    ),
+    (
+        "unserved::a18_an_endpoint_may_be_where_another_service_refuses",
+        "C1: KUBE-EXTERNAL-SERVICES sees packets after DNAT, as in kube-proxy",
+    ),
+    (
+        "unserved::a20_",
+        "A20: mode iptables leaves such packets alone; iptables::a20_..",
+    ),
+    (
+        "unserved::a21_node_ports_are_served_on_the_primary",
+        "A21: all addresses, loopback too; iptables::a21_..",
+    ),
+    (
+        "unserved::a10_",
+        "A10: REJECT wins without endpoints; iptables::a10_..",
+    ),
+    (
+        "affinity::a11_a_client_is_forgotten_when",
+        "looks into a set of nftables; iptables::a11_..",
+    ),
+    (
+        "affinity::a11_what_is_remembered",
+        "C4: lists of xt_recent are printed nowhere",
+    ),
+    ("strangers::a_foreign_table", "marks and tables of nftables"),
+    ("strangers::foreign_commits", "generations of nftables"),
+    ("strangers::what_others_do", "iptables::what_others_do_.."),
+    ("strangers::a_deleted_rule", "iptables::what_others_do_.."),
+    ("strangers::a_change_onto", "iptables-restore has no guard"),
+    ("listing::", "prints nftables"),
+    ("restart::a_table_", "numbers of the layout of nftables"),
+    ("restart::cleanup_removes_both", "iptables::cleanup_.."),
+    (
+        "coming_from_kube_proxy::",
+        "comes to nftables; iptables::i4_..",
+    ),
+    ("limits::many_services", "buffers of netlink"),
+    ("limits::too_many_endpoints", "buckets of nftables"),
+    ("limits::nothing_is_deleted", "reads nftables back"),
+    (
+        "conntrack::f3_flows_that_began_while",
+        "deletes the table of nftables",
+    ),
+    (
+        "conntrack::f4_a_service_without_endpoints",
+        "A18: refusals as above",
+    ),
+    ("generated::cases_are_the_same", "says nothing of backends"),
+    ("runtime::a21_node_port_addresses_by_range", "A21: loopback"),
+    (
+        "runtime::a21_e10_node_ports_follow",
+        "A21: primary is not the default; iptables::a21_..",
+    ),
+    ("runtime::c5_e7_any_bit", "lists nftables"),
+    ("runtime::e12_a_failed", "locks nftables"),
+    ("runtime::a20_", "A20: as above"),
+    ("ruleset::", "tables of nftables"),
+    ("walk::", "elements of nftables"),
+];
+
+/// The same for iptables.
+const IPTABLES_ONLY: [&str; 1] = ["iptables::"];
+
+/// Tests that take long and find nothing more with x_tables.
+const LEGACY_TOO_LONG: [(&str, &str); 0] = [];
+
+impl UnderTest {
+    pub(crate) const ALL: [Self; 3] = [Self::Nftables, Self::IptablesNft, Self::IptablesLegacy];
+
+    /// Of the calling thread's test.
+    pub(crate) fn current() -> Result<Self> {
+        CURRENT
+            .get()
+            .context("this thread has no backend under test")
+    }
+
+    /// Makes it the calling thread's, for threads that a test starts.
+    pub(crate) fn set(self) {
+        CURRENT.set(Some(self));
+    }
+
+    /// Runs a test on it.
+    pub(crate) fn test(self, body: fn() -> Result<()>) -> Result<()> {
+        let tools = match self {
+            Self::Nftables => true,
+            Self::IptablesNft => require_tool("iptables-nft")?,
+            Self::IptablesLegacy => require_tool("iptables-legacy")?,
+        };
+        if !tools {
+            return Ok(());
+        }
+        self.set();
+        body()
+    }
+
+    /// Whether a test says something about it.
+    pub(crate) fn runs(self, test: &str) -> bool {
+        let listed = |list: &[(&str, &str)]| list.iter().any(|(name, _)| test.starts_with(name));
+        let of_iptables = IPTABLES_ONLY.iter().any(|name| test.starts_with(name));
+        match self {
+            Self::Nftables => !of_iptables,
+            Self::IptablesNft => !listed(&NFTABLES_ONLY),
+            Self::IptablesLegacy => !listed(&NFTABLES_ONLY) && !listed(&LEGACY_TOO_LONG),
+        }
+    }
+
+    /// A test's name with it.
+    pub(crate) fn name_of(self, test: &str) -> String {
+        match self {
+            Self::Nftables => test.to_owned(),
+            Self::IptablesNft => format!("iptables_nft::{test}"),
+            Self::IptablesLegacy => format!("iptables_legacy::{test}"),
+        }
+    }
+
+    pub(crate) fn kind(self) -> Kind {
+        match self {
+            Self::Nftables => Kind::Nftables,
+            Self::IptablesNft | Self::IptablesLegacy => Kind::Iptables,
+        }
+    }
+
+    pub(crate) fn is_iptables(self) -> bool {
+        self.kind() == Kind::Iptables
+    }
+
+    /// What its backend has in a node's data path.
+    pub(crate) fn serving(self) -> Serving {
+        match self {
+            Self::Nftables => Serving::Nftables,
+            Self::IptablesNft => Serving::Iptables([Some(Flavour::Nft); 2]),
+            Self::IptablesLegacy => Serving::Iptables([Some(Flavour::Legacy); 2]),
+        }
+    }
+
+    /// A21: what `nodePortAddresses` is by default.
+    pub(crate) fn nodeport_addresses(self) -> Vec<Cidr> {
+        match self {
+            Self::Nftables => Vec::new(),
+            Self::IptablesNft | Self::IptablesLegacy => Family::ALL.map(Cidr::everything).to_vec(),
+        }
+    }
+
+    /// Puts into a node's namespace what tells the kind of iptables there: what kubelet does.
+    pub(crate) fn prepare(self, node: &NetNs) -> Result<()> {
+        let kind = match self {
+            Self::Nftables => return Ok(()),
+            Self::IptablesNft => "nft",
+            Self::IptablesLegacy => "legacy",
+        };
+        for base in ["iptables", "ip6tables"] {
+            let mut command = Command::new(format!("{base}-{kind}"));
+            command.args(["-t", "mangle", "-N", "KUBE-IPTABLES-HINT"]);
+            node.output(command)?;
+        }
+        Ok(())
+    }
+}
