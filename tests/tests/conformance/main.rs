@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         println!("skipped: {error:#}");
         return ExitCode::SUCCESS;
     }
-    harness::run(&[(
+    harness::run([(
         "the_same_packets_meet_the_same_fate",
         run::the_same_packets_meet_the_same_fate,
     )])
