@@ -260,7 +260,7 @@ impl World {
                     .ensure_same(expected)
                     .with_context(|| (*node).to_owned())?;
             }
-            Ok::<_, anyhow::Error>(())
+            Ok::<_, Error>(())
         })
     }
 
@@ -280,7 +280,7 @@ impl World {
         eventually(DEADLINE, &format!("{to:?} leads to {endpoints:?}"), || {
             let now = reaches(ns, to)?;
             ensure!(now == *endpoints, "on {node} it leads to {now:?}");
-            Ok::<_, anyhow::Error>(())
+            Ok::<_, Error>(())
         })
     }
 
@@ -295,7 +295,7 @@ impl World {
                     .any(|issue| says.iter().all(|word| issue.contains(word)));
                 ensure!(found == there, "{issues:?}");
             }
-            Ok::<_, anyhow::Error>(())
+            Ok::<_, Error>(())
         })
     }
 
