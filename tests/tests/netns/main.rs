@@ -178,6 +178,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     iptables::a18_refusals_follow_the_endpoints,
     iptables::a20_unused_ports_and_addresses_are_left_alone,
     iptables::a21_node_ports_are_served_on_all_addresses_and_on_loopback,
+    iptables::c7_c8_dropped_and_local_packets_are_counted,
     iptables::a11_a_client_is_forgotten_when_its_time_is_over,
     iptables::i4_nothing_fails_while_kube_proxys_rules_are_adopted,
     iptables::i4_nothing_fails_between_kube_proxys_layout_and_ours,

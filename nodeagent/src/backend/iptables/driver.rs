@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use kplane_model::Family;
 
 use self::tables::{Programs, Tables};
+use super::counting;
 use super::layout::serves_localhost;
 use super::name::{ChainName, TableName};
 use super::readback::Listing;
@@ -129,7 +130,7 @@ impl Driver<Programs> {
                 random_fully: true,
                 localhost_nodeports: settings.localhost_nodeports && family == Family::V4,
                 tcp_be_liberal: is_set(TCP_BE_LIBERAL),
-                counters: false,
+                counters: counting::make(&tool),
                 pod_interface: settings.pod_interface,
                 layout: settings.iptables_layout,
             };
@@ -417,6 +418,7 @@ impl<T: Tables> Backend for Driver<T> {
                 errors.push(StepError::Unusable(reason).of(family));
             }
         }
+        counting::remove();
         if errors.is_empty() {
             Ok(())
         } else {

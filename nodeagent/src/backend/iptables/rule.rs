@@ -134,6 +134,8 @@ pub(super) enum Counter {
 }
 
 impl Counter {
+    pub(super) const ALL: [Self; 2] = [Self::InvalidDropped, Self::LocalhostAccepted];
+
     /// The counter's name, as kube-proxy makes it.
     pub(super) fn as_str(self) -> &'static str {
         match self {
