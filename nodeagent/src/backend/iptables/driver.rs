@@ -22,6 +22,7 @@ use crate::backend::{
     self, Applied, ApplyError, Backend, Change, Lookups, OpenError, RuleCounts, Serving,
     Verification,
 };
+use crate::netlink::NetlinkError;
 use crate::process::RunError;
 
 /// The backend's name.
@@ -77,6 +78,9 @@ enum StepError {
     /// The tables could not be listed.
     #[error("iptables-save {0}")]
     Read(RunError),
+    /// What rules count with could not be made.
+    #[error("{0}; is the kernel's module nfnetlink_acct gone?")]
+    Counters(NetlinkError),
     /// Somebody else held the lock.
     #[error("others hold the lock of iptables (/run/xtables.lock) for too long: {0}")]
     Locked(RunError),
@@ -234,6 +238,10 @@ impl<T: Tables> Side<T> {
         }
         if !complete {
             return Err(StepError::Unknown);
+        }
+        if self.settings.counters {
+            // They went with the rules if those were cleaned up.
+            self.tables.make_counters().map_err(StepError::Counters)?;
         }
         let found = self.read()?.found;
         let chains = found.chains().len();
