@@ -12,13 +12,14 @@ use kplane_model::{Cidr, Family};
 use kplane_tests::client::{Probe, Protocol, Session};
 use kplane_tests::echo::Server;
 use kplane_tests::process::Process;
+use kplane_tests::sysctl;
 use kplane_tests::topology::LINK;
 use kplane_tests::wait::eventually;
 
 use crate::api::Api;
 use crate::fate::{End, Fate, Packet};
 use crate::look::Scene;
-use crate::proxy::{Configuration, Proxy};
+use crate::proxy::{Configuration, Mode, Proxy};
 use crate::support::model::SECOND_TARGET;
 use crate::support::{At, Client, PATIENCE, Question, Seen, TARGET, World, node_name, svc};
 
@@ -49,11 +50,14 @@ const BETWEEN: Duration = Duration::from_millis(500);
 /// Nodes with a proxy each.
 pub(crate) struct Stand {
     pub(crate) proxy: Proxy,
+    pub(crate) mode: Mode,
     // Processes and servers first: they live in the world's namespaces.
     /// With what they say, by number of the node.
     proxies: Vec<(Process, PathBuf)>,
     _outside: Vec<Server>,
     held: BTreeMap<String, Held>,
+    /// How often ports were changed.
+    changes: u16,
     pub(crate) world: World,
 }
 
@@ -80,8 +84,10 @@ impl Stand {
         Ok(Self {
             _outside: serve_outside(&world)?,
             proxy,
+            mode: configuration.mode,
             proxies,
             held: BTreeMap::new(),
+            changes: 0,
             world,
         })
     }
@@ -95,8 +101,11 @@ impl Stand {
 
     /// Waits until all nodes serve a Service that was made after everything that counts.
     pub(crate) fn wait(&self, sentinel: u16) -> Result<()> {
-        let to = svc(sentinel).address(At::ClusterIp, Family::V4, 1);
-        for (number, (_, log)) in (1..).zip(&self.proxies) {
+        let families = Family::ALL.map(|family| svc(sentinel).address(At::ClusterIp, family, 1));
+        for ((number, (_, log)), to) in (1..)
+            .zip(&self.proxies)
+            .flat_map(|proxy| families.map(|to| (proxy, to)))
+        {
             let what = format!(
                 "{} on node-{number} serves the last Service",
                 self.proxy.name()
@@ -105,6 +114,21 @@ impl Stand {
             let probe = Probe::tcp(to).timeout(Duration::from_millis(200));
             let log = || format!("its last words: {}", last_words(log));
             eventually(SYNCED, &what, || probe.reply(ns)).with_context(log)?;
+        }
+        Ok(())
+    }
+
+    /// New sockets of all clients take ports that none had before: a node goes on with a flow of UDP
+    /// from the same port as before the last change, as it should.
+    pub(crate) fn change_ports(&mut self) -> Result<()> {
+        const FIRST: u16 = 33_000;
+        const NUMBER: u16 = 5_000;
+        let first = FIRST + self.changes % ((u16::MAX - FIRST) / NUMBER) * NUMBER;
+        self.changes += 1;
+        for client in Client::ALL {
+            let range = format!("{first} {}", first + NUMBER - 1);
+            let ns = self.world.net.ns(client)?;
+            ns.run(|| sysctl::set_all(&[("net.ipv4.ip_local_port_range", &range)]))?;
         }
         Ok(())
     }
