@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use kplane_model::Protocol;
-use kplane_tests::capture::Capture;
+use kplane_tests::capture::{self, Capture};
 use kplane_tests::netns::NetNs;
 use socket2::{Domain, Socket, Type};
 
@@ -203,7 +203,7 @@ impl Captures {
         let mut sent = Vec::new();
         self.drain(&mut [])?;
         for (n, packet) in packets {
-            let (socket, from) = send(scene.net.ns(packet.question.client)?, packet)?;
+            let (socket, from) = send(scene.net.ns(packet.question.client)?, (*n, packet))?;
             sent.push(Sent {
                 n: *n,
                 packet: *packet,
@@ -248,11 +248,7 @@ impl Captures {
                 .into_iter()
                 .filter(|packet| !packet.outgoing)
             {
-                let question = |sent: &&mut Sent| {
-                    sent.packet.question.protocol.number() == packet.protocol
-                        && sent.from == packet.src
-                };
-                let Some(sent) = sent.iter_mut().find(question) else {
+                let Some(sent) = sent.iter_mut().find(|sent| sent.is(&packet)) else {
                     continue;
                 };
                 match is_pod {
@@ -270,6 +266,19 @@ impl Captures {
 }
 
 impl Sent {
+    /// Whether this is what was sent. Datagrams say who they are: a node may have had to change the
+    /// port, because another flow of the same client to the same endpoint has it.
+    fn is(&self, packet: &capture::Packet) -> bool {
+        const UDP_HEADER: usize = 8;
+        if self.packet.question.protocol.number() != packet.protocol {
+            return false;
+        }
+        match self.packet.question.protocol {
+            Protocol::Udp => packet.payload.get(UDP_HEADER..) == Some(&datagram(self.n)[..]),
+            Protocol::Tcp | Protocol::Sctp => self.from == packet.src,
+        }
+    }
+
     fn end(self) -> End {
         let outside = self.packet.question.client == Client::Outside;
         let refused = || matches!(self.socket.take_error(), Ok(Some(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused);
@@ -286,7 +295,12 @@ impl Sent {
     }
 }
 
-fn send(ns: &NetNs, packet: &Packet) -> Result<(Socket, SocketAddr)> {
+/// What is sent for a packet.
+fn datagram(n: usize) -> [u8; 8] {
+    n.to_be_bytes()
+}
+
+fn send(ns: &NetNs, (n, packet): (usize, &Packet)) -> Result<(Socket, SocketAddr)> {
     let question = packet.question;
     let source = SocketAddr::new(question.source, 0);
     ns.run(|| {
@@ -303,7 +317,7 @@ fn send(ns: &NetNs, packet: &Packet) -> Result<(Socket, SocketAddr)> {
             Protocol::Udp | Protocol::Sctp => {
                 let socket = UdpSocket::bind(source)?;
                 // The same.
-                let _ = socket.send_to(b"?", question.to);
+                let _ = socket.send_to(&datagram(n), question.to);
                 socket.into()
             }
         };

@@ -143,11 +143,7 @@ impl Bench {
         tally.sentinels += 1;
         let sentinel = Scenario::new("").objects(with_pods(service(number), &["a", "c"]));
         self.api.apply(&sentinel.objects)?;
-        on_each(stands, |stand| {
-            stand.wait(number)?;
-            stand.change_ports()
-        })
-        .map(drop)
+        on_each(stands, |stand| stand.wait(number)).map(drop)
     }
 
     fn round(
@@ -199,6 +195,7 @@ impl Bench {
             let objects = steps.iter().flat_map(|step| step.scenario.objects.clone());
             self.api.apply(&objects.collect::<Vec<_>>())?;
             self.synced(stands, tally)?;
+            on_each(stands, Stand::change_ports)?;
             let kept = steps
                 .iter()
                 .flat_map(|step| step.kept.iter().map(|kept| (&step.scenario, kept)));

@@ -118,15 +118,15 @@ impl Stand {
         Ok(())
     }
 
-    /// New sockets of all clients take ports that none had before: a node goes on with a flow of UDP
-    /// from the same port as before the last change, as it should.
+    /// New sockets of all clients take ports that none had since the last few changes: a node goes on
+    /// with a flow of UDP from the same port as before a change, as it should.
     pub(crate) fn change_ports(&mut self) -> Result<()> {
-        const FIRST: u16 = 33_000;
-        const NUMBER: u16 = 5_000;
-        let first = FIRST + self.changes % ((u16::MAX - FIRST) / NUMBER) * NUMBER;
+        const FIRST: u16 = 5_000;
+        const NUMBER: u16 = 15_000;
+        let first = FIRST + self.changes % 4 * NUMBER;
         self.changes += 1;
+        let range = format!("{first} {}", first + (NUMBER - 1));
         for client in Client::ALL {
-            let range = format!("{first} {}", first + NUMBER - 1);
             let ns = self.world.net.ns(client)?;
             ns.run(|| sysctl::set_all(&[("net.ipv4.ip_local_port_range", &range)]))?;
         }
