@@ -9,7 +9,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use kp_nodeagent::backend::nftables::{Data, Key, read_elements};
 use kp_nodeagent::netlink::NfSocket;
 use kplane_model::{Family, Protocol};
@@ -73,7 +73,8 @@ pub(crate) fn with_world(test: impl FnOnce(&mut World) -> Result<()>) -> Result<
     };
     test(&mut world)
         .and_then(|()| world.tidy())
-        .with_context(|| world.last_words())?;
+        // What is wrong first: logs are long, and reports of failures are cut.
+        .map_err(|error| anyhow!("{error:#}\n{}", world.last_words()))?;
     *slot = Some(world);
     Ok(())
 }
