@@ -28,6 +28,9 @@ impl Difference {
     }
 }
 
+/// The scenario of which kube-proxy makes one thing or the other.
+pub(crate) const BY_CHANCE: &str = "A27 an endpoint that a later slice calls not ready";
+
 /// The complete list.
 pub(crate) const DIFFERENCES: &[Difference] = &[
     Difference {
@@ -64,9 +67,7 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         modes: &[Mode::Nftables, Mode::Iptables],
         always: false,
         fits: |compared| {
-            let name = &compared.scenario.name;
-            name == "A27 an endpoint that a later slice calls not ready"
-                && compared.kplane.is_subset(&compared.kube_proxy)
+            compared.scenario.name == BY_CHANCE && compared.kplane.is_subset(&compared.kube_proxy)
         },
     },
     Difference {

@@ -7,6 +7,7 @@
 //! listed in [`expected`]; anything else fails, and so does a listed difference that is no more.
 
 mod api;
+mod chains;
 mod changing;
 mod compare;
 mod expected;

@@ -11,9 +11,10 @@ use kplane_tests::privilege::require_tool;
 use serde_json::{Value, json};
 
 use crate::api::Api;
+use crate::chains;
 use crate::changing::{self, Change};
 use crate::compare::{Compared, Verdict};
-use crate::expected::{DIFFERENCES, Difference};
+use crate::expected::{BY_CHANCE, DIFFERENCES, Difference};
 use crate::fate::{Fate, Packet};
 use crate::look::{ALONE, QUICK, THOROUGH, play};
 use crate::proxy::{Configuration, Mode, Proxy};
@@ -91,6 +92,7 @@ fn the_same_packets_meet_the_same_fate(mode: Mode) -> Result<()> {
         let setup = configuration.setup;
         let ours: Vec<&Scenario> = all.iter().filter(|s| s.is_played_with(setup)).collect();
         let ours = if configuration.compat {
+            bench.remove(all.iter().filter(|s| s.name == BY_CHANCE))?;
             ours.into_iter().filter(|s| s.is_always()).collect()
         } else {
             ours
@@ -137,6 +139,12 @@ impl Bench {
         self.api.apply(&objects)
     }
 
+    /// Deletes the objects of scenarios.
+    fn remove<'a>(&self, scenarios: impl Iterator<Item = &'a Scenario>) -> Result<()> {
+        let objects: Vec<Value> = scenarios.flat_map(|s| s.objects.clone()).collect();
+        self.api.delete(&objects)
+    }
+
     /// Waits until both proxies have programmed everything written so far.
     fn synced(&self, stands: &mut [Stand], tally: &mut Tally) -> Result<()> {
         let number = FIRST_SENTINEL + tally.sentinels;
@@ -158,6 +166,9 @@ impl Bench {
             .map(open)
             .collect::<Result<Vec<_>>>()?;
         self.synced(&mut stands, tally)?;
+        if configuration.compat {
+            chains::c2_chains_are_those_of_a_running_kube_proxy(&stands)?;
+        }
         let round = configuration.name();
         let packets = |s: &&'_ Scenario| -> Vec<Packet> { s.packets.clone() };
         let all: Vec<(&Scenario, Packet)> = scenarios

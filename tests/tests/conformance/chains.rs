@@ -1,0 +1,144 @@
+//! What `iptables-save` prints on two nodes, compared chain by chain: kube-proxy's, and ours in its
+//! layout. Comments say nothing to packets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use kplane_model::Family;
+use kplane_tests::netns::NetNs;
+use kplane_tests::wait::eventually;
+
+use crate::stand::Stand;
+
+/// How soon kube-proxy must have written what it writes last.
+const SETTLED: Duration = Duration::from_secs(60);
+/// Chains in which the order is that of a hash map.
+const UNORDERED: [&str; 4] = [
+    "KUBE-SERVICES",
+    "KUBE-EXTERNAL-SERVICES",
+    "KUBE-NODEPORTS",
+    "KUBE-PROXY-FIREWALL",
+];
+/// Differences that are told.
+const TOLD: usize = 20;
+
+/// Differences that are meant, by what is in the rules: they, or parts of them, are kube-proxy's only.
+/// All that they do is count for two of its metrics.
+const COUNTED_ONLY: &str = " -m nfacct --nfacct-name localhost_nps_accepted_pkts";
+const COUNTED: &str = " -m nfacct --nfacct-name ct_state_invalid_dropped_pkts";
+
+/// The rules of every chain, by table and name.
+type Chains = BTreeMap<(String, String), Vec<String>>;
+
+/// C1 to C8: every chain of kube-proxy is there, with the same rules in the same order, and no other.
+///
+/// # Errors
+/// Names the chains that differ.
+pub(crate) fn c2_chains_are_those_of_a_running_kube_proxy(stands: &[Stand]) -> Result<()> {
+    let [kube_proxy, kplane] = stands else {
+        anyhow::bail!("two stands");
+    };
+    for number in [1, 2] {
+        for family in Family::ALL {
+            let what = format!("the chains of node-{number} are the same ({family})");
+            let chains = eventually(SETTLED, &what, || {
+                let theirs = chains(kube_proxy.world.node(number)?, family)?;
+                let ours = chains(kplane.world.node(number)?, family)?;
+                let differences = differences(&theirs, &ours);
+                ensure!(
+                    differences.is_empty(),
+                    "{} chains differ:\n{}",
+                    differences.len(),
+                    differences[..differences.len().min(TOLD)].join("\n")
+                );
+                Ok(ours)
+            })?;
+            let rules: usize = chains.values().map(Vec::len).sum();
+            println!("{what}: {} chains, {rules} rules", chains.len());
+        }
+    }
+    Ok(())
+}
+
+fn chains(node: &NetNs, family: Family) -> Result<Chains> {
+    let program = match family {
+        Family::V4 => "iptables-nft-save",
+        Family::V6 => "ip6tables-nft-save",
+    };
+    Ok(parse(&node.output(Command::new(program))?))
+}
+
+fn parse(save: &str) -> Chains {
+    let mut chains = Chains::new();
+    let mut table = "";
+    for line in save.lines() {
+        if let Some(name) = line.strip_prefix('*') {
+            table = name;
+        } else if let Some(chain) = line.strip_prefix(':') {
+            let name = chain.split(' ').next().unwrap_or_default();
+            chains
+                .entry((table.to_owned(), name.to_owned()))
+                .or_default();
+        } else if let Some(rule) = line.strip_prefix("-A ") {
+            let (name, rule) = rule.split_once(' ').unwrap_or((rule, ""));
+            let rules = chains.entry((table.to_owned(), name.to_owned()));
+            let rule = without_comment(rule);
+            if !rule.contains(COUNTED_ONLY) {
+                rules.or_default().push(rule.replace(COUNTED, ""));
+            }
+        }
+    }
+    for ((_, name), rules) in &mut chains {
+        if UNORDERED.contains(&name.as_str()) {
+            rules.sort();
+            // Of what the ports of a Service share kube-proxy has a copy for each.
+            rules.dedup();
+        }
+    }
+    chains
+}
+
+/// With one blank between words.
+fn without_comment(rule: &str) -> String {
+    const COMMENT: &str = "-m comment --comment ";
+    let mut text = rule.to_owned();
+    if let Some(from) = text.find(COMMENT) {
+        let value = &text[from + COMMENT.len()..];
+        // None of the comments has a quote in it.
+        let length = match value.strip_prefix('"') {
+            Some(quoted) => quoted.find('"').map_or(value.len(), |end| end + 2),
+            None => value.find(' ').unwrap_or(value.len()),
+        };
+        text.replace_range(from..from + COMMENT.len() + length, "");
+    }
+    let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    words.join(" ")
+}
+
+fn differences(theirs: &Chains, ours: &Chains) -> Vec<String> {
+    let names: BTreeSet<_> = theirs.keys().chain(ours.keys()).collect();
+    let difference = |id: &(String, String)| {
+        let (table, name) = id;
+        match (theirs.get(id), ours.get(id)) {
+            (Some(theirs), Some(ours)) if theirs == ours => None,
+            (Some(theirs), Some(ours)) => {
+                let only = |these: &[String], those: &[String]| -> String {
+                    let few = these.iter().filter(|rule| !those.contains(rule)).take(3);
+                    few.map(|rule| format!("\n    {rule}")).collect()
+                };
+                Some(format!(
+                    "* {table} {name}: {} rules of kube-proxy, {} of ours\n  only in kube-proxy's:{}\n  only in ours:{}",
+                    theirs.len(),
+                    ours.len(),
+                    only(theirs, ours),
+                    only(ours, theirs),
+                ))
+            }
+            (Some(_), None) => Some(format!("* {table} {name} is kube-proxy's only")),
+            (None, _) => Some(format!("* {table} {name} is ours only")),
+        }
+    };
+    names.into_iter().filter_map(difference).collect()
+}
