@@ -26,6 +26,7 @@ mod stand;
 )]
 #[path = "../netns/support/mod.rs"]
 mod support;
+mod takeover;
 
 use std::process::ExitCode;
 
@@ -42,14 +43,19 @@ fn main() -> ExitCode {
         println!("skipped: {error:#}");
         return ExitCode::SUCCESS;
     }
-    harness::run([
+    let tests: &[harness::Test] = &[
         (
             "nftables_the_same_packets_meet_the_same_fate",
-            run::nftables as fn() -> anyhow::Result<()>,
+            run::nftables,
         ),
         (
             "iptables_the_same_packets_meet_the_same_fate",
             run::iptables,
         ),
-    ])
+        (
+            "iptables_i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back",
+            takeover::i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back,
+        ),
+    ];
+    harness::run(tests.iter().copied())
 }

@@ -26,6 +26,11 @@ use crate::support::{At, Client, PATIENCE, Question, Seen, TARGET, World, node_n
 /// How soon a proxy must have programmed what the API server has, on a busy machine.
 const SYNCED: Duration = Duration::from_secs(60);
 
+/// How soon a proxy must have ended.
+const GRACE: Duration = Duration::from_secs(20);
+/// Numbers of the nodes.
+const NODES: [u8; 2] = [1, 2];
+
 /// A socket, or a choice, that stays.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kept {
@@ -68,8 +73,7 @@ impl Stand {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             second.serve(protocol, SECOND_TARGET)?;
         }
-        let mut proxies = Vec::new();
-        for number in [1, 2] {
+        for number in NODES {
             let name = node_name(number);
             let host = world
                 .topology
@@ -77,19 +81,42 @@ impl Stand {
             for protocol in [Protocol::Tcp, Protocol::Udp] {
                 host.serve(protocol, TARGET)?;
             }
-            let ns = world.topology.node(&name)?.ns();
-            api.connect(ns)?;
-            proxies.push(proxy.start(api, (ns, &name), configuration)?);
+            api.connect(world.topology.node(&name)?.ns())?;
         }
-        Ok(Self {
+        let mut stand = Self {
             _outside: serve_outside(&world)?,
             proxy,
             mode: configuration.mode,
-            proxies,
+            proxies: Vec::new(),
             held: BTreeMap::new(),
             changes: 0,
             world,
-        })
+        };
+        stand.start(proxy, api, configuration)?;
+        Ok(stand)
+    }
+
+    /// Starts a proxy on each node.
+    pub(crate) fn start(
+        &mut self,
+        proxy: Proxy,
+        api: &Api,
+        configuration: &Configuration,
+    ) -> Result<()> {
+        self.proxy = proxy;
+        for number in NODES {
+            let place = (self.world.node(number)?, &*node_name(number));
+            self.proxies.push(proxy.start(api, place, configuration)?);
+        }
+        Ok(())
+    }
+
+    /// Ends them; what they have programmed stays.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        for (process, _) in self.proxies.drain(..) {
+            process.terminate(GRACE)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn scene(&self) -> Scene<'_> {
