@@ -123,7 +123,7 @@ fn without_comment(rule: &str) -> String {
 }
 
 /// The chain to which a rule jumps.
-fn jump(rule: &String) -> Option<&str> {
+fn jump(rule: &str) -> Option<&str> {
     rule.split(' ').skip_while(|word| *word != "-j").nth(1)
 }
 
@@ -137,7 +137,7 @@ fn differences(theirs: &Chains, ours: &Chains) -> Vec<String> {
     let others = ours.iter().filter(|((_, name), _)| !is_ours(name));
     let jumps: BTreeSet<&str> = others
         .flat_map(|(_, rules)| rules)
-        .filter_map(jump)
+        .filter_map(|rule| jump(rule))
         .collect();
     let difference = |id: &(String, String)| {
         let (table, name) = id;
