@@ -10,7 +10,7 @@ use hyper::Request;
 use kplane_model::Family;
 
 use super::*;
-use crate::backend::{Applied, RuleCounts};
+use crate::backend::{Applied, Lookups, RuleCounts};
 use crate::desired::{Changes, Position};
 use crate::report::Failure;
 
@@ -332,6 +332,7 @@ async fn h_mode_iptables_has_metrics_of_its_own() {
         rules: Some(RuleCounts {
             total: [7, 70],
             last: [1, 3],
+            lookups: Lookups::default(),
         }),
         ..Applied::default()
     };

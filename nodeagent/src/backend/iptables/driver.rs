@@ -18,7 +18,8 @@ use super::restore::parts;
 use super::ruleset::{Ruleset, Settings, Staged, Written};
 use super::tool::{Tool, is_locked};
 use crate::backend::{
-    self, Applied, ApplyError, Backend, Change, OpenError, RuleCounts, Serving, Verification,
+    self, Applied, ApplyError, Backend, Change, Lookups, OpenError, RuleCounts, Serving,
+    Verification,
 };
 use crate::process::RunError;
 
@@ -27,6 +28,9 @@ const NAME: &str = "iptables";
 
 /// Reading tables back takes at most one in so many parts of the time.
 const READ_SHARE: u32 = 20;
+
+/// Share of all addresses that must have come or gone until the way to them is worked out anew.
+const LOOKUPS_SHARE: u64 = 16;
 
 /// Packets from loopback addresses may leave through the node: node ports on 127.0.0.1 (C8).
 const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
@@ -51,6 +55,8 @@ struct Side<T> {
     ruleset: Option<Ruleset>,
     /// Rules in the tables filter and nat, as far as the ruleset is known.
     counts: [u64; 2],
+    /// How long the way to a Service was when that was worked out last.
+    lookups: Lookups,
     /// The generation of nf_tables in which the tables were known to be as they should.
     known: Option<u32>,
     /// Chains that should be gone and are empty, because rules of others jump to them.
@@ -170,6 +176,7 @@ impl<T: Tables> Side<T> {
             settings,
             ruleset: None,
             counts: [0; 2],
+            lookups: Lookups::default(),
             known: None,
             kept: Vec::new(),
             reading: Duration::ZERO,
@@ -203,8 +210,9 @@ impl<T: Tables> Side<T> {
         };
         let kernel = started.elapsed();
         let operations = staged.len() as u64;
-        let rules = self.count(&ruleset, &staged);
+        let mut rules = self.count(&ruleset, &staged);
         ruleset.accept(staged);
+        rules.lookups = self.lookups(&ruleset, change.complete);
         self.ruleset = Some(ruleset);
         self.serve_localhost(change);
         Ok(Applied {
@@ -309,7 +317,18 @@ impl<T: Tables> Side<T> {
         RuleCounts {
             total: self.counts,
             last,
+            lookups: self.lookups,
         }
+    }
+
+    /// How long the way to a Service is; worked out when there may be a difference worth telling.
+    fn lookups(&mut self, ruleset: &Ruleset, complete: bool) -> Lookups {
+        let known = self.lookups.list;
+        let changed = ruleset.addresses().abs_diff(known);
+        if complete || changed > known / LOOKUPS_SHARE {
+            self.lookups = ruleset.lookups();
+        }
+        self.lookups
     }
 
     /// C8: not before the rule that protects the node from others who send to such addresses.

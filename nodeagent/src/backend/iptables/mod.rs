@@ -49,7 +49,7 @@ pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub use restore::Limits;
 pub use ruleset::{
-    Content, Counts, Found, JumpOp, Layout, Lookups, Ruleset, Settings, Staged, Step, Written,
+    Content, Counts, Found, JumpOp, Layout, Ruleset, Settings, Staged, Step, Written,
 };
 pub use tool::{Flavour, Tool, ToolError, plain_name};
 
