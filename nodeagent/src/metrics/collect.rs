@@ -11,6 +11,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use super::counters::{Distribution, Gauge};
 use super::{FamilyCounters, Histogram, Sources};
 use crate::backend::RuleCounts;
+use crate::backend::iptables::counted;
 use crate::conntrack::{ConntrackTotals, bucket_bound};
 use crate::desired::{Counts, Position};
 use crate::healthz::Outcomes;
@@ -147,7 +148,12 @@ impl KubeProxy {
             "kubeproxy_sync_proxy_rules_iptables_last",
             "Rules of iptables that the last change wrote",
         )
-        .gauge(to, by_table(&self.rules(|c| &c.rules_last)))
+        .gauge(to, by_table(&self.rules(|c| &c.rules_last)))?;
+        for (name, packets) in counted() {
+            let one = [(&[] as &Labels<'_>, float(packets))];
+            Name(name, "Packets counted by nfacct").counter(to, one)?;
+        }
+        Ok(())
     }
 
     fn rules(&self, of: fn(&FamilyCounters) -> &[Gauge; 2]) -> Vec<([Label; 2], f64)> {

@@ -24,11 +24,6 @@ const UNORDERED: [&str; 4] = [
 /// Differences that are told.
 const TOLD: usize = 20;
 
-/// Differences that are meant, by what is in the rules: they, or parts of them, are kube-proxy's only.
-/// All that they do is count for two of its metrics.
-const COUNTED_ONLY: &str = " -m nfacct --nfacct-name localhost_nps_accepted_pkts";
-const COUNTED: &str = " -m nfacct --nfacct-name ct_state_invalid_dropped_pkts";
-
 /// The rules of every chain, by table and name.
 type Chains = BTreeMap<(String, String), Vec<String>>;
 
@@ -89,10 +84,7 @@ fn parse(save: &str) -> Chains {
         } else if let Some(rule) = line.strip_prefix("-A ") {
             let (name, rule) = rule.split_once(' ').unwrap_or((rule, ""));
             let rules = chains.entry((table.to_owned(), name.to_owned()));
-            let rule = without_comment(rule);
-            if !rule.contains(COUNTED_ONLY) {
-                rules.or_default().push(rule.replace(COUNTED, ""));
-            }
+            rules.or_default().push(without_comment(rule));
         }
     }
     for ((_, name), rules) in &mut chains {

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::slice;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use kp_nodeagent::backend::Kind;
-use kp_nodeagent::backend::iptables::Layout;
+use kp_nodeagent::backend::iptables::{Layout, counted};
 use kp_nodeagent::leftovers::{self, Serving};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::{Outcome, Probe};
@@ -125,6 +125,27 @@ pub(crate) fn a21_node_ports_are_served_on_all_addresses_and_on_loopback() -> Re
             );
         }
     }
+    Ok(())
+}
+
+/// What two of kube-proxy's metrics show (C7, C8).
+pub(crate) fn c8_packets_to_the_loopback_address_are_counted() -> Result<()> {
+    let service = on_both_nodes();
+    let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
+    let node = world.node(1)?;
+    let count = |what: &str| -> Result<u64> {
+        let all = node.run(|| Ok(counted()))?;
+        let found = all.iter().find(|(name, _)| name.contains(what));
+        Ok(found.with_context(|| format!("no counter for {what}"))?.1)
+    };
+    let (localhost, invalid) = ("localhost_nodeports", "invalid_dropped");
+    ensure!(count(localhost)? == 0 && count(invalid)? == 0);
+    let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), service.node_port());
+    Probe::tcp(local).reply(node)?;
+    ensure!(count(localhost)? == 1, "{}", count(localhost)?);
+    let elsewhere = SocketAddr::new(node_ip(1, Family::V4), service.node_port());
+    Probe::tcp(elsewhere).reply(node)?;
+    ensure!(count(localhost)? == 1, "{}", count(localhost)?);
     Ok(())
 }
 

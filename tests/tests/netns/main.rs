@@ -179,6 +179,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     iptables::a20_unused_ports_and_addresses_are_left_alone,
     iptables::a21_node_ports_are_served_on_all_addresses_and_on_loopback,
     iptables::a11_a_client_is_forgotten_when_its_time_is_over,
+    iptables::c8_packets_to_the_loopback_address_are_counted,
     iptables::i4_nothing_fails_while_kube_proxys_rules_are_adopted,
     iptables::i4_nothing_fails_between_kube_proxys_layout_and_ours,
     iptables::i4_nothing_fails_on_the_way_to_nftables_and_back,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use kplane_model::Family;
 
 use self::tables::{Programs, Tables};
+use super::counters;
 use super::layout::serves_localhost;
 use super::name::{ChainName, TableName};
 use super::readback::Listing;
@@ -129,7 +130,7 @@ impl Driver<Programs> {
                 random_fully: true,
                 localhost_nodeports: settings.localhost_nodeports && family == Family::V4,
                 tcp_be_liberal: is_set(TCP_BE_LIBERAL),
-                counters: false,
+                counters: counters::usable(&tool),
                 pod_interface: settings.pod_interface,
                 layout: settings.iptables_layout,
             };

@@ -14,6 +14,8 @@ use std::time::Duration;
 use kplane_model::Family;
 use nix::sched::{CloneFlags, unshare};
 
+use super::counters;
+use super::rule::Counter;
 use crate::process::{Limits, RunError, run};
 
 /// Limits of `iptables-save`: 100,000 Services take about 100 MB.
@@ -254,6 +256,8 @@ impl Tool {
     pub fn try_out(&self, text: &str) -> Result<(), RunError> {
         let apart = || {
             unshare(CloneFlags::CLONE_NEWNET).map_err(std::io::Error::from)?;
+            // Rules that name them need them; without, the text has none.
+            let _ = counters::make();
             self.restore(text)
         };
         thread::scope(|scope| {
@@ -316,6 +320,13 @@ impl Tool {
                 source,
             }),
         }
+    }
+
+    /// Whether rules may add to counters.
+    pub(super) fn test_counters(&self) -> Result<(), RunError> {
+        let counter = Counter::InvalidDropped.as_str();
+        let rule = format!("-A KPLANE-PROBE -m nfacct --nfacct-name {counter} -j DROP");
+        self.test(&[("the match nfacct", "filter", &rule)])
     }
 
     /// Has rules read, but not carried out.
