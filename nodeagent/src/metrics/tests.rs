@@ -356,5 +356,9 @@ async fn h_mode_iptables_has_metrics_of_its_own() {
         );
     }
     assert!(!rig.scrape().await.contains("nftables_sync"));
+    for counted in ["ct_state_invalid_dropped", "localhost_nodeports_accepted"] {
+        let name = format!("# TYPE kubeproxy_iptables_{counted}_packets_total counter");
+        assert!(rig.scrape().await.contains(&name), "{name}");
+    }
     assert!(!Rig::new().scrape().await.contains("iptables"));
 }

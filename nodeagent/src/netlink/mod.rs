@@ -16,7 +16,7 @@ mod link;
 mod message;
 mod socket;
 
-pub use accounting::{counted_packets, ensure_counter};
+pub use accounting::{create_counter, delete_counter, read_counter};
 pub use attribute::{Attribute, AttributeWriter, Attributes, MAX_ATTRIBUTE_PAYLOAD_BYTES};
 pub use batch::{Batch, Label, Operation, SealedBatch};
 pub use error::{CommitError, NetlinkError, Rejection};

@@ -5,14 +5,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::slice;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use kp_nodeagent::backend::Kind;
-use kp_nodeagent::backend::iptables::{Layout, counted};
+use kp_nodeagent::backend::iptables::{Layout, PacketCounts};
 use kp_nodeagent::leftovers::{self, Serving};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::{Outcome, Probe};
 use kplane_tests::netns::NetNs;
 use kplane_tests::wait::eventually;
+use socket2::{Domain, Socket, Type};
 
 use crate::addresses::{cases, cluster_policies, on_both_nodes};
 use crate::churn::Loads;
@@ -128,25 +129,34 @@ pub(crate) fn a21_node_ports_are_served_on_all_addresses_and_on_loopback() -> Re
     Ok(())
 }
 
-/// What two of kube-proxy's metrics show (C7, C8).
-pub(crate) fn c8_packets_to_the_loopback_address_are_counted() -> Result<()> {
+/// An echo reply that nobody asked for: connection tracking can make nothing of it.
+const ICMP_REPLY: [u8; 8] = [0, 0, 0xff, 0xfd, 0, 1, 0, 1];
+
+/// What kube-proxy's metrics of this mode count.
+pub(crate) fn c7_c8_dropped_and_local_packets_are_counted() -> Result<()> {
     let service = on_both_nodes();
     let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
-    let node = world.node(1)?;
-    let count = |what: &str| -> Result<u64> {
-        let all = node.run(|| Ok(counted()))?;
-        let found = all.iter().find(|(name, _)| name.contains(what));
-        Ok(found.with_context(|| format!("no counter for {what}"))?.1)
+    let counts = || world.node(1)?.run(|| Ok(PacketCounts::read()));
+    let none = PacketCounts {
+        invalid_dropped: Some(0),
+        localhost_accepted: Some(0),
     };
-    let (localhost, invalid) = ("localhost_nodeports", "invalid_dropped");
-    ensure!(count(localhost)? == 0 && count(invalid)? == 0);
-    let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), service.node_port());
-    Probe::tcp(local).reply(node)?;
-    ensure!(count(localhost)? == 1, "{}", count(localhost)?);
-    let elsewhere = SocketAddr::new(node_ip(1, Family::V4), service.node_port());
-    Probe::tcp(elsewhere).reply(node)?;
-    ensure!(count(localhost)? == 1, "{}", count(localhost)?);
-    Ok(())
+    ensure!(counts()? == none, "{:?}", counts()?);
+    let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), service.node_port());
+    let outcome = Probe::tcp(to).timeout(PATIENCE).once(world.node(1)?)?;
+    ensure!(matches!(outcome, Outcome::Reply(_)), "{to}: {outcome}");
+    world.net.pod("a")?.run(|| {
+        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(socket2::Protocol::ICMPV4))?;
+        let outside = SocketAddr::new(Client::Outside.source(Family::V4), 0);
+        socket.send_to(&ICMP_REPLY, &outside.into())?;
+        Ok(())
+    })?;
+    eventually(PATIENCE, "both are counted", || {
+        let seen = counts()?;
+        let both = [seen.invalid_dropped, seen.localhost_accepted];
+        ensure!(both == [Some(1); 2], "{seen:?}");
+        Ok(())
+    })
 }
 
 /// C4: and chooses anew then.
@@ -235,7 +245,7 @@ pub(crate) fn i4_nothing_fails_between_kube_proxys_layout_and_ours() -> Result<(
             loads = Some(Loads::start(&world, &service(), &EVERYBODY)?);
         }
         loads.iter().try_for_each(|loads| loads.progress(10))?;
-        let dispatch = list(&node)?.iter().any(|line| line.contains("KUBE-SVC-D-"));
+        let dispatch = list(&node)?.iter().any(|line| line.contains("KUBE-DSP-"));
         ensure!(dispatch == (layout == Layout::Tree), "{layout:?}");
         let again = world.first()?.replace(&services)?;
         ensure!(again.operations == 0, "{layout:?}: {again:?}");

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kplane_model::Family;
 
 use self::tables::{Programs, Tables};
-use super::counters;
+use super::counting;
 use super::layout::serves_localhost;
 use super::name::{ChainName, TableName};
 use super::readback::Listing;
@@ -22,6 +22,7 @@ use crate::backend::{
     self, Applied, ApplyError, Backend, Change, Lookups, OpenError, RuleCounts, Serving,
     Verification,
 };
+use crate::netlink::NetlinkError;
 use crate::process::RunError;
 
 /// The backend's name.
@@ -77,6 +78,9 @@ enum StepError {
     /// The tables could not be listed.
     #[error("iptables-save {0}")]
     Read(RunError),
+    /// What rules count with could not be made.
+    #[error("{0}; is the kernel's module nfnetlink_acct gone?")]
+    Counters(NetlinkError),
     /// Somebody else held the lock.
     #[error("others hold the lock of iptables (/run/xtables.lock) for too long: {0}")]
     Locked(RunError),
@@ -130,7 +134,7 @@ impl Driver<Programs> {
                 random_fully: true,
                 localhost_nodeports: settings.localhost_nodeports && family == Family::V4,
                 tcp_be_liberal: is_set(TCP_BE_LIBERAL),
-                counters: counters::usable(&tool),
+                counters: counting::make(&tool),
                 pod_interface: settings.pod_interface,
                 layout: settings.iptables_layout,
             };
@@ -234,6 +238,10 @@ impl<T: Tables> Side<T> {
         }
         if !complete {
             return Err(StepError::Unknown);
+        }
+        if self.settings.counters {
+            // They went with the rules if those were cleaned up.
+            self.tables.make_counters().map_err(StepError::Counters)?;
         }
         let found = self.read()?.found;
         let chains = found.chains().len();
@@ -418,6 +426,7 @@ impl<T: Tables> Backend for Driver<T> {
                 errors.push(StepError::Unusable(reason).of(family));
             }
         }
+        counting::remove();
         if errors.is_empty() {
             Ok(())
         } else {

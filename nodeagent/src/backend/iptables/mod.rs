@@ -26,9 +26,9 @@
 //! always there), `service.rs` (a ServicePort's chains), `prefix.rs` and `dispatch.rs` (how a packet
 //! finds its ServicePort), `ruleset.rs` and `stage.rs` (all of it, and what a change does),
 //! `restore.rs` (the text for `iptables-restore`). The rest deals with the machine: `tool.rs` (which
-//! tools there are), `counters.rs` (nfacct), `readback.rs` (what they print), `driver.rs` (the backend).
+//! tools there are), `readback.rs` (what they print), `counting.rs` (packet counters), `driver.rs` (the backend).
 
-mod counters;
+mod counting;
 mod dispatch;
 mod driver;
 mod layout;
@@ -46,7 +46,7 @@ mod tool;
 #[cfg(test)]
 mod tests;
 
-pub use counters::counted;
+pub use counting::PacketCounts;
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub use restore::Limits;

@@ -136,14 +136,6 @@ pub(super) enum Counter {
 impl Counter {
     pub(super) const ALL: [Self; 2] = [Self::InvalidDropped, Self::LocalhostAccepted];
 
-    /// The name of kube-proxy's metric, without `_total`.
-    pub(super) fn metric(self) -> &'static str {
-        match self {
-            Self::InvalidDropped => "kubeproxy_iptables_ct_state_invalid_dropped_packets",
-            Self::LocalhostAccepted => "kubeproxy_iptables_localhost_nodeports_accepted_packets",
-        }
-    }
-
     /// The counter's name, as kube-proxy makes it.
     pub(super) fn as_str(self) -> &'static str {
         match self {

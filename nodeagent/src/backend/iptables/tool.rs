@@ -14,8 +14,7 @@ use std::time::Duration;
 use kplane_model::Family;
 use nix::sched::{CloneFlags, unshare};
 
-use super::counters;
-use super::rule::Counter;
+use super::counting;
 use crate::process::{Limits, RunError, run};
 
 /// Limits of `iptables-save`: 100,000 Services take about 100 MB.
@@ -256,8 +255,8 @@ impl Tool {
     pub fn try_out(&self, text: &str) -> Result<(), RunError> {
         let apart = || {
             unshare(CloneFlags::CLONE_NEWNET).map_err(std::io::Error::from)?;
-            // Rules that name them need them; without, the text has none.
-            let _ = counters::make();
+            // What lacks them cannot have rules with them either.
+            let _ = counting::make_all();
             self.restore(text)
         };
         thread::scope(|scope| {
@@ -320,13 +319,6 @@ impl Tool {
                 source,
             }),
         }
-    }
-
-    /// Whether rules may add to counters.
-    pub(super) fn test_counters(&self) -> Result<(), RunError> {
-        let counter = Counter::InvalidDropped.as_str();
-        let rule = format!("-A KPLANE-PROBE -m nfacct --nfacct-name {counter} -j DROP");
-        self.test(&[("the match nfacct", "filter", &rule)])
     }
 
     /// Has rules read, but not carried out.
