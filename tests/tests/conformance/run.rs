@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kplane_model::Family;
@@ -19,7 +19,7 @@ use crate::fate::{Fate, Packet};
 use crate::look::{ALONE, QUICK, THOROUGH, play};
 use crate::proxy::{Configuration, Mode, Proxy};
 use crate::scenario::Scenario;
-use crate::stand::Stand;
+use crate::stand::{Kept, Stand};
 use crate::support::Setup;
 use crate::support::cluster::node;
 use crate::support::objects::{service, with_pods};
@@ -29,6 +29,8 @@ use crate::{generated, picked};
 pub(crate) const ONLY_VAR: &str = "KPLANE_SCENARIO";
 /// Number of the first Service by which is seen that everything before is programmed.
 const FIRST_SENTINEL: u16 = 2_000;
+/// How long a proxy may take to cut flows that a change made stale, on a busy machine.
+const STALE: Duration = Duration::from_secs(30);
 /// Differences that are told in full.
 const TOLD: usize = 40;
 
@@ -210,21 +212,7 @@ impl Bench {
             let kept = steps
                 .iter()
                 .flat_map(|step| step.kept.iter().map(|kept| (&step.scenario, kept)));
-            let kept: Vec<_> = kept.collect();
-            let questions: Vec<_> = kept.iter().map(|(_, kept)| **kept).collect();
-            let fates = on_each(stands, |stand| stand.ask_kept(&questions))?;
-            let [kube_proxy, kplane] = two(fates)?;
-            let mut compared: Vec<Compared<'_>> = Vec::new();
-            for (((scenario, kept), kube_proxy), kplane) in kept.iter().zip(kube_proxy).zip(kplane)
-            {
-                compared.push(Compared {
-                    mode: self.mode,
-                    scenario,
-                    packet: Packet::new(kept.question()),
-                    kube_proxy,
-                    kplane,
-                });
-            }
+            let mut compared = self.kept(stands, &kept.collect::<Vec<_>>())?;
             let packets = steps.iter().flat_map(|step| {
                 let packets = step.scenario.packets.iter();
                 packets.map(|packet| (&step.scenario, *packet))
@@ -234,6 +222,40 @@ impl Bench {
             tally.add(round, &scenarios, &compared);
         }
         Ok(())
+    }
+
+    /// What becomes of sockets that stay open. What is stale goes soon after a change, on a busy machine
+    /// later.
+    fn kept<'a>(
+        &self,
+        stands: &mut [Stand],
+        kept: &[(&'a Scenario, &Kept)],
+    ) -> Result<Vec<Compared<'a>>> {
+        let mut fates = |some: &[Kept]| two(on_each(stands, |stand| stand.ask_kept(some))?);
+        let all: Vec<Kept> = kept.iter().map(|(_, kept)| **kept).collect();
+        let [kube_proxy, kplane] = fates(&all)?;
+        let first = kept.iter().zip(kube_proxy).zip(kplane);
+        let mut compared: Vec<Compared<'a>> = first
+            .map(|(((scenario, kept), kube_proxy), kplane)| Compared {
+                mode: self.mode,
+                scenario,
+                packet: Packet::new(kept.question()),
+                kube_proxy,
+                kplane,
+            })
+            .collect();
+        let begin = Instant::now();
+        loop {
+            let doubtful = doubtful(&compared);
+            if doubtful.is_empty() || begin.elapsed() > STALE {
+                return Ok(compared);
+            }
+            let some: Vec<Kept> = doubtful.iter().map(|n| all[*n]).collect();
+            let [kube_proxy, kplane] = fates(&some)?;
+            for ((n, kube_proxy), kplane) in doubtful.into_iter().zip(kube_proxy).zip(kplane) {
+                (compared[n].kube_proxy, compared[n].kplane) = (kube_proxy, kplane);
+            }
+        }
     }
 
     fn is_wanted(&self, name: &str) -> bool {
@@ -270,10 +292,6 @@ fn compare<'a>(
             kplane,
         })
         .collect();
-    let doubtful = |all: &[Compared<'a>]| -> Vec<usize> {
-        let differs = |n: &usize| all[*n].verdict() == Verdict::Unexpected;
-        (0..all.len()).filter(differs).collect()
-    };
     let again = doubtful(&all);
     let few: Vec<Packet> = again.iter().map(|n| plain[*n]).collect();
     let [kube_proxy, kplane] = both(&few, THOROUGH)?;
@@ -286,6 +304,12 @@ fn compare<'a>(
         (all[n].kube_proxy, all[n].kplane) = (one.unwrap_or_default(), other.unwrap_or_default());
     }
     Ok(all)
+}
+
+/// Which fates differ and should not.
+fn doubtful(all: &[Compared<'_>]) -> Vec<usize> {
+    let differs = |n: &usize| all[*n].verdict() == Verdict::Unexpected;
+    (0..all.len()).filter(differs).collect()
 }
 
 /// Of kube-proxy and of kplane.

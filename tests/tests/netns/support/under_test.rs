@@ -96,7 +96,7 @@ const NFTABLES_ONLY: [(&str, &str); 30] = [
 ];
 
 /// The same for iptables.
-const IPTABLES_ONLY: [&str; 1] = ["iptables::"];
+const IPTABLES_ONLY: [&str; 2] = ["iptables::", "iptables_faults::"];
 
 /// Tests that take long and find nothing more with x_tables.
 const LEGACY_TOO_LONG: [(&str, &str); 0] = [];
