@@ -60,10 +60,16 @@ pub struct Flags {
     #[arg(long, value_enum, default_value = "tree")]
     iptables_layout: Layout,
 
-    /// How often mode iptables looks whether others changed its rules, which it puts right then. Where
-    /// looking takes long, less often.
+    /// How often modes iptables and ipvs look whether others changed what they wrote, which they put
+    /// right then. Where looking takes long, less often.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
     iptables_probe_interval: Duration,
+
+    /// Where a Service's traffic policy is Local and the node has none of its endpoints: mode ipvs
+    /// refuses connections, as the other modes do, instead of using endpoints of other nodes, as
+    /// kube-proxy's does.
+    #[arg(long)]
+    ipvs_strict_local: bool,
 
     /// kube-proxy's configuration file (KubeProxyConfiguration v1alpha1, YAML or JSON). Changes
     /// are picked up at once where no restart is needed. Flags below do not count then, but for
@@ -216,6 +222,10 @@ impl Flags {
             backend_settings: backend::Settings {
                 iptables_layout: self.iptables_layout,
                 probe_interval: self.iptables_probe_interval,
+                ipvs: backend::ipvs::Settings {
+                    strict_local: self.ipvs_strict_local,
+                    ..settings.backend.ipvs
+                },
                 ..settings.backend
             },
             node_settings: settings.node,

@@ -134,7 +134,16 @@ pub(crate) fn remove_chains(tool: &Tool) -> Result<(), String> {
 fn used(serving: Serving, family: Family) -> Option<Flavour> {
     match serving {
         Serving::Nftables => None,
-        Serving::Iptables(flavours) => flavours[family as usize],
+        Serving::Iptables(flavours) | Serving::Ipvs(flavours) => flavours[family as usize],
+    }
+}
+
+/// Tells chains that the backend which serves looks after.
+fn keeps(serving: Serving) -> rules::Keeps {
+    match serving {
+        Serving::Nftables => rules::KEEP_NONE,
+        Serving::Iptables(_) => rules::of_iptables,
+        Serving::Ipvs(_) => rules::of_ipvs,
     }
 }
 
@@ -155,7 +164,7 @@ enum Item {
 #[must_use]
 pub fn find(serving: Serving) -> Leftovers {
     let mut found = Leftovers::default();
-    if matches!(serving, Serving::Iptables(_)) {
+    if !matches!(serving, Serving::Nftables) {
         for family in Family::ALL {
             match kernel::has_table(family, kernel::OUR_TABLE) {
                 Ok(true) => found.items.push(Item::OurTable(family)),
@@ -178,9 +187,12 @@ pub fn find(serving: Serving) -> Leftovers {
         }
     }
     for family in Family::ALL {
-        let (rules, problems) = iptables::find(family, used(serving, family));
+        let (rules, problems) = iptables::find(family, used(serving, family), keeps(serving));
         found.items.extend(rules.into_iter().map(Item::Rules));
         found.problems.extend(problems);
+    }
+    if matches!(serving, Serving::Ipvs(_)) {
+        return found;
     }
     // The link is the mark of IPVS mode: without it, virtual servers are somebody else's.
     if kernel::has_link() {

@@ -10,7 +10,8 @@ mod attribute;
 mod batch;
 pub mod conntrack;
 mod error;
-mod ipvs;
+pub mod ipset;
+pub mod ipvs;
 mod link;
 mod message;
 mod socket;
@@ -18,11 +19,10 @@ mod socket;
 pub use attribute::{Attribute, AttributeWriter, Attributes, MAX_ATTRIBUTE_PAYLOAD_BYTES};
 pub use batch::{Batch, Label, Operation, SealedBatch};
 pub use error::{CommitError, NetlinkError, Rejection};
-pub use ipvs::flush_ipvs;
-pub use link::delete_link;
+pub use link::{LinkAddress, Links, delete_link, link_index};
 pub use message::{Message, Messages, Request};
 pub use nix::errno::Errno;
-pub use socket::{NfSocket, generation_after};
+pub use socket::{NfSocket, Refusal, generation_after};
 
 use kplane_model::Family;
 

@@ -1,5 +1,6 @@
 //! One family's tables, as the driver sees them.
 
+use super::super::name::ChainName;
 use super::super::readback::{self, Listing};
 use super::super::restore::Limits;
 use super::super::tool::{Flavour, Tool};
@@ -61,7 +62,7 @@ impl Tables for Programs {
     }
 
     fn read(&mut self) -> Result<Listing, RunError> {
-        Ok(readback::parse(&self.tool.list()?))
+        Ok(readback::parse(&self.tool.list()?, ChainName::parse))
     }
 
     fn restore(&mut self, text: &str) -> Result<(), RunError> {

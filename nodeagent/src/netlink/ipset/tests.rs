@@ -1,0 +1,1 @@
+//! Bytes as the tools send them, and answers of any shape.
