@@ -36,8 +36,10 @@ mod unserved;
 mod walk;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use kplane_tests::harness::{self, Test};
+use kplane_tests::vm;
 
 use self::support::under_test::UnderTest;
 
@@ -192,8 +194,14 @@ const TESTS: &[Test] = kplane_tests::tests!(
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );
 
+/// A virtual machine is killed after this.
+const IN_VM: Duration = Duration::from_secs(900);
+
 fn main() -> ExitCode {
-    harness::run(UnderTest::ALL.into_iter().flat_map(|backend| {
+    if vm::is_wanted() {
+        return vm::run_myself(IN_VM);
+    }
+    harness::run(UnderTest::here().flat_map(|backend| {
         let tests = TESTS.iter().filter(move |(name, _)| backend.runs(name));
         tests.map(move |(name, body)| (backend.name_of(name), move || backend.test(*body)))
     }))

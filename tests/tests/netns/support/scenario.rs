@@ -69,7 +69,8 @@ struct Cell<'a> {
     service: &'a Svc,
     want: Want,
     question: Question,
-    iptables: bool,
+    /// Refusals come late.
+    late: bool,
 }
 
 impl Scenario {
@@ -127,7 +128,7 @@ impl Scenario {
                         service: &self.service,
                         want: *want,
                         question: Question::new(client, protocol, to),
-                        iptables,
+                        late: backend.refuses_late(),
                     });
                 }
             }
@@ -142,8 +143,8 @@ impl Cell<'_> {
             Want::Reach(whom, source) => self.check_reach(net, whom, source),
             Want::Refused => {
                 let mut question = self.question;
-                // C1: REJECT of iptables is slower, see there.
-                if !self.iptables {
+                // C1: what REJECT and IPVS answer is slower, see there.
+                if !self.late {
                     question = question.timeout(PATIENCE);
                 }
                 let seen = question.ask(net)?;

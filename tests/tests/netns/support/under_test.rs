@@ -9,6 +9,7 @@ use kp_nodeagent::backend::{Kind, Serving};
 use kplane_model::{Cidr, Family};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;
+use kplane_tests::vm;
 
 /// A backend, and for iptables the kind of it that the node's other programs use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub(crate) enum UnderTest {
     IptablesNft,
     /// iptables with x_tables.
     IptablesLegacy,
+    /// IPVS, with rules in iptables above nf_tables. In a virtual machine only, as few kernels have it.
+    Ipvs,
 }
 
 thread_local! {
@@ -98,11 +101,26 @@ const NFTABLES_ONLY: [(&str, &str); 30] = [
 /// The same for iptables.
 const IPTABLES_ONLY: [&str; 1] = ["iptables::"];
 
+/// Tests whose words are not true of IPVS.
+const NOT_IPVS: [(&str, &str); 0] = [];
+
 /// Tests that take long and find nothing more with x_tables.
 const LEGACY_TOO_LONG: [(&str, &str); 0] = [];
 
 impl UnderTest {
-    pub(crate) const ALL: [Self; 3] = [Self::Nftables, Self::IptablesNft, Self::IptablesLegacy];
+    const ALL: [Self; 4] = [
+        Self::Nftables,
+        Self::IptablesNft,
+        Self::IptablesLegacy,
+        Self::Ipvs,
+    ];
+
+    /// Those for which this machine is meant.
+    pub(crate) fn here() -> impl Iterator<Item = Self> {
+        let inside = vm::is_inside();
+        let all = Self::ALL.into_iter();
+        all.filter(move |backend| inside || *backend != Self::Ipvs)
+    }
 
     /// Of the calling thread's test.
     pub(crate) fn current() -> Result<Self> {
@@ -122,6 +140,7 @@ impl UnderTest {
             Self::Nftables => true,
             Self::IptablesNft => require_tool("iptables-nft")?,
             Self::IptablesLegacy => require_tool("iptables-legacy")?,
+            Self::Ipvs => require_tool("ipvsadm")? && require_tool("ipset")?,
         };
         if !tools {
             return Ok(());
@@ -138,6 +157,7 @@ impl UnderTest {
             Self::Nftables => !of_iptables,
             Self::IptablesNft => !listed(&NFTABLES_ONLY),
             Self::IptablesLegacy => !listed(&NFTABLES_ONLY) && !listed(&LEGACY_TOO_LONG),
+            Self::Ipvs => !listed(&NFTABLES_ONLY) && !of_iptables && !listed(&NOT_IPVS),
         }
     }
 
@@ -147,6 +167,7 @@ impl UnderTest {
             Self::Nftables => test.to_owned(),
             Self::IptablesNft => format!("iptables_nft::{test}"),
             Self::IptablesLegacy => format!("iptables_legacy::{test}"),
+            Self::Ipvs => format!("ipvs::{test}"),
         }
     }
 
@@ -154,7 +175,13 @@ impl UnderTest {
         match self {
             Self::Nftables => Kind::Nftables,
             Self::IptablesNft | Self::IptablesLegacy => Kind::Iptables,
+            Self::Ipvs => Kind::Ipvs,
         }
+    }
+
+    /// Whether refusals are ICMP errors, which are slower.
+    pub(crate) fn refuses_late(self) -> bool {
+        self.kind() != Kind::Nftables
     }
 
     pub(crate) fn is_iptables(self) -> bool {
@@ -167,6 +194,7 @@ impl UnderTest {
             Self::Nftables => Serving::Nftables,
             Self::IptablesNft => Serving::Iptables([Some(Flavour::Nft); 2]),
             Self::IptablesLegacy => Serving::Iptables([Some(Flavour::Legacy); 2]),
+            Self::Ipvs => Serving::Ipvs([Some(Flavour::Nft); 2]),
         }
     }
 
@@ -174,7 +202,9 @@ impl UnderTest {
     pub(crate) fn nodeport_addresses(self) -> Vec<Cidr> {
         match self {
             Self::Nftables => Vec::new(),
-            Self::IptablesNft | Self::IptablesLegacy => Family::ALL.map(Cidr::everything).to_vec(),
+            Self::IptablesNft | Self::IptablesLegacy | Self::Ipvs => {
+                Family::ALL.map(Cidr::everything).to_vec()
+            }
         }
     }
 
@@ -182,7 +212,7 @@ impl UnderTest {
     pub(crate) fn prepare(self, node: &NetNs) -> Result<()> {
         let kind = match self {
             Self::Nftables => return Ok(()),
-            Self::IptablesNft => "nft",
+            Self::IptablesNft | Self::Ipvs => "nft",
             Self::IptablesLegacy => "legacy",
         };
         for base in ["iptables", "ip6tables"] {
