@@ -99,7 +99,9 @@ const NFTABLES_ONLY: [(&str, &str); 30] = [
 ];
 
 /// The same for iptables.
-const IPTABLES_ONLY: [&str; 1] = ["iptables::"];
+const IPTABLES_ONLY: [&str; 2] = ["iptables::", "iptables_faults::"];
+/// The same for IPVS.
+const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
 
 /// Tests whose words are not true of IPVS.
 const NOT_IPVS: [(&str, &str); 0] = [];
@@ -152,12 +154,13 @@ impl UnderTest {
     /// Whether a test says something about it.
     pub(crate) fn runs(self, test: &str) -> bool {
         let listed = |list: &[(&str, &str)]| list.iter().any(|(name, _)| test.starts_with(name));
-        let of_iptables = IPTABLES_ONLY.iter().any(|name| test.starts_with(name));
+        let of = |list: &[&str]| list.iter().any(|name| test.starts_with(name));
         match self {
-            Self::Nftables => !of_iptables,
+            Self::Ipvs => !listed(&NFTABLES_ONLY) && !of(&IPTABLES_ONLY) && !listed(&NOT_IPVS),
+            _ if of(&IPVS_ONLY) => false,
+            Self::Nftables => !of(&IPTABLES_ONLY),
             Self::IptablesNft => !listed(&NFTABLES_ONLY),
             Self::IptablesLegacy => !listed(&NFTABLES_ONLY) && !listed(&LEGACY_TOO_LONG),
-            Self::Ipvs => !listed(&NFTABLES_ONLY) && !of_iptables && !listed(&NOT_IPVS),
         }
     }
 
