@@ -10,69 +10,12 @@ use super::message::{NLM_F_CREATE, NLM_F_EXCL, Request};
 use super::{Attribute, AttributeWriter, Attributes, Message, Messages};
 use super::{NetlinkError, NfSocket, Refusal, nfproto};
 
-/// `NFNL_SUBSYS_IPSET << 8`.
-const IPSET: u16 = 6 << 8;
-/// `IPSET_PROTOCOL_MIN`, which every kernel since 2.6.39 understands.
-const IPSET_PROTOCOL: u8 = 6;
+mod uapi;
 
-/// `IPSET_CMD_*`.
-mod cmd {
-    pub(super) const CREATE: u16 = 2;
-    pub(super) const DESTROY: u16 = 3;
-    pub(super) const SWAP: u16 = 6;
-    pub(super) const LIST: u16 = 7;
-    pub(super) const ADD: u16 = 9;
-    pub(super) const DEL: u16 = 10;
-    pub(super) const TYPE: u16 = 13;
-}
-
-/// `IPSET_ATTR_*` of a command.
-mod attr {
-    pub(super) const PROTOCOL: u16 = 1;
-    pub(super) const SETNAME: u16 = 2;
-    /// `IPSET_ATTR_SETNAME2` as well.
-    pub(super) const TYPENAME: u16 = 3;
-    pub(super) const REVISION: u16 = 4;
-    pub(super) const FAMILY: u16 = 5;
-    pub(super) const FLAGS: u16 = 6;
-    pub(super) const DATA: u16 = 7;
-    pub(super) const ADT: u16 = 8;
-    pub(super) const REVISION_MIN: u16 = 10;
-}
-
-/// `IPSET_ATTR_*` of a set or entry.
-mod data {
-    pub(super) const IP: u16 = 1;
-    pub(super) const PORT: u16 = 4;
-    pub(super) const PORT_TO: u16 = 5;
-    pub(super) const PROTO: u16 = 7;
-    pub(super) const HASHSIZE: u16 = 18;
-    pub(super) const MAXELEM: u16 = 19;
-    /// Of entries; sets have other things by these numbers.
-    pub(super) const IP2: u16 = 20;
-    pub(super) const CIDR2: u16 = 21;
-    pub(super) const IPADDR_IPV4: u16 = 1;
-    pub(super) const IPADDR_IPV6: u16 = 2;
-}
-
-/// `NLA_F_NET_BYTEORDER`: without it the kernel refuses numbers.
-const NETWORK_ORDER: u16 = 1 << 14;
-/// `IPSET_FLAG_LIST_SETNAME`: names only.
-const FLAG_NAMES: u32 = 1 << 1;
-/// The newest revision of a type that we ask for: what programs of 2014 can list.
-const REVISION_MAX: u8 = 3;
-/// `IPSET_DEFAULT_HASHSIZE`; grows by itself.
-const HASHSIZE: u32 = 1024;
-
-/// `IPSET_ERR_*`, which are no errors of the C library's.
-pub mod code {
-    /// There is no such type.
-    pub const FIND_TYPE: i32 = 4098;
-    /// The set is in use.
-    pub const BUSY: i32 = 4100;
-    /// The set is full (`IPSET_ERR_HASH_FULL`).
-    pub const HASH_FULL: i32 = 4352;
-}
+pub use self::uapi::code;
+use self::uapi::{
+    FLAG_NAMES, HASHSIZE, IPSET, IPSET_PROTOCOL, NETWORK_ORDER, REVISION_MAX, attr, cmd, data,
+};
 
 /// Types of sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -332,7 +275,7 @@ impl IpSets {
     /// [`NetlinkError`]; `EINVAL` when the kernel has no IP sets.
     pub fn names(&mut self) -> Result<Vec<String>, NetlinkError> {
         let request = message("list IP sets", cmd::LIST, |w| {
-            w.u32(attr::FLAGS, FLAG_NAMES)
+            w.u32(attr::FLAGS, FLAG_NAMES);
         });
         let mut names = Vec::new();
         self.socket.dump_each(request, |message| {

@@ -18,11 +18,11 @@ mod socket;
 
 pub use attribute::{Attribute, AttributeWriter, Attributes, MAX_ATTRIBUTE_PAYLOAD_BYTES};
 pub use batch::{Batch, Label, Operation, SealedBatch};
-pub use error::{CommitError, NetlinkError, Rejection};
+pub use error::{CommitError, NetlinkError, Refusal, Rejection};
 pub use link::{LinkAddress, Links, delete_link, link_index};
 pub use message::{Message, Messages, Request};
 pub use nix::errno::Errno;
-pub use socket::{NfSocket, Refusal, generation_after};
+pub use socket::{NfSocket, generation_after};
 
 use kplane_model::Family;
 

@@ -8,7 +8,7 @@ use nix::sys::socket::{MsgFlags, getsockopt, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::batch::SealedBatch;
-use super::error::{CommitError, NetlinkError, Rejection};
+use super::error::{CommitError, NetlinkError, Refusal, Rejection};
 use super::message::{
     self, Acknowledgement, Message, Messages, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLMSG_DONE,
     Request,
@@ -401,31 +401,6 @@ impl NfSocket {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(errno_of(&error)),
             }
-        }
-    }
-}
-
-/// A request that was refused; others with it were not.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// Position among the requests, from 0.
-    pub index: usize,
-    /// The kernel's error.
-    pub errno: Errno,
-    /// Its number: some subsystems have numbers that [`Errno`] does not know.
-    pub code: i32,
-    /// The kernel's words, if any.
-    pub reason: Option<String>,
-}
-
-impl Refusal {
-    /// As an error of the request, one of `requests`.
-    #[must_use]
-    pub fn into_error(self, requests: &[Request]) -> NetlinkError {
-        NetlinkError::Refused {
-            what: requests.get(self.index).map_or("request", |r| r.what),
-            errno: self.errno,
-            reason: self.reason,
         }
     }
 }

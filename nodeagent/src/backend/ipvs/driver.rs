@@ -48,7 +48,7 @@ struct Side<K> {
     node: NodePlan,
     ips: NodeIps,
     capacities: HashMap<SetId, u32>,
-    found: Found,
+    rules: Rules,
     /// What the kernel would not do.
     refused: HashSet<Op>,
     refused_at: Option<Instant>,
@@ -56,6 +56,18 @@ struct Side<K> {
     foreign: Vec<ServerKey>,
     /// How long it took to read everything last.
     reading: Duration,
+}
+
+/// The rules that there are.
+#[derive(Debug, Default)]
+struct Rules {
+    found: Found,
+    /// What they were written for.
+    shape: Option<Shape>,
+    /// The generation in which they are known to be so.
+    known: Option<u32>,
+    /// When they were read last, and how long that took.
+    read: Option<(Instant, Duration)>,
 }
 
 /// A step of applying that failed.
@@ -154,7 +166,7 @@ impl<K: Kernel> Side<K> {
             node: NodePlan::default(),
             ips: NodeIps::default(),
             capacities: HashMap::new(),
-            found: Found::default(),
+            rules: Rules::default(),
             refused: HashSet::new(),
             refused_at: None,
             foreign: Vec::new(),
@@ -171,6 +183,7 @@ impl<K: Kernel> Side<K> {
             self.state = State::default();
             let reading = self.read()?;
             self.take(reading, true);
+            self.read_rules()?;
         }
         self.node = change.node.clone();
         let demands: Vec<(ServiceKey, Option<Demand>)> = change
@@ -189,7 +202,7 @@ impl<K: Kernel> Side<K> {
         let (ops, mut failures) = self.state.stage(demands, change.complete, protected);
         self.refused.clear();
         self.refused_at = None;
-        let steps = rules::compare(&self.shape(), &self.found);
+        let steps = self.steps(change.complete);
         let planned = started.elapsed();
         let operations = (ops.len() + steps.len()) as u64;
         let bytes = self.carry_out(&ops, &steps, &mut failures)?;
@@ -214,12 +227,31 @@ impl<K: Kernel> Side<K> {
         let mut bytes = 0;
         self.make_room()?;
         bytes += self.perform(&ops.ready, failures)?;
-        bytes += self.kernel.restore(&steps.first)?;
-        rules::accept(&mut self.found, &steps.first);
+        bytes += self.restore(&steps.first)?;
         bytes += self.perform(&ops.bind, failures)?;
-        bytes += self.kernel.restore(&steps.last)?;
-        rules::accept(&mut self.found, &steps.last);
+        bytes += self.restore(&steps.last)?;
         bytes += self.perform(&ops.clear, failures)?;
+        Ok(bytes)
+    }
+
+    /// What has to be done to the rules, which hardly ever is anything.
+    fn steps(&mut self, complete: bool) -> Steps {
+        let shape = self.shape();
+        if !complete && self.rules.shape.as_ref() == Some(&shape) {
+            return Steps::default();
+        }
+        let steps = rules::compare(&shape, &self.rules.found);
+        self.rules.shape = Some(shape);
+        steps
+    }
+
+    fn restore(&mut self, steps: &[iptables::Step]) -> Result<u64, StepError> {
+        if steps.is_empty() {
+            return Ok(0);
+        }
+        self.rules.known = None;
+        let bytes = self.kernel.restore(steps)?;
+        rules::accept(&mut self.rules.found, steps);
         Ok(bytes)
     }
 
@@ -291,6 +323,21 @@ impl<K: Kernel> Side<K> {
         Ok(reading)
     }
 
+    /// Reads the rules, unless it is sure that nobody changed them, or that would be too often.
+    fn read_rules(&mut self) -> Result<(), StepError> {
+        let generation = self.kernel.generation();
+        let sure = generation.is_some() && self.rules.known == generation;
+        let too_often = |(at, took): (Instant, Duration)| at.elapsed() < took * READ_SHARE;
+        if self.known && (sure || self.rules.read.is_some_and(too_often)) {
+            return Ok(());
+        }
+        let started = Instant::now();
+        self.rules.found = self.kernel.rules()?;
+        self.rules.read = Some((Instant::now(), started.elapsed()));
+        self.rules.known = generation.filter(|_| generation == self.kernel.generation());
+        Ok(())
+    }
+
     /// What was read is what there is.
     fn take(&mut self, reading: Reading, first: bool) {
         let (family, servers) = (self.family, reading.snapshot.servers.len());
@@ -299,7 +346,6 @@ impl<K: Kernel> Side<K> {
         }
         self.ips = NodeIps::new(reading.node_ips);
         self.capacities = reading.capacities;
-        self.found = reading.listing.found;
         let foreign = self.state.adopt(reading.snapshot, first);
         if !foreign.is_empty() && foreign != self.foreign {
             let names: Vec<String> = foreign
@@ -340,7 +386,8 @@ impl<K: Kernel> Side<K> {
         if self.refused_at.is_some_and(|at| at.elapsed() < REFUSED_FOR) {
             ops.retain(|op| !self.refused.contains(op));
         }
-        let steps = rules::compare(&self.shape(), &self.found);
+        self.read_rules()?;
+        let steps = rules::compare(&self.shape(), &self.rules.found);
         let count = ops.len() + steps.len();
         let first = ops
             .iter()

@@ -7,13 +7,13 @@ use kplane_model::Family;
 
 use super::sets::{Entry, SetId, capacity_for};
 use super::state::{Op, Snapshot};
-use crate::backend::iptables::readback::{self, Listing};
+use crate::backend::iptables::readback;
 use crate::backend::iptables::restore::{Limits, parts};
-use crate::backend::iptables::{ChainName, Flavour, Step, Tool};
+use crate::backend::iptables::{ChainName, Flavour, Found, Step, Tool};
 use crate::leftovers;
 use crate::netlink::ipset::{self, IpSets};
 use crate::netlink::ipvs::{self, Ipvs};
-use crate::netlink::{Errno, Links, NetlinkError, Refusal, link_index};
+use crate::netlink::{Errno, Links, NetlinkError, NfSocket, Refusal, link_index};
 use crate::process::RunError;
 
 /// The device that holds Services' addresses (D2).
@@ -59,7 +59,7 @@ pub(super) enum KernelError {
     Restore(RunError),
 }
 
-/// Everything that was read.
+/// Everything that was read, but for the rules.
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) snapshot: Snapshot,
@@ -67,13 +67,18 @@ pub(super) struct Reading {
     pub(super) capacities: HashMap<SetId, u32>,
     /// The node's addresses, those of our device left out.
     pub(super) node_ips: Vec<IpAddr>,
-    pub(super) listing: Listing,
 }
 
 /// Reads and writes one family's data path.
 pub(super) trait Kernel: Send {
-    /// Reads everything. Makes what is missing of device and sets, and nothing else.
+    /// Reads everything but the rules. Makes what is missing of device and sets, and nothing else.
     fn read(&mut self) -> Result<Reading, KernelError>;
+
+    /// Reads the rules.
+    fn rules(&mut self) -> Result<Found, KernelError>;
+
+    /// A number that is another after each change of rules by anybody; `None` if there is none.
+    fn generation(&mut self) -> Option<u32>;
 
     /// Does things in order, whatever becomes of the others.
     fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError>;
@@ -103,11 +108,18 @@ pub(super) struct Machine {
     links: Links,
     link: u32,
     tool: Tool,
+    /// Knows the generation of rules; legacy iptables has none.
+    nftables: Option<NfSocket>,
 }
 
 impl Machine {
     pub(super) fn new(family: Family, tool: Tool) -> Result<Self, KernelError> {
         let mut links = Links::open()?;
+        let nftables = match tool.flavour() {
+            Flavour::Legacy => None,
+            // Without it the rules are read each time.
+            Flavour::Nft => NfSocket::open().ok(),
+        };
         Ok(Self {
             family,
             ipvs: Ipvs::open()?,
@@ -115,6 +127,7 @@ impl Machine {
             link: ensure_link(&mut links)?,
             links,
             tool,
+            nftables,
         })
     }
 
@@ -268,13 +281,20 @@ impl Kernel for Machine {
                 node_ips.push(address.ip);
             }
         }
-        let text = self.tool.list().map_err(KernelError::Save)?;
         Ok(Reading {
             snapshot,
             capacities,
             node_ips,
-            listing: readback::parse(&text, ChainName::parse_ipvs),
         })
+    }
+
+    fn rules(&mut self) -> Result<Found, KernelError> {
+        let text = self.tool.list().map_err(KernelError::Save)?;
+        Ok(readback::parse(&text, ChainName::parse_ipvs).found)
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        self.nftables.as_mut()?.generation().ok()
     }
 
     fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {

@@ -155,7 +155,7 @@ impl SetId {
             Self::NodePortSctp => (
                 ["KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH"],
                 SetType::IpPort,
-                "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'",
+                "Kubernetes nodeport SCTP port for masquerade purpose with type \\'hash ip:port\\'",
             ),
             Self::NodePortLocalSctp => (
                 [
@@ -163,7 +163,7 @@ impl SetId {
                     "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS",
                 ],
                 SetType::IpPort,
-                "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'",
+                "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type \\'hash ip:port\\'",
             ),
             Self::HealthCheckNodePort => (
                 [

@@ -19,6 +19,10 @@ use super::sets::{Entry, SetId};
 use crate::backend::Failure;
 use crate::netlink::ipvs::{Command, Real, Server, ServerKey, ServerMode};
 
+mod places;
+
+use self::places::Places;
+
 /// Gets connections.
 const SERVES: u32 = 1;
 /// Gets no new connections.
@@ -440,49 +444,6 @@ impl State {
         let mut denied: Vec<ServerKey> = self.denied.keys().copied().collect();
         denied.sort_unstable();
         denied
-    }
-}
-
-/// Places of virtual servers that the sets have.
-struct Places {
-    places: HashSet<ServerKey>,
-    node_ports: HashSet<(Protocol, u16)>,
-}
-
-impl Places {
-    fn new(snapshot: &Snapshot) -> Self {
-        let of = |set| snapshot.entries.get(&set).into_iter().flatten();
-        let sets = [
-            SetId::ClusterIp,
-            SetId::ExternalIp,
-            SetId::ExternalIpLocal,
-            SetId::LoadBalancer,
-            SetId::NodePortSctp,
-        ];
-        let place = |entry: &Entry| match *entry {
-            Entry::IpPort(ip, protocol, port) => Some(ServerKey { ip, protocol, port }),
-            _ => None,
-        };
-        let port = |protocol| {
-            let (set, _) = SetId::of_node_ports(protocol);
-            of(set).filter_map(move |entry| match *entry {
-                Entry::Port(port) => Some((protocol, port)),
-                _ => None,
-            })
-        };
-        Self {
-            places: sets.into_iter().flat_map(of).filter_map(place).collect(),
-            node_ports: port(Protocol::Tcp).chain(port(Protocol::Udp)).collect(),
-        }
-    }
-
-    fn has(&self, key: ServerKey, ours: &HashSet<IpAddr>) -> bool {
-        if self.places.is_empty() && self.node_ports.is_empty() {
-            return ours.contains(&key.ip);
-        }
-        let node_port =
-            !ours.contains(&key.ip) && self.node_ports.contains(&(key.protocol, key.port));
-        node_port || self.places.contains(&key)
     }
 }
 

@@ -69,7 +69,8 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
     let detector = detect::detector(config, &mut check);
     let ipvs = match &*config.mode {
         "ipvs" => check.ipvs(&config.ipvs),
-        _ => backend::ipvs::Settings::default(),
+        // For `--backend ipvs`; what is wrong there is told in its mode only.
+        _ => Checker::default().ipvs(&config.ipvs),
     };
     let nodeport_addresses = check.nodeport_addresses(&config.node_port_addresses, &config.mode);
     let settings = Settings {
