@@ -81,7 +81,10 @@ pub(crate) fn what_others_do_is_found_and_repaired() -> Result<()> {
     let services = [service()];
     let mut world = World::serving(Setup::PodRanges, &services)?;
     let node = world.node(1)?.clone();
-    world.first()?.ensure_equal()?;
+    world
+        .first()?
+        .ensure_equal()
+        .with_context(|| format!("{:#?}", servers(&node)))?;
     let before = everything(&node)?;
     for (family, commands) in TAMPERINGS {
         let what = commands.join("; ");
@@ -158,8 +161,14 @@ pub(crate) fn a_restart_adopts_everything_and_writes_only_what_changed() -> Resu
     let first = world.first()?;
     first.restart()?;
     let done = first.replace(&all)?;
+    let after = everything(&node)?;
+    let lacking: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
+    let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+    ensure!(
+        lacking.is_empty() && new.is_empty(),
+        "lacks {lacking:#?}, has {new:#?}"
+    );
     ensure!(done.operations == 0, "{done:?}");
-    ensure!(everything(&node)? == before);
 
     first.restart()?;
     let fewer = [
