@@ -25,7 +25,7 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -42,13 +42,16 @@ use qemu::{Console, Qemu};
 
 /// Set inside a machine.
 const INSIDE: &str = "KPLANE_VM";
+/// Set to anything but `0` or nothing: tests run in a machine ([`is_wanted`]).
+pub const IN_VM: &str = "KPLANE_IN_VM";
 /// Below the root of the checkout.
 const FOLDER: &str = ".cache/vm";
 /// Programs that a machine needs, and Debian's packages that have them.
-pub const PROGRAMS: [(&str, &str); 5] = [
+pub const PROGRAMS: [(&str, &str); 6] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("depmod", "kmod"),
+    ("xz", "xz-utils"),
     ("ipvsadm", "ipvsadm"),
     ("ipset", "ipset"),
 ];
@@ -57,6 +60,36 @@ pub const PROGRAMS: [(&str, &str); 5] = [
 #[must_use]
 pub fn is_inside() -> bool {
     privilege::is_set(INSIDE)
+}
+
+/// Whether this process was asked to do its tests in a machine ([`IN_VM`]) and is not in one yet.
+#[must_use]
+pub fn is_wanted() -> bool {
+    privilege::is_set(IN_VM) && !is_inside()
+}
+
+/// Runs this very program again in a fresh machine, with the same arguments. Where that cannot be,
+/// it fails in CI and says so elsewhere.
+#[must_use]
+pub fn run_myself(deadline: Duration) -> ExitCode {
+    let run = || {
+        if let Some((program, package)) = missing() {
+            let text = format!("{program} is not on the PATH: apt-get install {package}");
+            ensure!(!privilege::is_strict(), text);
+            println!("skipped: {text}");
+            return Ok(0);
+        }
+        let mut again = Command::new(env::current_exe().context("this program's path")?);
+        again.args(env::args_os().skip(1));
+        Vm::ensure()?.run(&Run::new(&again, deadline))
+    };
+    match run() {
+        Ok(code) => code.into(),
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// The program of [`PROGRAMS`] that is missing on this machine, with its package.
@@ -70,7 +103,7 @@ pub fn missing() -> Option<(&'static str, &'static str)> {
 #[derive(Debug)]
 pub struct Vm {
     kernel: Kernel,
-    /// Virtual processors.
+    /// Virtual processors. With two, work takes twice the time of this machine's processors.
     pub cpus: u8,
     /// Memory, in MiB; taken from this machine as the guest uses it.
     pub memory: u16,
@@ -118,7 +151,7 @@ impl Vm {
         let root = tests.parent().context("tests lies in a checkout")?;
         Ok(Self {
             kernel: Kernel::ensure(&root.join(FOLDER))?,
-            cpus: 2,
+            cpus: 1,
             memory: 2048,
         })
     }

@@ -21,6 +21,18 @@ const PACKAGE: &str = "linux-image-";
 /// Held while fetching.
 const LOCK: &str = "fetch.lock";
 const INITRAMFS: &str = "initramfs";
+/// The kernel itself, an ELF file, without the code that unpacks it: emulated, that takes longer than
+/// the rest of the boot.
+const UNPACKED: &str = "vmlinux";
+/// Where `Documentation/arch/x86/boot.rst` of the kernel has them: in the first sectors of its image.
+const SETUP_SECTORS: usize = 0x1f1;
+const PAYLOAD_OFFSET: usize = 0x248;
+const PAYLOAD_LENGTH: usize = 0x24c;
+const SECTOR: usize = 512;
+/// How a payload in the format of xz begins.
+const XZ: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
+/// Behind the compressed kernel stands its size.
+const SIZE_BEHIND: usize = 4;
 /// What the first program of the guest needs; all else is loaded when it is used.
 const EARLY_MODULES: [&str; 6] = [
     "virtio_pci",
@@ -58,6 +70,14 @@ impl Kernel {
 
     /// What qemu starts.
     pub(super) fn image(&self) -> PathBuf {
+        let unpacked = self.folder.join(UNPACKED);
+        if unpacked.exists() {
+            return unpacked;
+        }
+        self.packed()
+    }
+
+    fn packed(&self) -> PathBuf {
         self.folder
             .join("boot")
             .join(format!("vmlinuz-{}", self.version))
@@ -125,8 +145,18 @@ impl Kernel {
         Ok(Self { folder, ..kernel })
     }
 
-    /// What installing the package would do: an index of modules, and an initramfs.
+    /// What installing the package would do, an index of modules and an initramfs; and the kernel
+    /// unpacked, if it is packed as Debian 12 does it.
     fn complete(&self) -> Result<()> {
+        let packed = self.packed();
+        let image = fs::read(&packed).with_context(|| packed.display().to_string())?;
+        if let Some(payload) = payload(&image).filter(|payload| payload.starts_with(&XZ)) {
+            let archive = self.folder.join(UNPACKED).with_extension("xz");
+            fs::write(&archive, payload).context("write the packed kernel")?;
+            let mut unpack = Command::new("xz");
+            unpack.arg("-d").arg(&archive);
+            output(unpack)?;
+        }
         let mut index = Command::new("depmod");
         index.arg("-b").arg(&self.folder).arg(&self.version);
         output(index)?;
@@ -187,6 +217,17 @@ fn download(into: &Path, package: &str) -> Result<PathBuf> {
         file.display()
     );
     Ok(file)
+}
+
+/// The compressed kernel inside an image.
+fn payload(image: &[u8]) -> Option<&[u8]> {
+    let number = |at: usize| {
+        let bytes = image.get(at..at + 4)?.try_into().ok()?;
+        usize::try_from(u32::from_le_bytes(bytes)).ok()
+    };
+    let begin = (usize::from(*image.get(SETUP_SECTORS)?) + 1) * SECTOR + number(PAYLOAD_OFFSET)?;
+    let length = number(PAYLOAD_LENGTH)?.checked_sub(SIZE_BEHIND)?;
+    image.get(begin..begin.checked_add(length)?)
 }
 
 fn which(program: &str) -> Result<PathBuf> {
