@@ -251,17 +251,9 @@ impl IpSets {
     pub fn list(&mut self, name: &str) -> Result<Option<Found>, NetlinkError> {
         let request = message("list an IP set", cmd::LIST, |w| w.str(attr::SETNAME, name));
         let mut found = None;
-        let listed = self.socket.dump_each(request, |message| {
-            if let Some(part) = parse(message) {
-                let whole = found.get_or_insert_with(|| Found {
-                    entries: Vec::new(),
-                    strange: 0,
-                    ..part.clone()
-                });
-                whole.entries.extend(part.entries);
-                whole.strange += part.strange;
-            }
-        });
+        let listed = self
+            .socket
+            .dump_each(request, |message| collect(message, &mut found));
         match listed {
             Ok(()) => Ok(found),
             Err(error) if error.errno() == Some(super::Errno::ENOENT) => Ok(None),
@@ -408,14 +400,30 @@ fn parse_ip(attribute: Attribute<'_>) -> Option<IpAddr> {
     }
 }
 
-/// Reads one message of a list: the set, and some of its entries.
-fn parse(message: Message<'_>) -> Option<Found> {
+/// Reads one message of a list: some of a set's entries. Only the first one says what set it is.
+fn collect(message: Message<'_>, found: &mut Option<Found>) {
     if message.kind != IPSET | cmd::LIST {
-        return None;
+        return;
     }
     let attributes = message.attributes();
-    let name = attributes.get(attr::TYPENAME)?.as_str()?;
-    let kind = SetType::ALL.into_iter().find(|kind| kind.as_str() == name);
+    if attributes.get(attr::TYPENAME).is_some() {
+        // A list that begins again tells everything again.
+        *found = parse_header(attributes);
+    }
+    let Some(found) = found else { return };
+    let mut kinds = SetType::ALL.into_iter();
+    let kind = kinds.find(|kind| kind.as_str() == found.kind);
+    let entries = attributes.get(attr::ADT).map(Attribute::children);
+    for entry in entries.into_iter().flatten() {
+        match kind.and_then(|kind| Entry::parse(kind, entry.children())) {
+            Some(entry) => found.entries.push(entry),
+            None => found.strange += 1,
+        }
+    }
+}
+
+fn parse_header(attributes: Attributes<'_>) -> Option<Found> {
+    let kind = attributes.get(attr::TYPENAME)?.as_str()?.to_owned();
     let family = match attributes.get(attr::FAMILY)?.payload.first()? {
         2 => Some(Family::V4),
         10 => Some(Family::V6),
@@ -423,20 +431,12 @@ fn parse(message: Message<'_>) -> Option<Found> {
     };
     let header = attributes.get(attr::DATA).map(Attribute::children);
     let capacity = header.and_then(|header| header.get(data::MAXELEM)?.as_u32());
-    let entries = attributes.get(attr::ADT).map(Attribute::children);
-    let (mut good, mut strange) = (Vec::new(), 0);
-    for entry in entries.into_iter().flatten() {
-        match kind.and_then(|kind| Entry::parse(kind, entry.children())) {
-            Some(entry) => good.push(entry),
-            None => strange += 1,
-        }
-    }
     Some(Found {
-        kind: name.to_owned(),
+        kind,
         family,
         capacity: capacity.unwrap_or(0),
-        entries: good,
-        strange,
+        entries: Vec::new(),
+        strange: 0,
     })
 }
 

@@ -125,18 +125,40 @@ fn listed(kind: SetType, family: u8, entries: &[Entry]) -> Vec<u8> {
     request.as_bytes().to_vec()
 }
 
+fn read(bytes: &[u8]) -> Option<Found> {
+    let mut found = None;
+    Messages(bytes).for_each(|message| collect(message, &mut found));
+    found
+}
+
+/// The kernel says in the first message only what set it is.
+#[test]
+fn d3_a_long_list_is_read_whole() {
+    let [(kind, entry, _), ..] = entries();
+    let mut bytes = listed(kind, 2, &[entry]);
+    let rest = message("list", cmd::LIST, |w| {
+        w.str(attr::SETNAME, "A");
+        w.nest(attr::ADT, |w| {
+            w.nest(attr::DATA, |w| Entry::Ip(ip("10.0.0.2")).write(w));
+        });
+    });
+    bytes.extend_from_slice(rest.as_bytes());
+    let found = read(&bytes).unwrap();
+    assert_eq!(found.entries, [entry, Entry::Ip(ip("10.0.0.2"))]);
+}
+
 #[test]
 fn d3_what_is_listed_is_read() {
     for (kind, entry, _) in entries() {
         let bytes = listed(kind, 2, &[entry, entry]);
-        let found = Messages(&bytes).next().and_then(parse).unwrap();
+        let found = read(&bytes).unwrap();
         assert!(found.is(kind, Family::V4), "{found:?}");
         assert_eq!(found.entries, [entry, entry]);
         assert_eq!((found.capacity, found.strange), (9, 0));
         let [other, ..] = entries().map(|(_, entry, _)| entry);
         if other != entry && kind != SetType::Ip {
             let bytes = listed(kind, 10, &[other]);
-            let found = Messages(&bytes).next().and_then(parse).unwrap();
+            let found = read(&bytes).unwrap();
             assert_eq!((found.entries.len(), found.strange), (0, 1), "{kind:?}");
             assert_eq!(found.is(kind, Family::V4), kind == SetType::Port);
         }
@@ -147,7 +169,9 @@ proptest! {
     #[test]
     fn any_answer_is_read(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let message = Message { kind: IPSET | cmd::LIST, flags: 0, sequence: 0, body: &bytes };
-        let _ = parse(message);
+        collect(message, &mut None);
+        let header = Found { kind: "hash:ip".to_owned(), family: None, capacity: 0, entries: Vec::new(), strange: 0 };
+        collect(message, &mut Some(header));
     }
 
     #[test]
@@ -157,8 +181,6 @@ proptest! {
         let position = position % bytes.len();
         bytes[position] = byte;
         bytes.truncate(bytes.len() - cut % bytes.len());
-        for message in Messages(&bytes) {
-            let _ = parse(message);
-        }
+        let _ = read(&bytes);
     }
 }
