@@ -115,6 +115,9 @@ pub struct Vm {
     pub cpus: u8,
     /// Memory, in MiB; taken from this machine as the guest uses it.
     pub memory: u16,
+    /// The guest may open connections to whatever the starting thread's network namespace reaches,
+    /// by the addresses that things have there.
+    pub network: bool,
 }
 
 /// One start of a machine, which runs one command and ends.
@@ -161,6 +164,7 @@ impl Vm {
             kernel: Kernel::ensure(&root.join(FOLDER))?,
             cpus: 1,
             memory: 2048,
+            network: false,
         })
     }
 
@@ -205,6 +209,7 @@ impl Vm {
         let settings = script::Settings {
             modules: &self.kernel.modules(),
             mode,
+            network: self.network,
             writable: writable.as_deref(),
         };
         fs::write(share.join("settings"), settings.text()?)?;
@@ -225,6 +230,7 @@ impl Vm {
             cpus: self.cpus,
             memory: self.memory,
             console,
+            network: self.network,
             share,
             writable: writable.map(PathBuf::from),
         }
