@@ -12,10 +12,12 @@ use kplane_tests::cluster::Api;
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::{Process, output};
 
-use crate::usage::{cpu, memory};
-use crate::workload::{self, ENDPOINTS, NAMESPACE, fresh, node};
+use crate::usage::{cpu, memory, received};
+use crate::workload::{self, NAMESPACE, endpoints, fresh, node};
 use crate::{Args, Contender, RESULT, Row};
 
+/// The machine's only way to the API server.
+const LINK: &str = "eth0";
 /// No start and no change takes longer.
 const DEADLINE: Duration = Duration::from_secs(900);
 /// Between two looks, and at least so many times the time that a look takes: looking takes CPU from
@@ -49,9 +51,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn measure(args: &Args, api: &Api, contender: Contender, services: u32) -> Result<Row> {
-    let started = Instant::now();
+    let machine = NetNs::current("machine")?;
+    let (started, before) = (Instant::now(), received(&machine, LINK)?);
     let process = start(args, contender)?;
     let cold = all(services, started)?;
+    let start_bytes = received(&machine, LINK)? - before;
     let pids = [process.id()];
     let cold_cpu = cpu(&pids)?.as_secs_f64();
     println!("  cold start {cold:.2} s");
@@ -63,7 +67,7 @@ fn measure(args: &Args, api: &Api, contender: Contender, services: u32) -> Resul
         let address = address(api, service)?;
         workload::change(api, service, fresh(change))?;
         let answered = Instant::now();
-        holds(address, fresh(change), answered)?;
+        holds(&address, fresh(change), answered)?;
         changes.push(answered.elapsed().as_secs_f64());
         thread::sleep(BETWEEN);
     }
@@ -73,6 +77,7 @@ fn measure(args: &Args, api: &Api, contender: Contender, services: u32) -> Resul
     Ok(Row {
         cold,
         cold_cpu,
+        start_bytes,
         change_cpu: used / f64::from(args.changes),
         changes,
         memory: memory(&pids)?.now,
@@ -120,7 +125,7 @@ fn start(args: &Args, contender: Contender) -> Result<Process> {
 
 /// Waits until all real servers and all entries of the set of ClusterIPs are there.
 fn all(services: u32, started: Instant) -> Result<f64> {
-    let wanted = (services * ENDPOINTS) as usize;
+    let wanted = endpoints(services).len();
     loop {
         let looked = Instant::now();
         let text = fs::read_to_string("/proc/net/ip_vs").unwrap_or_default();
@@ -159,7 +164,7 @@ fn address(api: &Api, service: u32) -> Result<String> {
 }
 
 /// Waits until a virtual server has a real server.
-fn holds(address: String, endpoint: Ipv4Addr, since: Instant) -> Result<()> {
+fn holds(address: &str, endpoint: Ipv4Addr, since: Instant) -> Result<()> {
     let wanted = format!("{endpoint}:");
     loop {
         let mut command = Command::new("ipvsadm");

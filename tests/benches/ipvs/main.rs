@@ -67,6 +67,8 @@ struct Row {
     /// Start of the process until the kernel holds everything, and its CPU time.
     cold: f64,
     cold_cpu: f64,
+    /// From the API server until then.
+    start_bytes: u64,
     /// Sorted: from the API server's answer until the kernel holds the change.
     changes: Vec<f64>,
     /// CPU time for each.
@@ -111,8 +113,8 @@ fn main() -> Result<()> {
 }
 
 const HEAD: &str = "\
-| Services | | cold start | its CPU | one endpoint, p50 | its CPU | memory |
-|---:|---|---:|---:|---:|---:|---:|
+| Services | | cold start | its CPU | its bytes | one endpoint, p50 | its CPU | memory |
+|---:|---|---:|---:|---:|---:|---:|---:|
 ";
 
 fn lines(services: u32, theirs: &Row, ours: &Row) -> Result<String> {
@@ -120,9 +122,10 @@ fn lines(services: u32, theirs: &Row, ours: &Row) -> Result<String> {
     for (name, row) in [("kube-proxy ipvs", theirs), ("kplane ipvs", ours)] {
         writeln!(
             text,
-            "| {services} | {name} | {:.2} s | {:.2} s | {:.0} ms | {:.1} ms | {} MB |",
+            "| {services} | {name} | {:.2} s | {:.2} s | {:.1} MB | {:.0} ms | {:.1} ms | {} MB |",
             row.cold,
             row.cold_cpu,
+            row.start_bytes as f64 / 1e6,
             row.median() * 1e3,
             row.change_cpu * 1e3,
             row.memory / 1_000_000
@@ -130,9 +133,10 @@ fn lines(services: u32, theirs: &Row, ours: &Row) -> Result<String> {
     }
     writeln!(
         text,
-        "| {services} | ratio | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} |",
+        "| {services} | ratio | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} |",
         theirs.cold / ours.cold,
         theirs.cold_cpu / ours.cold_cpu,
+        theirs.start_bytes as f64 / ours.start_bytes as f64,
         theirs.median() / ours.median(),
         theirs.change_cpu / ours.change_cpu,
         theirs.memory as f64 / ours.memory as f64
