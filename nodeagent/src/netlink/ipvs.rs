@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use kplane_model::{EndpointAddr, Family, Protocol};
 use netlink_sys::protocols::NETLINK_GENERIC;
 
-use super::message::{NLM_F_ACK, Request};
+use super::message::Request;
 use super::{Attribute, AttributeWriter, Attributes, Message, Messages};
 use super::{NetlinkError, NfSocket, Refusal, nfproto};
 
@@ -33,7 +33,6 @@ mod cmd {
     pub(super) const DEL_DEST: u8 = 7;
     pub(super) const SET_CONFIG: u8 = 12;
     pub(super) const GET_CONFIG: u8 = 13;
-    pub(super) const FLUSH: u8 = 17;
 }
 
 /// `IPVS_CMD_ATTR_SERVICE`.
@@ -167,6 +166,32 @@ pub struct Server {
     pub mode: Option<ServerMode>,
 }
 
+impl Server {
+    /// Reads one message of the list of virtual servers; `None` for those that go by a firewall mark.
+    #[must_use]
+    pub fn parse(message: Message<'_>) -> Option<Self> {
+        let service = message.attributes().get(ATTR_SERVICE)?.children();
+        let number = |kind| service.get(kind).and_then(host_u16);
+        let family = match number(svc::AF)? {
+            n if n == u16::from(nfproto(Family::V4)) => Family::V4,
+            n if n == u16::from(nfproto(Family::V6)) => Family::V6,
+            _ => return None,
+        };
+        let protocol = Protocol::from_number(u8::try_from(number(svc::PROTOCOL)?).ok()?)?;
+        let bytes: [u8; 16] = service.get(svc::ADDR)?.payload.try_into().ok()?;
+        let [a, b, c, d, ..] = bytes;
+        let ip = match family {
+            Family::V4 => IpAddr::from([a, b, c, d]),
+            Family::V6 => IpAddr::from(bytes),
+        };
+        let port = u16::from_be_bytes(service.get(svc::PORT)?.payload.try_into().ok()?);
+        Some(Self {
+            key: ServerKey { ip, protocol, port },
+            mode: parse_mode(service),
+        })
+    }
+}
+
 /// Something to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
@@ -263,7 +288,7 @@ impl Ipvs {
             Request::with_header("list IPVS virtual servers", self.family, &header, |_| {});
         let mut servers = Vec::new();
         self.socket.dump_each(request, |message| {
-            let server = parse_server(message);
+            let server = Server::parse(message);
             servers.extend(server.filter(|server| Family::of(server.key.ip) == family));
         })?;
         // A dump that begins again tells some twice.
@@ -318,24 +343,6 @@ impl Ipvs {
             udp_s,
         })
     }
-
-    /// Removes all virtual servers.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
-    pub fn flush(&mut self) -> Result<(), NetlinkError> {
-        let header = genl_header(cmd::FLUSH);
-        let request = Request::with_header("flush IPVS", self.family, &header, |_| {});
-        self.socket.execute(request.flagged(NLM_F_ACK))
-    }
-}
-
-/// Removes all IPVS virtual servers of this thread's network namespace.
-///
-/// # Errors
-/// [`NetlinkError`]; `ENOENT` when the kernel has no IPVS.
-pub fn flush_ipvs() -> Result<(), NetlinkError> {
-    Ipvs::open()?.flush()
 }
 
 fn write_server(w: &mut AttributeWriter<'_>, key: ServerKey, mode: Option<ServerMode>) {
@@ -384,29 +391,6 @@ fn address_union(ip: IpAddr) -> [u8; 16] {
         }
         IpAddr::V6(ip) => ip.octets(),
     }
-}
-
-/// Reads one message of the list of virtual servers; `None` for those that go by a firewall mark.
-fn parse_server(message: Message<'_>) -> Option<Server> {
-    let service = message.attributes().get(ATTR_SERVICE)?.children();
-    let number = |kind| service.get(kind).and_then(host_u16);
-    let family = match number(svc::AF)? {
-        n if n == u16::from(nfproto(Family::V4)) => Family::V4,
-        n if n == u16::from(nfproto(Family::V6)) => Family::V6,
-        _ => return None,
-    };
-    let protocol = Protocol::from_number(u8::try_from(number(svc::PROTOCOL)?).ok()?)?;
-    let bytes: [u8; 16] = service.get(svc::ADDR)?.payload.try_into().ok()?;
-    let [a, b, c, d, ..] = bytes;
-    let ip = match family {
-        Family::V4 => IpAddr::from([a, b, c, d]),
-        Family::V6 => IpAddr::from(bytes),
-    };
-    let port = u16::from_be_bytes(service.get(svc::PORT)?.payload.try_into().ok()?);
-    Some(Server {
-        key: ServerKey { ip, protocol, port },
-        mode: parse_mode(service),
-    })
 }
 
 fn parse_mode(service: Attributes<'_>) -> Option<ServerMode> {

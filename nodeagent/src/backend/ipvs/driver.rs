@@ -136,7 +136,8 @@ impl Driver<Machine> {
 }
 
 /// Sets what belongs to the network namespace as a whole.
-fn prepare(settings: &super::Settings) {
+pub(super) fn prepare(settings: &super::Settings) {
+    probe::load_ipvs();
     for problem in sysctl::apply(settings) {
         tracing::warn!(problem, "a setting of the kernel that IPVS mode needs");
     }

@@ -100,7 +100,7 @@ fn what_is_listed_is_read() {
         let at = bytes.windows(4).position(|w| w == [12, 0, 7, 0]).unwrap();
         bytes[at + 4] |= flags;
         bytes[at + 8..at + 12].fill(0);
-        Messages(&bytes).next().and_then(parse_server)
+        Messages(&bytes).next().and_then(Server::parse)
     };
     for (server, mode) in [
         (key("10.0.0.1", Protocol::Tcp, 80), mode("rr", None)),
@@ -164,10 +164,10 @@ proptest! {
     #[test]
     fn any_answer_is_read(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         for message in Messages(&bytes) {
-            let _ = parse_server(message);
+            let _ = Server::parse(message);
         }
         let message = Message { kind: 40, flags: 0, sequence: 0, body: &bytes };
-        let _ = parse_server(message);
+        let _ = Server::parse(message);
     }
 
     #[test]
@@ -179,7 +179,7 @@ proptest! {
         bytes[position] = byte;
         bytes.truncate(bytes.len() - cut % bytes.len());
         for message in Messages(&bytes) {
-            let _ = parse_server(message);
+            let _ = Server::parse(message);
         }
     }
 
