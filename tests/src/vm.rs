@@ -44,6 +44,8 @@ use qemu::{Console, Qemu};
 const INSIDE: &str = "KPLANE_VM";
 /// Set to anything but `0` or nothing: tests run in a machine ([`is_wanted`]).
 pub const IN_VM: &str = "KPLANE_IN_VM";
+/// Set to anything but `0` or nothing: all of them do ([`runs_all`]).
+pub const ALL: &str = "KPLANE_VM_ALL";
 /// Below the root of the checkout.
 const FOLDER: &str = ".cache/vm";
 /// Programs that a machine needs, and Debian's packages that have them.
@@ -66,6 +68,12 @@ pub fn is_inside() -> bool {
 #[must_use]
 pub fn is_wanted() -> bool {
     privilege::is_set(IN_VM) && !is_inside()
+}
+
+/// Whether tests that take long in a machine shall run, too ([`ALL`]).
+#[must_use]
+pub fn runs_all() -> bool {
+    privilege::is_set(ALL)
 }
 
 /// Runs this very program again in a fresh machine, with the same arguments. Where that cannot be,

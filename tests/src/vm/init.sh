@@ -17,7 +17,7 @@ $b mount -t overlay -o lowerdir=/lower,upperdir=/upper/changes,workdir=/upper/wo
 $b mount --move /proc /root/proc
 $b mount --move /dev /root/dev
 $b mount -t sysfs sys /root/sys
-for folder in run tmp; do $b mount -t tmpfs $folder /root/$folder; done
+$b mount -t tmpfs run /root/run
 $b mkdir -p /root/dev/pts /root/dev/shm /root/run/vm /root/lib/modules
 $b mount -t devpts pts /root/dev/pts
 $b mount -t tmpfs shm /root/dev/shm

@@ -103,8 +103,45 @@ const IPTABLES_ONLY: [&str; 2] = ["iptables::", "iptables_faults::"];
 /// The same for IPVS.
 const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
 
-/// Tests whose words are not true of IPVS.
-const NOT_IPVS: [(&str, &str); 0] = [];
+/// Of the common tests those that IPVS has something of its own to say about: packets are slow in a
+/// virtual machine. `KPLANE_VM_ALL=1` runs the others too.
+const COMMON_OF_IPVS: [&str; 19] = [
+    "addresses::a15_external",
+    "addresses::a15_an_endpoint",
+    "addresses::a15_endpoints_with",
+    "addresses::a17_masquerade_all_masquerades",
+    "addresses::a3_",
+    "policies::a16_outside",
+    "policies::a18_outside",
+    "policies::a18_internal",
+    "policies::a12_a13_",
+    "policies::b3_",
+    "policies::b5_",
+    "unserved::a18_without",
+    "unserved::a18_addresses_that",
+    "unserved::a8_ranges",
+    "unserved::a9_",
+    "affinity::a11_an_endpoint_that_goes",
+    "affinity::a11_affinity_comes",
+    "churn::an_address_passes",
+    "health::",
+];
+
+/// Common tests whose words are not true of IPVS, and why.
+const NOT_IPVS: [(&str, &str); 3] = [
+    (
+        "affinity::a11_a_client_stays",
+        "each virtual server remembers for itself: D7",
+    ),
+    (
+        "affinity::a11_protocols",
+        "round robin takes the same turn for each protocol",
+    ),
+    (
+        "affinity::a11_a16_",
+        "each virtual server remembers for itself: D7",
+    ),
+];
 
 /// Tests that take long and find nothing more with x_tables.
 const LEGACY_TOO_LONG: [(&str, &str); 0] = [];
@@ -156,7 +193,9 @@ impl UnderTest {
         let listed = |list: &[(&str, &str)]| list.iter().any(|(name, _)| test.starts_with(name));
         let of = |list: &[&str]| list.iter().any(|name| test.starts_with(name));
         match self {
-            Self::Ipvs => !listed(&NFTABLES_ONLY) && !of(&IPTABLES_ONLY) && !listed(&NOT_IPVS),
+            Self::Ipvs if of(&IPVS_ONLY) => true,
+            Self::Ipvs if listed(&NFTABLES_ONLY) || of(&IPTABLES_ONLY) => false,
+            Self::Ipvs => !listed(&NOT_IPVS) && (of(&COMMON_OF_IPVS) || vm::runs_all()),
             _ if of(&IPVS_ONLY) => false,
             Self::Nftables => !of(&IPTABLES_ONLY),
             Self::IptablesNft => !listed(&NFTABLES_ONLY),
