@@ -6,7 +6,7 @@ use kp_nodeagent::backend::nftables::{Set, decode_elements};
 use kp_nodeagent::netlink::Messages;
 use kp_nodeagent::netlink::conntrack::Flow;
 use kp_nodeagent::netlink::ipset::Found;
-use kp_nodeagent::netlink::ipvs::{Server, reals};
+use kp_nodeagent::netlink::ipvs::{Listing, Server};
 use kplane_model::Family;
 use libfuzzer_sys::fuzz_target;
 
@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let _ = Found::parse(Messages(dump));
     if let Ok(text) = std::str::from_utf8(dump) {
-        let _ = reals(text, Family::ALL[usize::from(*choice & 1)]);
+        let _ = Listing::parse(text, Family::ALL[usize::from(*choice & 1)]);
     }
     let sets: Vec<Set> = Set::all().collect();
     let set = sets[usize::from(*choice >> 1) % sets.len()];

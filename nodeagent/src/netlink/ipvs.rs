@@ -31,6 +31,7 @@ mod cmd {
     pub(super) const NEW_DEST: u8 = 5;
     pub(super) const SET_DEST: u8 = 6;
     pub(super) const DEL_DEST: u8 = 7;
+    pub(super) const GET_DEST: u8 = 8;
     pub(super) const SET_CONFIG: u8 = 12;
     pub(super) const GET_CONFIG: u8 = 13;
 }
@@ -62,9 +63,18 @@ mod dest {
     pub(super) const WEIGHT: u16 = 4;
     pub(super) const U_THRESH: u16 = 5;
     pub(super) const L_THRESH: u16 = 6;
+    pub(super) const ACTIVE_CONNS: u16 = 7;
+    pub(super) const INACT_CONNS: u16 = 8;
     pub(super) const ADDR_FAMILY: u16 = 11;
 }
 
+/// Real servers, for people and for us.
+const LISTING: &str = "/proc/thread-self/net/ip_vs";
+
+/// `IP_VS_CONN_F_FWD_MASK`: how packets reach real servers.
+const FORWARD_MASK: u32 = 7;
+/// `IP_VS_CONN_F_LOCALNODE`: the real server is the node itself.
+const FORWARD_LOCAL: u32 = 1;
 /// `IP_VS_CONN_F_MASQ`: packets are translated.
 const FORWARD_MASQ: u32 = 0;
 
@@ -178,12 +188,7 @@ impl Server {
             _ => return None,
         };
         let protocol = Protocol::from_number(u8::try_from(number(svc::PROTOCOL)?).ok()?)?;
-        let bytes: [u8; 16] = service.get(svc::ADDR)?.payload.try_into().ok()?;
-        let [a, b, c, d, ..] = bytes;
-        let ip = match family {
-            Family::V4 => IpAddr::from([a, b, c, d]),
-            Family::V6 => IpAddr::from(bytes),
-        };
+        let ip = parse_union(family, service.get(svc::ADDR)?)?;
         let port = u16::from_be_bytes(service.get(svc::PORT)?.payload.try_into().ok()?);
         Some(Self {
             key: ServerKey { ip, protocol, port },
@@ -297,6 +302,40 @@ impl Ipvs {
         Ok(servers)
     }
 
+    /// The real servers of these virtual servers.
+    ///
+    /// The kernel lists all of them at once in `/proc`, but loses some where several network
+    /// namespaces have IPVS (seen with Linux 6.1); it is asked for each of those that are not there.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn reals(&mut self, servers: &[Server], family: Family) -> Result<Vec<Real>, NetlinkError> {
+        let text = std::fs::read_to_string(LISTING).unwrap_or_default();
+        let Listing {
+            servers: told,
+            mut reals,
+        } = Listing::parse(&text, family);
+        let lost = servers.iter().filter(|server| !told.contains(&server.key));
+        for Server { key, .. } in lost {
+            let header = genl_header(cmd::GET_DEST);
+            let what = "list IPVS real servers";
+            let request = Request::with_header(what, self.family, &header, |w| {
+                write_server(w, *key, None);
+            });
+            let listed = self.socket.dump_each(request, |message| {
+                reals.extend(Real::parse(*key, message));
+            });
+            match listed {
+                // It is gone meanwhile.
+                Err(error) if error.errno() == Some(super::Errno::ESRCH) => {}
+                listed => listed?,
+            }
+        }
+        reals.sort_unstable_by_key(|real| (real.server, real.at));
+        reals.dedup_by_key(|real| (real.server, real.at));
+        Ok(reals)
+    }
+
     /// Sets timeouts, those that are not 0.
     ///
     /// # Errors
@@ -393,6 +432,16 @@ fn address_union(ip: IpAddr) -> [u8; 16] {
     }
 }
 
+/// Reads `union nf_inet_addr`.
+fn parse_union(family: Family, attribute: Attribute<'_>) -> Option<IpAddr> {
+    let bytes: [u8; 16] = attribute.payload.try_into().ok()?;
+    let [a, b, c, d, ..] = bytes;
+    Some(match family {
+        Family::V4 => IpAddr::from([a, b, c, d]),
+        Family::V6 => IpAddr::from(bytes),
+    })
+}
+
 fn parse_mode(service: Attributes<'_>) -> Option<ServerMode> {
     let scheduler = Scheduler::parse(service.get(svc::SCHED_NAME)?.as_str()?)?;
     let flags = u32::from_ne_bytes(*service.get(svc::FLAGS)?.payload.first_chunk()?);
@@ -435,7 +484,7 @@ fn family_id(socket: &mut NfSocket, name: &str) -> Result<u16, NetlinkError> {
 
 mod listing;
 
-pub use listing::{Real, reals};
+pub use listing::{Listing, Real};
 
 #[cfg(test)]
 mod tests;

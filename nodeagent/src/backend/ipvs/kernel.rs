@@ -37,9 +37,6 @@ pub(super) enum KernelError {
     /// A question failed, or it is not known what was done.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The list of real servers.
-    #[error("/proc/net/ip_vs cannot be read: {0}")]
-    Reals(std::io::Error),
     /// There is no place for Services' addresses.
     #[error("no device {LINK}: {0}; load the kernel module dummy")]
     Link(NetlinkError),
@@ -271,8 +268,7 @@ impl Kernel for Machine {
             snapshot.entries.insert(id, entries);
         }
         snapshot.servers = self.ipvs.servers(self.family)?;
-        let text = std::fs::read_to_string("/proc/thread-self/net/ip_vs");
-        snapshot.reals = ipvs::reals(&text.map_err(KernelError::Reals)?, self.family);
+        snapshot.reals = self.ipvs.reals(&snapshot.servers, self.family)?;
         let mut node_ips = Vec::new();
         for address in self.links.addresses(self.family)? {
             if address.link == self.link {

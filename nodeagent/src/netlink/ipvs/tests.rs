@@ -148,7 +148,9 @@ fn real_servers_are_read_from_the_kernels_list() {
         inactive: 0,
         ..tcp
     };
-    assert_eq!(reals(text, Family::V4), [tcp, routed]);
+    let listing = Listing::parse(text, Family::V4);
+    assert_eq!(listing.reals, [tcp, routed]);
+    assert_eq!(listing.servers, [tcp.server].into());
     let udp = Real {
         server: key("fd00::1", Protocol::Udp, 53),
         at: real("fd01::1", 5353),
@@ -157,14 +159,45 @@ fn real_servers_are_read_from_the_kernels_list() {
         active: 0,
         inactive: 0,
     };
-    assert_eq!(reals(text, Family::V6), [udp]);
+    assert_eq!(Listing::parse(text, Family::V6).reals, [udp]);
+}
+
+#[test]
+fn real_servers_are_read_from_an_answer() {
+    let (server, at) = (key("fd00::1", Protocol::Tcp, 80), real("fd01::1", 8080));
+    let numbers = [
+        (dest::FWD_METHOD, 0x100_u32),
+        (dest::WEIGHT, 3),
+        (dest::ACTIVE_CONNS, 5),
+        (dest::INACT_CONNS, 6),
+    ];
+    let answer = Request::with_header("answer", 40, &genl_header(cmd::NEW_DEST), |w| {
+        w.nest(ATTR_DEST, |w| {
+            w.bytes(dest::ADDR, &address_union(at.ip));
+            w.bytes(dest::PORT, &at.port.to_be_bytes());
+            for (kind, number) in numbers {
+                w.bytes(kind, &number.to_ne_bytes());
+            }
+        });
+    });
+    let bytes = answer.as_bytes();
+    let message = Messages(bytes).next().unwrap();
+    let expected = Real {
+        server,
+        at,
+        translated: true,
+        weight: 3,
+        active: 5,
+        inactive: 6,
+    };
+    assert_eq!(Real::parse(server, message), Some(expected));
 }
 
 proptest! {
     #[test]
     fn any_answer_is_read(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         for message in Messages(&bytes) {
-            let _ = Server::parse(message);
+            let _ = (Server::parse(message), Real::parse(key("10.0.0.1", Protocol::Tcp, 80), message));
         }
         let message = Message { kind: 40, flags: 0, sequence: 0, body: &bytes };
         let _ = Server::parse(message);
@@ -185,7 +218,7 @@ proptest! {
 
     #[test]
     fn any_list_is_read(text in "((TCP|UDP|FWM|  ->)  ?[0-9A-F\\[\\]:]{0,20} ?(Masq|rr)? [0-9]{0,22} ?[0-9]* [0-9]*\n)*") {
-        let _ = (reals(&text, Family::V4), reals(&text, Family::V6));
+        let _ = Family::ALL.map(|family| Listing::parse(&text, family));
     }
 }
 
