@@ -226,7 +226,7 @@ impl<K: Kernel> Side<K> {
         failures: &mut Vec<Failure>,
     ) -> Result<u64, StepError> {
         let mut bytes = 0;
-        self.make_room()?;
+        self.make_room(ops)?;
         bytes += self.perform(&ops.ready, failures)?;
         bytes += self.restore(&steps.first)?;
         bytes += self.perform(&ops.bind, failures)?;
@@ -258,11 +258,17 @@ impl<K: Kernel> Side<K> {
 
     /// Makes sets bigger that have to have more entries than they take. Old entries go after new ones
     /// came, so both must have room.
-    fn make_room(&mut self) -> Result<(), StepError> {
+    fn make_room(&mut self, ops: &Ops) -> Result<(), StepError> {
+        let mut added = [0; SetId::ALL.len()];
+        for op in &ops.ready {
+            if let Op::Entry(set, _, true) = op {
+                added[*set as usize] += 1;
+            }
+        }
         for set in SetId::ALL {
             let capacity = self.capacities.get(&set).copied().unwrap_or(0) as usize;
-            let (wanted, held) = self.state.entries(set);
-            let needed = wanted + held.map_or(0, HashSet::len);
+            let held = self.state.entries(set).1;
+            let needed = added[set as usize] + held.map_or(0, HashSet::len);
             if capacity == 0 || needed <= capacity {
                 continue;
             }

@@ -272,7 +272,10 @@ impl Kernel for Machine {
         let mut node_ips = Vec::new();
         for address in self.links.addresses(self.family)? {
             if address.link == self.link {
-                snapshot.addresses.insert(address.ip);
+                // The kernel makes those itself, should somebody set the device up.
+                if !is_link_local(address.ip) {
+                    snapshot.addresses.insert(address.ip);
+                }
             } else if !address.is_of_host {
                 node_ips.push(address.ip);
             }
@@ -374,6 +377,10 @@ pub(super) fn ensure_link(links: &mut Links) -> Result<u32, KernelError> {
     let errno = Errno::ENODEV;
     let gone = || KernelError::Link(NetlinkError::Socket { what: LINK, errno });
     link_index(LINK).ok_or_else(gone)
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 /// Why IPVS refused something.
