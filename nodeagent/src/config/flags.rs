@@ -186,6 +186,9 @@ impl Flags {
         } else {
             Task::InitOnly {
                 conntrack: loaded.settings.conntrack,
+                ipvs: (self.data_path.backend.unwrap_or(loaded.settings.kind)
+                    == backend::Kind::Ipvs)
+                    .then_some(loaded.settings.backend.ipvs),
             }
         };
         Checked { task, log, notes }

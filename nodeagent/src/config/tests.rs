@@ -362,7 +362,7 @@ fn control_planes_may_be_separated_by_commas() {
 fn i5_init_only_needs_nothing_else() {
     let task =
         task("kp-nodeagent --init-only --conntrack-max-per-core=0 --conntrack-udp-timeout 9s");
-    let Task::InitOnly { conntrack } = task.unwrap() else {
+    let Task::InitOnly { conntrack, .. } = task.unwrap() else {
         panic!("not what was asked");
     };
     assert_eq!(conntrack.max_per_core, 0);

@@ -1,6 +1,5 @@
 //! What kube-proxy left in the kernel, asked for and removed over netlink.
 
-use std::fs;
 use std::path::Path;
 
 use kplane_model::Family;
@@ -11,7 +10,7 @@ use crate::backend::ipvs::is_set_name;
 use crate::backend::nftables::uapi::{NFTA_CHAIN_NAME, NFTA_CHAIN_TABLE, NFTA_TABLE_NAME, msg};
 use crate::netlink::{
     Attribute, Batch, Errno, Label, Messages, NetlinkError, NfSocket, Operation, Request,
-    delete_link, ipset, ipvs, nfproto,
+    delete_link, ipset, nfproto,
 };
 
 /// kube-proxy's table in nftables mode, one a family (E1).
@@ -102,24 +101,6 @@ pub(super) fn remove_link() -> Result<(), NetlinkError> {
         Err(error) if error.errno() == Some(Errno::ENODEV) => Ok(()),
         result => result,
     }
-}
-
-/// The number of IPVS virtual servers, of anybody.
-pub(super) fn virtual_servers() -> usize {
-    let text = fs::read_to_string("/proc/thread-self/net/ip_vs").unwrap_or_default();
-    let is_server = |line: &&str| {
-        let kinds = ["TCP", "UDP", "SCTP", "FWM"];
-        kinds.contains(&line.split(' ').next().unwrap_or_default())
-    };
-    text.lines().filter(is_server).count()
-}
-
-/// Removes all IPVS virtual servers.
-///
-/// # Errors
-/// [`NetlinkError`].
-pub(super) fn remove_virtual_servers() -> Result<(), NetlinkError> {
-    ipvs::flush_ipvs()
 }
 
 /// kube-proxy's IP sets.

@@ -172,6 +172,14 @@ pub struct Found {
 }
 
 impl Found {
+    /// Reads the messages of a list of one set.
+    #[must_use]
+    pub fn parse(messages: Messages<'_>) -> Option<Self> {
+        let mut found = None;
+        messages.for_each(|message| collect(message, &mut found));
+        found
+    }
+
     /// It is of a type and family.
     #[must_use]
     pub fn is(&self, kind: SetType, family: Family) -> bool {

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use kplane_model::{EndpointAddr, Family, Protocol};
 use netlink_sys::protocols::NETLINK_GENERIC;
 
-use super::message::{NLM_F_ACK, Request};
+use super::message::Request;
 use super::{Attribute, AttributeWriter, Attributes, Message, Messages};
 use super::{NetlinkError, NfSocket, Refusal, nfproto};
 
@@ -31,9 +31,9 @@ mod cmd {
     pub(super) const NEW_DEST: u8 = 5;
     pub(super) const SET_DEST: u8 = 6;
     pub(super) const DEL_DEST: u8 = 7;
+    pub(super) const GET_DEST: u8 = 8;
     pub(super) const SET_CONFIG: u8 = 12;
     pub(super) const GET_CONFIG: u8 = 13;
-    pub(super) const FLUSH: u8 = 17;
 }
 
 /// `IPVS_CMD_ATTR_SERVICE`.
@@ -63,9 +63,18 @@ mod dest {
     pub(super) const WEIGHT: u16 = 4;
     pub(super) const U_THRESH: u16 = 5;
     pub(super) const L_THRESH: u16 = 6;
+    pub(super) const ACTIVE_CONNS: u16 = 7;
+    pub(super) const INACT_CONNS: u16 = 8;
     pub(super) const ADDR_FAMILY: u16 = 11;
 }
 
+/// Real servers, for people and for us.
+const LISTING: &str = "/proc/thread-self/net/ip_vs";
+
+/// `IP_VS_CONN_F_FWD_MASK`: how packets reach real servers.
+const FORWARD_MASK: u32 = 7;
+/// `IP_VS_CONN_F_LOCALNODE`: the real server is the node itself.
+const FORWARD_LOCAL: u32 = 1;
 /// `IP_VS_CONN_F_MASQ`: packets are translated.
 const FORWARD_MASQ: u32 = 0;
 
@@ -167,6 +176,27 @@ pub struct Server {
     pub mode: Option<ServerMode>,
 }
 
+impl Server {
+    /// Reads one message of the list of virtual servers; `None` for those that go by a firewall mark.
+    #[must_use]
+    pub fn parse(message: Message<'_>) -> Option<Self> {
+        let service = message.attributes().get(ATTR_SERVICE)?.children();
+        let number = |kind| service.get(kind).and_then(host_u16);
+        let family = match number(svc::AF)? {
+            n if n == u16::from(nfproto(Family::V4)) => Family::V4,
+            n if n == u16::from(nfproto(Family::V6)) => Family::V6,
+            _ => return None,
+        };
+        let protocol = Protocol::from_number(u8::try_from(number(svc::PROTOCOL)?).ok()?)?;
+        let ip = parse_union(family, service.get(svc::ADDR)?)?;
+        let port = u16::from_be_bytes(service.get(svc::PORT)?.payload.try_into().ok()?);
+        Some(Self {
+            key: ServerKey { ip, protocol, port },
+            mode: parse_mode(service),
+        })
+    }
+}
+
 /// Something to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
@@ -263,13 +293,47 @@ impl Ipvs {
             Request::with_header("list IPVS virtual servers", self.family, &header, |_| {});
         let mut servers = Vec::new();
         self.socket.dump_each(request, |message| {
-            let server = parse_server(message);
+            let server = Server::parse(message);
             servers.extend(server.filter(|server| Family::of(server.key.ip) == family));
         })?;
         // A dump that begins again tells some twice.
         servers.sort_unstable_by_key(|server| server.key);
         servers.dedup_by_key(|server| server.key);
         Ok(servers)
+    }
+
+    /// The real servers of these virtual servers.
+    ///
+    /// The kernel lists all of them at once in `/proc`, but loses some where several network
+    /// namespaces have IPVS (seen with Linux 6.1); it is asked for each of those that are not there.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn reals(&mut self, servers: &[Server], family: Family) -> Result<Vec<Real>, NetlinkError> {
+        let text = std::fs::read_to_string(LISTING).unwrap_or_default();
+        let Listing {
+            servers: told,
+            mut reals,
+        } = Listing::parse(&text, family);
+        let lost = servers.iter().filter(|server| !told.contains(&server.key));
+        for Server { key, .. } in lost {
+            let header = genl_header(cmd::GET_DEST);
+            let what = "list IPVS real servers";
+            let request = Request::with_header(what, self.family, &header, |w| {
+                write_server(w, *key, None);
+            });
+            let listed = self.socket.dump_each(request, |message| {
+                reals.extend(Real::parse(*key, message));
+            });
+            match listed {
+                // It is gone meanwhile.
+                Err(error) if error.errno() == Some(super::Errno::ESRCH) => {}
+                listed => listed?,
+            }
+        }
+        reals.sort_unstable_by_key(|real| (real.server, real.at));
+        reals.dedup_by_key(|real| (real.server, real.at));
+        Ok(reals)
     }
 
     /// Sets timeouts, those that are not 0.
@@ -318,24 +382,6 @@ impl Ipvs {
             udp_s,
         })
     }
-
-    /// Removes all virtual servers.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
-    pub fn flush(&mut self) -> Result<(), NetlinkError> {
-        let header = genl_header(cmd::FLUSH);
-        let request = Request::with_header("flush IPVS", self.family, &header, |_| {});
-        self.socket.execute(request.flagged(NLM_F_ACK))
-    }
-}
-
-/// Removes all IPVS virtual servers of this thread's network namespace.
-///
-/// # Errors
-/// [`NetlinkError`]; `ENOENT` when the kernel has no IPVS.
-pub fn flush_ipvs() -> Result<(), NetlinkError> {
-    Ipvs::open()?.flush()
 }
 
 fn write_server(w: &mut AttributeWriter<'_>, key: ServerKey, mode: Option<ServerMode>) {
@@ -386,26 +432,13 @@ fn address_union(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Reads one message of the list of virtual servers; `None` for those that go by a firewall mark.
-fn parse_server(message: Message<'_>) -> Option<Server> {
-    let service = message.attributes().get(ATTR_SERVICE)?.children();
-    let number = |kind| service.get(kind).and_then(host_u16);
-    let family = match number(svc::AF)? {
-        n if n == u16::from(nfproto(Family::V4)) => Family::V4,
-        n if n == u16::from(nfproto(Family::V6)) => Family::V6,
-        _ => return None,
-    };
-    let protocol = Protocol::from_number(u8::try_from(number(svc::PROTOCOL)?).ok()?)?;
-    let bytes: [u8; 16] = service.get(svc::ADDR)?.payload.try_into().ok()?;
+/// Reads `union nf_inet_addr`.
+fn parse_union(family: Family, attribute: Attribute<'_>) -> Option<IpAddr> {
+    let bytes: [u8; 16] = attribute.payload.try_into().ok()?;
     let [a, b, c, d, ..] = bytes;
-    let ip = match family {
+    Some(match family {
         Family::V4 => IpAddr::from([a, b, c, d]),
         Family::V6 => IpAddr::from(bytes),
-    };
-    let port = u16::from_be_bytes(service.get(svc::PORT)?.payload.try_into().ok()?);
-    Some(Server {
-        key: ServerKey { ip, protocol, port },
-        mode: parse_mode(service),
     })
 }
 
@@ -451,7 +484,7 @@ fn family_id(socket: &mut NfSocket, name: &str) -> Result<u16, NetlinkError> {
 
 mod listing;
 
-pub use listing::{Real, reals};
+pub use listing::{Listing, Real};
 
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@
 mod ipset;
 mod iptables;
 mod leftovers;
+mod link;
 mod netns;
 mod sample;
 mod socket;

@@ -66,8 +66,6 @@ struct Rules {
     shape: Option<Shape>,
     /// The generation in which they are known to be so.
     known: Option<u32>,
-    /// When they were read last, and how long that took.
-    read: Option<(Instant, Duration)>,
 }
 
 /// A step of applying that failed.
@@ -136,7 +134,8 @@ impl Driver<Machine> {
 }
 
 /// Sets what belongs to the network namespace as a whole.
-fn prepare(settings: &super::Settings) {
+pub(super) fn prepare(settings: &super::Settings) {
+    probe::load_ipvs();
     for problem in sysctl::apply(settings) {
         tracing::warn!(problem, "a setting of the kernel that IPVS mode needs");
     }
@@ -181,7 +180,7 @@ impl<K: Kernel> Side<K> {
                 return Err(StepError::Unknown);
             }
             self.state = State::default();
-            let reading = self.read()?;
+            let reading = self.kernel.read()?;
             self.take(reading, true);
             self.read_rules()?;
         }
@@ -225,7 +224,7 @@ impl<K: Kernel> Side<K> {
         failures: &mut Vec<Failure>,
     ) -> Result<u64, StepError> {
         let mut bytes = 0;
-        self.make_room()?;
+        self.make_room(ops)?;
         bytes += self.perform(&ops.ready, failures)?;
         bytes += self.restore(&steps.first)?;
         bytes += self.perform(&ops.bind, failures)?;
@@ -257,11 +256,17 @@ impl<K: Kernel> Side<K> {
 
     /// Makes sets bigger that have to have more entries than they take. Old entries go after new ones
     /// came, so both must have room.
-    fn make_room(&mut self) -> Result<(), StepError> {
+    fn make_room(&mut self, ops: &Ops) -> Result<(), StepError> {
+        let mut added = [0; SetId::ALL.len()];
+        for op in &ops.ready {
+            if let Op::Entry(set, _, true) = op {
+                added[*set as usize] += 1;
+            }
+        }
         for set in SetId::ALL {
             let capacity = self.capacities.get(&set).copied().unwrap_or(0) as usize;
-            let (wanted, held) = self.state.entries(set);
-            let needed = wanted + held.map_or(0, HashSet::len);
+            let held = self.state.entries(set).1;
+            let needed = added[set as usize] + held.map_or(0, HashSet::len);
             if capacity == 0 || needed <= capacity {
                 continue;
             }
@@ -316,24 +321,14 @@ impl<K: Kernel> Side<K> {
         }
     }
 
-    fn read(&mut self) -> Result<Reading, StepError> {
-        let started = Instant::now();
-        let reading = self.kernel.read()?;
-        self.reading = started.elapsed();
-        Ok(reading)
-    }
-
-    /// Reads the rules, unless it is sure that nobody changed them, or that would be too often.
+    /// Reads the rules, unless it is sure that nobody changed them.
     fn read_rules(&mut self) -> Result<(), StepError> {
         let generation = self.kernel.generation();
         let sure = generation.is_some() && self.rules.known == generation;
-        let too_often = |(at, took): (Instant, Duration)| at.elapsed() < took * READ_SHARE;
-        if self.known && (sure || self.rules.read.is_some_and(too_often)) {
+        if self.known && sure {
             return Ok(());
         }
-        let started = Instant::now();
         self.rules.found = self.kernel.rules()?;
-        self.rules.read = Some((Instant::now(), started.elapsed()));
         self.rules.known = generation.filter(|_| generation == self.kernel.generation());
         Ok(())
     }
@@ -367,7 +362,8 @@ impl<K: Kernel> Side<K> {
             let what = "it is not known what the kernel holds";
             return Ok(Verification::Drifted(what.to_owned()));
         }
-        let reading = self.read()?;
+        let started = Instant::now();
+        let reading = self.kernel.read()?;
         let idle = self.state.drained(&reading.snapshot.reals);
         let before = std::mem::take(&mut self.ips);
         self.take(reading, false);
@@ -387,6 +383,7 @@ impl<K: Kernel> Side<K> {
             ops.retain(|op| !self.refused.contains(op));
         }
         self.read_rules()?;
+        self.reading = started.elapsed();
         let steps = rules::compare(&self.shape(), &self.rules.found);
         let count = ops.len() + steps.len();
         let first = ops

@@ -37,9 +37,6 @@ pub(super) enum KernelError {
     /// A question failed, or it is not known what was done.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The list of real servers.
-    #[error("/proc/net/ip_vs cannot be read: {0}")]
-    Reals(std::io::Error),
     /// There is no place for Services' addresses.
     #[error("no device {LINK}: {0}; load the kernel module dummy")]
     Link(NetlinkError),
@@ -271,12 +268,14 @@ impl Kernel for Machine {
             snapshot.entries.insert(id, entries);
         }
         snapshot.servers = self.ipvs.servers(self.family)?;
-        let text = std::fs::read_to_string("/proc/thread-self/net/ip_vs");
-        snapshot.reals = ipvs::reals(&text.map_err(KernelError::Reals)?, self.family);
+        snapshot.reals = self.ipvs.reals(&snapshot.servers, self.family)?;
         let mut node_ips = Vec::new();
         for address in self.links.addresses(self.family)? {
             if address.link == self.link {
-                snapshot.addresses.insert(address.ip);
+                // The kernel makes those itself, should somebody set the device up.
+                if !is_link_local(address.ip) {
+                    snapshot.addresses.insert(address.ip);
+                }
             } else if !address.is_of_host {
                 node_ips.push(address.ip);
             }
@@ -378,6 +377,10 @@ pub(super) fn ensure_link(links: &mut Links) -> Result<u32, KernelError> {
     let errno = Errno::ENODEV;
     let gone = || KernelError::Link(NetlinkError::Socket { what: LINK, errno });
     link_index(LINK).ok_or_else(gone)
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 /// Why IPVS refused something.

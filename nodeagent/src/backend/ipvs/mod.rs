@@ -16,11 +16,12 @@
 //!
 //! Pure: `sets.rs`, `demand.rs` (what a ServicePort needs), `rules.rs`, `state.rs` (all of it, and what
 //! a change does). The rest deals with the machine: `kernel.rs` (one family's data path), `probe.rs`
-//! (what the machine can), `sysctl.rs`, `driver.rs` (the backend).
+//! (what the machine can), `sysctl.rs`, `driver.rs` (the backend), `left.rs` (what is left of it).
 
 mod demand;
 mod driver;
 mod kernel;
+pub(crate) mod left;
 mod probe;
 mod rules;
 mod sets;
@@ -66,6 +67,12 @@ impl Default for Settings {
             strict_local: false,
         }
     }
+}
+
+/// Sets what needs root's privileges, as `--init-only` wants it: settings of the kernel and timeouts.
+/// What cannot be set is logged.
+pub fn prepare(settings: &Settings) {
+    driver::prepare(settings);
 }
 
 /// Opens the backend for this thread's network namespace, having tried out that this machine can

@@ -61,17 +61,13 @@ const PARTS: [Part; 3] = [
 /// # Errors
 /// What is missing, for people.
 pub(super) fn machine(scheduler: Scheduler) -> Result<(), String> {
-    let mut ipvs = match Ipvs::open() {
-        Ok(ipvs) => ipvs,
-        // Nobody else loads it: the kernel does not know who offers what is asked for.
-        Err(error) if error.errno() == Some(Errno::ENOENT) => {
-            load("ip_vs");
-            Ipvs::open().map_err(|_| {
-                "the kernel has no IPVS: load the kernel module ip_vs (modprobe ip_vs)".to_owned()
-            })?
+    load_ipvs();
+    let mut ipvs = Ipvs::open().map_err(|error| match error.errno() {
+        Some(Errno::ENOENT) => {
+            "the kernel has no IPVS: load the kernel module ip_vs (modprobe ip_vs)".to_owned()
         }
-        Err(error) => return Err(format!("IPVS: {error}")),
-    };
+        _ => format!("IPVS: {error}"),
+    })?;
     try_scheduler(&mut ipvs, scheduler)?;
     let mut sets = IpSets::open().map_err(|error| format!("IP sets: {error}"))?;
     for kind in SetType::ALL {
@@ -145,7 +141,15 @@ fn remove_set(sets: &mut IpSets) {
     let _ = sets.perform(&[ipset::Command::Destroy(PROBE_SET)]);
 }
 
-/// Has a kernel module loaded, if that can be done from here.
+/// Has the kernel load IPVS if it has not, and if that can be done from here: the kernel does not do it
+/// by itself, since it does not know who offers what is asked for.
+pub(super) fn load_ipvs() {
+    let open = Ipvs::open();
+    if open.is_err_and(|error| error.errno() == Some(Errno::ENOENT)) {
+        load("ip_vs");
+    }
+}
+
 fn load(module: &str) {
     let program = MODPROBE.iter().map(Path::new).find(|path| path.is_file());
     if let Some(program) = program {

@@ -21,7 +21,7 @@ use crate::netlink::ipvs::{Command, Real, Server, ServerKey, ServerMode};
 
 mod places;
 
-use self::places::Places;
+pub(super) use self::places::Places;
 
 /// Gets connections.
 const SERVES: u32 = 1;

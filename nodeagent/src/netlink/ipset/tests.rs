@@ -126,9 +126,7 @@ fn listed(kind: SetType, family: u8, entries: &[Entry]) -> Vec<u8> {
 }
 
 fn read(bytes: &[u8]) -> Option<Found> {
-    let mut found = None;
-    Messages(bytes).for_each(|message| collect(message, &mut found));
-    found
+    Found::parse(Messages(bytes))
 }
 
 /// The kernel says in the first message only what set it is.

@@ -100,7 +100,7 @@ fn what_is_listed_is_read() {
         let at = bytes.windows(4).position(|w| w == [12, 0, 7, 0]).unwrap();
         bytes[at + 4] |= flags;
         bytes[at + 8..at + 12].fill(0);
-        Messages(&bytes).next().and_then(parse_server)
+        Messages(&bytes).next().and_then(Server::parse)
     };
     for (server, mode) in [
         (key("10.0.0.1", Protocol::Tcp, 80), mode("rr", None)),
@@ -148,7 +148,9 @@ fn real_servers_are_read_from_the_kernels_list() {
         inactive: 0,
         ..tcp
     };
-    assert_eq!(reals(text, Family::V4), [tcp, routed]);
+    let listing = Listing::parse(text, Family::V4);
+    assert_eq!(listing.reals, [tcp, routed]);
+    assert_eq!(listing.servers, [tcp.server].into());
     let udp = Real {
         server: key("fd00::1", Protocol::Udp, 53),
         at: real("fd01::1", 5353),
@@ -157,17 +159,48 @@ fn real_servers_are_read_from_the_kernels_list() {
         active: 0,
         inactive: 0,
     };
-    assert_eq!(reals(text, Family::V6), [udp]);
+    assert_eq!(Listing::parse(text, Family::V6).reals, [udp]);
+}
+
+#[test]
+fn real_servers_are_read_from_an_answer() {
+    let (server, at) = (key("fd00::1", Protocol::Tcp, 80), real("fd01::1", 8080));
+    let numbers = [
+        (dest::FWD_METHOD, 0x100_u32),
+        (dest::WEIGHT, 3),
+        (dest::ACTIVE_CONNS, 5),
+        (dest::INACT_CONNS, 6),
+    ];
+    let answer = Request::with_header("answer", 40, &genl_header(cmd::NEW_DEST), |w| {
+        w.nest(ATTR_DEST, |w| {
+            w.bytes(dest::ADDR, &address_union(at.ip));
+            w.bytes(dest::PORT, &at.port.to_be_bytes());
+            for (kind, number) in numbers {
+                w.bytes(kind, &number.to_ne_bytes());
+            }
+        });
+    });
+    let bytes = answer.as_bytes();
+    let message = Messages(bytes).next().unwrap();
+    let expected = Real {
+        server,
+        at,
+        translated: true,
+        weight: 3,
+        active: 5,
+        inactive: 6,
+    };
+    assert_eq!(Real::parse(server, message), Some(expected));
 }
 
 proptest! {
     #[test]
     fn any_answer_is_read(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         for message in Messages(&bytes) {
-            let _ = parse_server(message);
+            let _ = (Server::parse(message), Real::parse(key("10.0.0.1", Protocol::Tcp, 80), message));
         }
         let message = Message { kind: 40, flags: 0, sequence: 0, body: &bytes };
-        let _ = parse_server(message);
+        let _ = Server::parse(message);
     }
 
     #[test]
@@ -179,13 +212,13 @@ proptest! {
         bytes[position] = byte;
         bytes.truncate(bytes.len() - cut % bytes.len());
         for message in Messages(&bytes) {
-            let _ = parse_server(message);
+            let _ = Server::parse(message);
         }
     }
 
     #[test]
     fn any_list_is_read(text in "((TCP|UDP|FWM|  ->)  ?[0-9A-F\\[\\]:]{0,20} ?(Masq|rr)? [0-9]{0,22} ?[0-9]* [0-9]*\n)*") {
-        let _ = (reals(&text, Family::V4), reals(&text, Family::V6));
+        let _ = Family::ALL.map(|family| Listing::parse(&text, family));
     }
 }
 

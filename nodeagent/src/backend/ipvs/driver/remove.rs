@@ -10,9 +10,9 @@ impl<K: Kernel> Side<K> {
     pub(super) fn remove(&mut self) -> Vec<StepError> {
         self.known = false;
         self.state = State::default();
-        let reading = match self.read() {
+        let reading = match self.kernel.read() {
             Ok(reading) => reading,
-            Err(error) => return vec![error],
+            Err(error) => return vec![error.into()],
         };
         self.take(reading, true);
         let protected = &self.settings.ipvs.exclude_cidrs;

@@ -114,12 +114,12 @@ fn d5_an_endpoint_that_goes_keeps_its_connections() {
     let one = web().endpoints(&["10.1.0.1:8080"]);
     let real = (server("10.96.0.1:80", TCP), at("10.1.0.2:8080"));
     kernel.inside().world.reals.get_mut(&real).unwrap().1 = 3;
-    change(&mut side, &all(&[one.clone()]), false).unwrap();
+    change(&mut side, &all(std::slice::from_ref(&one)), false).unwrap();
     assert_eq!(kernel.world().reals[&real], (0, 3));
     assert_eq!(side.verify().unwrap(), Verification::Equal);
     assert_eq!(kernel.world().reals[&real], (0, 3));
     // The agent is another, and knows nothing.
-    let mut side = started(&kernel, &[one.clone()]);
+    let mut side = started(&kernel, std::slice::from_ref(&one));
     assert_eq!(side.verify().unwrap(), Verification::Equal);
     assert_eq!(kernel.world().reals[&real], (0, 3));
     // It comes back, with its connections, and goes again.
@@ -174,7 +174,7 @@ fn no_step_leaves_a_service_without_endpoints() {
     let mut side = started(&kernel, &[svc()]);
     kernel.inside().watch = Some(nobody_is_lost);
     let other = svc().endpoints(&["10.1.0.7:1", "10.1.0.8:1"]);
-    change(&mut side, &all(&[other.clone()]), false).unwrap();
+    change(&mut side, &all(std::slice::from_ref(&other)), false).unwrap();
     let mut sticky = other;
     sticky.affinity = Some(60);
     change(

@@ -10,13 +10,13 @@ use crate::backend::ipvs::sets::{Entry, SetId};
 use crate::netlink::ipvs::ServerKey;
 
 /// Places of virtual servers that the sets have.
-pub(super) struct Places {
+pub(in super::super) struct Places {
     places: HashSet<ServerKey>,
     node_ports: HashSet<(Protocol, u16)>,
 }
 
 impl Places {
-    pub(super) fn new(snapshot: &Snapshot) -> Self {
+    pub(in super::super) fn new(snapshot: &Snapshot) -> Self {
         let of = |set| snapshot.entries.get(&set).into_iter().flatten();
         let sets = [
             SetId::ClusterIp,
@@ -43,7 +43,7 @@ impl Places {
     }
 
     /// Whether a virtual server is kube-proxy's or ours, given the addresses of our device.
-    pub(super) fn has(&self, key: ServerKey, ours: &HashSet<IpAddr>) -> bool {
+    pub(in super::super) fn has(&self, key: ServerKey, ours: &HashSet<IpAddr>) -> bool {
         if self.places.is_empty() && self.node_ports.is_empty() {
             return ours.contains(&key.ip);
         }
