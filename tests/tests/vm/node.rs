@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use kplane_tests::client::{Probe, Protocol};
 use kplane_tests::cluster::Api;
 use kplane_tests::link::Route;
@@ -23,6 +23,8 @@ use crate::{KUBE_PROXY, KUBECONFIG, MACHINE, NODE_AGENT, ipvs};
 
 /// For anything that happens here, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than kube-proxy's `minSyncPeriod`.
+const STEADY: Duration = Duration::from_secs(2);
 /// The node's link out of the machine, and both its ends.
 const LINK: &str = "uplink";
 const OURS: [u8; 4] = [172, 29, 0, 1];
@@ -173,12 +175,31 @@ impl Node {
     pub(crate) fn serves(&self, service: &str, number: u8) -> Result<()> {
         self.api.apply(&self::service(service, number, &[]))?;
         self.api.apply(&slice(service, 4, &["10.244.1.1"]))?;
-        let to = format!("10.96.1.{number}:80").parse()?;
-        let probe = Probe::tcp(to).timeout(Duration::from_secs(5));
-        let asks = self.pod("asks")?;
-        eventually(PATIENCE, service, || probe.reply(asks))
-            .map(drop)
-            .with_context(|| self.last_words())
+        self.api.apply(&slice(service, 6, &["fd44:0:0:1::1"]))?;
+        for to in [
+            format!("10.96.1.{number}:80"),
+            format!("[fd96::1:{number:x}]:80"),
+        ] {
+            let probe = Probe::tcp(to.parse()?).timeout(Duration::from_secs(5));
+            let asks = self.pod("asks")?;
+            eventually(PATIENCE, service, || probe.reply(asks))
+                .with_context(|| self.last_words())?;
+        }
+        self.steady()
+    }
+
+    /// Waits until the kernel's state stays the same: kube-proxy writes rules after servers.
+    fn steady(&self) -> Result<()> {
+        let ns = self.ns()?;
+        let mut before = Vec::new();
+        eventually(PATIENCE, "nothing changes any more", || {
+            std::thread::sleep(STEADY);
+            let now = ipvs::everything(ns)?;
+            let changed = before != now;
+            before = now;
+            ensure!(!changed, "it changes");
+            Ok::<_, anyhow::Error>(())
+        })
     }
 }
 
