@@ -1,10 +1,12 @@
-//! Answers of the kernel: whatever the bytes are, elements, flows or an error.
+//! Answers of the kernel: whatever the bytes are, elements, flows, virtual servers, IP sets or an error.
 
 #![no_main]
 
 use kp_nodeagent::backend::nftables::{Set, decode_elements};
 use kp_nodeagent::netlink::Messages;
 use kp_nodeagent::netlink::conntrack::Flow;
+use kp_nodeagent::netlink::ipset::Found;
+use kp_nodeagent::netlink::ipvs::{Listing, Server};
 use kplane_model::Family;
 use libfuzzer_sys::fuzz_target;
 
@@ -13,7 +15,11 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     };
     for message in Messages(dump) {
-        let _ = Flow::parse(message);
+        let _ = (Flow::parse(message), Server::parse(message));
+    }
+    let _ = Found::parse(Messages(dump));
+    if let Ok(text) = std::str::from_utf8(dump) {
+        let _ = Listing::parse(text, Family::ALL[usize::from(*choice & 1)]);
     }
     let sets: Vec<Set> = Set::all().collect();
     let set = sets[usize::from(*choice >> 1) % sets.len()];

@@ -90,7 +90,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 #[must_use]
 pub fn takes_over(kind: backend::Kind) -> bool {
     match kind {
-        backend::Kind::Nftables | backend::Kind::Iptables => true,
+        backend::Kind::Nftables | backend::Kind::Iptables | backend::Kind::Ipvs => true,
         backend::Kind::Noop => false,
     }
 }

@@ -76,8 +76,9 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
     let config = match checked.task {
         Task::Run(config) => config,
         Task::WriteConfig { path, config } => return to_file(&config, &path),
-        Task::InitOnly { conntrack } => {
+        Task::InitOnly { conntrack, ipvs } => {
             sysctl::apply_and_log(&conntrack);
+            ipvs.iter().for_each(backend::ipvs::prepare);
             return Ok(());
         }
         Task::Cleanup { backend, settings } => return clean_up(backend, &settings),

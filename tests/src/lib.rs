@@ -49,4 +49,5 @@ pub mod sctp;
 pub mod sysctl;
 pub mod topology;
 pub mod userns;
+pub mod vm;
 pub mod wait;

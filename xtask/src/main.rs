@@ -4,6 +4,7 @@ mod bench;
 mod cluster;
 mod demo;
 mod test;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,8 @@ enum Task {
     Bench(bench::Args),
     /// A real Kubernetes API server on this machine, to try things with
     Cluster(cluster::Args),
+    /// A virtual machine whose kernel has IPVS, to try things with
+    Vm(vm::Args),
     /// Stand in a network namespace until standard input ends (`demo --keep` uses it)
     #[command(hide = true)]
     Hold,
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Task::Test(args) => exit(test::run(&args)),
         Task::Bench(args) => exit(bench::run(&args)),
         Task::Cluster(args) => exit(cluster::run(&args)),
+        Task::Vm(args) => vm::run(&args).unwrap_or_else(|error| exit(Err(error))),
         Task::Hold => demo::hold(),
     }
 }

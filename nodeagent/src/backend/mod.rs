@@ -5,6 +5,7 @@
 //! [`Kind`] and an arm to [`Kind::open`].
 
 pub mod iptables;
+pub mod ipvs;
 pub mod nftables;
 pub mod noop;
 
@@ -166,6 +167,9 @@ pub enum Serving {
     Nftables,
     /// The one with such chains, by family in the kind of iptables that the node uses.
     Iptables([Option<iptables::Flavour>; 2]),
+    /// The one with virtual servers, IP sets, a device, and chains about these, by family in the
+    /// kind of iptables that the node uses.
+    Ipvs([Option<iptables::Flavour>; 2]),
 }
 
 /// The backends there are.
@@ -175,6 +179,8 @@ pub enum Kind {
     Nftables,
     /// kube-proxy's chains, written by `iptables-restore`.
     Iptables,
+    /// kube-proxy's virtual servers, IP sets and rules about these.
+    Ipvs,
     /// Accepts everything and does nothing: for tests and dry runs.
     Noop,
 }
@@ -190,8 +196,10 @@ pub struct Settings {
     pub localhost_nodeports: bool,
     /// iptables: how Services are found by their addresses.
     pub iptables_layout: iptables::Layout,
-    /// iptables: rules that others changed are put right within so long.
+    /// iptables and ipvs: what others changed is put right within so long.
     pub probe_interval: Duration,
+    /// ipvs alone.
+    pub ipvs: ipvs::Settings,
 }
 
 impl Settings {
@@ -207,6 +215,7 @@ impl Default for Settings {
             localhost_nodeports: true,
             iptables_layout: iptables::Layout::default(),
             probe_interval: Self::PROBE_INTERVAL,
+            ipvs: ipvs::Settings::default(),
         }
     }
 }
@@ -273,6 +282,7 @@ impl Kind {
                 nftables::open(settings)
             }
             Self::Iptables => iptables::open(settings),
+            Self::Ipvs => ipvs::open(settings),
             Self::Noop => Ok(Box::new(noop::Noop::default())),
         }
     }

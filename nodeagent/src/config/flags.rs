@@ -51,19 +51,8 @@ pub struct Flags {
     #[command(flatten)]
     source: SourceFlags,
 
-    /// What puts the rules into the kernel [default: as --proxy-mode says, or nftables]
-    #[arg(long, value_enum)]
-    backend: Option<backend::Kind>,
-
-    /// How mode iptables finds Services by their addresses: in one list, as kube-proxy does
-    /// (compat), or in a tree of short chains, which is faster.
-    #[arg(long, value_enum, default_value = "tree")]
-    iptables_layout: Layout,
-
-    /// How often mode iptables looks whether others changed its rules, which it puts right then. Where
-    /// looking takes long, less often.
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
-    iptables_probe_interval: Duration,
+    #[command(flatten)]
+    data_path: DataPathFlags,
 
     /// kube-proxy's configuration file (KubeProxyConfiguration v1alpha1, YAML or JSON). Changes
     /// are picked up at once where no restart is needed. Flags below do not count then, but for
@@ -99,6 +88,45 @@ pub struct Flags {
 
     #[command(flatten)]
     kube_proxy: KubeProxyFlags,
+}
+
+/// Flags of our own about backends.
+#[derive(Debug, clap::Args)]
+struct DataPathFlags {
+    /// What puts the rules into the kernel [default: as --proxy-mode says, or nftables]
+    #[arg(long, value_enum)]
+    backend: Option<backend::Kind>,
+
+    /// How mode iptables finds Services by their addresses: in one list, as kube-proxy does
+    /// (compat), or in a tree of short chains, which is faster.
+    #[arg(long, value_enum, default_value = "tree")]
+    iptables_layout: Layout,
+
+    /// How often modes iptables and ipvs look whether others changed what they wrote, which they put
+    /// right then. Where looking takes long, less often.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
+    iptables_probe_interval: Duration,
+
+    /// Where a Service's traffic policy is Local and the node has none of its endpoints: mode ipvs
+    /// refuses connections, as the other modes do, instead of using endpoints of other nodes, as
+    /// kube-proxy's does.
+    #[arg(long)]
+    ipvs_strict_local: bool,
+}
+
+impl DataPathFlags {
+    /// The settings with what these flags say.
+    fn settings(&self, settings: backend::Settings) -> backend::Settings {
+        backend::Settings {
+            iptables_layout: self.iptables_layout,
+            probe_interval: self.iptables_probe_interval,
+            ipvs: backend::ipvs::Settings {
+                strict_local: self.ipvs_strict_local,
+                ..settings.ipvs
+            },
+            ..settings
+        }
+    }
 }
 
 fn truth(text: &str) -> Result<bool, &'static str> {
@@ -152,12 +180,15 @@ impl Flags {
             Task::WriteConfig { path, config }
         } else if self.cleanup {
             Task::Cleanup {
-                backend: self.backend.unwrap_or(loaded.settings.kind),
+                backend: self.data_path.backend.unwrap_or(loaded.settings.kind),
                 settings: loaded.settings.backend,
             }
         } else {
             Task::InitOnly {
                 conntrack: loaded.settings.conntrack,
+                ipvs: (self.data_path.backend.unwrap_or(loaded.settings.kind)
+                    == backend::Kind::Ipvs)
+                    .then_some(loaded.settings.backend.ipvs),
             }
         };
         Checked { task, log, notes }
@@ -212,12 +243,8 @@ impl Flags {
         let config = Config {
             node_name,
             source,
-            backend: self.backend.unwrap_or(settings.kind),
-            backend_settings: backend::Settings {
-                iptables_layout: self.iptables_layout,
-                probe_interval: self.iptables_probe_interval,
-                ..settings.backend
-            },
+            backend: self.data_path.backend.unwrap_or(settings.kind),
+            backend_settings: self.data_path.settings(settings.backend),
             node_settings: settings.node,
             healthz: settings.healthz,
             metrics: settings.metrics,

@@ -47,6 +47,8 @@ pub enum Task {
     InitOnly {
         /// Connection tracking.
         conntrack: sysctl::Settings,
+        /// Mode ipvs, if that is the node's (D6, D8).
+        ipvs: Option<backend::ipvs::Settings>,
     },
     /// Remove what an agent left (I4).
     Cleanup {

@@ -280,7 +280,7 @@ fn i1_the_mode_chooses_the_backend() {
     for (flags, kind, node_ports) in [
         ("", backend::Kind::Nftables, vec![]),
         ("--proxy-mode nftables", backend::Kind::Nftables, vec![]),
-        ("--proxy-mode ipvs", backend::Kind::Nftables, vec![]),
+        ("--proxy-mode ipvs", backend::Kind::Ipvs, everything.clone()),
         ("--proxy-mode iptables", backend::Kind::Iptables, everything),
         (
             "--proxy-mode iptables --nodeport-addresses primary",
@@ -308,12 +308,33 @@ fn i1_the_mode_chooses_the_backend() {
     assert!(!settings.localhost_nodeports);
     assert_eq!(settings.iptables_layout, backend::iptables::Layout::Compat);
     assert_eq!(settings.probe_interval, Duration::from_secs(90));
+    let config = config_of_ipvs();
+    let ipvs = backend::ipvs::Settings {
+        scheduler: backend::ipvs::Scheduler::parse("wlc").unwrap(),
+        exclude_cidrs: vec!["10.1.0.0/16".parse().unwrap()],
+        strict_arp: true,
+        timeouts: backend::ipvs::Timeouts {
+            tcp_s: 90,
+            tcp_fin_s: 0,
+            udp_s: 7,
+        },
+        strict_local: true,
+    };
+    assert_eq!(config.backend_settings.ipvs, ipvs);
+}
+
+/// D6-D8.
+fn config_of_ipvs() -> Config {
+    config(
+        "--control-plane a --proxy-mode ipvs --ipvs-scheduler wlc --ipvs-exclude-cidrs 10.1.0.0/16 \
+         --ipvs-strict-arp --ipvs-tcp-timeout 90s --ipvs-udp-timeout 7s --ipvs-strict-local",
+    )
 }
 
 #[test]
 fn flags_that_clap_refuses() {
     for flags in [
-        "--backend ipvs",
+        "--backend ebpf",
         "--iptables-layout list",
         "--iptables-probe-interval 0s",
         "stray",
@@ -341,7 +362,7 @@ fn control_planes_may_be_separated_by_commas() {
 fn i5_init_only_needs_nothing_else() {
     let task =
         task("kp-nodeagent --init-only --conntrack-max-per-core=0 --conntrack-udp-timeout 9s");
-    let Task::InitOnly { conntrack } = task.unwrap() else {
+    let Task::InitOnly { conntrack, .. } = task.unwrap() else {
         panic!("not what was asked");
     };
     assert_eq!(conntrack.max_per_core, 0);
@@ -381,7 +402,7 @@ fn i1_help_is_in_groups_and_hides_what_has_no_use_here() {
             "{heading}"
         );
     }
-    assert!(long.contains("--ipvs-scheduler") && !short.contains("--ipvs-scheduler"));
+    assert!(long.contains("--ipvs-min-sync-period") && !short.contains("--ipvs-min-sync-period"));
     for hidden in ["--healthz-port", "--source-vip", "--windows-service"] {
         assert!(!long.contains(hidden), "{hidden}");
     }

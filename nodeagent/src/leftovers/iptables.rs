@@ -9,7 +9,7 @@ use kplane_model::Family;
 
 use super::Problem;
 use super::kernel;
-use super::rules::{self, Table};
+use super::rules::{self, KEEP_NONE, Keeps, Table};
 use crate::backend::iptables::{Flavour, Tool};
 use crate::process::RunError;
 
@@ -20,8 +20,7 @@ const ATTEMPTS: u32 = 3;
 #[derive(Debug)]
 pub(super) struct Rules {
     tool: Tool,
-    /// Our iptables backend uses it.
-    serves: bool,
+    keeps: Keeps,
     /// One of the tables.
     table: Table,
 }
@@ -29,8 +28,12 @@ pub(super) struct Rules {
 /// Looks for kube-proxy's chains of a family. Creates nothing: asked for all tables, the programs
 /// print those that exist.
 ///
-/// In the kind of iptables in which our backend serves (`used`), what it looks after is left alone.
-pub(super) fn find(family: Family, used: Option<Flavour>) -> (Vec<Rules>, Vec<Problem>) {
+/// In the kind of iptables in which a backend of ours serves (`used`), what it `keeps` is left alone.
+pub(super) fn find(
+    family: Family,
+    used: Option<Flavour>,
+    keeps: Keeps,
+) -> (Vec<Rules>, Vec<Problem>) {
     let (mut rules, mut problems) = (Vec::new(), Vec::new());
     for flavour in [Flavour::Legacy, Flavour::Nft] {
         if !flavour.may_have_rules(family) {
@@ -40,18 +43,17 @@ pub(super) fn find(family: Family, used: Option<Flavour>) -> (Vec<Rules>, Vec<Pr
             problems.extend(unseen(flavour, family));
             continue;
         };
-        let serves = used == Some(tool.flavour());
-        match look(&tool, serves) {
+        let keeps = match used == Some(tool.flavour()) {
+            true => keeps,
+            false => KEEP_NONE,
+        };
+        match look(&tool, keeps) {
             Ok(tables) => {
                 for table in tables {
                     problems.extend(kept(&tool, &table));
                     if !table.is_empty() {
                         let tool = tool.clone();
-                        rules.push(Rules {
-                            tool,
-                            serves,
-                            table,
-                        });
+                        rules.push(Rules { tool, keeps, table });
                     }
                 }
             }
@@ -77,25 +79,21 @@ fn unseen(flavour: Flavour, family: Family) -> Option<Problem> {
     }
 }
 
-fn look(tool: &Tool, serves: bool) -> Result<Vec<Table>, RunError> {
-    Ok(rules::parse(&tool.list()?, serves))
+fn look(tool: &Tool, keeps: Keeps) -> Result<Vec<Table>, RunError> {
+    Ok(rules::parse(&tool.list()?, keeps))
 }
 
 /// Removes all chains of kube-proxy's and ours that one kind of iptables has.
 pub(super) fn remove_all(tool: &Tool) -> Result<(), Problem> {
-    let tables = look(tool, false).map_err(|source| Problem::Save {
+    let tables = look(tool, KEEP_NONE).map_err(|source| Problem::Save {
         tool: tool.name().to_owned(),
         source,
     })?;
     let mut kept = Ok(());
     for table in tables {
         let problem = self::kept(tool, &table);
-        let (tool, serves) = (tool.clone(), false);
-        let rules = Rules {
-            tool,
-            serves,
-            table,
-        };
+        let (tool, keeps) = (tool.clone(), KEEP_NONE);
+        let rules = Rules { tool, keeps, table };
         rules.remove()?;
         if let Some(problem) = problem {
             kept = Err(problem);
@@ -116,7 +114,7 @@ fn kept(tool: &Tool, table: &Table) -> Option<Problem> {
 impl Rules {
     /// Removes what was found in one transaction; looks again when others changed it meanwhile.
     pub(super) fn remove(self) -> Result<(), Problem> {
-        let (tool, serves, mut table) = (self.tool, self.serves, self.table);
+        let (tool, keeps, mut table) = (self.tool, self.keeps, self.table);
         for attempt in 1.. {
             if table.is_empty() {
                 break;
@@ -133,7 +131,7 @@ impl Rules {
                 }
             }
             let name = table.name;
-            let tables = look(&tool, serves).map_err(|source| Problem::Save {
+            let tables = look(&tool, keeps).map_err(|source| Problem::Save {
                 tool: tool.name().to_owned(),
                 source,
             })?;

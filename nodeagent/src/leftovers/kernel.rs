@@ -1,16 +1,16 @@
 //! What kube-proxy left in the kernel, asked for and removed over netlink.
 
-use std::fs;
 use std::path::Path;
 
 use kplane_model::Family;
 use nix::net::if_::if_nametoindex;
 
 use super::rules::is_kube_proxys;
+use crate::backend::ipvs::is_set_name;
 use crate::backend::nftables::uapi::{NFTA_CHAIN_NAME, NFTA_CHAIN_TABLE, NFTA_TABLE_NAME, msg};
 use crate::netlink::{
     Attribute, Batch, Errno, Label, Messages, NetlinkError, NfSocket, Operation, Request,
-    delete_link, flush_ipvs, nfproto,
+    delete_link, ipset, nfproto,
 };
 
 /// kube-proxy's table in nftables mode, one a family (E1).
@@ -18,45 +18,7 @@ pub(super) const TABLE: &str = "kube-proxy";
 /// The table of our nftables backend, one a family.
 pub(super) const OUR_TABLE: &str = crate::backend::nftables::TABLE;
 /// The link that holds all addresses of Services in IPVS mode (D2).
-pub(super) const LINK: &str = "kube-ipvs0";
-
-/// Sets of IPVS mode, behind `KUBE-` or `KUBE-6-` (D3).
-const SETS: [&str; 17] = [
-    "CLUSTER-IP",
-    "EXTERNAL-IP",
-    "EXTERNAL-IP-LOCAL",
-    "HEALTH-CHECK-NODE-PORT",
-    "IPVS-IPS",
-    "LOAD-BALANCER",
-    "LOAD-BALANCER-FW",
-    "LOAD-BALANCER-LOCAL",
-    "LOAD-BALANCER-SOURCE-CIDR",
-    "LOAD-BALANCER-SOURCE-IP",
-    "LOOP-BACK",
-    "NODE-PORT-LOCAL-SCTP-HASH",
-    "NODE-PORT-LOCAL-TCP",
-    "NODE-PORT-LOCAL-UDP",
-    "NODE-PORT-SCTP-HASH",
-    "NODE-PORT-TCP",
-    "NODE-PORT-UDP",
-];
-
-/// `NFNL_SUBSYS_IPSET << 8`.
-const IPSET: u16 = 6 << 8;
-/// `IPSET_CMD_DESTROY` (linux/netfilter/ipset/ip_set.h).
-const IPSET_CMD_DESTROY: u16 = 3;
-/// `IPSET_CMD_LIST`.
-const IPSET_CMD_LIST: u16 = 7;
-/// `IPSET_PROTOCOL_MIN`, which every kernel since 2.6.39 understands.
-const IPSET_PROTOCOL: u8 = 6;
-/// `IPSET_ATTR_PROTOCOL`.
-const IPSET_ATTR_PROTOCOL: u16 = 1;
-/// `IPSET_ATTR_SETNAME`.
-const IPSET_ATTR_SETNAME: u16 = 2;
-/// `IPSET_ATTR_FLAGS`.
-const IPSET_ATTR_FLAGS: u16 = 6;
-/// `IPSET_FLAG_LIST_SETNAME`: names only.
-const IPSET_FLAG_LIST_SETNAME: u32 = 1 << 1;
+pub(super) const LINK: &str = crate::backend::ipvs::LINK;
 
 /// Whether an nftables table of a family is there.
 ///
@@ -141,24 +103,6 @@ pub(super) fn remove_link() -> Result<(), NetlinkError> {
     }
 }
 
-/// The number of IPVS virtual servers, of anybody.
-pub(super) fn virtual_servers() -> usize {
-    let text = fs::read_to_string("/proc/thread-self/net/ip_vs").unwrap_or_default();
-    let is_server = |line: &&str| {
-        let kinds = ["TCP", "UDP", "SCTP", "FWM"];
-        kinds.contains(&line.split(' ').next().unwrap_or_default())
-    };
-    text.lines().filter(is_server).count()
-}
-
-/// Removes all IPVS virtual servers.
-///
-/// # Errors
-/// [`NetlinkError`].
-pub(super) fn remove_virtual_servers() -> Result<(), NetlinkError> {
-    flush_ipvs()
-}
-
 /// kube-proxy's IP sets.
 ///
 /// # Errors
@@ -168,25 +112,12 @@ pub(super) fn sets() -> Result<Vec<String>, NetlinkError> {
     if Path::new("/sys/module").is_dir() && !Path::new("/sys/module/ip_set").is_dir() {
         return Ok(Vec::new());
     }
-    let request = Request::new(
-        "list IP sets",
-        IPSET | IPSET_CMD_LIST,
-        nfproto(Family::V4),
-        |w| {
-            w.u8(IPSET_ATTR_PROTOCOL, IPSET_PROTOCOL);
-            w.u32(IPSET_ATTR_FLAGS, IPSET_FLAG_LIST_SETNAME);
-        },
-    );
-    let sets = match NfSocket::open()?.dump(request) {
+    let names = match ipset::IpSets::open()?.names() {
         // No IP sets in this kernel.
         Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(Vec::new()),
-        sets => sets?,
+        names => names?,
     };
-    let names = Messages(&sets).filter_map(|m| m.attributes().get(IPSET_ATTR_SETNAME)?.as_str());
-    Ok(names
-        .filter(|name| is_set(name))
-        .map(str::to_owned)
-        .collect())
+    Ok(names.into_iter().filter(|name| is_set_name(name)).collect())
 }
 
 /// Removes an IP set. No rule may use it any more.
@@ -194,22 +125,10 @@ pub(super) fn sets() -> Result<Vec<String>, NetlinkError> {
 /// # Errors
 /// [`NetlinkError`].
 pub(super) fn remove_set(name: &str) -> Result<(), NetlinkError> {
-    let kind = IPSET | IPSET_CMD_DESTROY;
-    let request = Request::new("remove an IP set", kind, nfproto(Family::V4), |w| {
-        w.u8(IPSET_ATTR_PROTOCOL, IPSET_PROTOCOL);
-        w.str(IPSET_ATTR_SETNAME, name);
-    });
-    match NfSocket::open()?.execute(request) {
+    match ipset::destroy_set(name) {
         Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(()),
         result => result,
     }
-}
-
-fn is_set(name: &str) -> bool {
-    let rest = name
-        .strip_prefix("KUBE-6-")
-        .or_else(|| name.strip_prefix("KUBE-"));
-    rest.is_some_and(|rest| SETS.contains(&rest))
 }
 
 #[cfg(test)]
@@ -220,7 +139,7 @@ mod tests {
     #[test]
     fn i4_d3_sets_are_kube_proxys_letter_by_letter() {
         for name in ["KUBE-CLUSTER-IP", "KUBE-6-LOOP-BACK", "KUBE-NODE-PORT-UDP"] {
-            assert!(is_set(name), "{name}");
+            assert!(is_set_name(name), "{name}");
         }
         for name in [
             "KUBE-",
@@ -229,7 +148,7 @@ mod tests {
             "CLUSTER-IP",
             "kube-cluster-ip",
         ] {
-            assert!(!is_set(name), "{name}");
+            assert!(!is_set_name(name), "{name}");
         }
     }
 }

@@ -21,7 +21,9 @@ use self::iptables::Rules;
 pub use self::start::remove_once_serving;
 pub use crate::backend::Serving;
 use crate::backend::iptables::{Flavour, Tool};
+use crate::backend::ipvs::left;
 use crate::netlink::NetlinkError;
+use crate::netlink::ipvs::ServerKey;
 pub use crate::process::RunError;
 
 /// What kube-proxy left, in the order in which it is removed: rules before what they refer to.
@@ -134,7 +136,16 @@ pub(crate) fn remove_chains(tool: &Tool) -> Result<(), String> {
 fn used(serving: Serving, family: Family) -> Option<Flavour> {
     match serving {
         Serving::Nftables => None,
-        Serving::Iptables(flavours) => flavours[family as usize],
+        Serving::Iptables(flavours) | Serving::Ipvs(flavours) => flavours[family as usize],
+    }
+}
+
+/// Tells chains that the backend which serves looks after.
+fn keeps(serving: Serving) -> rules::Keeps {
+    match serving {
+        Serving::Nftables => rules::KEEP_NONE,
+        Serving::Iptables(_) => rules::of_iptables,
+        Serving::Ipvs(_) => rules::of_ipvs,
     }
 }
 
@@ -144,7 +155,7 @@ enum Item {
     OurTable(Family),
     Table(Family),
     Rules(Rules),
-    VirtualServers(usize),
+    VirtualServers(Vec<ServerKey>),
     Link,
     Set(String),
 }
@@ -155,7 +166,7 @@ enum Item {
 #[must_use]
 pub fn find(serving: Serving) -> Leftovers {
     let mut found = Leftovers::default();
-    if matches!(serving, Serving::Iptables(_)) {
+    if !matches!(serving, Serving::Nftables) {
         for family in Family::ALL {
             match kernel::has_table(family, kernel::OUR_TABLE) {
                 Ok(true) => found.items.push(Item::OurTable(family)),
@@ -178,15 +189,19 @@ pub fn find(serving: Serving) -> Leftovers {
         }
     }
     for family in Family::ALL {
-        let (rules, problems) = iptables::find(family, used(serving, family));
+        let (rules, problems) = iptables::find(family, used(serving, family), keeps(serving));
         found.items.extend(rules.into_iter().map(Item::Rules));
         found.problems.extend(problems);
     }
-    // The link is the mark of IPVS mode: without it, virtual servers are somebody else's.
+    if matches!(serving, Serving::Ipvs(_)) {
+        return found;
+    }
+    // The link is the mark of IPVS mode: without it, all virtual servers are somebody else's.
     if kernel::has_link() {
-        let servers = kernel::virtual_servers();
-        if servers > 0 {
-            found.items.push(Item::VirtualServers(servers));
+        match left::servers() {
+            Ok(servers) if servers.is_empty() => {}
+            Ok(servers) => found.items.push(Item::VirtualServers(servers)),
+            Err(error) => found.problems.push(Problem::VirtualServers(error)),
         }
         found.items.push(Item::Link);
     }
@@ -241,8 +256,8 @@ impl Item {
             Self::OurTable(family) => table(family, kernel::OUR_TABLE, our_table_name(family)),
             Self::Table(family) => table(family, kernel::TABLE, table_name(family)),
             Self::Rules(rules) => rules.remove(),
-            Self::VirtualServers(_) => {
-                kernel::remove_virtual_servers().map_err(Problem::VirtualServers)
+            Self::VirtualServers(servers) => {
+                left::remove(&servers).map_err(Problem::VirtualServers)
             }
             Self::Link => kernel::remove_link().map_err(Problem::Link),
             Self::Set(name) => {
@@ -258,7 +273,9 @@ impl fmt::Display for Item {
             Self::OurTable(family) => write!(f, "nftables table {}", our_table_name(*family)),
             Self::Table(family) => write!(f, "nftables table {}", table_name(*family)),
             Self::Rules(rules) => rules.fmt(f),
-            Self::VirtualServers(count) => write!(f, "{count} IPVS virtual servers"),
+            Self::VirtualServers(servers) => {
+                write!(f, "{} IPVS virtual servers", servers.len())
+            }
             Self::Link => write!(f, "link {}", kernel::LINK),
             Self::Set(name) => write!(f, "IP set {name}"),
         }

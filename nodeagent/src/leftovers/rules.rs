@@ -124,15 +124,26 @@ pub(super) fn is_kube_proxys(table: &str, chain: &str) -> bool {
             || prefixes.any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash)))
 }
 
-/// Whether a chain is one of those that our iptables backend looks after where it serves. Those of
-/// IPVS mode are not (D4).
-fn is_of_backend(chain: &str) -> bool {
+/// Tells chains of a table that a backend of ours looks after where it serves.
+pub(super) type Keeps = fn(table: &str, chain: &str) -> bool;
+
+/// There are none.
+pub(super) const KEEP_NONE: Keeps = |_, _| false;
+
+/// Those of mode iptables; those of IPVS mode are not among them (D4).
+pub(super) fn of_iptables(_table: &str, chain: &str) -> bool {
     ChainName::parse(chain).is_some()
 }
 
+/// Those of IPVS mode (D4). Mode iptables has chains of the same names in other tables.
+pub(super) fn of_ipvs(table: &str, chain: &str) -> bool {
+    let other = (table, chain) == ("filter", ChainName::SERVICES.as_str());
+    table != "mangle" && !other && ChainName::parse_ipvs(chain).is_some()
+}
+
 /// Finds what kube-proxy has in the text that `iptables-save` printed: an entry for each table in
-/// which it has something. `serves`: what our iptables backend looks after is left out.
-pub(super) fn parse(text: &str, serves: bool) -> Vec<Table> {
+/// which it has something, but for what a backend of ours `keeps`.
+pub(super) fn parse(text: &str, keeps: Keeps) -> Vec<Table> {
     let mut found = Vec::new();
     let mut table: Option<Listing<'_>> = None;
     for line in text.lines() {
@@ -140,7 +151,7 @@ pub(super) fn parse(text: &str, serves: bool) -> Vec<Table> {
             table = TABLES
                 .iter()
                 .find(|t| **t == name)
-                .map(|t| Listing::new(t, serves));
+                .map(|t| Listing::new(t, keeps));
         } else if line == "COMMIT" {
             found.extend(table.take().and_then(Listing::finish));
         } else if let Some(table) = &mut table {
@@ -153,8 +164,7 @@ pub(super) fn parse(text: &str, serves: bool) -> Vec<Table> {
 /// One table while it is read.
 struct Listing<'a> {
     name: &'static str,
-    /// Our iptables backend serves with chains of its own.
-    serves: bool,
+    keeps: Keeps,
     /// kube-proxy's chains.
     chains: BTreeSet<&'a str>,
     /// Jumps from built-in chains to kube-proxy's: where to, and the rule.
@@ -166,10 +176,10 @@ struct Listing<'a> {
 }
 
 impl<'a> Listing<'a> {
-    fn new(name: &'static str, serves: bool) -> Self {
+    fn new(name: &'static str, keeps: Keeps) -> Self {
         Self {
             name,
-            serves,
+            keeps,
             chains: BTreeSet::new(),
             jumps: Vec::new(),
             inner: BTreeMap::new(),
@@ -178,7 +188,7 @@ impl<'a> Listing<'a> {
     }
 
     fn is_left(&self, chain: &str) -> bool {
-        is_kube_proxys(self.name, chain) && !(self.serves && is_of_backend(chain))
+        is_kube_proxys(self.name, chain) && !(self.keeps)(self.name, chain)
     }
 
     fn line(&mut self, line: &'a str) {

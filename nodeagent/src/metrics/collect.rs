@@ -84,16 +84,9 @@ impl KubeProxy {
             "Time of one attempt to bring the kernel up to date",
         )
         .histogram(to, from.each_histogram(|c| &c.sync))?;
-        Name(
-            "kubeproxy_sync_full_proxy_rules_duration_seconds",
-            "Time of one attempt that looked at everything",
-        )
-        .histogram(to, from.each_histogram(|c| &c.full))?;
-        Name(
-            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-            "Time of one attempt that looked at what had changed",
-        )
-        .histogram(to, from.each_histogram(|c| &c.partial))?;
+        if from.backend != "ipvs" {
+            self.full_and_partial(to)?;
+        }
         Name(
             "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
             "When the kernel last held everything that was desired",
@@ -109,9 +102,31 @@ impl KubeProxy {
             "Time from the change of a Service or pod until the kernel held it",
         )
         .histogram(to, from.each_histogram(|c| &c.programming))?;
-        if from.backend == "iptables" {
-            return self.iptables(to);
+        match from.backend {
+            "iptables" => self.iptables(to),
+            "ipvs" => self.restores(to),
+            _ => self.nftables(to),
         }
+    }
+
+    /// Of all modes but IPVS.
+    fn full_and_partial(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let from = &self.0;
+        Name(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds",
+            "Time of one attempt that looked at everything",
+        )
+        .histogram(to, from.each_histogram(|c| &c.full))?;
+        Name(
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            "Time of one attempt that looked at what had changed",
+        )
+        .histogram(to, from.each_histogram(|c| &c.partial))
+    }
+
+    /// Of mode nftables alone.
+    fn nftables(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let from = &self.0;
         Name(
             "kubeproxy_sync_proxy_rules_nftables_sync_failures",
             "Attempts to program the kernel that failed",
@@ -125,14 +140,19 @@ impl KubeProxy {
         .counter(to, from.each(|_| 0.0))
     }
 
-    /// Of mode iptables alone.
-    fn iptables(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let from = &self.0;
+    /// Of modes iptables and IPVS.
+    fn restores(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         Name(
             "kubeproxy_sync_proxy_rules_iptables_restore_failures",
             "Attempts to program the kernel that failed",
         )
-        .counter(to, from.each(|c| float(c.failures.get())))?;
+        .counter(to, self.0.each(|c| float(c.failures.get())))
+    }
+
+    /// Of mode iptables alone.
+    fn iptables(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let from = &self.0;
+        self.restores(to)?;
         Name(
             "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures",
             "Attempts to program what had changed that failed",

@@ -362,3 +362,23 @@ async fn h_mode_iptables_has_metrics_of_its_own() {
     }
     assert!(!Rig::new().scrape().await.contains("iptables"));
 }
+
+/// Section (h), mode V.
+#[tokio::test]
+async fn h_mode_ipvs_has_no_metrics_of_other_modes() {
+    let rig = Rig::of("ipvs");
+    let counters = rig.counters.family(Family::V4);
+    counters.attempted(Duration::from_millis(1), true, None);
+    let failures = "kubeproxy_sync_proxy_rules_iptables_restore_failures_total";
+    let series = format!("{failures}{{ip_family=\"IPv4\"}}");
+    assert_eq!(rig.value(&series).await, "1");
+    let text = rig.scrape().await;
+    for other in [
+        "nftables_sync",
+        "iptables_total",
+        "iptables_partial",
+        "sync_full",
+    ] {
+        assert!(!text.contains(other), "{other}");
+    }
+}

@@ -3,6 +3,7 @@
 use nix::errno::Errno;
 
 use super::batch::Label;
+use super::message::Request;
 
 /// A question to the kernel failed. Questions change nothing and may be asked again.
 #[derive(Debug, thiserror::Error)]
@@ -105,6 +106,31 @@ pub struct Rejection {
     /// The attribute that the kernel pointed at, with its header, if it did: of a list of elements
     /// the one that was refused.
     pub attribute: Option<Vec<u8>>,
+}
+
+/// A request that was refused; others with it were not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Position among the requests, from 0.
+    pub index: usize,
+    /// The kernel's error.
+    pub errno: Errno,
+    /// Its number: some subsystems have numbers that [`Errno`] does not know.
+    pub code: i32,
+    /// The kernel's words, if any.
+    pub reason: Option<String>,
+}
+
+impl Refusal {
+    /// As an error of the request, one of `requests`.
+    #[must_use]
+    pub fn into_error(self, requests: &[Request]) -> NetlinkError {
+        NetlinkError::Refused {
+            what: requests.get(self.index).map_or("request", |r| r.what),
+            errno: self.errno,
+            reason: self.reason,
+        }
+    }
 }
 
 fn in_its_words(reason: Option<&str>) -> String {

@@ -1,16 +1,45 @@
-//! Network links (`NETLINK_ROUTE`, linux/rtnetlink.h): as much as is needed to delete one.
+//! Network links and their addresses (`NETLINK_ROUTE`, linux/rtnetlink.h, linux/if_addr.h): as much
+//! as is needed for a dummy device that holds addresses.
 
+use std::net::IpAddr;
+
+use kplane_model::Family;
 use netlink_sys::protocols::NETLINK_ROUTE;
+use nix::net::if_::if_nametoindex;
 
-use super::message::Request;
-use super::{NetlinkError, NfSocket};
+use super::message::{Message, NLM_F_CREATE, NLM_F_EXCL, Request};
+use super::{Attributes, NetlinkError, NfSocket, Refusal, nfproto};
 
+/// `RTM_NEWLINK`.
+const RTM_NEWLINK: u16 = 16;
 /// `RTM_DELLINK`.
 const RTM_DELLINK: u16 = 17;
+/// `RTM_NEWADDR`.
+const RTM_NEWADDR: u16 = 20;
+/// `RTM_DELADDR`.
+const RTM_DELADDR: u16 = 21;
+/// `RTM_GETADDR`.
+const RTM_GETADDR: u16 = 22;
+
 /// `sizeof(struct ifinfomsg)`; all zero: the link is told by its name.
 const IFINFOMSG_BYTES: usize = 16;
 /// `IFLA_IFNAME`.
 const IFLA_IFNAME: u16 = 3;
+/// `IFLA_LINKINFO`.
+const IFLA_LINKINFO: u16 = 18;
+/// `IFLA_INFO_KIND`.
+const IFLA_INFO_KIND: u16 = 1;
+
+/// `sizeof(struct ifaddrmsg)`.
+const IFADDRMSG_BYTES: usize = 8;
+/// `IFA_ADDRESS`.
+const IFA_ADDRESS: u16 = 1;
+/// `IFA_LOCAL`: the address itself; the other one may be the peer's.
+const IFA_LOCAL: u16 = 2;
+/// `IFA_F_NODAD`: an IPv6 address is good at once.
+const IFA_F_NODAD: u8 = 0x02;
+/// `RT_SCOPE_HOST`.
+const RT_SCOPE_HOST: u8 = 254;
 
 /// Deletes a link, with its addresses, from this thread's network namespace.
 ///
@@ -23,3 +52,154 @@ pub fn delete_link(name: &str) -> Result<(), NetlinkError> {
     });
     NfSocket::open_for(NETLINK_ROUTE)?.execute(request)
 }
+
+/// The number of a link; `None` if there is none of the name.
+#[must_use]
+pub fn link_index(name: &str) -> Option<u32> {
+    if_nametoindex(name).ok()
+}
+
+/// An address of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LinkAddress {
+    /// The link's number.
+    pub link: u32,
+    /// The address.
+    pub ip: IpAddr,
+    /// It is good on this host only (loopback).
+    pub is_of_host: bool,
+}
+
+/// Links and addresses of this thread's network namespace.
+#[derive(Debug)]
+pub struct Links {
+    socket: NfSocket,
+}
+
+impl Links {
+    /// Opens a socket.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn open() -> Result<Self, NetlinkError> {
+        let socket = NfSocket::open_for(NETLINK_ROUTE)?;
+        Ok(Self { socket })
+    }
+
+    /// Makes a dummy device. It stays down: its addresses are the node's all the same, and nothing
+    /// is sent through it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; `EOPNOTSUPP` when the kernel has no such devices.
+    pub fn add_dummy(&mut self, name: &str) -> Result<(), NetlinkError> {
+        self.socket.execute(add_dummy(name))
+    }
+
+    /// All addresses of a family.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn addresses(&mut self, family: Family) -> Result<Vec<LinkAddress>, NetlinkError> {
+        let mut header = [0; IFADDRMSG_BYTES];
+        header[0] = nfproto(family);
+        let request = Request::with_header("list addresses", RTM_GETADDR, &header, |_| {});
+        let mut addresses = Vec::new();
+        self.socket.dump_each(request, |message| {
+            addresses.extend(parse_address(message));
+        })?;
+        addresses.sort_unstable();
+        addresses.dedup();
+        Ok(addresses)
+    }
+
+    /// Adds (`true`) or removes single addresses, one by one, whatever becomes of the others; returns
+    /// those that were refused, and the number of bytes sent.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Socket`]: it is not known what was done.
+    pub fn perform(
+        &mut self,
+        link: u32,
+        changes: &[(bool, IpAddr)],
+    ) -> Result<(Vec<Refusal>, u64), NetlinkError> {
+        let requests = changes.iter().map(|(add, ip)| address(link, *ip, *add));
+        self.socket.perform(&requests.collect::<Vec<_>>())
+    }
+}
+
+fn add_dummy(name: &str) -> Request {
+    let header = [0; IFINFOMSG_BYTES];
+    let request = Request::with_header("make a dummy device", RTM_NEWLINK, &header, |w| {
+        w.str(IFLA_IFNAME, name);
+        w.nest(IFLA_LINKINFO, |w| w.str(IFLA_INFO_KIND, "dummy"));
+    });
+    request.flagged(NLM_F_CREATE | NLM_F_EXCL)
+}
+
+/// Adds or removes one address with its full length as prefix.
+fn address(link: u32, ip: IpAddr, add: bool) -> Request {
+    let family = Family::of(ip);
+    let [index_0, index_1, index_2, index_3] = link.to_ne_bytes();
+    let prefix = match family {
+        Family::V4 => 32,
+        Family::V6 => 128,
+    };
+    let flags = match family {
+        Family::V6 if add => IFA_F_NODAD,
+        _ => 0,
+    };
+    let scope = 0;
+    let header = [
+        nfproto(family),
+        prefix,
+        flags,
+        scope,
+        index_0,
+        index_1,
+        index_2,
+        index_3,
+    ];
+    let (what, kind) = match add {
+        true => ("add an address", RTM_NEWADDR),
+        false => ("remove an address", RTM_DELADDR),
+    };
+    let request = Request::with_header(what, kind, &header, |w| {
+        for kind in [IFA_LOCAL, IFA_ADDRESS] {
+            match ip {
+                IpAddr::V4(ip) => w.bytes(kind, &ip.octets()),
+                IpAddr::V6(ip) => w.bytes(kind, &ip.octets()),
+            }
+        }
+    });
+    match add {
+        true => request.flagged(NLM_F_CREATE | NLM_F_EXCL),
+        false => request,
+    }
+}
+
+/// Reads one message of the list of addresses.
+fn parse_address(message: Message<'_>) -> Option<LinkAddress> {
+    if message.kind != RTM_NEWADDR {
+        return None;
+    }
+    let (header, attributes) = message.body.split_at_checked(IFADDRMSG_BYTES)?;
+    let attributes = Attributes(attributes);
+    let scope = *header.get(3)?;
+    let link = u32::from_ne_bytes(*header.get(4..)?.first_chunk()?);
+    let ip = attributes
+        .get(IFA_LOCAL)
+        .or_else(|| attributes.get(IFA_ADDRESS))?;
+    let ip = match ip.payload.len() {
+        4 => IpAddr::from(<[u8; 4]>::try_from(ip.payload).ok()?),
+        16 => IpAddr::from(<[u8; 16]>::try_from(ip.payload).ok()?),
+        _ => return None,
+    };
+    Some(LinkAddress {
+        link,
+        ip,
+        is_of_host: scope == RT_SCOPE_HOST,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,10 @@ pub(super) const NLMSG_DONE: u16 = 3;
 pub(super) const NLM_F_REQUEST: u16 = 0x01;
 /// `NLM_F_ACK`.
 pub(super) const NLM_F_ACK: u16 = 0x04;
+/// `NLM_F_EXCL`: refused if it is there already.
+pub(super) const NLM_F_EXCL: u16 = 0x200;
+/// `NLM_F_CREATE`.
+pub(super) const NLM_F_CREATE: u16 = 0x400;
 /// `NLM_F_DUMP_INTR`: what is dumped changed meanwhile.
 pub(super) const NLM_F_DUMP_INTR: u16 = 0x10;
 /// `NLM_F_DUMP`.
@@ -116,6 +120,19 @@ impl Request {
         append_with(&mut bytes, kind, 0, header, fill);
         Self { what, bytes }
     }
+
+    /// The same with flags (`NLM_F_*`) besides those that the socket sets.
+    #[must_use]
+    pub(super) fn flagged(mut self, flags: u16) -> Self {
+        add_flags(&mut self.bytes, 0, flags);
+        self
+    }
+
+    /// What is sent, but for the sequence number.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// One received message.
@@ -144,6 +161,11 @@ impl<'a> Message<'a> {
         Attributes(self.body.get(NFGENMSG_BYTES..).unwrap_or_default())
     }
 
+    /// Bytes from its beginning to that of the next one.
+    pub(super) fn aligned_len(self) -> usize {
+        aligned(HEADER_BYTES + self.body.len())
+    }
+
     /// The content of an `NLMSG_ERROR`; `None` for other messages and cut ones.
     pub(super) fn acknowledgement(self) -> Option<Acknowledgement> {
         if self.kind != NLMSG_ERROR {
@@ -164,6 +186,7 @@ impl<'a> Message<'a> {
         let offset = Attributes(extended).get(NLMSGERR_ATTR_OFFS);
         Some(Acknowledgement {
             errno: (error != 0).then(|| Errno::from_raw(error.wrapping_neg())),
+            code: error.wrapping_neg(),
             reason: reason.and_then(Attribute::as_str).map(str::to_owned),
             offset: offset
                 .and_then(|a| a.payload.try_into().ok())
@@ -177,6 +200,8 @@ impl<'a> Message<'a> {
 pub(super) struct Acknowledgement {
     /// `None` for success.
     pub(super) errno: Option<Errno>,
+    /// The error's number, 0 for success: some subsystems have numbers that `Errno` does not know.
+    pub(super) code: i32,
     /// The kernel's words, if any.
     pub(super) reason: Option<String>,
     /// Where in the request the refused attribute starts.
@@ -242,6 +267,7 @@ mod tests {
         let answer = Messages(&bytes).next().unwrap().acknowledgement();
         let expected = Acknowledgement {
             errno: Some(Errno::ENOENT),
+            code: 2,
             reason: Some("no such thing".to_owned()),
             offset: Some(44),
         };

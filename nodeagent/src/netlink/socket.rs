@@ -8,7 +8,7 @@ use nix::sys::socket::{MsgFlags, getsockopt, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::batch::SealedBatch;
-use super::error::{CommitError, NetlinkError, Rejection};
+use super::error::{CommitError, NetlinkError, Refusal, Rejection};
 use super::message::{
     self, Acknowledgement, Message, Messages, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLMSG_DONE,
     Request,
@@ -201,14 +201,23 @@ impl NfSocket {
         loop {
             self.receive(MsgFlags::empty())
                 .map_err(|errno| NetlinkError::Socket { what, errno })?;
-            for message in Messages(&self.datagram).filter(|m| m.sequence == sequence) {
-                changed |= message.flags & NLM_F_DUMP_INTR != 0;
-                refusal(what, message)?;
-                if message.kind == NLMSG_DONE {
-                    return Ok(!changed);
+            let (mut listed, mut done) = (0, false);
+            for message in Messages(&self.datagram) {
+                if message.sequence == sequence {
+                    changed |= message.flags & NLM_F_DUMP_INTR != 0;
+                    refusal(what, message)?;
+                    done |= message.kind == NLMSG_DONE;
                 }
+                if done {
+                    break;
+                }
+                listed += message.aligned_len();
             }
-            each(&self.datagram);
+            // Newer kernels (seen with 6.18) put the end behind the last objects.
+            each(self.datagram.get(..listed).unwrap_or(&self.datagram));
+            if done {
+                return Ok(!changed);
+            }
         }
     }
 
@@ -220,19 +229,43 @@ impl NfSocket {
     pub fn request_all(&mut self, requests: &[Request]) -> Result<usize, NetlinkError> {
         let mut missing = 0;
         for lot in requests.chunks(REQUESTS_AT_ONCE) {
-            missing += self.request_lot(lot)?;
+            let refusals = self.request_lot(lot)?;
+            let others = |r: &Refusal| r.errno != Errno::ENOENT;
+            missing += refusals.iter().filter(|r| !others(r)).count();
+            if let Some(refusal) = refusals.into_iter().find(others) {
+                return Err(refusal.into_error(lot));
+            }
         }
         Ok(missing)
     }
 
-    fn request_lot(&mut self, lot: &[Request]) -> Result<usize, NetlinkError> {
+    /// Sends requests that the kernel takes one by one, whatever becomes of the others, and returns
+    /// those that it refused, in order, and the number of bytes sent.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Socket`]: it is not known what was done.
+    pub fn perform(&mut self, requests: &[Request]) -> Result<(Vec<Refusal>, u64), NetlinkError> {
+        let mut refused = Vec::new();
+        let bytes = requests.iter().map(|r| r.bytes.len() as u64).sum();
+        for (number, lot) in requests.chunks(REQUESTS_AT_ONCE).enumerate() {
+            let refusals = self.request_lot(lot)?.into_iter();
+            refused.extend(refusals.map(|refusal| Refusal {
+                index: refusal.index + number * REQUESTS_AT_ONCE,
+                ..refusal
+            }));
+        }
+        Ok((refused, bytes))
+    }
+
+    fn request_lot(&mut self, lot: &[Request]) -> Result<Vec<Refusal>, NetlinkError> {
         let Some(what) = lot.first().map(|request| request.what) else {
-            return Ok(0);
+            return Ok(Vec::new());
         };
         let first = self.sequence;
         let mut bytes = Vec::with_capacity(lot.iter().map(|r| r.bytes.len()).sum());
         let mut last_start = 0;
         for request in lot {
+            bytes.resize(super::attribute::aligned(bytes.len()), 0);
             last_start = bytes.len();
             bytes.extend_from_slice(&request.bytes);
             message::set_sequence(&mut bytes, last_start, self.sequence);
@@ -244,7 +277,7 @@ impl NfSocket {
         self.socket
             .send(&bytes, 0)
             .map_err(|error| socket(errno_of(&error)))?;
-        let (mut missing, mut refused) = (0, None);
+        let mut refused = Vec::new();
         loop {
             self.receive(MsgFlags::empty()).map_err(socket)?;
             for message in Messages(&self.datagram) {
@@ -252,13 +285,16 @@ impl NfSocket {
                 let Some(answer) = message.acknowledgement().filter(|_| index < lot.len()) else {
                     continue;
                 };
-                match answer.errno {
-                    Some(Errno::ENOENT) => missing += 1,
-                    Some(_) if refused.is_none() => refused = refusal(what, message).err(),
-                    _ => {}
+                if let Some(errno) = answer.errno {
+                    refused.push(Refusal {
+                        index,
+                        errno,
+                        code: answer.code,
+                        reason: answer.reason,
+                    });
                 }
                 if index + 1 == lot.len() {
-                    return refused.map_or(Ok(missing), Err);
+                    return Ok(refused);
                 }
             }
         }

@@ -1,8 +1,10 @@
 //! Tests in a real kernel, each in a network namespace of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+mod ipset;
 mod iptables;
 mod leftovers;
+mod link;
 mod netns;
 mod sample;
 mod socket;

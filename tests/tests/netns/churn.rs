@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::{self, Probe, Session};
 use kplane_tests::load::{Load, Pace};
+use kplane_tests::vm;
 use kplane_tests::wait::eventually;
 
 use crate::support::{At, Client, Ep, Seen, Setup, Svc, World, answers, ask, cidrs, ep, svc};
@@ -20,6 +21,15 @@ const PACE: Pace = Pace {
     think: Duration::from_micros(500),
 };
 
+/// In a virtual machine a second may pass without anything being done.
+fn patience() -> Duration {
+    if vm::is_inside() {
+        5 * client::TIMEOUT
+    } else {
+        client::TIMEOUT
+    }
+}
+
 /// Loads on one Service that must not lose anything.
 pub(crate) struct Loads(Vec<(String, Load)>);
 
@@ -31,7 +41,7 @@ impl Loads {
     ) -> Result<Self> {
         let start = |(client, at, family): &(Client, At, Family)| {
             let to = service.address(*at, *family, client.node());
-            let probe = Probe::tcp(to);
+            let probe = Probe::tcp(to).timeout(patience());
             let load = Load::start(world.net.ns(*client)?, probe, PACE)?;
             Ok((format!("{client:?} to {at:?} {to}"), load))
         };

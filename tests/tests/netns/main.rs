@@ -33,11 +33,15 @@ mod spread;
 mod strangers;
 mod support;
 mod unserved;
+mod virtual_server_faults;
+mod virtual_servers;
 mod walk;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use kplane_tests::harness::{self, Test};
+use kplane_tests::vm;
 
 use self::support::under_test::UnderTest;
 
@@ -190,18 +194,37 @@ const TESTS: &[Test] = kplane_tests::tests!(
     iptables_faults::c10_a_refused_service_port_is_named_and_the_others_are_served,
     iptables_faults::chains_that_others_hold_on_to_do_not_stop_anything,
     iptables_faults::a_restore_that_is_killed_anywhere_is_made_up_for,
+    virtual_servers::d2_addresses_are_on_the_device_while_a_service_has_them,
+    virtual_servers::d4_other_ports_of_service_addresses_are_closed,
+    virtual_servers::d5_connections_outlive_their_endpoint_and_an_agent,
+    virtual_servers::d5_endpoints_of_udp_and_sctp_go_at_once,
+    virtual_servers::d6_strict_arp_keeps_service_addresses_to_the_node,
+    virtual_servers::d7_every_scheduler_serves_and_takes_anothers_place,
+    virtual_servers::d7_affinity_is_persistence_with_its_timeout,
+    virtual_servers::d8_excluded_and_foreign_virtual_servers_are_left_alone,
+    virtual_servers::a29_strict_local_policies_refuse_where_no_endpoint_is,
+    virtual_servers::i4_nothing_fails_on_the_way_to_nftables_and_back,
+    virtual_servers::cleanup_removes_everything_and_may_be_repeated,
+    virtual_server_faults::what_others_do_is_found_and_repaired,
+    virtual_server_faults::what_others_do_is_repaired_by_itself,
+    virtual_server_faults::a_restart_adopts_everything_and_writes_only_what_changed,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );
+
+/// A virtual machine is killed after this.
+const IN_VM: Duration = Duration::from_secs(900);
 
 /// Tests mostly wait: for packets, and for what must not come.
 const AT_A_TIME: usize = 3;
 
 fn main() -> ExitCode {
-    harness::run(
-        AT_A_TIME,
-        UnderTest::ALL.into_iter().flat_map(|backend| {
-            let tests = TESTS.iter().filter(move |(name, _)| backend.runs(name));
-            tests.map(move |(name, body)| (backend.name_of(name), move || backend.test(*body)))
-        }),
-    )
+    if vm::is_wanted() {
+        return vm::run_myself(IN_VM);
+    }
+    let tests = UnderTest::here().flat_map(|backend| {
+        let tests = TESTS.iter().filter(move |(name, _)| backend.runs(name));
+        tests.map(move |(name, body)| (backend.name_of(name), move || backend.test(*body)))
+    });
+    let at_a_time = if vm::is_inside() { 1 } else { AT_A_TIME };
+    harness::run(at_a_time, tests)
 }

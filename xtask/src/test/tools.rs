@@ -6,25 +6,23 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use kplane_tests::cluster::Programs;
+use kplane_tests::vm::{self, Vm};
 
 use super::{cargo, status};
 
 /// Checks licences, bans and sources.
 const CARGO_DENY: &str = "0.20.2";
 
-/// Debian packages: the program that shows that one is there, and its package. Only tests need
+/// Debian packages, besides those for [`vm`]: the program that shows that one is there, and its package. Only tests need
 /// them: `nft` is an oracle for what our own netlink code did, the others make what kube-proxy
 /// leaves behind.
-const PACKAGES: [(&str, &str); 3] = [
-    ("nft", "nftables"),
-    ("iptables", "iptables"),
-    ("ipset", "ipset"),
-];
+const PACKAGES: [(&str, &str); 2] = [("nft", "nftables"), ("iptables", "iptables")];
 
 /// Installs what is missing.
 pub(super) fn install(root: &Path) -> Result<()> {
     let missing: Vec<&str> = PACKAGES
         .iter()
+        .chain(&vm::PROGRAMS)
         .filter(|(program, _)| !has(program))
         .map(|(_, package)| *package)
         .collect();
@@ -33,7 +31,8 @@ pub(super) fn install(root: &Path) -> Result<()> {
     }
     install_deny(root)?;
     // For tests/tests/cluster: they leave the machine's network, and then Go cannot download.
-    Programs::ensure().map(drop)
+    Programs::ensure()?;
+    Vm::ensure().map(drop)
 }
 
 fn has(program: &str) -> bool {

@@ -12,7 +12,7 @@ use crate::plan::NodePlan;
 
 /// Which packets count as from pods (A15, A16).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pods {
+pub(in crate::backend) struct Pods {
     /// What they are told by; empty = they are not told.
     sources: Vec<Source>,
     /// All packets to ClusterIPs are masqueraded (A17).
@@ -27,7 +27,7 @@ enum Source {
 }
 
 impl Pods {
-    pub(super) fn new(settings: &Settings, node: &NodePlan) -> Self {
+    pub(in crate::backend) fn new(settings: &Settings, node: &NodePlan) -> Self {
         let ranges = node.pod_sources.iter().copied().map(Source::Range);
         let interface = settings.pod_interface.map(Source::Interface);
         Self {
@@ -46,7 +46,7 @@ impl Pods {
 
     /// The rule that marks those packets to a ClusterIP for masquerading that are not from pods,
     /// made from one for all packets; `None` if none are.
-    pub(super) fn masquerade_others(&self, rule: Rule) -> Option<Rule> {
+    pub(in crate::backend) fn masquerade_others(&self, rule: Rule) -> Option<Rule> {
         let always = rule.with(Target::Jump(ChainName::MARK_MASQ));
         match self.sources[..] {
             _ if self.masquerade_all => Some(always),
@@ -57,7 +57,7 @@ impl Pods {
     }
 
     /// The rules of [`ChainName::MARK_NOT_POD`], if anybody needs it.
-    fn mark_not_pod(&self) -> Option<Vec<Rule>> {
+    pub(in crate::backend) fn mark_not_pod(&self) -> Option<Vec<Rule>> {
         if self.masquerade_all || self.sources.len() < 2 {
             return None;
         }
@@ -78,11 +78,11 @@ impl Source {
 
 /// A chain that is always there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Constant {
-    pub(super) table: TableName,
-    pub(super) name: ChainName,
+pub(in crate::backend) struct Constant {
+    pub(in crate::backend) table: TableName,
+    pub(in crate::backend) name: ChainName,
     /// `None`: it has to be there, with whatever is in it.
-    pub(super) rules: Option<Vec<Rule>>,
+    pub(in crate::backend) rules: Option<Vec<Rule>>,
 }
 
 /// The chains that are always there, those with a part for each Service excepted.
@@ -109,7 +109,8 @@ pub(super) fn constants(settings: &Settings, node: &NodePlan) -> Vec<Constant> {
     constants
 }
 
-fn forward(settings: &Settings, mark: Mark) -> Vec<Rule> {
+/// The rules of [`ChainName::FORWARD`].
+pub(in crate::backend) fn forward(settings: &Settings, mark: Mark) -> Vec<Rule> {
     let mut rules = Vec::new();
     if !settings.tcp_be_liberal {
         let mut rule = Rule::new(Target::Drop).when(Match::State(Sense::Is, States::Invalid));
@@ -138,7 +139,8 @@ fn martians(settings: &Settings, node: &NodePlan) -> Option<Vec<Rule>> {
     serves_localhost(settings, node).then(|| vec![rule])
 }
 
-fn postrouting(settings: &Settings, mark: Mark) -> Vec<Rule> {
+/// The rules of [`ChainName::POSTROUTING`].
+pub(in crate::backend) fn postrouting(settings: &Settings, mark: Mark) -> Vec<Rule> {
     let random_fully = settings.random_fully;
     let comment = Comment::Fixed("kubernetes service traffic requiring SNAT");
     vec![
@@ -158,7 +160,8 @@ pub(super) fn serves_localhost(settings: &Settings, node: &NodePlan) -> bool {
         && served.any(|range| range.covers(loopback) || loopback.covers(*range))
 }
 
-fn loopback(family: Family) -> Cidr {
+/// The addresses of a node for itself.
+pub(in crate::backend) fn loopback(family: Family) -> Cidr {
     match family {
         Family::V4 => {
             let net = Cidr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8);
@@ -209,10 +212,10 @@ pub(super) fn to_node_ports(settings: &Settings, node: &NodePlan) -> Vec<Rule> {
 
 /// A jump from a built-in chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Jump {
-    pub(super) table: TableName,
-    pub(super) from: BuiltIn,
-    pub(super) rule: Rule,
+pub(in crate::backend) struct Jump {
+    pub(in crate::backend) table: TableName,
+    pub(in crate::backend) from: BuiltIn,
+    pub(in crate::backend) rule: Rule,
 }
 
 /// The jumps from built-in chains, in the order in which they are put first: the last one is the

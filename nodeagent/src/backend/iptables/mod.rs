@@ -31,17 +31,17 @@
 mod counting;
 mod dispatch;
 mod driver;
-mod layout;
+pub(in crate::backend) mod layout;
 mod name;
 mod prefix;
-mod readback;
+pub(in crate::backend) mod readback;
 pub mod restore;
-mod rule;
+pub(in crate::backend) mod rule;
 mod ruleset;
 mod service;
 mod stage;
 mod text;
-mod tool;
+pub(in crate::backend) mod tool;
 
 #[cfg(test)]
 mod tests;
@@ -53,6 +53,7 @@ pub use restore::Limits;
 pub use ruleset::{
     Content, Counts, Found, JumpOp, Layout, Ruleset, Settings, Staged, Step, Written,
 };
+
 pub use tool::{Flavour, Tool, ToolError, plain_name};
 
 use super::{Backend, OpenError};

@@ -175,6 +175,31 @@ impl ChainName {
     /// where pods come from several ranges, which one rule cannot exclude.
     pub const MARK_NOT_POD: Self = Self::well_known("KUBE-SVC-D-MARK-NOT-POD");
 
+    /// Load balancers' addresses of IPVS mode (nat, D4).
+    pub const LOAD_BALANCER: Self = Self::well_known("KUBE-LOAD-BALANCER");
+    /// Node ports (nat), and ports of health checks (filter), of IPVS mode (D4).
+    pub const NODE_PORT: Self = Self::well_known("KUBE-NODE-PORT");
+    /// Sources that a load balancer lets through, of IPVS mode (filter, D4).
+    pub const SOURCE_RANGES: Self = Self::well_known("KUBE-SOURCE-RANGES-FIREWALL");
+    /// Keeps other ports of Services' addresses closed, in IPVS mode (filter, D4).
+    pub const IPVS_FILTER: Self = Self::well_known("KUBE-IPVS-FILTER");
+    /// Keeps the node from load balancers that do not let it through, in IPVS mode (filter, D4).
+    pub const IPVS_OUT_FILTER: Self = Self::well_known("KUBE-IPVS-OUT-FILTER");
+
+    /// All chains of IPVS mode (D4), and one of ours.
+    const OF_IPVS: [Self; 10] = [
+        Self::SERVICES,
+        Self::POSTROUTING,
+        Self::MARK_MASQ,
+        Self::FORWARD,
+        Self::PROXY_FIREWALL,
+        Self::LOAD_BALANCER,
+        Self::NODE_PORT,
+        Self::SOURCE_RANGES,
+        Self::IPVS_FILTER,
+        Self::IPVS_OUT_FILTER,
+    ];
+
     /// # Panics
     /// When a constant of this file is too long: at compile time.
     const fn well_known(name: &str) -> Self {
@@ -234,6 +259,13 @@ impl ChainName {
             || hashed.iter().any(is_hashed)
             || name.strip_prefix(DISPATCH).is_some_and(dispatch);
         (ours && name.len() <= MAX_CHAIN).then(|| Self::join(name, b""))
+    }
+
+    /// The name of a chain of IPVS mode, kube-proxy's or ours; `None` for all others.
+    #[must_use]
+    pub fn parse_ipvs(name: &str) -> Option<Self> {
+        let mut ours = Self::OF_IPVS.iter().chain([&Self::MARK_NOT_POD]);
+        ours.find(|chain| chain.as_str() == name).copied()
     }
 
     /// The name.

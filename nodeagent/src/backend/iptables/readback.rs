@@ -7,16 +7,16 @@ use super::ruleset::Found;
 
 /// What was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Listing {
+pub(in crate::backend) struct Listing {
     /// Chains of ours, and jumps from built-in chains to them.
     pub found: Found,
     /// Chains of ours to which chains of others jump: they cannot be deleted.
     pub needed: BTreeSet<(TableName, ChainName)>,
 }
 
-/// Reads a listing of all tables.
+/// Reads a listing of all tables. `name` tells which chains are ours.
 #[must_use]
-pub(super) fn parse(text: &str) -> Listing {
+pub(in crate::backend) fn parse(text: &str, name: fn(&str) -> Option<ChainName>) -> Listing {
     let mut listing = Listing::default();
     let mut table = None;
     for line in text.lines() {
@@ -25,16 +25,16 @@ pub(super) fn parse(text: &str) -> Listing {
         } else if line == "COMMIT" {
             table = None;
         } else if let Some(table) = table {
-            listing.line(table, line);
+            listing.line(table, line, name);
         }
     }
     listing
 }
 
 impl Listing {
-    fn line(&mut self, table: TableName, line: &str) {
+    fn line(&mut self, table: TableName, line: &str, ours: fn(&str) -> Option<ChainName>) {
         if let Some(chain) = line.strip_prefix(':') {
-            let name = chain.split(' ').next().and_then(ChainName::parse);
+            let name = chain.split(' ').next().and_then(ours);
             if let Some(name) = name {
                 self.found.chain(table, name);
             }
@@ -44,9 +44,9 @@ impl Listing {
             return;
         };
         let from = rule.split(' ').next().unwrap_or_default();
-        if let Some(name) = ChainName::parse(from) {
+        if let Some(name) = ours(from) {
             self.found.rule(table, name, line);
-        } else if let Some(to) = target(rule) {
+        } else if let Some(to) = target(rule, ours) {
             if BuiltIn::parse(from).is_some() {
                 self.found.jump(table, line);
             } else {
@@ -57,10 +57,10 @@ impl Listing {
 }
 
 /// The chain of ours to which a rule jumps.
-fn target(rule: &str) -> Option<ChainName> {
+fn target(rule: &str, ours: fn(&str) -> Option<ChainName>) -> Option<ChainName> {
     let mut words = words(rule);
     words.find(|word| matches!(*word, "-j" | "-g"))?;
-    ChainName::parse(words.next()?)
+    ours(words.next()?)
 }
 
 /// The words of a rule; what is between quotation marks belongs to one word.
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn what_is_ours_is_found_and_nothing_else() {
-        let Listing { found, needed } = parse(TEXT);
+        let Listing { found, needed } = parse(TEXT, ChainName::parse);
         let mut wanted = Found::default();
         let nat = TableName::Nat;
         wanted.chain(nat, ChainName::SERVICES);
@@ -130,7 +130,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_text_is_read(text in "\\PC*", lines in "(\\*nat|:KUBE-SVC-[A-Z2-7 ]*|-A [A-Z\" -]*\n)*") {
-            let _ = (parse(&text), parse(&lines));
+            let _ = (parse(&text, ChainName::parse), parse(&lines, ChainName::parse));
         }
     }
 }

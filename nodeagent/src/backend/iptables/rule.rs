@@ -12,10 +12,11 @@ use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 use super::name::{BuiltIn, ChainName, lower};
 use super::text::{Address, Label};
 use crate::backend::PodInterface;
+use crate::netlink::ipvs::ServerKey;
 
 /// A rule without the chain it is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Rule {
+pub(in crate::backend) struct Rule {
     /// The packet's source.
     source: Option<(Sense, Cidr)>,
     /// The packet's destination.
@@ -32,7 +33,7 @@ pub(super) struct Rule {
 
 /// Whether a condition must hold or must not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sense {
+pub(in crate::backend) enum Sense {
     Is,
     IsNot,
 }
@@ -48,13 +49,21 @@ impl fmt::Display for Sense {
 
 /// A condition of an extension.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Match {
+pub(in crate::backend) enum Match {
     /// No condition: says what the rule is for.
     Comment(Comment),
     /// The source is one of the node's addresses.
     SourceLocal,
+    /// The source is none of the node's addresses.
+    SourceElsewhere,
     /// The destination is one of the node's addresses.
     DestinationLocal,
+    /// It did not come in through a port of a bridge.
+    NotBridged,
+    /// Parts of the packet, such as `dst,dst` or `dst`, are in an IP set.
+    InSet(&'static str, &'static str),
+    /// It belongs to a connection to an IPVS virtual server.
+    Virtual(ServerKey),
     /// The destination port is in a range, both ends included; goes with the rule's protocol.
     Ports(u16, u16),
     /// The state of the packet's flow.
@@ -85,7 +94,7 @@ pub(super) enum Match {
 
 /// States of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum States {
+pub(in crate::backend) enum States {
     /// The first packet of a flow.
     New,
     /// Belongs to no flow and begins none.
@@ -109,11 +118,11 @@ impl States {
 
 /// The bit of the packet mark that asks for masquerading (C5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark(u32);
+pub(in crate::backend) struct Mark(u32);
 
 impl Mark {
     /// Bit 0..=31.
-    pub(super) fn bit(bit: u8) -> Self {
+    pub(in crate::backend) fn bit(bit: u8) -> Self {
         Self(1_u32.wrapping_shl(u32::from(bit)))
     }
 }
@@ -126,7 +135,7 @@ impl fmt::Display for Mark {
 
 /// Counters of nfacct, which kube-proxy's metrics show (C7, C8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Counter {
+pub(in crate::backend) enum Counter {
     /// Dropped because connection tracking could make nothing of them.
     InvalidDropped,
     /// Came for a node port on the loopback address.
@@ -137,7 +146,7 @@ impl Counter {
     pub(super) const ALL: [Self; 2] = [Self::InvalidDropped, Self::LocalhostAccepted];
 
     /// The counter's name, as kube-proxy makes it.
-    pub(super) fn as_str(self) -> &'static str {
+    pub(in crate::backend) fn as_str(self) -> &'static str {
         match self {
             Self::InvalidDropped => "ct_state_invalid_dropped_pkts",
             Self::LocalhostAccepted => "localhost_nps_accepted_pkts",
@@ -147,7 +156,7 @@ impl Counter {
 
 /// What a rule is for, as kube-proxy says it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Comment {
+pub(in crate::backend) enum Comment {
     /// Text of ours.
     Fixed(&'static str),
     /// The ServicePort's name alone.
@@ -179,7 +188,7 @@ impl fmt::Display for Comment {
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Target {
+pub(in crate::backend) enum Target {
     /// Nothing: it goes on to the next rule.
     Continue,
     /// To a chain, and back behind this rule if that decides nothing.
@@ -207,7 +216,7 @@ pub(super) enum Target {
 
 impl Rule {
     /// A rule for every packet.
-    pub(super) fn new(target: Target) -> Self {
+    pub(in crate::backend) fn new(target: Target) -> Self {
         Self {
             source: None,
             destination: None,
@@ -219,55 +228,55 @@ impl Rule {
     }
 
     /// A rule that jumps to a chain.
-    pub(super) fn jump(chain: ChainName) -> Self {
+    pub(in crate::backend) fn jump(chain: ChainName) -> Self {
         Self::new(Target::Jump(chain))
     }
 
     /// The same with another target.
-    pub(super) fn with(mut self, target: Target) -> Self {
+    pub(in crate::backend) fn with(mut self, target: Target) -> Self {
         self.target = target;
         self
     }
 
     /// With a condition on the source. A range of everything is none.
-    pub(super) fn source(mut self, sense: Sense, range: Cidr) -> Self {
+    pub(in crate::backend) fn source(mut self, sense: Sense, range: Cidr) -> Self {
         let always = range.prefix_len() == 0 && sense == Sense::Is;
         self.source = (!always).then_some((sense, range));
         self
     }
 
     /// With a condition on the destination. A range of everything is none.
-    pub(super) fn destination(mut self, sense: Sense, range: Cidr) -> Self {
+    pub(in crate::backend) fn destination(mut self, sense: Sense, range: Cidr) -> Self {
         let always = range.prefix_len() == 0 && sense == Sense::Is;
         self.destination = (!always).then_some((sense, range));
         self
     }
 
     /// With a condition on the interface.
-    pub(super) fn input(mut self, sense: Sense, interface: PodInterface) -> Self {
+    pub(in crate::backend) fn input(mut self, sense: Sense, interface: PodInterface) -> Self {
         self.input = Some((sense, interface));
         self
     }
 
     /// With a protocol.
-    pub(super) fn protocol(mut self, protocol: Protocol) -> Self {
+    pub(in crate::backend) fn protocol(mut self, protocol: Protocol) -> Self {
         self.protocol = Some(protocol);
         self
     }
 
     /// With a protocol and one destination port.
-    pub(super) fn port(self, protocol: Protocol, port: u16) -> Self {
+    pub(in crate::backend) fn port(self, protocol: Protocol, port: u16) -> Self {
         self.protocol(protocol).when(Match::Ports(port, port))
     }
 
     /// With a condition more.
-    pub(super) fn when(mut self, condition: Match) -> Self {
+    pub(in crate::backend) fn when(mut self, condition: Match) -> Self {
         self.matches.push(condition);
         self
     }
 
     /// With a comment, if there is one.
-    pub(super) fn comment(self, comment: Option<Comment>) -> Self {
+    pub(in crate::backend) fn comment(self, comment: Option<Comment>) -> Self {
         match comment {
             Some(comment) => self.when(Match::Comment(comment)),
             None => self,
@@ -275,13 +284,13 @@ impl Rule {
     }
 
     /// Appends the line of the rule, `-A` and end of line included.
-    pub(super) fn push(&self, chain: ChainName, to: &mut String) {
+    pub(in crate::backend) fn push(&self, chain: ChainName, to: &mut String) {
         // Writing to a string cannot fail.
         let _ = writeln!(to, "-A {chain}{self}");
     }
 
     /// The line of a rule of a built-in chain as `iptables-save` prints it, without end of line.
-    pub(super) fn line_in(&self, chain: BuiltIn) -> String {
+    pub(in crate::backend) fn line_in(&self, chain: BuiltIn) -> String {
         format!("-A {chain}{self}")
     }
 }
@@ -317,7 +326,18 @@ impl Match {
         match self {
             Self::Comment(comment) => write!(f, " -m comment --comment \"{comment}\""),
             Self::SourceLocal => f.write_str(" -m addrtype --src-type LOCAL"),
+            Self::SourceElsewhere => f.write_str(" -m addrtype ! --src-type LOCAL"),
             Self::DestinationLocal => f.write_str(" -m addrtype --dst-type LOCAL"),
+            Self::NotBridged => f.write_str(" -m physdev ! --physdev-is-in"),
+            Self::InSet(set, parts) => write!(f, " -m set --match-set {set} {parts}"),
+            Self::Virtual(ServerKey { ip, protocol, port }) => {
+                let number = protocol.number();
+                write!(
+                    f,
+                    " -m ipvs --vproto {number} --vaddr {} --vport {port}",
+                    Address(*ip)
+                )
+            }
             Self::Ports(first, last) => {
                 let Some(protocol) = protocol else {
                     return Ok(());

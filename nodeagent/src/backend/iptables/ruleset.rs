@@ -108,7 +108,7 @@ impl Content {
 pub struct Found {
     chains: HashMap<(TableName, ChainName), Content>,
     /// How often each rule of a built-in chain is there: table and line.
-    jumps: HashMap<(TableName, String), usize>,
+    pub(in crate::backend) jumps: HashMap<(TableName, String), usize>,
 }
 
 impl Found {
@@ -131,6 +131,16 @@ impl Found {
     pub(super) fn forget_empty(&mut self, id: &ChainId) -> bool {
         let empty = self.chains.get(id).is_some_and(|c| c.rules == 0);
         empty && self.chains.remove(id).is_some()
+    }
+
+    /// A chain is as it was written.
+    pub(in crate::backend) fn put(&mut self, table: TableName, chain: &Written) {
+        self.chains.insert((table, chain.name), chain.content);
+    }
+
+    /// A rule of a built-in chain is there so often.
+    pub(in crate::backend) fn set_jumps(&mut self, table: TableName, line: String, count: usize) {
+        self.jumps.insert((table, line), count);
     }
 
     /// The chains and what is in them.
@@ -242,7 +252,7 @@ pub struct Step {
 
 impl Step {
     /// No change.
-    pub(super) fn new(table: TableName) -> Self {
+    pub(in crate::backend) fn new(table: TableName) -> Self {
         Self {
             table,
             write: Vec::new(),
@@ -280,7 +290,7 @@ pub struct Written {
     /// The chain.
     pub name: ChainName,
     /// How many bits lead to it in a dispatch tree; 0 for others.
-    pub(super) depth: u8,
+    pub(in crate::backend) depth: u8,
     /// The lines of all its rules (`-A NAME ..`), each with its end of line.
     pub lines: String,
     /// Of those lines.

@@ -61,7 +61,7 @@ fn has_v4_tail(ip: Ipv6Addr) -> bool {
 /// digits, `-` and `.` besides, and no longer than Kubernetes lets names be: it cannot be anything
 /// but part of a comment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Label(Arc<str>);
+pub(in crate::backend) struct Label(Arc<str>);
 
 impl Label {
     /// Longest part in bytes: a DNS label. With it the longest comment has 248 bytes, and the

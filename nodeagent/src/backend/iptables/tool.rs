@@ -102,44 +102,76 @@ pub enum ToolError {
     },
 }
 
-/// Parts that the rules need: what they are, and a rule that has them. [`AFFINITY`] is last.
-const PARTS: [(&str, &str, &str); 9] = [
-    ("the table nat", "nat", ""),
-    ("the table filter", "filter", ""),
-    ("the table mangle", "mangle", ""),
-    (
-        "the matches comment and statistic",
-        "nat",
-        "-A KPLANE-PROBE -m comment --comment \"a b\" -m statistic --mode random --probability 0.5 -j RETURN",
-    ),
-    (
+/// Something that rules need.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend) struct Part {
+    /// What it is.
+    pub(in crate::backend) what: &'static str,
+    /// The table in which it is needed.
+    pub(in crate::backend) table: &'static str,
+    /// A rule that has it, behind the chain's name; empty = the table is enough.
+    pub(in crate::backend) rule: &'static str,
+    /// What does not work without it, if everything else does.
+    pub(in crate::backend) without: Option<&'static str>,
+}
+
+impl Part {
+    /// A part that cannot be done without.
+    pub(in crate::backend) const fn new(
+        what: &'static str,
+        table: &'static str,
+        rule: &'static str,
+    ) -> Self {
+        Self {
+            what,
+            table,
+            rule,
+            without: None,
+        }
+    }
+}
+
+/// What both our backends need.
+pub(in crate::backend) const COMMON: [Part; 5] = [
+    Part::new("the table nat", "nat", ""),
+    Part::new("the table filter", "filter", ""),
+    Part::new(
         "the matches addrtype and mark, or the target MARK",
         "nat",
-        "-A KPLANE-PROBE -m addrtype --dst-type LOCAL -m mark ! --mark 0x1/0x1 -j MARK --set-xmark 0x1/0x0",
+        " -m addrtype --dst-type LOCAL -m mark ! --mark 0x1/0x1 -j MARK --set-xmark 0x1/0x0",
     ),
-    (
-        "the target DNAT",
-        "nat",
-        "-A KPLANE-PROBE -p tcp -m tcp --dport 1 -j DNAT --to-destination :1",
-    ),
-    (
+    Part::new(
         "the target MASQUERADE with --random-fully",
         "nat",
-        "-A KPLANE-PROBE -j MASQUERADE --random-fully",
+        " -m comment --comment \"a b\" -j MASQUERADE --random-fully",
     ),
-    (
+    Part::new(
         "the match conntrack or the target REJECT",
         "filter",
-        "-A KPLANE-PROBE -m conntrack --ctstate NEW -j REJECT",
-    ),
-    (
-        AFFINITY,
-        "nat",
-        "-A KPLANE-PROBE -m recent --name KPLANE-PROBE --set -j RETURN",
+        " -m conntrack --ctstate NEW -j REJECT",
     ),
 ];
-/// What only Services with session affinity need.
-const AFFINITY: &str = "the match recent, for session affinity";
+
+/// What mode iptables needs besides.
+const PARTS: [Part; 4] = [
+    Part::new("the table mangle", "mangle", ""),
+    Part::new(
+        "the match statistic",
+        "nat",
+        " -m statistic --mode random --probability 0.5 -j RETURN",
+    ),
+    Part::new(
+        "the target DNAT",
+        "nat",
+        " -p tcp -m tcp --dport 1 -j DNAT --to-destination :1",
+    ),
+    Part {
+        what: "the match recent",
+        table: "nat",
+        rule: " -m recent --name KPLANE-PROBE --set -j RETURN",
+        without: Some("Services with session affinity are not served"),
+    },
+];
 
 impl Tool {
     /// The programs that a node uses for a family, checked for what we need of them.
@@ -147,9 +179,21 @@ impl Tool {
     /// # Errors
     /// [`ToolError`] says what is missing.
     pub fn choose(family: Family) -> Result<Self, ToolError> {
+        Self::choose_for(family, &PARTS)
+    }
+
+    /// The same, checked for [`COMMON`] and these parts.
+    ///
+    /// # Errors
+    /// [`ToolError`] says what is missing.
+    pub(in crate::backend) fn choose_for(
+        family: Family,
+        parts: &[Part],
+    ) -> Result<Self, ToolError> {
         let tool = Self::of_node(family).ok_or(ToolError::Missing(plain_name(family)))?;
         tool.check_version()?;
-        tool.check_parts()?;
+        let parts = COMMON.iter().chain(parts).copied();
+        tool.check_parts(&parts.collect::<Vec<_>>())?;
         Ok(tool)
     }
 
@@ -292,21 +336,20 @@ impl Tool {
     }
 
     /// Asks for all parts at once, and for each if that fails.
-    fn check_parts(&self) -> Result<(), ToolError> {
-        if self.test(&PARTS).is_ok() {
+    fn check_parts(&self, parts: &[Part]) -> Result<(), ToolError> {
+        if self.test(parts).is_ok() {
             return Ok(());
         }
         let mut lacking = Vec::new();
         let mut first = None;
-        for part in PARTS {
-            match self.test(&[part]) {
-                Ok(()) => {}
-                Err(error) if part.0 == AFFINITY => tracing::warn!(
-                    tool = self.name, %error,
-                    "no {AFFINITY}: Services that have it are not served"
+        for part in parts {
+            match (self.test(&[*part]), part.without) {
+                (Ok(()), _) => {}
+                (Err(error), Some(without)) => tracing::warn!(
+                    tool = self.name, %error, "{} is missing: {without}", part.what
                 ),
-                Err(error) => {
-                    lacking.push(part.0);
+                (Err(error), None) => {
+                    lacking.push(part.what);
                     first.get_or_insert(error);
                 }
             }
@@ -322,17 +365,16 @@ impl Tool {
     }
 
     /// Has rules read, but not carried out.
-    fn test(&self, parts: &[(&str, &str, &str)]) -> Result<(), RunError> {
+    fn test(&self, parts: &[Part]) -> Result<(), RunError> {
         let mut text = String::new();
         for table in ["filter", "nat", "mangle"] {
-            let mut rules = parts.iter().filter(|(_, t, _)| *t == table).peekable();
+            let mut rules = parts.iter().filter(|part| part.table == table).peekable();
             if rules.peek().is_none() {
                 continue;
             }
             text.push_str(&format!("*{table}\n:KPLANE-PROBE - [0:0]\n"));
-            for (_, _, rule) in rules.filter(|(_, _, rule)| !rule.is_empty()) {
-                text.push_str(rule);
-                text.push('\n');
+            for part in rules.filter(|part| !part.rule.is_empty()) {
+                text.push_str(&format!("-A KPLANE-PROBE{}\n", part.rule));
             }
             text.push_str("COMMIT\n");
         }

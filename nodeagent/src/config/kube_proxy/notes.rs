@@ -102,12 +102,12 @@ fn mode(config: &KubeProxyConfiguration) -> Option<Note> {
             "mode is not set: this version programs nftables, where kube-proxy would take iptables; \
              {where_} for what is different"
         ))),
-        mode => Some(Note::warning(format!(
-            "mode {mode}: this version programs nftables whatever the mode says; {where_} for what \
-             is different. Node ports, for one, are served on the addresses of nodePortAddresses \
-             ({}), not on all of the node's",
-            listed(&config.node_port_addresses)
-        ))),
+        // D1.
+        _ => Some(Note::warning(
+            "mode ipvs: Kubernetes has deprecated it (off by default from 1.40, gone from kube-proxy \
+             in 1.43). This agent goes on having it; mode nftables is the way out: changing the mode \
+             and restarting the agent is all there is to do",
+        )),
     }
 }
 
@@ -178,7 +178,11 @@ fn unused(config: &KubeProxyConfiguration) -> Option<Note> {
         "nftables" => "iptables",
         _ => "nftables",
     };
-    let minimum = ["iptables.minSyncPeriod", "nftables.minSyncPeriod"];
+    let minimum = [
+        "iptables.minSyncPeriod",
+        "ipvs.minSyncPeriod",
+        "nftables.minSyncPeriod",
+    ];
     let is_unused = |field: &&String| {
         let inside = |part: &str| {
             let rest = field.strip_prefix(part);
@@ -186,12 +190,10 @@ fn unused(config: &KubeProxyConfiguration) -> Option<Note> {
         };
         let of_mode = matches!(
             (&*config.mode, field.as_str()),
-            ("ipvs", "ipvs.syncPeriod") | ("iptables", "iptables.localhostNodePorts")
-        );
-        !of_mode
-            && (inside(section)
-                || minimum.contains(&field.as_str())
-                || UNUSED.into_iter().any(inside))
+            ("iptables", "iptables.localhostNodePorts")
+        ) || config.mode == "ipvs" && field.starts_with("ipvs.");
+        minimum.contains(&field.as_str())
+            || !of_mode && (inside(section) || UNUSED.into_iter().any(inside))
     };
     let names: Vec<_> = set.iter().filter(is_unused).map(String::as_str).collect();
     (!names.is_empty())

@@ -12,6 +12,7 @@ use super::duration::GoDuration;
 use super::types::{self, KubeProxyConfiguration};
 use super::{address, detect};
 use crate::backend;
+use crate::backend::ipvs::Scheduler;
 use crate::config::problem::Problem;
 use crate::plan::NodeSettings;
 use crate::sysctl;
@@ -66,6 +67,11 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
     let (masquerade_bit, masquerade_all, sync_period) = check.sections(config);
     let node_ip = check.node_ip(&config.bind_address);
     let detector = detect::detector(config, &mut check);
+    let ipvs = match &*config.mode {
+        "ipvs" => check.ipvs(&config.ipvs),
+        // For `--backend ipvs`; what is wrong there is told in its mode only.
+        _ => Checker::default().ipvs(&config.ipvs),
+    };
     let nodeport_addresses = check.nodeport_addresses(&config.node_port_addresses, &config.mode);
     let settings = Settings {
         node: NodeSettings {
@@ -77,12 +83,14 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
         },
         kind: match &*config.mode {
             "iptables" => backend::Kind::Iptables,
+            "ipvs" => backend::Kind::Ipvs,
             _ => backend::Kind::Nftables,
         },
         backend: backend::Settings {
             masquerade_bit,
             pod_interface: detector.pod_interface,
             localhost_nodeports: config.iptables.localhost_node_ports,
+            ipvs,
             ..backend::Settings::default()
         },
         healthz: check.address("healthzBindAddress", &config.healthz_bind_address),
@@ -166,7 +174,6 @@ impl Checker {
                 self.periods("nftables", nftables.sync_period, nftables.min_sync_period),
             ),
             "ipvs" => {
-                self.ipvs(ipvs);
                 let period = self.periods("ipvs", ipvs.sync_period, ipvs.min_sync_period);
                 (iptables_bit, iptables.masquerade_all, period)
             }
@@ -191,13 +198,39 @@ impl Checker {
         period.to_std().unwrap_or_default()
     }
 
-    fn ipvs(&mut self, ipvs: &types::Ipvs) {
-        self.timeout("ipvs.tcpTimeout", ipvs.tcp_timeout);
-        self.timeout("ipvs.tcpFinTimeout", ipvs.tcp_fin_timeout);
-        self.timeout("ipvs.udpTimeout", ipvs.udp_timeout);
-        for (index, text) in ipvs.exclude_cidrs.iter().enumerate() {
-            self.cidr(&format!("ipvs.excludeCIDRs[{index}]"), text);
+    /// kube-proxy counts whole seconds, and takes no scheduler for `rr` (D7, D8).
+    fn ipvs(&mut self, ipvs: &types::Ipvs) -> backend::ipvs::Settings {
+        let mut seconds = |field: &str, value| {
+            let timeout = self.timeout(&format!("ipvs.{field}"), value);
+            u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX)
+        };
+        let timeouts = backend::ipvs::Timeouts {
+            tcp_s: seconds("tcpTimeout", ipvs.tcp_timeout),
+            tcp_fin_s: seconds("tcpFinTimeout", ipvs.tcp_fin_timeout),
+            udp_s: seconds("udpTimeout", ipvs.udp_timeout),
+        };
+        let cidrs = ipvs.exclude_cidrs.iter().enumerate();
+        let exclude_cidrs = cidrs
+            .filter_map(|(index, text)| self.cidr(&format!("ipvs.excludeCIDRs[{index}]"), text))
+            .collect();
+        backend::ipvs::Settings {
+            scheduler: self.scheduler(&ipvs.scheduler),
+            exclude_cidrs,
+            strict_arp: ipvs.strict_arp,
+            timeouts,
+            ..backend::ipvs::Settings::default()
         }
+    }
+
+    fn scheduler(&mut self, name: &str) -> Scheduler {
+        if name.is_empty() {
+            return Scheduler::ROUND_ROBIN;
+        }
+        Scheduler::parse(name).unwrap_or_else(|| {
+            let reason = format!("must be one of {}, or empty for rr", Scheduler::names());
+            self.bad("ipvs.scheduler", name, &reason);
+            Scheduler::ROUND_ROBIN
+        })
     }
 
     fn node_ip(&mut self, text: &str) -> Option<IpAddr> {
@@ -211,11 +244,11 @@ impl Checker {
         }
     }
 
-    /// The result is empty for the node's own address; an empty list is that of mode iptables, and
-    /// means all addresses there (A21).
+    /// The result is empty for the node's own address; an empty list is that of modes iptables and
+    /// ipvs, and means all addresses there (A21).
     fn nodeport_addresses(&mut self, texts: &[String], mode: &str) -> Vec<Cidr> {
         let everything = || Family::ALL.map(Cidr::everything).to_vec();
-        if texts.is_empty() && mode == "iptables" {
+        if texts.is_empty() && matches!(mode, "iptables" | "ipvs") {
             return everything();
         }
         let words = ["primary", "all"];

@@ -288,9 +288,9 @@ impl KubeProxyConfiguration {
         }
     }
 
-    /// Mode iptables serves node ports on all addresses (A21), where the list stays empty.
+    /// Modes iptables and ipvs serve node ports on all addresses (A21), where the list stays empty.
     pub(super) fn fill_node_port_addresses(&mut self) {
-        if self.node_port_addresses.is_empty() && self.mode != "iptables" {
+        if self.node_port_addresses.is_empty() && !matches!(&*self.mode, "iptables" | "ipvs") {
             self.node_port_addresses = vec!["primary".to_owned()];
         }
     }

@@ -59,7 +59,7 @@ fn names(names: &BTreeSet<String>) -> Vec<&str> {
 /// I4: kube-proxy's chains and jumps and nothing else.
 #[test]
 fn i4_kube_proxys_chains_are_told_from_kubelets_and_others() {
-    let tables = parse(&node(""), false);
+    let tables = parse(&node(""), KEEP_NONE);
     let [mangle, filter, nat] = &tables[..] else {
         panic!("{tables:?}")
     };
@@ -129,7 +129,7 @@ fn i4_c1_c2_d4_names_are_kube_proxys_letter_by_letter() {
 #[test]
 fn i4_chains_that_others_need_are_kept() {
     let others = ":CNI-DN-1 - [0:0]\n-A CNI-DN-1 -s 10.244.0.3/32 -j KUBE-MARK-MASQ\n";
-    let tables = parse(&node(others), false);
+    let tables = parse(&node(others), KEEP_NONE);
     let nat = tables.iter().find(|t| t.name == "nat").unwrap();
     assert_eq!(names(&nat.kept), ["KUBE-MARK-MASQ", "KUBE-POSTROUTING"]);
     assert_eq!(names(&nat.chains), [SEP, "KUBE-SERVICES", SVC]);
@@ -138,7 +138,7 @@ fn i4_chains_that_others_need_are_kept() {
         ["PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES"]
     );
     // Whatever is behind a chain that stays, stays.
-    let tables = parse(&node(&format!("-A MINE -g {SVC}\n")), false);
+    let tables = parse(&node(&format!("-A MINE -g {SVC}\n")), KEEP_NONE);
     let nat = tables.iter().find(|t| t.name == "nat").unwrap();
     assert_eq!(names(&nat.chains), ["KUBE-SERVICES"]);
 }
@@ -152,7 +152,7 @@ fn i4_rules_of_strange_characters_are_never_repeated() {
         "-A PREROUTING -m string --hex-string |00| -j KUBE-SERVICES",
         "-A PREROUTING -g KUBE-SERVICES",
     ] {
-        let tables = parse(&node(&format!("{rule}\n")), false);
+        let tables = parse(&node(&format!("{rule}\n")), KEEP_NONE);
         let nat = tables.iter().find(|t| t.name == "nat").unwrap();
         assert!(nat.kept.contains("KUBE-SERVICES"), "{rule}");
         assert!(!nat.removal().contains(rule), "{rule}");
@@ -161,11 +161,11 @@ fn i4_rules_of_strange_characters_are_never_repeated() {
 
 #[test]
 fn nothing_there_is_nothing_to_do() {
-    assert_eq!(parse("", false), []);
+    assert_eq!(parse("", KEEP_NONE), []);
     let kubelet = "*nat\n:KUBE-MARK-DROP - [0:0]\n-A KUBE-MARK-DROP -j MARK\nCOMMIT\n";
-    assert_eq!(parse(kubelet, false), []);
+    assert_eq!(parse(kubelet, KEEP_NONE), []);
     // A listing that breaks off says nothing reliable.
-    assert_eq!(parse("*nat\n:KUBE-SERVICES - [0:0]\n", false), []);
+    assert_eq!(parse("*nat\n:KUBE-SERVICES - [0:0]\n", KEEP_NONE), []);
 }
 
 proptest! {
@@ -183,7 +183,7 @@ proptest! {
         ),
     ) {
         let text = format!("*nat\n{}\nCOMMIT\n", lines.join("\n"));
-        for table in parse(&text, false) {
+        for table in parse(&text, KEEP_NONE) {
             for line in table.removal().lines() {
                 let chain = |name: &str| is_kube_proxys("nat", name);
                 let jump = |rule: &str| {

@@ -4,6 +4,7 @@ mod agent;
 pub(crate) mod arrival;
 mod ask;
 pub(crate) mod cluster;
+pub(crate) mod ipvs;
 pub(crate) mod kube_proxy;
 pub(crate) mod model;
 pub(crate) mod model_fate;

@@ -29,7 +29,7 @@ const LOCK: &str = "/run/xtables.lock";
 pub(crate) fn run(node: &NetNs, family: Family, verb: &str, arguments: &str) -> Result<String> {
     let kind = match UnderTest::current()? {
         UnderTest::IptablesLegacy => "legacy",
-        UnderTest::IptablesNft | UnderTest::Nftables => "nft",
+        UnderTest::IptablesNft | UnderTest::Nftables | UnderTest::Ipvs => "nft",
     };
     let base = match family {
         Family::V4 => "iptables",

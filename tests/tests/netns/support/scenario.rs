@@ -6,7 +6,8 @@ use std::sync::Mutex;
 use std::thread;
 
 use anyhow::{Result, anyhow, ensure};
-use kplane_model::Family;
+use kplane_model::{Family, TrafficPolicy};
+use kplane_tests::vm;
 
 use super::ask::{PATIENCE, Question, SILENCE, Seen};
 use super::service::{At, Svc};
@@ -18,6 +19,8 @@ use super::world::{Client, Net, Setup, World};
 const MOST_TRIES: usize = 150;
 /// Connections made although every endpoint has been seen, to find one that must not be reached.
 const LEAST_TRIES: usize = 6;
+/// The same where endpoints take turns and packets are slow.
+const LEAST_TURNS: usize = 3;
 
 /// What must happen to connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +72,8 @@ struct Cell<'a> {
     service: &'a Svc,
     want: Want,
     question: Question,
-    iptables: bool,
+    /// Refusals come late.
+    late: bool,
 }
 
 impl Scenario {
@@ -121,18 +125,48 @@ impl Scenario {
                 if iptables && outside && client == Client::Node && *want == Want::Refused {
                     continue;
                 }
+                let Some(want) = self.want(backend, *at, client, *want) else {
+                    continue;
+                };
                 for (family, protocol) in self.service.variants() {
                     let to = self.service.address(*at, family, client.node());
                     cells.push(Cell {
                         service: &self.service,
-                        want: *want,
+                        want,
                         question: Question::new(client, protocol, to),
-                        iptables,
+                        late: backend.refuses_late(),
                     });
                 }
             }
         }
         cells
+    }
+
+    /// What must happen on a backend; `None` where nothing can be said.
+    ///
+    /// IPVS (A16, A29): a virtual server has one list of real servers for all clients. Of a Local
+    /// policy these are the endpoints on the node, and for want of any those of the cluster.
+    fn want(&self, backend: UnderTest, at: At, client: Client, want: Want) -> Option<Want> {
+        let is_inside = at == At::ClusterIp;
+        let policy = self.service.policy(is_inside);
+        let nobody = self.service.targets(Family::V4, None).is_empty();
+        if backend != UnderTest::Ipvs || policy == TrafficPolicy::Cluster || nobody {
+            return Some(want);
+        }
+        let here = !self
+            .service
+            .targets(Family::V4, Some(client.node()))
+            .is_empty();
+        let is_pod = !matches!(client, Client::Outside | Client::Node);
+        Some(match (here, is_inside) {
+            (true, true) => want,
+            (true, false) => HERE,
+            (false, true) if is_pod => ALL,
+            (false, true) => ALL_MASQUERADED,
+            // Answers of another node do not come back by this one.
+            (false, false) if client == Client::Outside => return None,
+            (false, false) => ALL,
+        })
     }
 }
 
@@ -142,8 +176,8 @@ impl Cell<'_> {
             Want::Reach(whom, source) => self.check_reach(net, whom, source),
             Want::Refused => {
                 let mut question = self.question;
-                // C1: REJECT of iptables is slower, see there.
-                if !self.iptables {
+                // C1: what REJECT and IPVS answer is slower, see there.
+                if !self.late {
                     question = question.timeout(PATIENCE);
                 }
                 let seen = question.ask(net)?;
@@ -172,7 +206,12 @@ impl Cell<'_> {
             if let Seen::Hit { endpoint, .. } = seen {
                 missing.remove(&endpoint);
             }
-            let enough = missing.is_empty() && tries >= LEAST_TRIES;
+            let least = if vm::is_inside() {
+                LEAST_TURNS
+            } else {
+                LEAST_TRIES
+            };
+            let enough = missing.is_empty() && tries >= least;
             wrong.is_none() && !enough && tries < MOST_TRIES
         })?;
         match wrong {

@@ -291,6 +291,11 @@ impl Svc {
         port
     }
 
+    /// The policy of its ClusterIP, or of its other addresses.
+    pub(crate) fn policy(&self, inside: bool) -> TrafficPolicy {
+        if inside { self.internal } else { self.external }
+    }
+
     /// Where connections may end: at the ready endpoints, or the draining ones when none is ready
     /// (B3, B5); of the whole cluster or of one node. Said here once more, apart from the product.
     pub(crate) fn targets(&self, family: Family, node: Option<u8>) -> BTreeSet<SocketAddr> {

@@ -9,6 +9,7 @@ use kp_nodeagent::backend::{Kind, Serving};
 use kplane_model::{Cidr, Family};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;
+use kplane_tests::vm;
 
 /// A backend, and for iptables the kind of it that the node's other programs use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub(crate) enum UnderTest {
     IptablesNft,
     /// iptables with x_tables.
     IptablesLegacy,
+    /// IPVS, with rules in iptables above nf_tables. In a virtual machine only, as few kernels have it.
+    Ipvs,
 }
 
 thread_local! {
@@ -97,12 +100,66 @@ const NFTABLES_ONLY: [(&str, &str); 30] = [
 
 /// The same for iptables.
 const IPTABLES_ONLY: [&str; 2] = ["iptables::", "iptables_faults::"];
+/// The same for IPVS.
+const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
+
+/// Of the common tests those that IPVS has something of its own to say about: packets are slow in a
+/// virtual machine. `KPLANE_VM_ALL=1` runs the others too.
+const COMMON_OF_IPVS: [&str; 19] = [
+    "addresses::a15_external",
+    "addresses::a15_an_endpoint",
+    "addresses::a15_endpoints_with",
+    "addresses::a17_masquerade_all_masquerades",
+    "addresses::a3_",
+    "policies::a16_outside",
+    "policies::a18_outside",
+    "policies::a18_internal",
+    "policies::a12_a13_",
+    "policies::b3_",
+    "policies::b5_",
+    "unserved::a18_without",
+    "unserved::a18_addresses_that",
+    "unserved::a8_ranges",
+    "unserved::a9_",
+    "affinity::a11_an_endpoint_that_goes",
+    "affinity::a11_affinity_comes",
+    "churn::an_address_passes",
+    "health::",
+];
+
+/// Common tests whose words are not true of IPVS, and why.
+const NOT_IPVS: [(&str, &str); 3] = [
+    (
+        "affinity::a11_a_client_stays",
+        "each virtual server remembers for itself: D7",
+    ),
+    (
+        "affinity::a11_protocols",
+        "round robin takes the same turn for each protocol",
+    ),
+    (
+        "affinity::a11_a16_",
+        "each virtual server remembers for itself: D7",
+    ),
+];
 
 /// Tests that take long and find nothing more with x_tables.
 const LEGACY_TOO_LONG: [(&str, &str); 0] = [];
 
 impl UnderTest {
-    pub(crate) const ALL: [Self; 3] = [Self::Nftables, Self::IptablesNft, Self::IptablesLegacy];
+    const ALL: [Self; 4] = [
+        Self::Nftables,
+        Self::IptablesNft,
+        Self::IptablesLegacy,
+        Self::Ipvs,
+    ];
+
+    /// Those for which this machine is meant.
+    pub(crate) fn here() -> impl Iterator<Item = Self> {
+        let inside = vm::is_inside();
+        let all = Self::ALL.into_iter();
+        all.filter(move |backend| inside || *backend != Self::Ipvs)
+    }
 
     /// Of the calling thread's test.
     pub(crate) fn current() -> Result<Self> {
@@ -122,6 +179,7 @@ impl UnderTest {
             Self::Nftables => true,
             Self::IptablesNft => require_tool("iptables-nft")?,
             Self::IptablesLegacy => require_tool("iptables-legacy")?,
+            Self::Ipvs => require_tool("ipvsadm")? && require_tool("ipset")?,
         };
         if !tools {
             return Ok(());
@@ -133,9 +191,13 @@ impl UnderTest {
     /// Whether a test says something about it.
     pub(crate) fn runs(self, test: &str) -> bool {
         let listed = |list: &[(&str, &str)]| list.iter().any(|(name, _)| test.starts_with(name));
-        let of_iptables = IPTABLES_ONLY.iter().any(|name| test.starts_with(name));
+        let of = |list: &[&str]| list.iter().any(|name| test.starts_with(name));
         match self {
-            Self::Nftables => !of_iptables,
+            Self::Ipvs if of(&IPVS_ONLY) => true,
+            Self::Ipvs if listed(&NFTABLES_ONLY) || of(&IPTABLES_ONLY) => false,
+            Self::Ipvs => !listed(&NOT_IPVS) && (of(&COMMON_OF_IPVS) || vm::runs_all()),
+            _ if of(&IPVS_ONLY) => false,
+            Self::Nftables => !of(&IPTABLES_ONLY),
             Self::IptablesNft => !listed(&NFTABLES_ONLY),
             Self::IptablesLegacy => !listed(&NFTABLES_ONLY) && !listed(&LEGACY_TOO_LONG),
         }
@@ -147,6 +209,7 @@ impl UnderTest {
             Self::Nftables => test.to_owned(),
             Self::IptablesNft => format!("iptables_nft::{test}"),
             Self::IptablesLegacy => format!("iptables_legacy::{test}"),
+            Self::Ipvs => format!("ipvs::{test}"),
         }
     }
 
@@ -154,7 +217,13 @@ impl UnderTest {
         match self {
             Self::Nftables => Kind::Nftables,
             Self::IptablesNft | Self::IptablesLegacy => Kind::Iptables,
+            Self::Ipvs => Kind::Ipvs,
         }
+    }
+
+    /// Whether refusals are ICMP errors, which are slower.
+    pub(crate) fn refuses_late(self) -> bool {
+        self.kind() != Kind::Nftables
     }
 
     pub(crate) fn is_iptables(self) -> bool {
@@ -167,6 +236,7 @@ impl UnderTest {
             Self::Nftables => Serving::Nftables,
             Self::IptablesNft => Serving::Iptables([Some(Flavour::Nft); 2]),
             Self::IptablesLegacy => Serving::Iptables([Some(Flavour::Legacy); 2]),
+            Self::Ipvs => Serving::Ipvs([Some(Flavour::Nft); 2]),
         }
     }
 
@@ -174,7 +244,9 @@ impl UnderTest {
     pub(crate) fn nodeport_addresses(self) -> Vec<Cidr> {
         match self {
             Self::Nftables => Vec::new(),
-            Self::IptablesNft | Self::IptablesLegacy => Family::ALL.map(Cidr::everything).to_vec(),
+            Self::IptablesNft | Self::IptablesLegacy | Self::Ipvs => {
+                Family::ALL.map(Cidr::everything).to_vec()
+            }
         }
     }
 
@@ -182,7 +254,7 @@ impl UnderTest {
     pub(crate) fn prepare(self, node: &NetNs) -> Result<()> {
         let kind = match self {
             Self::Nftables => return Ok(()),
-            Self::IptablesNft => "nft",
+            Self::IptablesNft | Self::Ipvs => "nft",
             Self::IptablesLegacy => "legacy",
         };
         for base in ["iptables", "ip6tables"] {

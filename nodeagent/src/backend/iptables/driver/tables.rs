@@ -1,6 +1,7 @@
 //! One family's tables, as the driver sees them.
 
 use super::super::counting;
+use super::super::name::ChainName;
 use super::super::readback::{self, Listing};
 use super::super::restore::Limits;
 use super::super::tool::{Flavour, Tool};
@@ -65,7 +66,7 @@ impl Tables for Programs {
     }
 
     fn read(&mut self) -> Result<Listing, RunError> {
-        Ok(readback::parse(&self.tool.list()?))
+        Ok(readback::parse(&self.tool.list()?, ChainName::parse))
     }
 
     fn make_counters(&mut self) -> Result<(), NetlinkError> {

@@ -94,7 +94,7 @@ impl Tables for Memory {
             }
             text.push_str("COMMIT\n");
         }
-        Ok(readback::parse(&text))
+        Ok(readback::parse(&text, ChainName::parse))
     }
 
     fn make_counters(&mut self) -> Result<(), NetlinkError> {

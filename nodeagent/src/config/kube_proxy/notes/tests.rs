@@ -40,18 +40,18 @@ fn i7_a_plain_configuration_needs_no_words() {
 
 #[test]
 fn i7_another_mode_is_told_what_it_gets() {
-    for (mode, level) in [("", Level::Info), ("ipvs", Level::Warning)] {
-        let (said, text) = only(notes(DUAL, |c| mode.clone_into(&mut c.mode)));
-        assert_eq!(said, level, "{mode}");
-        assert!(text.contains("programs nftables"), "{text}");
-        assert!(text.contains("docs/kube-proxy-compat.md"), "{text}");
-        // A21: kube-proxy in these modes serves node ports everywhere.
-        assert_eq!(
-            text.contains("nodePortAddresses (primary)"),
-            !mode.is_empty(),
-            "{text}"
-        );
-    }
+    let (level, text) = only(notes(DUAL, |c| c.mode.clear()));
+    assert_eq!(level, Level::Info);
+    assert!(text.contains("programs nftables"), "{text}");
+    assert!(text.contains("docs/kube-proxy-compat.md"), "{text}");
+}
+
+/// D1.
+#[test]
+fn d1_mode_ipvs_is_told_to_be_deprecated() {
+    let (level, text) = only(notes(DUAL, |c| "ipvs".clone_into(&mut c.mode)));
+    assert_eq!(level, Level::Warning);
+    assert!(text.contains("deprecated"), "{text}");
 }
 
 #[test]
@@ -127,10 +127,11 @@ fn i7_fields_without_meaning_are_named_in_one_line() {
     let in_ipvs = notes(DUAL, |c| {
         "ipvs".clone_into(&mut c.mode);
         c.ipvs.sync_period = "1h".parse().unwrap();
+        c.ipvs.strict_arp = true;
         c.iptables.masquerade_all = true;
     });
     assert!(
         only(in_ipvs).1.starts_with("mode ipvs"),
-        "both count in this mode"
+        "all of them count in this mode"
     );
 }

@@ -1,6 +1,6 @@
 //! Flags that are accepted so that command lines of kube-proxy go on working.
 
-use super::set::{decimal, feature_gates, list, number, period, quantity, switch, text, vmodule};
+use super::set::{decimal, feature_gates, number, period, quantity, switch, text, vmodule};
 use super::{Kind, Row, row};
 
 pub(super) const UNUSED: &[Row] = &[
@@ -72,68 +72,12 @@ pub(super) const UNUSED: &[Row] = &[
         },
     ),
     row(
-        "ipvs-scheduler",
-        Kind::Value("NAME"),
-        "",
-        &["ipvs.scheduler"],
-        "Scheduler of mode ipvs",
-        |c, v| text(&mut c.ipvs.scheduler, v),
-    ),
-    row(
-        "ipvs-sync-period",
-        Kind::Value("DURATION"),
-        "30s",
-        &["ipvs.syncPeriod"],
-        "Sync period of mode ipvs",
-        |c, v| period(&mut c.ipvs.sync_period, v),
-    ),
-    row(
         "ipvs-min-sync-period",
         Kind::Value("DURATION"),
         "0s",
         &["ipvs.minSyncPeriod"],
-        "Least sync period of mode ipvs",
+        "Changes are programmed at once, without a pause",
         |c, v| period(&mut c.ipvs.min_sync_period, v),
-    ),
-    row(
-        "ipvs-exclude-cidrs",
-        Kind::List("CIDR"),
-        "",
-        &["ipvs.excludeCIDRs"],
-        "Addresses that mode ipvs leaves alone",
-        |c, v| list(&mut c.ipvs.exclude_cidrs, v),
-    ),
-    row(
-        "ipvs-strict-arp",
-        Kind::Switch,
-        "",
-        &["ipvs.strictARP"],
-        "ARP of mode ipvs",
-        |c, v| switch(&mut c.ipvs.strict_arp, v),
-    ),
-    row(
-        "ipvs-tcp-timeout",
-        Kind::Value("DURATION"),
-        "0s",
-        &["ipvs.tcpTimeout"],
-        "Timeout of mode ipvs for idle TCP",
-        |c, v| period(&mut c.ipvs.tcp_timeout, v),
-    ),
-    row(
-        "ipvs-tcpfin-timeout",
-        Kind::Value("DURATION"),
-        "0s",
-        &["ipvs.tcpFinTimeout"],
-        "Timeout of mode ipvs for TCP after a FIN",
-        |c, v| period(&mut c.ipvs.tcp_fin_timeout, v),
-    ),
-    row(
-        "ipvs-udp-timeout",
-        Kind::Value("DURATION"),
-        "0s",
-        &["ipvs.udpTimeout"],
-        "Timeout of mode ipvs for UDP",
-        |c, v| period(&mut c.ipvs.udp_timeout, v),
     ),
     row(
         "log-flush-frequency",

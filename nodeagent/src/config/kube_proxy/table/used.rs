@@ -63,7 +63,7 @@ pub(super) const RULES: &[Row] = &[
         Kind::Value("MODE"),
         "",
         &["mode"],
-        "nftables or iptables; ipvs, and nothing, mean nftables in this version",
+        "nftables, iptables or ipvs; nothing means nftables",
         |c, v| text(&mut c.mode, v),
     ),
     row(
@@ -71,7 +71,7 @@ pub(super) const RULES: &[Row] = &[
         Kind::List("CIDR"),
         "primary",
         &["nodePortAddresses"],
-        "Own addresses that serve node ports: ranges, `primary` for the node's address, or `all` (default of iptables)",
+        "Own addresses that serve node ports: ranges, `primary` for the node's address, or `all` (default of iptables and ipvs)",
         |c, v| list(&mut c.node_port_addresses, v),
     ),
     row(
@@ -115,6 +115,62 @@ pub(super) const RULES: &[Row] = &[
             period(&mut c.iptables.sync_period, v)?;
             period(&mut c.nftables.sync_period, v)
         },
+    ),
+    row(
+        "ipvs-scheduler",
+        Kind::Value("NAME"),
+        "",
+        &["ipvs.scheduler"],
+        "How virtual servers spread connections (mode ipvs); empty means rr",
+        |c, v| text(&mut c.ipvs.scheduler, v),
+    ),
+    row(
+        "ipvs-sync-period",
+        Kind::Value("DURATION"),
+        "30s",
+        &["ipvs.syncPeriod"],
+        "A node counts as unhealthy when changes fail for twice as long (mode ipvs)",
+        |c, v| period(&mut c.ipvs.sync_period, v),
+    ),
+    row(
+        "ipvs-exclude-cidrs",
+        Kind::List("CIDR"),
+        "",
+        &["ipvs.excludeCIDRs"],
+        "Virtual servers on these addresses are never removed (mode ipvs)",
+        |c, v| list(&mut c.ipvs.exclude_cidrs, v),
+    ),
+    row(
+        "ipvs-strict-arp",
+        Kind::Switch,
+        "",
+        &["ipvs.strictARP"],
+        "Answer ARP for addresses of the asked device only (mode ipvs)",
+        |c, v| switch(&mut c.ipvs.strict_arp, v),
+    ),
+    row(
+        "ipvs-tcp-timeout",
+        Kind::Value("DURATION"),
+        "0s",
+        &["ipvs.tcpTimeout"],
+        "Idle TCP connections are forgotten after this; 0s leaves the kernel's value (mode ipvs)",
+        |c, v| period(&mut c.ipvs.tcp_timeout, v),
+    ),
+    row(
+        "ipvs-tcpfin-timeout",
+        Kind::Value("DURATION"),
+        "0s",
+        &["ipvs.tcpFinTimeout"],
+        "TCP connections are forgotten so long after a FIN; 0s leaves the kernel's value (mode ipvs)",
+        |c, v| period(&mut c.ipvs.tcp_fin_timeout, v),
+    ),
+    row(
+        "ipvs-udp-timeout",
+        Kind::Value("DURATION"),
+        "0s",
+        &["ipvs.udpTimeout"],
+        "UDP flows are forgotten after this; 0s leaves the kernel's value (mode ipvs)",
+        |c, v| period(&mut c.ipvs.udp_timeout, v),
     ),
 ];
 

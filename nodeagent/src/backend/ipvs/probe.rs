@@ -1,0 +1,159 @@
+//! What the machine must be able to do, tried out at start: each thing that is missing is named, with
+//! the kernel module to load.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::time::Duration;
+
+use kplane_model::{Family, Protocol};
+
+use super::kernel::{ensure_link, missing_scheduler};
+use super::sets::SetType;
+use crate::backend::iptables::Tool;
+use crate::backend::iptables::tool::Part;
+use crate::netlink::ipset::{self, IpSets};
+use crate::netlink::ipvs::{Command, Ipvs, Scheduler, ServerKey, ServerMode};
+use crate::netlink::{Errno, Links};
+use crate::process::{Limits, run};
+
+/// A virtual server that nobody reaches, on an address for documentation (D7).
+const PROBE_SERVER: ServerKey = ServerKey {
+    ip: IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
+    protocol: Protocol::Tcp,
+    port: 20_000,
+};
+/// A set that nobody uses.
+const PROBE_SET: &str = "KPLANE-PROBE";
+
+/// Where `modprobe` may be.
+const MODPROBE: [&str; 3] = ["/sbin/modprobe", "/usr/sbin/modprobe", "/bin/modprobe"];
+const MODPROBE_LIMITS: Limits = Limits {
+    within: Duration::from_secs(10),
+    output_bytes: 1 << 16,
+};
+
+/// What the rules need besides what both our backends with iptables do. The rule about a set needs
+/// one, see [`tool`].
+const PARTS: [Part; 3] = [
+    Part::new(
+        "the match set",
+        "nat",
+        " -m set --match-set KPLANE-PROBE dst -j RETURN",
+    ),
+    Part {
+        what: "the match physdev",
+        table: "nat",
+        rule: " -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
+        without: Some("Services with external addresses cannot be programmed"),
+    },
+    Part {
+        what: "the match ipvs",
+        table: "filter",
+        rule: " -m ipvs --ipvs -j DROP",
+        without: Some(
+            "load balancers with source ranges that leave the node out cannot be programmed",
+        ),
+    },
+];
+
+/// Checks what both families need.
+///
+/// # Errors
+/// What is missing, for people.
+pub(super) fn machine(scheduler: Scheduler) -> Result<(), String> {
+    load_ipvs();
+    let mut ipvs = Ipvs::open().map_err(|error| match error.errno() {
+        Some(Errno::ENOENT) => {
+            "the kernel has no IPVS: load the kernel module ip_vs (modprobe ip_vs)".to_owned()
+        }
+        _ => format!("IPVS: {error}"),
+    })?;
+    try_scheduler(&mut ipvs, scheduler)?;
+    let mut sets = IpSets::open().map_err(|error| format!("IP sets: {error}"))?;
+    for kind in SetType::ALL {
+        try_set(&mut sets, kind)?;
+    }
+    let mut links = Links::open().map_err(|error| error.to_string())?;
+    ensure_link(&mut links).map_err(|error| error.to_string())?;
+    Ok(())
+}
+
+/// The programs of iptables for a family, if they can do what is needed.
+///
+/// # Errors
+/// What is missing, for people.
+pub(super) fn tool(family: Family) -> Result<Tool, String> {
+    let mut sets = IpSets::open().map_err(|error| error.to_string())?;
+    // Ports are of no family.
+    make_set(&mut sets, SetType::Port, family)?;
+    let tool = Tool::choose_for(family, &PARTS).map_err(|error| error.to_string());
+    remove_set(&mut sets);
+    tool
+}
+
+fn try_scheduler(ipvs: &mut Ipvs, scheduler: Scheduler) -> Result<(), String> {
+    let mode = ServerMode {
+        scheduler,
+        persistent_s: None,
+    };
+    let failed = |error: crate::netlink::NetlinkError| format!("IPVS: {error}");
+    let add = [Command::AddServer(PROBE_SERVER, mode)];
+    let (refused, _) = ipvs.perform(&add).map_err(failed)?;
+    match refused.first().map(|refusal| refusal.errno) {
+        None | Some(Errno::EEXIST) => {}
+        Some(Errno::ENOENT) => return Err(missing_scheduler(scheduler)),
+        Some(errno) => return Err(format!("IPVS does not take virtual servers: {errno}")),
+    }
+    let delete = [Command::DeleteServer(PROBE_SERVER)];
+    ipvs.perform(&delete).map_err(failed)?;
+    Ok(())
+}
+
+fn try_set(sets: &mut IpSets, kind: SetType) -> Result<(), String> {
+    make_set(sets, kind, Family::V4)?;
+    remove_set(sets);
+    Ok(())
+}
+
+fn make_set(sets: &mut IpSets, kind: SetType, family: Family) -> Result<(), String> {
+    remove_set(sets);
+    let create = ipset::Command::Create {
+        name: PROBE_SET,
+        kind,
+        family,
+        capacity: 1,
+    };
+    let missing = |error: String| {
+        let (name, module) = (kind.as_str(), kind.module());
+        format!("no IP sets of type {name}: {error}; load the kernel module {module}")
+    };
+    let (refused, _) = sets
+        .perform(&[create])
+        .map_err(|error| missing(error.to_string()))?;
+    match refused.first() {
+        None => Ok(()),
+        Some(refusal) => Err(missing(refusal.errno.to_string())),
+    }
+}
+
+fn remove_set(sets: &mut IpSets) {
+    // Mostly there is none.
+    let _ = sets.perform(&[ipset::Command::Destroy(PROBE_SET)]);
+}
+
+/// Has the kernel load IPVS if it has not, and if that can be done from here: the kernel does not do it
+/// by itself, since it does not know who offers what is asked for.
+pub(super) fn load_ipvs() {
+    let open = Ipvs::open();
+    if open.is_err_and(|error| error.errno() == Some(Errno::ENOENT)) {
+        load("ip_vs");
+    }
+}
+
+fn load(module: &str) {
+    let program = MODPROBE.iter().map(Path::new).find(|path| path.is_file());
+    if let Some(program) = program {
+        // Whether it helped is seen by asking again.
+        let _ = run(program, &["-q", module], b"", MODPROBE_LIMITS);
+    }
+}

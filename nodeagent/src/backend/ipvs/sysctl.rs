@@ -1,0 +1,69 @@
+//! Kernel settings that IPVS mode needs (D6).
+
+use std::fs;
+
+use super::Settings;
+
+/// Below `/proc/sys/net`: the file, and what it must hold.
+const ALWAYS: [(&str, &str); 4] = [
+    // Packets to virtual servers have conntrack entries, so that they can be masqueraded.
+    ("ipv4/vs/conntrack", "1"),
+    // A connection whose real server is gone ends with its next packet.
+    ("ipv4/vs/expire_nodest_conn", "1"),
+    // A client forgets a real server that drains.
+    ("ipv4/vs/expire_quiescent_template", "1"),
+    ("ipv4/ip_forward", "1"),
+];
+const STRICT_ARP: [(&str, &str); 2] = [
+    ("ipv4/conf/all/arp_ignore", "1"),
+    ("ipv4/conf/all/arp_announce", "2"),
+];
+/// A client's port that is used again is a new connection: slow on kernels that are not as new as
+/// this, where it makes the client wait for a second.
+const REUSE: (&str, &str) = ("ipv4/vs/conn_reuse_mode", "0");
+const REUSE_FIXED: (u32, u32) = (5, 9);
+
+/// Sets what is not set yet; returns what could not be, for people.
+pub(super) fn apply(settings: &Settings) -> Vec<String> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let reuse = version(&release).is_some_and(|version| version < REUSE_FIXED);
+    let strict = STRICT_ARP.iter().filter(|_| settings.strict_arp);
+    let wanted = ALWAYS
+        .iter()
+        .chain(Some(&REUSE).filter(|_| reuse))
+        .chain(strict);
+    wanted
+        .filter_map(|(file, value)| ensure(file, value).err())
+        .collect()
+}
+
+fn ensure(file: &str, value: &str) -> Result<(), String> {
+    let path = format!("/proc/sys/net/{file}");
+    let now = fs::read_to_string(&path).unwrap_or_default();
+    if now.trim() == value {
+        return Ok(());
+    }
+    let name = format!("net/{file}").replace('/', ".");
+    fs::write(&path, value).map_err(|error| format!("{name} cannot be set to {value}: {error}"))
+}
+
+/// Of `6.1.0-56-amd64`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let (major, rest) = release.split_once('.')?;
+    let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    Some((major.parse().ok()?, digits.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// D6: only kernels that need it.
+    #[test]
+    fn d6_kernels_are_told_by_their_version() {
+        assert_eq!(version("6.1.0-56-amd64\n"), Some((6, 1)));
+        assert!(version("5.8.18").is_some_and(|v| v < REUSE_FIXED));
+        assert!(version("5.10").is_some_and(|v| v > REUSE_FIXED));
+        assert_eq!(version("linux"), None);
+    }
+}

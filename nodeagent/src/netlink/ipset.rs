@@ -1,0 +1,452 @@
+//! IP sets over nfnetlink (linux/netfilter/ipset/ip_set.h): the types of sets that kube-proxy's IPVS
+//! mode has. Integers are in network byte order, and say so.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
+
+use super::message::{NLM_F_CREATE, NLM_F_EXCL, Request};
+use super::{Attribute, AttributeWriter, Attributes, Message, Messages};
+use super::{NetlinkError, NfSocket, Refusal, nfproto};
+
+mod uapi;
+
+pub use self::uapi::code;
+use self::uapi::{
+    FLAG_NAMES, HASHSIZE, IPSET, IPSET_PROTOCOL, NETWORK_ORDER, REVISION_MAX, attr, cmd, data,
+};
+
+/// Types of sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SetType {
+    /// Addresses.
+    Ip,
+    /// Address, protocol and port.
+    IpPort,
+    /// Address, protocol, port, and another address.
+    IpPortIp,
+    /// Address, protocol, port, and a range of others.
+    IpPortNet,
+    /// Ports.
+    Port,
+}
+
+impl SetType {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Ip,
+        Self::IpPort,
+        Self::IpPortIp,
+        Self::IpPortNet,
+        Self::Port,
+    ];
+
+    /// The type's name; the kernel's module is called `ip_set_` and the name with `_` between.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ip => "hash:ip",
+            Self::IpPort => "hash:ip,port",
+            Self::IpPortIp => "hash:ip,port,ip",
+            Self::IpPortNet => "hash:ip,port,net",
+            Self::Port => "bitmap:port",
+        }
+    }
+
+    /// The kernel's module.
+    #[must_use]
+    pub fn module(self) -> &'static str {
+        match self {
+            Self::Ip => "ip_set_hash_ip",
+            Self::IpPort => "ip_set_hash_ipport",
+            Self::IpPortIp => "ip_set_hash_ipportip",
+            Self::IpPortNet => "ip_set_hash_ipportnet",
+            Self::Port => "ip_set_bitmap_port",
+        }
+    }
+
+    /// Sets of this type know no addresses.
+    fn is_bitmap(self) -> bool {
+        self == Self::Port
+    }
+}
+
+/// An entry of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Entry {
+    /// Of [`SetType::Ip`].
+    Ip(IpAddr),
+    /// Of [`SetType::IpPort`].
+    IpPort(IpAddr, Protocol, u16),
+    /// Of [`SetType::IpPortIp`].
+    IpPortIp(IpAddr, Protocol, u16, IpAddr),
+    /// Of [`SetType::IpPortNet`]; the range is not everything.
+    IpPortNet(IpAddr, Protocol, u16, Cidr),
+    /// Of [`SetType::Port`].
+    Port(u16),
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = |ip: &IpAddr, port: &u16| EndpointAddr {
+            ip: *ip,
+            port: *port,
+        };
+        match self {
+            Self::Ip(ip) => ip.fmt(f),
+            Self::IpPort(ip, protocol, port) => write!(f, "{}/{protocol}", place(ip, port)),
+            Self::IpPortIp(ip, protocol, port, other) => {
+                write!(f, "{}/{protocol} with {other}", place(ip, port))
+            }
+            Self::IpPortNet(ip, protocol, port, range) => {
+                write!(f, "{}/{protocol} with {range}", place(ip, port))
+            }
+            Self::Port(port) => port.fmt(f),
+        }
+    }
+}
+
+impl Entry {
+    fn write(&self, w: &mut AttributeWriter<'_>) {
+        match *self {
+            Self::Ip(ip) => write_ip(w, data::IP, ip),
+            Self::IpPort(ip, protocol, port) => write_place(w, ip, protocol, port),
+            Self::IpPortIp(ip, protocol, port, other) => {
+                write_place(w, ip, protocol, port);
+                write_ip(w, data::IP2, other);
+            }
+            Self::IpPortNet(ip, protocol, port, range) => {
+                write_place(w, ip, protocol, port);
+                write_ip(w, data::IP2, range.first());
+                w.u8(data::CIDR2, range.prefix_len());
+            }
+            Self::Port(port) => write_port(w, data::PORT, port),
+        }
+    }
+
+    /// Reads one entry of a list; `None` if it is not one of the type's.
+    fn parse(kind: SetType, entry: Attributes<'_>) -> Option<Self> {
+        let ip = |kind| parse_ip(entry.get(kind)?);
+        let port = || {
+            let bytes = entry.get(data::PORT)?.payload;
+            bytes.try_into().ok().map(u16::from_be_bytes)
+        };
+        let protocol = || {
+            let number = entry.get(data::PROTO)?.payload.first()?;
+            Protocol::from_number(*number)
+        };
+        Some(match kind {
+            SetType::Ip => Self::Ip(ip(data::IP)?),
+            SetType::IpPort => Self::IpPort(ip(data::IP)?, protocol()?, port()?),
+            SetType::IpPortIp => {
+                Self::IpPortIp(ip(data::IP)?, protocol()?, port()?, ip(data::IP2)?)
+            }
+            SetType::IpPortNet => {
+                let other = ip(data::IP2)?;
+                let prefix = entry.get(data::CIDR2).and_then(|a| a.payload.first());
+                let range = match prefix {
+                    None => Cidr::single(other),
+                    Some(prefix) => Cidr::new(other, *prefix)?,
+                };
+                Self::IpPortNet(ip(data::IP)?, protocol()?, port()?, range)
+            }
+            SetType::Port => Self::Port(port()?),
+        })
+    }
+}
+
+/// A set as the kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its type's name.
+    pub kind: String,
+    /// The family of its addresses; `None` for ports.
+    pub family: Option<Family>,
+    /// How many entries it takes; 0 for ports, of which it takes all.
+    pub capacity: u32,
+    /// Its entries, as far as they are the type's.
+    pub entries: Vec<Entry>,
+    /// Entries that are not.
+    pub strange: usize,
+}
+
+impl Found {
+    /// Reads the messages of a list of one set.
+    #[must_use]
+    pub fn parse(messages: Messages<'_>) -> Option<Self> {
+        let mut found = None;
+        messages.for_each(|message| collect(message, &mut found));
+        found
+    }
+
+    /// It is of a type and family.
+    #[must_use]
+    pub fn is(&self, kind: SetType, family: Family) -> bool {
+        let right = kind.is_bitmap() || self.family == Some(family);
+        self.kind == kind.as_str() && right
+    }
+}
+
+/// Something to do with a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command<'a> {
+    /// Makes a set; refused if there is one of its name.
+    Create {
+        /// Its name, up to 31 characters.
+        name: &'a str,
+        /// Its type.
+        kind: SetType,
+        /// The family of its addresses.
+        family: Family,
+        /// How many entries it takes.
+        capacity: u32,
+    },
+    /// Removes a set that no rule uses.
+    Destroy(&'a str),
+    /// Exchanges two sets, also under the rules that use them.
+    Swap(&'a str, &'a str),
+    /// Adds an entry; one that is there is fine.
+    Add(&'a str, Entry),
+    /// Removes an entry; one that is not there is fine.
+    Delete(&'a str, Entry),
+}
+
+/// IP sets of this thread's network namespace.
+#[derive(Debug)]
+pub struct IpSets {
+    socket: NfSocket,
+    /// Revision of each type, in the order of [`SetType::ALL`], as far as it was asked for.
+    revisions: [Option<u8>; SetType::ALL.len()],
+}
+
+impl IpSets {
+    /// Opens a socket.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn open() -> Result<Self, NetlinkError> {
+        Ok(Self {
+            socket: NfSocket::open()?,
+            revisions: [None; SetType::ALL.len()],
+        })
+    }
+
+    /// Does things one by one, whatever becomes of the others; returns those that were refused, and the
+    /// number of bytes sent.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; but for [`NetlinkError::Refused`] it is not known what was done.
+    pub fn perform(
+        &mut self,
+        commands: &[Command<'_>],
+    ) -> Result<(Vec<Refusal>, u64), NetlinkError> {
+        let mut requests = Vec::with_capacity(commands.len());
+        for command in commands {
+            let revision = match command {
+                Command::Create { kind, family, .. } => self.revision(*kind, *family)?,
+                _ => 0,
+            };
+            requests.push(request(*command, revision));
+        }
+        self.socket.perform(&requests)
+    }
+
+    /// One set with its entries; `None` if there is none of the name.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn list(&mut self, name: &str) -> Result<Option<Found>, NetlinkError> {
+        let request = message("list an IP set", cmd::LIST, |w| w.str(attr::SETNAME, name));
+        let mut found = None;
+        let listed = self
+            .socket
+            .dump_each(request, |message| collect(message, &mut found));
+        match listed {
+            Ok(()) => Ok(found),
+            Err(error) if error.errno() == Some(super::Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Names of all sets.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; `EINVAL` when the kernel has no IP sets.
+    pub fn names(&mut self) -> Result<Vec<String>, NetlinkError> {
+        let request = message("list IP sets", cmd::LIST, |w| {
+            w.u32(attr::FLAGS, FLAG_NAMES);
+        });
+        let mut names = Vec::new();
+        self.socket.dump_each(request, |message| {
+            let name = message.attributes().get(attr::SETNAME);
+            names.extend(name.and_then(Attribute::as_str).map(str::to_owned));
+        })?;
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// The revision of a type that sets are made of.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; refused when the kernel lacks the type.
+    fn revision(&mut self, kind: SetType, family: Family) -> Result<u8, NetlinkError> {
+        let slot = kind as usize;
+        if let Some(revision) = self.revisions[slot] {
+            return Ok(revision);
+        }
+        let request = message("look up a type of IP sets", cmd::TYPE, |w| {
+            w.str(attr::TYPENAME, kind.as_str());
+            w.u8(attr::FAMILY, set_family(kind, family));
+        });
+        let answer = self.socket.get(request)?;
+        let attributes = Messages(&answer).next().map(Message::attributes);
+        let number = |kind| Some(*attributes?.get(kind)?.payload.first()?);
+        let newest = number(attr::REVISION).unwrap_or(0);
+        let oldest = number(attr::REVISION_MIN).unwrap_or(0);
+        let revision = newest.min(REVISION_MAX).max(oldest);
+        self.revisions[slot] = Some(revision);
+        Ok(revision)
+    }
+}
+
+/// Removes an IP set of this thread's network namespace.
+///
+/// # Errors
+/// [`NetlinkError`]; `ENOENT` when there is none of the name.
+pub fn destroy_set(name: &str) -> Result<(), NetlinkError> {
+    NfSocket::open()?.execute(request(Command::Destroy(name), 0))
+}
+
+/// Bitmaps are of no family (`NFPROTO_UNSPEC`).
+fn set_family(kind: SetType, family: Family) -> u8 {
+    if kind.is_bitmap() { 0 } else { nfproto(family) }
+}
+
+fn message(
+    what: &'static str,
+    command: u16,
+    fill: impl FnOnce(&mut AttributeWriter<'_>),
+) -> Request {
+    Request::new(what, IPSET | command, nfproto(Family::V4), |w| {
+        w.u8(attr::PROTOCOL, IPSET_PROTOCOL);
+        fill(w);
+    })
+}
+
+fn request(command: Command<'_>, revision: u8) -> Request {
+    match command {
+        Command::Create {
+            name,
+            kind,
+            family,
+            capacity,
+        } => message("make an IP set", cmd::CREATE, |w| {
+            w.str(attr::SETNAME, name);
+            w.str(attr::TYPENAME, kind.as_str());
+            w.u8(attr::REVISION, revision);
+            w.u8(attr::FAMILY, set_family(kind, family));
+            w.nest(attr::DATA, |w| {
+                if kind.is_bitmap() {
+                    write_port(w, data::PORT, 0);
+                    write_port(w, data::PORT_TO, u16::MAX);
+                } else {
+                    w.u32(data::HASHSIZE | NETWORK_ORDER, HASHSIZE);
+                    w.u32(data::MAXELEM | NETWORK_ORDER, capacity);
+                }
+            });
+        })
+        .flagged(NLM_F_CREATE | NLM_F_EXCL),
+        Command::Destroy(name) => message("remove an IP set", cmd::DESTROY, |w| {
+            w.str(attr::SETNAME, name);
+        }),
+        Command::Swap(one, other) => message("exchange IP sets", cmd::SWAP, |w| {
+            w.str(attr::SETNAME, one);
+            w.str(attr::TYPENAME, other);
+        }),
+        Command::Add(name, entry) => message("add to an IP set", cmd::ADD, |w| {
+            w.str(attr::SETNAME, name);
+            w.nest(attr::DATA, |w| entry.write(w));
+        }),
+        Command::Delete(name, entry) => message("remove from an IP set", cmd::DEL, |w| {
+            w.str(attr::SETNAME, name);
+            w.nest(attr::DATA, |w| entry.write(w));
+        }),
+    }
+}
+
+fn write_ip(w: &mut AttributeWriter<'_>, kind: u16, ip: IpAddr) {
+    w.nest(kind, |w| match ip {
+        IpAddr::V4(ip) => w.bytes(data::IPADDR_IPV4 | NETWORK_ORDER, &ip.octets()),
+        IpAddr::V6(ip) => w.bytes(data::IPADDR_IPV6 | NETWORK_ORDER, &ip.octets()),
+    });
+}
+
+fn write_port(w: &mut AttributeWriter<'_>, kind: u16, port: u16) {
+    w.bytes(kind | NETWORK_ORDER, &port.to_be_bytes());
+}
+
+fn write_place(w: &mut AttributeWriter<'_>, ip: IpAddr, protocol: Protocol, port: u16) {
+    write_ip(w, data::IP, ip);
+    write_port(w, data::PORT, port);
+    w.u8(data::PROTO, protocol.number());
+}
+
+fn parse_ip(attribute: Attribute<'_>) -> Option<IpAddr> {
+    let address = attribute.children().next()?;
+    match address.kind {
+        data::IPADDR_IPV4 => {
+            let bytes: [u8; 4] = address.payload.try_into().ok()?;
+            Some(bytes.into())
+        }
+        data::IPADDR_IPV6 => {
+            let bytes: [u8; 16] = address.payload.try_into().ok()?;
+            Some(bytes.into())
+        }
+        _ => None,
+    }
+}
+
+/// Reads one message of a list: some of a set's entries. Only the first one says what set it is.
+fn collect(message: Message<'_>, found: &mut Option<Found>) {
+    if message.kind != IPSET | cmd::LIST {
+        return;
+    }
+    let attributes = message.attributes();
+    if attributes.get(attr::TYPENAME).is_some() {
+        // A list that begins again tells everything again.
+        *found = parse_header(attributes);
+    }
+    let Some(found) = found else { return };
+    let mut kinds = SetType::ALL.into_iter();
+    let kind = kinds.find(|kind| kind.as_str() == found.kind);
+    let entries = attributes.get(attr::ADT).map(Attribute::children);
+    for entry in entries.into_iter().flatten() {
+        match kind.and_then(|kind| Entry::parse(kind, entry.children())) {
+            Some(entry) => found.entries.push(entry),
+            None => found.strange += 1,
+        }
+    }
+}
+
+fn parse_header(attributes: Attributes<'_>) -> Option<Found> {
+    let kind = attributes.get(attr::TYPENAME)?.as_str()?.to_owned();
+    let family = match attributes.get(attr::FAMILY)?.payload.first()? {
+        2 => Some(Family::V4),
+        10 => Some(Family::V6),
+        _ => None,
+    };
+    let header = attributes.get(attr::DATA).map(Attribute::children);
+    let capacity = header.and_then(|header| header.get(data::MAXELEM)?.as_u32());
+    Some(Found {
+        kind,
+        family,
+        capacity: capacity.unwrap_or(0),
+        entries: Vec::new(),
+        strange: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+//! The guest's kernel: the newest stock kernel of the distribution, from its archive.
+//!
+//! It lies in `.cache/vm/<package>` of the checkout; a folder that is there is complete, because it is
+//! moved there when everything in it is done.
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::process::output;
+
+use super::{initramfs, script};
+
+/// Depends on the package of the newest kernel.
+const META_PACKAGE: &str = "linux-image-amd64";
+/// Such packages are called so, and then the kernel's version.
+const PACKAGE: &str = "linux-image-";
+/// Held while fetching.
+const LOCK: &str = "fetch.lock";
+const INITRAMFS: &str = "initramfs";
+/// The kernel itself, an ELF file, without the code that unpacks it: emulated, that takes longer than
+/// the rest of the boot.
+const UNPACKED: &str = "vmlinux";
+/// Where `Documentation/arch/x86/boot.rst` of the kernel has them: in the first sectors of its image.
+const SETUP_SECTORS: usize = 0x1f1;
+const PAYLOAD_OFFSET: usize = 0x248;
+const PAYLOAD_LENGTH: usize = 0x24c;
+const SECTOR: usize = 512;
+/// How a payload in the format of xz begins.
+const XZ: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
+/// Behind the compressed kernel stands its size.
+const SIZE_BEHIND: usize = 4;
+/// What the first program of the guest needs; all else is loaded when it is used.
+const EARLY_MODULES: [&str; 6] = [
+    "virtio_pci",
+    "9p",
+    "9pnet_virtio",
+    "overlay",
+    "virtio_console",
+    "virtio_rng",
+];
+
+/// A kernel that is unpacked and ready.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    folder: PathBuf,
+    /// As in `uname -r`.
+    pub(super) version: String,
+}
+
+impl Kernel {
+    /// Finds the newest of a folder, or fetches one.
+    pub(super) fn ensure(folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+        let folder = fs::canonicalize(folder).context("the folder of kernels")?;
+        let lock = File::create(folder.join(LOCK)).context("create the lock of the download")?;
+        lock.lock()
+            .context("wait for another process that fetches")?;
+        let kernel = match Self::find(&folder)? {
+            Some(kernel) => kernel,
+            None => Self::fetch(&folder)?,
+        };
+        kernel.build_initramfs()?;
+        Ok(kernel)
+    }
+
+    /// What qemu starts.
+    pub(super) fn image(&self) -> PathBuf {
+        let unpacked = self.folder.join(UNPACKED);
+        if unpacked.exists() {
+            return unpacked;
+        }
+        self.packed()
+    }
+
+    fn packed(&self) -> PathBuf {
+        self.folder
+            .join("boot")
+            .join(format!("vmlinuz-{}", self.version))
+    }
+
+    pub(super) fn initramfs(&self) -> PathBuf {
+        let mut hasher = DefaultHasher::new();
+        (script::INIT, EARLY_MODULES).hash(&mut hasher);
+        self.folder
+            .join(format!("{INITRAMFS}-{:016x}", hasher.finish()))
+    }
+
+    /// Modules, by version.
+    pub(super) fn modules(&self) -> PathBuf {
+        self.folder.join("lib/modules")
+    }
+
+    fn find(folder: &Path) -> Result<Option<Self>> {
+        let mut found = Vec::new();
+        for entry in folder.read_dir().context("list the folder of kernels")? {
+            let name = entry?.file_name();
+            found.extend(
+                name.to_str()
+                    .and_then(|name| name.strip_prefix(PACKAGE))
+                    .map(str::to_owned),
+            );
+        }
+        found.sort_unstable();
+        Ok(found.pop().map(|version| Self {
+            folder: folder.join(format!("{PACKAGE}{version}")),
+            version,
+        }))
+    }
+
+    fn fetch(into: &Path) -> Result<Self> {
+        let began = Instant::now();
+        let package = newest_package().or_else(|_| {
+            update()?;
+            newest_package()
+        })?;
+        eprintln!("fetching {package} for tests in a virtual machine: 70 MB, once");
+        let fresh = into.join("fetching");
+        if fresh.exists() {
+            fs::remove_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
+        }
+        fs::create_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
+        // Lists that are older than the archive name files that are gone from it.
+        let archive = download(&fresh, &package).or_else(|_| {
+            update()?;
+            download(&fresh, &package)
+        })?;
+        let mut unpack = Command::new("dpkg-deb");
+        unpack.arg("--extract").arg(&archive).arg(&fresh);
+        output(unpack)?;
+        fs::remove_file(&archive).context("remove what was downloaded")?;
+
+        let kernel = Self {
+            version: package
+                .strip_prefix(PACKAGE)
+                .context("asked for")?
+                .to_owned(),
+            folder: fresh.clone(),
+        };
+        kernel.complete()?;
+        let folder = into.join(&package);
+        fs::rename(&fresh, &folder).with_context(|| folder.display().to_string())?;
+        eprintln!("fetched in {:.0} s", began.elapsed().as_secs_f64());
+        Ok(Self { folder, ..kernel })
+    }
+
+    /// What installing the package would do, an index of modules; and the kernel
+    /// unpacked, if it is packed as Debian 12 does it.
+    fn complete(&self) -> Result<()> {
+        let packed = self.packed();
+        let image = fs::read(&packed).with_context(|| packed.display().to_string())?;
+        if let Some(payload) = payload(&image).filter(|payload| payload.starts_with(&XZ)) {
+            let archive = self.folder.join(UNPACKED).with_extension("xz");
+            fs::write(&archive, payload).context("write the packed kernel")?;
+            let mut unpack = Command::new("xz");
+            unpack.arg("-d").arg(&archive);
+            output(unpack)?;
+        }
+        let mut index = Command::new("depmod");
+        index.arg("-b").arg(&self.folder).arg(&self.version);
+        output(index)?;
+        Ok(())
+    }
+
+    /// The first file system, made anew when this program has another one in mind.
+    fn build_initramfs(&self) -> Result<()> {
+        let file = self.initramfs();
+        if file.exists() {
+            return Ok(());
+        }
+        let mut modules = Vec::new();
+        for name in EARLY_MODULES {
+            let mut show = Command::new("modprobe");
+            show.arg("-d")
+                .arg(&self.folder)
+                .args(["-S", &self.version, "--show-depends", name]);
+            for line in output(show)?.lines() {
+                // "builtin NAME" has no file.
+                let file = line
+                    .strip_prefix("insmod ")
+                    .map(|rest| PathBuf::from(rest.trim()));
+                modules.extend(file.filter(|file| !modules.contains(file)));
+            }
+        }
+        let busybox = which("busybox")?;
+        let archive = initramfs::build(&busybox, &modules)?;
+        // Others see all of it or nothing.
+        let fresh = file.with_extension("new");
+        fs::write(&fresh, archive).context("write the initramfs")?;
+        fs::rename(&fresh, &file).context("name the initramfs")
+    }
+}
+
+fn newest_package() -> Result<String> {
+    let mut ask = Command::new("apt-cache");
+    ask.args(["depends", META_PACKAGE]);
+    let answer = output(ask)?;
+    let words = answer
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "));
+    let package = words.map(str::trim).find(|name| name.starts_with(PACKAGE));
+    let package = package.with_context(|| format!("{META_PACKAGE} depends on no {PACKAGE}*"))?;
+    Ok(package.to_owned())
+}
+
+fn update() -> Result<()> {
+    let mut update = Command::new("apt-get");
+    update.args(["-qq", "update"]);
+    output(update)
+        .context("ask the archive for its packages")
+        .map(drop)
+}
+
+fn download(into: &Path, package: &str) -> Result<PathBuf> {
+    let mut download = Command::new("apt-get");
+    download
+        .current_dir(into)
+        .args(["-qq", "download", package]);
+    output(download)?;
+    let mut files = into.read_dir().context("list what was downloaded")?;
+    let file = files
+        .next()
+        .context("apt-get has downloaded nothing")??
+        .path();
+    ensure!(
+        file.extension().is_some_and(|it| it == "deb"),
+        "{}",
+        file.display()
+    );
+    Ok(file)
+}
+
+/// The compressed kernel inside an image.
+fn payload(image: &[u8]) -> Option<&[u8]> {
+    let number = |at: usize| {
+        let bytes = image.get(at..at + 4)?.try_into().ok()?;
+        usize::try_from(u32::from_le_bytes(bytes)).ok()
+    };
+    let begin = (usize::from(*image.get(SETUP_SECTORS)?) + 1) * SECTOR + number(PAYLOAD_OFFSET)?;
+    let length = number(PAYLOAD_LENGTH)?.checked_sub(SIZE_BEHIND)?;
+    image.get(begin..begin.checked_add(length)?)
+}
+
+fn which(program: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut files = std::env::split_paths(&path).map(|folder| folder.join(program));
+    files
+        .find(|file| file.is_file())
+        .with_context(|| format!("{program} is not on the PATH"))
+}

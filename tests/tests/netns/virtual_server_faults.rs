@@ -1,0 +1,188 @@
+//! Mode ipvs when something goes wrong: others flush servers, sets, addresses and rules, or remove
+//! the device; the agent is killed in the midst of its work.
+
+use std::slice;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use kp_nodeagent::backend::Verification;
+use kplane_model::{Family, Protocol};
+use kplane_tests::wait::eventually;
+
+use crate::churn::Loads;
+use crate::support::cluster::Cluster;
+use crate::support::ipvs::{everything, run, servers};
+use crate::support::objects::{load_balancer, with_pods};
+use crate::support::{At, Client, Seen, Setup, Svc, World, ask, ep, svc};
+
+/// Beyond any scheduling delay of a busy machine.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// What others may do: the family in which it is seen, and the commands.
+const TAMPERINGS: [(Family, &[&str]); 18] = [
+    (Family::V4, &["ipvsadm -C"]),
+    (Family::V6, &["ipvsadm -C"]),
+    (Family::V4, &["ipvsadm -D -t 10.96.0.1:80"]),
+    (Family::V4, &["ipvsadm -E -t 10.96.0.1:80 -s wlc"]),
+    (Family::V6, &["ipvsadm -E -t [fd96::1]:80 -s rr -p 60"]),
+    (
+        Family::V4,
+        &["ipvsadm -d -t 10.96.0.1:80 -r 10.244.1.1:8080"],
+    ),
+    (
+        Family::V4,
+        &["ipvsadm -e -t 10.96.0.1:80 -r 10.244.1.1:8080 -m -w 9"],
+    ),
+    (
+        Family::V4,
+        &["ipvsadm -e -t 10.96.0.1:80 -r 10.244.1.1:8080 -m -w 0"],
+    ),
+    (
+        Family::V4,
+        &["ipvsadm -a -t 10.96.0.1:80 -r 10.244.1.9:8080 -m -w 1"],
+    ),
+    (Family::V4, &["ipset flush KUBE-CLUSTER-IP"]),
+    (Family::V6, &["ipset flush"]),
+    (Family::V4, &["ipset add KUBE-NODE-PORT-TCP 31999"]),
+    (
+        Family::V4,
+        &["busybox ip addr del 10.96.0.1/32 dev kube-ipvs0"],
+    ),
+    (
+        Family::V6,
+        &["busybox ip addr del fd96::1/128 dev kube-ipvs0"],
+    ),
+    (Family::V4, &["busybox ip link del kube-ipvs0"]),
+    (Family::V4, &["iptables-nft -t nat -F KUBE-SERVICES"]),
+    (Family::V6, &["ip6tables-nft -t nat -F"]),
+    (
+        Family::V4,
+        &[
+            "iptables-nft -F",
+            "iptables-nft -t nat -F",
+            "iptables-nft -t nat -X KUBE-LOAD-BALANCER",
+            "ipset destroy KUBE-LOAD-BALANCER-FW",
+            "ipset destroy KUBE-CLUSTER-IP",
+        ],
+    ),
+];
+
+fn service() -> Svc {
+    let service = svc(1).only(Protocol::Tcp).everywhere();
+    service.endpoints(["a", "b", "c"].map(ep))
+}
+
+/// Each is found at the next look; then everything is as it was, and is served.
+pub(crate) fn what_others_do_is_found_and_repaired() -> Result<()> {
+    let services = [service()];
+    let mut world = World::serving(Setup::PodRanges, &services)?;
+    let node = world.node(1)?.clone();
+    world
+        .first()?
+        .ensure_equal()
+        .with_context(|| format!("{:#?}", servers(&node)))?;
+    let before = everything(&node)?;
+    for (family, commands) in TAMPERINGS {
+        let what = commands.join("; ");
+        for command in commands {
+            run(&node, command).with_context(|| what.clone())?;
+        }
+        ensure!(everything(&node)? != before, "{what} changes nothing");
+        let first = world.first()?;
+        let seen = first.verify(family).with_context(|| what.clone())?;
+        let drifted = matches!(seen, Verification::Drifted(_));
+        ensure!(drifted, "{what}: {seen:?}");
+        // Some of it is of both families, which look for themselves.
+        for family in Family::ALL {
+            first.verify(family).with_context(|| what.clone())?;
+        }
+        let done = first.replace(&services).with_context(|| what.clone())?;
+        ensure!(done.failures.is_empty(), "{what}: {done:?}");
+        first.ensure_equal().with_context(|| what.clone())?;
+        let after = everything(&node)?;
+        let lacking: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
+        let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+        ensure!(
+            lacking.is_empty() && new.is_empty(),
+            "{what}: lacks {lacking:#?}, has {new:#?}"
+        );
+        for at in [At::ClusterIp, At::NodePort] {
+            let to = services[0].address(at, family, 1);
+            let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
+            ensure!(matches!(seen, Seen::Hit { .. }), "{what}: {at:?}: {seen}");
+        }
+    }
+    Ok(())
+}
+
+/// By the engine, without anything else happening.
+pub(crate) fn what_others_do_is_repaired_by_itself() -> Result<()> {
+    let world = World::without_agents()?;
+    let mut cluster = Cluster::open(&world, Setup::PodRanges)?;
+    cluster.apply(&with_pods(load_balancer(1), &["a"]))?;
+    let node = world.node(1)?.clone();
+    let intact = everything(&node)?;
+    for command in [
+        "ipvsadm -C",
+        "ipset flush KUBE-CLUSTER-IP",
+        "busybox ip addr del 10.96.0.1/32 dev kube-ipvs0",
+        "iptables-nft -t nat -F",
+    ] {
+        run(&node, command)?;
+        ensure!(everything(&node)? != intact, "{command} changes nothing");
+        let start = Instant::now();
+        eventually(DEADLINE, command, || match everything(&node) {
+            Ok(now) if now == intact => Ok(()),
+            Ok(now) => Err(format!("{} lines, not {}", now.len(), intact.len())),
+            Err(error) => Err(error.to_string()),
+        })?;
+        println!(
+            "{command}: repaired after {:.1} s",
+            start.elapsed().as_secs_f64()
+        );
+    }
+    Ok(())
+}
+
+/// A new agent adopts all of it; what changed meanwhile is changed, and nothing else.
+pub(crate) fn a_restart_adopts_everything_and_writes_only_what_changed() -> Result<()> {
+    let others: Vec<Svc> = (2..12)
+        .map(|n| svc(n).everywhere().endpoints([ep("a"), ep("c")]))
+        .collect();
+    let all = [others.as_slice(), &[service()]].concat();
+    let mut world = World::serving(Setup::PodRanges, &all)?;
+    let node = world.node(1)?.clone();
+    let before = everything(&node)?;
+    let loads = Loads::start(
+        &world,
+        &service(),
+        &[(Client::PodHere, At::ClusterIp, Family::V4)],
+    )?;
+    let first = world.first()?;
+    first.restart()?;
+    let done = first.replace(&all)?;
+    let after = everything(&node)?;
+    let lacking: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
+    let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+    ensure!(
+        lacking.is_empty() && new.is_empty(),
+        "lacks {lacking:#?}, has {new:#?}"
+    );
+    ensure!(done.operations == 0, "{done:?}");
+
+    first.restart()?;
+    let fewer = [
+        &others[1..],
+        slice::from_ref(&service().endpoints([ep("b")])),
+    ]
+    .concat();
+    let done = first.replace(&fewer)?;
+    ensure!(done.failures.is_empty(), "{done:?}");
+    first.ensure_equal()?;
+    let gone = servers(&node)?
+        .iter()
+        .any(|line| line.contains("10.96.0.2:"));
+    ensure!(!gone, "a Service deleted meanwhile is served");
+    loads.progress(3)?;
+    loads.none_lost()
+}
