@@ -57,5 +57,5 @@ fn main() -> ExitCode {
             takeover::i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back,
         ),
     ];
-    harness::run(tests.iter().copied())
+    harness::run(1, tests.iter().copied())
 }

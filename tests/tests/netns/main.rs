@@ -193,9 +193,15 @@ const TESTS: &[Test] = kplane_tests::tests!(
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );
 
+/// Tests mostly wait: for packets, and for what must not come.
+const AT_A_TIME: usize = 3;
+
 fn main() -> ExitCode {
-    harness::run(UnderTest::ALL.into_iter().flat_map(|backend| {
-        let tests = TESTS.iter().filter(move |(name, _)| backend.runs(name));
-        tests.map(move |(name, body)| (backend.name_of(name), move || backend.test(*body)))
-    }))
+    harness::run(
+        AT_A_TIME,
+        UnderTest::ALL.into_iter().flat_map(|backend| {
+            let tests = TESTS.iter().filter(move |(name, _)| backend.runs(name));
+            tests.map(move |(name, body)| (backend.name_of(name), move || backend.test(*body)))
+        }),
+    )
 }
