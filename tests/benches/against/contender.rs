@@ -41,6 +41,8 @@ pub(crate) enum Contender {
 /// Where a contender runs.
 pub(crate) struct Place<'a> {
     pub(crate) ns: &'a NetNs,
+    /// A node like it without rules.
+    pub(crate) bare: &'a NetNs,
     /// Gets all packets to pods, and says nothing.
     pub(crate) pods: &'a NetNs,
     /// Reaches the API server from there.

@@ -1,8 +1,7 @@
-//! What the first packet of a connection costs on the node, over one to a pod's own address.
+//! What the first packet of a connection costs on the node, over one to a pod from where no rules are.
 //!
-//! The time that connect(2) takes to send a SYN, from a pod's address on the node (so nothing is
-//! masqueraded), until it is where the pods are. Targets alternate, so that a busy machine is busy for
-//! all of them.
+//! The time that connect(2) takes to send a SYN, from a pod's address (so nothing is masqueraded), until
+//! it is where the pods are. Targets alternate, so that a busy machine is busy for all of them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -24,7 +23,7 @@ const CONNECTIONS: u32 = 21;
 /// What was measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FirstPacket {
-    /// To a pod's own address, median.
+    /// To a pod's own address, from a node without rules, median.
     pub(crate) direct: Duration,
     /// To a Service, median of all.
     pub(crate) service: Duration,
@@ -33,22 +32,27 @@ pub(crate) struct FirstPacket {
 }
 
 impl FirstPacket {
-    /// How much longer a Service takes than a pod's own address: most of them, and the slowest.
+    /// How much longer a Service takes than a pod without rules: the median of Services, and the
+    /// slowest.
     pub(crate) fn more(&self) -> [Duration; 2] {
         [self.service, self.slowest].map(|time| time.saturating_sub(self.direct))
     }
 
-    pub(crate) fn measure(node: &NetNs, services: u32) -> Result<Self> {
+    pub(crate) fn measure(node: &NetNs, bare: &NetNs, services: u32) -> Result<Self> {
         let asked: Vec<u32> = (0..SERVICES)
             .map(|n| n.wrapping_mul(7_919) % services)
             .collect();
         let mut direct = Vec::new();
         let mut times: Vec<Vec<Duration>> = vec![Vec::new(); asked.len()];
-        let _inside = node.enter()?;
         for _ in 0..CONNECTIONS {
-            for (service, times) in asked.iter().zip(&mut times) {
+            let inside = bare.enter()?;
+            for service in &asked {
                 let pod: IpAddr = endpoint(service * ENDPOINTS).into();
                 direct.push(time(SocketAddr::new(pod, 8080))?);
+            }
+            drop(inside);
+            let _inside = node.enter()?;
+            for (service, times) in asked.iter().zip(&mut times) {
                 times.push(time(address(*service))?);
             }
         }

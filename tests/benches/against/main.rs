@@ -109,8 +109,11 @@ fn run(args: &Args, cluster: &Cluster, folder: &Path) -> Result<Vec<Row>> {
         for &contender in &args.contenders {
             let ns = joined(cluster.ns())?;
             let pods = with_pods(&ns)?;
+            let bare = NetNs::new("bare")?;
+            let _others = with_pods(&bare)?;
             let place = Place {
                 ns: &ns,
+                bare: &bare,
                 pods: &pods,
                 kubeconfig: &kubeconfig,
                 folder,

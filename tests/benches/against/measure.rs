@@ -143,7 +143,7 @@ impl Bench<'_> {
             memory: memory(&pids)?,
             start_bytes,
             change_bytes: (received(place.ns, self.link)? - bytes_before) / u64::from(self.changes),
-            first_packet: FirstPacket::measure(place.ns, self.services)?,
+            first_packet: FirstPacket::measure(place.ns, place.bare, self.services)?,
         };
         stop(processes)?;
         Ok(row)

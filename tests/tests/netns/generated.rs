@@ -14,7 +14,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::{Cidr, Family, Protocol, Severity};
 use kplane_tests::client;
-use kplane_tests::topology::LINK;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
@@ -25,7 +24,9 @@ use crate::support::model_fate::{Expected, Fate, Source, expect};
 use crate::support::model_objects::objects;
 use crate::support::model_pairs::{any, choices};
 use crate::support::under_test::UnderTest;
-use crate::support::{Client, Net, PATIENCE, Question, SILENCE, Seen, Setup, World, second_ip};
+use crate::support::{
+    Client, Net, PATIENCE, Question, SILENCE, Seen, Setup, World, second_ip, take_address,
+};
 
 /// Set for more (or fewer) cases than [`CASES`].
 const CASES_VAR: &str = "KPLANE_CASES";
@@ -144,8 +145,7 @@ fn play(setup: Setup, plays: &[Play]) -> Result<Vec<String>> {
     let node = world.topology.node("node-1")?;
     for (play, _) in &from_vip {
         let vip = play.choice.case().address(play.number).ip();
-        let host = Cidr::single(vip).prefix_len();
-        node.netlink().add_address(LINK, vip, host)?;
+        take_address(node, vip)?;
     }
     wrong.extend(observe(&world.net, &from_vip)?);
     Ok(wrong)

@@ -245,7 +245,7 @@ pub(crate) fn i4_nothing_fails_between_kube_proxys_layout_and_ours() -> Result<(
             loads = Some(Loads::start(&world, &service(), &EVERYBODY)?);
         }
         loads.iter().try_for_each(|loads| loads.progress(10))?;
-        let dispatch = list(&node)?.iter().any(|line| line.contains("KUBE-DSP-"));
+        let dispatch = list(&node)?.iter().any(|line| line.contains("KUBE-SVC-D-"));
         ensure!(dispatch == (layout == Layout::Tree), "{layout:?}");
         let again = world.first()?.replace(&services)?;
         ensure!(again.operations == 0, "{layout:?}: {again:?}");

@@ -9,12 +9,11 @@ use anyhow::{Result, ensure};
 use kplane_model::{Cidr, Family, Protocol};
 use kplane_tests::capture::Capture;
 use kplane_tests::client::{self, Outcome, Probe};
-use kplane_tests::topology::LINK;
 
 use crate::addresses::{cases, on_both_nodes};
 use crate::support::{
     ALL, ALL_MASQUERADED, At, Client, DROPPED, PATIENCE, PORT, Question, REFUSED, SILENCE,
-    Scenario, Seen, Setup, World, answers, ask, cidrs, ep, node_ip, second_ip, svc,
+    Scenario, Seen, Setup, World, answers, ask, cidrs, ep, node_ip, second_ip, svc, take_address,
 };
 
 pub(crate) fn a18_without_endpoints_everybody_is_refused_everywhere() -> Result<()> {
@@ -273,8 +272,7 @@ pub(crate) fn a9_a_node_inside_the_ranges_reaches_an_address_that_it_has_itself(
     let node = world.topology.node("node-1")?;
     let vips = Family::ALL.map(|family| service.address(At::LoadBalancer, family, 1));
     for vip in vips {
-        let host = Cidr::single(vip.ip()).prefix_len();
-        node.netlink().add_address(LINK, vip.ip(), host)?;
+        take_address(node, vip.ip())?;
     }
     let probe = |vip: SocketAddr| Probe::tcp(vip).source(vip.ip());
     for vip in vips {
@@ -299,8 +297,7 @@ pub(crate) fn a18_addresses_that_the_node_has_itself_are_refused_too() -> Result
         .flat_map(|at| Family::ALL.map(|family| (at, family)))
     {
         let vip = service.address(at, family, 1);
-        let host = Cidr::single(vip.ip()).prefix_len();
-        node.netlink().add_address(LINK, vip.ip(), host)?;
+        take_address(node, vip.ip())?;
         // Somebody listens there, who must not be reached by mistake.
         let echo = world.topology.echo();
         let protocol = client::Protocol::Tcp;

@@ -6,7 +6,7 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};
 use kp_nodeagent::backend::{PodInterface, Settings};
@@ -15,9 +15,11 @@ use kplane_model::{Cidr, Family, NodeFacts};
 use kplane_tests::client::Protocol;
 use kplane_tests::netns::NetNs;
 use kplane_tests::sctp::Watch;
-use kplane_tests::topology::{LINK, Topology};
+use kplane_tests::topology::{Host, LINK, Topology};
+use kplane_tests::wait::eventually;
 
 use super::agent::{Agent, Done};
+use super::ask::PATIENCE;
 use super::service::{Ep, Svc, TARGET, node_ip, node_name, pod_ips};
 use super::under_test::UnderTest;
 
@@ -335,3 +337,26 @@ fn bare_topology() -> Result<Topology> {
     }
     Ok(topology)
 }
+
+/// Gives a node one more address, and waits until what it sends there stays at home: for IPv6 the
+/// kernel makes that route a little later.
+pub(crate) fn take_address(node: &Host, ip: IpAddr) -> Result<()> {
+    let host = Cidr::single(ip).prefix_len();
+    node.netlink().add_address(LINK, ip, host)?;
+    let any: IpAddr = match ip {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    node.ns().run(|| {
+        eventually(PATIENCE, "the address is the node's own", || {
+            let socket = UdpSocket::bind((any, 0))?;
+            socket.connect((ip, DISCARD))?;
+            let source = socket.local_addr()?.ip();
+            ensure!(source == ip, "{source} would send to {ip}");
+            Ok::<_, anyhow::Error>(())
+        })
+    })
+}
+
+/// Nothing is sent there.
+const DISCARD: u16 = 9;
