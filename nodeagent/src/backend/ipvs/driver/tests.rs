@@ -118,11 +118,9 @@ fn a15_masquerading_ends_after_and_begins_before_others_serve() {
         change(&mut side, &all(services), false).unwrap();
         let done = kernel.done();
         let position = |wanted: fn(&Op) -> bool| {
-            let mut found = done.iter().enumerate().filter(|(_, op)| wanted(op));
-            (
-                found.next().map(|(at, _)| at),
-                found.last().map(|(at, _)| at),
-            )
+            let found = done.iter().enumerate().filter(|(_, op)| wanted(op));
+            let found: Vec<usize> = found.map(|(at, _)| at).collect();
+            (found.first().copied(), found.last().copied())
         };
         let exempts = position(|op| matches!(op, Op::Entry(set, ..) if set.is_exemption()));
         let serves = position(|op| matches!(op, Op::Ipvs(_)));
