@@ -56,6 +56,16 @@ impl NetNs {
         Ok(Self(Arc::new(Inner { name, file })))
     }
 
+    /// The calling thread's own, with a name for messages.
+    ///
+    /// # Errors
+    /// That `/proc` cannot be read.
+    pub fn current(name: impl Into<String>) -> Result<Self> {
+        let name = name.into();
+        let file = File::open(THIS_THREAD).context("this thread's network namespace")?;
+        Ok(Self(Arc::new(Inner { name, file })))
+    }
+
     /// The name given at creation.
     #[must_use]
     pub fn name(&self) -> &str {

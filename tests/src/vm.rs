@@ -76,28 +76,31 @@ pub fn runs_all() -> bool {
     privilege::is_set(ALL)
 }
 
-/// Runs this very program again in a fresh machine, with the same arguments. Where that cannot be,
-/// it fails in CI and says so elsewhere.
+/// Runs this very program again in a fresh machine, with the same arguments; see [`or_skip`].
 #[must_use]
 pub fn run_myself(deadline: Duration) -> ExitCode {
-    let run = || {
-        if let Some((program, package)) = missing() {
-            let text = format!("{program} is not on the PATH: apt-get install {package}");
-            ensure!(!privilege::is_strict(), text);
-            println!("skipped: {text}");
-            return Ok(0);
-        }
+    or_skip(|| {
         let mut again = Command::new(env::current_exe().context("this program's path")?);
         again.args(env::args_os().skip(1));
         Vm::ensure()?.run(&Run::new(&again, deadline))
-    };
-    match run() {
-        Ok(code) => code.into(),
-        Err(error) => {
+    })
+}
+
+/// Does what needs a machine and returns an exit code. Where there can be none, it fails in CI and says
+/// so elsewhere.
+#[must_use]
+pub fn or_skip(run: impl FnOnce() -> Result<u8>) -> ExitCode {
+    if let (Some((program, package)), false) = (missing(), privilege::is_strict()) {
+        println!("skipped: {program} is not on the PATH: apt-get install {package}");
+        return ExitCode::SUCCESS;
+    }
+    run().map_or_else(
+        |error| {
             eprintln!("{error:#}");
             ExitCode::FAILURE
-        }
-    }
+        },
+        ExitCode::from,
+    )
 }
 
 /// The program of [`PROGRAMS`] that is missing on this machine, with its package.
@@ -115,6 +118,9 @@ pub struct Vm {
     pub cpus: u8,
     /// Memory, in MiB; taken from this machine as the guest uses it.
     pub memory: u16,
+    /// The guest may open connections to whatever the starting thread's network namespace reaches,
+    /// by the addresses that things have there.
+    pub network: bool,
 }
 
 /// One start of a machine, which runs one command and ends.
@@ -161,6 +167,7 @@ impl Vm {
             kernel: Kernel::ensure(&root.join(FOLDER))?,
             cpus: 1,
             memory: 2048,
+            network: false,
         })
     }
 
@@ -205,6 +212,7 @@ impl Vm {
         let settings = script::Settings {
             modules: &self.kernel.modules(),
             mode,
+            network: self.network,
             writable: writable.as_deref(),
         };
         fs::write(share.join("settings"), settings.text()?)?;
@@ -225,6 +233,7 @@ impl Vm {
             cpus: self.cpus,
             memory: self.memory,
             console,
+            network: self.network,
             share,
             writable: writable.map(PathBuf::from),
         }

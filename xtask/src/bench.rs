@@ -31,6 +31,8 @@ pub(crate) struct Args {
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
 enum Proxy {
     KubeProxy,
+    /// In mode ipvs, in a virtual machine; only --services and --changes count
+    KubeProxyIpvs,
 }
 
 /// Builds everything as it is shipped and runs the benchmarks.
@@ -41,6 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     cargo(&[&["build", "--release"][..], &programs.concat()].concat())?;
     match args.against {
         Some(Proxy::KubeProxy) => bench("against", &args.options()),
+        Some(Proxy::KubeProxyIpvs) => bench("ipvs", &args.options()),
         None => ["change", "packet", "conntrack"]
             .into_iter()
             .try_for_each(|name| bench(name, &[])),

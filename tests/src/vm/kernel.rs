@@ -4,6 +4,7 @@
 //! moved there when everything in it is done.
 
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -12,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::process::output;
 
-use super::initramfs;
+use super::{initramfs, script};
 
 /// Depends on the package of the newest kernel.
 const META_PACKAGE: &str = "linux-image-amd64";
@@ -56,16 +57,15 @@ impl Kernel {
     pub(super) fn ensure(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         let folder = fs::canonicalize(folder).context("the folder of kernels")?;
-        if let Some(kernel) = Self::find(&folder)? {
-            return Ok(kernel);
-        }
         let lock = File::create(folder.join(LOCK)).context("create the lock of the download")?;
         lock.lock()
             .context("wait for another process that fetches")?;
-        match Self::find(&folder)? {
-            Some(kernel) => Ok(kernel),
-            None => Self::fetch(&folder),
-        }
+        let kernel = match Self::find(&folder)? {
+            Some(kernel) => kernel,
+            None => Self::fetch(&folder)?,
+        };
+        kernel.build_initramfs()?;
+        Ok(kernel)
     }
 
     /// What qemu starts.
@@ -84,7 +84,10 @@ impl Kernel {
     }
 
     pub(super) fn initramfs(&self) -> PathBuf {
-        self.folder.join(INITRAMFS)
+        let mut hasher = DefaultHasher::new();
+        (script::INIT, EARLY_MODULES).hash(&mut hasher);
+        self.folder
+            .join(format!("{INITRAMFS}-{:016x}", hasher.finish()))
     }
 
     /// Modules, by version.
@@ -145,7 +148,7 @@ impl Kernel {
         Ok(Self { folder, ..kernel })
     }
 
-    /// What installing the package would do, an index of modules and an initramfs; and the kernel
+    /// What installing the package would do, an index of modules; and the kernel
     /// unpacked, if it is packed as Debian 12 does it.
     fn complete(&self) -> Result<()> {
         let packed = self.packed();
@@ -160,6 +163,15 @@ impl Kernel {
         let mut index = Command::new("depmod");
         index.arg("-b").arg(&self.folder).arg(&self.version);
         output(index)?;
+        Ok(())
+    }
+
+    /// The first file system, made anew when this program has another one in mind.
+    fn build_initramfs(&self) -> Result<()> {
+        let file = self.initramfs();
+        if file.exists() {
+            return Ok(());
+        }
         let mut modules = Vec::new();
         for name in EARLY_MODULES {
             let mut show = Command::new("modprobe");
@@ -176,7 +188,10 @@ impl Kernel {
         }
         let busybox = which("busybox")?;
         let archive = initramfs::build(&busybox, &modules)?;
-        fs::write(self.initramfs(), archive).context("write the initramfs")
+        // Others see all of it or nothing.
+        let fresh = file.with_extension("new");
+        fs::write(&fresh, archive).context("write the initramfs")?;
+        fs::rename(&fresh, &file).context("name the initramfs")
     }
 }
 

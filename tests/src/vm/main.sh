@@ -5,6 +5,13 @@ export PATH
 busybox ip link set lo up
 busybox hostname kplane-vm
 ulimit -n 65536
+# What qemu is told gives the guest what the host's namespace reaches, and nobody the guest.
+if [ -n "$NETWORK" ]; then
+    modprobe virtio_net
+    busybox ip link set eth0 up
+    busybox ip addr add 10.0.2.15/24 dev eth0
+    busybox ip route add default via 10.0.2.2
+fi
 
 case $MODE in
 run)

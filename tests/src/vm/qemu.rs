@@ -40,6 +40,8 @@ pub(super) struct Qemu<'a> {
     /// MiB.
     pub(super) memory: u16,
     pub(super) console: Console,
+    /// The guest may open connections to whatever this thread's network namespace reaches.
+    pub(super) network: bool,
     /// Both sides read and write here.
     pub(super) share: &'a Path,
     /// The same, at the same path on both sides.
@@ -98,6 +100,10 @@ impl Qemu<'_> {
         folder(&mut command, "share", self.share, false);
         if let Some(writable) = &self.writable {
             folder(&mut command, "writable", writable, false);
+        }
+        if self.network {
+            command.args(["-netdev", "user,id=net,ipv6=off"]);
+            command.args(["-device", "virtio-net-pci,netdev=net,romfile="]);
         }
         match self.console {
             Console::Pipes => {

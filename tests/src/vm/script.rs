@@ -23,6 +23,8 @@ pub(super) struct Settings<'a> {
     pub(super) modules: &'a Path,
     /// `run` or `shell`.
     pub(super) mode: &'a str,
+    /// Whether it has a network device.
+    pub(super) network: bool,
     /// Folder whose changes stay.
     pub(super) writable: Option<&'a Path>,
 }
@@ -32,8 +34,9 @@ impl Settings<'_> {
         let modules = quoted(self.modules.as_os_str())?;
         let writable = self.writable.map_or(OsStr::new(""), Path::as_os_str);
         let (mode, writable) = (self.mode, quoted(writable)?);
+        let network = if self.network { "1" } else { "" };
         Ok(format!(
-            "MODULES={modules}\nMODE={mode}\nWRITABLE={writable}\n"
+            "MODULES={modules}\nMODE={mode}\nWRITABLE={writable}\nNETWORK={network}\n"
         ))
     }
 }
