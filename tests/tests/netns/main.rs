@@ -214,7 +214,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
 /// A virtual machine is killed after this.
 const IN_VM: Duration = Duration::from_secs(900);
 
-/// Tests mostly wait: for packets, and for what must not come.
+/// Tests mostly wait: for packets, and for what must not come. Not so in a virtual machine.
 const AT_A_TIME: usize = 3;
 
 fn main() -> ExitCode {
