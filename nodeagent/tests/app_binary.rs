@@ -225,7 +225,7 @@ fn i1_i2_kube_proxys_command_line_starts_an_agent() {
     for text in [
         "node=node-7",
         "--iptables-masquerade-bit",
-        "mode ipvs: this version programs nftables whatever the mode says",
+        "mode ipvs: Kubernetes has deprecated it",
     ] {
         assert!(lines.contains(text), "{text}: {lines}");
     }

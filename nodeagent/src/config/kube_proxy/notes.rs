@@ -99,8 +99,8 @@ fn mode(config: &KubeProxyConfiguration) -> Option<Note> {
     match &*config.mode {
         "nftables" | "iptables" => None,
         "" => Some(Note::info(format!(
-            "mode is not set: this version programs nftables, where kube-proxy would take iptables; \
-             {where_} for what is different"
+            "mode is not set: that is nftables unless --backend says otherwise, where kube-proxy would \
+             take iptables; {where_} for what is different"
         ))),
         // D1.
         _ => Some(Note::warning(
