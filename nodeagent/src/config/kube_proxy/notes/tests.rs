@@ -42,7 +42,7 @@ fn i7_a_plain_configuration_needs_no_words() {
 fn i7_another_mode_is_told_what_it_gets() {
     let (level, text) = only(notes(DUAL, |c| c.mode.clear()));
     assert_eq!(level, Level::Info);
-    assert!(text.contains("programs nftables"), "{text}");
+    assert!(text.contains("that is nftables"), "{text}");
     assert!(text.contains("docs/kube-proxy-compat.md"), "{text}");
 }
 
