@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 use kplane_proto::v1 as pb;
 
+use crate::backend::RuleCounts;
 use crate::conntrack::ConntrackTotals;
 use crate::desired::{Counts, Position, Reject, Resume};
 
@@ -150,6 +151,8 @@ pub struct FamilyReport {
     pub behind_since: Option<Instant>,
     /// What is wrong.
     pub error: Option<Standing>,
+    /// Rules there are, in backends whose rules grow with the number of Services.
+    pub rules: Option<RuleCounts>,
 }
 
 /// An error that lasts.
@@ -236,6 +239,11 @@ impl FamilyReport {
                 .map_or("", |e| clip(&e.reason))
                 .to_owned(),
             error_since_ms: self.error.as_ref().map_or(0, |error| error.since_ms),
+            rules: self.rules.map(|counts| pb::RuleStats {
+                rules: counts.total.iter().sum(),
+                lookups: counts.lookups.now,
+                lookups_in_one_list: counts.lookups.list,
+            }),
         }
     }
 }

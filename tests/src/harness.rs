@@ -30,15 +30,15 @@ macro_rules! main {
     ($($test:path),+ $(,)?) => {
         fn main() -> ::std::process::ExitCode {
             let tests: &[$crate::harness::Test] = $crate::tests!($($test),+);
-            $crate::harness::run(tests.iter().copied())
+            $crate::harness::run(1, tests.iter().copied())
         }
     };
 }
 
-/// Runs tests one after another (traffic at the same time would disturb measurements; ask for more
-/// with `--test-threads`), in namespaces apart from the machine's, as root or not.
+/// Runs tests, so many at a time unless `--test-threads` says otherwise, in namespaces apart from the
+/// machine's, as root or not.
 #[must_use]
-pub fn run<N, B>(tests: impl IntoIterator<Item = (N, B)>) -> ExitCode
+pub fn run<N, B>(threads: usize, tests: impl IntoIterator<Item = (N, B)>) -> ExitCode
 where
     N: Into<String>,
     B: FnOnce() -> Result<()> + Send + 'static,
@@ -52,7 +52,7 @@ where
         }
     };
     let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(1);
+    arguments.test_threads.get_or_insert(threads);
     let trial = |(name, body): (N, B)| {
         let body = move || body().map_err(|error| Failed::from(format!("{error:?}")));
         Trial::test(name, body).with_ignored_flag(!usable)

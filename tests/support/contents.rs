@@ -8,6 +8,9 @@ use kp_nodeagent::netlink::NfSocket;
 use kplane_model::{EndpointAddr, Family};
 use kplane_tests::netns::NetNs;
 
+/// Differences that are named; a message is read, not searched.
+const SHOWN: usize = 8;
+
 /// What a table holds, without the order of endpoints.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Contents {
@@ -55,17 +58,31 @@ impl Contents {
 
     /// Wants both tables to hold the same; names what does not.
     pub(crate) fn ensure_same(&self, fresh: &Self) -> Result<()> {
-        let differing: Vec<_> = self
-            .elements
-            .symmetric_difference(&fresh.elements)
+        let mut differences = Vec::new();
+        for element in &self.elements {
+            if !fresh.elements.contains(element) {
+                differences.push(format!("only here: {element:?}"));
+            }
+        }
+        for element in &fresh.elements {
+            if !self.elements.contains(element) {
+                differences.push(format!("only fresh: {element:?}"));
+            }
+        }
+        let places: BTreeSet<_> = self
+            .endpoints
+            .keys()
+            .chain(fresh.endpoints.keys())
             .collect();
-        ensure!(differing.is_empty(), "only one has {differing:#?}");
-        ensure!(
-            self.endpoints == fresh.endpoints,
-            "endpoints {:#?}, fresh {:#?}",
-            self.endpoints,
-            fresh.endpoints
-        );
+        for place in places {
+            let (here, there) = (self.endpoints.get(place), fresh.endpoints.get(place));
+            if here != there {
+                differences.push(format!("{place:?} has {here:?}, fresh {there:?}"));
+            }
+        }
+        let (count, first) = (differences.len(), differences.iter().take(SHOWN));
+        let first: Vec<_> = first.map(String::as_str).collect();
+        ensure!(count == 0, "{count} differences: {}", first.join("; "));
         Ok(())
     }
 }

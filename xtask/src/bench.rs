@@ -18,8 +18,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NUMBER", requires = "against")]
     changes: Option<u32>,
 
-    /// Who is measured, of: kube-proxy-nftables, kube-proxy-iptables, kplane-standalone, kplane
-    /// [default: all but kube-proxy-iptables]
+    /// Who is measured, of: kube-proxy-nftables, kube-proxy-iptables, kube-proxy-iptables-legacy,
+    /// kplane-standalone, kplane, kplane-iptables, kplane-iptables-legacy [default: those of nftables]
     #[arg(long, value_name = "NAMES", requires = "against")]
     contenders: Option<String>,
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
-use super::nodes::{FailureView, NodeStateView, NodeView};
+use super::nodes::{FailureView, FamilyView, NodeStateView, NodeView};
 use super::{API_VERSION, IssueView, View, issues_text, latency, next, next_steps_text};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -303,6 +303,18 @@ fn degraded_text(nodes: &[NodeView], canvas: &Canvas) -> String {
     }
 }
 
+/// What became of kube-proxy's list of all Services.
+fn rules_span(family: &FamilyView) -> Option<Span> {
+    let rules = family.rules.as_ref()?;
+    Some(Span::plain(format!(
+        "{}: {}; a new connection passes at most {} to its Service, {} in one list",
+        family.family,
+        plural(usize::try_from(rules.rules).unwrap_or(usize::MAX), "rule"),
+        rules.lookups,
+        rules.lookups_in_one_list,
+    )))
+}
+
 /// Why a node is not in sync.
 fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     let mut notes = Vec::new();
@@ -323,6 +335,9 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     for family in node.families.iter().filter(|f| !f.error.is_empty()) {
         let text = format!("{}: {}", family.family, family.error);
         notes.push(Span::new(text, Tone::Bad));
+    }
+    if canvas.wide {
+        notes.extend(node.families.iter().filter_map(rules_span));
     }
     // What is served all the same is told once for all nodes: `degraded_text`.
     let failures = node.failures.iter().filter(|f| canvas.wide || !f.degraded);

@@ -125,6 +125,17 @@ pub(crate) struct FamilyView {
     pub(crate) programmed: bool,
     pub(crate) error: String,
     pub(crate) error_since: Option<Time>,
+    /// `null` for backends whose rules do not grow with the number of Services.
+    pub(crate) rules: Option<RulesView>,
+}
+
+/// Rules of a backend that has some for each Service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RulesView {
+    pub(crate) rules: u64,
+    pub(crate) lookups: u64,
+    pub(crate) lookups_in_one_list: u64,
 }
 
 /// One node.
@@ -246,6 +257,11 @@ impl From<pb::FamilyStatus> for FamilyView {
             programmed: status.programmed,
             error: status.error,
             error_since: Time::from_wire(status.error_since_ms),
+            rules: status.rules.map(|stats| RulesView {
+                rules: stats.rules,
+                lookups: stats.lookups,
+                lookups_in_one_list: stats.lookups_in_one_list,
+            }),
         }
     }
 }

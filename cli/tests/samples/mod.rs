@@ -75,6 +75,7 @@ pub(crate) fn report(applied: u64) -> pb::Report {
             programmed: true,
             error: String::new(),
             error_since_ms: 0,
+            rules: None,
         }],
         round_trip_us: 230,
         syncs_ok: 42,

@@ -13,6 +13,10 @@ const REFRESH: Duration = Duration::from_secs(30 * 60);
 /// Problems that are followed at once; more are not announced. About 1 kB each.
 const MAX_STANDING: usize = 10_000;
 
+/// Said at each start of an agent with that backend (D1).
+const IPVS_NOTE: &str = "mode ipvs is deprecated in Kubernetes: off by default from 1.40, gone from \
+    kube-proxy in 1.43; mode nftables is the way out";
+
 /// What has been said so far.
 #[derive(Debug)]
 pub(super) struct Announcer {
@@ -62,9 +66,15 @@ impl Announcer {
                 continue;
             }
             let note = format!("kplane agent {} with {}", agent.version, agent.backend);
-            let mut event = Event::new(Object::node(name), Reason::Starting, &note);
-            event.instance = agent.instance;
-            events.push(event);
+            let deprecated = (Reason::IpvsDeprecation, IPVS_NOTE);
+            let told = [(Reason::Starting, &*note)]
+                .into_iter()
+                .chain((agent.backend == "ipvs").then_some(deprecated));
+            events.extend(told.map(|(reason, note)| {
+                let mut event = Event::new(Object::node(name), reason, note);
+                event.instance = agent.instance;
+                event
+            }));
         }
         self.agents
             .retain(|name, _| picture.nodes.contains_key(name));

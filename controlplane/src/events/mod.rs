@@ -79,6 +79,8 @@ impl Object {
 enum Reason {
     /// An agent begins (J1).
     Starting,
+    /// It has a backend that Kubernetes has deprecated (D1, J1).
+    IpvsDeprecation,
     /// A Service cannot be served as it is written.
     ServiceRefused,
     /// A Service wants a place that belongs to another one.
@@ -113,6 +115,7 @@ impl Reason {
     fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "Starting",
+            Self::IpvsDeprecation => "IPVSDeprecation",
             Self::ServiceRefused => "ServiceRefused",
             Self::AddressConflict => "AddressConflict",
             Self::EndpointSliceRefused => "EndpointSliceRefused",
@@ -133,7 +136,9 @@ impl Reason {
     /// What was being done: the API wants a word for it.
     fn action(self) -> &'static str {
         match self {
-            Self::Starting | Self::ProxyStale | Self::ProxyConnected => "StartKubeProxy",
+            Self::Starting | Self::IpvsDeprecation | Self::ProxyStale | Self::ProxyConnected => {
+                "StartKubeProxy"
+            }
             Self::ServiceRefused
             | Self::AddressConflict
             | Self::EndpointSliceRefused

@@ -135,6 +135,18 @@ fn j1_an_agent_that_begins_is_announced_once_for_each_start() {
 }
 
 #[test]
+fn d1_mode_ipvs_is_announced_as_deprecated() {
+    let mut rig = Rig::new(&["n1"]);
+    rig.agent("n1").backend = "ipvs".into();
+    rig.agent("n1").began_empty = true;
+    rig.agent("n1").instance = 2;
+    let events = rig.step(5);
+    assert_eq!(events.len(), 2);
+    assert!(events[1].starts_with("Warning IPVSDeprecation Node n1: mode ipvs"));
+    assert_eq!(rig.step(10), NOTHING);
+}
+
+#[test]
 fn refused_input_is_announced_by_problem_and_its_end_by_object() {
     let mut rig = Rig::new(&[]);
     let conflict = format!(

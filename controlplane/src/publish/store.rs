@@ -89,36 +89,52 @@ impl Store {
         if let Some(cidrs) = &publication.service_cidrs {
             state.set_service_cidrs(cidrs);
         }
+        self.finish(state, first, publication.observed_at)
+    }
+
+    /// Makes sure that a node has a configuration object, though nothing is known of it.
+    pub fn ensure_node(&self, name: &NodeName) {
+        let configured = |state: &State| state.views.get(name).is_some_and(View::is_configured);
+        if configured(&self.read()) {
+            return;
+        }
+        let mut state = self.write();
+        // What is known of it may have been published meanwhile, and must stay.
+        if configured(&state) {
+            return;
+        }
+        let first = state.revision + 1;
+        state.set_node(NodeFacts {
+            name: name.clone(),
+            eligible: true,
+            ..NodeFacts::default()
+        });
+        self.finish(state, first, SystemTime::now());
+    }
+
+    /// Notes when the changes since revision `first` were observed, and tells of the newest.
+    fn finish(
+        &self,
+        mut state: RwLockWriteGuard<'_, State>,
+        first: u64,
+        observed_at: SystemTime,
+    ) -> u64 {
         let revision = state.revision;
         if revision >= first {
-            state.times.push_back((first, publication.observed_at));
+            state.times.push_back((first, observed_at));
             if state.times.len() > REMEMBERED_TIMES {
                 state.times.pop_front();
             }
         }
         state.forget_old_tombstones();
         drop(state);
-        self.head
-            .send_if_modified(|head| std::mem::replace(&mut head.revision, revision) != revision);
-        revision
-    }
-
-    /// Makes sure that a node has a configuration object, though nothing is known of it.
-    pub fn ensure_node(&self, name: &NodeName) {
-        if self.read().views.get(name).is_some_and(View::is_configured) {
-            return;
-        }
-        self.publish(Publication {
-            services: Vec::new(),
-            nodes: vec![NodeFacts {
-                name: name.clone(),
-                eligible: true,
-                ..NodeFacts::default()
-            }],
-            service_cidrs: None,
-            observed_at: SystemTime::now(),
-            triggers: Vec::new(),
+        // Never back: others may have published more, and told of it, since the lock was given up.
+        self.head.send_if_modified(|head| {
+            let newer = revision > head.revision;
+            head.revision = head.revision.max(revision);
+            newer
         });
+        revision
     }
 
     /// The next part of what `node` lacks; moves the cursor behind it.

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::sync::Barrier;
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -270,6 +272,29 @@ fn equal_state_is_not_published_again() {
     head.mark_unchanged();
     store.publish(publication(services(), vec![]));
     assert!(!head.has_changed().unwrap());
+}
+
+/// Agents connect while the first list is published: what is known of their nodes stays, and
+/// nobody is told of less than there is.
+#[test]
+fn an_agent_that_connects_takes_nothing_away() {
+    for _ in 0..2_000 {
+        let store = Store::new(7);
+        let facts = node("n0", Some("x"));
+        let services = vec![(key(1), Some(published(1, &[endpoint(1)])))];
+        let listed = publication(services, vec![facts.clone()]);
+        let start = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                store.ensure_node(&facts.name);
+            });
+            start.wait();
+            store.publish(listed);
+        });
+        assert_eq!(store.nodes()["n0"], facts);
+        assert_eq!(store.head().borrow().revision, store.wanted("n0"));
+    }
 }
 
 #[test]

@@ -55,6 +55,17 @@ pub struct RuleCounts {
     pub total: [u64; 2],
     /// Those that the last change wrote.
     pub last: [u64; 2],
+    /// How long the way to a Service is.
+    pub lookups: Lookups,
+}
+
+/// How many rules a new connection to a Service's address passes at most until its Service is found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lookups {
+    /// In one list of all addresses, as kube-proxy has it.
+    pub list: u64,
+    /// As the rules are.
+    pub now: u64,
 }
 
 impl RuleCounts {

@@ -15,7 +15,7 @@ use super::backoff::Backoff;
 use super::core::Now;
 use super::followers::Followers;
 use super::triggers::Waiting;
-use crate::backend::{self, Applied, ApplyError, Backend, Change, Verification};
+use crate::backend::{self, Applied, ApplyError, Backend, Change, RuleCounts, Verification};
 use crate::conntrack::Cleaner;
 use crate::desired::{Desired, Position, Touched, Trigger, View};
 use crate::plan::{NodePlan, NodeSettings, ServicePlan, plan_service};
@@ -70,6 +70,8 @@ pub(super) struct Pipeline {
     drifted: bool,
     failures: BTreeMap<ServiceKey, Failure>,
     error: Option<Standing>,
+    /// Rules there are, as the backend counts them.
+    rules: Option<RuleCounts>,
     backoff: Backoff,
     retry_at: Option<Instant>,
     verify_at: Option<Instant>,
@@ -92,6 +94,7 @@ impl Pipeline {
             drifted: false,
             failures: BTreeMap::new(),
             error: None,
+            rules: None,
             backoff: RETRY,
             retry_at: None,
             verify_at: None,
@@ -138,6 +141,7 @@ impl Pipeline {
         match context.backend.apply(change) {
             Ok(mut applied) => {
                 applied.plan += plan_time;
+                self.rules = applied.rules;
                 if let Some(conntrack) = context.conntrack {
                     conntrack.committed(&change, &applied.failures);
                 }
@@ -383,6 +387,7 @@ impl Pipeline {
             programmed_at_ms: self.programmed_at_ms,
             behind_since: self.behind_since,
             error: self.error.clone(),
+            rules: self.rules,
         }
     }
 }

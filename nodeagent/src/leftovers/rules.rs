@@ -109,7 +109,7 @@ impl fmt::Display for Table {
 }
 
 /// Begins the names of chains that our iptables backend has besides kube-proxy's.
-const OURS: &str = "KUBE-DSP-";
+const OURS: &str = "KUBE-SVC-D-";
 
 /// Whether a chain of a table is kube-proxy's, or of our iptables backend, and nobody else's.
 pub(super) fn is_kube_proxys(table: &str, chain: &str) -> bool {

@@ -11,6 +11,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use super::counters::{Distribution, Gauge};
 use super::{FamilyCounters, Histogram, Sources};
 use crate::backend::RuleCounts;
+use crate::backend::iptables::PacketCounts;
 use crate::conntrack::{ConntrackTotals, bucket_bound};
 use crate::desired::{Counts, Position};
 use crate::healthz::Outcomes;
@@ -167,7 +168,24 @@ impl KubeProxy {
             "kubeproxy_sync_proxy_rules_iptables_last",
             "Rules of iptables that the last change wrote",
         )
-        .gauge(to, by_table(&self.rules(|c| &c.rules_last)))
+        .gauge(to, by_table(&self.rules(|c| &c.rules_last)))?;
+        self.packets(to)
+    }
+
+    /// Counted by rules (C7, C8), where the kernel can.
+    fn packets(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counts = PacketCounts::read();
+        let one = |value: Option<u64>| value.map(|value| (&[] as &Labels<'_>, float(value)));
+        Name(
+            "kubeproxy_iptables_ct_state_invalid_dropped_packets",
+            "Packets that connection tracking could make nothing of, dropped",
+        )
+        .counter(to, one(counts.invalid_dropped))?;
+        Name(
+            "kubeproxy_iptables_localhost_nodeports_accepted_packets",
+            "Packets for node ports on the loopback address, accepted",
+        )
+        .counter(to, one(counts.localhost_accepted))
     }
 
     fn rules(&self, of: fn(&FamilyCounters) -> &[Gauge; 2]) -> Vec<([Label; 2], f64)> {

@@ -10,7 +10,7 @@ use hyper::Request;
 use kplane_model::Family;
 
 use super::*;
-use crate::backend::{Applied, RuleCounts};
+use crate::backend::{Applied, Lookups, RuleCounts};
 use crate::desired::{Changes, Position};
 use crate::report::Failure;
 
@@ -332,6 +332,7 @@ async fn h_mode_iptables_has_metrics_of_its_own() {
         rules: Some(RuleCounts {
             total: [7, 70],
             last: [1, 3],
+            lookups: Lookups::default(),
         }),
         ..Applied::default()
     };
@@ -355,6 +356,10 @@ async fn h_mode_iptables_has_metrics_of_its_own() {
         );
     }
     assert!(!rig.scrape().await.contains("nftables_sync"));
+    for counted in ["ct_state_invalid_dropped", "localhost_nodeports_accepted"] {
+        let name = format!("# TYPE kubeproxy_iptables_{counted}_packets_total counter");
+        assert!(rig.scrape().await.contains(&name), "{name}");
+    }
     assert!(!Rig::new().scrape().await.contains("iptables"));
 }
 

@@ -6,6 +6,7 @@
 //! **Invariants.** A [`Batch`] becomes a [`SealedBatch`] once, and only that can be committed. Of a
 //! commit that fails we say what is known: refused as a whole, or outcome unknown.
 
+mod accounting;
 mod attribute;
 mod batch;
 pub mod conntrack;
@@ -16,6 +17,7 @@ mod link;
 mod message;
 mod socket;
 
+pub use accounting::{create_counter, delete_counter, read_counter};
 pub use attribute::{Attribute, AttributeWriter, Attributes, MAX_ATTRIBUTE_PAYLOAD_BYTES};
 pub use batch::{Batch, Label, Operation, SealedBatch};
 pub use error::{CommitError, NetlinkError, Refusal, Rejection};

@@ -1,6 +1,8 @@
 //! Who is measured, and how each is started: as its own documentation has it, with its defaults.
 
+use std::env;
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -11,22 +13,36 @@ use kplane_tests::process::Process;
 
 use crate::workload::node;
 
+/// All pods of the cluster, kube-proxy's `clusterCIDR`.
+pub(crate) const PODS: &str = "10.128.0.0/9";
+/// Where the system has the programs of iptables, and what their names begin with.
+const SYSTEM: &str = "/usr/sbin";
+const BASES: [&str; 2] = ["iptables", "ip6tables"];
+
 /// A way to serve Services on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Contender {
     /// kube-proxy in its mode nftables.
     KubeProxyNftables,
-    /// kube-proxy in its mode iptables.
+    /// kube-proxy in its mode iptables, above nf_tables.
     KubeProxyIptables,
+    /// The same with x_tables.
+    KubeProxyIptablesLegacy,
     /// One process: `kp-nodeagent --standalone`.
     KplaneStandalone,
     /// Two processes: `kp-controlplane` and `kp-nodeagent`.
     Kplane,
+    /// One process that programs iptables, above nf_tables.
+    KplaneIptables,
+    /// The same with x_tables.
+    KplaneIptablesLegacy,
 }
 
 /// Where a contender runs.
 pub(crate) struct Place<'a> {
     pub(crate) ns: &'a NetNs,
+    /// Gets all packets to pods, and says nothing.
+    pub(crate) pods: &'a NetNs,
     /// Reaches the API server from there.
     pub(crate) kubeconfig: &'a Path,
     /// For configuration and logs.
@@ -36,43 +52,84 @@ pub(crate) struct Place<'a> {
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 4] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::KubeProxyNftables,
         Self::KubeProxyIptables,
+        Self::KubeProxyIptablesLegacy,
         Self::KplaneStandalone,
         Self::Kplane,
+        Self::KplaneIptables,
+        Self::KplaneIptablesLegacy,
     ];
 
     /// As the table has it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::KubeProxyNftables => "kube-proxy nftables",
-            Self::KubeProxyIptables => "kube-proxy iptables",
+            Self::KubeProxyIptables => "kube-proxy iptables-nft",
+            Self::KubeProxyIptablesLegacy => "kube-proxy iptables-legacy",
             Self::KplaneStandalone => "kplane, one process",
             Self::Kplane => "kplane, two processes",
+            Self::KplaneIptables => "kplane iptables-nft",
+            Self::KplaneIptablesLegacy => "kplane iptables-legacy",
         }
     }
 
     pub(crate) fn is_kube_proxy(self) -> bool {
-        matches!(self, Self::KubeProxyNftables | Self::KubeProxyIptables)
+        matches!(
+            self,
+            Self::KubeProxyNftables | Self::KubeProxyIptables | Self::KubeProxyIptablesLegacy
+        )
+    }
+
+    /// The kind of iptables that the node has.
+    fn iptables(self) -> &'static str {
+        if self.is_legacy() { "legacy" } else { "nft" }
+    }
+
+    /// Whether its rules are in x_tables.
+    pub(crate) fn is_legacy(self) -> bool {
+        matches!(
+            self,
+            Self::KubeProxyIptablesLegacy | Self::KplaneIptablesLegacy
+        )
+    }
+
+    /// The mode in the sense of kube-proxy.
+    fn mode(self) -> &'static str {
+        match self {
+            Self::KubeProxyNftables | Self::KplaneStandalone | Self::Kplane => "nftables",
+            Self::KubeProxyIptables
+            | Self::KubeProxyIptablesLegacy
+            | Self::KplaneIptables
+            | Self::KplaneIptablesLegacy => "iptables",
+        }
+    }
+
+    /// Whom to compare it with: who uses the same of the kernel.
+    pub(crate) fn rivals(self, other: Self) -> bool {
+        (self.mode(), self.iptables()) == (other.mode(), other.iptables())
     }
 
     /// Starts it: the last process is the one on the node.
     pub(crate) fn start(self, place: &Place<'_>) -> Result<Vec<Process>> {
+        if self.mode() == "iptables" {
+            tell_kind(place, self.iptables())?;
+        }
         match self {
-            Self::KubeProxyNftables => Ok(vec![kube_proxy(place, "nftables")?]),
-            Self::KubeProxyIptables => Ok(vec![kube_proxy(place, "iptables")?]),
-            Self::KplaneStandalone => {
-                let mut agent = Command::new(program("kp-nodeagent")?);
-                agent.args(["--standalone", "--node-name", &node()]);
+            Self::KubeProxyNftables | Self::KubeProxyIptables | Self::KubeProxyIptablesLegacy => {
+                Ok(vec![kube_proxy(place, self)?])
+            }
+            Self::KplaneStandalone | Self::KplaneIptables | Self::KplaneIptablesLegacy => {
+                let mut agent = agent(self)?;
+                agent.arg("--standalone");
                 agent.arg("--kubeconfig").arg(place.kubeconfig);
                 Ok(vec![start(agent, place, "kp-nodeagent")?])
             }
             Self::Kplane => {
                 let mut control_plane = Command::new(program("kp-controlplane")?);
                 control_plane.arg("--kubeconfig").arg(place.kubeconfig);
-                let mut agent = Command::new(program("kp-nodeagent")?);
-                agent.args(["--node-name", &node()]);
+                let mut agent = agent(self)?;
                 agent.args(["--control-plane", "http://127.0.0.1:7443"]);
                 Ok(vec![
                     start(control_plane, place, "kp-controlplane")?,
@@ -83,13 +140,48 @@ impl Contender {
     }
 }
 
+fn agent(contender: Contender) -> Result<Command> {
+    let mut agent = Command::new(program("kp-nodeagent")?);
+    agent.args(["--node-name", &node(), "--cluster-cidr", PODS]);
+    agent.args(["--backend", contender.mode()]);
+    Ok(agent)
+}
+
+/// Puts into the node's namespace what tells the kind of iptables there: what kubelet does.
+fn tell_kind(place: &Place<'_>, kind: &str) -> Result<()> {
+    for base in BASES {
+        let mut command = Command::new(Path::new(SYSTEM).join(format!("{base}-{kind}")));
+        command.args(["-t", "mangle", "-N", "KUBE-IPTABLES-HINT"]);
+        place.ns.output(command)?;
+    }
+    Ok(())
+}
+
+/// A folder in which programs of this kind have their plain names, which are those that kube-proxy
+/// calls: in its image a script sees to that.
+fn plain_names(place: &Place<'_>, kind: &str) -> Result<PathBuf> {
+    let folder = place.folder.join(kind);
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    fs::create_dir(&folder)?;
+    for base in BASES {
+        for verb in ["", "-save", "-restore"] {
+            let real = Path::new(SYSTEM).join(format!("{base}-{kind}{verb}"));
+            symlink(&real, folder.join(format!("{base}{verb}")))?;
+        }
+    }
+    Ok(folder)
+}
+
 /// kube-proxy with its defaults, except for the limits of connection tracking, which belong to the
 /// whole machine and must not be changed here.
-fn kube_proxy(place: &Place<'_>, mode: &str) -> Result<Process> {
+fn kube_proxy(place: &Place<'_>, contender: Contender) -> Result<Process> {
+    let mode = contender.mode();
     let config = place.folder.join(format!("kube-proxy-{mode}.yaml"));
     let text = format!(
         "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: {mode}\n\
-         hostnameOverride: {}\nclusterCIDR: 10.128.0.0/9\nclientConnection:\n  kubeconfig: {}\n\
+         hostnameOverride: {}\nclusterCIDR: {PODS}\nclientConnection:\n  kubeconfig: {}\n\
          conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}}\n",
         node(),
         place.kubeconfig.display()
@@ -97,12 +189,18 @@ fn kube_proxy(place: &Place<'_>, mode: &str) -> Result<Process> {
     fs::write(&config, text).with_context(|| config.display().to_string())?;
     let mut command = Command::new(place.kube_proxy);
     command.arg("--config").arg(config);
+    if mode == "iptables" {
+        let path = env::var_os("PATH").unwrap_or_default();
+        let first = plain_names(place, contender.iptables())?;
+        let path = env::join_paths(std::iter::once(first).chain(env::split_paths(&path)))?;
+        command.env("PATH", path);
+    }
     start(command, place, "kube-proxy")
 }
 
 /// Where this benchmark's own programs are: `target/release/deps/..` has them two levels up.
 fn program(name: &str) -> Result<PathBuf> {
-    let me = std::env::current_exe()?;
+    let me = env::current_exe()?;
     let folder = me.ancestors().nth(2).context("a folder of programs")?;
     Ok(folder.join(name))
 }

@@ -22,6 +22,8 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
+use crate::workload::Programmed;
+
 /// `1 << (NFNLGRP_NFTABLES - 1)` (linux/netfilter/nfnetlink.h).
 const NFTABLES_GROUP: u32 = 1 << 6;
 /// Notifications of a first transaction of 10,000 Services: kube-proxy's are some 50 MB.
@@ -69,7 +71,7 @@ impl Kernel {
     }
 
     /// Waits until each of the endpoints has been committed; returns when the last one was.
-    pub(crate) fn holds(&self, endpoints: &[Ipv4Addr], deadline: Duration) -> Result<Instant> {
+    pub(crate) fn holds(&self, endpoints: &[Programmed], deadline: Duration) -> Result<Instant> {
         let started = Instant::now();
         let mut state = self.seen.lock();
         loop {
@@ -77,13 +79,18 @@ impl Kernel {
                 bail!("notifications of the kernel were lost: {errno}");
             }
             if state.first.len() >= endpoints.len() {
-                let times: Option<Vec<_>> = endpoints.iter().map(|e| state.first.get(e)).collect();
+                let times: Option<Vec<_>> = endpoints
+                    .iter()
+                    .map(|e| state.first.get(&e.endpoint))
+                    .collect();
                 if let Some(last) = times.and_then(|times| times.into_iter().max().copied()) {
                     return Ok(last);
                 }
             }
             let Some(rest) = deadline.checked_sub(started.elapsed()) else {
-                let missing = endpoints.iter().find(|e| !state.first.contains_key(e));
+                let missing = endpoints
+                    .iter()
+                    .find(|e| !state.first.contains_key(&e.endpoint));
                 bail!(
                     "the kernel does not hold {missing:?} within {deadline:?}, but {} others",
                     state.first.len()

@@ -5,8 +5,10 @@
 //! what it reads. The kernel is the judge of what is programmed ([`kernel`]), the same for all.
 
 mod contender;
+mod first;
 mod kernel;
 mod measure;
+mod packets;
 mod plot;
 mod report;
 mod usage;
@@ -30,6 +32,9 @@ use measure::{Bench, Row};
 const LINK: &str = "uplink";
 const OURS: Ipv4Addr = Ipv4Addr::new(172, 30, 255, 1);
 const THEIRS: Ipv4Addr = Ipv4Addr::new(172, 30, 255, 2);
+/// The ends of the link to the pods.
+const NODE: Ipv4Addr = Ipv4Addr::new(172, 30, 255, 5);
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 30, 255, 6);
 
 /// Compares kube-proxy and kplane; started by `cargo xtask bench --against kube-proxy`.
 #[derive(Debug, Parser)]
@@ -103,8 +108,10 @@ fn run(args: &Args, cluster: &Cluster, folder: &Path) -> Result<Vec<Row>> {
         };
         for &contender in &args.contenders {
             let ns = joined(cluster.ns())?;
+            let pods = with_pods(&ns)?;
             let place = Place {
                 ns: &ns,
+                pods: &pods,
                 kubeconfig: &kubeconfig,
                 folder,
                 kube_proxy: &kube_proxy,
@@ -128,6 +135,21 @@ fn joined(cluster: &NetNs) -> Result<NetNs> {
     outside.up("contender")?;
     inside.add_route(&Route::default_via(IpAddr::from(OURS)))?;
     Ok(ns)
+}
+
+/// Where all pods are: packets to them arrive there, and are lost.
+fn with_pods(node: &NetNs) -> Result<NetNs> {
+    let pods = NetNs::new("pods")?;
+    let inside = node.netlink()?;
+    inside.veth("pods", &pods, "node")?;
+    inside.add_address("pods", NODE.into(), 30)?;
+    inside.add_address("lo", first::POD.into(), 32)?;
+    let outside = pods.netlink()?;
+    outside.add_address("node", GATEWAY.into(), 30)?;
+    outside.up("node")?;
+    let range = contender::PODS.parse()?;
+    inside.add_route(&Route::to(range).via(IpAddr::from(GATEWAY)))?;
+    Ok(pods)
 }
 
 /// When, on what and with which versions this was measured.

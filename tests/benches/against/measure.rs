@@ -9,9 +9,11 @@ use kplane_tests::cluster::Api;
 use kplane_tests::process::Process;
 
 use crate::contender::{Contender, Place};
+use crate::first::FirstPacket;
 use crate::kernel::Kernel;
+use crate::packets::Packets;
 use crate::usage::{Memory, cpu, memory, received};
-use crate::workload::{self, Progress, endpoints, fresh};
+use crate::workload::{self, Programmed, Progress, endpoints, fresh};
 
 /// No start and no change takes longer.
 const DEADLINE: Duration = Duration::from_secs(180);
@@ -48,6 +50,30 @@ pub(crate) struct Row {
     pub(crate) start_bytes: u64,
     /// And for each change.
     pub(crate) change_bytes: u64,
+    pub(crate) first_packet: FirstPacket,
+}
+
+/// Who says what is programmed.
+enum Judge {
+    Kernel(Kernel),
+    Packets(Packets),
+}
+
+impl Judge {
+    fn of(contender: Contender, place: &Place<'_>) -> Result<Self> {
+        Ok(if contender.is_legacy() {
+            Self::Packets(Packets::from(place)?)
+        } else {
+            Self::Kernel(Kernel::follow(place.ns)?)
+        })
+    }
+
+    fn holds(&self, wanted: &[Programmed], deadline: Duration) -> Result<Instant> {
+        match self {
+            Self::Kernel(kernel) => kernel.holds(wanted, deadline),
+            Self::Packets(packets) => packets.holds(wanted, deadline),
+        }
+    }
 }
 
 /// Which value is at a percentile of sorted ones.
@@ -81,13 +107,13 @@ impl Bench<'_> {
     }
 
     fn run(&self, contender: Contender, place: &Place<'_>) -> Result<Row> {
-        let kernel = Kernel::follow(place.ns)?;
+        let judge = Judge::of(contender, place)?;
         let title = format!("{:>6} {}", self.services, contender.name());
         let before = received(place.ns, self.link)?;
         let started = Instant::now();
         let processes = contender.start(place)?;
         let pids: Vec<u32> = processes.iter().map(|process| process.id()).collect();
-        let cold = kernel.holds(&endpoints(self.services), DEADLINE)? - started;
+        let cold = judge.holds(&endpoints(self.services), DEADLINE)? - started;
         let cold_cpu = cpu(&pids)?;
         let start_bytes = received(place.ns, self.link)? - before;
         eprintln!("{title}: started in {:.2} s", cold.as_secs_f64());
@@ -99,7 +125,7 @@ impl Bench<'_> {
 
         let (cpu_before, began) = (cpu(&pids)?, Instant::now());
         let bytes_before = received(place.ns, self.link)?;
-        let times = self.changes(contender, &kernel, &title)?;
+        let times = self.changes(contender, &judge, &title)?;
         let used = (cpu(&pids)? - cpu_before).as_secs_f64();
         let used = (used - idle * began.elapsed().as_secs_f64()).max(0.0);
         let (mut from_request, mut from_answer): (Vec<_>, Vec<_>) = times.into_iter().unzip();
@@ -117,6 +143,7 @@ impl Bench<'_> {
             memory: memory(&pids)?,
             start_bytes,
             change_bytes: (received(place.ns, self.link)? - bytes_before) / u64::from(self.changes),
+            first_packet: FirstPacket::measure(place.ns, self.services)?,
         };
         stop(processes)?;
         Ok(row)
@@ -126,7 +153,7 @@ impl Bench<'_> {
     fn changes(
         &self,
         contender: Contender,
-        kernel: &Kernel,
+        judge: &Judge,
         title: &str,
     ) -> Result<Vec<(Duration, Duration)>> {
         let pause = if contender.is_kube_proxy() {
@@ -140,9 +167,14 @@ impl Bench<'_> {
             progress.show(change);
             let new = fresh(change);
             let requested = Instant::now();
-            workload::change(self.api, self.service_of(change), new)?;
+            let service = self.service_of(change);
+            workload::change(self.api, service, new)?;
             let answered = Instant::now();
-            let held = kernel.holds(&[new], DEADLINE)?;
+            let wanted = Programmed {
+                endpoint: new,
+                service,
+            };
+            let held = judge.holds(&[wanted], DEADLINE)?;
             times.push((held - requested, held.saturating_duration_since(answered)));
             thread::sleep(pause);
         }

@@ -56,8 +56,11 @@ fn colour(contender: Contender) -> &'static str {
     match contender {
         Contender::KubeProxyNftables => "#b3421f",
         Contender::KubeProxyIptables => "#e09f3e",
+        Contender::KubeProxyIptablesLegacy => "#8a6d3b",
         Contender::KplaneStandalone => "#1f6fb3",
         Contender::Kplane => "#3ba3a0",
+        Contender::KplaneIptables => "#6a4fb3",
+        Contender::KplaneIptablesLegacy => "#9a8fd0",
     }
 }
 

@@ -12,7 +12,7 @@ use crate::measure::{Row, percentile};
 const BEGIN: &str = "<!-- begin: cargo xtask bench --against kube-proxy -->";
 const END: &str = "<!-- end -->";
 
-const HEADINGS: [&str; 11] = [
+const HEADINGS: [&str; 12] = [
     "Services",
     "who",
     "cold start",
@@ -24,10 +24,11 @@ const HEADINGS: [&str; 11] = [
     "idle CPU",
     "memory (most)",
     "bytes: start, a change",
+    "first packet, slowest",
 ];
 
 /// Cells of a row, as people read them.
-fn cells(row: &Row) -> [String; 11] {
+fn cells(row: &Row) -> [String; 12] {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     [
         row.services.to_string(),
@@ -45,6 +46,7 @@ fn cells(row: &Row) -> [String; 11] {
             mib(row.memory.most)
         ),
         format!("{}, {}", bytes(row.start_bytes), bytes(row.change_bytes)),
+        row.first_packet.more().map(microseconds).join(", "),
     ]
 }
 
@@ -60,6 +62,10 @@ pub(crate) fn time(took: Duration) -> String {
     }
 }
 
+fn microseconds(more: Duration) -> String {
+    format!("+{:.1} µs", more.as_secs_f64() * 1e6)
+}
+
 fn bytes(bytes: u64) -> String {
     let kilobytes = bytes as f64 / 1e3;
     match kilobytes {
@@ -72,12 +78,12 @@ fn bytes(bytes: u64) -> String {
 /// The table as Markdown that is aligned, so that terminals can show it too.
 pub(crate) fn table(rows: &[Row]) -> String {
     let headings = HEADINGS.map(str::to_owned);
-    let cells: Vec<[String; 11]> = rows.iter().map(cells).collect();
+    let cells: Vec<[String; 12]> = rows.iter().map(cells).collect();
     let width = |column: usize| {
         let all = std::iter::once(&headings).chain(&cells);
         all.map(|row| row[column].len()).max().unwrap_or(0)
     };
-    let line = |row: &[String; 11]| {
+    let line = |row: &[String; 12]| {
         let cells = row.iter().enumerate().map(|(column, cell)| {
             let width = width(column);
             // Numbers to the right, names to the left.
@@ -109,7 +115,8 @@ pub(crate) fn summary(rows: &[Row]) -> Vec<String> {
     let at_largest = || rows.iter().filter(|row| row.services == largest);
     let mut lines = Vec::new();
     for theirs in at_largest().filter(|row| row.contender.is_kube_proxy()) {
-        for ours in at_largest().filter(|row| !row.contender.is_kube_proxy()) {
+        let ours = at_largest().filter(|row| !row.contender.is_kube_proxy());
+        for ours in ours.filter(|row| row.contender.rivals(theirs.contender)) {
             let times = |of: fn(&Row) -> f64| of(theirs) / of(ours);
             lines.push(format!(
                 "{largest} Services, {} against {}: a change is in the kernel {:.0} times sooner \

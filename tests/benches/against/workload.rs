@@ -1,7 +1,7 @@
 //! What the API server holds: Services with two endpoints each, written directly.
 
 use std::io::{IsTerminal as _, Write as _};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,9 +39,31 @@ pub(crate) fn fresh(change: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(Ipv4Addr::new(10, 132, 0, 1).to_bits() + change)
 }
 
+/// An endpoint that a Service has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Programmed {
+    pub(crate) endpoint: Ipv4Addr,
+    pub(crate) service: u32,
+}
+
 /// All endpoints of so many Services.
-pub(crate) fn endpoints(services: u32) -> Vec<Ipv4Addr> {
-    (0..services * ENDPOINTS).map(endpoint).collect()
+pub(crate) fn endpoints(services: u32) -> Vec<Programmed> {
+    let all = 0..services * ENDPOINTS;
+    all.map(|n| Programmed {
+        endpoint: endpoint(n),
+        service: n / ENDPOINTS,
+    })
+    .collect()
+}
+
+/// Where a Service is asked.
+pub(crate) fn address(service: u32) -> SocketAddr {
+    SocketAddr::new(cluster_ip(service).into(), 80)
+}
+
+/// Above those that the API server gives away itself.
+fn cluster_ip(service: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(Ipv4Addr::new(10, 96, 32, 0).to_bits() + service)
 }
 
 /// What there is besides Services.
@@ -103,7 +125,7 @@ fn service(n: u32) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {"name": format!("service-{n:05}"), "namespace": NAMESPACE},
-        "spec": {"ports": [{"name": "http", "port": 80, "targetPort": 8080}]},
+        "spec": {"clusterIP": cluster_ip(n), "ports": [{"name": "http", "port": 80, "targetPort": 8080}]},
     })
 }
 

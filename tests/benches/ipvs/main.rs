@@ -9,6 +9,7 @@ mod inside;
 #[path = "../against/usage.rs"]
 mod usage;
 #[path = "../against/workload.rs"]
+#[allow(dead_code, reason = "the benchmark beside kube-proxy measures more")]
 mod workload;
 
 use std::env;

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         println!("skipped: {error:#}");
         return ExitCode::SUCCESS;
     }
-    let code = harness::run(TESTS.iter().copied());
+    let code = harness::run(1, TESTS.iter().copied());
     support::world::end();
     code
 }

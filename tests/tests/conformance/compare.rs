@@ -2,10 +2,12 @@
 
 use crate::expected::{DIFFERENCES, Difference};
 use crate::fate::{Fate, Packet, told};
+use crate::proxy::Mode;
 use crate::scenario::Scenario;
 
 /// One packet with both fates.
 pub(crate) struct Compared<'a> {
+    pub(crate) mode: Mode,
     pub(crate) scenario: &'a Scenario,
     pub(crate) packet: Packet,
     pub(crate) kube_proxy: Fate,
@@ -26,7 +28,7 @@ impl Compared<'_> {
         if self.packet.same(&self.kube_proxy, &self.kplane) {
             return Verdict::Equal;
         }
-        let fits = |difference: &Difference| difference.fits(self);
+        let fits = |difference: &Difference| difference.is_of(self.mode) && difference.fits(self);
         match DIFFERENCES.iter().position(fits) {
             Some(index) => Verdict::Expected(index),
             None => Verdict::Unexpected,
@@ -36,7 +38,7 @@ impl Compared<'_> {
     pub(crate) fn tell(&self, round: &str) -> String {
         format!(
             "* {round}: {}\n  {}\n  kube-proxy: {}\n  kplane:     {}\n  {}\n  only this: {}={:?} cargo test \
-             -p kplane-tests --test conformance",
+             -p kplane-tests --test conformance {}",
             self.scenario.name,
             self.packet,
             told(&self.kube_proxy),
@@ -48,6 +50,7 @@ impl Compared<'_> {
                 .split(", step")
                 .next()
                 .unwrap_or_default(),
+            self.mode.name(),
         )
     }
 }

@@ -1,12 +1,13 @@
 //! kplane beside kube-proxy: the same Kubernetes objects, from a real API server, the same network,
 //! the same packets; every packet must meet the same fate with both.
 //!
-//! Two equal worlds stand side by side: on the nodes of one runs kube-proxy v1.36 in mode nftables,
-//! on those of the other `kp-nodeagent --standalone`, with the same configuration file. All scenarios
-//! are Services of one cluster at the same time. What differs on purpose is listed in [`expected`];
-//! anything else fails, and so does a listed difference that is no more.
+//! Two equal worlds stand side by side: on the nodes of one runs kube-proxy v1.36, on those of the
+//! other `kp-nodeagent --standalone`, with the same configuration file; once in mode nftables, once in
+//! mode iptables. All scenarios are Services of one cluster at the same time. What differs on purpose is
+//! listed in [`expected`]; anything else fails, and so does a listed difference that is no more.
 
 mod api;
+mod chains;
 mod changing;
 mod compare;
 mod expected;
@@ -25,6 +26,7 @@ mod stand;
 )]
 #[path = "../netns/support/mod.rs"]
 mod support;
+mod takeover;
 
 use std::process::ExitCode;
 
@@ -41,8 +43,19 @@ fn main() -> ExitCode {
         println!("skipped: {error:#}");
         return ExitCode::SUCCESS;
     }
-    harness::run([(
-        "the_same_packets_meet_the_same_fate",
-        run::the_same_packets_meet_the_same_fate,
-    )])
+    let tests: &[harness::Test] = &[
+        (
+            "nftables_the_same_packets_meet_the_same_fate",
+            run::nftables,
+        ),
+        (
+            "iptables_the_same_packets_meet_the_same_fate",
+            run::iptables,
+        ),
+        (
+            "iptables_i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back",
+            takeover::i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back,
+        ),
+    ];
+    harness::run(1, tests.iter().copied())
 }

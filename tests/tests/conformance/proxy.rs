@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::api::{Api, log};
 use crate::support::Setup;
+use crate::support::under_test::UnderTest;
 
 /// Who programs the nodes of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,10 +34,38 @@ impl Proxy {
     }
 }
 
+/// How both program the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Nftables,
+    Iptables,
+}
+
+impl Mode {
+    /// As the configuration file has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+        }
+    }
+
+    /// Of iptables the kind that distributions have now.
+    pub(crate) fn under_test(self) -> UnderTest {
+        match self {
+            Self::Nftables => UnderTest::Nftables,
+            Self::Iptables => UnderTest::IptablesNft,
+        }
+    }
+}
+
 /// What a round's configuration file says beside the addresses of the API server.
 #[derive(Clone, Debug)]
 pub(crate) struct Configuration {
+    pub(crate) mode: Mode,
     pub(crate) setup: Setup,
+    /// kplane has kube-proxy's lists instead of trees.
+    pub(crate) compat: bool,
     /// `nodePortAddresses`; empty is the default.
     pub(crate) node_port_addresses: Vec<&'static str>,
 }
@@ -61,7 +90,7 @@ impl Proxy {
         configuration: &Configuration,
     ) -> Result<(Process, PathBuf)> {
         let cluster = api.cluster();
-        let name = format!("{}-{node}-{:?}", self.name(), configuration.setup);
+        let name = format!("{}-{node}-{}", self.name(), configuration.name());
         let config = cluster.folder().join(format!("{name}.json"));
         let text = configuration.file(&cluster.kubeconfig());
         fs::write(&config, text.to_string())?;
@@ -74,6 +103,9 @@ impl Proxy {
                     .arg("--standalone")
                     .args(["--status-bind-address", ""]);
                 agent.arg("--kubeconfig").arg(cluster.kubeconfig());
+                if configuration.compat {
+                    agent.args(["--iptables-layout", "compat"]);
+                }
                 agent
             }
         };
@@ -87,19 +119,25 @@ impl Proxy {
 }
 
 impl Configuration {
+    /// For people and for files.
+    pub(crate) fn name(&self) -> String {
+        let compat = if self.compat { "Compat" } else { "" };
+        format!("{:?}{compat}", self.setup)
+    }
+
     /// A KubeProxyConfiguration. Limits of connection tracking stay as they are: they belong to the
     /// machine.
     fn file(&self, kubeconfig: &Path) -> Value {
         let mut file = json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
-            "mode": "nftables",
+            "mode": self.mode.name(),
             "clientConnection": {"kubeconfig": kubeconfig.display().to_string()},
             "conntrack": {
                 "maxPerCore": 0, "min": 0,
                 "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
             },
-            "nftables": {
+            self.mode.name(): {
                 "masqueradeAll": matches!(
                     self.setup,
                     Setup::MasqueradeAll | Setup::MasqueradeAllNoPodRanges

@@ -3,21 +3,23 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kplane_model::Family;
+use kplane_tests::privilege::require_tool;
 use serde_json::{Value, json};
 
 use crate::api::Api;
+use crate::chains;
 use crate::changing::{self, Change};
 use crate::compare::{Compared, Verdict};
-use crate::expected::DIFFERENCES;
+use crate::expected::{BY_CHANCE, DIFFERENCES, Difference};
 use crate::fate::{Fate, Packet};
-use crate::look::{QUICK, THOROUGH, play};
-use crate::proxy::{Configuration, Proxy};
+use crate::look::{ALONE, QUICK, THOROUGH, play};
+use crate::proxy::{Configuration, Mode, Proxy};
 use crate::scenario::Scenario;
-use crate::stand::Stand;
+use crate::stand::{Kept, Stand};
 use crate::support::Setup;
 use crate::support::cluster::node;
 use crate::support::objects::{service, with_pods};
@@ -27,11 +29,12 @@ use crate::{generated, picked};
 pub(crate) const ONLY_VAR: &str = "KPLANE_SCENARIO";
 /// Number of the first Service by which is seen that everything before is programmed.
 const FIRST_SENTINEL: u16 = 2_000;
+/// How long a proxy may take to cut flows that a change made stale, on a busy machine.
+const STALE: Duration = Duration::from_secs(30);
 /// Differences that are told in full.
 const TOLD: usize = 40;
 
 /// What came out so far.
-#[derive(Default)]
 struct Tally {
     scenarios: usize,
     packets: usize,
@@ -42,16 +45,32 @@ struct Tally {
     sentinels: u16,
     /// Scenarios that are equal are only counted.
     quiet: bool,
+    /// Of the differences those are told.
+    mode: Mode,
 }
 
 /// The API server, for all rounds.
 struct Bench {
     api: Api,
+    mode: Mode,
     only: Option<String>,
 }
 
 /// kube-proxy and kplane are given the same, and every packet meets the same fate with both.
-pub(crate) fn the_same_packets_meet_the_same_fate() -> Result<()> {
+pub(crate) fn nftables() -> Result<()> {
+    the_same_packets_meet_the_same_fate(Mode::Nftables)
+}
+
+/// The same.
+pub(crate) fn iptables() -> Result<()> {
+    if !require_tool("iptables-nft")? {
+        return Ok(());
+    }
+    the_same_packets_meet_the_same_fate(Mode::Iptables)
+}
+
+fn the_same_packets_meet_the_same_fate(mode: Mode) -> Result<()> {
+    mode.under_test().set();
     let start = Instant::now();
     let only = env::var(ONLY_VAR).ok();
     let is_wanted = |s: &Scenario| only.as_ref().is_none_or(|only| s.name.contains(only));
@@ -60,6 +79,7 @@ pub(crate) fn the_same_packets_meet_the_same_fate() -> Result<()> {
     all.retain(is_wanted);
     let bench = Bench {
         api: Api::start()?,
+        mode,
         only,
     };
     println!("API server ready after {:.1?}", start.elapsed());
@@ -68,21 +88,47 @@ pub(crate) fn the_same_packets_meet_the_same_fate() -> Result<()> {
     let mut tally = Tally {
         scenarios: all.len(),
         quiet: bench.only.is_none(),
-        ..Tally::default()
+        ..Tally::new(mode)
     };
-    for setup in Setup::ALL {
-        let configuration = Configuration {
-            setup,
-            node_port_addresses: Vec::new(),
-        };
+    for configuration in rounds(mode) {
+        let setup = configuration.setup;
         let ours: Vec<&Scenario> = all.iter().filter(|s| s.is_played_with(setup)).collect();
-        if !ours.is_empty() || setup == Setup::PodRanges {
-            bench.round(&configuration, &ours, &mut tally)?;
-        }
-        println!("{setup:?} over after {:.1?}", start.elapsed());
+        let ours = if configuration.compat {
+            bench.remove(all.iter().filter(|s| s.name == BY_CHANCE))?;
+            ours.into_iter().filter(|s| s.is_always()).collect()
+        } else {
+            ours
+        };
+        bench.round(&configuration, &ours, &mut tally)?;
+        let name = configuration.name();
+        println!("{name} over after {:.1?}", start.elapsed());
     }
     tally.print();
     tally.judge(bench.only.is_none())
+}
+
+/// With iptables those settings that make other rules, and kube-proxy's own layout with the first.
+fn rounds(mode: Mode) -> Vec<Configuration> {
+    let setups = match mode {
+        Mode::Nftables => &Setup::ALL[..],
+        Mode::Iptables => &[
+            Setup::PodRanges,
+            Setup::NoPodRanges,
+            Setup::MasqueradeAll,
+            Setup::PodInterfaces,
+        ],
+    };
+    let with = |setup, compat| Configuration {
+        mode,
+        setup,
+        compat,
+        node_port_addresses: Vec::new(),
+    };
+    let mut rounds: Vec<_> = setups.iter().map(|setup| with(*setup, false)).collect();
+    if mode == Mode::Iptables {
+        rounds.push(with(Setup::PodRanges, true));
+    }
+    rounds
 }
 
 impl Bench {
@@ -93,6 +139,12 @@ impl Bench {
         self.api.apply(&[namespace, node(1), node(2)])?;
         let objects: Vec<Value> = scenarios.iter().flat_map(|s| s.objects.clone()).collect();
         self.api.apply(&objects)
+    }
+
+    /// Deletes the objects of scenarios.
+    fn remove<'a>(&self, scenarios: impl Iterator<Item = &'a Scenario>) -> Result<()> {
+        let objects: Vec<Value> = scenarios.flat_map(|s| s.objects.clone()).collect();
+        self.api.delete(&objects)
     }
 
     /// Waits until both proxies have programmed everything written so far.
@@ -116,7 +168,10 @@ impl Bench {
             .map(open)
             .collect::<Result<Vec<_>>>()?;
         self.synced(&mut stands, tally)?;
-        let round = format!("{:?}", configuration.setup);
+        if configuration.compat {
+            chains::c2_chains_are_those_of_a_running_kube_proxy(&stands)?;
+        }
+        let round = configuration.name();
         let packets = |s: &&'_ Scenario| -> Vec<Packet> { s.packets.clone() };
         let all: Vec<(&Scenario, Packet)> = scenarios
             .iter()
@@ -132,7 +187,7 @@ impl Bench {
         }
         compared.extend(compare(&mut stands, &from_vip)?);
         tally.add(&round, scenarios, &compared);
-        if configuration.setup == Setup::PodRanges {
+        if configuration.setup == Setup::PodRanges && !configuration.compat {
             self.changes(&mut stands, &round, tally)?;
         }
         Ok(())
@@ -153,23 +208,11 @@ impl Bench {
             let objects = steps.iter().flat_map(|step| step.scenario.objects.clone());
             self.api.apply(&objects.collect::<Vec<_>>())?;
             self.synced(stands, tally)?;
+            on_each(stands, Stand::change_ports)?;
             let kept = steps
                 .iter()
                 .flat_map(|step| step.kept.iter().map(|kept| (&step.scenario, kept)));
-            let kept: Vec<_> = kept.collect();
-            let questions: Vec<_> = kept.iter().map(|(_, kept)| **kept).collect();
-            let fates = on_each(stands, |stand| stand.ask_kept(&questions))?;
-            let [kube_proxy, kplane] = two(fates)?;
-            let mut compared: Vec<Compared<'_>> = Vec::new();
-            for (((scenario, kept), kube_proxy), kplane) in kept.iter().zip(kube_proxy).zip(kplane)
-            {
-                compared.push(Compared {
-                    scenario,
-                    packet: Packet::new(kept.question()),
-                    kube_proxy,
-                    kplane,
-                });
-            }
+            let mut compared = self.kept(stands, &kept.collect::<Vec<_>>())?;
             let packets = steps.iter().flat_map(|step| {
                 let packets = step.scenario.packets.iter();
                 packets.map(|packet| (&step.scenario, *packet))
@@ -179,6 +222,40 @@ impl Bench {
             tally.add(round, &scenarios, &compared);
         }
         Ok(())
+    }
+
+    /// What becomes of sockets that stay open. What is stale goes soon after a change, on a busy machine
+    /// later.
+    fn kept<'a>(
+        &self,
+        stands: &mut [Stand],
+        kept: &[(&'a Scenario, &Kept)],
+    ) -> Result<Vec<Compared<'a>>> {
+        let mut fates = |some: &[Kept]| two(on_each(stands, |stand| stand.ask_kept(some))?);
+        let all: Vec<Kept> = kept.iter().map(|(_, kept)| **kept).collect();
+        let [kube_proxy, kplane] = fates(&all)?;
+        let first = kept.iter().zip(kube_proxy).zip(kplane);
+        let mut compared: Vec<Compared<'a>> = first
+            .map(|(((scenario, kept), kube_proxy), kplane)| Compared {
+                mode: self.mode,
+                scenario,
+                packet: Packet::new(kept.question()),
+                kube_proxy,
+                kplane,
+            })
+            .collect();
+        let begin = Instant::now();
+        loop {
+            let doubtful = doubtful(&compared);
+            if doubtful.is_empty() || begin.elapsed() > STALE {
+                return Ok(compared);
+            }
+            let some: Vec<Kept> = doubtful.iter().map(|n| all[*n]).collect();
+            let [kube_proxy, kplane] = fates(&some)?;
+            for ((n, kube_proxy), kplane) in doubtful.into_iter().zip(kube_proxy).zip(kplane) {
+                (compared[n].kube_proxy, compared[n].kplane) = (kube_proxy, kplane);
+            }
+        }
     }
 
     fn is_wanted(&self, name: &str) -> bool {
@@ -192,45 +269,47 @@ fn is_from_vip(packet: &Packet) -> bool {
     question.source != usual && !question.source.is_loopback()
 }
 
-/// Plays packets in both worlds at once, and once more where fates differ.
+/// Plays packets in both worlds at once, and again where fates differ: once more together, and then
+/// each alone.
 fn compare<'a>(
     stands: &mut [Stand],
     packets: &[(&'a Scenario, Packet)],
 ) -> Result<Vec<Compared<'a>>> {
+    let mode = stands.first().context("two stands")?.mode;
     let mut both = |packets: &[Packet], effort| -> Result<[Vec<Fate>; 2]> {
         let fates = on_each(stands, |stand| play(&stand.scene(), packets, effort))?;
         two(fates)
     };
     let plain: Vec<Packet> = packets.iter().map(|(_, packet)| *packet).collect();
-    let [mut kube_proxy, mut kplane] = both(&plain, QUICK)?;
-    let differs = |n: &usize| {
-        let (scenario, packet) = packets[*n];
-        let (kube_proxy, kplane) = (kube_proxy[*n].clone(), kplane[*n].clone());
-        let compared = Compared {
+    let [kube_proxy, kplane] = both(&plain, QUICK)?;
+    let first = packets.iter().zip(kube_proxy).zip(kplane);
+    let mut all: Vec<Compared<'a>> = first
+        .map(|(((scenario, packet), kube_proxy), kplane)| Compared {
+            mode,
             scenario,
-            packet,
+            packet: *packet,
             kube_proxy,
             kplane,
-        };
-        compared.verdict() == Verdict::Unexpected
-    };
-    let doubtful: Vec<usize> = (0..plain.len()).filter(differs).collect();
-    let again: Vec<Packet> = doubtful.iter().map(|n| plain[*n]).collect();
-    let [one, other] = both(&again, THOROUGH)?;
-    for ((n, one), other) in doubtful.into_iter().zip(one).zip(other) {
-        (kube_proxy[n], kplane[n]) = (one, other);
+        })
+        .collect();
+    let again = doubtful(&all);
+    let few: Vec<Packet> = again.iter().map(|n| plain[*n]).collect();
+    let [kube_proxy, kplane] = both(&few, THOROUGH)?;
+    for ((n, kube_proxy), kplane) in again.into_iter().zip(kube_proxy).zip(kplane) {
+        (all[n].kube_proxy, all[n].kplane) = (kube_proxy, kplane);
     }
-    let compared =
-        |(((scenario, packet), kube_proxy), kplane): (((&'a Scenario, Packet), Fate), Fate)| {
-            Compared {
-                scenario,
-                packet,
-                kube_proxy,
-                kplane,
-            }
-        };
-    let all = packets.iter().copied().zip(kube_proxy).zip(kplane);
-    Ok(all.map(compared).collect())
+    for n in doubtful(&all).into_iter().take(TOLD) {
+        let [kube_proxy, kplane] = both(&[plain[n]], ALONE)?;
+        let (one, other) = (kube_proxy.into_iter().next(), kplane.into_iter().next());
+        (all[n].kube_proxy, all[n].kplane) = (one.unwrap_or_default(), other.unwrap_or_default());
+    }
+    Ok(all)
+}
+
+/// Which fates differ and should not.
+fn doubtful(all: &[Compared<'_>]) -> Vec<usize> {
+    let differs = |n: &usize| all[*n].verdict() == Verdict::Unexpected;
+    (0..all.len()).filter(differs).collect()
 }
 
 /// Of kube-proxy and of kplane.
@@ -258,6 +337,26 @@ fn on_each<T: Send>(
 }
 
 impl Tally {
+    fn new(mode: Mode) -> Self {
+        Self {
+            scenarios: 0,
+            packets: 0,
+            equal: 0,
+            expected: BTreeMap::new(),
+            unexpected: Vec::new(),
+            sentinels: 0,
+            quiet: false,
+            mode,
+        }
+    }
+
+    /// The differences that are meant in this mode, with their indices.
+    fn differences(&self) -> impl Iterator<Item = (usize, &'static Difference)> {
+        let mode = self.mode;
+        let all = DIFFERENCES.iter().enumerate();
+        all.filter(move |(_, difference)| difference.is_of(mode))
+    }
+
     fn add(&mut self, round: &str, scenarios: &[&Scenario], compared: &[Compared<'_>]) {
         for scenario in scenarios {
             let ours: Vec<_> = compared
@@ -300,7 +399,7 @@ impl Tally {
         println!("\n{:<12}{:>8}", "scenarios", self.scenarios);
         println!("{:<12}{:>8}", "packets", self.packets);
         println!("{:<12}{:>8}", "equal", self.equal);
-        for (index, difference) in DIFFERENCES.iter().enumerate() {
+        for (index, difference) in self.differences() {
             let count = self.expected.get(&index).copied().unwrap_or_default();
             println!("{:<12}{count:>8}  {}", difference.id, difference.reason);
         }
@@ -321,7 +420,7 @@ impl Tally {
             self.unexpected.len(),
             told.join("\n")
         );
-        for (index, difference) in DIFFERENCES.iter().enumerate() {
+        for (index, difference) in self.differences() {
             let met = !complete || !difference.always || self.expected.contains_key(&index);
             ensure!(
                 met,

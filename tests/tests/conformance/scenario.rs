@@ -78,6 +78,11 @@ impl Scenario {
         self
     }
 
+    /// Whether it is played with all settings.
+    pub(crate) fn is_always(&self) -> bool {
+        self.setups.is_empty()
+    }
+
     pub(crate) fn is_played_with(&self, setup: Setup) -> bool {
         self.setups.is_empty() || self.setups.contains(&setup)
     }

@@ -12,18 +12,24 @@ use kplane_model::{Cidr, Family};
 use kplane_tests::client::{Probe, Protocol, Session};
 use kplane_tests::echo::Server;
 use kplane_tests::process::Process;
+use kplane_tests::sysctl;
 use kplane_tests::topology::LINK;
 use kplane_tests::wait::eventually;
 
 use crate::api::Api;
 use crate::fate::{End, Fate, Packet};
 use crate::look::Scene;
-use crate::proxy::{Configuration, Proxy};
+use crate::proxy::{Configuration, Mode, Proxy};
 use crate::support::model::SECOND_TARGET;
 use crate::support::{At, Client, PATIENCE, Question, Seen, TARGET, World, node_name, svc};
 
 /// How soon a proxy must have programmed what the API server has, on a busy machine.
 const SYNCED: Duration = Duration::from_secs(60);
+
+/// How soon a proxy must have ended.
+const GRACE: Duration = Duration::from_secs(20);
+/// Numbers of the nodes.
+const NODES: [u8; 2] = [1, 2];
 
 /// A socket, or a choice, that stays.
 #[derive(Clone, Copy, Debug)]
@@ -49,11 +55,14 @@ const BETWEEN: Duration = Duration::from_millis(500);
 /// Nodes with a proxy each.
 pub(crate) struct Stand {
     pub(crate) proxy: Proxy,
+    pub(crate) mode: Mode,
     // Processes and servers first: they live in the world's namespaces.
     /// With what they say, by number of the node.
     proxies: Vec<(Process, PathBuf)>,
     _outside: Vec<Server>,
     held: BTreeMap<String, Held>,
+    /// How often ports were changed.
+    changes: u16,
     pub(crate) world: World,
 }
 
@@ -64,8 +73,7 @@ impl Stand {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             second.serve(protocol, SECOND_TARGET)?;
         }
-        let mut proxies = Vec::new();
-        for number in [1, 2] {
+        for number in NODES {
             let name = node_name(number);
             let host = world
                 .topology
@@ -73,17 +81,42 @@ impl Stand {
             for protocol in [Protocol::Tcp, Protocol::Udp] {
                 host.serve(protocol, TARGET)?;
             }
-            let ns = world.topology.node(&name)?.ns();
-            api.connect(ns)?;
-            proxies.push(proxy.start(api, (ns, &name), configuration)?);
+            api.connect(world.topology.node(&name)?.ns())?;
         }
-        Ok(Self {
+        let mut stand = Self {
             _outside: serve_outside(&world)?,
             proxy,
-            proxies,
+            mode: configuration.mode,
+            proxies: Vec::new(),
             held: BTreeMap::new(),
+            changes: 0,
             world,
-        })
+        };
+        stand.start(proxy, api, configuration)?;
+        Ok(stand)
+    }
+
+    /// Starts a proxy on each node.
+    pub(crate) fn start(
+        &mut self,
+        proxy: Proxy,
+        api: &Api,
+        configuration: &Configuration,
+    ) -> Result<()> {
+        self.proxy = proxy;
+        for number in NODES {
+            let place = (self.world.node(number)?, &*node_name(number));
+            self.proxies.push(proxy.start(api, place, configuration)?);
+        }
+        Ok(())
+    }
+
+    /// Ends them; what they have programmed stays.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        for (process, _) in self.proxies.drain(..) {
+            process.terminate(GRACE)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn scene(&self) -> Scene<'_> {
@@ -95,8 +128,11 @@ impl Stand {
 
     /// Waits until all nodes serve a Service that was made after everything that counts.
     pub(crate) fn wait(&self, sentinel: u16) -> Result<()> {
-        let to = svc(sentinel).address(At::ClusterIp, Family::V4, 1);
-        for (number, (_, log)) in (1..).zip(&self.proxies) {
+        let families = Family::ALL.map(|family| svc(sentinel).address(At::ClusterIp, family, 1));
+        for ((number, (_, log)), to) in (1..)
+            .zip(&self.proxies)
+            .flat_map(|proxy| families.map(|to| (proxy, to)))
+        {
             let what = format!(
                 "{} on node-{number} serves the last Service",
                 self.proxy.name()
@@ -105,6 +141,21 @@ impl Stand {
             let probe = Probe::tcp(to).timeout(Duration::from_millis(200));
             let log = || format!("its last words: {}", last_words(log));
             eventually(SYNCED, &what, || probe.reply(ns)).with_context(log)?;
+        }
+        Ok(())
+    }
+
+    /// New sockets of all clients take ports that none had since the last few changes: a node goes on
+    /// with a flow of UDP from the same port as before a change, as it should.
+    pub(crate) fn change_ports(&mut self) -> Result<()> {
+        const FIRST: u16 = 5_000;
+        const NUMBER: u16 = 15_000;
+        let first = FIRST + self.changes % 4 * NUMBER;
+        self.changes += 1;
+        let range = format!("{first} {}", first + (NUMBER - 1));
+        for client in Client::ALL {
+            let ns = self.world.net.ns(client)?;
+            ns.run(|| sysctl::set_all(&[("net.ipv4.ip_local_port_range", &range)]))?;
         }
         Ok(())
     }

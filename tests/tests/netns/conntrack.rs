@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::slice;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -144,8 +144,11 @@ fn settled(world: &mut World) -> Result<()> {
         let cleaner = world.first()?.conntrack.as_ref().context("no cleaner")?;
         Ok(cleaner.totals().iter().map(ConntrackTotals::looks).sum())
     };
-    // A change that both families look at, now and a second later.
-    let other = svc(99).only(Protocol::Udp).reached(At::LoadBalancer);
+    // A change that both families look at, now and a second later: another one each time, since
+    // nobody looks after a change to what is there already.
+    static NEXT: AtomicU16 = AtomicU16::new(1_000);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let other = svc(number).only(Protocol::Udp).reached(At::LoadBalancer);
     let before = looks(world)?;
     world.update(slice::from_ref(&other))?;
     eventually(DEADLINE, "four more looks", || match looks(world) {

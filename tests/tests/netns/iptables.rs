@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use kp_nodeagent::backend::Kind;
-use kp_nodeagent::backend::iptables::Layout;
+use kp_nodeagent::backend::iptables::{Layout, PacketCounts};
 use kp_nodeagent::leftovers::{self, Serving};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::{Outcome, Probe};
 use kplane_tests::netns::NetNs;
 use kplane_tests::wait::eventually;
+use socket2::{Domain, Socket, Type};
 
 use crate::addresses::{cases, cluster_policies, on_both_nodes};
 use crate::churn::Loads;
@@ -126,6 +127,36 @@ pub(crate) fn a21_node_ports_are_served_on_all_addresses_and_on_loopback() -> Re
         }
     }
     Ok(())
+}
+
+/// An echo reply that nobody asked for: connection tracking can make nothing of it.
+const ICMP_REPLY: [u8; 8] = [0, 0, 0xff, 0xfd, 0, 1, 0, 1];
+
+/// What kube-proxy's metrics of this mode count.
+pub(crate) fn c7_c8_dropped_and_local_packets_are_counted() -> Result<()> {
+    let service = on_both_nodes();
+    let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
+    let counts = || world.node(1)?.run(|| Ok(PacketCounts::read()));
+    let none = PacketCounts {
+        invalid_dropped: Some(0),
+        localhost_accepted: Some(0),
+    };
+    ensure!(counts()? == none, "{:?}", counts()?);
+    let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), service.node_port());
+    let outcome = Probe::tcp(to).timeout(PATIENCE).once(world.node(1)?)?;
+    ensure!(matches!(outcome, Outcome::Reply(_)), "{to}: {outcome}");
+    world.net.pod("a")?.run(|| {
+        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(socket2::Protocol::ICMPV4))?;
+        let outside = SocketAddr::new(Client::Outside.source(Family::V4), 0);
+        socket.send_to(&ICMP_REPLY, &outside.into())?;
+        Ok(())
+    })?;
+    eventually(PATIENCE, "both are counted", || {
+        let seen = counts()?;
+        let both = [seen.invalid_dropped, seen.localhost_accepted];
+        ensure!(both == [Some(1); 2], "{seen:?}");
+        Ok(())
+    })
 }
 
 /// C4: and chooses anew then.

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
             Ok(ns) => drop(MACHINE.set(ns)),
             Err(error) => eprintln!("{error:#}"),
         }
-        return harness::run(TESTS.iter().copied());
+        return harness::run(1, TESTS.iter().copied());
     }
     if !vm::is_wanted() {
         println!("these tests run in a virtual machine: cargo xtask test vm");

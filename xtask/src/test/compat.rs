@@ -12,9 +12,10 @@ use super::tidy::output;
 const PAGE: &str = "docs/kube-proxy-compat.md";
 
 /// Sections of kube-proxy's behaviours that the page covers, and how many each has.
-const SECTIONS: [(char, usize); 6] = [
+const SECTIONS: [(char, usize); 7] = [
     ('A', 30),
     ('B', 10),
+    ('C', 14),
     ('E', 13),
     ('F', 6),
     ('G', 6),

@@ -284,6 +284,26 @@ fn a_failed_family_is_named() {
 }
 
 #[test]
+fn wide_tells_what_became_of_the_list_of_all_services() {
+    let mut node = samples::node("node-a");
+    let family = &mut node.report.as_mut().unwrap().families[0];
+    family.rules = Some(pb::RuleStats {
+        rules: 80_123,
+        lookups: 38,
+        lookups_in_one_list: 10_000,
+    });
+    let fleet = FleetView::from(fleet(vec![node]));
+    let line =
+        "IPv4: 80123 rules; a new connection passes at most 38 to its Service, 10000 in one list";
+    assert!(
+        wide(&fleet).contains(&format!("\n  {line}\n")),
+        "{}",
+        wide(&fleet)
+    );
+    assert!(!table(&fleet).contains(line));
+}
+
+#[test]
 fn only_the_first_issues_are_shown() {
     let view = FleetView::from(samples::troubled_fleet());
     let many = vec![view.issues[0].clone(); 12];

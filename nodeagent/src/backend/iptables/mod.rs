@@ -26,8 +26,9 @@
 //! always there), `service.rs` (a ServicePort's chains), `prefix.rs` and `dispatch.rs` (how a packet
 //! finds its ServicePort), `ruleset.rs` and `stage.rs` (all of it, and what a change does),
 //! `restore.rs` (the text for `iptables-restore`). The rest deals with the machine: `tool.rs` (which
-//! tools there are), `readback.rs` (what they print), `driver.rs` (the backend).
+//! tools there are), `readback.rs` (what they print), `counting.rs` (packet counters), `driver.rs` (the backend).
 
+mod counting;
 mod dispatch;
 mod driver;
 pub(in crate::backend) mod layout;
@@ -45,11 +46,12 @@ pub(in crate::backend) mod tool;
 #[cfg(test)]
 mod tests;
 
+pub use counting::PacketCounts;
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub use restore::Limits;
 pub use ruleset::{
-    Content, Counts, Found, JumpOp, Layout, Lookups, Ruleset, Settings, Staged, Step, Written,
+    Content, Counts, Found, JumpOp, Layout, Ruleset, Settings, Staged, Step, Written,
 };
 
 pub use tool::{Flavour, Tool, ToolError, plain_name};

@@ -127,7 +127,10 @@ impl ServiceChain {
 }
 
 const ENDPOINT: &str = "KUBE-SEP-";
-const DISPATCH: &str = "KUBE-DSP-";
+/// Begins as a chain of kube-proxy's does, so that kube-proxy empties and deletes these in table nat when
+/// the node goes back to it (C13): a chain of ours that jumps to one of its would keep it from deleting
+/// that one, and then each of its restores fails. No hash has a `-` in it.
+const DISPATCH: &str = "KUBE-SVC-D-";
 
 /// Chains with a name of their own.
 const WELL_KNOWN: [&str; 9] = [
@@ -170,7 +173,7 @@ impl ChainName {
     pub const CANARY: Self = Self::well_known("KUBE-PROXY-CANARY");
     /// Marks for masquerading what is not from a pod (nat); ours, not kube-proxy's. Exists only
     /// where pods come from several ranges, which one rule cannot exclude.
-    pub const MARK_NOT_POD: Self = Self::well_known("KUBE-DSP-MARK-NOT-POD");
+    pub const MARK_NOT_POD: Self = Self::well_known("KUBE-SVC-D-MARK-NOT-POD");
 
     /// Load balancers' addresses of IPVS mode (nat, D4).
     pub const LOAD_BALANCER: Self = Self::well_known("KUBE-LOAD-BALANCER");
@@ -297,9 +300,9 @@ impl ChainName {
         match known {
             _ if *self == Self::MARK_MASQ => 0,
             _ if *self == Self::MARK_NOT_POD => 1,
+            _ if name.starts_with(DISPATCH) => 7,
             // 2..=6; at most 6 fits.
             Some(position) => 2 + u8::try_from(position).unwrap_or(0),
-            None if name.starts_with(DISPATCH) => 7,
             None if *self == Self::NODEPORTS => 8,
             None => 9,
         }

@@ -143,6 +143,8 @@ pub(in crate::backend) enum Counter {
 }
 
 impl Counter {
+    pub(super) const ALL: [Self; 2] = [Self::InvalidDropped, Self::LocalhostAccepted];
+
     /// The counter's name, as kube-proxy makes it.
     pub(in crate::backend) fn as_str(self) -> &'static str {
         match self {

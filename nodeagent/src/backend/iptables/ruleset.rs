@@ -14,7 +14,7 @@ use super::dispatch::{Dispatch, List, Overlay};
 use super::layout::{Jump, constants, jumps};
 use super::name::{BuiltIn, ChainName, TableName};
 use super::stage::Staging;
-use crate::backend::{Change, Failure, PodInterface};
+use crate::backend::{Change, Failure, Lookups, PodInterface};
 use crate::plan::{FrontendAddr, NodePlan};
 
 /// What shapes the rules besides plans, for one family.
@@ -329,15 +329,6 @@ pub struct Counts {
     pub rules: u64,
 }
 
-/// How long the way to a Service is, in rules.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lookups {
-    /// In one list of all Services.
-    pub list: usize,
-    /// As the rules are.
-    pub now: usize,
-}
-
 impl Ruleset {
     /// Of tables that hold nothing of ours.
     #[must_use]
@@ -475,15 +466,19 @@ impl Ruleset {
         held.map_or(0, |held| u64::from(held.content.rules))
     }
 
-    /// Rules that a new connection to a Service's address passes at most until it is told which
-    /// Service it is for. Looks at everything: not for each change.
+    /// Looks at everything: not for each change.
     #[must_use]
     pub fn lookups(&self) -> Lookups {
         let services = &self.lists[List::Services as usize];
         Lookups {
-            list: services.len(),
-            now: services.longest_way(),
+            list: services.len() as u64,
+            now: services.longest_way() as u64,
         }
+    }
+
+    /// Number of addresses of Services, with protocol and port.
+    pub(super) fn addresses(&self) -> u64 {
+        self.lists[List::Services as usize].len() as u64
     }
 
     /// Chains and rules in a table.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use kplane_model::Family;
 use nix::sched::{CloneFlags, unshare};
 
+use super::counting;
 use crate::process::{Limits, RunError, run};
 
 /// Limits of `iptables-save`: 100,000 Services take about 100 MB.
@@ -298,6 +299,8 @@ impl Tool {
     pub fn try_out(&self, text: &str) -> Result<(), RunError> {
         let apart = || {
             unshare(CloneFlags::CLONE_NEWNET).map_err(std::io::Error::from)?;
+            // What lacks them cannot have rules with them either.
+            let _ = counting::make_all();
             self.restore(text)
         };
         thread::scope(|scope| {

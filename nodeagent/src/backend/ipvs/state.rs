@@ -101,6 +101,16 @@ struct Claim {
     owner: ServiceKey,
 }
 
+impl Claim {
+    /// A server that is there has all that is wanted, and nothing else.
+    fn is(&self, held: &Held) -> bool {
+        let right = |real| held.reals.get(real) == Some(&Some(SERVES));
+        held.mode == Some(self.mode)
+            && held.reals.len() == self.reals.len()
+            && self.reals.iter().all(right)
+    }
+}
+
 /// One family.
 #[derive(Debug, Default)]
 pub(super) struct State {
@@ -227,22 +237,30 @@ impl State {
 
     /// Everything that is not as it must be.
     pub(super) fn compare(&self, protected: &[Cidr]) -> Ops {
-        let entries = self.held_entries.iter();
-        let entries = entries.flat_map(|(set, entries)| entries.iter().map(|e| (*set, *e)));
+        let has = |set: &SetId, entry: &Entry| {
+            let held = self.held_entries.get(set);
+            held.is_some_and(|entries| entries.contains(entry))
+        };
+        let held = self.held_entries.iter();
+        let held = held.flat_map(|(set, entries)| entries.iter().map(|entry| (*set, *entry)));
+        let entries = self.entries.keys().copied();
+        let wanted = self.claims.iter();
+        let wrong = wanted.filter(|(key, claim)| self.held.get(key).is_none_or(|h| !claim.is(h)));
+        let gone = self
+            .held
+            .keys()
+            .filter(|key| !self.claims.contains_key(key));
+        let bound = self.addresses.keys();
+        let unbound = bound.filter(|ip| !self.held_addresses.contains(ip));
+        let left = self.held_addresses.iter();
+        let left = left.filter(|ip| !self.addresses.contains_key(ip));
         let touched = Touched {
-            servers: self
-                .claims
-                .keys()
-                .chain(self.held.keys())
-                .copied()
+            servers: wrong.map(|(key, _)| key).chain(gone).copied().collect(),
+            entries: entries
+                .filter(|(set, entry)| !has(set, entry))
+                .chain(held.filter(|id| !self.entries.contains_key(id)))
                 .collect(),
-            entries: self.entries.keys().copied().chain(entries).collect(),
-            addresses: self
-                .addresses
-                .keys()
-                .chain(&self.held_addresses)
-                .copied()
-                .collect(),
+            addresses: unbound.chain(left).copied().collect(),
         };
         self.ops(&touched, protected)
     }

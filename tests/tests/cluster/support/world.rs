@@ -9,7 +9,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Error, Result, anyhow, ensure};
 use kp_nodeagent::backend::nftables::{Data, Key, read_elements};
 use kp_nodeagent::netlink::NfSocket;
 use kplane_model::{Family, Protocol};
@@ -73,7 +73,7 @@ pub(crate) fn with_world(test: impl FnOnce(&mut World) -> Result<()>) -> Result<
     };
     test(&mut world)
         .and_then(|()| world.tidy())
-        .with_context(|| world.last_words())?;
+        .map_err(|error| world.explain(&error))?;
     *slot = Some(world);
     Ok(())
 }
@@ -164,8 +164,13 @@ impl World {
             world.planes.push(plane);
             world.start_agent(node, SocketAddr::new(address, agent_port(replica)))?;
         }
-        world.settle()?;
+        world.settle().map_err(|error| world.explain(&error))?;
         Ok(world)
+    }
+
+    /// What is wrong first, then logs: they are long, and reports of failures are cut.
+    fn explain(&self, error: &Error) -> Error {
+        anyhow!("{error:#}\n{}", self.last_words())
     }
 
     /// The administrator's client.
@@ -255,7 +260,7 @@ impl World {
                     .ensure_same(expected)
                     .with_context(|| (*node).to_owned())?;
             }
-            Ok::<_, anyhow::Error>(())
+            Ok::<_, Error>(())
         })
     }
 
@@ -275,7 +280,7 @@ impl World {
         eventually(DEADLINE, &format!("{to:?} leads to {endpoints:?}"), || {
             let now = reaches(ns, to)?;
             ensure!(now == *endpoints, "on {node} it leads to {now:?}");
-            Ok::<_, anyhow::Error>(())
+            Ok::<_, Error>(())
         })
     }
 
@@ -290,7 +295,7 @@ impl World {
                     .any(|issue| says.iter().all(|word| issue.contains(word)));
                 ensure!(found == there, "{issues:?}");
             }
-            Ok::<_, anyhow::Error>(())
+            Ok::<_, Error>(())
         })
     }
 
@@ -336,7 +341,7 @@ impl World {
         let tail = |name: &str| {
             let log = self.logged(name).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
-            let from = lines.len().saturating_sub(8);
+            let from = lines.len().saturating_sub(20);
             format!("{name}:\n{}\n", lines[from..].join("\n"))
         };
         names.map(tail).concat()

@@ -1,11 +1,12 @@
 //! One family's tables, as the driver sees them.
 
+use super::super::counting;
 use super::super::name::ChainName;
 use super::super::readback::{self, Listing};
 use super::super::restore::Limits;
 use super::super::tool::{Flavour, Tool};
 use crate::leftovers;
-use crate::netlink::NfSocket;
+use crate::netlink::{NetlinkError, NfSocket};
 use crate::process::RunError;
 
 /// Reads and writes tables.
@@ -23,6 +24,9 @@ pub(super) trait Tables: Send {
 
     /// Reads what is there of ours.
     fn read(&mut self) -> Result<Listing, RunError>;
+
+    /// Sees to it that the counters are there which rules add to.
+    fn make_counters(&mut self) -> Result<(), NetlinkError>;
 
     /// Carries a text out, table by table.
     fn restore(&mut self, text: &str) -> Result<(), RunError>;
@@ -63,6 +67,10 @@ impl Tables for Programs {
 
     fn read(&mut self) -> Result<Listing, RunError> {
         Ok(readback::parse(&self.tool.list()?, ChainName::parse))
+    }
+
+    fn make_counters(&mut self) -> Result<(), NetlinkError> {
+        counting::make_all()
     }
 
     fn restore(&mut self, text: &str) -> Result<(), RunError> {

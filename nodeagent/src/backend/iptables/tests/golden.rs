@@ -275,35 +275,36 @@ fn a_tree_is_divided_where_places_differ() {
     let mut held = Held::new(Settings::new(Family::V4));
     held.apply(change(Family::V4, &node, &services, true));
     let chains = &held.kernel.tables[&TableName::Nat];
-    let of_tree = |name: &str| name == "KUBE-SERVICES" || name.starts_with("KUBE-DSP-");
+    let of_tree = |name: &str| name == "KUBE-SERVICES" || name.starts_with("KUBE-SVC-D-");
     let mut text = String::new();
     for (name, rules) in chains.iter().filter(|(name, _)| of_tree(name)) {
-        let jumps = rules.iter().filter(|rule| rule.contains("-j KUBE-DSP-"));
-        let places = rules
-            .iter()
-            .filter(|rule| rule.contains("KUBE-SVC-"))
-            .count();
-        jumps.for_each(|rule| text.push_str(&format!("{rule}\n")));
+        let is_jump = |rule: &&String| rule.contains("-j KUBE-SVC-D-");
+        let (jumps, others): (Vec<_>, Vec<_>) = rules.iter().partition(is_jump);
+        let places = others.iter().filter(|rule| rule.contains("-j KUBE-SVC-"));
+        let places = places.count();
+        for rule in jumps {
+            text.push_str(&format!("{rule}\n"));
+        }
         text.push_str(&format!("{name}: {places} places\n"));
     }
     expect![[r#"
-        -A KUBE-DSP-S0-4 -d 10.96.0.0/28 -j KUBE-DSP-S0A60000-28
-        -A KUBE-DSP-S0-4 -d 10.96.0.16/28 -j KUBE-DSP-S0A60001-28
-        -A KUBE-DSP-S0-4 -d 10.96.0.32/28 -j KUBE-DSP-S0A60002-28
-        -A KUBE-DSP-S0-4 -d 10.96.0.48/28 -j KUBE-DSP-S0A60003-28
-        -A KUBE-DSP-S0-4 -d 10.96.0.64/28 -j KUBE-DSP-S0A60004-28
-        -A KUBE-DSP-S0-4 -d 10.96.0.80/28 -j KUBE-DSP-S0A60005-28
-        KUBE-DSP-S0-4: 0 places
-        KUBE-DSP-S0A60000-28: 11 places
-        KUBE-DSP-S0A60001-28: 8 places
-        KUBE-DSP-S0A60002-28: 8 places
-        KUBE-DSP-S0A60003-28: 9 places
-        KUBE-DSP-S0A60004-28: 8 places
-        KUBE-DSP-S0A60005-28: 11 places
-        KUBE-DSP-S8-1: 5 places
-        -A KUBE-SERVICES -d 0.0.0.0/4 -j KUBE-DSP-S0-4
-        -A KUBE-SERVICES -d 128.0.0.0/1 -j KUBE-DSP-S8-1
+        -A KUBE-SERVICES -d 0.0.0.0/4 -j KUBE-SVC-D-S0-4
+        -A KUBE-SERVICES -d 128.0.0.0/1 -j KUBE-SVC-D-S8-1
         KUBE-SERVICES: 0 places
+        -A KUBE-SVC-D-S0-4 -d 10.96.0.0/28 -j KUBE-SVC-D-S0A60000-28
+        -A KUBE-SVC-D-S0-4 -d 10.96.0.16/28 -j KUBE-SVC-D-S0A60001-28
+        -A KUBE-SVC-D-S0-4 -d 10.96.0.32/28 -j KUBE-SVC-D-S0A60002-28
+        -A KUBE-SVC-D-S0-4 -d 10.96.0.48/28 -j KUBE-SVC-D-S0A60003-28
+        -A KUBE-SVC-D-S0-4 -d 10.96.0.64/28 -j KUBE-SVC-D-S0A60004-28
+        -A KUBE-SVC-D-S0-4 -d 10.96.0.80/28 -j KUBE-SVC-D-S0A60005-28
+        KUBE-SVC-D-S0-4: 0 places
+        KUBE-SVC-D-S0A60000-28: 11 places
+        KUBE-SVC-D-S0A60001-28: 8 places
+        KUBE-SVC-D-S0A60002-28: 8 places
+        KUBE-SVC-D-S0A60003-28: 9 places
+        KUBE-SVC-D-S0A60004-28: 8 places
+        KUBE-SVC-D-S0A60005-28: 11 places
+        KUBE-SVC-D-S8-1: 5 places
     "#]]
     .assert_eq(&text);
 }

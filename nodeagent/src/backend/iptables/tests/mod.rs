@@ -5,6 +5,7 @@ mod golden;
 mod order;
 mod properties;
 mod sample;
+mod sizes;
 mod walk;
 
 use std::time::SystemTime;

@@ -156,7 +156,7 @@ fn few_rules_are_looked_at_in_a_tree() {
     let chains = &held.kernel.tables[&TableName::Nat];
     let dispatch = chains
         .iter()
-        .filter(|(name, _)| name.starts_with("KUBE-DSP-"));
+        .filter(|(name, _)| name.starts_with("KUBE-SVC-D-"));
     let longest = dispatch.clone().map(|(_, rules)| rules.len()).max();
     assert!(longest <= Some(16) && dispatch.count() < 1_000);
     let mut most = 0;
@@ -179,7 +179,7 @@ fn few_rules_are_looked_at_in_a_tree() {
     assert_eq!(lookups.list, 5_000);
     // Of what was looked at, up to eight are the Service's own.
     assert!(
-        most <= lookups.now + 8 && lookups.now < 70,
+        most as u64 <= lookups.now + 8 && lookups.now < 70,
         "{most} {lookups:?}"
     );
 }

@@ -106,6 +106,38 @@ fn an_endpoint_is_one_message() {
     assert_eq!(kernel.done(), []);
 }
 
+/// A15: packets keep their source only while all endpoints are here.
+#[test]
+fn a15_masquerading_ends_after_and_begins_before_others_serve() {
+    let svc = || web().node_port(30_080).load_balancer("203.0.113.1", &[]);
+    let local = || svc().external_local().here(&["10.1.0.1:8080"]);
+    let kernel = Fake::new();
+    let mut side = started(&kernel, &[svc()]);
+    let mut order = |services: &[Svc]| {
+        kernel.done();
+        change(&mut side, &all(services), false).unwrap();
+        let done = kernel.done();
+        let position = |wanted: fn(&Op) -> bool| {
+            let found = done.iter().enumerate().filter(|(_, op)| wanted(op));
+            let found: Vec<usize> = found.map(|(at, _)| at).collect();
+            (found.first().copied(), found.last().copied())
+        };
+        let exempts = position(|op| matches!(op, Op::Entry(set, ..) if set.is_exemption()));
+        let serves = position(|op| matches!(op, Op::Ipvs(_)));
+        (exempts, serves)
+    };
+    let (exempts, serves) = order(&[local()]);
+    assert!(
+        exempts.0 > serves.1 && serves.1.is_some(),
+        "{exempts:?} {serves:?}"
+    );
+    let (exempts, serves) = order(&[svc()]);
+    assert!(
+        exempts.1 < serves.0 && exempts.1.is_some(),
+        "{exempts:?} {serves:?}"
+    );
+}
+
 /// D5: weight 0, removed when idle, over a restart too; and one that comes back serves at once.
 #[test]
 fn d5_an_endpoint_that_goes_keeps_its_connections() {

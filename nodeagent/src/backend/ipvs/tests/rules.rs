@@ -119,7 +119,7 @@ fn a15_masquerading_of_cluster_ips() {
         (
             &["10.1.0.0/16", "10.2.0.0/16"],
             false,
-            " dst,dst -j KUBE-DSP-MARK-NOT-POD",
+            " dst,dst -j KUBE-SVC-D-MARK-NOT-POD",
         ),
     ];
     for (pods, all, expected) in cases {

@@ -1,0 +1,52 @@
+//! How much there is: rules by the number of Services, and large clusters.
+
+use super::*;
+
+/// ServicePorts with so many endpoints each.
+fn services(number: u16, endpoints: u8) -> Plans {
+    let shape = sample::Shape {
+        endpoints: (0..endpoints).map(|pod| (pod, false)).collect(),
+        ..sample::plain()
+    };
+    let one = |number| {
+        let plan = sample::plan(number, Family::V4, &shape);
+        (sample::key(number, Family::V4), Some(plan))
+    };
+    (0..number).map(one).collect()
+}
+
+fn compat() -> Settings {
+    Settings {
+        layout: Layout::Compat,
+        ..Settings::new(Family::V4)
+    }
+}
+
+#[test]
+fn c14_there_are_as_many_rules_as_in_kube_proxy() {
+    let node = node_plan(Family::V4, &pods());
+    let nat = |services: &Plans| {
+        let mut held = Held::new(compat());
+        held.apply(change(Family::V4, &node, services, true));
+        held.ruleset.counts(TableName::Nat).rules
+    };
+    assert_eq!(nat(&services(0, 0)), 5);
+    assert_eq!(nat(&services(10, 10)), 325);
+}
+
+#[test]
+fn c12_in_large_clusters_rules_do_not_say_which_endpoint() {
+    let node = node_plan(Family::V4, &pods());
+    // Names are in comments only.
+    let naming = |endpoints| {
+        let mut held = Held::new(compat());
+        let services = services(100, endpoints);
+        let staged = held.apply(change(Family::V4, &node, &services, true));
+        let written = staged.steps.iter().flat_map(|step| &step.write);
+        let of_endpoints = written.filter(|chain| chain.name.to_string().contains("-SEP-"));
+        of_endpoints
+            .filter(|chain| chain.lines.contains("shop/svc-"))
+            .count()
+    };
+    assert_eq!((naming(10), naming(11)), (1_000, 0));
+}
