@@ -144,6 +144,11 @@ impl<'a> Message<'a> {
         Attributes(self.body.get(NFGENMSG_BYTES..).unwrap_or_default())
     }
 
+    /// Bytes from its beginning to that of the next one.
+    pub(super) fn aligned_len(self) -> usize {
+        aligned(HEADER_BYTES + self.body.len())
+    }
+
     /// The content of an `NLMSG_ERROR`; `None` for other messages and cut ones.
     pub(super) fn acknowledgement(self) -> Option<Acknowledgement> {
         if self.kind != NLMSG_ERROR {

@@ -201,14 +201,23 @@ impl NfSocket {
         loop {
             self.receive(MsgFlags::empty())
                 .map_err(|errno| NetlinkError::Socket { what, errno })?;
-            for message in Messages(&self.datagram).filter(|m| m.sequence == sequence) {
-                changed |= message.flags & NLM_F_DUMP_INTR != 0;
-                refusal(what, message)?;
-                if message.kind == NLMSG_DONE {
-                    return Ok(!changed);
+            let (mut listed, mut done) = (0, false);
+            for message in Messages(&self.datagram) {
+                if message.sequence == sequence {
+                    changed |= message.flags & NLM_F_DUMP_INTR != 0;
+                    refusal(what, message)?;
+                    done |= message.kind == NLMSG_DONE;
                 }
+                if done {
+                    break;
+                }
+                listed += message.aligned_len();
             }
-            each(&self.datagram);
+            // Newer kernels (seen with 6.18) put the end behind the last objects.
+            each(self.datagram.get(..listed).unwrap_or(&self.datagram));
+            if done {
+                return Ok(!changed);
+            }
         }
     }
 
