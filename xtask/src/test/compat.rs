@@ -12,10 +12,11 @@ use super::tidy::output;
 const PAGE: &str = "docs/kube-proxy-compat.md";
 
 /// Sections of kube-proxy's behaviours that the page covers, and how many each has.
-const SECTIONS: [(char, usize); 7] = [
+const SECTIONS: [(char, usize); 8] = [
     ('A', 30),
     ('B', 10),
     ('C', 14),
+    ('D', 9),
     ('E', 13),
     ('F', 6),
     ('G', 6),
