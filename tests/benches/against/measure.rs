@@ -17,8 +17,8 @@ use crate::workload::{self, Programmed, Progress, endpoints, fresh};
 
 /// No start and no change takes longer.
 const DEADLINE: Duration = Duration::from_secs(180);
-/// From the start's end until everybody has settled.
-const SETTLE: Duration = Duration::from_secs(2);
+/// From the start's end until everybody has settled; kplane reads back once what it has written.
+const SETTLE: Duration = Duration::from_secs(8);
 /// How long idle CPU is looked at.
 const IDLE: Duration = Duration::from_secs(4);
 /// From a change's end to the next for kube-proxy: longer than its `minSyncPeriod` of 1 s, so that
