@@ -29,14 +29,10 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 30] = [
+const NFTABLES_ONLY: [(&str, &str); 29] = [
     (
         "unserved::a18_refusals_come_at_once",
         "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
-    ),
-    (
-        "unserved::a18_refusals_follow_the_endpoints",
-        "the same; iptables::a18_refusals_follow_the_endpoints",
     ),
     (
         "unserved::a18_an_endpoint_may_be_where_another_service_refuses",
@@ -143,9 +139,6 @@ const NOT_IPVS: [(&str, &str); 3] = [
     ),
 ];
 
-/// Tests that take long and find nothing more with x_tables.
-const LEGACY_TOO_LONG: [(&str, &str); 0] = [];
-
 impl UnderTest {
     const ALL: [Self; 4] = [
         Self::Nftables,
@@ -198,8 +191,7 @@ impl UnderTest {
             Self::Ipvs => !listed(&NOT_IPVS) && (of(&COMMON_OF_IPVS) || vm::runs_all()),
             _ if of(&IPVS_ONLY) => false,
             Self::Nftables => !of(&IPTABLES_ONLY),
-            Self::IptablesNft => !listed(&NFTABLES_ONLY),
-            Self::IptablesLegacy => !listed(&NFTABLES_ONLY) && !listed(&LEGACY_TOO_LONG),
+            Self::IptablesNft | Self::IptablesLegacy => !listed(&NFTABLES_ONLY),
         }
     }
 
