@@ -1,6 +1,8 @@
 //! What the agent says of itself: published by the engine after every step, read by the stream to
 //! the control plane and by the health checks. The latest report replaces the one before it.
 
+pub(crate) mod servers;
+
 use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::Arc;
@@ -9,7 +11,7 @@ use std::time::{Duration, Instant};
 use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 use kplane_proto::v1 as pb;
 
-use crate::backend::RuleCounts;
+use crate::backend::{RuleCounts, ServerCounts};
 use crate::conntrack::ConntrackTotals;
 use crate::desired::{Counts, Position, Reject, Resume};
 
@@ -45,6 +47,9 @@ pub struct Report {
     pub syncs_ok: u64,
     /// Attempts in which a family failed, since the start.
     pub syncs_failed: u64,
+    /// Virtual and real servers of each family, in backends that have some. Connections come and go
+    /// all the time, so nobody is woken for these alone.
+    pub servers: [Option<ServerCounts>; 2],
     /// What the control plane knows of the node; `None` before the first complete snapshot.
     pub node: Option<NodeState>,
     /// Stale conntrack entries that were deleted, IPv4 first. Kept up to date in the latest report
@@ -167,6 +172,16 @@ pub struct Standing {
 }
 
 impl Report {
+    /// Takes the place of an older one; returns whether it says anything that the other did not,
+    /// [`Report::servers`] aside.
+    pub(crate) fn replace(mut self, before: &mut Self) -> bool {
+        let servers = std::mem::take(&mut self.servers);
+        before.servers = Default::default();
+        let news = self != *before;
+        *before = Self { servers, ..self };
+        news
+    }
+
     /// The report on the wire, without what only the stream knows.
     #[must_use]
     pub fn to_wire(&self) -> pb::Report {
@@ -177,6 +192,7 @@ impl Report {
             here.map_or(0, |position| position.revision)
         };
         let families = Family::ALL.into_iter().zip(&self.families);
+        let families = families.zip(&self.servers);
         pb::Report {
             epoch,
             received_revision: revision(self.held),
@@ -189,7 +205,7 @@ impl Report {
                 endpoints: self.counts.endpoints,
             }),
             families: families
-                .map(|(family, report)| report.to_wire(family))
+                .map(|((family, report), servers)| report.to_wire(family, servers.as_ref()))
                 .collect(),
             unknown_kinds: self.unknown_kinds,
             round_trip_us: 0,
@@ -229,7 +245,7 @@ impl Sync {
 }
 
 impl FamilyReport {
-    fn to_wire(&self, family: Family) -> pb::FamilyStatus {
+    fn to_wire(&self, family: Family, servers: Option<&ServerCounts>) -> pb::FamilyStatus {
         pb::FamilyStatus {
             family: pb::Family::from(family).into(),
             programmed: self.programmed,
@@ -244,6 +260,7 @@ impl FamilyReport {
                 lookups: counts.lookups.now,
                 lookups_in_one_list: counts.lookups.list,
             }),
+            servers: servers.map(servers::counts),
         }
     }
 }
