@@ -329,7 +329,10 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use kplane_model::{EndpointAddr, Protocol, ServiceName};
+
     use super::*;
+    use crate::backend::{Connections, Drain};
 
     fn failure(reason: String) -> Failure {
         Failure {
@@ -343,8 +346,34 @@ mod tests {
     #[test]
     fn a_report_stays_below_the_size_of_a_message() {
         use prost::Message as _;
+        let longest = "n".repeat(63);
+        let key = ServiceKey {
+            service: ServiceName::new(&longest, &longest),
+            port_name: longest.as_str().into(),
+            protocol: Protocol::Sctp,
+            family: Family::V6,
+        };
+        let at = EndpointAddr {
+            ip: [0xffff_u16; 8].into(),
+            port: u16::MAX,
+        };
+        let drain = Drain {
+            key: key.clone(),
+            server: at,
+            at,
+            connections: Connections::default(),
+        };
+        let servers = Some(ServerCounts {
+            drains: vec![drain; ServerCounts::DRAINS].into(),
+            ..ServerCounts::default()
+        });
+        let named = Failure {
+            object: Some(DesiredKey::Local(key)),
+            ..failure("ä".repeat(5_000))
+        };
         let report = Report {
-            failures: vec![failure("ä".repeat(5_000)); 20_000],
+            failures: vec![named; 20_000],
+            servers: [servers.clone(), servers],
             ..Report::default()
         };
         let wire = report.to_wire();
@@ -355,6 +384,28 @@ mod tests {
             "19600 further objects are not applied and not listed"
         );
         assert!(wire.encoded_len() < kplane_proto::MAX_MESSAGE_BYTES);
+    }
+
+    /// Connections come and go: whoever waits for news is not woken for them.
+    #[test]
+    fn real_servers_alone_are_no_news() {
+        let mut held = Report::default();
+        let seen = ServerCounts {
+            real_servers: 7,
+            ..ServerCounts::default()
+        };
+        let report = Report {
+            servers: [Some(seen), None],
+            ..Report::default()
+        };
+        assert!(!report.clone().replace(&mut held));
+        assert_eq!(held, report);
+        let synced = Report {
+            syncs_ok: 1,
+            ..Report::default()
+        };
+        assert!(synced.clone().replace(&mut held));
+        assert_eq!(held, synced);
     }
 
     #[test]

@@ -85,3 +85,6 @@ fn real(real: &RealServer) -> pb::RealServer {
         draining: real.draining,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,8 @@ use super::*;
 use crate::netlink::ipvs::{Command, ServerMode};
 use crate::plan::ServicePlan;
 
+mod seen;
+
 const V4: Family = Family::V4;
 const TCP: Protocol = Protocol::Tcp;
 
