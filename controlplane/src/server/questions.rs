@@ -118,6 +118,3 @@ impl Questions {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;
