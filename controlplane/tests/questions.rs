@@ -65,13 +65,13 @@ struct Agent {
     ended: watch::Receiver<Option<Code>>,
 }
 
-fn report(servers: Option<pb::ServerStats>) -> pb::Report {
+fn report(servers: Option<&pb::ServerStats>) -> pb::Report {
     let families = [pb::Family::Ipv4, pb::Family::Ipv6];
     pb::Report {
         families: families
             .map(|family| pb::FamilyStatus {
                 family: family.into(),
-                servers: servers.clone(),
+                servers: servers.cloned(),
                 ..Default::default()
             })
             .into(),
@@ -102,7 +102,7 @@ impl Agent {
             ended,
         };
         agent
-            .say(agent_message::Kind::Report(report(servers)))
+            .say(agent_message::Kind::Report(report(servers.as_ref())))
             .await;
         let hub = bound.hub();
         let mut changes = hub.fleet.changes();

@@ -62,8 +62,11 @@ impl From<pb::ServerStats> for ServersView {
 }
 
 impl ServersView {
-    /// What a node has, and which of it drains.
+    /// What a node has, and which of it drains; nothing where a family has no Services.
     pub(crate) fn notes(&self, family: &str) -> Vec<Span> {
+        if self.virtual_servers == 0 {
+            return Vec::new();
+        }
         let total = format!(
             "{family}: {}, {}, {} draining; {}",
             many(self.virtual_servers, "virtual server"),

@@ -437,6 +437,13 @@ pub(crate) fn ipvs_node(name: &str) -> pb::NodeStatus {
             inactive_connections: 0,
         }],
     };
-    node.report.as_mut().unwrap().families[0].servers = Some(stats);
+    let families = &mut node.report.as_mut().unwrap().families;
+    families[0].servers = Some(stats);
+    families.push(pb::FamilyStatus {
+        family: pb::Family::Ipv6.into(),
+        programmed: true,
+        servers: Some(pb::ServerStats::default()),
+        ..Default::default()
+    });
     node
 }
