@@ -200,6 +200,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     virtual_servers::d5_endpoints_of_udp_and_sctp_go_at_once,
     virtual_servers::d6_strict_arp_keeps_service_addresses_to_the_node,
     virtual_servers::d7_every_scheduler_serves_and_takes_anothers_place,
+    virtual_servers::d7_a_service_has_the_scheduler_that_it_asks_for,
     virtual_servers::d7_affinity_is_persistence_with_its_timeout,
     virtual_servers::d8_excluded_and_foreign_virtual_servers_are_left_alone,
     virtual_servers::a29_strict_local_policies_refuse_where_no_endpoint_is,

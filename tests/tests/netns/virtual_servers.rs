@@ -5,10 +5,10 @@ use std::slice;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::ipvs::{Scheduler, Timeouts};
+use kp_nodeagent::backend::ipvs::Timeouts;
 use kp_nodeagent::backend::{Connections, Kind, RealServer};
 use kp_nodeagent::leftovers::{self, Serving};
-use kplane_model::{EndpointAddr, Family, Protocol, ServiceName};
+use kplane_model::{EndpointAddr, Family, IpvsScheduler, Protocol, ServiceName};
 use kplane_proto::v1::ServerStats;
 use kplane_tests::client::{Probe, Session};
 use kplane_tests::link::Route;
@@ -69,7 +69,7 @@ pub(crate) fn d7_every_scheduler_serves_and_takes_anothers_place() -> Result<()>
     )?;
     for (name, even) in SCHEDULERS {
         let first = world.first()?;
-        first.backend_settings.ipvs.scheduler = Scheduler::parse(name).context(name)?;
+        first.backend_settings.ipvs.scheduler = IpvsScheduler::parse(name).context(name)?;
         first.restart().context(name)?;
         first.replace(slice::from_ref(&service)).context(name)?;
         first.ensure_equal().context(name)?;
@@ -95,6 +95,29 @@ pub(crate) fn d7_every_scheduler_serves_and_takes_anothers_place() -> Result<()>
         loads.progress(2)?;
     }
     loads.none_lost()
+}
+
+/// An extension of D7: by annotation; other Services have the node's.
+pub(crate) fn d7_a_service_has_the_scheduler_that_it_asks_for() -> Result<()> {
+    let scheduler = |name: &str| IpvsScheduler::parse(name).context("unknown");
+    let mut own = tcp(&["a", "b", "c"]);
+    own.ipvs_scheduler = Some(scheduler("sh")?);
+    let other = svc(2).only(Protocol::Tcp).endpoints([ep("a")]);
+    let mut world = World::serving(Setup::PodRanges, &[own.clone(), other])?;
+    let node = world.node(1)?.clone();
+    let lines = servers(&node)?;
+    for wanted in ["-A -t 10.96.0.1:80 -s sh", "-A -t 10.96.0.2:80 -s rr"] {
+        let found = lines.iter().any(|line| line.starts_with(wanted));
+        ensure!(found, "no {wanted} in {lines:#?}");
+    }
+    let probe = Probe::tcp(own.address(At::ClusterIp, Family::V4, 1)).timeout(PATIENCE);
+    let client = world.net.ns(Client::PodHere)?.clone();
+    let spread = probe.spread(&client, 6)?;
+    ensure!(spread.len() == 1, "by the client's address: {spread:?}");
+    world.first()?.update(&[tcp(&["a", "b", "c"])])?;
+    let spread = probe.spread(&client, 6)?;
+    ensure!(spread.values().all(|n| *n == 2), "in turn: {spread:?}");
+    world.first()?.ensure_equal()
 }
 
 /// The endpoint gets no new connections, the one that it has goes on, over a restart of the agent
