@@ -159,3 +159,22 @@ fn what_is_not_known_is_not_told() {
         "what the kernel holds of IPv4 is not known just now"
     );
 }
+
+/// What others did to weights is drift, and no draining.
+#[test]
+fn only_what_nobody_wants_and_gets_nothing_drains() {
+    let kernel = Fake::new();
+    let mut side = started(&kernel, &[web()]);
+    let key = server(PLACE, TCP);
+    {
+        let reals = &mut kernel.inside().world.reals;
+        reals.get_mut(&(key, at("10.1.0.1:8080"))).unwrap().0 = 0;
+        reals.insert((key, at("10.1.0.9:8080")), (1, 2));
+    }
+    let drifted = side.verify().unwrap();
+    assert!(matches!(drifted, Verification::Drifted(_)), "{drifted:?}");
+    let counts = side.seen.counts.clone().unwrap();
+    assert_eq!((counts.real_servers, counts.draining), (3, 0));
+    let told = inspect(&driver(side), "web");
+    assert!(told.servers[0].reals.iter().all(|real| !real.draining));
+}
