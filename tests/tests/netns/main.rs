@@ -205,10 +205,12 @@ const TESTS: &[Test] = kplane_tests::tests!(
     virtual_servers::d8_excluded_and_foreign_virtual_servers_are_left_alone,
     virtual_servers::a29_strict_local_policies_refuse_where_no_endpoint_is,
     virtual_servers::i4_nothing_fails_on_the_way_to_nftables_and_back,
+    virtual_servers::i4_connections_of_ipvs_outlive_it,
     virtual_servers::cleanup_removes_everything_and_may_be_repeated,
     virtual_server_faults::what_others_do_is_found_and_repaired,
     virtual_server_faults::what_others_do_is_repaired_by_itself,
     virtual_server_faults::a_restart_adopts_everything_and_writes_only_what_changed,
+    virtual_server_faults::a_scheduler_that_is_missing_is_named_with_its_module,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );
 

@@ -488,19 +488,14 @@ pub(crate) fn i4_nothing_fails_on_the_way_to_nftables_and_back() -> Result<()> {
     let loads = Loads::start(&world, &service, &EVERYBODY)?;
     loads.progress(2)?;
     let settings = Setup::PodRanges.settings()?;
-    for round in 0..2 {
-        let mut of_ipvs = open(&world, Client::PodHere, &service, Family::V4)?;
+    for _ in 0..2 {
         let mut other = Agent::open_kind(Kind::Nftables, &node, facts(1)?, settings.clone())?;
         other.replace(slice::from_ref(&service))?;
         loads.progress(2)?;
-        of_ipvs.echo(PATIENCE).context("both are there")?;
         remove_leftovers(&node, Serving::Nftables)?;
         other.ensure_equal()?;
         loads.progress(4)?;
         ensure_nothing(&node)?;
-        let kept = of_ipvs.echo(Duration::from_secs(3)).is_ok();
-        println!("round {round}: a connection of IPVS lives on under nftables: {kept}");
-
         let mut of_nftables = open(&world, Client::PodHere, &service, Family::V4)?;
         world.first()?.restart()?;
         world.first()?.replace(slice::from_ref(&service))?;
@@ -514,6 +509,72 @@ pub(crate) fn i4_nothing_fails_on_the_way_to_nftables_and_back() -> Result<()> {
         ensure!(!left.contains("kplane"), "{left}");
     }
     loads.none_lost()
+}
+
+/// Connections that IPVS carries go on when nftables has taken over, those of the node itself too; what
+/// they need of IPVS goes after them, and nothing else has to wait.
+pub(crate) fn i4_connections_of_ipvs_outlive_it() -> Result<()> {
+    let used = tcp(&["a", "b", "c"]).reached(At::NodePort);
+    let unused = svc(2).only(Protocol::Tcp).endpoints([ep("a")]);
+    let services = [used.clone(), unused];
+    let world = World::serving(Setup::PodRanges, &services)?;
+    let node = world.node(1)?.clone();
+    let mut sessions = Vec::new();
+    for (client, at, family) in [
+        (Client::PodHere, At::ClusterIp, Family::V4),
+        (Client::Node, At::ClusterIp, Family::V6),
+        (Client::Outside, At::NodePort, Family::V4),
+    ] {
+        let to = used.address(at, family, client.node());
+        let session = Probe::tcp(to)
+            .timeout(PATIENCE)
+            .open(world.net.ns(client)?)?;
+        sessions.push((client, session));
+    }
+    let mut other = Agent::open_kind(
+        Kind::Nftables,
+        &node,
+        facts(1)?,
+        Setup::PodRanges.settings()?,
+    )?;
+    other.replace(&services)?;
+    let look = || {
+        node.run(|| {
+            let mut found = leftovers::find(Serving::Nftables);
+            let waits = found.spare_connections([true; 2]);
+            let problems = found.remove().problems;
+            ensure!(problems.is_empty(), "{problems:?}");
+            Ok(waits)
+        })
+    };
+    let waits = look()?.context("connections are waited for")?;
+    ensure!(
+        waits == "3 connections through IPVS, 2 addresses",
+        "{waits}"
+    );
+    let kept = servers(&node)?;
+    let virtual_servers = kept.iter().filter(|line| line.starts_with("-A"));
+    ensure!(virtual_servers.count() == 3, "{kept:#?}");
+    ensure!(kept.iter().all(|line| !line.contains("-w 1")), "{kept:#?}");
+    let rules = run(&node, "iptables-save")?;
+    ensure!(!rules.contains("KUBE-SERVICES"), "{rules}");
+    for (client, session) in &mut sessions {
+        session
+            .echo(PATIENCE)
+            .with_context(|| format!("{client:?}"))?;
+    }
+    // Whoever comes now is sent by nftables, though IPVS refuses.
+    for client in [Client::PodHere, Client::Node, Client::Outside] {
+        let to = used.address(At::NodePort, Family::V4, client.node());
+        let seen = ask(&world.net, client, Protocol::Tcp, to)?;
+        ensure!(matches!(seen, Seen::Hit { .. }), "{client:?}: {seen}");
+    }
+    drop(sessions);
+    eventually(FORGOTTEN, "nothing is waited for", || match look()? {
+        None => anyhow::Ok(()),
+        Some(waits) => anyhow::bail!(waits),
+    })?;
+    ensure_nothing(&node)
 }
 
 /// What is cleaned up leaves nothing, and comes again.
