@@ -66,7 +66,10 @@ fn without_ipvs_there_is_nothing_of_it() {
     }
     let view = described(samples::description());
     for text in [table(&view), wide(&view)] {
-        assert!(!text.contains("\nIPVS  ") && !text.contains("REAL"), "{text}");
+        assert!(
+            !text.contains("\nIPVS  ") && !text.contains("REAL"),
+            "{text}"
+        );
     }
 }
 
