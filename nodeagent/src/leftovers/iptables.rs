@@ -28,11 +28,13 @@ pub(super) struct Rules {
 /// Looks for kube-proxy's chains of a family. Creates nothing: asked for all tables, the programs
 /// print those that exist.
 ///
-/// In the kind of iptables in which a backend of ours serves (`used`), what it `keeps` is left alone.
+/// In the kind of iptables in which a backend of ours serves (`used`), what it `keeps` is left alone, and
+/// in the other one what is kept `elsewhere`.
 pub(super) fn find(
     family: Family,
     used: Option<Flavour>,
     keeps: Keeps,
+    elsewhere: Keeps,
 ) -> (Vec<Rules>, Vec<Problem>) {
     let (mut rules, mut problems) = (Vec::new(), Vec::new());
     for flavour in [Flavour::Legacy, Flavour::Nft] {
@@ -45,7 +47,7 @@ pub(super) fn find(
         };
         let keeps = match used == Some(tool.flavour()) {
             true => keeps,
-            false => KEEP_NONE,
+            false => elsewhere,
         };
         match look(&tool, keeps) {
             Ok(tables) => {

@@ -18,6 +18,7 @@ use std::fmt;
 use kplane_model::Family;
 
 use self::iptables::Rules;
+use self::rules::Keeps;
 pub use self::start::remove_once_serving;
 pub use crate::backend::Serving;
 use crate::backend::iptables::{Flavour, Tool};
@@ -141,7 +142,7 @@ fn used(serving: Serving, family: Family) -> Option<Flavour> {
 }
 
 /// Tells chains that the backend which serves looks after.
-fn keeps(serving: Serving) -> rules::Keeps {
+fn keeps(serving: Serving) -> Keeps {
     match serving {
         Serving::Nftables => rules::KEEP_NONE,
         Serving::Iptables(_) => rules::of_iptables,
@@ -165,6 +166,26 @@ enum Item {
 /// each of its kinds.
 #[must_use]
 pub fn find(serving: Serving) -> Leftovers {
+    let mut found = find_but_ipvs(serving, keeps(serving), rules::KEEP_NONE);
+    if !matches!(serving, Serving::Ipvs(_)) {
+        found.find_ipvs();
+    }
+    found
+}
+
+/// The same but for what connections through IPVS may need: virtual servers, addresses, sets, and the
+/// chain that closes all other ports of these addresses.
+#[must_use]
+pub fn find_sparing(serving: Serving) -> Leftovers {
+    let keeps = match serving {
+        Serving::Iptables(_) => rules::of_iptables_and_closed_ports,
+        Serving::Nftables | Serving::Ipvs(_) => rules::of_closed_ports,
+    };
+    find_but_ipvs(serving, keeps, rules::of_closed_ports)
+}
+
+/// Keeps chains where the backend that serves has its own, and elsewhere.
+fn find_but_ipvs(serving: Serving, keeps: Keeps, elsewhere: Keeps) -> Leftovers {
     let mut found = Leftovers::default();
     if !matches!(serving, Serving::Nftables) {
         for family in Family::ALL {
@@ -189,21 +210,31 @@ pub fn find(serving: Serving) -> Leftovers {
         }
     }
     for family in Family::ALL {
-        let (rules, problems) = iptables::find(family, used(serving, family), keeps(serving));
+        let (rules, problems) = iptables::find(family, used(serving, family), keeps, elsewhere);
         found.items.extend(rules.into_iter().map(Item::Rules));
         found.problems.extend(problems);
-    }
-    if !matches!(serving, Serving::Ipvs(_)) {
-        found.find_ipvs();
     }
     found
 }
 
-/// The part of [`find`] that is about IPVS.
-fn find_ipvs() -> Leftovers {
-    let mut found = Leftovers::default();
-    found.find_ipvs();
-    found
+/// Takes away what IPVS mode left and no established TCP connection needs, and lets no new connection
+/// come to the rest; says what is waited for, if anything is. Then it is to be asked again, and until it
+/// says nothing [`find_sparing`] is what else can go. `spare` says for each family whether addresses of
+/// Services may stay on the node for that; if not, connections to them are cut.
+///
+/// # Errors
+/// [`Problem`]: it is not known what is needed, so all of it stays.
+pub fn spare_connections(serving: Serving, spare: [bool; 2]) -> Result<Option<String>, Problem> {
+    if matches!(serving, Serving::Ipvs(_)) || !kernel::has_link() {
+        return Ok(None);
+    }
+    let left = left::servers().and_then(|servers| left::drain(&servers, spare));
+    let left::InUse {
+        connections,
+        addresses,
+    } = left.map_err(Problem::VirtualServers)?;
+    let waits = connections > 0 || addresses > 0;
+    Ok(waits.then(|| format!("{connections} connections through IPVS, {addresses} addresses")))
 }
 
 impl Leftovers {
@@ -221,42 +252,6 @@ impl Leftovers {
             Ok(sets) => self.items.extend(sets.into_iter().map(Item::Set)),
             Err(error) => self.problems.push(Problem::Sets(error)),
         }
-    }
-
-    /// Leaves alone what connections that IPVS carries need, and has no others come to it: while this
-    /// returns something it is to be done again, with all that is found then. The sets say whose the
-    /// virtual servers are, and stay as long. `spare` says for each
-    /// family whether addresses of Services may stay on the node for that; if not, connections to them are
-    /// cut.
-    pub fn spare_connections(&mut self, spare: [bool; 2]) -> Option<String> {
-        let servers = self.items.iter().find_map(|item| match item {
-            Item::VirtualServers(servers) => Some(servers.as_slice()),
-            _ => None,
-        });
-        let has_link = self.items.iter().any(|item| matches!(item, Item::Link));
-        if servers.is_none() && !has_link {
-            return None;
-        }
-        let left = match left::drain(servers.unwrap_or_default(), spare) {
-            Ok(left) => left,
-            Err(error) => {
-                self.problems.push(Problem::VirtualServers(error));
-                return None;
-            }
-        };
-        if left == left::InUse::default() {
-            return None;
-        }
-        let of_ipvs =
-            |item: &Item| matches!(item, Item::VirtualServers(_) | Item::Link | Item::Set(_));
-        self.items.retain(|item| !of_ipvs(item));
-        let left::InUse {
-            connections,
-            addresses,
-        } = left;
-        Some(format!(
-            "{connections} connections through IPVS, {addresses} addresses"
-        ))
     }
 
     /// There is nothing to remove, as far as could be seen.

@@ -141,6 +141,16 @@ pub(super) fn of_ipvs(table: &str, chain: &str) -> bool {
     table != "mangle" && !other && ChainName::parse_ipvs(chain).is_some()
 }
 
+/// The chain that closes ports of Services' addresses which the node has in IPVS mode.
+pub(super) fn of_closed_ports(table: &str, chain: &str) -> bool {
+    (table, chain) == ("filter", ChainName::IPVS_FILTER.as_str())
+}
+
+/// Both.
+pub(super) fn of_iptables_and_closed_ports(table: &str, chain: &str) -> bool {
+    of_iptables(table, chain) || of_closed_ports(table, chain)
+}
+
 /// Finds what kube-proxy has in the text that `iptables-save` printed: an entry for each table in
 /// which it has something, but for what a backend of ours `keeps`.
 pub(super) fn parse(text: &str, keeps: Keeps) -> Vec<Table> {

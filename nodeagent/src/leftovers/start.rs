@@ -5,16 +5,15 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{Serving, find, find_ipvs, rival};
+use super::{Serving, find, find_sparing, rival, spare_connections};
 use crate::report::Report;
 
 /// From one look at connections that IPVS carries to the next.
-const DRAIN_LOOK: Duration = Duration::from_secs(5);
+const DRAIN_LOOK: Duration = Duration::from_secs(10);
 
 /// Waits until the kernel holds the first complete snapshot in all needed families, and removes
 /// what kube-proxy left in the process' network namespace, once. What established TCP connections
-/// need of IPVS stays until they have ended; for `spare` see
-/// [`super::Leftovers::spare_connections`].
+/// need of IPVS stays until they have ended; for `spare` see [`spare_connections`].
 ///
 /// A snapshot without a single Service does not count: no cluster is like that, and what kube-proxy
 /// left may be all that works.
@@ -43,23 +42,34 @@ fn serves(report: &Report) -> bool {
     report.held.is_some() && report.applied == report.held && report.counts.services > 0
 }
 
-/// Returns whether connections are waited for. `again`: it was so before.
+/// Returns whether connections are waited for. `again`: it was so before, and all else is done.
 fn remove_and_log(serving: Serving, spare: [bool; 2], again: bool) -> bool {
-    let mut leftovers = if again { find_ipvs() } else { find(serving) };
-    if !again {
-        warn_of_rival();
-        if !leftovers.is_empty() {
-            tracing::info!(found = %leftovers, "our rules serve; removing what kube-proxy left");
-        }
-    }
-    let used = leftovers.spare_connections(spare);
-    match &used {
-        Some(used) if !again => tracing::info!(
+    let used = spare_connections(serving, spare);
+    let waits = !matches!(used, Ok(None));
+    match used {
+        Ok(Some(used)) if !again => tracing::info!(
             used,
             "established connections go on through IPVS; what they need goes when they have ended"
         ),
-        None if again => tracing::info!("the last connections through IPVS have ended"),
-        _ => {}
+        Ok(None) if again => tracing::info!("the last connections through IPVS have ended"),
+        Ok(_) => {}
+        Err(problem) => tracing::warn!(
+            %problem, "it is not known which connections need IPVS: all of it stays; tried again"
+        ),
+    }
+    if waits && again {
+        return true;
+    }
+    let leftovers = if waits {
+        find_sparing(serving)
+    } else {
+        find(serving)
+    };
+    if !again {
+        warn_of_rival();
+    }
+    if !leftovers.is_empty() {
+        tracing::info!(found = %leftovers, "our rules serve; removing what kube-proxy left");
     }
     let outcome = leftovers.remove();
     for problem in &outcome.problems {
@@ -71,7 +81,7 @@ fn remove_and_log(serving: Serving, spare: [bool; 2], again: bool) -> bool {
             "removed what kube-proxy left"
         );
     }
-    used.is_some()
+    waits
 }
 
 fn warn_of_rival() {

@@ -22,12 +22,12 @@ pub struct NodeSettings {
 }
 
 impl NodeSettings {
-    /// Packets of the node itself to ClusterIPs are masqueraded, whatever their source: known by
-    /// family (A15, A17).
+    /// It is certain, whatever the node's pod ranges are, that packets of the node itself to ClusterIPs are
+    /// masqueraded (A15, A17).
     #[must_use]
     pub fn masquerades_own(&self, family: Family) -> bool {
         let of_family = |range: &Cidr| range.family() == family;
-        self.masquerade_all || self.node_cidr || self.cluster_cidrs.iter().any(of_family)
+        self.masquerade_all || self.cluster_cidrs.iter().any(of_family)
     }
 }
 

@@ -443,21 +443,22 @@ pub(crate) fn d2_addresses_are_on_the_device_while_a_service_has_them() -> Resul
 pub(crate) fn d4_other_ports_of_service_addresses_are_closed() -> Result<()> {
     let service = tcp(&["a"]).reached(At::LoadBalancer);
     let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
-    // The node listens on all its addresses.
+    for at in [At::ClusterIp, At::LoadBalancer] {
+        other_ports_are_closed(&world, &service, at, &[Client::Outside, Client::PodHere])?;
+    }
+    Ok(())
+}
+
+/// The node listens on all its addresses, and nobody gets there by those of Services.
+fn other_ports_are_closed(world: &World, service: &Svc, at: At, clients: &[Client]) -> Result<()> {
     let node = world.node(1)?;
     let _server = node.run(|| Ok(std::net::TcpListener::bind("[::]:8888")?))?;
-    for at in [At::ClusterIp, At::LoadBalancer] {
-        for family in Family::ALL {
-            let mut to = service.address(at, family, 1);
-            to.set_port(8888);
-            for client in [Client::Outside, Client::PodHere] {
-                let seen = ask(&world.net, client, Protocol::Tcp, to)?;
-                ensure!(
-                    !matches!(seen, Seen::Hit { .. }),
-                    "{client:?} to {to}: {seen}"
-                );
-                ensure!(seen.is_refused(), "{client:?} to {to}: {seen}");
-            }
+    for family in Family::ALL {
+        let mut to = service.address(at, family, 1);
+        to.set_port(8888);
+        for client in clients {
+            let seen = ask(&world.net, *client, Protocol::Tcp, to)?;
+            ensure!(seen.is_refused(), "{client:?} to {to}: {seen}");
         }
     }
     Ok(())
@@ -540,8 +541,12 @@ pub(crate) fn i4_connections_of_ipvs_outlive_it() -> Result<()> {
     other.replace(&services)?;
     let look = || {
         node.run(|| {
-            let mut found = leftovers::find(Serving::Nftables);
-            let waits = found.spare_connections([true; 2]);
+            let serving = Serving::Nftables;
+            let waits = leftovers::spare_connections(serving, [true; 2])?;
+            let found = match waits {
+                Some(_) => leftovers::find_sparing(serving),
+                None => leftovers::find(serving),
+            };
             let problems = found.remove().problems;
             ensure!(problems.is_empty(), "{problems:?}");
             Ok(waits)
@@ -563,6 +568,7 @@ pub(crate) fn i4_connections_of_ipvs_outlive_it() -> Result<()> {
             .echo(PATIENCE)
             .with_context(|| format!("{client:?}"))?;
     }
+    other_ports_are_closed(&world, &used, At::ClusterIp, &[Client::PodHere])?;
     // Whoever comes now is sent by nftables, though IPVS refuses.
     for client in [Client::PodHere, Client::Node, Client::Outside] {
         let to = used.address(At::NodePort, Family::V4, client.node());
@@ -574,6 +580,8 @@ pub(crate) fn i4_connections_of_ipvs_outlive_it() -> Result<()> {
         None => anyhow::Ok(()),
         Some(waits) => anyhow::bail!(waits),
     })?;
+    let rules = run(&node, "iptables-save")?;
+    ensure!(!rules.contains("KUBE-IPVS"), "{rules}");
     ensure_nothing(&node)
 }
 

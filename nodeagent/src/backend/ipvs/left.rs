@@ -10,13 +10,16 @@ use std::net::IpAddr;
 use kplane_model::{Family, Protocol};
 
 use super::kernel::LINK;
-use super::sets::SetId;
+use super::sets::{Entry, SetId};
 use super::state::{Places, Snapshot};
-use crate::netlink::ipset::IpSets;
+use crate::netlink::ipset::{self, IpSets};
 use crate::netlink::ipvs::{Command, Ipvs, Real, ServerKey};
 use crate::netlink::{Errno, Links, NetlinkError, link_index};
 
 mod sockets;
+
+/// Addresses that are taken from the device between two looks at the node's own connections.
+const AT_ONCE: usize = 256;
 
 /// Those whose places are in kube-proxy's IP sets; where these are empty, those on addresses of its
 /// device.
@@ -33,8 +36,11 @@ pub(crate) fn servers() -> Result<Vec<ServerKey>, NetlinkError> {
     for family in Family::ALL {
         let mut snapshot = Snapshot::default();
         for id in SetId::ALL {
-            // No IP sets: no entries.
-            let set = sets.list(id.name(family)).ok().flatten();
+            let set = match sets.list(id.name(family)) {
+                // No IP sets in this kernel.
+                Err(error) if error.errno() == Some(Errno::EINVAL) => None,
+                set => set?,
+            };
             let entries = set.map(|set| set.entries).unwrap_or_default();
             snapshot.entries.insert(id, entries.into_iter().collect());
         }
@@ -83,93 +89,96 @@ pub(crate) struct InUse {
 /// # Errors
 /// [`NetlinkError`]. What was not done is done by the next call.
 pub(crate) fn drain(servers: &[ServerKey], spare: [bool; 2]) -> Result<InUse, NetlinkError> {
-    let (mut ipvs, mut links) = (Ipvs::open()?, Links::open()?);
-    let sockets = sockets::addresses();
+    let mut ipvs = match Ipvs::open() {
+        Err(error) if error.errno() == Some(Errno::ENOENT) => return Ok(InUse::default()),
+        ipvs => ipvs?,
+    };
+    let mut links = Links::open()?;
     let mut in_use = InUse::default();
     for family in Family::ALL {
         let listed = ipvs.servers(family)?;
         let reals = ipvs.reals(&listed, family)?;
-        let addresses = addresses(&mut links, family)?;
         let of_family = |key: &&ServerKey| Family::of(key.ip) == family;
         let servers: Vec<ServerKey> = servers.iter().filter(of_family).copied().collect();
-        let there = There {
-            servers: &servers,
-            reals: &reals,
-            addresses: &addresses,
-            sockets: &sockets,
-            spare: spare[family as usize],
-        };
-        let step = there.step();
+        let addresses = addresses(&mut links, family)?;
+        let spare = spare[family as usize];
+        let step = step(&servers, &reals, |ip| spare || !addresses.contains(&ip));
         // What is gone already is no failure, and what fails is seen by the next look.
         ipvs.perform(&step.commands)?;
-        if let Some(link) = link_index(LINK) {
-            let free: Vec<_> = step.free.iter().map(|ip| (false, *ip)).collect();
-            links.perform(link, &free)?;
-        }
-        in_use.connections += step.in_use.connections;
-        in_use.addresses += step.in_use.addresses;
+        in_use.connections += step.connections;
+        let free = addresses.iter().filter(|ip| !step.needed.contains(ip));
+        let free: Vec<IpAddr> = free.copied().collect();
+        let held = release(&mut links, family, &free, spare)?;
+        in_use.addresses += addresses.len() - free.len() + held;
     }
     Ok(in_use)
 }
 
-/// What there is of one family.
-struct There<'a> {
-    servers: &'a [ServerKey],
-    reals: &'a [Real],
-    /// Of the device.
-    addresses: &'a HashSet<IpAddr>,
-    /// Local addresses of the node's own connections.
-    sockets: &'a HashSet<IpAddr>,
+/// Takes addresses from the device, and from the set of those of which other ports are closed; returns how
+/// many stay, since the node itself has connections from them.
+fn release(
+    links: &mut Links,
+    family: Family,
+    addresses: &[IpAddr],
     spare: bool,
+) -> Result<usize, NetlinkError> {
+    let Some(link) = link_index(LINK) else {
+        return Ok(0);
+    };
+    let mut sets = IpSets::open()?;
+    let set = SetId::IpvsIps.name(family);
+    let mut held = 0;
+    for some in addresses.chunks(AT_ONCE) {
+        // As late as can be: a connection that begins now would lose its address.
+        let used = if spare {
+            sockets::addresses()?
+        } else {
+            HashSet::new()
+        };
+        let (kept, free): (Vec<IpAddr>, Vec<IpAddr>) =
+            some.iter().partition(|ip| used.contains(ip));
+        held += kept.len();
+        let changes: Vec<_> = free.iter().map(|ip| (false, *ip)).collect();
+        links.perform(link, &changes)?;
+        let entries = free
+            .iter()
+            .map(|ip| ipset::Command::Delete(set, Entry::Ip(*ip)));
+        sets.perform(&entries.collect::<Vec<_>>())?;
+    }
+    Ok(held)
 }
 
-/// What is done about it.
+/// What is done about virtual servers.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Step {
     commands: Vec<Command>,
-    /// Addresses that go.
-    free: Vec<IpAddr>,
-    in_use: InUse,
+    /// Addresses of those that stay.
+    needed: HashSet<IpAddr>,
+    /// Those that they carry.
+    connections: u64,
 }
 
-impl There<'_> {
-    fn step(&self) -> Step {
-        let mut step = Step::default();
-        let mut needed = HashSet::new();
-        let mut of: HashMap<ServerKey, Vec<&Real>> = HashMap::new();
-        for real in self.reals {
-            of.entry(real.server).or_default().push(real);
-        }
-        for key in self.servers {
-            let reals = of.get(key).map_or(&[][..], Vec::as_slice);
-            let connections = match self.waits_for(*key) {
-                true => reals.iter().map(|real| real.active + real.inactive).sum(),
-                false => 0,
-            };
-            if connections == 0 {
-                step.commands.push(Command::DeleteServer(*key));
-                continue;
-            }
-            step.in_use.connections += connections;
-            needed.insert(key.ip);
-            let serving = reals.iter().filter(|real| real.weight > 0);
-            let rest = serving.map(|real| Command::SetReal(*key, real.at, 0));
-            step.commands.extend(rest);
-        }
-        if self.spare {
-            needed.extend(self.sockets);
-        }
-        let free = self.addresses.iter().filter(|ip| !needed.contains(ip));
-        step.free = free.copied().collect();
-        step.in_use.addresses = self.addresses.len() - step.free.len();
-        step
+/// Decides that. A virtual server on an address that may not stay goes in any case.
+fn step(servers: &[ServerKey], reals: &[Real], may_stay: impl Fn(IpAddr) -> bool) -> Step {
+    let mut step = Step::default();
+    let mut of: HashMap<ServerKey, Vec<&Real>> = HashMap::new();
+    for real in reals {
+        of.entry(real.server).or_default().push(real);
     }
-
-    /// Whether a virtual server stays for its connections.
-    fn waits_for(&self, key: ServerKey) -> bool {
-        let may_stay = self.spare || !self.addresses.contains(&key.ip);
-        key.protocol == Protocol::Tcp && may_stay
+    for key in servers {
+        let reals = of.get(key).map_or(&[][..], Vec::as_slice);
+        let connections: u64 = reals.iter().map(|real| real.active + real.inactive).sum();
+        if connections == 0 || key.protocol != Protocol::Tcp || !may_stay(key.ip) {
+            step.commands.push(Command::DeleteServer(*key));
+            continue;
+        }
+        step.connections += connections;
+        step.needed.insert(key.ip);
+        let serving = reals.iter().filter(|real| real.weight > 0);
+        let rest = serving.map(|real| Command::SetReal(*key, real.at, 0));
+        step.commands.extend(rest);
     }
+    step
 }
 
 #[cfg(test)]

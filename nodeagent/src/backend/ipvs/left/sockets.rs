@@ -1,27 +1,52 @@
 //! Local addresses of the node's own TCP connections, as `/proc` lists them (proc(5)).
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::netlink::{Errno, NetlinkError};
 
 /// Of this thread's network namespace.
 const LISTS: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
 /// `TCP_TIME_WAIT`, `TCP_CLOSE`, `TCP_LISTEN`: no connection that anything could be lost of.
 const IDLE: [&str; 3] = ["06", "07", "0A"];
 
-/// Reads them. A list that is not there is empty.
-pub(super) fn addresses() -> HashSet<IpAddr> {
-    let texts = LISTS.map(|list| fs::read_to_string(list).unwrap_or_default());
-    texts.iter().flat_map(|text| parse(text)).collect()
+/// Reads them.
+///
+/// # Errors
+/// A list could not be read, but for that of a family which the kernel lacks.
+pub(super) fn addresses() -> Result<HashSet<IpAddr>, NetlinkError> {
+    let mut found = HashSet::new();
+    for list in LISTS {
+        match File::open(list).and_then(|file| read(BufReader::new(file), &mut found)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => {
+                let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+                return Err(NetlinkError::Socket { what: list, errno });
+            }
+            Ok(()) => {}
+        }
+    }
+    Ok(found)
 }
 
-fn parse(text: &str) -> impl Iterator<Item = IpAddr> {
-    text.lines().skip(1).filter_map(|line| {
-        let mut words = line.split_ascii_whitespace().skip(1);
-        let (local, _remote, state) = (words.next()?, words.next()?, words.next()?);
-        let ip = address(local.split_once(':')?.0)?;
-        (!IDLE.contains(&state)).then_some(ip)
-    })
+/// Line by line: there may be a million.
+fn read(mut list: impl BufRead, found: &mut HashSet<IpAddr>) -> io::Result<()> {
+    let mut line = String::new();
+    while list.read_line(&mut line)? > 0 {
+        found.extend(parse(&line));
+        line.clear();
+    }
+    Ok(())
+}
+
+/// The heading has no address.
+fn parse(line: &str) -> Option<IpAddr> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    let (local, _remote, state) = (words.next()?, words.next()?, words.next()?);
+    let ip = address(local.split_once(':')?.0)?;
+    (!IDLE.contains(&state)).then_some(ip)
 }
 
 /// Groups of 32 bits, each written as a number of this machine's.
@@ -59,14 +84,20 @@ mod tests {
             3: 0000000000000000FFFF00000400600A:0050 0:0 01 0:0\n   \
             4: 960000FD000000000000000001000000:0050 0:0 08 0:0\n   \
             5: zz:0050 0:0 01 0:0\n";
-        let found: Vec<String> = parse(text).map(|ip| ip.to_string()).collect();
-        assert_eq!(found, ["10.96.0.1", "10.96.0.4", "fd00:96::1"]);
+        let mut found = HashSet::new();
+        read(text.as_bytes(), &mut found).unwrap();
+        let wanted = ["10.96.0.1", "10.96.0.4", "fd00:96::1"];
+        assert_eq!(found, wanted.map(|ip| ip.parse().unwrap()).into());
     }
 
     #[test]
     fn own_connections_are_found() {
         let server = std::net::TcpListener::bind("127.77.0.1:0").unwrap();
         let _client = std::net::TcpStream::connect(server.local_addr().unwrap()).unwrap();
-        assert!(addresses().contains(&IpAddr::from([127, 77, 0, 1])));
+        assert!(
+            addresses()
+                .unwrap()
+                .contains(&IpAddr::from([127, 77, 0, 1]))
+        );
     }
 }
