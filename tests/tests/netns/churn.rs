@@ -14,17 +14,21 @@ use kplane_tests::wait::eventually;
 use crate::support::{At, Client, Ep, Seen, Setup, Svc, World, answers, ask, cidrs, ep, svc};
 
 /// Beyond any scheduling delay of a busy machine.
-const DEADLINE: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(30);
 /// Light, because several run at the same time.
-const PACE: Pace = Pace {
-    threads: 1,
-    think: Duration::from_micros(500),
-};
+fn pace() -> Pace {
+    let think = if vm::is_inside() {
+        Duration::from_millis(20)
+    } else {
+        Duration::from_micros(500)
+    };
+    Pace { threads: 1, think }
+}
 
 /// In a virtual machine a second may pass without anything being done.
 fn patience() -> Duration {
     if vm::is_inside() {
-        5 * client::TIMEOUT
+        30 * client::TIMEOUT
     } else {
         client::TIMEOUT
     }
@@ -42,7 +46,7 @@ impl Loads {
         let start = |(client, at, family): &(Client, At, Family)| {
             let to = service.address(*at, *family, client.node());
             let probe = Probe::tcp(to).timeout(patience());
-            let load = Load::start(world.net.ns(*client)?, probe, PACE)?;
+            let load = Load::start(world.net.ns(*client)?, probe, pace())?;
             Ok((format!("{client:?} to {at:?} {to}"), load))
         };
         cases.iter().map(start).collect::<Result<_>>().map(Self)

@@ -8,6 +8,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -166,15 +167,40 @@ fn cargo(root: &Path, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
     status(&mut command)
 }
 
-/// Runs the packet tests of the backend that this machine's kernel may not have.
+/// Runs the packet tests of the backend that this machine's kernel may not have: in two machines at a
+/// time, as each has one processor.
 fn in_vm(root: &Path) -> Result<()> {
-    let envs = [(kplane_tests::vm::IN_VM, "1")];
-    let test = |name, filter: &[&str]| {
-        let words = ["test", "--package", "kplane-tests", "--test", name];
-        cargo(root, &[&words[..], filter].concat(), &envs)
+    let words = ["test", "--package", "kplane-tests", "--test"];
+    cargo(
+        root,
+        &[&words[..], &["vm", "--test", "netns", "--no-run"]].concat(),
+        &[],
+    )?;
+    let test = |more: &[&str]| {
+        let mut command = kplane_tests::product::cargo();
+        command
+            .current_dir(root)
+            .args(words)
+            .args(more)
+            .env(kplane_tests::vm::IN_VM, "1");
+        command
     };
-    test("vm", &[])?;
-    test("netns", &["--", "ipvs::"])
+    let mut taking_over = test(&["vm"]);
+    // Shown when the other is done, so that their lines do not mix.
+    let taking_over = thread::spawn(move || taking_over.output());
+    let alone = status(&mut test(&["netns", "--", "ipvs::"]));
+    let output = taking_over
+        .join()
+        .map_err(|_| anyhow::anyhow!("the thread of the other machine has panicked"))?
+        .context("cannot run the tests of taking over")?;
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "tests of taking over: {}",
+        output.status
+    );
+    alone
 }
 
 /// Runs the demo as a check, on programs that are built as the tests are.

@@ -41,6 +41,17 @@ impl Agent {
         Self::open_kind(UnderTest::current()?.kind(), ns, facts, settings)
     }
 
+    /// The same with settings of the backend.
+    pub(crate) fn open_with(
+        ns: &NetNs,
+        facts: NodeFacts,
+        settings: NodeSettings,
+        backend_settings: Settings,
+    ) -> Result<Self> {
+        let kind = UnderTest::current()?.kind();
+        Self::of(kind, ns, facts, settings, backend_settings)
+    }
+
     /// Opens a backend in a namespace.
     pub(crate) fn open_kind(
         kind: Kind,
@@ -48,13 +59,23 @@ impl Agent {
         facts: NodeFacts,
         settings: NodeSettings,
     ) -> Result<Self> {
+        Self::of(kind, ns, facts, settings, Settings::default())
+    }
+
+    fn of(
+        kind: Kind,
+        ns: &NetNs,
+        facts: NodeFacts,
+        settings: NodeSettings,
+        backend_settings: Settings,
+    ) -> Result<Self> {
         Ok(Self {
             ns: ns.clone(),
             facts,
             settings,
-            backend_settings: Settings::default(),
             kind,
-            backend: open(kind, ns, &Settings::default())?,
+            backend: open(kind, ns, &backend_settings)?,
+            backend_settings,
             conntrack: None,
         })
     }

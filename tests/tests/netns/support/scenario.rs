@@ -85,18 +85,18 @@ impl Scenario {
 
     /// Asks in a world that has the Service.
     pub(crate) fn observe(&self, net: &Net) -> Result<()> {
-        let (silent, others): (Vec<_>, Vec<_>) = self
+        let (waiting, others): (Vec<_>, Vec<_>) = self
             .cells(UnderTest::current()?)
             .into_iter()
-            .partition(|cell| matches!(cell.want, Want::Dropped));
+            .partition(Cell::waits);
         let mut wrong = Vec::new();
         for cell in others {
             wrong.extend(cell.check(net).err());
         }
-        // Those that wait for nothing wait together.
+        // Those that wait for a while, or for nothing, wait together.
         let more = Mutex::new(Vec::new());
         thread::scope(|scope| {
-            for cell in &silent {
+            for cell in &waiting {
                 scope.spawn(|| {
                     if let (Err(error), Ok(mut more)) = (cell.check(net), more.lock()) {
                         more.push(error);
@@ -171,6 +171,11 @@ impl Scenario {
 }
 
 impl Cell<'_> {
+    /// Whether it takes its time.
+    fn waits(&self) -> bool {
+        self.want == Want::Dropped || self.want == Want::Refused && self.late
+    }
+
     fn check(&self, net: &Net) -> Result<()> {
         match self.want {
             Want::Reach(whom, source) => self.check_reach(net, whom, source),
