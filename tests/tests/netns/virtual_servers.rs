@@ -367,6 +367,10 @@ const EVERYBODY: [(Client, At, Family); 4] = [
     (Client::PodHere, At::NodePort, Family::V6),
 ];
 
+/// Loads what the rules of nftables need.
+const MODULES_OF_NFTABLES: &str = "modprobe -a nft_ct nft_numgen nft_chain_nat nft_nat nft_masq \
+    nft_fib_ipv4 nft_fib_ipv6 nft_reject_ipv4 nft_reject_ipv6";
+
 fn remove_leftovers(node: &NetNs, serving: Serving) -> Result<()> {
     let outcome = node.run(|| Ok(leftovers::find(serving).remove()))?;
     ensure!(outcome.problems.is_empty(), "{:?}", outcome.problems);
@@ -380,6 +384,8 @@ pub(crate) fn i4_nothing_fails_on_the_way_to_nftables_and_back() -> Result<()> {
     let service = tcp(&["a", "b", "c"]).reached(At::NodePort);
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let node = world.node(1)?.clone();
+    // Else the kernel begins anew with each module that it finds missing, which takes half a minute.
+    run(&node, MODULES_OF_NFTABLES)?;
     let loads = Loads::start(&world, &service, &EVERYBODY)?;
     loads.progress(2)?;
     let settings = Setup::PodRanges.settings()?;
