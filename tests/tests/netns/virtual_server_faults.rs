@@ -129,7 +129,6 @@ pub(crate) fn what_others_do_is_repaired_by_itself() -> Result<()> {
         "iptables-nft -t nat -F",
     ] {
         run(&node, command)?;
-        ensure!(everything(&node)? != intact, "{command} changes nothing");
         let start = Instant::now();
         eventually(DEADLINE, command, || match everything(&node) {
             Ok(now) if now == intact => Ok(()),

@@ -382,8 +382,12 @@ impl<K: Kernel> Side<K> {
         if self.refused_at.is_some_and(|at| at.elapsed() < REFUSED_FOR) {
             ops.retain(|op| !self.refused.contains(op));
         }
-        self.read_rules()?;
         self.reading = started.elapsed();
+        self.read_rules()?;
+        if self.rules.known.is_none() {
+            // Not just this once.
+            self.reading = started.elapsed();
+        }
         let steps = rules::compare(&self.shape(), &self.rules.found);
         let count = ops.len() + steps.len();
         let first = ops

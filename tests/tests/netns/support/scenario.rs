@@ -146,7 +146,15 @@ impl Scenario {
     ///
     /// IPVS (A16, A29): a virtual server has one list of real servers for all clients. Of a Local
     /// policy these are the endpoints on the node, and for want of any those of the cluster.
+    ///
+    /// A8: source ranges keep the node itself from a load balancer by the source that its packets have
+    /// there of themselves, the load balancer's address; these have another. As with kube-proxy, see
+    /// `taking_over` of the tests `vm`.
     fn want(&self, backend: UnderTest, at: At, client: Client, want: Want) -> Option<Want> {
+        let ranges = at == At::LoadBalancer && !self.service.ranges.is_empty();
+        if backend == UnderTest::Ipvs && ranges && client == Client::Node && want == DROPPED {
+            return None;
+        }
         let is_inside = at == At::ClusterIp;
         let policy = self.service.policy(is_inside);
         let nobody = self.service.targets(Family::V4, None).is_empty();
