@@ -207,6 +207,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     virtual_server_faults::what_others_do_is_found_and_repaired,
     virtual_server_faults::what_others_do_is_repaired_by_itself,
     virtual_server_faults::a_restart_adopts_everything_and_writes_only_what_changed,
+    virtual_server_faults::every_crash_point_serves_and_is_recovered_from,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );
 

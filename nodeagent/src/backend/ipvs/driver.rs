@@ -19,6 +19,7 @@ use crate::netlink::ipvs::{Ipvs, ServerKey, Timeouts};
 use crate::plan::NodePlan;
 
 mod remove;
+pub(super) mod stopping;
 
 /// Reading everything back takes at most one in so many parts of the time.
 const READ_SHARE: u32 = 20;

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use kp_nodeagent::backend::Verification;
+use kp_nodeagent::backend::ipvs::{self, Budget};
 use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Failure, Kind, Settings};
 use kp_nodeagent::conntrack::Cleaner;
 use kp_nodeagent::plan::{NodePlan, NodeSettings, ServicePlan};
@@ -92,6 +93,13 @@ impl Agent {
         if self.conntrack.is_some() {
             self.clean_conntrack()?;
         }
+        Ok(())
+    }
+
+    /// The same with a backend of IPVS that stops for good when a budget is used up.
+    pub(crate) fn restart_stopping(&mut self, budget: &Budget) -> Result<()> {
+        let open = || Ok(ipvs::open_stopping(&self.backend_settings, budget)?);
+        self.backend = self.ns.run(open)?;
         Ok(())
     }
 
