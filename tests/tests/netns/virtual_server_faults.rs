@@ -229,9 +229,10 @@ fn crash_points(world: &mut World, before: &[Svc], after: &[Svc]) -> Result<()> 
     world.first()?.ensure_equal()?;
     let wanted = settled(world.node(1)?)?;
     ensure!(operations > 2, "{operations} operations");
-    let points = if vm::runs_all() { operations } else { POINTS };
-    for point in 0..points {
-        let done = point * operations / points;
+    let all = operations - 1;
+    let points = if vm::runs_all() { all } else { POINTS };
+    for point in 1..=points {
+        let done = point * operations / (points + 1);
         let at = || format!("after {done} of {operations} operations");
         world.first()?.replace(before)?;
         budget.set(done);
