@@ -200,8 +200,10 @@ impl<K: Kernel> Side<K> {
         self.known = false;
         let protected = &self.settings.ipvs.exclude_cidrs;
         let (ops, mut failures) = self.state.stage(demands, change.complete, protected);
-        self.refused.clear();
-        self.refused_at = None;
+        if change.complete {
+            self.refused.clear();
+            self.refused_at = None;
+        }
         let steps = self.steps(change.complete);
         let planned = started.elapsed();
         let operations = (ops.len() + steps.len()) as u64;
@@ -284,7 +286,10 @@ impl<K: Kernel> Side<K> {
         let mut refused = refused.into_iter().peekable();
         for (index, op) in ops.iter().enumerate() {
             match refused.next_if(|refused| refused.index == index) {
-                None => self.state.done(*op),
+                None => {
+                    self.refused.remove(op);
+                    self.state.done(*op);
+                }
                 Some(refused) => self.refuse(*op, &refused, failures),
             }
         }

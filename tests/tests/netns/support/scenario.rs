@@ -151,9 +151,11 @@ impl Scenario {
     /// there of themselves, the load balancer's address; these have another. As with kube-proxy, see
     /// `taking_over` of the tests `vm`.
     fn want(&self, backend: UnderTest, at: At, client: Client, want: Want) -> Option<Want> {
-        let ranges = at == At::LoadBalancer && !self.service.ranges.is_empty();
-        if backend == UnderTest::Ipvs && ranges && client == Client::Node && want == DROPPED {
-            return None;
+        let source = client.source(Family::V4);
+        let ranges = &self.service.ranges;
+        let is_let_in = ranges.is_empty() || ranges.iter().any(|range| range.contains(source));
+        if backend == UnderTest::Ipvs && at == At::LoadBalancer && !is_let_in {
+            return (client != Client::Node).then_some(DROPPED);
         }
         let is_inside = at == At::ClusterIp;
         let policy = self.service.policy(is_inside);
