@@ -143,7 +143,7 @@ pub struct ObjectMeta {
     /// Labels.
     #[serde(default)]
     pub labels: Option<Texts>,
-    /// Annotations; only [`LAST_CHANGE_ANNOTATION`] is kept.
+    /// Annotations; only [`LAST_CHANGE_ANNOTATION`] and [`IPVS_SCHEDULER_ANNOTATION`] are kept.
     #[serde(default, deserialize_with = "read_annotations")]
     pub annotations: Option<Texts>,
     /// RFC 3339 time of creation: the older of two conflicting Services wins.
@@ -220,13 +220,16 @@ fn read_uid<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Uid>, D
 fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Texts>, D::Error> {
     let mut annotations = Option::<Texts>::deserialize(deserializer)?;
     if let Some(all) = &mut annotations {
-        all.retain(|name, _| &**name == LAST_CHANGE_ANNOTATION);
+        let read = [LAST_CHANGE_ANNOTATION, IPVS_SCHEDULER_ANNOTATION];
+        all.retain(|name, _| read.contains(&&**name));
     }
     Ok(annotations.filter(|kept| !kept.is_empty()))
 }
 
 /// Annotation of an EndpointSlice: when the change that led to it happened, RFC 3339.
 pub const LAST_CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+/// Annotation of a Service: its scheduler on nodes with backend ipvs, an extension of D7.
+pub const IPVS_SCHEDULER_ANNOTATION: &str = "kplane.io/ipvs-scheduler";
 /// Label of an EndpointSlice: its Service.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// Label of a Service that somebody else proxies (A1, Z1).

@@ -73,6 +73,7 @@ fn published(n: usize, octet: u8) -> (ServiceKey, Option<Published>) {
         affinity_timeout_s: None,
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        ipvs_scheduler: None,
     };
     let addr = EndpointAddr {
         ip: IpAddr::from([10, 0, 0, octet]),

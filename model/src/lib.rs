@@ -13,6 +13,7 @@ mod key;
 mod net;
 mod node;
 mod program;
+mod scheduler;
 pub mod select;
 mod service;
 
@@ -25,4 +26,5 @@ pub use net::{
 };
 pub use node::{NodeFacts, NodeName, ZoneName};
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
+pub use scheduler::IpvsScheduler;
 pub use service::{Endpoint, ServicePort, TrafficPolicy};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::cidr::Cidr;
 use crate::key::ServiceKey;
 use crate::net::EndpointAddr;
+use crate::scheduler::IpvsScheduler;
 
 /// Which endpoints a kind of traffic may reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -43,6 +44,8 @@ pub struct ServicePort {
     pub source_ranges: Vec<Cidr>,
     /// Port of the health check server (A22).
     pub health_check_node_port: Option<u16>,
+    /// Scheduler of its own where nodes have backend ipvs (an extension of D7); `None` = the node's.
+    pub ipvs_scheduler: Option<IpvsScheduler>,
 }
 
 impl ServicePort {

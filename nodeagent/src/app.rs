@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hyper::Request;
 use hyper::body::Incoming;
+use kplane_model::Family;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -78,9 +79,12 @@ pub struct Bound {
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let (kind, settings) = (config.backend, config.backend_settings.clone());
+    let spare = Family::ALL.map(|family| {
+        settings.pod_interface.is_some() || config.node_settings.masquerades_own(family)
+    });
     let mut bound = build_with(config, move || kind.open(&settings)).await?;
     if let Some(serving) = bound.engine.serving() {
-        let errand = leftovers::remove_once_serving(serving, bound.reports());
+        let errand = leftovers::remove_once_serving(serving, spare, bound.reports());
         spawn_errand(&mut bound.tasks, errand);
     }
     Ok(bound)

@@ -174,7 +174,7 @@ fn facts(service: &ServiceView, canvas: &Canvas) -> String {
     ];
     let affinity = affinity(service).map(|age| format!("by client address for {age}"));
     let health = service.health_check_node_port.map(|port| port.to_string());
-    let fields: [(&str, Vec<Span>); 7] = [
+    let fields: [(&str, Vec<Span>); 8] = [
         ("Cluster IP", list(&service.cluster_ips)),
         ("External IP", list(&service.external_ips)),
         ("Load balancer", list(&service.load_balancer_ips)),
@@ -182,6 +182,7 @@ fn facts(service: &ServiceView, canvas: &Canvas) -> String {
         ("Policy", list(&policies)),
         ("Affinity", optional(affinity)),
         ("Health port", optional(health)),
+        ("IPVS scheduler", optional(service.ipvs_scheduler.clone())),
     ];
     let fields = fields.iter();
     fields

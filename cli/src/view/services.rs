@@ -64,6 +64,8 @@ pub(crate) struct ServiceView {
     /// `null` without session affinity.
     pub(crate) session_affinity_timeout_seconds: Option<u32>,
     pub(crate) health_check_node_port: Option<u32>,
+    /// `null`: each node's own.
+    pub(crate) ipvs_scheduler: Option<String>,
     pub(crate) ports: Vec<PortView>,
 }
 
@@ -95,6 +97,7 @@ impl ServiceView {
             external_traffic_policy: policy(port.external_policy()),
             session_affinity_timeout_seconds: Some(port.affinity_timeout_s).filter(|s| *s > 0),
             health_check_node_port: Some(port.health_check_node_port).filter(|port| *port > 0),
+            ipvs_scheduler: Some(port.ipvs_scheduler.clone()).filter(|name| !name.is_empty()),
             ports: Vec::new(),
         };
         service.join(key, port);

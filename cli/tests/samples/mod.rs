@@ -261,6 +261,7 @@ pub(crate) fn web() -> pb::ServiceView {
         node_port: 30080,
         external_policy: pb::TrafficPolicy::Local.into(),
         affinity_timeout_s: 10_800,
+        ipvs_scheduler: "mh".to_owned(),
         source_ranges: strings(&["198.51.100.0/24", "192.0.2.0/24"]),
         health_check_node_port: 32_000,
         endpoints,

@@ -2,13 +2,15 @@
 
 use std::net::IpAddr;
 
-use kplane_model::{Family, ServiceKey, ServiceName, ServicePort, TrafficPolicy};
+use kplane_model::{Family, IpvsScheduler, ServiceKey, ServiceName, ServicePort, TrafficPolicy};
 
 use super::addresses::{address, external_ips, load_balancer_ips, of_family, source_ranges};
 use super::ports::ports;
 use super::report::Report;
 use super::{ConvertedService, ExternalIps, SkipReason, port_number};
-use crate::k8s::{self, Kind, SERVICE_PROXY_NAME_LABEL, ServiceSpec};
+use crate::k8s::{
+    self, IPVS_SCHEDULER_ANNOTATION, Kind, ObjectMeta, SERVICE_PROXY_NAME_LABEL, ServiceSpec,
+};
 
 /// Idle timeout of session affinity where none is written, in seconds: three hours (A11).
 const AFFINITY_TIMEOUT_DEFAULT_S: u32 = 10_800;
@@ -87,6 +89,7 @@ fn service_ports(
     let external_policy = external_policy(spec, !external_ips.is_empty(), report);
     let affinity_timeout_s = affinity_timeout_s(spec, report);
     let health_check_node_port = health_check_node_port(spec, external_policy, report);
+    let ipvs_scheduler = ipvs_scheduler(&svc.metadata, report);
     let ports = ports(spec, report);
 
     let name = ServiceName {
@@ -115,6 +118,7 @@ fn service_ports(
                 affinity_timeout_s,
                 source_ranges: source_ranges.clone(),
                 health_check_node_port,
+                ipvs_scheduler,
             });
         }
     }
@@ -231,6 +235,21 @@ fn affinity_timeout_s(spec: &ServiceSpec, report: &mut Report<'_>) -> Option<u32
         ));
     }
     valid.or(Some(AFFINITY_TIMEOUT_DEFAULT_S))
+}
+
+/// The scheduler that the Service asks for where nodes have backend ipvs (an extension of D7).
+fn ipvs_scheduler(metadata: &ObjectMeta, report: &mut Report<'_>) -> Option<IpvsScheduler> {
+    let annotations = metadata.annotations.as_ref()?;
+    let name: &str = annotations.get(IPVS_SCHEDULER_ANNOTATION)?;
+    let known = IpvsScheduler::parse(name);
+    if known.is_none() {
+        let names = IpvsScheduler::names();
+        report.warning(format!(
+            "annotation {IPVS_SCHEDULER_ANNOTATION} {name:?} is unknown and each node's own \
+             scheduler is used; use one of {names}"
+        ));
+    }
+    known
 }
 
 /// A22: counts for type LoadBalancer with external policy Local only.

@@ -43,6 +43,7 @@ fn published(n: usize, endpoints: &[Endpoint]) -> Published {
         affinity_timeout_s: None,
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        ipvs_scheduler: None,
     };
     let endpoints = merge(endpoints.iter().cloned());
     Published {

@@ -208,6 +208,10 @@ pub(super) fn service(store: &Store, view: &PortView) -> pb::ServiceView {
         health_check_node_port: port.health_check_node_port.unwrap_or(0).into(),
         endpoints: view.endpoints.iter().map(endpoint).collect(),
         revision: store.wanted_of("", &port.key),
+        ipvs_scheduler: port
+            .ipvs_scheduler
+            .map(|scheduler| scheduler.to_string())
+            .unwrap_or_default(),
     }
 }
 

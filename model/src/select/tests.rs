@@ -34,6 +34,7 @@ fn port(internal: TrafficPolicy, external: TrafficPolicy) -> ServicePort {
         affinity_timeout_s: None,
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        ipvs_scheduler: None,
     }
 }
 

@@ -112,6 +112,11 @@ struct DataPathFlags {
     /// kube-proxy's does.
     #[arg(long)]
     ipvs_strict_local: bool,
+
+    /// Mode ipvs drops forwarded packets that belong to no connection, as modes nftables and iptables
+    /// do; kube-proxy's mode ipvs forwards them.
+    #[arg(long)]
+    ipvs_drop_invalid: bool,
 }
 
 impl DataPathFlags {
@@ -122,6 +127,7 @@ impl DataPathFlags {
             probe_interval: self.iptables_probe_interval,
             ipvs: backend::ipvs::Settings {
                 strict_local: self.ipvs_strict_local,
+                drop_invalid: self.ipvs_drop_invalid,
                 ..settings.ipvs
             },
             ..settings

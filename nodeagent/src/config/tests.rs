@@ -310,7 +310,7 @@ fn i1_the_mode_chooses_the_backend() {
     assert_eq!(settings.probe_interval, Duration::from_secs(90));
     let config = config_of_ipvs();
     let ipvs = backend::ipvs::Settings {
-        scheduler: backend::ipvs::Scheduler::parse("wlc").unwrap(),
+        scheduler: kplane_model::IpvsScheduler::parse("wlc").unwrap(),
         exclude_cidrs: vec!["10.1.0.0/16".parse().unwrap()],
         strict_arp: true,
         timeouts: backend::ipvs::Timeouts {
@@ -319,6 +319,7 @@ fn i1_the_mode_chooses_the_backend() {
             udp_s: 7,
         },
         strict_local: true,
+        drop_invalid: true,
     };
     assert_eq!(config.backend_settings.ipvs, ipvs);
 }
@@ -327,7 +328,8 @@ fn i1_the_mode_chooses_the_backend() {
 fn config_of_ipvs() -> Config {
     config(
         "--control-plane a --proxy-mode ipvs --ipvs-scheduler wlc --ipvs-exclude-cidrs 10.1.0.0/16 \
-         --ipvs-strict-arp --ipvs-tcp-timeout 90s --ipvs-udp-timeout 7s --ipvs-strict-local",
+         --ipvs-strict-arp --ipvs-tcp-timeout 90s --ipvs-udp-timeout 7s --ipvs-strict-local \
+         --ipvs-drop-invalid",
     )
 }
 

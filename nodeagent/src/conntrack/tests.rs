@@ -63,6 +63,7 @@ fn plan(name: &str, places: &[FrontendAddr], serving: &[u8]) -> (ServiceKey, Opt
         local: Vec::new(),
         affinity_timeout_s: None,
         health_check_node_port: None,
+        ipvs_scheduler: None,
         serving: serving.iter().map(|octet| endpoint(*octet)).collect(),
     };
     (key, Some(plan))

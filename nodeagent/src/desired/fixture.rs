@@ -57,6 +57,7 @@ fn service(key: ServiceKey, cluster_ip: IpAddr, endpoints: &[&str]) -> DesiredOb
             affinity_timeout_s: None,
             source_ranges: Vec::new(),
             health_check_node_port: None,
+            ipvs_scheduler: None,
         },
     })
 }

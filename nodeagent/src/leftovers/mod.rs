@@ -193,26 +193,72 @@ pub fn find(serving: Serving) -> Leftovers {
         found.items.extend(rules.into_iter().map(Item::Rules));
         found.problems.extend(problems);
     }
-    if matches!(serving, Serving::Ipvs(_)) {
-        return found;
-    }
-    // The link is the mark of IPVS mode: without it, all virtual servers are somebody else's.
-    if kernel::has_link() {
-        match left::servers() {
-            Ok(servers) if servers.is_empty() => {}
-            Ok(servers) => found.items.push(Item::VirtualServers(servers)),
-            Err(error) => found.problems.push(Problem::VirtualServers(error)),
-        }
-        found.items.push(Item::Link);
-    }
-    match kernel::sets() {
-        Ok(sets) => found.items.extend(sets.into_iter().map(Item::Set)),
-        Err(error) => found.problems.push(Problem::Sets(error)),
+    if !matches!(serving, Serving::Ipvs(_)) {
+        found.find_ipvs();
     }
     found
 }
 
+/// The part of [`find`] that is about IPVS.
+fn find_ipvs() -> Leftovers {
+    let mut found = Leftovers::default();
+    found.find_ipvs();
+    found
+}
+
 impl Leftovers {
+    fn find_ipvs(&mut self) {
+        // The link is the mark of IPVS mode: without it, all virtual servers are somebody else's.
+        if kernel::has_link() {
+            match left::servers() {
+                Ok(servers) if servers.is_empty() => {}
+                Ok(servers) => self.items.push(Item::VirtualServers(servers)),
+                Err(error) => self.problems.push(Problem::VirtualServers(error)),
+            }
+            self.items.push(Item::Link);
+        }
+        match kernel::sets() {
+            Ok(sets) => self.items.extend(sets.into_iter().map(Item::Set)),
+            Err(error) => self.problems.push(Problem::Sets(error)),
+        }
+    }
+
+    /// Leaves alone what connections that IPVS carries need, and has no others come to it: while this
+    /// returns something it is to be done again, with all that is found then. The sets say whose the
+    /// virtual servers are, and stay as long. `spare` says for each
+    /// family whether addresses of Services may stay on the node for that; if not, connections to them are
+    /// cut.
+    pub fn spare_connections(&mut self, spare: [bool; 2]) -> Option<String> {
+        let servers = self.items.iter().find_map(|item| match item {
+            Item::VirtualServers(servers) => Some(servers.as_slice()),
+            _ => None,
+        });
+        let has_link = self.items.iter().any(|item| matches!(item, Item::Link));
+        if servers.is_none() && !has_link {
+            return None;
+        }
+        let left = match left::drain(servers.unwrap_or_default(), spare) {
+            Ok(left) => left,
+            Err(error) => {
+                self.problems.push(Problem::VirtualServers(error));
+                return None;
+            }
+        };
+        if left == left::InUse::default() {
+            return None;
+        }
+        let of_ipvs =
+            |item: &Item| matches!(item, Item::VirtualServers(_) | Item::Link | Item::Set(_));
+        self.items.retain(|item| !of_ipvs(item));
+        let left::InUse {
+            connections,
+            addresses,
+        } = left;
+        Some(format!(
+            "{connections} connections through IPVS, {addresses} addresses"
+        ))
+    }
+
     /// There is nothing to remove, as far as could be seen.
     #[must_use]
     pub fn is_empty(&self) -> bool {

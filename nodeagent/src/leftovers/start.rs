@@ -1,19 +1,41 @@
 //! Taking over from kube-proxy: its rules go once ours serve, never before.
 
-use tokio::sync::watch;
+use std::time::Duration;
 
-use super::{Serving, find, rival};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::{Serving, find, find_ipvs, rival};
 use crate::report::Report;
 
+/// From one look at connections that IPVS carries to the next.
+const DRAIN_LOOK: Duration = Duration::from_secs(5);
+
 /// Waits until the kernel holds the first complete snapshot in all needed families, and removes
-/// what kube-proxy left in the process' network namespace, once.
+/// what kube-proxy left in the process' network namespace, once. What established TCP connections
+/// need of IPVS stays until they have ended; for `spare` see
+/// [`super::Leftovers::spare_connections`].
 ///
 /// A snapshot without a single Service does not count: no cluster is like that, and what kube-proxy
 /// left may be all that works.
-pub async fn remove_once_serving(serving: Serving, mut reports: watch::Receiver<Report>) {
-    if reports.wait_for(serves).await.is_ok() {
+pub async fn remove_once_serving(
+    serving: Serving,
+    spare: [bool; 2],
+    mut reports: watch::Receiver<Report>,
+) {
+    if reports.wait_for(serves).await.is_err() {
+        return;
+    }
+    let mut again = false;
+    loop {
+        let step = move || remove_and_log(serving, spare, again);
         // A panic there has been printed; what is left is left.
-        let _ = tokio::task::spawn_blocking(move || remove_and_log(serving)).await;
+        let waits = tokio::task::spawn_blocking(step).await.unwrap_or(false);
+        if !waits {
+            return;
+        }
+        again = true;
+        sleep(DRAIN_LOOK).await;
     }
 }
 
@@ -21,17 +43,23 @@ fn serves(report: &Report) -> bool {
     report.held.is_some() && report.applied == report.held && report.counts.services > 0
 }
 
-fn remove_and_log(serving: Serving) {
-    let leftovers = find(serving);
-    if let Some(pid) = rival::running() {
-        tracing::warn!(
-            pid,
-            "kube-proxy is running on this node and will write its rules again: two proxies now do \
-             the same work, and what one refuses the other may serve; stop kube-proxy"
-        );
+/// Returns whether connections are waited for. `again`: it was so before.
+fn remove_and_log(serving: Serving, spare: [bool; 2], again: bool) -> bool {
+    let mut leftovers = if again { find_ipvs() } else { find(serving) };
+    if !again {
+        warn_of_rival();
+        if !leftovers.is_empty() {
+            tracing::info!(found = %leftovers, "our rules serve; removing what kube-proxy left");
+        }
     }
-    if !leftovers.is_empty() {
-        tracing::info!(found = %leftovers, "our rules serve; removing what kube-proxy left");
+    let used = leftovers.spare_connections(spare);
+    match &used {
+        Some(used) if !again => tracing::info!(
+            used,
+            "established connections go on through IPVS; what they need goes when they have ended"
+        ),
+        None if again => tracing::info!("the last connections through IPVS have ended"),
+        _ => {}
     }
     let outcome = leftovers.remove();
     for problem in &outcome.problems {
@@ -41,6 +69,17 @@ fn remove_and_log(serving: Serving) {
         tracing::info!(
             steps = outcome.removed.len(),
             "removed what kube-proxy left"
+        );
+    }
+    used.is_some()
+}
+
+fn warn_of_rival() {
+    if let Some(pid) = rival::running() {
+        tracing::warn!(
+            pid,
+            "kube-proxy is running on this node and will write its rules again: two proxies now do \
+             the same work, and what one refuses the other may serve; stop kube-proxy"
         );
     }
 }

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use kplane_model::{EndpointAddr, Family, Protocol};
+use kplane_model::{EndpointAddr, Family, IpvsScheduler, Protocol};
 use netlink_sys::protocols::NETLINK_GENERIC;
 
 use super::message::Request;
@@ -85,45 +85,6 @@ const FLAG_HASHED: u32 = 1 << 1;
 /// `IP_VS_SVC_F_SCHED_MH_PORT`: scheduler mh hashes the source port too.
 const FLAG_MH_PORT: u32 = 1 << 4;
 
-/// How a virtual server spreads connections.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Scheduler(&'static str);
-
-impl Scheduler {
-    /// Those that the kernel has. The modules are called `ip_vs_` and the name.
-    const ALL: [&str; 14] = [
-        "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf",
-        "twos",
-    ];
-
-    /// Round robin.
-    pub const ROUND_ROBIN: Self = Self("rr");
-
-    /// The scheduler of a name.
-    #[must_use]
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|known| *known == name).map(Self)
-    }
-
-    /// Its name.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        self.0
-    }
-
-    /// All names, for people.
-    #[must_use]
-    pub fn names() -> String {
-        Self::ALL.join(", ")
-    }
-}
-
-impl fmt::Display for Scheduler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
 /// What tells a virtual server from others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerKey {
@@ -146,7 +107,7 @@ impl fmt::Display for ServerKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerMode {
     /// How it spreads connections.
-    pub scheduler: Scheduler,
+    pub scheduler: IpvsScheduler,
     /// A client keeps its real server for so many seconds after its last connection.
     pub persistent_s: Option<u32>,
 }
@@ -443,7 +404,7 @@ fn parse_union(family: Family, attribute: Attribute<'_>) -> Option<IpAddr> {
 }
 
 fn parse_mode(service: Attributes<'_>) -> Option<ServerMode> {
-    let scheduler = Scheduler::parse(service.get(svc::SCHED_NAME)?.as_str()?)?;
+    let scheduler = IpvsScheduler::parse(service.get(svc::SCHED_NAME)?.as_str()?)?;
     let flags = u32::from_ne_bytes(*service.get(svc::FLAGS)?.payload.first_chunk()?);
     let timeout = host_u32(service.get(svc::TIMEOUT)?)?;
     let mode = ServerMode {

@@ -13,7 +13,7 @@ pub use service::plan_service;
 use std::fmt;
 use std::net::IpAddr;
 
-use kplane_model::{Cidr, EndpointAddr, Protocol, ServiceKey, TrafficPolicy};
+use kplane_model::{Cidr, EndpointAddr, IpvsScheduler, Protocol, ServiceKey, TrafficPolicy};
 
 /// Where packets for a ServicePort arrive. At most one ServicePort owns one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,6 +112,8 @@ pub struct ServicePlan {
     pub local: Vec<EndpointAddr>,
     /// Session affinity: idle timeout in seconds (A11).
     pub affinity_timeout_s: Option<u32>,
+    /// Scheduler of its own where the backend is ipvs (D7).
+    pub ipvs_scheduler: Option<IpvsScheduler>,
     /// Port of the health check server on the node, which a firewall must let through (A22, A26).
     pub health_check_node_port: Option<u16>,
     /// Endpoints to which established flows may go on, whatever the policies (F2): selected,

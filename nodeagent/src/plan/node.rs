@@ -21,6 +21,16 @@ pub struct NodeSettings {
     pub node_ip: Option<IpAddr>,
 }
 
+impl NodeSettings {
+    /// Packets of the node itself to ClusterIPs are masqueraded, whatever their source: known by
+    /// family (A15, A17).
+    #[must_use]
+    pub fn masquerades_own(&self, family: Family) -> bool {
+        let of_family = |range: &Cidr| range.family() == family;
+        self.masquerade_all || self.node_cidr || self.cluster_cidrs.iter().any(of_family)
+    }
+}
+
 /// What a node's data path must know besides Services, for one family. Every list is sorted, and
 /// no range is inside another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -50,6 +50,7 @@ pub fn plan_service(
             .map(|l| l.endpoints.iter().map(|e| e.addr).collect())
             .unwrap_or_default(),
         affinity_timeout_s: port.affinity_timeout_s,
+        ipvs_scheduler: port.ipvs_scheduler,
         health_check_node_port: port.health_check_node_port,
         serving: serving(program, local),
     }

@@ -40,6 +40,7 @@ fn program() -> ServiceProgram {
             affinity_timeout_s: None,
             source_ranges: Vec::new(),
             health_check_node_port: None,
+            ipvs_scheduler: None,
         },
         endpoints: vec![endpoint(1), endpoint(2)],
         has_any: true,

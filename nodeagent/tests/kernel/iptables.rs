@@ -117,6 +117,7 @@ fn service(number: u16, family: Family, endpoints: u16) -> ServicePlan {
                 _ => Vec::new(),
             },
             health_check_node_port: (external == TrafficPolicy::Local).then_some(32_000 + number),
+            ipvs_scheduler: None,
         },
         endpoints: (0..endpoints).map(addr).collect(),
         has_any: endpoints > 0,

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use kplane_model::{
-    DesiredKey, DesiredObject, Family, LocalEndpoint, LocalEndpoints, NodeFacts, Protocol,
-    ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+    DesiredKey, DesiredObject, Family, IpvsScheduler, LocalEndpoint, LocalEndpoints, NodeFacts,
+    Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
 };
 use prost::Message;
 
@@ -191,6 +191,10 @@ impl From<&ServiceProgram> for pb::ServiceProgram {
             endpoints: pack_endpoints(program.endpoints.iter().copied()),
             has_any: program.has_any,
             serving_others: pack_endpoints(program.serving_others.iter().copied()),
+            ipvs_scheduler: port
+                .ipvs_scheduler
+                .map(|scheduler| scheduler.as_str().to_owned())
+                .unwrap_or_default(),
         }
     }
 }
@@ -233,6 +237,7 @@ impl TryFrom<pb::ServiceProgram> for ServiceProgram {
                 "health_check_node_port",
                 wire.health_check_node_port,
             )?,
+            ipvs_scheduler: scheduler(&wire.ipvs_scheduler)?,
             key,
         };
         Ok(Self {
@@ -242,6 +247,15 @@ impl TryFrom<pb::ServiceProgram> for ServiceProgram {
             serving_others: unpack_endpoints("serving_others", family, &wire.serving_others)?,
         })
     }
+}
+
+fn scheduler(name: &str) -> Result<Option<IpvsScheduler>, ConvertError> {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let known = IpvsScheduler::parse(name);
+    let unknown = || ConvertError::new("ipvs_scheduler", format!("{name:?} is unknown"));
+    known.ok_or_else(unknown).map(Some)
 }
 
 impl From<&LocalEndpoints> for pb::LocalEndpoints {

@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bytes::Bytes;
 use kplane_model::{
-    Cidr, DesiredKey, DesiredObject, EndpointAddr, Family, LocalEndpoint, LocalEndpoints,
-    NodeFacts, Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
-    refused_endpoint_ip,
+    Cidr, DesiredKey, DesiredObject, EndpointAddr, Family, IpvsScheduler, LocalEndpoint,
+    LocalEndpoints, NodeFacts, Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram,
+    TrafficPolicy, refused_endpoint_ip,
 };
 use proptest::prelude::*;
 use prost::Message;
@@ -71,6 +71,8 @@ fn any_service(family: Family) -> impl Strategy<Value = DesiredObject> {
         prop::collection::vec(any_endpoint(family), 0..5),
         any::<bool>(),
         prop::collection::vec(any_endpoint(family), 0..5),
+        prop::option::of(prop::sample::select(vec!["rr", "mh"]))
+            .prop_map(|name| name.and_then(IpvsScheduler::parse)),
     );
     (any_key(family), addresses, ports, rest).prop_map(|(key, addresses, ports, rest)| {
         DesiredObject::Service(ServiceProgram {
@@ -86,6 +88,7 @@ fn any_service(family: Family) -> impl Strategy<Value = DesiredObject> {
                 affinity_timeout_s: rest.2,
                 source_ranges: addresses.3,
                 health_check_node_port: ports.2,
+                ipvs_scheduler: rest.6,
             },
             endpoints: rest.3,
             has_any: rest.4,
@@ -195,7 +198,7 @@ fn service() -> pb::ServiceProgram {
 #[test]
 fn hostile_services_are_refused_by_field() {
     type Change = fn(&mut pb::ServiceProgram);
-    let cases: [(&str, Change); 12] = [
+    let cases: [(&str, Change); 13] = [
         ("key", |s| s.key = None),
         ("key", |s| s.key.as_mut().unwrap().name.clear()),
         ("protocol", |s| s.key.as_mut().unwrap().protocol = 9),
@@ -214,6 +217,7 @@ fn hostile_services_are_refused_by_field() {
             s.serving_others = vec![1, 2, 3].into();
         }),
         ("affinity_timeout_s", |s| s.affinity_timeout_s = 90_000),
+        ("ipvs_scheduler", |s| s.ipvs_scheduler = "random".to_owned()),
     ];
     assert!(ServiceProgram::try_from(service()).is_ok());
     for (field, change) in cases {

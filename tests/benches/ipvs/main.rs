@@ -26,7 +26,7 @@ use kplane_tests::vm::{self, Run, Vm};
 use serde::{Deserialize, Serialize};
 
 /// For one contender at one size.
-const DEADLINE: Duration = Duration::from_secs(1_800);
+const DEADLINE: Duration = Duration::from_secs(7_200);
 /// What the program inside leaves.
 const RESULT: &str = "result.json";
 

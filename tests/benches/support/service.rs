@@ -26,6 +26,7 @@ pub(crate) fn cluster_ip_service(
         affinity_timeout_s: None,
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        ipvs_scheduler: None,
     };
     Published {
         variants: variants(&port, endpoints),

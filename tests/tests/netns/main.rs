@@ -199,15 +199,18 @@ const TESTS: &[Test] = kplane_tests::tests!(
     virtual_servers::d5_endpoints_of_udp_and_sctp_go_at_once,
     virtual_servers::d6_strict_arp_keeps_service_addresses_to_the_node,
     virtual_servers::d7_every_scheduler_serves_and_takes_anothers_place,
+    virtual_servers::d7_a_service_has_the_scheduler_that_it_asks_for,
     virtual_servers::d7_affinity_is_persistence_with_its_timeout,
     virtual_servers::d8_excluded_and_foreign_virtual_servers_are_left_alone,
     virtual_servers::a29_strict_local_policies_refuse_where_no_endpoint_is,
     virtual_servers::i4_nothing_fails_on_the_way_to_nftables_and_back,
+    virtual_servers::i4_connections_of_ipvs_outlive_it,
     virtual_servers::cleanup_removes_everything_and_may_be_repeated,
     virtual_server_faults::what_others_do_is_found_and_repaired,
     virtual_server_faults::what_others_do_is_repaired_by_itself,
     virtual_server_faults::a_restart_adopts_everything_and_writes_only_what_changed,
     virtual_server_faults::every_crash_point_serves_and_is_recovered_from,
+    virtual_server_faults::a_scheduler_that_is_missing_is_named_with_its_module,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use kp_nodeagent::backend::Verification;
 use kp_nodeagent::backend::ipvs::Budget;
-use kplane_model::{Family, Protocol};
+use kplane_model::{Family, IpvsScheduler, Protocol};
 use kplane_tests::netns::NetNs;
 use kplane_tests::vm;
 use kplane_tests::wait::eventually;
@@ -275,4 +275,51 @@ fn settled(node: &NetNs) -> Result<Vec<String>> {
     let mut all = everything(node)?;
     all.retain(|line| !line.ends_with(" -w 0"));
     Ok(all)
+}
+
+/// A scheduler that no other test asks for, and what keeps the kernel from loading it.
+const RARE: &str = "fo";
+const FORBIDDEN: &str = "/etc/modprobe.d/kplane-test.conf";
+
+/// It is named with its module: at the start when the node asks for it, at the Service that does, which
+/// has the node's until it is there.
+pub(crate) fn a_scheduler_that_is_missing_is_named_with_its_module() -> Result<()> {
+    std::fs::write(FORBIDDEN, format!("install ip_vs_{RARE} /bin/false\n"))?;
+    let mut world = World::serving(Setup::PodRanges, &[service()])?;
+    let node = world.node(1)?.clone();
+    let scheduler = || -> Result<String> {
+        let lines = servers(&node)?;
+        let line = lines
+            .iter()
+            .find(|line| line.starts_with("-A -t 10.96.0.1:80 "));
+        let line = line.context("no virtual server")?;
+        Ok(line.split(' ').nth(4).unwrap_or_default().to_owned())
+    };
+    let first = world.first()?;
+    first.backend_settings.ipvs.scheduler = IpvsScheduler::parse(RARE).context(RARE)?;
+    let error = first.restart().err().context("an agent that cannot work")?;
+    let error = format!("{error:#}");
+    ensure!(error.contains("load the kernel module ip_vs_fo"), "{error}");
+
+    first.backend_settings.ipvs.scheduler = IpvsScheduler::ROUND_ROBIN;
+    first.restart()?;
+    first.replace(&[service()])?;
+    let mut asks = service();
+    asks.ipvs_scheduler = IpvsScheduler::parse(RARE);
+    let done = first.update(slice::from_ref(&asks))?;
+    let failures = format!("{:?}", done.failures);
+    ensure!(
+        failures.contains("ip_vs_fo, or choose another; rr is used"),
+        "{failures}"
+    );
+    ensure!(scheduler()? == "rr", "{}", scheduler()?);
+    first.ensure_equal()?;
+
+    std::fs::remove_file(FORBIDDEN)?;
+    let seen = first.verify(Family::V4)?;
+    ensure!(matches!(seen, Verification::Drifted(_)), "{seen:?}");
+    let done = first.replace(&[asks])?;
+    ensure!(done.failures.is_empty(), "{done:?}");
+    ensure!(scheduler()? == RARE, "{}", scheduler()?);
+    first.ensure_equal()
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kp_nodeagent::backend::Kind;
-use kp_nodeagent::backend::ipvs::{Scheduler, Timeouts};
+use kp_nodeagent::backend::ipvs::Timeouts;
 use kp_nodeagent::leftovers::{self, Serving};
-use kplane_model::{Family, Protocol};
+use kplane_model::{Family, IpvsScheduler, Protocol};
 use kplane_tests::client::{Probe, Session};
 use kplane_tests::link::Route;
 use kplane_tests::netns::NetNs;
@@ -62,7 +62,7 @@ pub(crate) fn d7_every_scheduler_serves_and_takes_anothers_place() -> Result<()>
     let mut session = open(&world, Client::PodHere, &service, Family::V6)?;
     for (name, even) in SCHEDULERS {
         let first = world.first()?;
-        first.backend_settings.ipvs.scheduler = Scheduler::parse(name).context(name)?;
+        first.backend_settings.ipvs.scheduler = IpvsScheduler::parse(name).context(name)?;
         first.restart().context(name)?;
         first.replace(slice::from_ref(&service)).context(name)?;
         first.ensure_equal().context(name)?;
@@ -88,6 +88,29 @@ pub(crate) fn d7_every_scheduler_serves_and_takes_anothers_place() -> Result<()>
         session.echo(PATIENCE).context(name)?;
     }
     Ok(())
+}
+
+/// An extension of D7: by annotation; other Services have the node's.
+pub(crate) fn d7_a_service_has_the_scheduler_that_it_asks_for() -> Result<()> {
+    let scheduler = |name: &str| IpvsScheduler::parse(name).context("unknown");
+    let mut own = tcp(&["a", "b", "c"]);
+    own.ipvs_scheduler = Some(scheduler("sh")?);
+    let other = svc(2).only(Protocol::Tcp).endpoints([ep("a")]);
+    let mut world = World::serving(Setup::PodRanges, &[own.clone(), other])?;
+    let node = world.node(1)?.clone();
+    let lines = servers(&node)?;
+    for wanted in ["-A -t 10.96.0.1:80 -s sh", "-A -t 10.96.0.2:80 -s rr"] {
+        let found = lines.iter().any(|line| line.starts_with(wanted));
+        ensure!(found, "no {wanted} in {lines:#?}");
+    }
+    let probe = Probe::tcp(own.address(At::ClusterIp, Family::V4, 1)).timeout(PATIENCE);
+    let client = world.net.ns(Client::PodHere)?.clone();
+    let spread = probe.spread(&client, 6)?;
+    ensure!(spread.len() == 1, "by the client's address: {spread:?}");
+    world.first()?.update(&[tcp(&["a", "b", "c"])])?;
+    let spread = probe.spread(&client, 6)?;
+    ensure!(spread.values().all(|n| *n == 2), "in turn: {spread:?}");
+    world.first()?.ensure_equal()
 }
 
 /// The endpoint gets no new connections, the one that it has goes on, over a restart of the agent
@@ -389,11 +412,9 @@ pub(crate) fn i4_nothing_fails_on_the_way_to_nftables_and_back() -> Result<()> {
     let loads = Loads::start(&world, &service, &EVERYBODY)?;
     loads.progress(2)?;
     let settings = Setup::PodRanges.settings()?;
-    let mut of_ipvs = open(&world, Client::PodHere, &service, Family::V4)?;
     let mut other = Agent::open_kind(Kind::Nftables, &node, facts(1)?, settings.clone())?;
     other.replace(slice::from_ref(&service))?;
     loads.progress(2)?;
-    of_ipvs.echo(PATIENCE).context("both are there")?;
     remove_leftovers(&node, Serving::Nftables)?;
     other.ensure_equal()?;
     loads.progress(4)?;
@@ -411,6 +432,72 @@ pub(crate) fn i4_nothing_fails_on_the_way_to_nftables_and_back() -> Result<()> {
     let left = crate::support::nft::nft(&node, "list tables")?;
     ensure!(!left.contains("kplane"), "{left}");
     loads.none_lost()
+}
+
+/// Connections that IPVS carries go on when nftables has taken over, those of the node itself too; what
+/// they need of IPVS goes after them, and nothing else has to wait.
+pub(crate) fn i4_connections_of_ipvs_outlive_it() -> Result<()> {
+    let used = tcp(&["a", "b", "c"]).reached(At::NodePort);
+    let unused = svc(2).only(Protocol::Tcp).endpoints([ep("a")]);
+    let services = [used.clone(), unused];
+    let world = World::serving(Setup::PodRanges, &services)?;
+    let node = world.node(1)?.clone();
+    let mut sessions = Vec::new();
+    for (client, at, family) in [
+        (Client::PodHere, At::ClusterIp, Family::V4),
+        (Client::Node, At::ClusterIp, Family::V6),
+        (Client::Outside, At::NodePort, Family::V4),
+    ] {
+        let to = used.address(at, family, client.node());
+        let session = Probe::tcp(to)
+            .timeout(PATIENCE)
+            .open(world.net.ns(client)?)?;
+        sessions.push((client, session));
+    }
+    let mut other = Agent::open_kind(
+        Kind::Nftables,
+        &node,
+        facts(1)?,
+        Setup::PodRanges.settings()?,
+    )?;
+    other.replace(&services)?;
+    let look = || {
+        node.run(|| {
+            let mut found = leftovers::find(Serving::Nftables);
+            let waits = found.spare_connections([true; 2]);
+            let problems = found.remove().problems;
+            ensure!(problems.is_empty(), "{problems:?}");
+            Ok(waits)
+        })
+    };
+    let waits = look()?.context("connections are waited for")?;
+    ensure!(
+        waits == "3 connections through IPVS, 2 addresses",
+        "{waits}"
+    );
+    let kept = servers(&node)?;
+    let virtual_servers = kept.iter().filter(|line| line.starts_with("-A"));
+    ensure!(virtual_servers.count() == 3, "{kept:#?}");
+    ensure!(kept.iter().all(|line| !line.contains("-w 1")), "{kept:#?}");
+    let rules = run(&node, "iptables-save")?;
+    ensure!(!rules.contains("KUBE-SERVICES"), "{rules}");
+    for (client, session) in &mut sessions {
+        session
+            .echo(PATIENCE)
+            .with_context(|| format!("{client:?}"))?;
+    }
+    // Whoever comes now is sent by nftables, though IPVS refuses.
+    for client in [Client::PodHere, Client::Node, Client::Outside] {
+        let to = used.address(At::NodePort, Family::V4, client.node());
+        let seen = ask(&world.net, client, Protocol::Tcp, to)?;
+        ensure!(matches!(seen, Seen::Hit { .. }), "{client:?}: {seen}");
+    }
+    drop(sessions);
+    eventually(FORGOTTEN, "nothing is waited for", || match look()? {
+        None => anyhow::Ok(()),
+        Some(waits) => anyhow::bail!(waits),
+    })?;
+    ensure_nothing(&node)
 }
 
 /// What is cleaned up leaves nothing, and comes again.

@@ -179,6 +179,7 @@ mod tests {
             affinity_timeout_s: None,
             source_ranges: Vec::new(),
             health_check_node_port: None,
+            ipvs_scheduler: None,
         };
         Port {
             port,

@@ -125,6 +125,7 @@ fn describe_service() {
         Policy          internal Cluster, external Local
         Affinity        by client address for 3h
         Health port     32000
+        IPVS scheduler  mh
         Nodes           2/3 hold the newest state
 
         Port http 80/TCP (IPv4), node port 30080, revision 4711
@@ -162,6 +163,7 @@ fn describe_service() {
         Policy          internal Cluster, external Local
         Affinity        by client address for 3h
         Health port     32000
+        IPVS scheduler  mh
         Nodes           2/3 hold the newest state
 
         Port http 80/TCP (IPv4), node port 30080, revision 4711
@@ -210,6 +212,7 @@ fn describe_service_as_it_should_be() {
         Policy          internal Cluster, external Local
         Affinity        by client address for 3h
         Health port     32000
+        IPVS scheduler  mh
         Nodes           2/2 hold the newest state
 
         Port http 80/TCP (IPv4), node port 30080, revision 4711
@@ -275,6 +278,7 @@ fn describe_service_without_ready_endpoints() {
         Policy          internal Cluster, external Local
         Affinity        by client address for 3h
         Health port     32000
+        IPVS scheduler  mh
         Nodes           0/0 hold the newest state
 
         Port http 80/TCP (IPv4), node port 30080, revision 4711

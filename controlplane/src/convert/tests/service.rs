@@ -1,4 +1,4 @@
-use kplane_model::{Family, ServicePort, TrafficPolicy};
+use kplane_model::{Family, IpvsScheduler, ServicePort, TrafficPolicy};
 
 use super::{lines, yaml};
 use crate::convert::{
@@ -166,6 +166,25 @@ fn a2_one_bad_family_leaves_the_other() {
         let issue = &converted.issues[0];
         assert_eq!(format!("{}: {}", issue.severity, issue.reason), expected);
     }
+}
+
+/// Extension of D7.
+#[test]
+fn d7_a_service_may_name_its_scheduler() {
+    let named = |name: &str| {
+        whole(&format!(
+            "metadata: {{name: web, annotations: {{kplane.io/ipvs-scheduler: {name}, other: text}}}}\n\
+             spec: {{clusterIP: 10.0.0.1, {PORT}}}"
+        ))
+    };
+    let converted = named("mh");
+    let scheduler = converted.ports[0].ipvs_scheduler;
+    assert_eq!(scheduler.map(IpvsScheduler::as_str), Some("mh"));
+    assert_eq!(lines(&converted.issues), [""; 0]);
+    let converted = named("random");
+    assert_eq!(converted.ports[0].ipvs_scheduler, None);
+    let reason = &converted.issues[0].reason;
+    assert!(reason.contains("use one of rr, wrr, lc"), "{reason}");
 }
 
 #[test]

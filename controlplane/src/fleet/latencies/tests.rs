@@ -36,6 +36,7 @@ fn store(services: &[&str]) -> Store {
             affinity_timeout_s: None,
             source_ranges: Vec::new(),
             health_check_node_port: None,
+            ipvs_scheduler: None,
         };
         let published = Published {
             variants: kplane_model::select::variants(&port, &[]),

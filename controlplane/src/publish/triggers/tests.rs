@@ -40,6 +40,7 @@ fn published(name: &str, endpoints: &[Endpoint]) -> (ServiceKey, Option<Publishe
         affinity_timeout_s: None,
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        ipvs_scheduler: None,
     };
     let published = Published {
         variants: variants(&port, endpoints),

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kplane_model::{Cidr, EndpointAddr, Protocol, TrafficPolicy};
+use kplane_model::{Cidr, EndpointAddr, IpvsScheduler, Protocol, TrafficPolicy};
 
 use super::Settings;
 use super::sets::{Entry, SetId};
@@ -61,16 +61,17 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// What a plan needs on a node.
+    /// What a plan needs on a node, with connections spread by `scheduler`.
     pub(super) fn new(
         plan: &ServicePlan,
+        scheduler: IpvsScheduler,
         node: &NodePlan,
         ips: &NodeIps,
         settings: &Settings,
     ) -> Self {
         let mut planner = Planner {
             mode: ServerMode {
-                scheduler: settings.scheduler,
+                scheduler,
                 persistent_s: plan.affinity_timeout_s,
             },
             cluster: cluster_endpoints(plan).into(),

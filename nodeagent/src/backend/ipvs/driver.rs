@@ -5,20 +5,23 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Family, ServiceKey};
 
+use self::ruleset::Rules;
+use self::schedulers::Schedulers;
 use super::demand::{Demand, NodeIps};
 use super::kernel::{Kernel, KernelError, Machine, Reading, Refused};
-use super::rules::{self, Shape, Steps};
+use super::rules::{self, Steps};
 use super::sets::SetId;
 use super::state::{Op, Ops, State};
 use super::{NAME, probe, sysctl};
-use crate::backend::iptables::Found;
 use crate::backend::{
-    self, Applied, ApplyError, Backend, Change, Failure, OpenError, Serving, Verification, iptables,
+    self, Applied, ApplyError, Backend, Change, Failure, OpenError, Serving, Verification,
 };
 use crate::netlink::ipvs::{Ipvs, ServerKey, Timeouts};
 use crate::plan::NodePlan;
 
 mod remove;
+mod ruleset;
+mod schedulers;
 pub(super) mod stopping;
 
 /// Reading everything back takes at most one in so many parts of the time.
@@ -50,6 +53,8 @@ struct Side<K> {
     ips: NodeIps,
     capacities: HashMap<SetId, u32>,
     rules: Rules,
+    /// Those that Services ask for.
+    schedulers: Schedulers,
     /// What the kernel would not do.
     refused: HashSet<Op>,
     refused_at: Option<Instant>,
@@ -57,16 +62,6 @@ struct Side<K> {
     foreign: Vec<ServerKey>,
     /// How long it took to read everything last.
     reading: Duration,
-}
-
-/// The rules that there are.
-#[derive(Debug, Default)]
-struct Rules {
-    found: Found,
-    /// What they were written for.
-    shape: Option<Shape>,
-    /// The generation in which they are known to be so.
-    known: Option<u32>,
 }
 
 /// A step of applying that failed.
@@ -167,6 +162,7 @@ impl<K: Kernel> Side<K> {
             ips: NodeIps::default(),
             capacities: HashMap::new(),
             rules: Rules::default(),
+            schedulers: Schedulers::default(),
             refused: HashSet::new(),
             refused_at: None,
             foreign: Vec::new(),
@@ -186,20 +182,13 @@ impl<K: Kernel> Side<K> {
             self.read_rules()?;
         }
         self.node = change.node.clone();
-        let demands: Vec<(ServiceKey, Option<Demand>)> = change
-            .services
-            .iter()
-            .map(|(key, plan)| {
-                let plan = plan.as_ref();
-                let demand =
-                    plan.map(|plan| Demand::new(plan, &self.node, &self.ips, &self.settings.ipvs));
-                (key.clone(), demand)
-            })
-            .collect();
+        let mut failures = Vec::new();
+        let demands = self.demands(&change, &mut failures)?;
         // What is known is right again once all of it is done.
         self.known = false;
         let protected = &self.settings.ipvs.exclude_cidrs;
-        let (ops, mut failures) = self.state.stage(demands, change.complete, protected);
+        let (ops, conflicts) = self.state.stage(demands, change.complete, protected);
+        failures.extend(conflicts);
         if change.complete {
             self.refused.clear();
             self.refused_at = None;
@@ -220,6 +209,32 @@ impl<K: Kernel> Side<K> {
         })
     }
 
+    /// What each ServicePort of a change needs.
+    fn demands(
+        &mut self,
+        change: &Change<'_>,
+        failures: &mut Vec<Failure>,
+    ) -> Result<Vec<(ServiceKey, Option<Demand>)>, StepError> {
+        if change.complete {
+            self.schedulers.clear();
+        }
+        let settings = &self.settings.ipvs;
+        let mut demands = Vec::with_capacity(change.services.len());
+        for (key, plan) in change.services {
+            let Some(plan) = plan else {
+                demands.push((key.clone(), None));
+                continue;
+            };
+            let kernel = &mut self.kernel;
+            let scheduler = self
+                .schedulers
+                .choose(plan, settings.scheduler, kernel, failures)?;
+            let demand = Demand::new(plan, scheduler, &self.node, &self.ips, settings);
+            demands.push((key.clone(), Some(demand)));
+        }
+        Ok(demands)
+    }
+
     fn carry_out(
         &mut self,
         ops: &Ops,
@@ -233,27 +248,6 @@ impl<K: Kernel> Side<K> {
         bytes += self.perform(&ops.bind, failures)?;
         bytes += self.restore(&steps.last)?;
         bytes += self.perform(&ops.clear, failures)?;
-        Ok(bytes)
-    }
-
-    /// What has to be done to the rules, which hardly ever is anything.
-    fn steps(&mut self, complete: bool) -> Steps {
-        let shape = self.shape();
-        if !complete && self.rules.shape.as_ref() == Some(&shape) {
-            return Steps::default();
-        }
-        let steps = rules::compare(&shape, &self.rules.found);
-        self.rules.shape = Some(shape);
-        steps
-    }
-
-    fn restore(&mut self, steps: &[iptables::Step]) -> Result<u64, StepError> {
-        if steps.is_empty() {
-            return Ok(0);
-        }
-        self.rules.known = None;
-        let bytes = self.kernel.restore(steps)?;
-        rules::accept(&mut self.rules.found, steps);
         Ok(bytes)
     }
 
@@ -312,33 +306,6 @@ impl<K: Kernel> Side<K> {
         self.refused_at = Some(Instant::now());
     }
 
-    fn shape(&self) -> Shape {
-        Shape {
-            settings: iptables::Settings {
-                masquerade_bit: self.settings.masquerade_bit,
-                pod_interface: self.settings.pod_interface,
-                ..iptables::Settings::new(self.family)
-            },
-            node: self.node.clone(),
-            external_ips: [SetId::ExternalIp, SetId::ExternalIpLocal]
-                .iter()
-                .any(|set| self.state.entries(*set).0 > 0),
-            denied: self.state.denied(),
-        }
-    }
-
-    /// Reads the rules, unless it is sure that nobody changed them.
-    fn read_rules(&mut self) -> Result<(), StepError> {
-        let generation = self.kernel.generation();
-        let sure = generation.is_some() && self.rules.known == generation;
-        if self.known && sure {
-            return Ok(());
-        }
-        self.rules.found = self.kernel.rules()?;
-        self.rules.known = generation.filter(|_| generation == self.kernel.generation());
-        Ok(())
-    }
-
     /// What was read is what there is.
     fn take(&mut self, reading: Reading, first: bool) {
         let (family, servers) = (self.family, reading.snapshot.servers.len());
@@ -368,6 +335,10 @@ impl<K: Kernel> Side<K> {
             let what = "it is not known what the kernel holds";
             return Ok(Verification::Drifted(what.to_owned()));
         }
+        if let Some(scheduler) = self.schedulers.came(&mut self.kernel)? {
+            let what = format!("the kernel has the scheduler {scheduler} now");
+            return Ok(Verification::Drifted(what));
+        }
         let started = Instant::now();
         let reading = self.kernel.read()?;
         let idle = self.state.drained(&reading.snapshot.reals);
@@ -390,7 +361,7 @@ impl<K: Kernel> Side<K> {
         }
         self.reading = started.elapsed();
         self.read_rules()?;
-        if self.rules.known.is_none() {
+        if !self.rules.are_sure() {
             // Not just this once.
             self.reading = started.elapsed();
         }

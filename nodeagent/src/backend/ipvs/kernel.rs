@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use kplane_model::Family;
+use kplane_model::{Family, IpvsScheduler};
 
+use super::probe;
 use super::sets::{Entry, SetId, capacity_for};
 use super::state::{Op, Snapshot};
 use crate::backend::iptables::readback;
@@ -76,6 +77,9 @@ pub(super) trait Kernel: Send {
 
     /// Reads the rules.
     fn rules(&mut self) -> Result<Found, KernelError>;
+
+    /// Whether there is a scheduler; the kernel may have to load it.
+    fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError>;
 
     /// A number that is another after each change of rules by anybody; `None` if there is none.
     fn generation(&mut self) -> Option<u32>;
@@ -347,6 +351,10 @@ impl Kernel for Machine {
         self.tool.flavour()
     }
 
+    fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError> {
+        Ok(probe::has_scheduler(&mut self.ipvs, scheduler)?)
+    }
+
     fn remove_rules(&mut self) -> Result<(), String> {
         leftovers::remove_chains(&self.tool)
     }
@@ -397,7 +405,7 @@ fn reason(command: &ipvs::Command, refusal: &Refusal) -> String {
 }
 
 /// What to do about a scheduler that the kernel lacks.
-pub(super) fn missing_scheduler(scheduler: ipvs::Scheduler) -> String {
+pub(super) fn missing_scheduler(scheduler: IpvsScheduler) -> String {
     format!(
         "the kernel has no IPVS scheduler {scheduler}: load the kernel module ip_vs_{scheduler}, or \
          choose another"

@@ -31,13 +31,13 @@ mod sysctl;
 #[cfg(test)]
 mod tests;
 
-use kplane_model::Cidr;
+use kplane_model::{Cidr, IpvsScheduler};
 
 pub use self::driver::stopping::{Budget, open_stopping};
 pub(crate) use self::kernel::LINK;
 pub(crate) use self::sets::is_name as is_set_name;
 use super::{Backend, OpenError};
-pub use crate::netlink::ipvs::{Scheduler, Timeouts};
+pub use crate::netlink::ipvs::Timeouts;
 
 /// The backend's name.
 const NAME: &str = "ipvs";
@@ -46,7 +46,7 @@ const NAME: &str = "ipvs";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// How virtual servers spread connections (D7).
-    pub scheduler: Scheduler,
+    pub scheduler: IpvsScheduler,
     /// Virtual servers on these addresses are never removed (D8).
     pub exclude_cidrs: Vec<Cidr>,
     /// The node answers ARP for addresses of the asked device only (D6).
@@ -56,16 +56,20 @@ pub struct Settings {
     /// Local policies without endpoints on this node refuse connections; kube-proxy has the cluster's
     /// endpoints serve then (A29).
     pub strict_local: bool,
+    /// Forwarded packets that belong to no connection are dropped; kube-proxy does so in its other modes
+    /// (C7, D9).
+    pub drop_invalid: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            scheduler: Scheduler::ROUND_ROBIN,
+            scheduler: IpvsScheduler::ROUND_ROBIN,
             exclude_cidrs: Vec::new(),
             strict_arp: false,
             timeouts: Timeouts::default(),
             strict_local: false,
+            drop_invalid: false,
         }
     }
 }

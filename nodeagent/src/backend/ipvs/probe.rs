@@ -5,15 +5,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::Duration;
 
-use kplane_model::{Family, Protocol};
+use kplane_model::{Family, IpvsScheduler, Protocol};
 
 use super::kernel::{ensure_link, missing_scheduler};
 use super::sets::SetType;
 use crate::backend::iptables::Tool;
 use crate::backend::iptables::tool::Part;
 use crate::netlink::ipset::{self, IpSets};
-use crate::netlink::ipvs::{Command, Ipvs, Scheduler, ServerKey, ServerMode};
-use crate::netlink::{Errno, Links};
+use crate::netlink::ipvs::{Command, Ipvs, ServerKey, ServerMode};
+use crate::netlink::{Errno, Links, NetlinkError};
 use crate::process::{Limits, run};
 
 /// A virtual server that nobody reaches, on an address for documentation (D7).
@@ -60,7 +60,7 @@ const PARTS: [Part; 3] = [
 ///
 /// # Errors
 /// What is missing, for people.
-pub(super) fn machine(scheduler: Scheduler) -> Result<(), String> {
+pub(super) fn machine(scheduler: IpvsScheduler) -> Result<(), String> {
     load_ipvs();
     let mut ipvs = Ipvs::open().map_err(|error| match error.errno() {
         Some(Errno::ENOENT) => {
@@ -68,7 +68,10 @@ pub(super) fn machine(scheduler: Scheduler) -> Result<(), String> {
         }
         _ => format!("IPVS: {error}"),
     })?;
-    try_scheduler(&mut ipvs, scheduler)?;
+    let has = has_scheduler(&mut ipvs, scheduler).map_err(|error| format!("IPVS: {error}"))?;
+    if !has {
+        return Err(missing_scheduler(scheduler));
+    }
     let mut sets = IpSets::open().map_err(|error| format!("IP sets: {error}"))?;
     for kind in SetType::ALL {
         try_set(&mut sets, kind)?;
@@ -91,22 +94,29 @@ pub(super) fn tool(family: Family) -> Result<Tool, String> {
     tool
 }
 
-fn try_scheduler(ipvs: &mut Ipvs, scheduler: Scheduler) -> Result<(), String> {
+/// Whether the kernel has a scheduler, which it may have to load (D7).
+///
+/// # Errors
+/// Virtual servers cannot be made at all.
+pub(super) fn has_scheduler(
+    ipvs: &mut Ipvs,
+    scheduler: IpvsScheduler,
+) -> Result<bool, NetlinkError> {
     let mode = ServerMode {
         scheduler,
         persistent_s: None,
     };
-    let failed = |error: crate::netlink::NetlinkError| format!("IPVS: {error}");
-    let add = [Command::AddServer(PROBE_SERVER, mode)];
-    let (refused, _) = ipvs.perform(&add).map_err(failed)?;
+    let (refused, _) = ipvs.perform(&[Command::AddServer(PROBE_SERVER, mode)])?;
     match refused.first().map(|refusal| refusal.errno) {
         None | Some(Errno::EEXIST) => {}
-        Some(Errno::ENOENT) => return Err(missing_scheduler(scheduler)),
-        Some(errno) => return Err(format!("IPVS does not take virtual servers: {errno}")),
+        Some(Errno::ENOENT) => return Ok(false),
+        Some(errno) => {
+            let what = "make a virtual server";
+            return Err(NetlinkError::Socket { what, errno });
+        }
     }
-    let delete = [Command::DeleteServer(PROBE_SERVER)];
-    ipvs.perform(&delete).map_err(failed)?;
-    Ok(())
+    ipvs.perform(&[Command::DeleteServer(PROBE_SERVER)])?;
+    Ok(true)
 }
 
 fn try_set(sets: &mut IpSets, kind: SetType) -> Result<(), String> {

@@ -26,6 +26,8 @@ pub(super) struct Shape {
     pub(super) external_ips: bool,
     /// Load balancers that the node itself may not use, sorted.
     pub(super) denied: Vec<ServerKey>,
+    /// Packets of no known connection are not forwarded.
+    pub(super) drop_invalid: bool,
 }
 
 /// A rule about a set.
@@ -169,10 +171,10 @@ impl Shape {
         rules
     }
 
-    /// No packet is dropped for being of no known connection (D9).
+    /// No packet is dropped for being of no known connection, unless that is asked for (D9).
     fn forward(&self) -> Vec<Rule> {
         let settings = Settings {
-            tcp_be_liberal: true,
+            tcp_be_liberal: !self.drop_invalid,
             ..self.settings
         };
         layout::forward(&settings, self.mark())

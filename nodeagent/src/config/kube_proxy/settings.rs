@@ -6,13 +6,12 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use kplane_model::{Cidr, Family, parse_ip};
+use kplane_model::{Cidr, Family, IpvsScheduler, parse_ip};
 
 use super::duration::GoDuration;
 use super::types::{self, KubeProxyConfiguration};
 use super::{address, detect};
 use crate::backend;
-use crate::backend::ipvs::Scheduler;
 use crate::config::problem::Problem;
 use crate::plan::NodeSettings;
 use crate::sysctl;
@@ -222,14 +221,14 @@ impl Checker {
         }
     }
 
-    fn scheduler(&mut self, name: &str) -> Scheduler {
+    fn scheduler(&mut self, name: &str) -> IpvsScheduler {
         if name.is_empty() {
-            return Scheduler::ROUND_ROBIN;
+            return IpvsScheduler::ROUND_ROBIN;
         }
-        Scheduler::parse(name).unwrap_or_else(|| {
-            let reason = format!("must be one of {}, or empty for rr", Scheduler::names());
+        IpvsScheduler::parse(name).unwrap_or_else(|| {
+            let reason = format!("must be one of {}, or empty for rr", IpvsScheduler::names());
             self.bad("ipvs.scheduler", name, &reason);
-            Scheduler::ROUND_ROBIN
+            IpvsScheduler::ROUND_ROBIN
         })
     }
 

@@ -23,7 +23,7 @@ fn key(ip: &str, protocol: Protocol, port: u16) -> ServerKey {
 }
 
 fn mode(scheduler: &str, persistent_s: Option<u32>) -> ServerMode {
-    let scheduler = Scheduler::parse(scheduler).unwrap();
+    let scheduler = IpvsScheduler::parse(scheduler).unwrap();
     ServerMode {
         scheduler,
         persistent_s,
@@ -123,7 +123,7 @@ fn what_is_listed_is_read() {
 fn real_servers_are_read_from_the_kernels_list() {
     // As Linux 6.1 prints it.
     let text = "IP Virtual Server version 1.2.1 (size=4096)\n\
-        Prot LocalAddress:Port Scheduler Flags\n  \
+        Prot LocalAddress:Port IpvsScheduler Flags\n  \
           -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n\
         TCP  0A000001:0050 mh  persistent 75000 FFFFFFFF\n  \
           -> 0A010001:1F90      Masq    1      3          4         \n  \

@@ -7,8 +7,8 @@ use kp_controlplane::publish::Published;
 use kp_nodeagent::plan::{ServicePlan, plan_service};
 use kplane_model::select::{local_by_node, merge, variants};
 use kplane_model::{
-    Cidr, Endpoint, EndpointAddr, Family, LocalEndpoints, NodeFacts, Protocol, ServiceKey,
-    ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+    Cidr, Endpoint, EndpointAddr, Family, IpvsScheduler, LocalEndpoints, NodeFacts, Protocol,
+    ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
 };
 
 /// The port of every Service.
@@ -102,6 +102,7 @@ pub(crate) fn svc(number: u16) -> Svc {
         external_ips: None,
         port: PORT,
         affinity_timeout_s: None,
+        ipvs_scheduler: None,
         endpoints: Vec::new(),
     }
 }
@@ -120,6 +121,7 @@ pub(crate) struct Svc {
     external_ips: Option<[IpAddr; 2]>,
     port: u16,
     pub(crate) affinity_timeout_s: Option<u32>,
+    pub(crate) ipvs_scheduler: Option<IpvsScheduler>,
     pub(crate) endpoints: Vec<Ep>,
 }
 
@@ -283,6 +285,7 @@ impl Svc {
             affinity_timeout_s: self.affinity_timeout_s,
             source_ranges: self.ranges.iter().filter(of_family).copied().collect(),
             health_check_node_port: None,
+            ipvs_scheduler: self.ipvs_scheduler,
         };
         if !port.externally_accessible() {
             // A13.

@@ -183,6 +183,7 @@ fn plan(number: u8, endpoints: u8) -> (ServiceKey, Option<ServicePlan>) {
         local: vec![],
         affinity_timeout_s: None,
         health_check_node_port: None,
+        ipvs_scheduler: None,
         serving: vec![],
     };
     (key, Some(plan))

@@ -156,6 +156,7 @@ pub(super) fn plan(number: u16, family: Family, shape: &Shape) -> ServicePlan {
                 .collect(),
             // Two ServicePorts share one.
             health_check_node_port: shape.health.then_some(32_000 + number / 2),
+            ipvs_scheduler: None,
         },
         endpoints: shape
             .endpoints

@@ -5,6 +5,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use kplane_model::IpvsScheduler;
+
 use super::super::kernel::{Kernel, KernelError, Machine, Reading, Refused};
 use super::super::sets::{Entry, SetId};
 use super::super::state::Op;
@@ -108,6 +110,10 @@ impl<K: Kernel> Kernel for Stopping<K> {
     fn restore(&mut self, steps: &[Step]) -> Result<u64, KernelError> {
         self.budget.one()?;
         self.kernel.restore(steps)
+    }
+
+    fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError> {
+        self.kernel.has_scheduler(scheduler)
     }
 
     fn flavour(&self) -> Flavour {

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use kplane_model::Protocol;
+use kplane_model::{IpvsScheduler, Protocol};
 use proptest::prelude::*;
 
 use super::super::sets::Entry;
 use super::super::tests::kernel::{Fake, World};
 use super::super::tests::{Svc, all, at, ip, node, server};
 use super::*;
+use crate::backend::iptables::Found;
 use crate::netlink::ipvs::{Command, ServerMode};
 use crate::plan::ServicePlan;
 
@@ -69,7 +70,7 @@ fn everything() -> Vec<Svc> {
 
 fn rr() -> ServerMode {
     ServerMode {
-        scheduler: crate::netlink::ipvs::Scheduler::ROUND_ROBIN,
+        scheduler: IpvsScheduler::ROUND_ROBIN,
         persistent_s: None,
     }
 }
@@ -104,6 +105,49 @@ fn an_endpoint_is_one_message() {
     assert_eq!(kernel.done(), [drain]);
     change(&mut side, &all(&[web()]), false).unwrap();
     assert_eq!(kernel.done(), []);
+}
+
+/// Extension of D7: a Service's own scheduler; where the kernel lacks it, the node's until it comes.
+#[test]
+fn d7_a_service_may_have_a_scheduler_of_its_own() {
+    let kernel = Fake::new();
+    let mut side = started(&kernel, &everything());
+    let scheduler = |name: &str| {
+        kernel.world().servers[&server(name, TCP)]
+            .scheduler
+            .as_str()
+    };
+    let hashed = || web().node_port(30_080).scheduler("mh");
+    kernel.done();
+    change(&mut side, &all(&[hashed()]), false).unwrap();
+    let set = |op: &Op| matches!(op, Op::Ipvs(Command::SetServer(..)));
+    assert!(kernel.done().iter().filter(|op| set(op)).count() == 2);
+    let both = ["10.96.0.1:80", "192.168.0.1:30080"].map(scheduler);
+    assert_eq!((both, scheduler("10.96.0.2:80")), (["mh"; 2], "rr"));
+    assert_eq!(side.verify().unwrap(), Verification::Equal);
+
+    let sed = || {
+        Svc::new("sed", "10.96.0.9")
+            .endpoints(&["10.1.0.7:80"])
+            .scheduler("sed")
+    };
+    let own = IpvsScheduler::parse("sed").unwrap();
+    kernel.inside().lacks.insert(own);
+    let applied = change(&mut side, &all(&[sed()]), false).unwrap();
+    let failure = &applied.failures[0];
+    assert!(failure.degraded && failure.reason.contains("load the kernel module ip_vs_sed"));
+    assert_eq!(scheduler("10.96.0.9:80"), "rr");
+    assert_eq!(side.verify().unwrap(), Verification::Equal);
+
+    kernel.inside().lacks.clear();
+    assert!(matches!(side.verify().unwrap(), Verification::Drifted(_)));
+    let services: Vec<Svc> = [everything(), vec![hashed(), sed()]].concat().split_off(1);
+    assert_eq!(
+        change(&mut side, &all(&services), true).unwrap().failures,
+        []
+    );
+    assert_eq!(scheduler("10.96.0.9:80"), "sed");
+    assert_eq!(side.verify().unwrap(), Verification::Equal);
 }
 
 /// A15: packets keep their source only while all endpoints are here.

@@ -11,7 +11,7 @@ const TCP: Protocol = Protocol::Tcp;
 
 fn of(svc: &Svc, settings: &Settings) -> Demand {
     let ips = NodeIps::new([ip(NODE_IP), ip("127.0.0.1")]);
-    Demand::new(&svc.plan(), &node(), &ips, settings)
+    Demand::new(&svc.plan(), settings.scheduler, &node(), &ips, settings)
 }
 
 fn demand(svc: &Svc) -> Demand {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use kplane_model::{EndpointAddr, Protocol};
+use kplane_model::{EndpointAddr, IpvsScheduler, Protocol};
 
 use super::super::kernel::{Kernel, KernelError, Reading, Refused};
 use super::super::rules;
@@ -37,6 +37,8 @@ pub(in super::super) struct Inside {
     pub(in super::super) steps_left: Option<usize>,
     /// What is refused.
     pub(in super::super) refuse: HashSet<Op>,
+    /// Schedulers that it lacks.
+    pub(in super::super) lacks: BTreeSet<IpvsScheduler>,
     /// After each step.
     pub(in super::super) watch: Option<fn(&World)>,
 }
@@ -228,6 +230,10 @@ impl Kernel for Fake {
             inside.look();
         }
         Ok(1)
+    }
+
+    fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError> {
+        Ok(!self.inside().lacks.contains(&scheduler))
     }
 
     fn flavour(&self) -> Flavour {

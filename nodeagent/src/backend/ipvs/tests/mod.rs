@@ -7,7 +7,9 @@ mod rules;
 
 use std::net::IpAddr;
 
-use kplane_model::{Cidr, EndpointAddr, Family, Protocol, ServiceKey, ServiceName, TrafficPolicy};
+use kplane_model::{
+    Cidr, EndpointAddr, Family, IpvsScheduler, Protocol, ServiceKey, ServiceName, TrafficPolicy,
+};
 
 use crate::netlink::ipvs::ServerKey;
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
@@ -55,6 +57,7 @@ pub(super) struct Svc {
     internal: TrafficPolicy,
     pub(super) affinity: Option<u32>,
     health: Option<u16>,
+    scheduler: Option<IpvsScheduler>,
 }
 
 const PORT: u16 = 80;
@@ -71,6 +74,7 @@ impl Svc {
             external: TrafficPolicy::Cluster,
             internal: TrafficPolicy::Cluster,
             affinity: None,
+            scheduler: None,
             health: None,
         }
     }
@@ -125,6 +129,11 @@ impl Svc {
 
     pub(super) fn internal_local(mut self) -> Self {
         self.internal = TrafficPolicy::Local;
+        self
+    }
+
+    pub(super) fn scheduler(mut self, name: &str) -> Self {
+        self.scheduler = Some(IpvsScheduler::parse(name).unwrap());
         self
     }
 
@@ -184,6 +193,7 @@ impl Svc {
             local: self.here.clone(),
             affinity_timeout_s: self.affinity,
             health_check_node_port: self.health,
+            ipvs_scheduler: self.scheduler,
             serving: Vec::new(),
         }
     }

@@ -15,6 +15,7 @@ fn shape(family: Family, node: NodePlan) -> Shape {
         node,
         external_ips: false,
         denied: Vec::new(),
+        drop_invalid: false,
     }
 }
 
@@ -80,6 +81,17 @@ fn d4_rules_of_table_filter() {
         -A KUBE-IPVS-OUT-FILTER -s 203.0.113.1/32 -m ipvs --vproto 6 --vaddr 203.0.113.1 --vport 80 -j DROP
     "#]];
     check(&shape, TableName::Filter, &expected);
+}
+
+/// D9 by default forwards what belongs to no connection.
+#[test]
+fn d9_packets_of_no_connection_are_dropped_if_asked_for() {
+    let mut shape = shape(Family::V6, node());
+    let drops =
+        |shape: &Shape| text(shape, TableName::Filter).contains("--ctstate INVALID -j DROP");
+    assert!(!drops(&shape));
+    shape.drop_invalid = true;
+    assert!(drops(&shape));
 }
 
 /// A15, A17: who is masqueraded on the way to a ClusterIP.

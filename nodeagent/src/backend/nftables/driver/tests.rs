@@ -86,6 +86,7 @@ fn plan(n: u8, frontends: Vec<Frontend>) -> ServicePlan {
         local: Vec::new(),
         affinity_timeout_s: None,
         health_check_node_port: None,
+        ipvs_scheduler: None,
         serving: Vec::new(),
     }
 }

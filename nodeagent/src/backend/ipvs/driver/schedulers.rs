@@ -1,0 +1,61 @@
+//! Schedulers that Services ask for, an extension of D7: where the kernel lacks one the node's serves.
+
+use std::collections::BTreeMap;
+
+use kplane_model::IpvsScheduler;
+
+use crate::backend::Failure;
+use crate::backend::ipvs::kernel::{Kernel, KernelError, missing_scheduler};
+use crate::plan::ServicePlan;
+
+/// Whether the kernel has them, as far as it was asked.
+#[derive(Debug, Default)]
+pub(super) struct Schedulers(BTreeMap<IpvsScheduler, bool>);
+
+impl Schedulers {
+    /// The scheduler for a plan: its own, or the node's if it asks for none or the kernel has it not.
+    pub(super) fn choose(
+        &mut self,
+        plan: &ServicePlan,
+        of_node: IpvsScheduler,
+        kernel: &mut impl Kernel,
+        failures: &mut Vec<Failure>,
+    ) -> Result<IpvsScheduler, KernelError> {
+        let Some(own) = plan.ipvs_scheduler.filter(|own| *own != of_node) else {
+            return Ok(of_node);
+        };
+        let has = match self.0.get(&own) {
+            Some(has) => *has,
+            None => kernel.has_scheduler(own)?,
+        };
+        self.0.insert(own, has);
+        if has {
+            return Ok(own);
+        }
+        failures.push(Failure {
+            key: plan.key.clone(),
+            reason: format!("{}; {of_node} is used until then", missing_scheduler(own)),
+            degraded: true,
+        });
+        Ok(of_node)
+    }
+
+    /// One that was missing is there now; all that are missing are asked for again.
+    pub(super) fn came(
+        &mut self,
+        kernel: &mut impl Kernel,
+    ) -> Result<Option<IpvsScheduler>, KernelError> {
+        for (scheduler, has) in self.0.iter_mut().filter(|(_, has)| !**has) {
+            *has = kernel.has_scheduler(*scheduler)?;
+            if *has {
+                return Ok(Some(*scheduler));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Forgets which are wanted; a change that is complete names them all.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
