@@ -108,6 +108,11 @@ impl<'a, T> Table<'a, T> {
         self
     }
 
+    /// One more column, where it means something.
+    pub(crate) fn column_if(self, is: bool, column: Column, cell: impl Fn(&T) -> Span) -> Self {
+        if is { self.column(column, cell) } else { self }
+    }
+
     /// Notes are shown below their row, wrapped.
     pub(crate) fn notes(mut self, notes: impl Fn(&T) -> Vec<Span>) -> Self {
         self.notes = self.rows.iter().map(notes).collect();

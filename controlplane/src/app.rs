@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use kplane_proto::MAX_MESSAGE_BYTES;
 use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
@@ -261,7 +262,9 @@ fn server() -> Server {
 }
 
 fn agent_router(hub: &Arc<Hub>) -> Router {
-    server().add_service(AgentServiceServer::new(AgentServer::new(Arc::clone(hub))))
+    let service = AgentServiceServer::new(AgentServer::new(Arc::clone(hub)));
+    // What an agent reports is kept.
+    server().add_service(service.max_decoding_message_size(MAX_MESSAGE_BYTES))
 }
 
 fn status_router(hub: &Arc<Hub>) -> Result<Router, BuildError> {

@@ -8,9 +8,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use kplane_model::NodeName;
-use kplane_proto::v1::{Hello, Report};
-use tokio::sync::{oneshot, watch};
+use kplane_model::{NodeName, ServiceName};
+use kplane_proto::v1::{Hello, Inspection, Report};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Questions that wait for one agent; what comes on top is not asked.
+const QUESTIONS: usize = 8;
+/// Address families that a report may have.
+const FAMILIES: usize = 2;
+/// Draining real servers that a report may name for each: as many as agents do.
+const DRAINS: usize = 16;
 
 /// All agents by node. Written by their streams, read by the status API.
 #[derive(Debug, Default)]
@@ -29,6 +36,7 @@ struct Agents {
 struct Agent {
     record: AgentRecord,
     session: u64,
+    questions: mpsc::Sender<Question>,
     /// Dropped to end the session when a newer one takes the node over.
     _session_lives: Option<oneshot::Sender<()>>,
 }
@@ -60,6 +68,15 @@ pub struct AgentRecord {
     pub latencies: Latencies,
 }
 
+/// A question to an agent about one Service.
+#[derive(Debug)]
+pub struct Question {
+    /// The Service.
+    pub service: ServiceName,
+    /// Where to answer it.
+    pub answer: oneshot::Sender<Inspection>,
+}
+
 /// A stream's right to speak for a node: ends with the value.
 #[derive(Debug)]
 pub struct Session {
@@ -85,6 +102,26 @@ impl Fleet {
             .collect()
     }
 
+    /// Asks all agents that have virtual servers what there is for a Service. An answer that does
+    /// not come is an agent that has too many questions, or has gone.
+    #[must_use]
+    pub fn ask(&self, service: &ServiceName) -> Vec<(NodeName, oneshot::Receiver<Inspection>)> {
+        let agents = self.lock();
+        let asked = agents
+            .by_node
+            .iter()
+            .filter(|(_, agent)| agent.record.connected && has_servers(&agent.record));
+        asked
+            .map(|(node, agent)| {
+                let (answer, answered) = oneshot::channel();
+                let service = service.clone();
+                // The answer's sender is dropped with the question.
+                let _ = agent.questions.try_send(Question { service, answer });
+                (node.clone(), answered)
+            })
+            .collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Agents> {
         // Records are replaced as a whole, so a panic elsewhere leaves them usable.
         self.agents.lock().unwrap_or_else(PoisonError::into_inner)
@@ -95,17 +132,38 @@ impl Fleet {
     }
 }
 
+/// Its last report says that it has virtual servers; then it understands questions about them.
+fn has_servers(record: &AgentRecord) -> bool {
+    let report = record.report.as_ref();
+    report.is_some_and(|report| {
+        report
+            .families
+            .iter()
+            .any(|family| family.servers.is_some())
+    })
+}
+
+/// Cuts off what no agent of ours reports, so that none has more memory here.
+fn bound(report: &mut Report) {
+    report.families.truncate(FAMILIES);
+    let servers = report.families.iter_mut();
+    for stats in servers.filter_map(|family| family.servers.as_mut()) {
+        stats.drains.truncate(DRAINS);
+    }
+}
+
 impl Session {
     /// A stream begins to speak for a node. Whoever spoke for it before is told to stop: the
-    /// receiver of that session fails.
+    /// receiver of that session fails. Questions to the agent come by the other receiver.
     pub fn begin(
         hub: &Arc<crate::hub::Hub>,
         node: &NodeName,
         hello: &Hello,
         peer: String,
-    ) -> (Self, oneshot::Receiver<()>) {
+    ) -> (Self, oneshot::Receiver<()>, mpsc::Receiver<Question>) {
         let now = SystemTime::now();
         let (lives, superseded) = oneshot::channel();
+        let (questions, asked) = mpsc::channel(QUESTIONS);
         let mut agents = hub.fleet.lock();
         agents.sessions += 1;
         let number = agents.sessions;
@@ -136,6 +194,7 @@ impl Session {
             Agent {
                 record,
                 session: number,
+                questions,
                 _session_lives: Some(lives),
             },
         );
@@ -146,7 +205,7 @@ impl Session {
             node: node.clone(),
             number,
         };
-        (session, superseded)
+        (session, superseded, asked)
     }
 
     /// Anything arrived from the agent.
@@ -158,6 +217,7 @@ impl Session {
     pub fn report(&self, mut report: Report) {
         let programmed =
             latencies::take_programmed(&mut report, &self.fleet.store, SystemTime::now());
+        bound(&mut report);
         self.update(|record| {
             record.latencies.remember(programmed);
             let applied = |r: &Report| (r.epoch, r.applied_revision);

@@ -1,6 +1,8 @@
 //! What the agent says of itself: published by the engine after every step, read by the stream to
 //! the control plane and by the health checks. The latest report replaces the one before it.
 
+pub(crate) mod servers;
+
 use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::Arc;
@@ -9,7 +11,7 @@ use std::time::{Duration, Instant};
 use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 use kplane_proto::v1 as pb;
 
-use crate::backend::RuleCounts;
+use crate::backend::{RuleCounts, ServerCounts};
 use crate::conntrack::ConntrackTotals;
 use crate::desired::{Counts, Position, Reject, Resume};
 
@@ -45,6 +47,9 @@ pub struct Report {
     pub syncs_ok: u64,
     /// Attempts in which a family failed, since the start.
     pub syncs_failed: u64,
+    /// Virtual and real servers of each family, in backends that have some. Connections come and go
+    /// all the time, so nobody is woken for these alone.
+    pub servers: [Option<ServerCounts>; 2],
     /// What the control plane knows of the node; `None` before the first complete snapshot.
     pub node: Option<NodeState>,
     /// Stale conntrack entries that were deleted, IPv4 first. Kept up to date in the latest report
@@ -167,6 +172,16 @@ pub struct Standing {
 }
 
 impl Report {
+    /// Takes the place of an older one; returns whether it says anything that the other did not,
+    /// [`Report::servers`] aside.
+    pub(crate) fn replace(mut self, before: &mut Self) -> bool {
+        let servers = std::mem::take(&mut self.servers);
+        before.servers = Default::default();
+        let news = self != *before;
+        *before = Self { servers, ..self };
+        news
+    }
+
     /// The report on the wire, without what only the stream knows.
     #[must_use]
     pub fn to_wire(&self) -> pb::Report {
@@ -177,6 +192,7 @@ impl Report {
             here.map_or(0, |position| position.revision)
         };
         let families = Family::ALL.into_iter().zip(&self.families);
+        let families = families.zip(&self.servers);
         pb::Report {
             epoch,
             received_revision: revision(self.held),
@@ -189,7 +205,7 @@ impl Report {
                 endpoints: self.counts.endpoints,
             }),
             families: families
-                .map(|(family, report)| report.to_wire(family))
+                .map(|((family, report), servers)| report.to_wire(family, servers.as_ref()))
                 .collect(),
             unknown_kinds: self.unknown_kinds,
             round_trip_us: 0,
@@ -229,7 +245,7 @@ impl Sync {
 }
 
 impl FamilyReport {
-    fn to_wire(&self, family: Family) -> pb::FamilyStatus {
+    fn to_wire(&self, family: Family, servers: Option<&ServerCounts>) -> pb::FamilyStatus {
         pb::FamilyStatus {
             family: pb::Family::from(family).into(),
             programmed: self.programmed,
@@ -244,6 +260,7 @@ impl FamilyReport {
                 lookups: counts.lookups.now,
                 lookups_in_one_list: counts.lookups.list,
             }),
+            servers: servers.map(servers::counts),
         }
     }
 }
@@ -312,7 +329,10 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use kplane_model::{EndpointAddr, Protocol, ServiceName};
+
     use super::*;
+    use crate::backend::{Connections, Drain};
 
     fn failure(reason: String) -> Failure {
         Failure {
@@ -326,8 +346,34 @@ mod tests {
     #[test]
     fn a_report_stays_below_the_size_of_a_message() {
         use prost::Message as _;
+        let longest = "n".repeat(63);
+        let key = ServiceKey {
+            service: ServiceName::new(&longest, &longest),
+            port_name: longest.as_str().into(),
+            protocol: Protocol::Sctp,
+            family: Family::V6,
+        };
+        let at = EndpointAddr {
+            ip: [0xffff_u16; 8].into(),
+            port: u16::MAX,
+        };
+        let drain = Drain {
+            key: key.clone(),
+            server: at,
+            at,
+            connections: Connections::default(),
+        };
+        let servers = Some(ServerCounts {
+            drains: vec![drain; ServerCounts::DRAINS].into(),
+            ..ServerCounts::default()
+        });
+        let named = Failure {
+            object: Some(DesiredKey::Local(key)),
+            ..failure("ä".repeat(5_000))
+        };
         let report = Report {
-            failures: vec![failure("ä".repeat(5_000)); 20_000],
+            failures: vec![named; 20_000],
+            servers: [servers.clone(), servers],
             ..Report::default()
         };
         let wire = report.to_wire();
@@ -338,6 +384,28 @@ mod tests {
             "19600 further objects are not applied and not listed"
         );
         assert!(wire.encoded_len() < kplane_proto::MAX_MESSAGE_BYTES);
+    }
+
+    /// Connections come and go: whoever waits for news is not woken for them.
+    #[test]
+    fn real_servers_alone_are_no_news() {
+        let mut held = Report::default();
+        let seen = ServerCounts {
+            real_servers: 7,
+            ..ServerCounts::default()
+        };
+        let report = Report {
+            servers: [Some(seen), None],
+            ..Report::default()
+        };
+        assert!(!report.clone().replace(&mut held));
+        assert_eq!(held, report);
+        let synced = Report {
+            syncs_ok: 1,
+            ..Report::default()
+        };
+        assert!(synced.clone().replace(&mut held));
+        assert_eq!(held, synced);
     }
 
     #[test]

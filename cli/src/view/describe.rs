@@ -6,6 +6,7 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::endpoints::EndpointView;
+use super::servers::{self, ServiceServersView};
 use super::services::{PortView, ServiceView, affinity};
 use super::{
     API_VERSION, IssueView, KeyView, View, issues_text, latency, next_steps_text, progress,
@@ -40,6 +41,8 @@ pub(crate) struct ServiceNodeView {
     pub(crate) endpoints: Vec<NodePortView>,
     /// `null` when none is remembered.
     pub(crate) last_change: Option<ChangeView>,
+    /// `null` for backends without virtual servers.
+    pub(crate) ipvs: Option<ServiceServersView>,
 }
 
 /// A change of the Service's endpoints that the node's kernel holds.
@@ -75,6 +78,7 @@ impl From<pb::NodeServiceStatus> for ServiceNodeView {
             applied_revision: status.applied_revision,
             endpoints: endpoints.collect(),
             last_change: status.last_change.map(ChangeView::from),
+            ipvs: status.servers.map(ServiceServersView::from),
         }
     }
 }
@@ -132,6 +136,7 @@ impl DescriptionView {
         };
         let text = format!("{programmed}/{all} hold the newest state");
         out.push_str(&field("Nodes", &[Span::new(text, tone)], canvas));
+        out.push_str(&field("IPVS", &servers::totals(&self.nodes), canvas));
         out
     }
 
@@ -158,6 +163,7 @@ impl View for DescriptionView {
             out.push('\n');
             out.push_str(&nodes_text(&self.nodes, self.now, canvas));
         }
+        out.push_str(&servers::text(&self.nodes, canvas));
         out.push_str(&issues_text(&self.issues, canvas));
         out.push_str(&next_steps_text(&self.next_steps(canvas), canvas));
         out
@@ -307,6 +313,7 @@ fn node_notes(node: &ServiceNodeView, canvas: &Canvas) -> Vec<Span> {
         };
         notes.push(Span::new(&node.reason, tone));
     }
+    notes.extend(node.ipvs.iter().flat_map(servers::notes));
     if canvas.wide {
         notes.extend(node.endpoints.iter().map(|of| {
             let [cluster, local] = [&of.cluster, &of.local].map(|list| match list.as_slice() {

@@ -203,6 +203,9 @@ fn nodes_text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> String 
         (Some(since), Some(now)) => Span::plain(since.age_text(now)),
         _ => Span::none(),
     };
+    let ipvs = nodes
+        .iter()
+        .any(|n| n.sum_of_servers(|s| s.draining).is_some());
     Table::new(nodes)
         .column(Column::new("NODE").elastic(20), NodeView::name_span)
         .column(Column::new("STATE"), NodeView::state_span)
@@ -246,6 +249,15 @@ fn nodes_text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> String 
         })
         .column(Column::new("BACKEND").optional(1), |node| {
             Span::plain(&node.backend)
+        })
+        .column_if(ipvs, Column::wide("ACTIVE"), |node| {
+            number(node.sum_of_servers(|servers| servers.active_connections))
+        })
+        .column_if(ipvs, Column::wide("INACTIVE"), |node| {
+            number(node.sum_of_servers(|servers| servers.inactive_connections))
+        })
+        .column_if(ipvs, Column::new("DRAINING").optional(0), |node| {
+            number(node.sum_of_servers(|servers| servers.draining))
         })
         .notes(|node| notes(node, now, canvas))
         .render(canvas)
@@ -338,6 +350,10 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     }
     if canvas.wide {
         notes.extend(node.families.iter().filter_map(rules_span));
+        notes.extend(node.families.iter().flat_map(|family| {
+            let servers = family.ipvs.iter();
+            servers.flat_map(|servers| servers.notes(family.family))
+        }));
     }
     // What is served all the same is told once for all nodes: `degraded_text`.
     let failures = node.failures.iter().filter(|f| canvas.wide || !f.degraded);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
+use super::servers::ServersView;
 use super::{API_VERSION, KeyView, View, family, next, next_steps_text, progress};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -127,6 +128,8 @@ pub(crate) struct FamilyView {
     pub(crate) error_since: Option<Time>,
     /// `null` for backends whose rules do not grow with the number of Services.
     pub(crate) rules: Option<RulesView>,
+    /// `null` for backends without virtual servers.
+    pub(crate) ipvs: Option<ServersView>,
 }
 
 /// Rules of a backend that has some for each Service.
@@ -217,6 +220,15 @@ impl NodeView {
         Span::new(self.state.word(), self.state.tone())
     }
 
+    /// The sum of what all families have of virtual servers; `None` without any.
+    pub(crate) fn sum_of_servers(&self, of: fn(&ServersView) -> u64) -> Option<u64> {
+        let families = self.families.iter();
+        families
+            .filter_map(|f| f.ipvs.as_ref())
+            .map(of)
+            .reduce(u64::saturating_add)
+    }
+
     pub(crate) fn applied_span(&self) -> Span {
         progress(self.revisions.applied, self.revisions.wanted)
     }
@@ -262,6 +274,7 @@ impl From<pb::FamilyStatus> for FamilyView {
                 lookups: stats.lookups,
                 lookups_in_one_list: stats.lookups_in_one_list,
             }),
+            ipvs: status.servers.map(ServersView::from),
         }
     }
 }

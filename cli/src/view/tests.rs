@@ -2,4 +2,5 @@
 
 mod fields;
 mod fleet;
+mod servers;
 mod services;

@@ -76,6 +76,7 @@ pub(crate) fn report(applied: u64) -> pb::Report {
             error: String::new(),
             error_since_ms: 0,
             rules: None,
+            servers: None,
         }],
         round_trip_us: 230,
         syncs_ok: 42,
@@ -343,6 +344,7 @@ fn held(node: &str, local: &[&str]) -> pb::NodeServiceStatus {
             latency_ms: 12,
             at_ms: ago(192),
         }),
+        servers: None,
     }
 }
 
@@ -370,4 +372,79 @@ pub(crate) fn description() -> pb::ServiceDescription {
         issues: issues().split_off(1),
         now_ms: NOW_MS,
     }
+}
+
+fn real_server(address: &str, [active, inactive]: [u64; 2], draining: bool) -> pb::RealServer {
+    pb::RealServer {
+        address: address.to_owned(),
+        weight: u32::from(!draining),
+        active_connections: active,
+        inactive_connections: inactive,
+        draining,
+    }
+}
+
+/// What nodes with IPVS have of `shop/web`.
+pub(crate) fn service_servers() -> pb::ServiceServers {
+    let server = |address: &str, persistent_s, real_servers| pb::VirtualServer {
+        key: Some(key("shop/web", "http", pb::Family::Ipv4)),
+        address: address.to_owned(),
+        scheduler: "rr".to_owned(),
+        persistent_s,
+        real_servers,
+    };
+    let inside = vec![
+        real_server("10.244.1.12:8080", [12, 3], false),
+        real_server("10.244.2.7:8080", [0, 0], false),
+        real_server("10.244.3.9:8080", [1, 0], true),
+    ];
+    let outside = vec![real_server("10.244.2.7:8080", [4, 1], false)];
+    pb::ServiceServers {
+        servers: vec![
+            server("10.96.0.10:80", 10_800, inside),
+            server("203.0.113.7:80", 0, outside),
+        ],
+        age_ms: 1_200,
+        ..Default::default()
+    }
+}
+
+/// `shop/web` on two nodes with IPVS, one of which says nothing, and one without.
+pub(crate) fn ipvs_description() -> pb::ServiceDescription {
+    let mut description = description();
+    description.nodes[0].servers = Some(service_servers());
+    description.nodes[1].servers = Some(pb::ServiceServers {
+        error: "the agent did not answer within 2 s".to_owned(),
+        ..Default::default()
+    });
+    description
+}
+
+/// A node that serves by IPVS, with one endpoint on its way out.
+pub(crate) fn ipvs_node(name: &str) -> pb::NodeStatus {
+    let mut node = node(name);
+    node.backend = "ipvs".to_owned();
+    let stats = pb::ServerStats {
+        virtual_servers: 10_000,
+        real_servers: 20_001,
+        draining: 1,
+        active_connections: 13,
+        inactive_connections: 3,
+        drains: vec![pb::DrainingServer {
+            key: Some(key("shop/web", "http", pb::Family::Ipv4)),
+            virtual_server: "10.96.0.10:80".to_owned(),
+            address: "10.244.3.9:8080".to_owned(),
+            active_connections: 1,
+            inactive_connections: 0,
+        }],
+    };
+    let families = &mut node.report.as_mut().unwrap().families;
+    families[0].servers = Some(stats);
+    families.push(pb::FamilyStatus {
+        family: pb::Family::Ipv6.into(),
+        programmed: true,
+        servers: Some(pb::ServerStats::default()),
+        ..Default::default()
+    });
+    node
 }

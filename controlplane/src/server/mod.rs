@@ -2,6 +2,7 @@
 
 mod agent;
 mod desired;
+mod questions;
 mod session;
 mod status;
 mod views;

@@ -19,6 +19,7 @@ use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
 use super::millis;
+use super::questions::Questions;
 use crate::fleet::Session;
 use crate::hub::Hub;
 use crate::publish::{Cursor, Head, Piece};
@@ -49,7 +50,7 @@ pub(super) async fn run(
     };
     let node = check_hello(&hello)?;
     hub.store.ensure_node(&node);
-    let (session, superseded) = Session::begin(&hub, &node, &hello, peer);
+    let (session, superseded, questions) = Session::begin(&hub, &node, &hello, peer);
     send(outbox, welcome(&hub)).await?;
     let stream = AgentStream {
         head: hub.store.head(),
@@ -58,6 +59,7 @@ pub(super) async fn run(
         resume: Some(hello.resume.clone()),
         snapshot: false,
         control: Control::default(),
+        questions: Questions::new(questions),
         last_heard: Instant::now(),
         hub: &hub,
         node,
@@ -118,13 +120,14 @@ async fn send(outbox: &Outbox, kind: server_message::Kind) -> Result<(), Status>
 #[derive(Default)]
 struct Control {
     pong: Option<u64>,
+    inspect: Option<pb::Inspect>,
     heartbeat: bool,
     ping: bool,
 }
 
 impl Control {
     fn is_empty(&self) -> bool {
-        self.pong.is_none() && !self.heartbeat && !self.ping
+        self.pong.is_none() && self.inspect.is_none() && !self.heartbeat && !self.ping
     }
 }
 
@@ -139,6 +142,7 @@ struct AgentStream<'a> {
     /// The next piece begins a snapshot.
     snapshot: bool,
     control: Control,
+    questions: Questions,
     last_heard: Instant,
 }
 
@@ -164,6 +168,7 @@ impl AgentStream<'_> {
                 changed = self.head.changed() => {
                     changed.map_err(|_| closing())?;
                 }
+                inspect = self.questions.next() => self.control.inspect = Some(inspect),
                 _ = beat.tick() => self.beat()?,
             }
         }
@@ -192,6 +197,7 @@ impl AgentStream<'_> {
         match message.kind {
             Some(agent_message::Kind::Report(report)) => self.session.report(report),
             Some(agent_message::Kind::Ping(ping)) => self.control.pong = Some(ping.token),
+            Some(agent_message::Kind::Inspection(told)) => self.questions.answered(told),
             // A newer agent may say things that this version does not know.
             Some(agent_message::Kind::Pong(_)) | None => {}
             Some(agent_message::Kind::Hello(_)) => {
@@ -204,6 +210,9 @@ impl AgentStream<'_> {
     fn next_message(&mut self) -> server_message::Kind {
         if let Some(token) = self.control.pong.take() {
             return server_message::Kind::Pong(pb::Pong { token });
+        }
+        if let Some(inspect) = self.control.inspect.take() {
+            return server_message::Kind::Inspect(inspect);
         }
         if std::mem::take(&mut self.control.heartbeat) {
             let age = self.hub.upstream_age();

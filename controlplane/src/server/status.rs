@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::views;
+use super::{questions, views};
 use crate::hub::{Closing, Hub};
 
 /// Least time between two answers of a watch.
@@ -77,7 +77,9 @@ impl StatusService for StatusServer {
         let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
         let detail =
             detail.ok_or_else(|| Status::not_found(format!("no Service {name} is known")))?;
-        Ok(Response::new(views::description(&self.hub, &name, &detail)))
+        let answers = questions::ask_all(&self.hub.fleet, &name).await;
+        let description = views::description(&self.hub, &name, &detail, answers);
+        Ok(Response::new(description))
     }
 }
 

@@ -7,6 +7,7 @@ use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 
 use super::millis;
+use super::questions::Answers;
 use crate::fleet::{AgentRecord, LatencySummary};
 use crate::hub::Hub;
 use crate::index::{PortView, ServiceDetail};
@@ -228,11 +229,12 @@ fn endpoint(endpoint: &Endpoint) -> pb::EndpointView {
     }
 }
 
-/// One Service, and what each node holds of it.
+/// One Service, and what each node holds of it; those with virtual servers have said which.
 pub(super) fn description(
     hub: &Hub,
     name: &ServiceName,
     detail: &ServiceDetail,
+    mut servers: Answers,
 ) -> pb::ServiceDescription {
     let records = hub.fleet.records();
     let nodes: BTreeMap<NodeName, NodeFacts> = hub.store.nodes();
@@ -246,7 +248,10 @@ pub(super) fn description(
             .map(|view| service(&hub.store, view))
             .collect(),
         nodes: nodes
-            .map(|node| node_service(hub, name, detail, node, records.get(&node.name)))
+            .map(|node| pb::NodeServiceStatus {
+                servers: servers.remove(&node.name),
+                ..node_service(hub, name, detail, node, records.get(&node.name))
+            })
             .collect(),
         issues: detail.issues.iter().map(Into::into).collect(),
         now_ms: millis(SystemTime::now()),
@@ -292,6 +297,7 @@ fn node_service(
                 latency_ms: change.latency_ms.into(),
                 at_ms: millis(change.at),
             }),
+        servers: None,
     }
 }
 

@@ -8,11 +8,13 @@ pub mod iptables;
 pub mod ipvs;
 pub mod nftables;
 pub mod noop;
+mod servers;
 
 use std::time::Duration;
 
-use kplane_model::{Family, ServiceKey};
+use kplane_model::{Family, ServiceKey, ServiceName};
 
+pub use self::servers::{Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer};
 use crate::plan::{NodePlan, ServicePlan};
 
 /// What an engine asks of a backend, for one family.
@@ -143,6 +145,18 @@ pub trait Backend: Send {
     /// How often [`Backend::verify`] must be called even if nothing was applied: backends that
     /// are not told of changes by others, and for which looking is cheap enough.
     fn probe_interval(&self) -> Option<Duration> {
+        None
+    }
+
+    /// The virtual servers of a family by the last look at them, in backends that have some: a
+    /// look is [`Backend::verify`], or a complete change. Costs nothing.
+    fn servers(&self, _family: Family) -> Option<ServerCounts> {
+        None
+    }
+
+    /// What there is for one Service, in backends that have virtual servers. Does not ask the
+    /// kernel.
+    fn inspect(&self, _service: &ServiceName) -> Option<Inspection> {
         None
     }
 

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use kplane_model::Family;
+use kplane_model::{Family, ServiceName};
 
 use super::followers::Followers;
 use super::pipeline::{Context, Outcome, Pipeline};
-use crate::backend::{Applied, Backend, Serving};
+use crate::backend::{Applied, Backend, Inspection, Serving};
 use crate::conntrack::Cleaner;
 use crate::desired::{Changes, Counts, Desired, Position, Refusal, Touched, Update, now_ms};
 use crate::plan::NodeSettings;
@@ -288,6 +288,7 @@ impl Core {
             last_sync: self.last_sync.clone(),
             counts: self.counts(),
             families: [v4, v6].map(|family| family.report(&self.desired)),
+            servers: Family::ALL.map(|family| self.backend.servers(family)),
             unknown_kinds: self.unknown_kinds,
             syncs_ok: self.syncs_ok,
             syncs_failed: self.syncs_failed,
@@ -299,6 +300,11 @@ impl Core {
                 .unwrap_or_default(),
             triggers: self.followers.triggers(),
         }
+    }
+
+    /// What there is for one Service, in backends that have virtual servers.
+    pub(super) fn inspect(&self, service: &ServiceName) -> Option<Inspection> {
+        self.backend.inspect(service)
     }
 
     /// The position that all families have reached which are needed.

@@ -19,10 +19,11 @@ mod tests;
 
 pub use followers::Followers;
 
+use kplane_model::ServiceName;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::core::{Core, Now};
-use crate::backend::{Backend, OpenError, Serving};
+use crate::backend::{Backend, Inspection, OpenError, Serving};
 use crate::conntrack::Cleaner;
 use crate::desired::{Refusal, Update};
 use crate::plan::NodeSettings;
@@ -35,6 +36,9 @@ const QUEUE: usize = 1;
 /// An update for the engine, and where to say whether it was taken.
 pub(crate) type Command = (Update, oneshot::Sender<Result<(), Refusal>>);
 
+/// A question about a Service, and where to answer it.
+type Question = (ServiceName, oneshot::Sender<Option<Inspection>>);
+
 /// A handle to the engine. The engine stops when the last handle is gone, after the work at hand;
 /// what is in the kernel stays there.
 #[derive(Clone, Debug)]
@@ -42,6 +46,7 @@ pub struct Engine {
     commands: mpsc::Sender<Command>,
     /// The latest settings: newer ones replace those that the engine has not seen.
     settings: watch::Sender<NodeSettings>,
+    questions: mpsc::Sender<Question>,
     reports: watch::Receiver<Report>,
     backend: &'static str,
     serving: Option<Serving>,
@@ -77,6 +82,7 @@ impl Engine {
         let (commands, inbox) = mpsc::channel(QUEUE);
         let (publish, reports) = watch::channel(Report::default());
         let (settings, configured) = watch::channel(settings);
+        let (questions, asked) = mpsc::channel(QUEUE);
         let (opened, answer) = oneshot::channel();
         let thread = move || {
             let parts = || {
@@ -95,7 +101,12 @@ impl Engine {
             };
             // The caller may be gone: then so are all handles, and `run` returns at once.
             let _ = opened.send(Ok((core.backend(), core.serving())));
-            runtime.block_on(run(core, inbox, configured, &publish));
+            let inputs = Inputs {
+                inbox,
+                configured,
+                asked,
+            };
+            runtime.block_on(run(core, inputs, &publish));
         };
         let builder = std::thread::Builder::new().name("engine".to_owned());
         builder
@@ -108,6 +119,7 @@ impl Engine {
         Ok(Self {
             commands,
             settings,
+            questions,
             reports,
             backend,
             serving,
@@ -134,6 +146,18 @@ impl Engine {
             .send((update, taken))
             .await
             .map_err(|_| Stopped)?;
+        answer.await.map_err(|_| Stopped)
+    }
+
+    /// What there is in the kernel for one Service, by the last look at it; `None` for backends
+    /// without virtual servers. Waits while the engine is busy.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub async fn inspect(&self, service: ServiceName) -> Result<Option<Inspection>, Stopped> {
+        let (told, answer) = oneshot::channel();
+        let asked = self.questions.send((service, told)).await;
+        asked.map_err(|_| Stopped)?;
         answer.await.map_err(|_| Stopped)
     }
 
@@ -171,6 +195,7 @@ impl Engine {
         let engine = Self {
             commands,
             settings: watch::Sender::default(),
+            questions: mpsc::channel(QUEUE).0,
             reports,
             backend,
             serving: None,
@@ -183,8 +208,14 @@ impl Engine {
         let (mut engine, inbox, publish) = Self::scripted();
         let core = Core::new(backend, NodeSettings::default(), Followers::default());
         engine.backend = core.backend();
-        let configured = engine.settings.subscribe();
-        tokio::spawn(async move { run(core, inbox, configured, &publish).await });
+        let (questions, asked) = mpsc::channel(QUEUE);
+        engine.questions = questions;
+        let inputs = Inputs {
+            inbox,
+            configured: engine.settings.subscribe(),
+            asked,
+        };
+        tokio::spawn(async move { run(core, inputs, &publish).await });
         engine
     }
 }
@@ -224,12 +255,19 @@ fn runtime() -> Result<tokio::runtime::Runtime, OpenError> {
     runtime.map_err(|error| cannot_start(&error.to_string()))
 }
 
-async fn run(
-    mut core: Core,
-    mut inbox: mpsc::Receiver<Command>,
-    mut configured: watch::Receiver<NodeSettings>,
-    reports: &watch::Sender<Report>,
-) {
+/// What comes to the engine's thread.
+struct Inputs {
+    inbox: mpsc::Receiver<Command>,
+    configured: watch::Receiver<NodeSettings>,
+    asked: mpsc::Receiver<Question>,
+}
+
+async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
+    let Inputs {
+        mut inbox,
+        mut configured,
+        mut asked,
+    } = inputs;
     loop {
         let due = core.due();
         let timer = async {
@@ -250,9 +288,13 @@ async fn run(
                 Some((update, taken)) => take(&mut core, update, taken, reports),
                 None => return,
             },
+            Some((service, told)) = asked.recv() => {
+                // Nobody waits for the answer once the stream is gone.
+                let _ = told.send(core.inspect(&service));
+            }
             () = timer => {
                 core.tick(Now::real());
-                reports.send_replace(core.report());
+                reports.send_if_modified(|report| core.report().replace(report));
             }
             () = core.followers().changed() => {
                 reports.send_replace(core.report());

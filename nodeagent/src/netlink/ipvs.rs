@@ -96,10 +96,18 @@ pub struct ServerKey {
     pub port: u16,
 }
 
+impl ServerKey {
+    /// Address and port.
+    #[must_use]
+    pub fn at(self) -> EndpointAddr {
+        let Self { ip, port, .. } = self;
+        EndpointAddr { ip, port }
+    }
+}
+
 impl fmt::Display for ServerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ip, protocol, port } = *self;
-        write!(f, "{}/{protocol}", EndpointAddr { ip, port })
+        write!(f, "{}/{}", self.at(), self.protocol)
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
+use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::{agent_message, server_message};
 use tokio::sync::{mpsc, watch};
@@ -15,9 +16,10 @@ use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
 use super::{Link, Lost, Shared};
+use crate::backend::{Inspection, ServerCounts};
 use crate::desired::{Collector, Position, Refusal, Update};
 use crate::engine::Stopped;
-use crate::report::{Report, micros};
+use crate::report::{Report, micros, servers};
 
 /// The agent asks for a sign of life this often.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
@@ -29,12 +31,19 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// An update on its way into the engine.
 type Submission = BoxFuture<'static, Result<Result<(), Refusal>, Stopped>>;
 
+/// A question on its way through the engine, and its token.
+type Question = (u64, BoxFuture<'static, Result<Option<Inspection>, Stopped>>);
+
 pub(super) struct Live {
     link: Link,
     epoch: u64,
     reports: watch::Receiver<Report>,
     collector: Collector,
     submission: Option<Submission>,
+    /// The last question, until the engine has answered it.
+    question: Option<Question>,
+    /// What the control plane was last told of real servers.
+    servers_told: [Option<ServerCounts>; 2],
     /// The last update that arrived, taken or not.
     received: Option<Position>,
     since: Instant,
@@ -50,6 +59,7 @@ pub(super) struct Live {
 #[derive(Debug, Default)]
 struct Due {
     pong: Option<u64>,
+    inspection: Option<pb::Inspection>,
     ping: bool,
     report: bool,
 }
@@ -65,6 +75,7 @@ pub(super) enum Progress {
 enum Event {
     Heard(Option<Result<pb::ServerMessage, Status>>),
     Submitted(Result<Result<(), Refusal>, Stopped>),
+    Answered(u64, Result<Option<Inspection>, Stopped>),
     PingDue,
     Silent,
     Reported(Result<(), watch::error::RecvError>),
@@ -80,6 +91,8 @@ impl Live {
             reports,
             collector: Collector::new(epoch),
             submission: None,
+            question: None,
+            servers_told: Default::default(),
             received: None,
             since: now,
             heard: now,
@@ -114,9 +127,15 @@ impl Live {
                 taken??;
                 return Ok(Progress::UpdateTaken);
             }
+            Event::Answered(token, told) => {
+                self.question = None;
+                self.due.inspection = Some(servers::inspection(token, told?));
+            }
             Event::PingDue => {
                 self.next_ping = Instant::now() + PING_INTERVAL;
                 self.due.ping = true;
+                // Nobody is woken for these alone: see `Report::servers`.
+                self.due.report |= self.reports.borrow().servers != self.servers_told;
             }
             Event::Silent => return Err(Lost::Silent(SILENCE)),
             Event::Reported(Ok(())) => self.due.report = true,
@@ -130,6 +149,7 @@ impl Live {
         let Self {
             link,
             submission,
+            question,
             reports,
             due,
             ..
@@ -141,9 +161,16 @@ impl Live {
                 None => std::future::pending().await,
             }
         };
+        let answered = async {
+            match question {
+                Some((token, answer)) => (*token, answer.await),
+                None => std::future::pending().await,
+            }
+        };
         let outbox = link.outbox.clone();
         tokio::select! {
             submitted = submitted => Event::Submitted(submitted),
+            (token, told) = answered => Event::Answered(token, told),
             message = link.inbox.next(), if !busy => Event::Heard(message),
             changed = reports.changed() => Event::Reported(changed),
             permit = outbox.reserve_owned(), if due.any() => Event::Room(permit),
@@ -168,6 +195,7 @@ impl Live {
                     self.asked = None;
                 }
             }
+            Some(server_message::Kind::Inspect(inspect)) => self.ask(&inspect, shared),
             Some(server_message::Kind::Heartbeat(heartbeat)) => {
                 tracing::trace!(
                     revision = heartbeat.revision,
@@ -192,9 +220,19 @@ impl Live {
         self.submission = Some(Box::pin(async move { engine.submit(update).await }));
     }
 
+    /// Hands a question to the engine; one that is not answered yet is not asked any more.
+    fn ask(&mut self, inspect: &pb::Inspect, shared: &Shared) {
+        let service = ServiceName::new(&inspect.namespace, &inspect.name);
+        let engine = shared.engine.clone();
+        let answer = Box::pin(async move { engine.inspect(service).await });
+        self.question = Some((inspect.token, answer));
+    }
+
     fn send(&mut self, permit: mpsc::OwnedPermit<pb::AgentMessage>, shared: &mut Shared) {
         let kind = if let Some(token) = self.due.pong.take() {
             agent_message::Kind::Pong(pb::Pong { token })
+        } else if let Some(inspection) = self.due.inspection.take() {
+            agent_message::Kind::Inspection(inspection)
         } else if std::mem::take(&mut self.due.ping) {
             let token = rand::random();
             self.asked = Some((token, Instant::now()));
@@ -211,6 +249,7 @@ impl Live {
         let mut report = {
             let latest = self.reports.borrow_and_update();
             let mut report = latest.to_wire();
+            self.servers_told.clone_from(&latest.servers);
             report.triggers_programmed = latest.triggers_after(self.epoch, shared.triggers_told);
             let newest = latest.triggers.back().map_or(0, |newest| newest.number);
             shared.triggers_told = newest;
@@ -234,7 +273,7 @@ impl Live {
 
 impl Due {
     fn any(&self) -> bool {
-        self.pong.is_some() || self.ping || self.report
+        self.pong.is_some() || self.inspection.is_some() || self.ping || self.report
     }
 }
 

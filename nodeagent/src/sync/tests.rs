@@ -112,6 +112,23 @@ impl Server {
         panic!("no such report");
     }
 
+    /// All reports within a time. Pings are answered meanwhile.
+    async fn reports_within(&mut self, time: Duration) -> Vec<pb::Report> {
+        let deadline = Instant::now() + time;
+        let mut reports = Vec::new();
+        while let Ok(message) = tokio::time::timeout_at(deadline, self.inbox.recv()).await {
+            match message.and_then(|message| message.kind) {
+                Some(agent_message::Kind::Report(report)) => reports.push(report),
+                Some(agent_message::Kind::Ping(ping)) => {
+                    let token = ping.token;
+                    self.say(server_message::Kind::Pong(pb::Pong { token }));
+                }
+                _ => {}
+            }
+        }
+        reports
+    }
+
     async fn applied(&mut self, revision: u64) -> pb::Report {
         self.report(|report| report.applied_revision == revision)
             .await

@@ -196,6 +196,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     virtual_servers::d2_addresses_are_on_the_device_while_a_service_has_them,
     virtual_servers::d4_other_ports_of_service_addresses_are_closed,
     virtual_servers::d5_connections_outlive_their_endpoint_and_an_agent,
+    virtual_servers::d5_what_drains_is_in_the_report,
     virtual_servers::d5_endpoints_of_udp_and_sctp_go_at_once,
     virtual_servers::d6_strict_arp_keeps_service_addresses_to_the_node,
     virtual_servers::d7_every_scheduler_serves_and_takes_anothers_place,

@@ -5,10 +5,11 @@ use std::slice;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::Kind;
 use kp_nodeagent::backend::ipvs::Timeouts;
+use kp_nodeagent::backend::{Connections, Kind, RealServer};
 use kp_nodeagent::leftovers::{self, Serving};
-use kplane_model::{Family, IpvsScheduler, Protocol};
+use kplane_model::{EndpointAddr, Family, IpvsScheduler, Protocol, ServiceName};
+use kplane_proto::v1::ServerStats;
 use kplane_tests::client::{Probe, Session};
 use kplane_tests::link::Route;
 use kplane_tests::netns::NetNs;
@@ -16,7 +17,10 @@ use kplane_tests::topology::LINK;
 use kplane_tests::wait::eventually;
 
 use crate::churn::Loads;
+use crate::combined::cluster;
+use crate::support::cluster::Cluster;
 use crate::support::ipvs::{addresses, ensure_nothing, run, servers, sets, weights};
+use crate::support::objects::{service, with_pods};
 use crate::support::under_test::UnderTest;
 use crate::support::{Agent, At, Client, REFUSED, Scenario, Seen, Setup, Svc, World};
 use crate::support::{ask, cidrs, ep, facts, svc};
@@ -173,6 +177,87 @@ pub(crate) fn d5_connections_outlive_their_endpoint_and_an_agent() -> Result<()>
             let weights = weights(&node, real)?;
             ensure!(weights.is_empty(), "{weights:?}");
         }
+        Ok::<_, anyhow::Error>(())
+    })
+}
+
+/// What the first node's agent tells the control plane of both families.
+fn stats(cluster: &Cluster) -> Result<Vec<ServerStats>> {
+    let report = cluster.reports()[0].to_wire();
+    let stats = report.families.into_iter().filter_map(|f| f.servers);
+    let stats: Vec<_> = stats.collect();
+    ensure!(stats.len() == 2, "not of both families: {stats:?}");
+    Ok(stats)
+}
+
+/// What drains is in the agent's report with its connections, and told to whoever asks; then it is
+/// gone from there too.
+pub(crate) fn d5_what_drains_is_in_the_report() -> Result<()> {
+    let (world, mut cluster) = cluster(Setup::PodRanges)?;
+    cluster.apply(&with_pods(service(1), &["a"]))?;
+    let name = tcp(&[]).name;
+    let name = ServiceName::new("test", &name);
+    let mut sessions = Vec::new();
+    for family in Family::ALL {
+        sessions.push(open(&world, Client::PodHere, &tcp(&["a"]), family)?);
+    }
+    eventually(PATIENCE, "connections are counted", || {
+        let of = |s: &ServerStats| (s.virtual_servers, s.draining, s.active_connections);
+        let stats = stats(&cluster)?;
+        ensure!(stats.iter().all(|s| of(s) == (1, 0, 1)), "{stats:?}");
+        Ok::<_, anyhow::Error>(())
+    })?;
+
+    cluster.apply(&with_pods(service(1), &["b"]))?;
+    let told = cluster.inspect(1, &name)?;
+    ensure!(told.error.is_empty() && told.servers.len() == 2, "{told:?}");
+    for (family, server) in Family::ALL.into_iter().zip(&told.servers) {
+        let real = |pod: &str, weight, active| RealServer {
+            at: EndpointAddr {
+                ip: ep(pod).address(family).ip(),
+                port: ep(pod).address(family).port(),
+            },
+            weight,
+            connections: Connections {
+                active,
+                inactive: 0,
+            },
+            draining: weight == 0,
+        };
+        ensure!(server.scheduler == "rr", "{server:?}");
+        ensure!(
+            server.reals == [real("a", 0, 1), real("b", 1, 0)],
+            "{server:?}"
+        );
+    }
+    let drains = |family: Family, stats: &ServerStats| {
+        let [drain] = &stats.drains[..] else {
+            return false;
+        };
+        let key = drain.key.clone().unwrap_or_default();
+        let place = tcp(&[]).address(At::ClusterIp, family, 1).to_string();
+        (stats.real_servers, stats.draining) == (2, 1)
+            && (&*key.name, key.family()) == (&*name.name, family.into())
+            && (&drain.virtual_server, drain.active_connections) == (&place, 1)
+            && drain.address == ep("a").address(family).to_string()
+    };
+    eventually(PATIENCE, "what drains is reported", || {
+        let stats = stats(&cluster)?;
+        let mut both = Family::ALL.into_iter().zip(&stats);
+        ensure!(
+            both.all(|(family, stats)| drains(family, stats)),
+            "{stats:#?}"
+        );
+        Ok::<_, anyhow::Error>(())
+    })?;
+    for session in &mut sessions {
+        session.echo(PATIENCE).context("an endpoint is leaving")?;
+    }
+    drop(sessions);
+    eventually(FORGOTTEN, "what has drained is gone", || {
+        let stats = stats(&cluster)?;
+        let of = |s: &ServerStats| (s.real_servers, s.draining, s.drains.len());
+        ensure!(stats.iter().all(|s| of(s) == (1, 0, 0)), "{stats:?}");
         Ok::<_, anyhow::Error>(())
     })
 }

@@ -30,6 +30,21 @@ fn fleet() {
 }
 
 #[test]
+fn node_with_ipvs() {
+    let fleet = samples::fleet(vec![samples::ipvs_node("node-a")]);
+    let view = FleetView::from(fleet);
+    let families = &view.nodes[0].families;
+    check(families, &expect_file!["golden/families_ipvs.json"]);
+}
+
+#[test]
+fn description_with_ipvs() {
+    let view = DescriptionView::new("shop", "web", samples::ipvs_description());
+    let nodes: Vec<_> = view.nodes.iter().map(|node| &node.ipvs).collect();
+    check(&nodes, &expect_file!["golden/description_ipvs.json"]);
+}
+
+#[test]
 fn services() {
     let view = ServiceListView::new(vec![samples::web()], None);
     check(&view, &expect_file!["golden/services.json"]);

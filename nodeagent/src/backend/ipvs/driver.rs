@@ -3,10 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use kplane_model::{Family, ServiceKey};
+use kplane_model::{Family, ServiceKey, ServiceName};
 
 use self::ruleset::Rules;
 use self::schedulers::Schedulers;
+use self::seen::{Seen, told};
 use super::demand::{Demand, NodeIps};
 use super::kernel::{Kernel, KernelError, Machine, Reading, Refused};
 use super::rules::{self, Steps};
@@ -14,7 +15,8 @@ use super::sets::SetId;
 use super::state::{Op, Ops, State};
 use super::{NAME, probe, sysctl};
 use crate::backend::{
-    self, Applied, ApplyError, Backend, Change, Failure, OpenError, Serving, Verification,
+    self, Applied, ApplyError, Backend, Change, Failure, Inspection, OpenError, ServerCounts,
+    Serving, Verification,
 };
 use crate::netlink::ipvs::{Ipvs, ServerKey, Timeouts};
 use crate::plan::NodePlan;
@@ -22,6 +24,7 @@ use crate::plan::NodePlan;
 mod remove;
 mod ruleset;
 mod schedulers;
+mod seen;
 pub(super) mod stopping;
 
 /// Reading everything back takes at most one in so many parts of the time.
@@ -62,6 +65,8 @@ struct Side<K> {
     foreign: Vec<ServerKey>,
     /// How long it took to read everything last.
     reading: Duration,
+    /// What people are told.
+    seen: Seen,
 }
 
 /// A step of applying that failed.
@@ -167,6 +172,7 @@ impl<K: Kernel> Side<K> {
             refused_at: None,
             foreign: Vec::new(),
             reading: Duration::ZERO,
+            seen: Seen::default(),
         }
     }
 
@@ -198,6 +204,9 @@ impl<K: Kernel> Side<K> {
         let operations = (ops.len() + steps.len()) as u64;
         let bytes = self.carry_out(&ops, &steps, &mut failures)?;
         self.known = true;
+        if change.complete {
+            self.seen.counts = Some(self.state.counts());
+        }
         Ok(Applied {
             operations,
             bytes,
@@ -315,6 +324,7 @@ impl<K: Kernel> Side<K> {
         self.ips = NodeIps::new(reading.node_ips);
         self.capacities = reading.capacities;
         let foreign = self.state.adopt(reading.snapshot, first);
+        self.seen.at = Some(Instant::now());
         if !foreign.is_empty() && foreign != self.foreign {
             let names: Vec<String> = foreign
                 .iter()
@@ -355,6 +365,7 @@ impl<K: Kernel> Side<K> {
                 self.state.done(op);
             }
         }
+        self.seen.counts = Some(self.state.counts());
         let mut ops = self.state.compare(&self.settings.ipvs.exclude_cidrs);
         if self.refused_at.is_some_and(|at| at.elapsed() < REFUSED_FOR) {
             ops.retain(|op| !self.refused.contains(op));
@@ -388,23 +399,6 @@ fn merged(failures: Vec<Failure>) -> Vec<Failure> {
     first.collect()
 }
 
-/// What an operation is about, for people.
-fn told(op: &Op) -> String {
-    use crate::netlink::ipvs::Command;
-    match op {
-        Op::Ipvs(
-            Command::AddServer(key, _) | Command::SetServer(key, _) | Command::DeleteServer(key),
-        ) => format!("virtual server {key}"),
-        Op::Ipvs(
-            Command::AddReal(key, real, _)
-            | Command::SetReal(key, real, _)
-            | Command::DeleteReal(key, real),
-        ) => format!("real server {real} of {key}"),
-        Op::Entry(set, entry, _) => format!("entry {entry} of IP set {}", set.name(Family::V4)),
-        Op::Address(ip, _) => format!("address {ip} of {}", super::LINK),
-    }
-}
-
 impl<K: Kernel> Backend for Driver<K> {
     fn name(&self) -> &'static str {
         NAME
@@ -431,6 +425,14 @@ impl<K: Kernel> Backend for Driver<K> {
         let sides = self.sides.iter().flatten();
         let reading = sides.map(|side| side.reading).max().unwrap_or_default();
         Some(self.probe_interval.max(reading * READ_SHARE))
+    }
+
+    fn servers(&self, family: Family) -> Option<ServerCounts> {
+        self.counts(family)
+    }
+
+    fn inspect(&self, service: &ServiceName) -> Option<Inspection> {
+        Some(self.inspection(service))
     }
 
     /// IPVS tells connection tracking where it sends a flow.

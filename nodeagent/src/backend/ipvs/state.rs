@@ -16,10 +16,11 @@ use kplane_model::{Cidr, EndpointAddr, Protocol, ServiceKey};
 
 use super::demand::{Demand, Wanted};
 use super::sets::{Entry, SetId};
-use crate::backend::Failure;
+use crate::backend::{Connections, Failure};
 use crate::netlink::ipvs::{Command, Real, Server, ServerKey, ServerMode};
 
 mod places;
+mod seen;
 
 pub(super) use self::places::Places;
 
@@ -79,8 +80,16 @@ struct Touched {
 pub(super) struct Held {
     /// `None`: it works in a way that we never ask for.
     pub(super) mode: Option<ServerMode>,
-    /// Weight by real server; `None` if packets are not translated.
-    pub(super) reals: BTreeMap<EndpointAddr, Option<u32>>,
+    pub(super) reals: BTreeMap<EndpointAddr, HeldReal>,
+}
+
+/// A real server that is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HeldReal {
+    /// `None` if packets are not translated.
+    pub(super) weight: Option<u32>,
+    /// By the last look.
+    pub(super) connections: Connections,
 }
 
 /// What was read from the kernel.
@@ -104,7 +113,8 @@ struct Claim {
 impl Claim {
     /// A server that is there has all that is wanted, and nothing else.
     fn is(&self, held: &Held) -> bool {
-        let right = |real| held.reals.get(real) == Some(&Some(SERVES));
+        let weight = |real| held.reals.get(real).and_then(|held| held.weight);
+        let right = |real| weight(real) == Some(SERVES);
         held.mode == Some(self.mode)
             && held.reals.len() == self.reals.len()
             && self.reals.iter().all(right)
@@ -323,13 +333,14 @@ impl State {
             ops.ready.push(ipvs(Command::SetServer(key, claim.mode)));
         }
         for real in &*claim.reals {
-            ops.ready.extend(match held.reals.get(real) {
-                None => Some(ipvs(Command::AddReal(key, *real, SERVES))),
-                Some(Some(SERVES)) => None,
-                Some(_) => Some(ipvs(Command::SetReal(key, *real, SERVES))),
-            });
+            ops.ready
+                .extend(match held.reals.get(real).map(|r| r.weight) {
+                    None => Some(ipvs(Command::AddReal(key, *real, SERVES))),
+                    Some(Some(SERVES)) => None,
+                    Some(_) => Some(ipvs(Command::SetReal(key, *real, SERVES))),
+                });
         }
-        for (real, weight) in &held.reals {
+        for (real, HeldReal { weight, .. }) in &held.reals {
             if claim.reals.binary_search(real).is_ok() {
                 continue;
             }
@@ -374,7 +385,7 @@ impl State {
             }
             Command::AddReal(key, real, weight) | Command::SetReal(key, real, weight) => {
                 if let Some(held) = self.held.get_mut(&key) {
-                    held.reals.insert(real, Some(weight));
+                    held.reals.entry(real).or_default().weight = Some(weight);
                 }
             }
             Command::DeleteReal(key, real) => {
@@ -394,13 +405,10 @@ impl State {
         let places = Places::new(&snapshot);
         let mut foreign = Vec::new();
         let before = std::mem::take(&mut self.held);
-        let mut reals: HashMap<ServerKey, BTreeMap<EndpointAddr, Option<u32>>> = HashMap::new();
+        let mut reals: HashMap<ServerKey, BTreeMap<EndpointAddr, HeldReal>> = HashMap::new();
         for real in snapshot.reals {
-            let weight = real.translated.then_some(real.weight);
-            reals
-                .entry(real.server)
-                .or_default()
-                .insert(real.at, weight);
+            let of = reals.entry(real.server).or_default();
+            of.insert(real.at, HeldReal::new(&real));
         }
         for Server { key, mode } in snapshot.servers {
             let ours = before.contains_key(&key)

@@ -1,6 +1,9 @@
 //! The engine on its thread.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::*;
+use crate::backend::ServerCounts;
 
 #[tokio::test]
 async fn the_thread_takes_applies_and_reports() {
@@ -89,4 +92,61 @@ async fn a_busy_kernel_makes_the_stream_wait() {
     drop(release);
     second.await.unwrap().unwrap();
     third.await.unwrap().unwrap();
+}
+
+/// A kernel that is looked at a thousand times a second; each time there is one connection more.
+struct Busy(Arc<AtomicU64>);
+
+impl Backend for Busy {
+    fn name(&self) -> &'static str {
+        "busy"
+    }
+
+    fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
+        Ok(Applied::default())
+    }
+
+    fn verify(&mut self, _: Family) -> Result<Verification, ApplyError> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(Verification::Equal)
+    }
+
+    fn probe_interval(&self) -> Option<Duration> {
+        Some(Duration::from_millis(1))
+    }
+
+    fn servers(&self, _: Family) -> Option<ServerCounts> {
+        let mut counts = ServerCounts::default();
+        counts.connections.active = self.0.load(Ordering::Relaxed);
+        Some(counts)
+    }
+
+    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
+        Ok(())
+    }
+}
+
+/// What it costs to be told of every look falls to nobody; the latest is there for whoever reads.
+#[tokio::test]
+async fn a_look_that_finds_only_other_connections_wakes_nobody() {
+    let looks = Arc::new(AtomicU64::new(0));
+    let backend = Busy(Arc::clone(&looks));
+    let engine = Engine::spawn(|| Ok(Box::new(backend)), NodeSettings::default());
+    let engine = engine.await.unwrap();
+    let mut reports = engine.reports();
+    let update = Plane::new([svc("a", &[])]).snapshot_update();
+    engine.submit(update).await.unwrap().unwrap();
+    let verified = reports.wait_for(|report| report.verified.is_some());
+    verified.await.unwrap();
+    let seen = looks.load(Ordering::Relaxed);
+    while looks.load(Ordering::Relaxed) < seen + 50 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(!reports.has_changed().unwrap());
+    let servers = reports.borrow().servers.clone();
+    let active = servers.map(|counts| counts.unwrap().connections.active);
+    assert!(
+        active.iter().all(|active| *active > seen + 40),
+        "{active:?}"
+    );
 }

@@ -1,6 +1,11 @@
 //! What travels over a stream, and what a new one starts from.
 
+use kplane_model::{Family, ServiceName};
+
 use super::*;
+use crate::backend::{
+    Applied, ApplyError, Backend, Change, Inspection, ServerCounts, Verification,
+};
 
 #[tokio::test(start_paused = true)]
 async fn a_snapshot_and_deltas_are_applied_and_reported() {
@@ -183,4 +188,88 @@ async fn h_programmed_triggers_are_told_once() {
     let mut server = rig.opened().await;
     server.welcome(EPOCH);
     assert_eq!(told(server.report(|_| true).await), [0; 0]);
+}
+
+fn active(report: &pb::Report) -> Option<u64> {
+    let servers = report.families[0].servers.as_ref();
+    servers.map(|servers| servers.active_connections)
+}
+
+/// Ten looks a second that find other connections: one report in five seconds, with the latest; none
+/// while nothing changes.
+#[tokio::test(start_paused = true)]
+async fn connections_alone_travel_with_the_next_ping() {
+    let (engine, _inbox, publish) = Engine::scripted();
+    let mut rig = Rig::with(engine, 0);
+    let mut server = rig.opened().await;
+    server.welcome(EPOCH);
+    assert_eq!(active(&server.report(|_| true).await), None);
+    let quiet = server.reports_within(60 * SECOND).await;
+    assert_eq!(quiet, []);
+
+    let mut reports = Vec::new();
+    for connections in 1..=600 {
+        let mut seen = ServerCounts::default();
+        seen.connections.active = connections;
+        publish.send_if_modified(|held| {
+            let looked = Report {
+                servers: [Some(seen), None],
+                ..held.clone()
+            };
+            looked.replace(held)
+        });
+        reports.extend(server.reports_within(SECOND / 10).await);
+    }
+    assert!((11..=13).contains(&reports.len()), "{}", reports.len());
+    let last = server.report(|report| active(report) == Some(600)).await;
+    assert_eq!(last.families[1].servers, None);
+    assert_eq!(server.reports_within(60 * SECOND).await, []);
+}
+
+/// A backend with something to tell.
+struct Telling;
+
+impl Backend for Telling {
+    fn name(&self) -> &'static str {
+        "telling"
+    }
+
+    fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
+        Ok(Applied::default())
+    }
+
+    fn verify(&mut self, _: Family) -> Result<Verification, ApplyError> {
+        Ok(Verification::Equal)
+    }
+
+    fn inspect(&self, service: &ServiceName) -> Option<Inspection> {
+        Some(Inspection {
+            error: format!("about {service}"),
+            ..Inspection::default()
+        })
+    }
+
+    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_about_a_service_is_answered_with_its_token() {
+    let mut rig = Rig::with(Engine::local(Box::new(Telling)), 0);
+    let mut server = rig.synced(&mut Plane::new([svc("a", &[])])).await;
+    for token in [7, 8] {
+        server.say(server_message::Kind::Inspect(pb::Inspect {
+            token,
+            namespace: "shop".to_owned(),
+            name: "web".to_owned(),
+        }));
+        let told = loop {
+            let heard = server.heard().await.unwrap();
+            if let agent_message::Kind::Inspection(told) = heard {
+                break told;
+            }
+        };
+        assert_eq!((told.token, &*told.error), (token, "about shop/web"));
+    }
 }

@@ -8,12 +8,12 @@ use kp_controlplane::index::Index;
 use kp_controlplane::k8s::{Kind, Object, ObjectId};
 use kp_controlplane::publish::{Cursor, Store};
 use kp_controlplane::source::{Batch, Event, Located};
-use kp_nodeagent::backend::{self, Settings};
+use kp_nodeagent::backend::{self, Inspection, Settings};
 use kp_nodeagent::desired::Position;
 use kp_nodeagent::engine::Engine;
 use kp_nodeagent::plan::NodeSettings;
 use kp_nodeagent::report::{Failure, Report};
-use kplane_model::{Family, Issue};
+use kplane_model::{Family, Issue, ServiceName};
 use kplane_tests::netns::NetNs;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
@@ -136,6 +136,16 @@ impl Cluster {
     pub(crate) fn reports(&self) -> Vec<Report> {
         let reports = self.members.iter().map(|member| member.engine.reports());
         reports.map(|report| report.borrow().clone()).collect()
+    }
+
+    /// What there is for a Service on a node, in backends with virtual servers.
+    pub(crate) fn inspect(&self, number: u8, service: &ServiceName) -> Result<Inspection> {
+        let member = self.members.get(usize::from(number) - 1);
+        let member = member.with_context(|| format!("no node {number}"))?;
+        let told = self
+            .runtime
+            .block_on(member.engine.inspect(service.clone()))?;
+        told.context("its backend has no virtual servers")
     }
 
     /// What is not in a kernel as desired, on any node.

@@ -13,6 +13,8 @@ use crate::backend::iptables::Found;
 use crate::netlink::ipvs::{Command, ServerMode};
 use crate::plan::ServicePlan;
 
+mod seen;
+
 const V4: Family = Family::V4;
 const TCP: Protocol = Protocol::Tcp;
 

@@ -1,0 +1,120 @@
+//! Questions about one Service to agents that know more of it than their reports say.
+//!
+//! Nothing of the answers is kept: they go into the description that was asked for. Each agent has
+//! one question at a time, so that whoever asks a lot costs every agent a little.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kplane_model::{NodeName, ServiceName};
+use kplane_proto::v1 as pb;
+use prost::Message as _;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use crate::fleet::{Fleet, Question};
+
+/// An agent answers at once unless it is busy with a change; people wait no longer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// All answers together, in bytes as they are sent: some 200,000 real servers.
+const ANSWERS_BYTES: usize = 16 << 20;
+
+/// What a description shows of one node that has virtual servers.
+pub(super) type Answers = BTreeMap<NodeName, pb::ServiceServers>;
+
+/// Asks all agents that have virtual servers.
+pub(super) async fn ask_all(fleet: &Fleet, service: &ServiceName) -> Answers {
+    let deadline = Instant::now() + ANSWER_WITHIN;
+    let mut answers = Answers::new();
+    let mut room = ANSWERS_BYTES;
+    for (node, answer) in fleet.ask(service) {
+        let servers = match timeout_at(deadline, answer).await {
+            Ok(Ok(inspection)) => understood(inspection, service),
+            Ok(Err(_)) => unknown("the agent went away, or has too many questions"),
+            Err(_) => unknown("the agent did not answer within 2 s"),
+        };
+        let bytes = servers.encoded_len();
+        let fits = bytes <= room;
+        room -= if fits { bytes } else { 0 };
+        let servers = if fits {
+            servers
+        } else {
+            unknown("left out: too many nodes")
+        };
+        answers.insert(node, servers);
+    }
+    answers
+}
+
+fn unknown(error: &str) -> pb::ServiceServers {
+    pb::ServiceServers {
+        error: error.to_owned(),
+        ..Default::default()
+    }
+}
+
+/// An answer, without what was not asked for.
+fn understood(inspection: pb::Inspection, service: &ServiceName) -> pb::ServiceServers {
+    let mut servers = inspection.servers;
+    servers.retain(|server| {
+        let key = server.key.as_ref();
+        key.is_some_and(|k| k.namespace == *service.namespace && k.name == *service.name)
+    });
+    pb::ServiceServers {
+        servers,
+        more: inspection.more,
+        age_ms: inspection.age_ms,
+        error: inspection.error,
+    }
+}
+
+/// Questions on their way to one agent.
+pub(super) struct Questions {
+    waiting: mpsc::Receiver<Question>,
+    asked: Option<(u64, oneshot::Sender<pb::Inspection>)>,
+    last: u64,
+}
+
+impl Questions {
+    pub(super) fn new(waiting: mpsc::Receiver<Question>) -> Self {
+        Self {
+            waiting,
+            asked: None,
+            last: 0,
+        }
+    }
+
+    /// The next question, once the last one is answered or nobody waits for that any more. Safe to
+    /// drop at any time.
+    pub(super) async fn next(&mut self) -> pb::Inspect {
+        if let Some((_, answer)) = &mut self.asked {
+            answer.closed().await;
+            self.asked = None;
+        }
+        loop {
+            let Some(question) = self.waiting.recv().await else {
+                return std::future::pending().await;
+            };
+            if question.answer.is_closed() {
+                continue;
+            }
+            self.last += 1;
+            self.asked = Some((self.last, question.answer));
+            return pb::Inspect {
+                token: self.last,
+                namespace: question.service.namespace.to_string(),
+                name: question.service.name.to_string(),
+            };
+        }
+    }
+
+    /// The agent has answered. What was not asked for, or too late, is dropped.
+    pub(super) fn answered(&mut self, inspection: pb::Inspection) {
+        let asked = self.asked.take_if(|(token, _)| *token == inspection.token);
+        if let Some((_, answer)) = asked {
+            // Whoever asked may have gone.
+            let _ = answer.send(inspection);
+        }
+    }
+}

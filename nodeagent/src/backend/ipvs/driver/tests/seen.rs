@@ -1,0 +1,180 @@
+//! What people are told of real servers.
+
+use std::slice::from_ref;
+
+use kplane_model::EndpointAddr;
+
+use super::*;
+use crate::backend::{Connections, Inspection, RealServer};
+
+const PLACE: &str = "10.96.0.1:80";
+
+fn busy(kernel: &Fake, place: &str, real: &str, active: u64) {
+    let real = (server(place, TCP), at(real));
+    kernel.inside().world.reals.get_mut(&real).unwrap().1 = active;
+}
+
+fn driver(side: Side<Fake>) -> Driver<Fake> {
+    Driver {
+        sides: [Ok(side), Err("no IPv6 here".to_owned())],
+        probe_interval: Duration::from_secs(2),
+    }
+}
+
+fn inspect(driver: &Driver<Fake>, name: &str) -> Inspection {
+    driver.inspect(&ServiceName::new("ns", name)).unwrap()
+}
+
+fn active(active: u64) -> Connections {
+    Connections {
+        active,
+        inactive: 0,
+    }
+}
+
+/// D5: told as draining with its connections until they have ended.
+#[test]
+fn d5_what_drains_is_told() {
+    let kernel = Fake::new();
+    let mut side = started(&kernel, &[web(), everything()[1].clone()]);
+    busy(&kernel, PLACE, "10.1.0.1:8080", 5);
+    busy(&kernel, PLACE, "10.1.0.2:8080", 3);
+    let one = web().endpoints(&["10.1.0.1:8080"]);
+    change(&mut side, &all(from_ref(&one)), false).unwrap();
+    let counts = side.seen.counts.clone().unwrap();
+    assert_eq!(
+        (counts.draining, counts.connections),
+        (0, active(0)),
+        "nobody has looked"
+    );
+
+    assert_eq!(side.verify().unwrap(), Verification::Equal);
+    let counts = side.seen.counts.clone().unwrap();
+    // web's address, and three of the load balancer.
+    assert_eq!((counts.virtual_servers, counts.real_servers), (4, 5));
+    assert_eq!((counts.draining, counts.connections), (1, active(8)));
+    let drain = &counts.drains[0];
+    assert_eq!((drain.server, drain.at), (at(PLACE), at("10.1.0.2:8080")));
+    assert_eq!((&drain.key, drain.connections), (&web().key(), active(3)));
+
+    let mut driver = driver(side);
+    assert_eq!(driver.servers(V4), Some(counts));
+    assert_eq!(driver.servers(Family::V6), None);
+    let told = inspect(&driver, "web");
+    let [server] = &told.servers[..] else {
+        panic!("{told:?}");
+    };
+    assert_eq!((&server.key, server.at), (&web().key(), at(PLACE)));
+    assert_eq!((server.scheduler, server.persistent_s), ("rr", None));
+    let real = |text, weight, connections| RealServer {
+        at: at(text),
+        weight,
+        connections: active(connections),
+        draining: weight == 0,
+    };
+    let reals = [real("10.1.0.1:8080", 1, 5), real("10.1.0.2:8080", 0, 3)];
+    assert_eq!(server.reals, reals);
+
+    busy(&kernel, PLACE, "10.1.0.2:8080", 0);
+    driver.verify(V4).unwrap();
+    let counts = driver.servers(V4).unwrap();
+    assert_eq!((counts.draining, counts.real_servers), (0, 4));
+    assert_eq!(inspect(&driver, "web").servers[0].reals, reals[..1]);
+}
+
+/// Weights are as of now, connections as of the last look: one that comes back has both.
+#[test]
+fn an_endpoint_that_comes_back_keeps_its_connections() {
+    let kernel = Fake::new();
+    let mut side = started(&kernel, &[web()]);
+    busy(&kernel, PLACE, "10.1.0.2:8080", 3);
+    let one = web().endpoints(&["10.1.0.1:8080"]);
+    change(&mut side, &all(&[one]), false).unwrap();
+    side.verify().unwrap();
+    change(&mut side, &all(&[web()]), false).unwrap();
+    let real = inspect(&driver(side), "web").servers[0].reals[1];
+    assert_eq!((real.weight, real.draining), (1, false));
+    assert_eq!(real.connections, active(3));
+}
+
+#[test]
+fn a_service_is_told_with_all_its_places_and_no_others() {
+    let kernel = Fake::new();
+    let driver = driver(started(&kernel, &everything()));
+    let told = inspect(&driver, "lb").servers;
+    let places: Vec<EndpointAddr> = told.iter().map(|server| server.at).collect();
+    let wanted = ["10.96.0.2:80", "198.51.100.9:80", "203.0.113.1:80"].map(at);
+    assert_eq!(places, wanted);
+    let web = inspect(&driver, "web").servers;
+    assert_eq!(web[1].at, at("192.168.0.1:30080"));
+    let nobody = inspect(&driver, "nobody");
+    assert_eq!((nobody.servers, nobody.error), (Vec::new(), String::new()));
+}
+
+/// What others have is neither counted nor told.
+#[test]
+fn foreign_servers_are_not_counted() {
+    let kernel = Fake::new();
+    let mut side = started(&kernel, &[web()]);
+    let foreign = server("10.96.0.1:99", TCP);
+    kernel.inside().world.servers.insert(foreign, rr());
+    let real = (foreign, at("10.1.0.9:80"));
+    kernel.inside().world.reals.insert(real, (0, 7));
+    side.verify().unwrap();
+    let counts = side.seen.counts.clone().unwrap();
+    assert_eq!((counts.virtual_servers, counts.draining), (1, 0));
+    assert_eq!(counts.connections, active(0));
+    assert_eq!(inspect(&driver(side), "web").servers.len(), 1);
+}
+
+#[test]
+fn the_busiest_are_named() {
+    let kernel = Fake::new();
+    let ips: Vec<String> = (1..=40).map(|n| format!("10.1.0.{n}:80")).collect();
+    let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
+    let mut side = started(&kernel, &[web().endpoints(&ips)]);
+    for (n, ip) in (1..).zip(&ips) {
+        busy(&kernel, PLACE, ip, n);
+    }
+    change(&mut side, &all(&[web().endpoints(&ips[..1])]), false).unwrap();
+    side.verify().unwrap();
+    let counts = side.seen.counts.unwrap();
+    let named: Vec<u64> = counts.drains.iter().map(|d| d.connections.active).collect();
+    assert_eq!(counts.draining, 39);
+    assert_eq!(named, (25..=40).rev().collect::<Vec<_>>());
+}
+
+/// Design invariant 1: nothing is claimed of a kernel that somebody may have left half done.
+#[test]
+fn what_is_not_known_is_not_told() {
+    let kernel = Fake::new();
+    let mut side = started(&kernel, &[web()]);
+    kernel.inside().steps_left = Some(0);
+    let one = web().endpoints(&["10.1.0.1:8080"]);
+    change(&mut side, &all(&[one]), false).unwrap_err();
+    let told = inspect(&driver(side), "web");
+    assert_eq!(told.servers, []);
+    assert_eq!(
+        told.error,
+        "what the kernel holds of IPv4 is not known just now"
+    );
+}
+
+/// What others did to weights is drift, and no draining.
+#[test]
+fn only_what_nobody_wants_and_gets_nothing_drains() {
+    let kernel = Fake::new();
+    let mut side = started(&kernel, &[web()]);
+    let key = server(PLACE, TCP);
+    {
+        let reals = &mut kernel.inside().world.reals;
+        reals.get_mut(&(key, at("10.1.0.1:8080"))).unwrap().0 = 0;
+        reals.insert((key, at("10.1.0.9:8080")), (1, 2));
+    }
+    let drifted = side.verify().unwrap();
+    assert!(matches!(drifted, Verification::Drifted(_)), "{drifted:?}");
+    let counts = side.seen.counts.clone().unwrap();
+    assert_eq!((counts.real_servers, counts.draining), (3, 0));
+    let told = inspect(&driver(side), "web");
+    assert!(told.servers[0].reals.iter().all(|real| !real.draining));
+}

@@ -1,0 +1,90 @@
+//! Virtual servers on the wire.
+
+use kplane_proto::v1 as pb;
+
+use crate::backend::{Drain, Inspection, RealServer, ServerCounts, VirtualServer};
+
+/// Virtual servers of one Service that are told: its addresses, and a node's for each node port.
+const MAX_SERVERS: usize = 256;
+/// Real servers of one Service that are told. With 90 bytes each, and 300 for each virtual server,
+/// the answer stays below the 256 KiB of a message.
+const MAX_REALS: usize = 1024;
+
+/// A family's part of the report.
+pub(super) fn counts(counts: &ServerCounts) -> pb::ServerStats {
+    pb::ServerStats {
+        virtual_servers: counts.virtual_servers,
+        real_servers: counts.real_servers,
+        draining: counts.draining,
+        active_connections: counts.connections.active,
+        inactive_connections: counts.connections.inactive,
+        drains: counts.drains.iter().map(drain).collect(),
+    }
+}
+
+fn drain(drain: &Drain) -> pb::DrainingServer {
+    pb::DrainingServer {
+        key: Some((&drain.key).into()),
+        virtual_server: drain.server.to_string(),
+        address: drain.at.to_string(),
+        active_connections: drain.connections.active,
+        inactive_connections: drain.connections.inactive,
+    }
+}
+
+/// The answer to a question. `None`: the backend has no virtual servers.
+pub(crate) fn inspection(token: u64, told: Option<Inspection>) -> pb::Inspection {
+    let Some(Inspection {
+        mut servers,
+        age,
+        error,
+    }) = told
+    else {
+        return pb::Inspection {
+            token,
+            error: "this agent's backend has no virtual servers".to_owned(),
+            ..Default::default()
+        };
+    };
+    let all = real_servers(&servers);
+    servers.truncate(MAX_SERVERS);
+    let mut room = MAX_REALS;
+    for server in &mut servers {
+        server.reals.truncate(room);
+        room -= server.reals.len();
+    }
+    pb::Inspection {
+        token,
+        more: (all - real_servers(&servers)) as u64,
+        servers: servers.iter().map(server).collect(),
+        age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+        error,
+    }
+}
+
+fn real_servers(servers: &[VirtualServer]) -> usize {
+    servers.iter().map(|server| server.reals.len()).sum()
+}
+
+fn server(server: &VirtualServer) -> pb::VirtualServer {
+    pb::VirtualServer {
+        key: Some((&server.key).into()),
+        address: server.at.to_string(),
+        scheduler: server.scheduler.to_owned(),
+        persistent_s: server.persistent_s.unwrap_or_default(),
+        real_servers: server.reals.iter().map(real).collect(),
+    }
+}
+
+fn real(real: &RealServer) -> pb::RealServer {
+    pb::RealServer {
+        address: real.at.to_string(),
+        weight: real.weight,
+        active_connections: real.connections.active,
+        inactive_connections: real.connections.inactive,
+        draining: real.draining,
+    }
+}
+
+#[cfg(test)]
+mod tests;
