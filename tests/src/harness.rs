@@ -4,6 +4,8 @@
 //! namespace; so such programs have this `main`, with libtest's own options and output.
 
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -12,6 +14,9 @@ use nix::sched::{CloneFlags, unshare};
 use crate::link::Netlink;
 use crate::privilege::require_netns;
 use crate::userns::{self, Entry};
+
+/// Tests that took longer are named at the end.
+const LONG: Duration = Duration::from_secs(2);
 
 /// A test: its name and its body.
 pub type Test = (&'static str, fn() -> Result<()>);
@@ -53,11 +58,44 @@ where
     };
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(threads);
+    let times = Times::default();
     let trial = |(name, body): (N, B)| {
-        let body = move || body().map_err(|error| Failed::from(format!("{error:?}")));
+        let (name, times) = (name.into(), times.clone());
+        let timed = name.clone();
+        let body = move || {
+            let outcome = times.take(timed, body);
+            outcome.map_err(|error| Failed::from(format!("{error:?}")))
+        };
         Trial::test(name, body).with_ignored_flag(!usable)
     };
-    libtest_mimic::run(&arguments, tests.into_iter().map(trial).collect()).exit_code()
+    let trials = tests.into_iter().map(trial).collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    times.print();
+    conclusion.exit_code()
+}
+
+/// How long each test took.
+#[derive(Clone, Debug, Default)]
+struct Times(Arc<Mutex<Vec<(Duration, String)>>>);
+
+impl Times {
+    fn take<T>(&self, name: String, body: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let outcome = body();
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push((start.elapsed(), name));
+        outcome
+    }
+
+    /// The long ones, longest first.
+    fn print(&self) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(took, _)| *took > LONG);
+        all.sort_by(|a, b| b.cmp(a));
+        for (took, name) in all.iter() {
+            println!("{:>6.1} s  {name}", took.as_secs_f64());
+        }
+    }
 }
 
 /// Leaves the machine's network namespace, so that a mistake in a test cannot reach it.

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kplane_model::{Family, Protocol};
-use kplane_tests::client::Probe;
-use kplane_tests::load::{Load, Pace};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;
+use kplane_tests::vm;
 use kplane_tests::wait::eventually;
 use serde_json::Value;
 
+use crate::churn::Loads;
 use crate::support::nft::{can_load, load, run};
 use crate::support::{At, Client, Ep, Net, Question, Seen, Setup, Svc, World, ep, svc};
 
@@ -309,19 +309,13 @@ pub(crate) fn a11_a_node_port_and_another_services_port_of_the_same_number_are_k
 pub(crate) fn a11_affinity_comes_and_goes_without_a_failed_connection() -> Result<()> {
     let plain = svc(1).everywhere().endpoints(all());
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&plain))?;
-    let pace = Pace {
-        threads: 1,
-        ..Pace::default()
-    };
-    let load = |at, family| {
-        let probe = Probe::tcp(plain.address(at, family, 1));
-        Load::start(world.net.ns(Client::Outside)?, probe, pace)
-    };
-    let loads = [
-        load(At::ClusterIp, Family::V4)?,
-        load(At::NodePort, Family::V6)?,
+    let cases = [
+        (Client::Outside, At::ClusterIp, Family::V4),
+        (Client::Outside, At::NodePort, Family::V6),
     ];
-    for round in 0..20_u32 {
+    let loads = Loads::start(&world, &plain, &cases)?;
+    let rounds = if vm::is_inside() { 4 } else { 20 };
+    for round in 0..rounds {
         let sticky = plain.clone().sticky(60 + round);
         for service in [
             sticky.clone(),
@@ -334,11 +328,8 @@ pub(crate) fn a11_affinity_comes_and_goes_without_a_failed_connection() -> Resul
         }
     }
     world.first()?.ensure_equal()?;
-    for load in loads {
-        let report = load.stop();
-        ensure!(report.lost() == 0 && report.ok() > 0, "{report}");
-    }
-    Ok(())
+    loads.progress(2)?;
+    loads.none_lost()
 }
 
 /// A machine may save our table while clients are remembered, and boot with it.

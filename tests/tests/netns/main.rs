@@ -210,19 +210,21 @@ const TESTS: &[Test] = kplane_tests::tests!(
     virtual_server_faults::what_others_do_is_found_and_repaired,
     virtual_server_faults::what_others_do_is_repaired_by_itself,
     virtual_server_faults::a_restart_adopts_everything_and_writes_only_what_changed,
+    virtual_server_faults::every_crash_point_serves_and_is_recovered_from,
     virtual_server_faults::a_scheduler_that_is_missing_is_named_with_its_module,
     walk::after_any_walk_the_table_is_that_of_a_fresh_start,
 );
 
-/// A virtual machine is killed after this.
-const IN_VM: Duration = Duration::from_secs(900);
+/// A virtual machine is killed after this, and after that if it runs all tests.
+const IN_VM: Duration = Duration::from_secs(1800);
+const IN_VM_ALL: Duration = Duration::from_secs(4 * 3600);
 
 /// Tests mostly wait: for packets, and for what must not come. Not so in a virtual machine.
 const AT_A_TIME: usize = 3;
 
 fn main() -> ExitCode {
     if vm::is_wanted() {
-        return vm::run_myself(IN_VM);
+        return vm::run_myself(if vm::runs_all() { IN_VM_ALL } else { IN_VM });
     }
     let tests = UnderTest::here().flat_map(|backend| {
         let tests = TESTS.iter().filter(move |(name, _)| backend.runs(name));

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use kp_nodeagent::backend::Verification;
+use kp_nodeagent::backend::ipvs::Budget;
 use kplane_model::{Family, IpvsScheduler, Protocol};
+use kplane_tests::netns::NetNs;
+use kplane_tests::vm;
 use kplane_tests::wait::eventually;
 
 use crate::churn::Loads;
@@ -129,7 +132,6 @@ pub(crate) fn what_others_do_is_repaired_by_itself() -> Result<()> {
         "iptables-nft -t nat -F",
     ] {
         run(&node, command)?;
-        ensure!(everything(&node)? != intact, "{command} changes nothing");
         let start = Instant::now();
         eventually(DEADLINE, command, || match everything(&node) {
             Ok(now) if now == intact => Ok(()),
@@ -185,6 +187,94 @@ pub(crate) fn a_restart_adopts_everything_and_writes_only_what_changed() -> Resu
     ensure!(!gone, "a Service deleted meanwhile is served");
     loads.progress(3)?;
     loads.none_lost()
+}
+
+/// Points of a change at which the agent stops; `KPLANE_VM_ALL=1` takes each.
+const POINTS: usize = 3;
+
+/// The agent stops for good in the midst of a change, between any two of its operations: who was and
+/// will be served is at that moment, and a new agent brings everything to what it would have been.
+pub(crate) fn every_crash_point_serves_and_is_recovered_from() -> Result<()> {
+    let web = || service().only(Protocol::Tcp);
+    let other = svc(2).everywhere().only(Protocol::Tcp).endpoints([ep("b")]);
+    let changes = [
+        ("added", vec![web()], vec![web(), other.clone()]),
+        (
+            "endpoints replaced",
+            vec![web().endpoints([ep("a")])],
+            vec![web().endpoints([ep("c")])],
+        ),
+        (
+            "policy changed",
+            vec![web()],
+            vec![web().external_local().sticky(60)],
+        ),
+        ("removed", vec![web(), other], vec![web()]),
+    ];
+    let mut world = World::serving(Setup::PodRanges, &changes[0].1)?;
+    for (what, before, after) in changes {
+        crash_points(&mut world, &before, &after).context(what)?;
+    }
+    Ok(())
+}
+
+/// Plays a change to its end, and then up to some of its points.
+fn crash_points(world: &mut World, before: &[Svc], after: &[Svc]) -> Result<()> {
+    let budget = Budget::new(usize::MAX);
+    world.first()?.restart_stopping(&budget)?;
+    world.first()?.replace(before)?;
+    let enough = budget.left();
+    world.first()?.exchange(before, after)?;
+    let operations = enough - budget.left();
+    world.first()?.ensure_equal()?;
+    let wanted = settled(world.node(1)?)?;
+    ensure!(operations > 2, "{operations} operations");
+    let all = operations - 1;
+    let points = if vm::runs_all() { all } else { POINTS };
+    for point in 1..=points {
+        let done = point * operations / (points + 1);
+        let at = || format!("after {done} of {operations} operations");
+        world.first()?.replace(before)?;
+        budget.set(done);
+        let stopped = world.first()?.exchange(before, after);
+        ensure!(stopped.is_err() && budget.left() == 0, "{}", at());
+        for (client, address, family) in EVERYWHERE {
+            let to = after[0].address(address, family, client.node());
+            let seen = ask(&world.net, client, Protocol::Tcp, to)?;
+            let hit = matches!(seen, Seen::Hit { .. });
+            ensure!(hit, "{}: {client:?} to {address:?} {to}: {seen}", at());
+        }
+        budget.set(usize::MAX);
+        world.first()?.restart_stopping(&budget)?;
+        world.first()?.replace(after).with_context(at)?;
+        world.first()?.ensure_equal().with_context(at)?;
+        let found = settled(world.node(1)?)?;
+        let lacks: Vec<_> = wanted.iter().filter(|line| !found.contains(line)).collect();
+        let has: Vec<_> = found.iter().filter(|line| !wanted.contains(line)).collect();
+        ensure!(
+            lacks.is_empty() && has.is_empty(),
+            "{}: lacks {lacks:#?}, has {has:#?}",
+            at()
+        );
+    }
+    Ok(())
+}
+
+/// Who asks in the midst of a change.
+const EVERYWHERE: [(Client, At, Family); 6] = [
+    (Client::PodHere, At::ClusterIp, Family::V4),
+    (Client::PodHere, At::ClusterIp, Family::V6),
+    (Client::Outside, At::NodePort, Family::V4),
+    (Client::Outside, At::LoadBalancer, Family::V4),
+    (Client::Outside, At::LoadBalancer, Family::V6),
+    (Client::Node, At::ClusterIp, Family::V4),
+];
+
+/// Everything but endpoints that wait for the end of their connections.
+fn settled(node: &NetNs) -> Result<Vec<String>> {
+    let mut all = everything(node)?;
+    all.retain(|line| !line.ends_with(" -w 0"));
+    Ok(all)
 }
 
 /// A scheduler that no other test asks for, and what keeps the kernel from loading it.

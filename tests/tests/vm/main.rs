@@ -25,7 +25,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
 );
 
 /// The machine is killed after this.
-const DEADLINE: Duration = Duration::from_secs(600);
+const DEADLINE: Duration = Duration::from_secs(1200);
 /// What the program inside is told.
 const KUBECONFIG: &str = "KPLANE_TEST_KUBECONFIG";
 const KUBE_PROXY: &str = "KPLANE_TEST_KUBE_PROXY";

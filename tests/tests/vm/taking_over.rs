@@ -1,10 +1,14 @@
 //! One proxy takes the other's place on a node that serves (I4).
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_tests::client::{Probe, Session};
+use kplane_model::Cidr;
+use kplane_tests::client::{Outcome, Probe, Session};
 use kplane_tests::load::{Load, Pace};
+use kplane_tests::netns::NetNs;
+use kplane_tests::topology::NodeSpec;
 use kplane_tests::wait::eventually;
 use serde_json::json;
 
@@ -16,6 +20,10 @@ const PACE: Pace = Pace {
     threads: 1,
     think: Duration::from_millis(10),
 };
+/// How long silence is listened to.
+const SILENCE: Duration = Duration::from_secs(2);
+/// Address of a load balancer.
+const BALANCER: &str = "198.18.0.9";
 /// Where the Service is reached, and from which pod or host.
 const PLACES: [(&str, &str); 4] = [
     ("asks", "10.96.1.1:80"),
@@ -49,9 +57,11 @@ pub(crate) fn i4_kplane_takes_kube_proxys_place_and_back_without_a_failed_connec
     node.api.apply(&service("sticky", 2, &sticky))?;
     node.api
         .apply(&slice("sticky", 4, &["10.244.1.1", "10.244.1.2"]))?;
+    balanced(&node)?;
     let process = node.start(Proxy::KubeProxy)?;
     node.serves("sentinel-1", 101)?;
     let by_kube_proxy = everything(node.ns()?)?;
+    source_ranges_count(&node).context("kube-proxy")?;
     let loads = start(&node)?;
     let mut session = open(&node)?;
     progress(&loads, 5)?;
@@ -61,13 +71,8 @@ pub(crate) fn i4_kplane_takes_kube_proxys_place_and_back_without_a_failed_connec
     node.serves("sentinel-2", 102)?;
     session.echo(PATIENCE).context("kplane is there")?;
     progress(&loads, 5)?;
-    let by_kplane = everything(node.ns()?)?;
-    // All that the one wrote the other needs too. It has more: rules for sets that are empty.
-    let gone: Vec<_> = by_kube_proxy
-        .iter()
-        .filter(|line| !by_kplane.contains(line))
-        .collect();
-    ensure!(gone.is_empty(), "only kube-proxy has {gone:#?}");
+    same(&by_kube_proxy, &everything(node.ns()?)?)?;
+    source_ranges_count(&node).context("kplane")?;
 
     // Of the two that serve the connection's leaves.
     let (leaves, stays) = match session.reply().name.as_str() {
@@ -92,6 +97,66 @@ pub(crate) fn i4_kplane_takes_kube_proxys_place_and_back_without_a_failed_connec
         ensure!(report.lost() == 0 && report.ok() > 0, "{name}: {report}");
     }
     node.clean_up()
+}
+
+/// All that the one wrote the other needs too. It has more: chains and rules for sets that are empty,
+/// and a Service that came meanwhile.
+fn same(by_kube_proxy: &[String], by_kplane: &[String]) -> Result<()> {
+    let only = |these: &[String], others: &[String]| -> Vec<String> {
+        let these = these.iter().filter(|line| !others.contains(line));
+        these.cloned().collect()
+    };
+    let gone = only(by_kube_proxy, by_kplane);
+    ensure!(gone.is_empty(), "only kube-proxy has {gone:#?}");
+    let mut new = only(by_kplane, by_kube_proxy);
+    let expected = [":KUBE-", "-A KUBE-", "10.96.1.102", "fd96::1:66"];
+    new.retain(|line| !expected.iter().any(|part| line.contains(part)));
+    ensure!(new.is_empty(), "only kplane has {new:#?}");
+    Ok(())
+}
+
+/// A Service with a load balancer that only the client may use.
+fn balanced(node: &Node) -> Result<()> {
+    let spec = [
+        ("type", json!("LoadBalancer")),
+        ("allocateLoadBalancerNodePorts", json!(false)),
+        ("loadBalancerSourceRanges", json!(["172.30.0.3/32"])),
+    ];
+    node.api.apply(&service("balanced", 3, &spec))?;
+    node.api
+        .apply(&slice("balanced", 4, &["10.244.1.1", "10.244.1.2"]))?;
+    let status = json!({"loadBalancer": {"ingress": [{"ip": BALANCER}]}});
+    node.api
+        .patch_status("Service", "default/balanced", &status)?;
+    let client = node.topology.host("client")?;
+    client.route(
+        Cidr::single(BALANCER.parse()?),
+        node.topology.node("node-1")?,
+    )
+}
+
+/// A8: the client is let in, a pod is not. The node is not either, by the source that it has there of
+/// itself; from another of its addresses it is.
+fn source_ranges_count(node: &Node) -> Result<()> {
+    let to = SocketAddr::new(BALANCER.parse()?, 80);
+    let ask = |who: &str, ns: &NetNs, source: Option<IpAddr>, is_let_in: bool| {
+        let timeout = if is_let_in { PATIENCE } else { SILENCE };
+        let probe = Probe::tcp(to).timeout(timeout);
+        let probe = source.map_or(probe, |ip| probe.source(ip));
+        let outcome = probe.once(ns)?;
+        let as_wanted = match outcome {
+            Outcome::Reply(_) => is_let_in,
+            Outcome::TimedOut => !is_let_in,
+            _ => false,
+        };
+        ensure!(as_wanted, "{who} from {source:?}: {outcome}");
+        Ok(())
+    };
+    ask("the client", node.topology.host("client")?.ns(), None, true)?;
+    ask("a pod", node.pod("asks")?, None, false)?;
+    ask("the node", node.ns()?, None, false)?;
+    let own = NodeSpec::standard(1)?.ips.first().copied();
+    ask("the node", node.ns()?, own, true)
 }
 
 fn endpoints(node: &Node, pods: &[&str]) -> Result<()> {

@@ -25,6 +25,7 @@ mod remove;
 mod ruleset;
 mod schedulers;
 mod seen;
+pub(super) mod stopping;
 
 /// Reading everything back takes at most one in so many parts of the time.
 const READ_SHARE: u32 = 20;
@@ -194,8 +195,10 @@ impl<K: Kernel> Side<K> {
         let protected = &self.settings.ipvs.exclude_cidrs;
         let (ops, conflicts) = self.state.stage(demands, change.complete, protected);
         failures.extend(conflicts);
-        self.refused.clear();
-        self.refused_at = None;
+        if change.complete {
+            self.refused.clear();
+            self.refused_at = None;
+        }
         let steps = self.steps(change.complete);
         let planned = started.elapsed();
         let operations = (ops.len() + steps.len()) as u64;
@@ -286,7 +289,10 @@ impl<K: Kernel> Side<K> {
         let mut refused = refused.into_iter().peekable();
         for (index, op) in ops.iter().enumerate() {
             match refused.next_if(|refused| refused.index == index) {
-                None => self.state.done(*op),
+                None => {
+                    self.refused.remove(op);
+                    self.state.done(*op);
+                }
                 Some(refused) => self.refuse(*op, &refused, failures),
             }
         }
@@ -364,8 +370,12 @@ impl<K: Kernel> Side<K> {
         if self.refused_at.is_some_and(|at| at.elapsed() < REFUSED_FOR) {
             ops.retain(|op| !self.refused.contains(op));
         }
-        self.read_rules()?;
         self.reading = started.elapsed();
+        self.read_rules()?;
+        if !self.rules.are_sure() {
+            // Not just this once.
+            self.reading = started.elapsed();
+        }
         let steps = rules::compare(&self.shape(), &self.rules.found);
         let count = ops.len() + steps.len();
         let first = ops

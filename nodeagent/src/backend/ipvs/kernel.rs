@@ -55,6 +55,9 @@ pub(super) enum KernelError {
     /// They could not be written.
     #[error("iptables-restore {0}")]
     Restore(RunError),
+    /// A test wants it so.
+    #[error("stopped")]
+    Stopped,
 }
 
 /// Everything that was read, but for the rules.

@@ -33,6 +33,7 @@ mod tests;
 
 use kplane_model::{Cidr, IpvsScheduler};
 
+pub use self::driver::stopping::{Budget, open_stopping};
 pub(crate) use self::kernel::LINK;
 pub(crate) use self::sets::is_name as is_set_name;
 use super::{Backend, OpenError};

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use kp_nodeagent::backend::Verification;
+use kp_nodeagent::backend::ipvs::{self, Budget};
 use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Failure, Kind, Settings};
 use kp_nodeagent::conntrack::Cleaner;
 use kp_nodeagent::plan::{NodePlan, NodeSettings, ServicePlan};
@@ -41,6 +42,17 @@ impl Agent {
         Self::open_kind(UnderTest::current()?.kind(), ns, facts, settings)
     }
 
+    /// The same with settings of the backend.
+    pub(crate) fn open_with(
+        ns: &NetNs,
+        facts: NodeFacts,
+        settings: NodeSettings,
+        backend_settings: Settings,
+    ) -> Result<Self> {
+        let kind = UnderTest::current()?.kind();
+        Self::of(kind, ns, facts, settings, backend_settings)
+    }
+
     /// Opens a backend in a namespace.
     pub(crate) fn open_kind(
         kind: Kind,
@@ -48,13 +60,23 @@ impl Agent {
         facts: NodeFacts,
         settings: NodeSettings,
     ) -> Result<Self> {
+        Self::of(kind, ns, facts, settings, Settings::default())
+    }
+
+    fn of(
+        kind: Kind,
+        ns: &NetNs,
+        facts: NodeFacts,
+        settings: NodeSettings,
+        backend_settings: Settings,
+    ) -> Result<Self> {
         Ok(Self {
             ns: ns.clone(),
             facts,
             settings,
-            backend_settings: Settings::default(),
             kind,
-            backend: open(kind, ns, &Settings::default())?,
+            backend: open(kind, ns, &backend_settings)?,
+            backend_settings,
             conntrack: None,
         })
     }
@@ -71,6 +93,13 @@ impl Agent {
         if self.conntrack.is_some() {
             self.clean_conntrack()?;
         }
+        Ok(())
+    }
+
+    /// The same with a backend of IPVS that stops for good when a budget is used up.
+    pub(crate) fn restart_stopping(&mut self, budget: &Budget) -> Result<()> {
+        let open = || Ok(ipvs::open_stopping(&self.backend_settings, budget)?);
+        self.backend = self.ns.run(open)?;
         Ok(())
     }
 

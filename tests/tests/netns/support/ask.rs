@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, ensure};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::{self, Outcome, Probe};
-use kplane_tests::sctp;
+use kplane_tests::{sctp, vm};
 
 use super::world::{Client, Net};
 
@@ -17,6 +17,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
 /// How soon an answer must come of which it does not matter how soon: after a second SYN, since an
 /// ICMP error (what iptables' REJECT sends) does not reach the first of a TCP client over IPv6 here.
 const IN_THE_END: Duration = Duration::from_millis(2_500);
+/// The same in a virtual machine.
+const IN_THE_END_IN_VM: Duration = Duration::from_secs(20);
 /// How long silence is listened to.
 pub(crate) const SILENCE: Duration = Duration::from_millis(200);
 
@@ -84,7 +86,11 @@ impl Question {
             client,
             protocol,
             to,
-            timeout: IN_THE_END,
+            timeout: if vm::is_inside() {
+                IN_THE_END_IN_VM
+            } else {
+                IN_THE_END
+            },
             source: client.source(Family::of(to.ip())),
         }
     }

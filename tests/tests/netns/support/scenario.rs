@@ -85,18 +85,18 @@ impl Scenario {
 
     /// Asks in a world that has the Service.
     pub(crate) fn observe(&self, net: &Net) -> Result<()> {
-        let (silent, others): (Vec<_>, Vec<_>) = self
+        let (waiting, others): (Vec<_>, Vec<_>) = self
             .cells(UnderTest::current()?)
             .into_iter()
-            .partition(|cell| matches!(cell.want, Want::Dropped));
+            .partition(Cell::waits);
         let mut wrong = Vec::new();
         for cell in others {
             wrong.extend(cell.check(net).err());
         }
-        // Those that wait for nothing wait together.
+        // Those that wait for a while, or for nothing, wait together.
         let more = Mutex::new(Vec::new());
         thread::scope(|scope| {
-            for cell in &silent {
+            for cell in &waiting {
                 scope.spawn(|| {
                     if let (Err(error), Ok(mut more)) = (cell.check(net), more.lock()) {
                         more.push(error);
@@ -146,7 +146,17 @@ impl Scenario {
     ///
     /// IPVS (A16, A29): a virtual server has one list of real servers for all clients. Of a Local
     /// policy these are the endpoints on the node, and for want of any those of the cluster.
+    ///
+    /// A8: source ranges keep the node itself from a load balancer by the source that its packets have
+    /// there of themselves, the load balancer's address; these have another. As with kube-proxy, see
+    /// `taking_over` of the tests `vm`.
     fn want(&self, backend: UnderTest, at: At, client: Client, want: Want) -> Option<Want> {
+        let source = client.source(Family::V4);
+        let ranges = &self.service.ranges;
+        let is_let_in = ranges.is_empty() || ranges.iter().any(|range| range.contains(source));
+        if backend == UnderTest::Ipvs && at == At::LoadBalancer && !is_let_in {
+            return (client != Client::Node).then_some(DROPPED);
+        }
         let is_inside = at == At::ClusterIp;
         let policy = self.service.policy(is_inside);
         let nobody = self.service.targets(Family::V4, None).is_empty();
@@ -171,6 +181,11 @@ impl Scenario {
 }
 
 impl Cell<'_> {
+    /// Whether it takes its time.
+    fn waits(&self) -> bool {
+        self.want == Want::Dropped || self.want == Want::Refused && self.late
+    }
+
     fn check(&self, net: &Net) -> Result<()> {
         match self.want {
             Want::Reach(whom, source) => self.check_reach(net, whom, source),

@@ -131,10 +131,8 @@ impl World {
         let topology = bare_topology()?;
         let agent = |number| {
             let node = topology.node(&node_name(number))?;
-            let mut agent = Agent::open(node.ns(), facts(number)?, setup.settings()?)?;
-            agent.backend_settings = setup.backend_settings();
-            agent.restart()?;
-            Ok(agent)
+            let (facts, settings) = (facts(number)?, setup.settings()?);
+            Agent::open_with(node.ns(), facts, settings, setup.backend_settings())
         };
         let agents = (1..=NODES).map(agent).collect::<Result<_>>()?;
         let net = Net::of(&topology)?;

@@ -16,6 +16,13 @@ pub(super) struct Rules {
     known: Option<u32>,
 }
 
+impl Rules {
+    /// Whether they need not be read again until somebody changes any.
+    pub(super) fn are_sure(&self) -> bool {
+        self.known.is_some()
+    }
+}
+
 impl<K: Kernel> Side<K> {
     /// What has to be done to the rules, which hardly ever is anything.
     pub(super) fn steps(&mut self, complete: bool) -> Steps {

@@ -413,6 +413,9 @@ fn what_the_kernel_refuses_stops_nobody_else() {
             .contains("10.1.0.2:8080 of 10.96.0.1:80/TCP")
     );
     assert_eq!(side.verify().unwrap(), Verification::Equal);
+    // Nor is it after a change to somebody else.
+    change(&mut side, &all(&everything()[1..]), false).unwrap();
+    assert_eq!(side.verify().unwrap(), Verification::Equal);
     side.refused_at = Some(Instant::now() - REFUSED_FOR);
     kernel.inside().refuse.clear();
     let found = side.verify().unwrap();

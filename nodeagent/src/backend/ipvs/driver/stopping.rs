@@ -1,0 +1,130 @@
+//! A kernel that stands still after some operations, as if the agent had been killed there: for tests
+//! on a real one.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kplane_model::IpvsScheduler;
+
+use super::super::kernel::{Kernel, KernelError, Machine, Reading, Refused};
+use super::super::sets::{Entry, SetId};
+use super::super::state::Op;
+use super::{Driver, Side};
+use crate::backend::iptables::{Flavour, Found, Step};
+use crate::backend::{self, Backend, OpenError};
+
+/// How many operations may still be done, by both families together.
+#[derive(Clone, Debug)]
+pub struct Budget(Arc<AtomicUsize>);
+
+impl Budget {
+    /// So many operations: entries of sets, servers, addresses; all rules of a step are one.
+    #[must_use]
+    pub fn new(operations: usize) -> Self {
+        Self(Arc::new(AtomicUsize::new(operations)))
+    }
+
+    /// Begins anew with so many.
+    pub fn set(&self, operations: usize) {
+        self.0.store(operations, Ordering::SeqCst);
+    }
+
+    /// What is left.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// Takes up to so many; returns how many there were.
+    fn take(&self, wanted: usize) -> usize {
+        let less = |left: usize| Some(left.saturating_sub(wanted));
+        let taken = self
+            .0
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        taken.unwrap_or_else(|left| left).min(wanted)
+    }
+
+    fn one(&self) -> Result<(), KernelError> {
+        match self.take(1) {
+            0 => Err(KernelError::Stopped),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A kernel with a budget. It may be read for ever.
+#[derive(Debug)]
+struct Stopping<K> {
+    kernel: K,
+    budget: Budget,
+}
+
+/// Opens the backend so that it stops for good when the budget is used up.
+///
+/// # Errors
+/// See [`open`](super::super::open).
+pub fn open_stopping(
+    settings: &backend::Settings,
+    budget: &Budget,
+) -> Result<Box<dyn Backend>, OpenError> {
+    let driver = Driver::open(settings)?;
+    let stopping = |side: Side<Machine>| {
+        let (family, settings, kernel) = (side.family, side.settings, side.kernel);
+        let budget = budget.clone();
+        Side::new(Stopping { kernel, budget }, family, settings)
+    };
+    Ok(Box::new(Driver {
+        sides: driver.sides.map(|side| side.map(stopping)),
+        probe_interval: driver.probe_interval,
+    }))
+}
+
+impl<K: Kernel> Kernel for Stopping<K> {
+    fn read(&mut self) -> Result<Reading, KernelError> {
+        self.kernel.read()
+    }
+
+    fn rules(&mut self) -> Result<Found, KernelError> {
+        self.kernel.rules()
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        self.kernel.generation()
+    }
+
+    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+        let count = self.budget.take(ops.len());
+        let done = self.kernel.perform(ops.get(..count).unwrap_or(ops))?;
+        if count < ops.len() {
+            return Err(KernelError::Stopped);
+        }
+        Ok(done)
+    }
+
+    fn grow(&mut self, set: SetId, held: &HashSet<Entry>, to: usize) -> Result<u32, KernelError> {
+        self.budget.one()?;
+        self.kernel.grow(set, held, to)
+    }
+
+    fn restore(&mut self, steps: &[Step]) -> Result<u64, KernelError> {
+        self.budget.one()?;
+        self.kernel.restore(steps)
+    }
+
+    fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError> {
+        self.kernel.has_scheduler(scheduler)
+    }
+
+    fn flavour(&self) -> Flavour {
+        self.kernel.flavour()
+    }
+
+    fn remove_rules(&mut self) -> Result<(), String> {
+        self.kernel.remove_rules()
+    }
+
+    fn remove_sets(&mut self) -> Result<Vec<String>, KernelError> {
+        self.kernel.remove_sets()
+    }
+}
