@@ -179,22 +179,23 @@ impl Tool {
     /// # Errors
     /// [`ToolError`] says what is missing.
     pub fn choose(family: Family) -> Result<Self, ToolError> {
-        Self::choose_for(family, &PARTS)
+        Ok(Self::choose_for(family, &PARTS)?.0)
     }
 
-    /// The same, checked for [`COMMON`] and these parts.
+    /// The same, checked for [`COMMON`] and these parts; says which of those that can be done without
+    /// are missing ([`Part::what`]).
     ///
     /// # Errors
     /// [`ToolError`] says what is missing.
     pub(in crate::backend) fn choose_for(
         family: Family,
         parts: &[Part],
-    ) -> Result<Self, ToolError> {
+    ) -> Result<(Self, Vec<&'static str>), ToolError> {
         let tool = Self::of_node(family).ok_or(ToolError::Missing(plain_name(family)))?;
         tool.check_version()?;
         let parts = COMMON.iter().chain(parts).copied();
-        tool.check_parts(&parts.collect::<Vec<_>>())?;
-        Ok(tool)
+        let missing = tool.check_parts(&parts.collect::<Vec<_>>())?;
+        Ok((tool, missing))
     }
 
     fn of_node(family: Family) -> Option<Self> {
@@ -336,18 +337,20 @@ impl Tool {
     }
 
     /// Asks for all parts at once, and for each if that fails.
-    fn check_parts(&self, parts: &[Part]) -> Result<(), ToolError> {
+    fn check_parts(&self, parts: &[Part]) -> Result<Vec<&'static str>, ToolError> {
+        let mut missing = Vec::new();
         if self.test(parts).is_ok() {
-            return Ok(());
+            return Ok(missing);
         }
         let mut lacking = Vec::new();
         let mut first = None;
         for part in parts {
             match (self.test(&[*part]), part.without) {
                 (Ok(()), _) => {}
-                (Err(error), Some(without)) => tracing::warn!(
-                    tool = self.name, %error, "{} is missing: {without}", part.what
-                ),
+                (Err(error), Some(without)) => {
+                    tracing::warn!(tool = self.name, %error, "{} is missing: {without}", part.what);
+                    missing.push(part.what);
+                }
                 (Err(error), None) => {
                     lacking.push(part.what);
                     first.get_or_insert(error);
@@ -355,7 +358,7 @@ impl Tool {
             }
         }
         match first {
-            None => Ok(()),
+            None => Ok(missing),
             Some(source) => Err(ToolError::Lacking {
                 name: self.name.clone(),
                 what: lacking.join(", "),

@@ -10,7 +10,7 @@ use self::schedulers::Schedulers;
 use self::seen::{Seen, told};
 use super::demand::{Demand, NodeIps};
 use super::kernel::{Kernel, KernelError, Machine, Reading, Refused};
-use super::rules::{self, Steps};
+use super::rules::{self, Lacks, Steps};
 use super::sets::SetId;
 use super::state::{Op, Ops, State};
 use super::{NAME, probe, sysctl};
@@ -56,6 +56,8 @@ struct Side<K> {
     ips: NodeIps,
     capacities: HashMap<SetId, u32>,
     rules: Rules,
+    /// What the rules have to do without.
+    lacks: Lacks,
     /// Those that Services ask for.
     schedulers: Schedulers,
     /// What the kernel would not do.
@@ -112,10 +114,11 @@ impl Driver<Machine> {
         probe::machine(settings.ipvs.scheduler).map_err(failed)?;
         prepare(&settings.ipvs);
         let side = |family| {
-            let tool = probe::tool(family)?;
+            let (tool, lacks) = probe::tool(family)?;
             tracing::info!(%family, tool = tool.name(), "programming IPVS");
             let machine = Machine::new(family, tool).map_err(|error| error.to_string())?;
-            Ok(Side::new(machine, family, settings.clone()))
+            let side = Side::new(machine, family, settings.clone());
+            Ok(Side { lacks, ..side })
         };
         let driver = Self {
             sides: Family::ALL.map(side),
@@ -167,6 +170,7 @@ impl<K: Kernel> Side<K> {
             ips: NodeIps::default(),
             capacities: HashMap::new(),
             rules: Rules::default(),
+            lacks: Lacks::default(),
             schedulers: Schedulers::default(),
             refused: HashSet::new(),
             refused_at: None,
@@ -239,6 +243,16 @@ impl<K: Kernel> Side<K> {
                 .schedulers
                 .choose(plan, settings.scheduler, kernel, failures)?;
             let demand = Demand::new(plan, scheduler, &self.node, &self.ips, settings);
+            if self.lacks.ipvs && !demand.denied.is_empty() {
+                failures.push(Failure {
+                    key: key.clone(),
+                    reason:
+                        "the node itself is not kept out by its source ranges: load the kernel \
+                             module xt_ipvs"
+                            .to_owned(),
+                    degraded: true,
+                });
+            }
             demands.push((key.clone(), Some(demand)));
         }
         Ok(demands)

@@ -8,6 +8,7 @@ use std::time::Duration;
 use kplane_model::{Family, IpvsScheduler, Protocol};
 
 use super::kernel::{ensure_link, missing_scheduler};
+use super::rules::Lacks;
 use super::sets::SetType;
 use crate::backend::iptables::Tool;
 use crate::backend::iptables::tool::Part;
@@ -32,6 +33,10 @@ const MODPROBE_LIMITS: Limits = Limits {
     output_bytes: 1 << 16,
 };
 
+/// Matches that can be done without.
+const PHYSDEV: &str = "the match physdev";
+const IPVS: &str = "the match ipvs";
+
 /// What the rules need besides what both our backends with iptables do. The rule about a set needs
 /// one, see [`tool`].
 const PARTS: [Part; 3] = [
@@ -41,17 +46,21 @@ const PARTS: [Part; 3] = [
         " -m set --match-set KPLANE-PROBE dst -j RETURN",
     ),
     Part {
-        what: "the match physdev",
+        what: PHYSDEV,
         table: "nat",
         rule: " -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
-        without: Some("Services with external addresses cannot be programmed"),
+        without: Some(
+            "packets to external addresses are not told by the bridge through which they come; they are \
+             served all the same",
+        ),
     },
     Part {
-        what: "the match ipvs",
+        what: IPVS,
         table: "filter",
         rule: " -m ipvs --ipvs -j DROP",
         without: Some(
-            "load balancers with source ranges that leave the node out cannot be programmed",
+            "the node itself may use load balancers whose source ranges leave it out; load the kernel \
+             module xt_ipvs",
         ),
     },
 ];
@@ -81,17 +90,22 @@ pub(super) fn machine(scheduler: IpvsScheduler) -> Result<(), String> {
     Ok(())
 }
 
-/// The programs of iptables for a family, if they can do what is needed.
+/// The programs of iptables for a family, if they can do what is needed, and what they cannot do.
 ///
 /// # Errors
 /// What is missing, for people.
-pub(super) fn tool(family: Family) -> Result<Tool, String> {
+pub(super) fn tool(family: Family) -> Result<(Tool, Lacks), String> {
     let mut sets = IpSets::open().map_err(|error| error.to_string())?;
     // Ports are of no family.
     make_set(&mut sets, SetType::Port, family)?;
-    let tool = Tool::choose_for(family, &PARTS).map_err(|error| error.to_string());
+    let chosen = Tool::choose_for(family, &PARTS).map_err(|error| error.to_string());
     remove_set(&mut sets);
-    tool
+    let (tool, missing) = chosen?;
+    let lacks = Lacks {
+        physdev: missing.contains(&PHYSDEV),
+        ipvs: missing.contains(&IPVS),
+    };
+    Ok((tool, lacks))
 }
 
 /// Whether the kernel has a scheduler, which it may have to load (D7).

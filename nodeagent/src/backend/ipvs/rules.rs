@@ -17,6 +17,15 @@ use crate::backend::iptables::{
 use crate::netlink::ipvs::ServerKey;
 use crate::plan::NodePlan;
 
+/// Matches that the kernel lacks; rules with them are left out, and everything else goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lacks {
+    /// Which bridge port a packet came through.
+    pub(super) physdev: bool,
+    /// Whether IPVS has to do with a packet: [`Shape::denied`] needs it.
+    pub(super) ipvs: bool,
+}
+
 /// What shapes the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
@@ -28,6 +37,7 @@ pub(super) struct Shape {
     pub(super) denied: Vec<ServerKey>,
     /// Packets of no known connection are not forwarded.
     pub(super) drop_invalid: bool,
+    pub(super) lacks: Lacks,
 }
 
 /// A rule about a set.
@@ -161,11 +171,10 @@ impl Shape {
         let mut rules = vec![to(SetId::ExternalIp, jump)];
         for set in [SetId::ExternalIp, SetId::ExternalIpLocal] {
             let accept = || to(set, Target::Accept);
-            rules.push(
-                accept()
-                    .when(Match::NotBridged)
-                    .when(Match::SourceElsewhere),
-            );
+            if !self.lacks.physdev {
+                let elsewhere = accept().when(Match::NotBridged);
+                rules.push(elsewhere.when(Match::SourceElsewhere));
+            }
             rules.push(accept().when(Match::DestinationLocal));
         }
         rules
@@ -230,7 +239,8 @@ impl Shape {
                 .source(Sense::Is, Cidr::single(key.ip))
                 .when(Match::Virtual(*key))
         };
-        self.denied.iter().map(rule).collect()
+        let possible = self.denied.iter().filter(|_| !self.lacks.ipvs);
+        possible.map(rule).collect()
     }
 }
 

@@ -58,6 +58,7 @@ impl<K: Kernel> Side<K> {
                 .any(|set| self.state.entries(*set).0 > 0),
             denied: self.state.denied(),
             drop_invalid: self.settings.ipvs.drop_invalid,
+            lacks: self.lacks,
         }
     }
 

@@ -3,7 +3,7 @@
 use expect_test::{Expect, expect};
 use kplane_model::Family;
 
-use super::super::rules::{Shape, accept, compare};
+use super::super::rules::{Lacks, Shape, accept, compare};
 use super::{node, server};
 use crate::backend::iptables::{Found, Settings, TableName};
 use crate::plan::NodePlan;
@@ -16,6 +16,7 @@ fn shape(family: Family, node: NodePlan) -> Shape {
         external_ips: false,
         denied: Vec::new(),
         drop_invalid: false,
+        lacks: Lacks::default(),
     }
 }
 
@@ -92,6 +93,23 @@ fn d9_packets_of_no_connection_are_dropped_if_asked_for() {
     assert!(!drops(&shape));
     shape.drop_invalid = true;
     assert!(drops(&shape));
+}
+
+/// Design invariant 3: a Service that needs a match which the kernel lacks does not stop the others.
+#[test]
+fn rules_do_without_matches_that_are_missing() {
+    let mut shape = shape(Family::V4, node());
+    shape.external_ips = true;
+    shape.denied = vec![server("203.0.113.1:80", Protocol::Tcp)];
+    let has = |shape: &Shape| {
+        let text = text(shape, TableName::Nat) + &text(shape, TableName::Filter);
+        ["-m physdev", "-m ipvs", "KUBE-EXTERNAL-IP-LOCAL dst,dst"].map(|m| text.contains(m))
+    };
+    assert_eq!(has(&shape), [true; 3]);
+    shape.lacks.physdev = true;
+    assert_eq!(has(&shape), [false, true, true]);
+    shape.lacks.ipvs = true;
+    assert_eq!(has(&shape), [false, false, true]);
 }
 
 /// A15, A17: who is masqueraded on the way to a ClusterIP.
