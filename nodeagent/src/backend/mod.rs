@@ -112,6 +112,9 @@ pub struct OpenError {
 pub enum Verification {
     /// It holds exactly what was applied.
     Equal,
+    /// It holds what was applied, but on this machine that is not right any more: what became different, for
+    /// people. A complete change is due.
+    Outdated(String),
     /// Somebody else changed it: what differs, for people. The backend has taken note of what is
     /// really there; a complete change repairs it.
     Drifted(String),

@@ -320,6 +320,12 @@ impl Pipeline {
                 self.error = None;
                 self.backoff.reset();
             }
+            Ok(Verification::Outdated(what)) => {
+                tracing::info!(family = %self.family, what, "everything is planned anew");
+                self.verify_at = None;
+                self.behind = true;
+                self.retry_at = Some(now.instant);
+            }
             Ok(Verification::Drifted(what)) => {
                 tracing::warn!(
                     family = %self.family,

@@ -28,6 +28,7 @@ struct Script {
     broken: Vec<Family>,
     /// What the next readings of a family find.
     drift: Vec<(Family, &'static str)>,
+    outdated: Option<&'static str>,
     unreadable: bool,
     /// ServicePorts that are refused.
     refused: Vec<ServiceKey>,
@@ -123,6 +124,9 @@ impl Backend for Scripted {
         script.calls.push(format!("verify {family}"));
         if script.unreadable {
             return Err(refuse(family, "interrupted"));
+        }
+        if let Some(what) = script.outdated.take() {
+            return Ok(Verification::Outdated(what.into()));
         }
         let drift = script.drift.iter().position(|(of, _)| *of == family);
         Ok(match drift.map(|at| script.drift.remove(at).1) {

@@ -300,6 +300,12 @@ impl<K: Kernel> Side<K> {
 
     fn perform(&mut self, ops: &[Op], failures: &mut Vec<Failure>) -> Result<u64, StepError> {
         let (refused, bytes) = self.kernel.perform(ops)?;
+        let those: HashSet<Op> = refused
+            .iter()
+            .filter_map(|r| ops.get(r.index))
+            .copied()
+            .collect();
+        let owners = self.state.owners(&those);
         let mut refused = refused.into_iter().peekable();
         for (index, op) in ops.iter().enumerate() {
             match refused.next_if(|refused| refused.index == index) {
@@ -307,15 +313,23 @@ impl<K: Kernel> Side<K> {
                     self.refused.remove(op);
                     self.state.done(*op);
                 }
-                Some(refused) => self.refuse(*op, &refused, failures),
+                Some(refused) => {
+                    self.refuse(*op, &refused, owners.get(op), failures);
+                }
             }
         }
         Ok(bytes)
     }
 
-    fn refuse(&mut self, op: Op, refused: &Refused, failures: &mut Vec<Failure>) {
+    fn refuse(
+        &mut self,
+        op: Op,
+        refused: &Refused,
+        owner: Option<&ServiceKey>,
+        failures: &mut Vec<Failure>,
+    ) {
         let what = told(&op);
-        match self.state.owner(&op) {
+        match owner {
             Some(key) => failures.push(Failure {
                 key: key.clone(),
                 reason: format!("{what}: {}", refused.reason),
@@ -359,9 +373,9 @@ impl<K: Kernel> Side<K> {
             let what = "it is not known what the kernel holds";
             return Ok(Verification::Drifted(what.to_owned()));
         }
-        if let Some(scheduler) = self.schedulers.came(&mut self.kernel)? {
+        if let Some(scheduler) = self.schedulers.came(&self.kernel) {
             let what = format!("the kernel has the scheduler {scheduler} now");
-            return Ok(Verification::Drifted(what));
+            return Ok(Verification::Outdated(what));
         }
         let started = Instant::now();
         let reading = self.kernel.read()?;
@@ -370,7 +384,7 @@ impl<K: Kernel> Side<K> {
         self.take(reading, false);
         if self.ips != before {
             let what = "the node's addresses are others";
-            return Ok(Verification::Drifted(what.to_owned()));
+            return Ok(Verification::Outdated(what.to_owned()));
         }
         // Nobody is told of an operation that fails: it is tried again at the next look.
         let (refused, _) = self.kernel.perform(&idle)?;
@@ -381,9 +395,9 @@ impl<K: Kernel> Side<K> {
         }
         self.seen.counts = Some(self.state.counts());
         let mut ops = self.state.compare(&self.settings.ipvs.exclude_cidrs);
-        if self.refused_at.is_some_and(|at| at.elapsed() < REFUSED_FOR) {
-            ops.retain(|op| !self.refused.contains(op));
-        }
+        let refused = ops.len();
+        ops.retain(|op| !self.refused.contains(op));
+        let refused = refused > ops.len();
         self.reading = started.elapsed();
         self.read_rules()?;
         if !self.rules.are_sure() {
@@ -397,6 +411,13 @@ impl<K: Kernel> Side<K> {
             .next()
             .map(|op| format!("{} is not as it must be", told(op)));
         let Some(first) = first.or_else(|| steps.describe()) else {
+            let again = self
+                .refused_at
+                .is_some_and(|at| at.elapsed() >= REFUSED_FOR);
+            if refused && again {
+                let what = "what the kernel refused is tried again";
+                return Ok(Verification::Outdated(what.to_owned()));
+            }
             return Ok(Verification::Equal);
         };
         Ok(Verification::Drifted(match count {

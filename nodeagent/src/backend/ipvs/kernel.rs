@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::path::Path;
 
 use kplane_model::{Family, IpvsScheduler};
 
@@ -80,6 +81,9 @@ pub(super) trait Kernel: Send {
 
     /// Whether there is a scheduler; the kernel may have to load it.
     fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError>;
+
+    /// Whether a scheduler's module has been loaded; asking changes nothing.
+    fn has_loaded(&self, scheduler: IpvsScheduler) -> bool;
 
     /// A number that is another after each change of rules by anybody; `None` if there is none.
     fn generation(&mut self) -> Option<u32>;
@@ -349,6 +353,10 @@ impl Kernel for Machine {
 
     fn flavour(&self) -> Flavour {
         self.tool.flavour()
+    }
+
+    fn has_loaded(&self, scheduler: IpvsScheduler) -> bool {
+        Path::new(&format!("/sys/module/ip_vs_{scheduler}")).exists()
     }
 
     fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError> {

@@ -19,6 +19,7 @@ use super::sets::{Entry, SetId};
 use crate::backend::{Connections, Failure};
 use crate::netlink::ipvs::{Command, Real, Server, ServerKey, ServerMode};
 
+mod owners;
 mod places;
 mod seen;
 
@@ -47,7 +48,7 @@ pub(super) struct Ops {
     pub(super) ready: Vec<Op>,
     /// Lets packets come: addresses.
     pub(super) bind: Vec<Op>,
-    /// Takes away what is not wanted: servers, then addresses, then entries.
+    /// Takes away what is not wanted: addresses, then servers, then entries.
     pub(super) clear: Vec<Op>,
 }
 
@@ -213,6 +214,10 @@ impl State {
         } in &demand.servers
         {
             if let Some(other) = self.claims.get(at) {
+                if other.owner == *key {
+                    // A node port and an address of the node with the same number: one server is both.
+                    continue;
+                }
                 failure = Some(Failure {
                     key: key.clone(),
                     reason: format!("{at} belongs to {}", other.owner),
@@ -293,10 +298,7 @@ impl State {
             }
         }
         ops.ready.append(&mut early);
-        for key in &touched.servers {
-            self.server_ops(*key, &mut ops, protected);
-        }
-        ops.ready.append(&mut late);
+        // First of what goes, so that no packet comes to the node's own ports instead.
         for ip in &touched.addresses {
             let held = self.held_addresses.contains(ip);
             match (self.addresses.contains_key(ip), held) {
@@ -305,6 +307,10 @@ impl State {
                 _ => {}
             }
         }
+        for key in &touched.servers {
+            self.server_ops(*key, &mut ops, protected);
+        }
+        ops.ready.append(&mut late);
         // What makes rules ask goes before what answers them.
         ops.clear.extend(gone.into_iter().rev());
         ops
@@ -436,28 +442,6 @@ impl State {
         let idle = reals.iter().filter(idle);
         idle.map(|real| Op::Ipvs(Command::DeleteReal(real.server, real.at)))
             .collect()
-    }
-
-    /// Whom something is for.
-    pub(super) fn owner(&self, op: &Op) -> Option<&ServiceKey> {
-        match op {
-            Op::Ipvs(
-                Command::AddServer(key, _)
-                | Command::SetServer(key, _)
-                | Command::DeleteServer(key)
-                | Command::AddReal(key, ..)
-                | Command::SetReal(key, ..)
-                | Command::DeleteReal(key, _),
-            ) => self.claims.get(key).map(|claim| &claim.owner),
-            Op::Entry(set, entry, _) => self.needs(|d| d.entries.contains(&(*set, *entry))),
-            Op::Address(ip, _) => self.needs(|d| d.addresses.contains(ip)),
-        }
-    }
-
-    /// Looks at everything: for failures only.
-    fn needs(&self, has: impl Fn(&Demand) -> bool) -> Option<&ServiceKey> {
-        let mut services = self.services.iter();
-        services.find(|(_, demand)| has(demand)).map(|(key, _)| key)
     }
 
     /// How many entries a set must have, and those that it has.

@@ -183,6 +183,23 @@ fn drift_is_reported_and_then_repaired() {
     assert_eq!(rig.revisions(), (2, 2));
 }
 
+/// Nobody did anything wrong, and the kernel holds what it held.
+#[test]
+fn what_is_outdated_is_planned_anew_and_stays_programmed() {
+    let mut rig = Rig::settled([svc("a", &[])]);
+    rig.put(&svc("b", &[]));
+    rig.script.set(|s| s.outdated = Some("another address"));
+    rig.script.calls();
+    rig.next();
+    assert_eq!(rig.script.calls(), ["verify IPv4"]);
+    assert_eq!(rig.revisions().0, 2, "still claimed");
+    assert!(rig.core.report().families[0].error.is_none());
+    assert_eq!(rig.next(), Duration::ZERO);
+    assert_eq!(rig.script.calls(), ["apply IPv4 complete a,b"]);
+    rig.idle();
+    assert_eq!(rig.revisions(), (2, 2));
+}
+
 #[test]
 fn somebody_who_keeps_undoing_our_rules_is_not_fought_at_full_speed() {
     let mut rig = Rig::settled([svc("a", &[])]);

@@ -40,18 +40,12 @@ impl Schedulers {
         Ok(of_node)
     }
 
-    /// One that was missing is there now; all that are missing are asked for again.
-    pub(super) fn came(
-        &mut self,
-        kernel: &mut impl Kernel,
-    ) -> Result<Option<IpvsScheduler>, KernelError> {
-        for (scheduler, has) in self.0.iter_mut().filter(|(_, has)| !**has) {
-            *has = kernel.has_scheduler(*scheduler)?;
-            if *has {
-                return Ok(Some(*scheduler));
-            }
-        }
-        Ok(None)
+    /// One that was missing has been loaded. Asking for it would have the kernel try to load it, over and
+    /// over.
+    pub(super) fn came(&self, kernel: &impl Kernel) -> Option<IpvsScheduler> {
+        let mut missing = self.0.iter().filter(|(_, has)| !**has);
+        let came = missing.find(|(scheduler, _)| kernel.has_loaded(**scheduler));
+        came.map(|(scheduler, _)| *scheduler)
     }
 
     /// Forgets which are wanted; a change that is complete names them all.

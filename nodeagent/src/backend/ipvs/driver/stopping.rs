@@ -112,6 +112,10 @@ impl<K: Kernel> Kernel for Stopping<K> {
         self.kernel.restore(steps)
     }
 
+    fn has_loaded(&self, scheduler: IpvsScheduler) -> bool {
+        self.kernel.has_loaded(scheduler)
+    }
+
     fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError> {
         self.kernel.has_scheduler(scheduler)
     }

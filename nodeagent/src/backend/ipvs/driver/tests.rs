@@ -142,7 +142,8 @@ fn d7_a_service_may_have_a_scheduler_of_its_own() {
     assert_eq!(side.verify().unwrap(), Verification::Equal);
 
     kernel.inside().lacks.clear();
-    assert!(matches!(side.verify().unwrap(), Verification::Drifted(_)));
+    let found = side.verify().unwrap();
+    assert!(matches!(found, Verification::Outdated(_)), "{found:?}");
     let services: Vec<Svc> = [everything(), vec![hashed(), sed()]].concat().split_off(1);
     assert_eq!(
         change(&mut side, &all(&services), true).unwrap().failures,
@@ -384,7 +385,7 @@ fn d2_node_ports_follow_the_nodes_addresses() {
         kernel.inside().world.node_ips.insert(ip(other));
     }
     let found = side.verify().unwrap();
-    assert!(matches!(found, Verification::Drifted(_)), "{found:?}");
+    assert!(matches!(found, Verification::Outdated(_)), "{found:?}");
     change(&mut side, &all(&[svc()]), true).unwrap();
     let world = kernel.world();
     assert!(
@@ -419,7 +420,7 @@ fn what_the_kernel_refuses_stops_nobody_else() {
     side.refused_at = Some(Instant::now() - REFUSED_FOR);
     kernel.inside().refuse.clear();
     let found = side.verify().unwrap();
-    assert!(matches!(found, Verification::Drifted(_)), "{found:?}");
+    assert!(matches!(found, Verification::Outdated(_)), "{found:?}");
     change(&mut side, &all(&everything()), true).unwrap();
     assert_eq!(kernel.world(), fresh(&everything()));
 }

@@ -232,6 +232,10 @@ impl Kernel for Fake {
         Ok(1)
     }
 
+    fn has_loaded(&self, scheduler: IpvsScheduler) -> bool {
+        !self.inside().lacks.contains(&scheduler)
+    }
+
     fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError> {
         Ok(!self.inside().lacks.contains(&scheduler))
     }
