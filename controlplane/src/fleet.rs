@@ -102,24 +102,26 @@ impl Fleet {
             .collect()
     }
 
-    /// Asks all agents that have virtual servers what there is for a Service. An answer that does
-    /// not come is an agent that has too many questions, or has gone.
+    /// The nodes whose agents have virtual servers.
     #[must_use]
-    pub fn ask(&self, service: &ServiceName) -> Vec<(NodeName, oneshot::Receiver<Inspection>)> {
+    pub fn with_servers(&self) -> Vec<NodeName> {
         let agents = self.lock();
-        let asked = agents
-            .by_node
-            .iter()
-            .filter(|(_, agent)| agent.record.connected && has_servers(&agent.record));
-        asked
-            .map(|(node, agent)| {
-                let (answer, answered) = oneshot::channel();
-                let service = service.clone();
-                // The answer's sender is dropped with the question.
-                let _ = agent.questions.try_send(Question { service, answer });
-                (node.clone(), answered)
-            })
-            .collect()
+        let all = agents.by_node.iter();
+        let with = all.filter(|(_, a)| a.record.connected && has_servers(&a.record));
+        with.map(|(node, _)| node.clone()).collect()
+    }
+
+    /// Asks an agent what virtual servers there are for a Service. The answer fails to come if the agent
+    /// has too many questions, or has gone.
+    #[must_use]
+    pub fn ask(&self, node: &NodeName, service: &ServiceName) -> oneshot::Receiver<Inspection> {
+        let (answer, answered) = oneshot::channel();
+        let service = service.clone();
+        if let Some(agent) = self.lock().by_node.get(node) {
+            // The answer's sender is dropped with the question.
+            let _ = agent.questions.try_send(Question { service, answer });
+        }
+        answered
     }
 
     fn lock(&self) -> MutexGuard<'_, Agents> {

@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt as _};
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 
 use crate::fleet::{Fleet, Question};
 
@@ -20,20 +21,31 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// All answers together, in bytes as they are sent: some 200,000 real servers.
 const ANSWERS_BYTES: usize = 16 << 20;
 
+/// Agents that are asked at once.
+const AT_A_TIME: usize = 64;
+
+/// Virtual servers, and real servers, of one answer: as many as agents of ours tell.
+const SERVERS: usize = 256;
+const REALS: usize = 1_024;
+
 /// What a description shows of one node that has virtual servers.
 pub(super) type Answers = BTreeMap<NodeName, pb::ServiceServers>;
 
-/// Asks all agents that have virtual servers.
+/// Asks all agents that have virtual servers, some at a time: only so many answers wait to be read.
 pub(super) async fn ask_all(fleet: &Fleet, service: &ServiceName) -> Answers {
-    let deadline = Instant::now() + ANSWER_WITHIN;
-    let mut answers = Answers::new();
-    let mut room = ANSWERS_BYTES;
-    for (node, answer) in fleet.ask(service) {
-        let servers = match timeout_at(deadline, answer).await {
+    let asked = fleet.with_servers().into_iter().map(|node| async move {
+        let answer = fleet.ask(&node, service);
+        let servers = match timeout(ANSWER_WITHIN, answer).await {
             Ok(Ok(inspection)) => understood(inspection, service),
             Ok(Err(_)) => unknown("the agent went away, or has too many questions"),
             Err(_) => unknown("the agent did not answer within 2 s"),
         };
+        (node, servers)
+    });
+    let mut asked = stream::iter(asked).buffer_unordered(AT_A_TIME);
+    let mut answers = Answers::new();
+    let mut room = ANSWERS_BYTES;
+    while let Some((node, servers)) = asked.next().await {
         let bytes = servers.encoded_len();
         let fits = bytes <= room;
         room -= if fits { bytes } else { 0 };
@@ -61,6 +73,12 @@ fn understood(inspection: pb::Inspection, service: &ServiceName) -> pb::ServiceS
         let key = server.key.as_ref();
         key.is_some_and(|k| k.namespace == *service.namespace && k.name == *service.name)
     });
+    servers.truncate(SERVERS);
+    let mut room = REALS;
+    for server in &mut servers {
+        server.real_servers.truncate(room);
+        room -= server.real_servers.len();
+    }
     pb::ServiceServers {
         servers,
         more: inspection.more,

@@ -113,8 +113,8 @@ struct DataPathFlags {
     #[arg(long)]
     ipvs_strict_local: bool,
 
-    /// Mode ipvs drops forwarded packets that belong to no connection, as modes nftables and iptables
-    /// do; kube-proxy's mode ipvs forwards them.
+    /// Mode ipvs drops forwarded packets that belong to no connection, as mode iptables does;
+    /// kube-proxy's mode ipvs forwards them.
     #[arg(long)]
     ipvs_drop_invalid: bool,
 }

@@ -10,7 +10,7 @@
 //!
 //! * **Names, types and rules are kube-proxy's** (D2-D4): what it left is adopted, not rewritten.
 //! * **There is no transaction.** On the way in come entries of sets, servers, rules, addresses; on the
-//!   way out servers, addresses, entries. After each single step every Service that was served is.
+//!   way out addresses, servers, entries. After each single step every Service that was served is.
 //! * **Only what changes is written**: one endpoint is one message, whatever the number of Services.
 //! * **An endpoint that goes keeps its connections** until they end (D5), over a restart too.
 //!
@@ -56,7 +56,7 @@ pub struct Settings {
     /// Local policies without endpoints on this node refuse connections; kube-proxy has the cluster's
     /// endpoints serve then (A29).
     pub strict_local: bool,
-    /// Forwarded packets that belong to no connection are dropped; kube-proxy does so in its other modes
+    /// Forwarded packets that belong to no connection are dropped; kube-proxy does so in mode iptables
     /// (C7, D9).
     pub drop_invalid: bool,
 }
