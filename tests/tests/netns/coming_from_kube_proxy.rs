@@ -18,8 +18,8 @@ use crate::support::{At, Client, Seen, Setup, Svc, World, ask, ep, svc};
 
 /// Beyond any scheduling delay of a busy machine.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Everybody who reaches what [`Mode::serve`] serves.
-const EVERYBODY: [(Client, At, Family); 5] = [
+/// Everybody who reaches a Service with a node port.
+pub(crate) const EVERYBODY: [(Client, At, Family); 5] = [
     (Client::PodHere, At::ClusterIp, Family::V4),
     (Client::Outside, At::ClusterIp, Family::V6),
     (Client::Outside, At::NodePort, Family::V4),

@@ -1,4 +1,4 @@
-//! Mode iptables where it differs from nftables (A10, A18, A20, A21), and on the way from one
+//! Mode iptables where it differs from nftables (A10, A20, A21), and on the way from one
 //! backend to another (I4).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,6 +17,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::addresses::{cases, cluster_policies, on_both_nodes};
 use crate::churn::Loads;
+use crate::coming_from_kube_proxy::EVERYBODY;
 use crate::support::kube_proxy::Mode;
 use crate::support::nft::nft;
 use crate::support::programs::list;
@@ -25,15 +26,6 @@ use crate::support::{
     Agent, At, Client, PATIENCE, Question, REFUSED, SILENCE, Scenario, Seen, Setup, Svc, World,
     answers, ask, cidrs, ep, facts, node_ip, second_ip, svc,
 };
-
-/// Everybody who reaches a Service with a node port.
-const EVERYBODY: [(Client, At, Family); 5] = [
-    (Client::PodHere, At::ClusterIp, Family::V4),
-    (Client::Outside, At::ClusterIp, Family::V6),
-    (Client::Outside, At::NodePort, Family::V4),
-    (Client::Node, At::ClusterIp, Family::V6),
-    (Client::PodHere, At::NodePort, Family::V6),
-];
 
 /// REJECT wins: nobody is dropped by the firewall of a Service without endpoints.
 pub(crate) fn a10_without_endpoints_source_ranges_do_not_count() -> Result<()> {
@@ -52,26 +44,6 @@ pub(crate) fn a10_without_endpoints_source_ranges_do_not_count() -> Result<()> {
         let question = Question::new(Client::PodHere, Protocol::Tcp, to).timeout(SILENCE);
         let seen = question.ask(&world.net)?;
         ensure!(seen == Seen::Silent, "{question}: {seen}");
-    }
-    Ok(())
-}
-
-/// The first endpoint ends the refusals, the last one's end begins them.
-pub(crate) fn a18_refusals_follow_the_endpoints() -> Result<()> {
-    let empty = svc(1).everywhere();
-    let full = empty.clone().endpoints([ep("a")]);
-    let mut world = World::serving(Setup::PodRanges, slice::from_ref(&empty))?;
-    for (service, served) in [(&full, true), (&empty, false)].into_iter().cycle().take(4) {
-        world.update(slice::from_ref(service))?;
-        for (at, family) in At::ALL
-            .into_iter()
-            .flat_map(|at| Family::ALL.map(|f| (at, f)))
-        {
-            let to = service.address(at, family, 1);
-            let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
-            let hit = matches!(seen, Seen::Hit { .. });
-            ensure!(hit == served && (hit || seen.is_refused()), "{to}: {seen}");
-        }
     }
     Ok(())
 }

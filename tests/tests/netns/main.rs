@@ -175,7 +175,6 @@ const TESTS: &[Test] = kplane_tests::tests!(
     health::a23_health_checks_follow_the_nodes_own_addresses,
     latency::h_both_families_measure_each_change_once,
     iptables::a10_without_endpoints_source_ranges_do_not_count,
-    iptables::a18_refusals_follow_the_endpoints,
     iptables::a20_unused_ports_and_addresses_are_left_alone,
     iptables::a21_node_ports_are_served_on_all_addresses_and_on_loopback,
     iptables::c7_c8_dropped_and_local_packets_are_counted,

@@ -253,7 +253,7 @@ impl<T: Tables> Side<T> {
             tracing::info!(%family, chains, "adopting the chains that are there");
         }
         let ruleset = Ruleset::adopt(self.settings, found);
-        self.counts = [TableName::Filter, TableName::Nat].map(|table| ruleset.counts(table).rules);
+        self.counts = [TableName::Filter, TableName::Nat].map(|table| ruleset.rules_in(table));
         Ok(ruleset)
     }
 

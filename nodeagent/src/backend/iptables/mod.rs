@@ -50,9 +50,7 @@ pub use counting::PacketCounts;
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub use restore::Limits;
-pub use ruleset::{
-    Content, Counts, Found, JumpOp, Layout, Ruleset, Settings, Staged, Step, Written,
-};
+pub use ruleset::{Content, Found, JumpOp, Layout, Ruleset, Settings, Staged, Step, Written};
 pub use tool::{Flavour, Tool, ToolError, plain_name};
 
 use super::{Backend, OpenError};

@@ -310,15 +310,6 @@ pub struct JumpOp {
     pub rule: String,
 }
 
-/// How many chains and rules there are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Chains of ours.
-    pub chains: u64,
-    /// Rules in them.
-    pub rules: u64,
-}
-
 impl Ruleset {
     /// Of tables that hold nothing of ours.
     #[must_use]
@@ -471,13 +462,12 @@ impl Ruleset {
         self.lists[List::Services as usize].len() as u64
     }
 
-    /// Chains and rules in a table.
+    /// The number of rules in a table.
     #[must_use]
-    pub fn counts(&self, table: TableName) -> Counts {
+    pub fn rules_in(&self, table: TableName) -> u64 {
         let of_table = self.chains.iter().filter(|((t, _), _)| *t == table);
-        of_table.fold(Counts::default(), |sum, (_, held)| Counts {
-            chains: sum.chains + 1,
-            rules: sum.rules + u64::from(held.content.rules),
-        })
+        of_table
+            .map(|(_, held)| u64::from(held.content.rules))
+            .sum()
     }
 }

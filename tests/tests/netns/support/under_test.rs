@@ -26,14 +26,10 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 30] = [
+const NFTABLES_ONLY: [(&str, &str); 29] = [
     (
         "unserved::a18_refusals_come_at_once",
         "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
-    ),
-    (
-        "unserved::a18_refusals_follow_the_endpoints",
-        "the same; iptables::a18_refusals_follow_the_endpoints",
     ),
     (
         "unserved::a18_an_endpoint_may_be_where_another_service_refuses",
@@ -98,9 +94,6 @@ const NFTABLES_ONLY: [(&str, &str); 30] = [
 /// The same for iptables.
 const IPTABLES_ONLY: [&str; 2] = ["iptables::", "iptables_faults::"];
 
-/// Tests that take long and find nothing more with x_tables.
-const LEGACY_TOO_LONG: [(&str, &str); 0] = [];
-
 impl UnderTest {
     pub(crate) const ALL: [Self; 3] = [Self::Nftables, Self::IptablesNft, Self::IptablesLegacy];
 
@@ -136,8 +129,7 @@ impl UnderTest {
         let of_iptables = IPTABLES_ONLY.iter().any(|name| test.starts_with(name));
         match self {
             Self::Nftables => !of_iptables,
-            Self::IptablesNft => !listed(&NFTABLES_ONLY),
-            Self::IptablesLegacy => !listed(&NFTABLES_ONLY) && !listed(&LEGACY_TOO_LONG),
+            Self::IptablesNft | Self::IptablesLegacy => !listed(&NFTABLES_ONLY),
         }
     }
 

@@ -28,7 +28,7 @@ fn c14_there_are_as_many_rules_as_in_kube_proxy() {
     let nat = |services: &Plans| {
         let mut held = Held::new(compat());
         held.apply(change(Family::V4, &node, services, true));
-        held.ruleset.counts(TableName::Nat).rules
+        held.ruleset.rules_in(TableName::Nat)
     };
     assert_eq!(nat(&services(0, 0)), 5);
     assert_eq!(nat(&services(10, 10)), 325);
