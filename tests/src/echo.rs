@@ -5,12 +5,13 @@
 //! thread, because a socket stays in the namespace it was opened in.
 
 use std::io::Result as IoResult;
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{Shutdown, SocketAddr, TcpListener, UdpSocket};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use socket2::SockRef;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net;
 use tokio::runtime::{Builder, Handle};
@@ -20,7 +21,11 @@ use tokio::time::{sleep, timeout};
 
 use crate::client::Protocol;
 use crate::netns::NetNs;
+use crate::wait::eventually;
 
+/// Longest wait for an address that a process holds between its fork and its exec: it has every
+/// socket of this one until then, also those that were closed meanwhile.
+const FORK_TIME: Duration = Duration::from_secs(5);
 /// Pause after a failed accept, which is most often for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -79,14 +84,13 @@ impl Pool {
     ) -> Result<Server> {
         let name = name.into();
         ensure!(!name.contains(char::is_whitespace), "server name {name:?}");
-        let what = || format!("{name}: listen on {protocol} {address}");
+        let what = format!("{name}: listen on {protocol} {address}");
         let (stop, stopped) = oneshot::channel();
         let (running, done) = mpsc::channel();
         let address = match protocol {
             Protocol::Tcp => {
-                let listener = ns
-                    .run(|| Ok(TcpListener::bind(address)?))
-                    .with_context(what)?;
+                let listener =
+                    ns.run(|| eventually(FORK_TIME, &what, || TcpListener::bind(address)))?;
                 let address = listener.local_addr()?;
                 self.handle.spawn(async move {
                     let _running = running;
@@ -95,9 +99,8 @@ impl Pool {
                 address
             }
             Protocol::Udp => {
-                let socket = ns
-                    .run(|| Ok(UdpSocket::bind(address)?))
-                    .with_context(what)?;
+                let socket =
+                    ns.run(|| eventually(FORK_TIME, &what, || UdpSocket::bind(address)))?;
                 let address = socket.local_addr()?;
                 self.handle.spawn(async move {
                     let _running = running;
@@ -182,6 +185,8 @@ async fn tcp(
             Some(_) = open.join_next() => {}
         }
     };
+    // Closing alone does not refuse connections while a child process holds a copy (FORK_TIME).
+    SockRef::from(&listener).shutdown(Shutdown::Both)?;
     drop(listener);
     // What is still open afterwards is closed by dropping the set.
     let _ = timeout(grace, async { while open.join_next().await.is_some() {} }).await;

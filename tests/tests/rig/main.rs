@@ -22,6 +22,7 @@ kplane_tests::main!(
     topology::host_pods_have_the_nodes_addresses,
     topology::building_is_fast,
     traffic::servers_stop_gracefully,
+    traffic::servers_start_and_stop_while_programs_start,
     traffic::load_counts_what_fails,
     traffic::sctp_arrives_unchanged,
     traffic::sctp_errors_are_told_apart,

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -48,6 +49,41 @@ pub(crate) fn servers_stop_gracefully() -> Result<()> {
     ensure!(matches!(probe.once(&client)?, Outcome::Refused));
     ensure!(session.echo(DEADLINE).is_err(), "closed at once");
     Ok(())
+}
+
+/// A process that is being started holds a copy of every socket until its exec.
+pub(crate) fn servers_start_and_stop_while_programs_start() -> Result<()> {
+    let mut topology = two_nodes()?;
+    let client = topology.pod("a")?.ns().clone();
+    let probe = Probe::tcp(topology.pod("b")?.address(Family::V4, 80)?);
+    let enough = AtomicBool::new(false);
+    let start_programs = || -> Result<()> {
+        while !enough.load(Ordering::Relaxed) {
+            Command::new("true").status()?;
+        }
+        Ok(())
+    };
+    let mut start_and_stop = || -> Result<()> {
+        for _ in 0..200 {
+            for protocol in PROTOCOLS {
+                topology.pod_mut("b")?.stop(protocol, 80, Duration::ZERO)?;
+            }
+            ensure!(matches!(probe.once(&client)?, Outcome::Refused));
+            for protocol in PROTOCOLS {
+                topology.pod_mut("b")?.serve(protocol, 80)?;
+            }
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let programs = [(); 3].map(|()| scope.spawn(start_programs));
+        let done = start_and_stop();
+        enough.store(true, Ordering::Relaxed);
+        for program in programs {
+            program.join().unwrap_or_else(|_| bail!("panicked"))?;
+        }
+        done
+    })
 }
 
 pub(crate) fn load_counts_what_fails() -> Result<()> {
