@@ -244,7 +244,8 @@ impl Leftovers {
             match left::servers() {
                 Ok(servers) if servers.is_empty() => {}
                 Ok(servers) => self.items.push(Item::VirtualServers(servers)),
-                Err(error) => self.problems.push(Problem::VirtualServers(error)),
+                // Without link and sets nobody would know whose they are.
+                Err(error) => return self.problems.push(Problem::VirtualServers(error)),
             }
             self.items.push(Item::Link);
         }
