@@ -34,3 +34,24 @@ pub const HEALTH_CHECK_PORT: &str = "health check node port ";
 
 /// Largest message that either side sends, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 256 * 1024;
+
+/// Virtual servers of one Service that an agent tells: its addresses, and a node's for each node port.
+pub const MAX_SERVERS: usize = 256;
+/// Real servers of one Service that it tells. With 90 bytes each, and 300 for each virtual server, the
+/// answer stays below [`MAX_MESSAGE_BYTES`].
+pub const MAX_REAL_SERVERS: usize = 1024;
+
+/// Cuts what is told of one Service to its bounds; returns how many real servers went.
+pub fn bound_servers(servers: &mut Vec<v1::VirtualServer>) -> usize {
+    let count = |servers: &[v1::VirtualServer]| -> usize {
+        servers.iter().map(|server| server.real_servers.len()).sum()
+    };
+    let all = count(servers);
+    servers.truncate(MAX_SERVERS);
+    let mut room = MAX_REAL_SERVERS;
+    for server in &mut *servers {
+        server.real_servers.truncate(room);
+        room -= server.real_servers.len();
+    }
+    all - count(servers)
+}

@@ -24,10 +24,6 @@ const ANSWERS_BYTES: usize = 16 << 20;
 /// Agents that are asked at once.
 const AT_A_TIME: usize = 64;
 
-/// Virtual servers, and real servers, of one answer: as many as agents of ours tell.
-const SERVERS: usize = 256;
-const REALS: usize = 1_024;
-
 /// What a description shows of one node that has virtual servers.
 pub(super) type Answers = BTreeMap<NodeName, pb::ServiceServers>;
 
@@ -73,15 +69,10 @@ fn understood(inspection: pb::Inspection, service: &ServiceName) -> pb::ServiceS
         let key = server.key.as_ref();
         key.is_some_and(|k| k.namespace == *service.namespace && k.name == *service.name)
     });
-    servers.truncate(SERVERS);
-    let mut room = REALS;
-    for server in &mut servers {
-        server.real_servers.truncate(room);
-        room -= server.real_servers.len();
-    }
+    let cut = kplane_proto::bound_servers(&mut servers) as u64;
     pb::ServiceServers {
         servers,
-        more: inspection.more,
+        more: inspection.more.saturating_add(cut),
         age_ms: inspection.age_ms,
         error: inspection.error,
     }

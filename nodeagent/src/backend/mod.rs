@@ -97,6 +97,18 @@ pub struct ApplyError {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
+impl ApplyError {
+    pub(in crate::backend) fn new(
+        family: Family,
+        step: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            family,
+            source: Box::new(step),
+        }
+    }
+}
+
 /// A backend that cannot start on this machine: says what is missing, in one line.
 #[derive(Debug, thiserror::Error)]
 #[error("backend {backend}: {reason}")]
@@ -105,6 +117,26 @@ pub struct OpenError {
     pub backend: &'static str,
     /// What is missing and what to do about it.
     pub reason: String,
+}
+
+/// Says which families cannot be programmed, and why; one of them is enough for a backend.
+///
+/// # Errors
+/// [`OpenError`] when there is none.
+pub(in crate::backend) fn check_sides<S>(
+    backend: &'static str,
+    sides: &[Result<S, String>; 2],
+) -> Result<(), OpenError> {
+    if let [Err(v4), Err(v6)] = sides {
+        let reason = format!("neither IPv4 nor IPv6 can be programmed: {v4}; {v6}");
+        return Err(OpenError { backend, reason });
+    }
+    for (family, side) in Family::ALL.into_iter().zip(sides) {
+        if let Err(reason) = side {
+            tracing::warn!(%family, reason, "this family cannot be programmed; the other goes on");
+        }
+    }
+    Ok(())
 }
 
 /// Result of reading the data path back.

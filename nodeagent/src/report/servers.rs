@@ -4,12 +4,6 @@ use kplane_proto::v1 as pb;
 
 use crate::backend::{Drain, Inspection, RealServer, ServerCounts, VirtualServer};
 
-/// Virtual servers of one Service that are told: its addresses, and a node's for each node port.
-const MAX_SERVERS: usize = 256;
-/// Real servers of one Service that are told. With 90 bytes each, and 300 for each virtual server,
-/// the answer stays below the 256 KiB of a message.
-const MAX_REALS: usize = 1024;
-
 /// A family's part of the report.
 pub(super) fn counts(counts: &ServerCounts) -> pb::ServerStats {
     pb::ServerStats {
@@ -35,7 +29,7 @@ fn drain(drain: &Drain) -> pb::DrainingServer {
 /// The answer to a question. `None`: the backend has no virtual servers.
 pub(crate) fn inspection(token: u64, told: Option<Inspection>) -> pb::Inspection {
     let Some(Inspection {
-        mut servers,
+        servers,
         age,
         error,
     }) = told
@@ -46,24 +40,15 @@ pub(crate) fn inspection(token: u64, told: Option<Inspection>) -> pb::Inspection
             ..Default::default()
         };
     };
-    let all = real_servers(&servers);
-    servers.truncate(MAX_SERVERS);
-    let mut room = MAX_REALS;
-    for server in &mut servers {
-        server.reals.truncate(room);
-        room -= server.reals.len();
-    }
+    let mut servers = servers.iter().map(server).collect();
+    let more = kplane_proto::bound_servers(&mut servers) as u64;
     pb::Inspection {
         token,
-        more: (all - real_servers(&servers)) as u64,
-        servers: servers.iter().map(server).collect(),
+        more,
+        servers,
         age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         error,
     }
-}
-
-fn real_servers(servers: &[VirtualServer]) -> usize {
-    servers.iter().map(|server| server.reals.len()).sum()
 }
 
 fn server(server: &VirtualServer) -> pb::VirtualServer {

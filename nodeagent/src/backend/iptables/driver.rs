@@ -102,13 +102,6 @@ enum StepError {
 }
 
 impl StepError {
-    fn of(self, family: Family) -> ApplyError {
-        ApplyError {
-            family,
-            source: Box::new(self),
-        }
-    }
-
     fn of_restore(error: RunError) -> Self {
         match error {
             error if is_locked(&error) => Self::Locked(error),
@@ -147,17 +140,7 @@ impl Driver<Programs> {
             sides: Family::ALL.map(side),
             probe_interval: settings.probe_interval,
         };
-        if let [Err(v4), Err(v6)] = &driver.sides {
-            return Err(OpenError {
-                backend: NAME,
-                reason: format!("neither IPv4 nor IPv6 can be programmed: {v4}; {v6}"),
-            });
-        }
-        for (family, side) in Family::ALL.into_iter().zip(&driver.sides) {
-            if let Err(reason) = side {
-                tracing::warn!(%family, reason, "this family cannot be programmed; the other goes on");
-            }
-        }
+        backend::check_sides(NAME, &driver.sides)?;
         Ok(driver)
     }
 }
@@ -394,12 +377,12 @@ impl<T: Tables> Backend for Driver<T> {
 
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
         self.try_apply(change)
-            .map_err(|error| error.of(change.family))
+            .map_err(|error| ApplyError::new(change.family, error))
     }
 
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
         let outcome = self.side(family).and_then(Side::verify);
-        outcome.map_err(|error| error.of(family))
+        outcome.map_err(|error| ApplyError::new(family, error))
     }
 
     fn probe_interval(&self) -> Option<Duration> {
@@ -430,7 +413,7 @@ impl<T: Tables> Backend for Driver<T> {
             let Ok(side) = side else { continue };
             (side.ruleset, side.known) = (None, None);
             if let Err(reason) = side.tables.remove() {
-                errors.push(StepError::Unusable(reason).of(family));
+                errors.push(ApplyError::new(family, StepError::Unusable(reason)));
             }
         }
         counting::remove();

@@ -88,15 +88,6 @@ enum StepError {
     Left(String),
 }
 
-impl StepError {
-    fn of(self, family: Family) -> ApplyError {
-        ApplyError {
-            family,
-            source: Box::new(self),
-        }
-    }
-}
-
 /// Opens the backend for this thread's network namespace.
 ///
 /// # Errors
@@ -124,15 +115,7 @@ impl Driver<Machine> {
             sides: Family::ALL.map(side),
             probe_interval: settings.probe_interval,
         };
-        if let [Err(v4), Err(v6)] = &driver.sides {
-            let reason = format!("neither IPv4 nor IPv6 can be programmed: {v4}; {v6}");
-            return Err(failed(reason));
-        }
-        for (family, side) in Family::ALL.into_iter().zip(&driver.sides) {
-            if let Err(reason) = side {
-                tracing::warn!(%family, reason, "this family cannot be programmed; the other goes on");
-            }
-        }
+        backend::check_sides(NAME, &driver.sides)?;
         Ok(driver)
     }
 }
@@ -442,12 +425,12 @@ impl<K: Kernel> Backend for Driver<K> {
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
         let side = self.side(change.family);
         side.and_then(|side| side.apply(change))
-            .map_err(|error| error.of(change.family))
+            .map_err(|error| ApplyError::new(change.family, error))
     }
 
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
         let outcome = self.side(family).and_then(Side::verify);
-        outcome.map_err(|error| error.of(family))
+        outcome.map_err(|error| ApplyError::new(family, error))
     }
 
     fn serving(&self) -> Option<Serving> {
@@ -480,10 +463,18 @@ impl<K: Kernel> Backend for Driver<K> {
         for (family, side) in Family::ALL.into_iter().zip(&mut self.sides) {
             // Where the family cannot be programmed there is nothing of ours.
             let Ok(side) = side else { continue };
-            errors.extend(side.remove().into_iter().map(|error| error.of(family)));
+            errors.extend(
+                side.remove()
+                    .into_iter()
+                    .map(|error| ApplyError::new(family, error)),
+            );
         }
         if errors.is_empty() {
-            errors.extend(remove::link().err().map(|error| error.of(Family::V4)));
+            errors.extend(
+                remove::link()
+                    .err()
+                    .map(|error| ApplyError::new(Family::V4, error)),
+            );
         }
         if errors.is_empty() {
             Ok(())

@@ -435,9 +435,9 @@ impl State {
     /// Removes real servers that drain and have no connection left.
     pub(super) fn drained(&self, reals: &[Real]) -> Vec<Op> {
         let idle = |real: &&Real| {
-            let wanted = self.claims.get(&real.server);
-            let wanted = wanted.is_none_or(|claim| claim.reals.binary_search(&real.at).is_ok());
-            real.weight == DRAINS && !wanted && real.active + real.inactive == 0
+            let claim = self.claims.get(&real.server);
+            let drains = claim.is_some_and(|claim| claim.drains(real.at, Some(real.weight)));
+            drains && real.active + real.inactive == 0
         };
         let idle = reals.iter().filter(idle);
         idle.map(|real| Op::Ipvs(Command::DeleteReal(real.server, real.at)))

@@ -57,13 +57,6 @@ pub(super) enum StepError {
 }
 
 impl StepError {
-    fn of(self, family: Family) -> ApplyError {
-        ApplyError {
-            family,
-            source: Box::new(self),
-        }
-    }
-
     /// The kernel understood and refused: with fewer ServicePorts it may accept.
     fn is_refusal(&self) -> bool {
         matches!(
@@ -314,14 +307,14 @@ impl<K: Kernel> Backend for Driver<K> {
             }
             result => result,
         };
-        result.map_err(|error| error.of(family))
+        result.map_err(|error| ApplyError::new(family, error))
     }
 
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
         let slot = &mut self.tables[family as usize];
         let difference = match slot {
             Some(table) => read_difference(&mut self.kernel, family, table)
-                .map_err(|error| StepError::from(error).of(family))?,
+                .map_err(|error| ApplyError::new(family, StepError::from(error)))?,
             None => Some("it is not known what our table should hold".to_owned()),
         };
         if let (Some(table), None) = (slot.as_ref(), &difference) {
@@ -352,7 +345,7 @@ impl<K: Kernel> Backend for Driver<K> {
         for family in Family::ALL {
             self.tables[family as usize] = None;
             if let Err(error) = self.kernel.delete(family) {
-                errors.push(StepError::from(error).of(family));
+                errors.push(ApplyError::new(family, StepError::from(error)));
             }
         }
         if errors.is_empty() {

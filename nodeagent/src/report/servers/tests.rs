@@ -1,6 +1,7 @@
 //! Sizes of what is told.
 
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
+use kplane_proto::{MAX_REAL_SERVERS, MAX_SERVERS};
 use prost::Message as _;
 
 use super::*;
@@ -58,7 +59,7 @@ fn an_answer_stays_below_the_size_of_a_message_and_says_what_it_lacks() {
         let answer = inspection(7, Some(told(servers, reals)));
         assert_eq!((answer.token, answer.more), (7, left));
         let listed: usize = answer.servers.iter().map(|s| s.real_servers.len()).sum();
-        assert_eq!(listed, MAX_REALS);
+        assert_eq!(listed, MAX_REAL_SERVERS);
         assert!(answer.servers.len() <= MAX_SERVERS);
         assert!(answer.encoded_len() < kplane_proto::MAX_MESSAGE_BYTES);
     }

@@ -30,7 +30,7 @@ impl State {
                 counts.real_servers += 1;
                 counts.connections.active += real.connections.active;
                 counts.connections.inactive += real.connections.inactive;
-                if let Some(claim) = claim.filter(|claim| claim.drains(*at, *real)) {
+                if let Some(claim) = claim.filter(|claim| claim.drains(*at, real.weight)) {
                     drains.push((real.connections, *server, *at, &claim.owner));
                 }
             }
@@ -73,8 +73,8 @@ impl State {
 
 impl Claim {
     /// A real server of it is there for its connections only.
-    fn drains(&self, at: EndpointAddr, real: HeldReal) -> bool {
-        real.weight == Some(DRAINS) && self.reals.binary_search(&at).is_err()
+    pub(super) fn drains(&self, at: EndpointAddr, weight: Option<u32>) -> bool {
+        weight == Some(DRAINS) && self.reals.binary_search(&at).is_err()
     }
 }
 
@@ -90,7 +90,7 @@ fn told(server: ServerKey, claim: &Claim, held: &Held) -> VirtualServer {
                 at: *at,
                 weight: real.weight.unwrap_or_default(),
                 connections: real.connections,
-                draining: claim.drains(*at, *real),
+                draining: claim.drains(*at, real.weight),
             })
             .collect(),
     }
