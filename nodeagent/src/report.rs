@@ -212,6 +212,7 @@ impl Report {
             syncs_ok: self.syncs_ok,
             syncs_failed: self.syncs_failed,
             triggers_programmed: Vec::new(),
+            held: None,
         }
     }
 
@@ -261,6 +262,7 @@ impl FamilyReport {
                 lookups_in_one_list: counts.lookups.list,
             }),
             servers: servers.map(servers::counts),
+            ..pb::FamilyStatus::default()
         }
     }
 }

@@ -69,6 +69,7 @@ pub(crate) fn collect(store: &Store, node: &str, cursor: &mut Cursor) -> Result<
                 digest: end.digest.to_bytes().to_vec(),
                 changed_at_ms: 1_800_000_000_000,
                 triggers: end.triggers.into_iter().map(Into::into).collect(),
+                ..pb::UpdateEnd::default()
             }),
         };
         let message = pb::ServerMessage {

@@ -20,6 +20,9 @@ pub(crate) enum NodeStateView {
     InSync,
     Failing,
     Disconnected,
+    Unverified,
+    Holding,
+    Conflict,
     /// A state that a newer server knows.
     Unknown,
 }
@@ -33,6 +36,9 @@ impl NodeStateView {
             Self::InSync => "InSync",
             Self::Failing => "Failing",
             Self::Disconnected => "Disconnected",
+            Self::Unverified => "Unverified",
+            Self::Holding => "Holding",
+            Self::Conflict => "Conflict",
             Self::Unknown => "Unknown",
         }
     }
@@ -41,7 +47,8 @@ impl NodeStateView {
         match self {
             Self::InSync => Tone::Good,
             Self::Syncing | Self::NoAgent | Self::Unknown => Tone::Warn,
-            Self::Failing | Self::Disconnected => Tone::Bad,
+            Self::Unverified | Self::Holding => Tone::Warn,
+            Self::Failing | Self::Disconnected | Self::Conflict => Tone::Bad,
         }
     }
 }
@@ -54,6 +61,9 @@ impl From<pb::NodeState> for NodeStateView {
             pb::NodeState::InSync => Self::InSync,
             pb::NodeState::Failing => Self::Failing,
             pb::NodeState::Disconnected => Self::Disconnected,
+            pb::NodeState::Unverified => Self::Unverified,
+            pb::NodeState::Holding => Self::Holding,
+            pb::NodeState::Conflict => Self::Conflict,
             pb::NodeState::Unspecified => Self::Unknown,
         }
     }

@@ -45,6 +45,7 @@ pub(crate) fn control_plane() -> pb::ControlPlaneStatus {
         services: 10_000,
         endpoints: 20_000,
         issues: Vec::new(),
+        ..Default::default()
     }
 }
 
@@ -75,8 +76,7 @@ pub(crate) fn report(applied: u64) -> pb::Report {
             programmed: true,
             error: String::new(),
             error_since_ms: 0,
-            rules: None,
-            servers: None,
+            ..Default::default()
         }],
         round_trip_us: 230,
         syncs_ok: 42,

@@ -262,6 +262,7 @@ fn update(piece: Piece, snapshot: bool) -> pb::Update {
             digest: end.digest.to_bytes().to_vec(),
             changed_at_ms: end.changed_at.map_or(0, millis),
             triggers: end.triggers.into_iter().map(Into::into).collect(),
+            ..pb::UpdateEnd::default()
         }),
     }
 }

@@ -36,7 +36,16 @@ pub(super) fn fleet(hub: &Hub) -> pb::Fleet {
 
 /// Nodes by the state of their agent; every state is there.
 pub(crate) fn node_states(hub: &Hub) -> BTreeMap<&'static str, usize> {
-    let names = ["disconnected", "failing", "in_sync", "no_agent", "syncing"];
+    let names = [
+        "conflict",
+        "disconnected",
+        "failing",
+        "holding",
+        "in_sync",
+        "no_agent",
+        "syncing",
+        "unverified",
+    ];
     let mut states = BTreeMap::from(names.map(|name| (name, 0)));
     for node in fleet(hub).nodes {
         let name = match node.state() {
@@ -44,6 +53,9 @@ pub(crate) fn node_states(hub: &Hub) -> BTreeMap<&'static str, usize> {
             pb::NodeState::Syncing => "syncing",
             pb::NodeState::Failing => "failing",
             pb::NodeState::Disconnected => "disconnected",
+            pb::NodeState::Unverified => "unverified",
+            pb::NodeState::Holding => "holding",
+            pb::NodeState::Conflict => "conflict",
             pb::NodeState::NoAgent | pb::NodeState::Unspecified => "no_agent",
         };
         *states.entry(name).or_default() += 1;
@@ -68,6 +80,7 @@ fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
         services: summary.totals.services as u64,
         endpoints: summary.totals.endpoints as u64,
         issues: summary.issues.iter().map(Into::into).collect(),
+        ..pb::ControlPlaneStatus::default()
     }
 }
 

@@ -156,6 +156,7 @@ impl Plane {
             digest: self.digest().to_bytes().to_vec(),
             changed_at_ms: self.changed_at_ms,
             triggers: self.triggers.clone(),
+            ..pb::UpdateEnd::default()
         }
     }
 

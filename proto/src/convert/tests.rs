@@ -298,6 +298,7 @@ fn one_service_fits_the_change_budget() {
                     family: pb::Family::Ipv4.into(),
                     at_ms: 1_800_000_000_000,
                 }],
+                ..Default::default()
             }),
             ..Default::default()
         })),
