@@ -89,8 +89,8 @@ pub fn read_structure(
     })
 }
 
-/// Reads all elements of all our sets, in no particular order. About the generation see
-/// [`read_structure`].
+/// Reads all elements of all our sets, in no particular order. A set whose elements nobody changes is
+/// read whole, whatever becomes of other sets and tables meanwhile; the caller must know that nobody did.
 ///
 /// # Errors
 /// [`ReadError::Different`] when a set is missing or holds elements that are not ours.
@@ -102,7 +102,7 @@ pub fn read_elements(socket: &mut NfSocket, family: Family) -> Result<Vec<Elemen
             w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
             w.str(NFTA_SET_ELEM_LIST_SET, set.name());
         });
-        let dump = match socket.dump(request) {
+        let dump = match socket.dump_through(request) {
             Err(error) if error.errno() == Some(Errno::ENOENT) => {
                 let reason = format!("set {} is missing", set.name());
                 return Err(ReadError::Different(reason));
