@@ -158,17 +158,17 @@ impl NfSocket {
         }
     }
 
-    /// Asks once for all objects of a kind and returns their messages, though some rules may have changed
-    /// meanwhile: for a caller who learns in another way whether they were those that it asked for.
+    /// Asks once for all objects of a kind and returns their messages, and whether some rules changed
+    /// meanwhile: for a caller who can tell whether they were those that it asked for.
     ///
     /// # Errors
     /// [`NetlinkError`]; `ENOENT` when the table or set to look in is not there.
-    pub fn dump_through(&mut self, mut request: Request) -> Result<Vec<u8>, NetlinkError> {
+    pub fn dump_through(&mut self, mut request: Request) -> Result<(Vec<u8>, bool), NetlinkError> {
         let mut messages = Vec::new();
-        self.dump_once(&mut request, |datagram| {
+        let whole = self.dump_once(&mut request, |datagram| {
             messages.extend_from_slice(datagram);
         })?;
-        Ok(messages)
+        Ok((messages, !whole))
     }
 
     /// Asks for all objects of a kind and returns their messages. Begins again, a bounded number
