@@ -6,7 +6,7 @@ pub use latencies::{Latencies, LatencySummary, Programmed};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1::{Hello, Inspection, Report};
@@ -64,6 +64,8 @@ pub struct AgentRecord {
     pub report: Option<Report>,
     /// When the applied revision last changed.
     pub applied_at: SystemTime,
+    /// When it was last heard that the agent has compared its kernel with what it should hold; by our clock.
+    pub verified_at: SystemTime,
     /// How long the latest changes in the cluster took until its kernel held them.
     pub latencies: Latencies,
 }
@@ -145,6 +147,23 @@ fn has_servers(record: &AgentRecord) -> bool {
     })
 }
 
+/// When a report says that the kernel was last compared, milliseconds since 1970 by the agent's clock; `None`
+/// = it was not, or the agent does not say. Of several families the one for which it is longest ago.
+fn verified(report: &Report) -> Option<u64> {
+    let families = report.families.iter().map(|family| family.verified_at_ms);
+    families.filter(|at| *at > 0).min()
+}
+
+impl AgentRecord {
+    /// For how long nothing was heard of the agent comparing its kernel with what it should hold; `None` for
+    /// agents that do not tell.
+    #[must_use]
+    pub fn unverified_for(&self, now: SystemTime) -> Option<Duration> {
+        self.report.as_ref().and_then(verified)?;
+        Some(now.duration_since(self.verified_at).unwrap_or_default())
+    }
+}
+
 /// Cuts off what no agent of ours reports, so that none has more memory here.
 fn bound(report: &mut Report) {
     report.families.truncate(FAMILIES);
@@ -189,6 +208,7 @@ impl Session {
             backend: hello.backend.clone(),
             report,
             applied_at: now,
+            verified_at: now,
             latencies,
         };
         agents.by_node.insert(
@@ -225,6 +245,9 @@ impl Session {
             let applied = |r: &Report| (r.epoch, r.applied_revision);
             if record.report.as_ref().map(applied) != Some(applied(&report)) {
                 record.applied_at = SystemTime::now();
+            }
+            if record.report.as_ref().map(verified) != Some(verified(&report)) {
+                record.verified_at = SystemTime::now();
             }
             record.report = Some(report);
         });

@@ -16,6 +16,9 @@ use crate::time::{Time, age, human};
 /// Failures of one node that a table shows before it refers to `-o wide`.
 const FAILURES_SHOWN: usize = 3;
 
+/// What others did to a node's rules is shown for so long, and for ever with `-o wide`.
+const REPAIRS_SHOWN: Duration = Duration::from_secs(3600);
+
 /// A source that was in touch longer ago than this is worth a look. Watches of the API server
 /// hear of it at least once a minute.
 const STALE_AFTER: Duration = Duration::from_secs(90);
@@ -223,8 +226,14 @@ fn nodes_text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> String 
             number(node.revisions.received)
         })
         .column(Column::new("APPLIED"), NodeView::applied_span)
-        .column(Column::wide("VERIFIED"), |node| {
+        .column(Column::wide("VERIFIED-REV"), |node| {
             number(node.revisions.verified)
+        })
+        .column(Column::new("VERIFIED").optional(4), |node| {
+            match (node.verified_time(), now) {
+                (Some(at), Some(now)) => Span::plain(format!("{} ago", at.age_text(now))),
+                _ => Span::none(),
+            }
         })
         .column(Column::new("LAG"), |node| match node.revisions.lag {
             Some(0) | None => Span::none(),
@@ -336,6 +345,25 @@ fn rules_span(family: &FamilyView) -> Option<Span> {
     )))
 }
 
+/// What others did to a family's rules, as long as it matters to somebody who looks for a cause.
+fn repairs_span(family: &FamilyView, now: Option<Time>, wide: bool) -> Option<Span> {
+    let age = family.last_repair_time?.age(now?);
+    if !wide && age > REPAIRS_SHOWN {
+        return None;
+    }
+    let times = match family.repairs {
+        1 => "once".to_owned(),
+        times => format!("{times} times, last"),
+    };
+    let text = format!(
+        "{}: repaired {times} {} ago: {}",
+        family.family,
+        crate::time::age(age),
+        family.last_repair
+    );
+    Some(Span::new(text, Tone::Warn))
+}
+
 /// Why a node is not in sync.
 fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     let mut notes = Vec::new();
@@ -357,6 +385,8 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
         let text = format!("{}: {}", family.family, family.error);
         notes.push(Span::new(text, Tone::Bad));
     }
+    let families = node.families.iter();
+    notes.extend(families.filter_map(|family| repairs_span(family, now, canvas.wide)));
     if canvas.wide {
         notes.extend(node.families.iter().filter_map(rules_span));
         notes.extend(node.families.iter().flat_map(|family| {

@@ -109,6 +109,8 @@ enum Reason {
     SyncFailing,
     /// It does again.
     SyncRecovered,
+    /// Somebody else changed a node's rules, and they were put right.
+    RulesRepaired,
 }
 
 impl Reason {
@@ -130,6 +132,7 @@ impl Reason {
             Self::ProxyConnected => "ProxyConnected",
             Self::SyncFailing => "SyncFailing",
             Self::SyncRecovered => "SyncRecovered",
+            Self::RulesRepaired => "RulesRepaired",
         }
     }
 
@@ -149,7 +152,8 @@ impl Reason {
             Self::ServiceNotProgrammed
             | Self::ServiceProgrammed
             | Self::SyncFailing
-            | Self::SyncRecovered => "Program",
+            | Self::SyncRecovered
+            | Self::RulesRepaired => "Program",
         }
     }
 

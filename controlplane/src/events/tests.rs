@@ -53,6 +53,7 @@ fn agent() -> AgentRecord {
         backend: "nftables".into(),
         report: Some(pb::Report::default()),
         applied_at: at(0),
+        verified_at: at(0),
         latencies: crate::fleet::Latencies::default(),
     }
 }
@@ -377,4 +378,35 @@ fn uids_are_read_and_written_alike() {
     ] {
         assert_eq!(Uid::parse(odd), None, "{odd}");
     }
+}
+
+#[test]
+fn repairs_of_a_nodes_rules_are_told_now_and_then() {
+    let mut rig = Rig::new(&["n1"]);
+    let repaired = |rig: &mut Rig, repairs| {
+        rig.agent("n1").report.as_mut().unwrap().families = vec![pb::FamilyStatus {
+            repairs,
+            last_repair: "the table is gone, by nft (process 7)".into(),
+            ..pb::FamilyStatus::default()
+        }];
+    };
+    let told = |count| {
+        format!(
+            "Warning RulesRepaired Node n1: somebody else changed the node's rules, and they were put right \
+             ({count} times since the agent started), last: the table is gone, by nft (process 7)"
+        )
+    };
+    repaired(&mut rig, 2);
+    assert_eq!(rig.step(0), NOTHING, "before the control plane was there");
+    repaired(&mut rig, 3);
+    assert_eq!(rig.step(1), [told(3)]);
+    for (second, repairs) in [(2, 3), (3, 4), (299, 9)] {
+        repaired(&mut rig, repairs);
+        assert_eq!(rig.step(second), NOTHING);
+    }
+    assert_eq!(rig.step(301), [told(9)]);
+    // A new process counts from 0.
+    rig.agent("n1").instance = 2;
+    repaired(&mut rig, 1);
+    assert_eq!(rig.step(700), [told(1)]);
 }

@@ -1,7 +1,7 @@
 //! What the control plane knows, as people and tools see it.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
@@ -12,6 +12,10 @@ use crate::fleet::{AgentRecord, LatencySummary};
 use crate::hub::Hub;
 use crate::index::{PortView, ServiceDetail};
 use crate::publish::Store;
+
+/// An agent looks at its kernel every five minutes, and says so. After three times that it is not known any
+/// more what the kernel holds.
+const UNVERIFIED_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// The fleet at this moment.
 pub(super) fn fleet(hub: &Hub) -> pb::Fleet {
@@ -166,6 +170,9 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
     }
     match report {
         Some(report) if report.epoch == store.epoch() && report.applied_revision >= wanted => {
+            if let Some(error) = unverified(record, SystemTime::now()) {
+                return state(pb::NodeState::Unverified, millis(record.verified_at), error);
+            }
             state(
                 pb::NodeState::InSync,
                 millis(record.applied_at),
@@ -180,6 +187,21 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
         }
         _ => state(pb::NodeState::Syncing, millis(record.since), String::new()),
     }
+}
+
+/// Why it is not known any more what a node's kernel holds, if it is not.
+fn unverified(record: &AgentRecord, now: SystemTime) -> Option<String> {
+    let report = record.report.as_ref()?;
+    let overdue = report
+        .families
+        .iter()
+        .any(|family| family.verification_overdue);
+    let silent = record
+        .unverified_for(now)
+        .filter(|age| *age >= UNVERIFIED_AFTER);
+    (overdue || silent.is_some()).then(|| {
+        "the agent has not compared its kernel with what it should hold for too long; read its log".to_owned()
+    })
 }
 
 /// The worst thing that an agent reports, and since when.

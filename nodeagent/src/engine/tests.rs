@@ -1,6 +1,7 @@
 //! Tests of the engine: with time as an argument, and once with its thread.
 
 mod followers;
+mod meddling;
 mod settings;
 mod steps;
 mod thread;
@@ -29,6 +30,8 @@ struct Script {
     /// What the next readings of a family find.
     drift: Vec<(Family, &'static str)>,
     outdated: Option<&'static str>,
+    /// What others changed, as the kernel tells of it.
+    meddled: Vec<(Family, &'static str)>,
     unreadable: bool,
     /// ServicePorts that are refused.
     refused: Vec<ServiceKey>,
@@ -131,6 +134,21 @@ impl Backend for Scripted {
         let drift = script.drift.iter().position(|(of, _)| *of == family);
         Ok(match drift.map(|at| script.drift.remove(at).1) {
             Some(what) => Verification::Drifted(what.into()),
+            None => Verification::Equal,
+        })
+    }
+
+    fn listen(&mut self) -> [bool; 2] {
+        let script = self.0.lock().unwrap();
+        Family::ALL.map(|family| script.meddled.iter().any(|(of, _)| *of == family))
+    }
+
+    fn mend(&mut self, family: Family) -> Result<Verification, ApplyError> {
+        let mut script = self.0.lock().unwrap();
+        script.calls.push(format!("mend {family}"));
+        let at = script.meddled.iter().position(|(of, _)| *of == family);
+        Ok(match at.map(|at| script.meddled.remove(at).1) {
+            Some(what) => Verification::Repaired(what.into()),
             None => Verification::Equal,
         })
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::{Condition, conditions, is_healthy};
-use crate::report::Report;
+use crate::report::{FamilyReport, Report};
 use crate::sync::Connection;
 
 /// Go's time of nothing, which kube-proxy prints for what never happened.
@@ -50,6 +50,47 @@ struct Details {
     node_known: bool,
     control_plane: ControlPlane,
     errors: Errors,
+    kernel: Kernel,
+}
+
+/// What is known of the kernel's rules.
+#[derive(Debug, Serialize)]
+struct Kernel {
+    #[serde(rename = "IPv4")]
+    v4: KernelFamily,
+    #[serde(rename = "IPv6")]
+    v6: KernelFamily,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct KernelFamily {
+    /// When it was last read back and held what it should hold.
+    verified: String,
+    /// How often what somebody else changed was put right since the start.
+    repairs: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_repair: Option<LastRepair>,
+}
+
+#[derive(Debug, Serialize)]
+struct LastRepair {
+    time: String,
+    what: String,
+}
+
+impl KernelFamily {
+    fn new(report: &FamilyReport) -> Self {
+        let repairs = &report.repairs;
+        Self {
+            verified: time(report.verified_at_ms),
+            repairs: repairs.count,
+            last_repair: (repairs.count > 0).then(|| LastRepair {
+                time: time(repairs.last_ms),
+                what: repairs.last.clone(),
+            }),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -118,6 +159,10 @@ impl Body {
                 since: time(connection.since_ms),
             },
             errors: Errors { v4, v6 },
+            kernel: Kernel {
+                v4: KernelFamily::new(&report.families[0]),
+                v6: KernelFamily::new(&report.families[1]),
+            },
         });
     }
 
