@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{self, Backend, OpenError, Serving};
+use crate::claim::{Claim, Taken};
 use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
 use crate::engine::{Engine, Followers, Stopped};
@@ -34,6 +35,9 @@ pub enum BuildError {
     /// The machine misses something.
     #[error(transparent)]
     Backend(#[from] OpenError),
+    /// Another agent programs this node.
+    #[error(transparent)]
+    Taken(#[from] Taken),
     /// The control plane within.
     #[error(transparent)]
     ControlPlane(#[from] kp_controlplane::app::BuildError),
@@ -71,13 +75,20 @@ pub struct Bound {
     configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
     shutdown: CancellationToken,
     tasks: Tasks,
+    /// Held until the engine has ended.
+    claim: Option<Claim>,
 }
 
-/// Starts an agent.
+/// Starts an agent. One whose backend takes over the node waits for the agent before it, for up to
+/// [`claim::PATIENCE`](crate::claim::PATIENCE).
 ///
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    let claim = match takes_over(config.backend) {
+        true => Claim::wait_and_take().await?,
+        false => None,
+    };
     let (kind, settings) = (config.backend, config.backend_settings.clone());
     let spare = Family::ALL.map(|family| {
         settings.pod_interface.is_some() || config.node_settings.masquerades_own(family)
@@ -87,6 +98,12 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         let errand = leftovers::remove_once_serving(serving, spare, bound.reports());
         spawn_errand(&mut bound.tasks, errand);
     }
+    match claim.as_ref().map(Claim::watch) {
+        Some(Ok(watch)) => spawn_errand(&mut bound.tasks, watch),
+        Some(Err(error)) => tracing::warn!(%error, "who else wants this node is not logged"),
+        None => {}
+    }
+    bound.claim = claim;
     Ok(bound)
 }
 
@@ -170,6 +187,7 @@ pub async fn build_with(
         configuration,
         shutdown: CancellationToken::new(),
         tasks,
+        claim: None,
     })
 }
 
@@ -296,6 +314,7 @@ impl Bound {
         };
         self.tasks.shutdown().await;
         let mut reports = self.engine.reports();
+        let _claim = self.claim;
         drop(self.engine);
         let engine_ends = async { while reports.changed().await.is_ok() {} };
         if tokio::time::timeout(ENGINE_EXIT, engine_ends)

@@ -9,6 +9,7 @@
 
 pub mod app;
 pub mod backend;
+pub mod claim;
 pub mod config;
 pub mod conntrack;
 pub mod desired;

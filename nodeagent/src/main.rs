@@ -14,7 +14,6 @@ use kp_nodeagent::{app, log, oom, sysctl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 /// Threads for streams and health checks; the kernel's work has a thread of its own.
 const WORKERS: usize = 2;
@@ -119,8 +118,18 @@ async fn serve(config: Config, log: LogControl) -> anyhow::Result<()> {
     // Before anything starts: from here on a signal ends the agent in order.
     let terminate = signal(SignalKind::terminate())?;
     let interrupt = signal(SignalKind::interrupt())?;
-    let bound = app::build(config).await?;
-    tokio::spawn(stop_on_signal(terminate, interrupt, bound.shutdown_token()));
+    let mut stop = Box::pin(signalled(terminate, interrupt));
+    let bound = tokio::select! {
+        // A start may wait for the agent before it.
+        () = &mut stop => return Ok(()),
+        bound = app::build(config) => bound?,
+    };
+    let shutdown = bound.shutdown_token();
+    tokio::spawn(async move {
+        stop.await;
+        tracing::info!("shutting down; the rules stay in the kernel");
+        shutdown.cancel();
+    });
     tokio::spawn(follow_verbosity(bound.configuration(), log));
     Ok(bound.wait().await?)
 }
@@ -135,11 +144,9 @@ async fn follow_verbosity(
     }
 }
 
-async fn stop_on_signal(mut terminate: Signal, mut interrupt: Signal, shutdown: CancellationToken) {
+async fn signalled(mut terminate: Signal, mut interrupt: Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    tracing::info!("shutting down; the rules stay in the kernel");
-    shutdown.cancel();
 }

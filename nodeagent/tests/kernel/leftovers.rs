@@ -1,21 +1,19 @@
 //! The program on a node that kube-proxy served before (I4).
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::agent::{Agent, binary, has};
 use crate::netns::{in_netns, nft};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-const SERVICE: &str = "
+pub(crate) const SERVICE: &str = "
 apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: shop}
@@ -23,16 +21,6 @@ spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80}]}
 ";
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: n1}}\n";
 const TABLES: &str = "table ip kube-proxy {}\ntable ip6 kube-proxy {}\n";
-
-fn binary(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kp-nodeagent"));
-    command
-        .args(args)
-        .env_remove("RUST_LOG")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
 
 fn cleanup() -> (Option<i32>, String, String) {
     let Output {
@@ -42,59 +30,6 @@ fn cleanup() -> (Option<i32>, String, String) {
     } = binary(&["--cleanup"]).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (status.code(), text(stdout), text(stderr))
-}
-
-/// An agent of its own, with its log.
-struct Agent {
-    child: Child,
-    log: std::io::Lines<BufReader<ChildStderr>>,
-}
-
-impl Agent {
-    fn start(manifests: &Path) -> Self {
-        let mut child = binary(&["--standalone", "--manifests"])
-            .arg(manifests)
-            .args(["--node-name", "n1", "--log-format", "json"])
-            .args(["--healthz-bind-address", "", "--status-bind-address", ""])
-            .spawn()
-            .unwrap();
-        let log = BufReader::new(child.stderr.take().unwrap()).lines();
-        Self { child, log }
-    }
-
-    /// Reads the log up to the line with this message; returns everything up to it.
-    fn until(&mut self, message: &str) -> Vec<Value> {
-        let mut lines = Vec::new();
-        for line in &mut self.log {
-            let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            let found = line["fields"]["message"] == message;
-            lines.push(line);
-            if found {
-                return lines;
-            }
-        }
-        panic!("the agent ended without saying {message:?}: {lines:#?}");
-    }
-
-    fn stop(mut self) {
-        kill(
-            Pid::from_raw(self.child.id().try_into().unwrap()),
-            Signal::SIGTERM,
-        )
-        .unwrap();
-        self.log.for_each(drop);
-        assert_eq!(self.child.wait().unwrap().code(), Some(0));
-    }
-}
-
-fn has(lines: &[Value], message: &str) -> bool {
-    let text = |line: &Value| {
-        line["fields"]["message"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
-    };
-    lines.iter().any(|line| text(line).contains(message))
 }
 
 /// A process called kube-proxy, which does nothing.

@@ -1,6 +1,8 @@
 //! Tests in a real kernel, each in a network namespace of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+mod agent;
+mod claim;
 mod ipset;
 mod iptables;
 mod leftovers;
