@@ -10,6 +10,7 @@
 pub mod app;
 pub mod backend;
 pub mod claim;
+pub mod cleanup;
 pub mod config;
 pub mod conntrack;
 pub mod desired;

@@ -10,7 +10,7 @@ use kp_nodeagent::config::kube_proxy::{KubeProxyConfiguration, Level, to_file, w
 use kp_nodeagent::config::{Checked, Config, Flags, Task};
 use kp_nodeagent::log::LogControl;
 use kp_nodeagent::report::chain;
-use kp_nodeagent::{app, log, oom, sysctl};
+use kp_nodeagent::{app, cleanup, log, oom, sysctl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -80,7 +80,7 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
             ipvs.iter().for_each(backend::ipvs::prepare);
             return Ok(());
         }
-        Task::Cleanup { backend, settings } => return clean_up(backend, &settings),
+        Task::Cleanup(task) => return clean_up(&task),
     };
     if app::takes_over(config.backend) {
         sysctl::apply_and_log(&config.conntrack);
@@ -98,19 +98,15 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
     runtime.block_on(serve(*config, log))
 }
 
-/// One line for each thing that is gone, and an error that names all that could not be removed.
-fn clean_up(kind: backend::Kind, settings: &backend::Settings) -> anyhow::Result<()> {
-    let done = app::cleanup(kind, settings);
+/// One line for each thing, and an error that names all that went wrong.
+fn clean_up(task: &cleanup::Task) -> anyhow::Result<()> {
+    let done = cleanup::run(task);
     let mut out = std::io::stdout();
-    for name in &done.gone {
+    for line in &done.lines {
         // A closed standard output is no reason to leave anything.
-        let _ = writeln!(out, "gone: {name}");
+        let _ = writeln!(out, "{line}");
     }
-    let problems = done.problems.join("; ");
-    anyhow::ensure!(
-        problems.is_empty(),
-        "not everything could be removed: {problems}"
-    );
+    anyhow::ensure!(done.problems.is_empty(), done.problems.join("\n"));
     Ok(())
 }
 

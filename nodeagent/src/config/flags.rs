@@ -14,6 +14,8 @@ use super::source::{ApiFlags, Source, SourceFlags};
 use super::{Checked, Config, ConfigError, Problem, Task};
 use crate::backend;
 use crate::backend::iptables::Layout;
+use crate::cleanup;
+use crate::leftovers::Ports;
 
 /// Longest name of a node: a DNS subdomain.
 const MAX_NODE_NAME: usize = 253;
@@ -33,7 +35,8 @@ Examples:
   The same, fed by a control plane:
     kp-nodeagent --control-plane http://kplane.example:7443 \\
       --config /var/lib/kube-proxy/config.conf --hostname-override $(NODE_NAME)
-  Remove everything that kplane put into the kernel, and what kube-proxy left there:
+  See what kplane has in the kernel, and remove it:
+    kp-nodeagent --cleanup --dry-run
     kp-nodeagent --cleanup
 
 The rules stay in the kernel when the agent stops; --cleanup removes them.
@@ -75,8 +78,9 @@ pub struct Flags {
     #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
     init_only: bool,
 
-    /// Remove everything of ours and everything that kube-proxy left from the kernel, and exit.
-    /// Safe to repeat.
+    /// Remove what is kplane's from the kernel, and exit: in mode nftables its tables; in modes iptables and
+    /// ipvs everything that has kube-proxy's names, which kplane has too there. Refused beside a running
+    /// agent, and in these modes beside a running kube-proxy. Safe to repeat.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(
         default_value = "false",
@@ -85,6 +89,20 @@ pub struct Flags {
     )]
     #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
     cleanup: bool,
+
+    /// The same, and everything that kube-proxy left in any mode. Refused beside a running kube-proxy.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(
+        default_value = "false",
+        default_missing_value = "true",
+        hide_default_value = true
+    )]
+    #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
+    cleanup_kube_proxy: bool,
+
+    /// With --cleanup or --cleanup-kube-proxy: only say what would be removed.
+    #[arg(long, help_heading = "Instead of serving")]
+    dry_run: bool,
 
     #[command(flatten)]
     kube_proxy: KubeProxyFlags,
@@ -160,7 +178,12 @@ impl Flags {
             None => from_flags(&self.kube_proxy),
         };
         let ignored = loader.as_ref().and_then(Loader::ignored_flags);
-        let mut checked = if self.write_config_to.is_some() || self.cleanup || self.init_only {
+        let cleans = self.cleanup || self.cleanup_kube_proxy;
+        if self.dry_run && !cleans {
+            let reason = "--dry-run is for --cleanup and --cleanup-kube-proxy";
+            return Err(Problem::general(reason).into());
+        }
+        let mut checked = if self.write_config_to.is_some() || cleans || self.init_only {
             let loaded = loaded.map_err(|problems| ConfigError { problems })?;
             self.errand(loaded)
         } else {
@@ -184,11 +207,15 @@ impl Flags {
             }
             let config = Box::new(config);
             Task::WriteConfig { path, config }
-        } else if self.cleanup {
-            Task::Cleanup {
-                backend: self.data_path.backend.unwrap_or(loaded.settings.kind),
-                settings: loaded.settings.backend,
-            }
+        } else if self.cleanup || self.cleanup_kube_proxy {
+            let settings = loaded.settings;
+            Task::Cleanup(cleanup::Task {
+                backend: self.data_path.backend.unwrap_or(settings.kind),
+                kube_proxy: self.cleanup_kube_proxy,
+                dry_run: self.dry_run,
+                ports: Ports::new(settings.healthz, settings.metrics),
+                settings: settings.backend,
+            })
         } else {
             Task::InitOnly {
                 conntrack: loaded.settings.conntrack,

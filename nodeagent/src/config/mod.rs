@@ -18,6 +18,7 @@ use kplane_model::NodeName;
 
 use self::kube_proxy::{KubeProxyConfiguration, LogSettings, Note};
 use crate::backend;
+use crate::cleanup;
 use crate::plan::NodeSettings;
 use crate::sysctl;
 
@@ -51,12 +52,7 @@ pub enum Task {
         ipvs: Option<backend::ipvs::Settings>,
     },
     /// Remove what an agent left (I4).
-    Cleanup {
-        /// What put it there.
-        backend: backend::Kind,
-        /// Settings of the backend.
-        settings: backend::Settings,
-    },
+    Cleanup(cleanup::Task),
     /// Write the configuration with all defaults.
     WriteConfig {
         /// The file.

@@ -153,11 +153,23 @@ fn i1_i2_standalone_reads_the_api_as_kube_proxy_does() {
 #[test]
 fn cleanup_needs_nothing_else() {
     let task = task("kp-nodeagent --cleanup").unwrap();
-    let Task::Cleanup { backend, settings } = task else {
+    let Task::Cleanup(cleanup) = task else {
         panic!("{task:?}");
     };
-    assert_eq!(backend, backend::Kind::Nftables);
-    assert_eq!(settings, backend::Settings::default());
+    assert_eq!(cleanup.backend, backend::Kind::Nftables);
+    assert_eq!(cleanup.settings, backend::Settings::default());
+    assert!(!cleanup.kube_proxy && !cleanup.dry_run);
+}
+
+/// What is kube-proxy's goes only when it is asked for by name.
+#[test]
+fn i4_cleanup_of_kube_proxys_is_a_flag_of_its_own() {
+    let task = task("kp-nodeagent --cleanup-kube-proxy --dry-run --backend ipvs").unwrap();
+    let Task::Cleanup(cleanup) = task else {
+        panic!("{task:?}");
+    };
+    assert!(cleanup.kube_proxy && cleanup.dry_run);
+    assert_eq!(cleanup.backend, backend::Kind::Ipvs);
 }
 
 #[test]
@@ -173,6 +185,7 @@ fn node_names_are_trimmed_and_lowered() {
 fn what_makes_no_sense_is_refused_in_one_line() {
     let cases = [
         ("", "no source of desired state"),
+        ("--dry-run", "--dry-run is for --cleanup"),
         ("--manifests x", "--manifests is for --standalone"),
         (
             "--standalone --control-plane a",

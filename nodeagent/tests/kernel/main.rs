@@ -3,6 +3,7 @@
 
 mod agent;
 mod claim;
+mod cleanup;
 mod ipset;
 mod iptables;
 mod leftovers;
