@@ -153,6 +153,7 @@ pub async fn build_with(
     let health = Health {
         reports: engine.reports(),
         connection: connection.clone(),
+        pulse: engine.pulse(),
         answers: Arc::default(),
     };
     let (effective, configuration) = watch::channel(config.kube_proxy);

@@ -22,6 +22,8 @@ const MAX_NODE_NAME: usize = 253;
 
 /// Names the node when neither flag nor file does.
 const NODE_NAME: &str = "NODE_NAME";
+/// Says where the API server is when `--master` does not.
+const API_SERVER: &str = "KPLANE_API_SERVER";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,7 +46,9 @@ The rules stay in the kernel when the agent stops; --cleanup removes them.
 Environment:
   RUST_LOG              what is logged, such as debug or kp_nodeagent=debug; goes before -v
   NODE_NAME             name of the node, when neither flag nor file has one
-  KPLANE_CONTROL_PLANE  as --control-plane; several are separated by commas";
+  KPLANE_CONTROL_PLANE  as --control-plane; several are separated by commas
+  KPLANE_API_SERVER     the API server's own address for --standalone, where the kubeconfig or the pod's
+                        environment names its ClusterIP: that leads nowhere before the agent serves it";
 
 /// kplane's node agent: puts desired state into the kernel and reports what it holds. It takes
 /// kube-proxy's flags and configuration file.
@@ -250,10 +254,12 @@ impl Flags {
         let kubeconfig = loaded
             .as_ref()
             .map(|l| &*l.config.client_connection.kubeconfig);
+        let server = std::env::var(API_SERVER).unwrap_or_default();
         let api = ApiFlags {
             kubeconfig: kubeconfig.unwrap_or_default(),
             explicit: !explicit("kubeconfig").is_empty(),
             master: explicit("master"),
+            server: &server,
         };
         // A source that makes no sense is told along with a name that makes none.
         let nobody = NodeName::from("");

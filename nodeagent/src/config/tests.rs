@@ -11,6 +11,7 @@ use kplane_model::{Cidr, Family};
 
 use super::flags::node_name;
 use super::kube_proxy::{Level, with_dashes};
+use super::source::ApiFlags;
 use super::*;
 
 fn check(line: &str) -> Result<Checked, ConfigError> {
@@ -122,7 +123,7 @@ fn i1_i2_standalone_reads_the_api_as_kube_proxy_does() {
     };
     let of_kubeadm = kubeconfig("/var/lib/kube-proxy/kubeconfig.conf", None);
     for (flags, expected) in [
-        ("", Access::InCluster),
+        ("", Access::InCluster { master: None }),
         ("--kubeconfig a", kubeconfig("a", None)),
         (
             "--kubeconfig a --master https://b",
@@ -148,6 +149,30 @@ fn i1_i2_standalone_reads_the_api_as_kube_proxy_does() {
         assert_eq!(source.access, expected, "{flags}");
         assert_eq!(source.only_node.as_deref(), Some("node-7"));
     }
+}
+
+/// Of the environment comes an address, never who we are.
+#[test]
+fn an_address_of_the_environment_goes_with_any_credentials() {
+    let access = |kubeconfig, master| {
+        let server = "https://c";
+        let api = ApiFlags {
+            kubeconfig,
+            explicit: false,
+            master,
+            server,
+        };
+        api.access()
+    };
+    let master = Some("https://c".to_owned());
+    let in_cluster = Access::InCluster {
+        master: master.clone(),
+    };
+    assert_eq!(access("", ""), in_cluster);
+    let file = "a".into();
+    assert_eq!(access("a", ""), Access::Kubeconfig { file, master });
+    let master = "https://b".to_owned();
+    assert_eq!(access("", "https://b"), Access::Anonymous { master });
 }
 
 #[test]
