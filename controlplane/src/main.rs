@@ -174,7 +174,9 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         events: args.events,
     })
     .await?;
-    info!(agents = ?bound.agent_addr, status = ?bound.status_addr, http = ?bound.http_addr, "serving");
+    let [agents, status, http] = [bound.agent_addr, bound.status_addr, bound.http_addr]
+        .map(|at| at.map_or_else(|| "nowhere".to_owned(), |at| at.to_string()));
+    info!(agents, status, http, "serving");
     let shutdown = bound.shutdown_token();
     tokio::spawn(async move {
         tokio::select! {
@@ -188,7 +190,6 @@ async fn serve(args: Args) -> anyhow::Result<()> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

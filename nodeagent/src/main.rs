@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 use kp_nodeagent::backend;
-use kp_nodeagent::config::kube_proxy::{KubeProxyConfiguration, Level, to_file, with_dashes};
+use kp_nodeagent::config::kube_proxy::{KubeProxyConfiguration, Level, Note, to_file, with_dashes};
 use kp_nodeagent::config::{Checked, Config, Flags, Task};
 use kp_nodeagent::log::LogControl;
 use kp_nodeagent::report::chain;
@@ -34,6 +34,9 @@ fn main() -> ExitCode {
     };
     let control = log::start(checked.log);
     raise_file_limit();
+    if let Task::CheckConfig = checked.task {
+        return tell(&checked.notes);
+    }
     match run(checked, control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&chain(error.as_ref())),
@@ -48,6 +51,27 @@ fn raise_file_limit() {
     if let Err(error) = raised {
         tracing::debug!(%error, "cannot raise the limit of open files");
     }
+}
+
+/// Exit code of `--check-config` when there are warnings.
+const WARNINGS: u8 = 2;
+
+/// What `--check-config` answers.
+fn tell(notes: &[Note]) -> ExitCode {
+    let mut out = std::io::stdout();
+    let mut code = ExitCode::SUCCESS;
+    for note in notes {
+        let level = match note.level {
+            Level::Info => "note",
+            Level::Warning => {
+                code = WARNINGS.into();
+                "warning"
+            }
+        };
+        // Whoever closes standard output wants the exit code alone.
+        let _ = writeln!(out, "{level}: {}", note.text);
+    }
+    code
 }
 
 /// One clear line for each reason.
@@ -81,6 +105,8 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
             return Ok(());
         }
         Task::Cleanup(task) => return clean_up(&task),
+        // Its notes are all there is.
+        Task::CheckConfig => return Ok(()),
     };
     if app::takes_over(config.backend) {
         sysctl::apply_and_log(&config.conntrack);

@@ -11,7 +11,7 @@ use kplane_model::NodeName;
 use super::kube_proxy::{GoDuration, KubeProxyFlags, Note};
 use super::load::{Loaded, Loader, from_flags};
 use super::source::{ApiFlags, Source, SourceFlags};
-use super::{Checked, Config, ConfigError, Problem, Task};
+use super::{Checked, Config, ConfigError, Problem, Task, unset_mode};
 use crate::backend;
 use crate::backend::iptables::Layout;
 use crate::cleanup;
@@ -37,6 +37,8 @@ Examples:
   The same, fed by a control plane:
     kp-nodeagent --control-plane http://kplane.example:7443 \\
       --config /var/lib/kube-proxy/config.conf --hostname-override $(NODE_NAME)
+  See what kube-proxy's file means here:
+    kp-nodeagent --check-config --config /var/lib/kube-proxy/config.conf
   See what kplane has in the kernel, and remove it:
     kp-nodeagent --cleanup --dry-run
     kp-nodeagent --cleanup
@@ -70,6 +72,11 @@ pub struct Flags {
     /// Write the configuration with all defaults filled in, and exit.
     #[arg(long, value_name = "FILE", help_heading = "Configuration file")]
     write_config_to: Option<PathBuf>,
+
+    /// Say what the configuration would do otherwise than with kube-proxy, change nothing, and exit: with 0 if
+    /// there is nothing to mind, 2 if there are warnings, 1 if it would be refused.
+    #[arg(long, help_heading = "Configuration file")]
+    check_config: bool,
 
     /// Set up what needs root's privileges (connection tracking), and exit: the agent itself then
     /// needs CAP_NET_ADMIN only.
@@ -187,7 +194,9 @@ impl Flags {
             let reason = "--dry-run is for --cleanup and --cleanup-kube-proxy";
             return Err(Problem::general(reason).into());
         }
-        let mut checked = if self.write_config_to.is_some() || cleans || self.init_only {
+        let errand =
+            self.write_config_to.is_some() || cleans || self.init_only || self.check_config;
+        let mut checked = if errand {
             let loaded = loaded.map_err(|problems| ConfigError { problems })?;
             self.errand(loaded)
         } else {
@@ -200,8 +209,13 @@ impl Flags {
     /// Everything but being an agent: needs no source.
     fn errand(self, loaded: Loaded) -> Checked {
         let log = loaded.settings.log;
+        let unset_mode = self.unset_mode(&loaded);
         let mut notes = Vec::from_iter(loaded.lenient);
-        let task = if let Some(path) = self.write_config_to {
+        let task = if self.check_config {
+            notes.extend(loaded.notes);
+            notes.extend(unset_mode);
+            Task::CheckConfig
+        } else if let Some(path) = self.write_config_to {
             let config = loaded.config;
             if config.healthz_bind_address.is_empty() || config.metrics_bind_address.is_empty() {
                 notes.push(Note::warning(
@@ -278,6 +292,7 @@ impl Flags {
                  control plane reads the Kubernetes API",
             )
         });
+        let unset_mode = self.unset_mode(&loaded);
         let (log, settings) = (loaded.settings.log, loaded.settings);
         let config = Config {
             node_name,
@@ -302,8 +317,15 @@ impl Flags {
                 .into_iter()
                 .chain(loaded.notes)
                 .chain(unread)
+                .chain(unset_mode)
                 .collect(),
         })
+    }
+
+    /// What kube-proxy's file means to kube-proxy and not to us.
+    fn unset_mode(&self, loaded: &Loaded) -> Option<Note> {
+        let unset = self.config.is_some() && unset_mode::is_unset(loaded, self.data_path.backend);
+        unset.then(|| unset_mode::note(loaded, unset_mode::Served::here()))
     }
 }
 

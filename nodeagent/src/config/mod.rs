@@ -5,6 +5,7 @@ pub mod kube_proxy;
 mod load;
 mod problem;
 mod source;
+mod unset_mode;
 
 #[cfg(test)]
 mod tests;
@@ -53,6 +54,8 @@ pub enum Task {
     },
     /// Remove what an agent left (I4).
     Cleanup(cleanup::Task),
+    /// Say what the configuration means, and change nothing: the notes are the answer.
+    CheckConfig,
     /// Write the configuration with all defaults.
     WriteConfig {
         /// The file.

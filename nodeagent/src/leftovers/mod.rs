@@ -14,6 +14,7 @@ mod rival;
 mod rules;
 mod start;
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use kplane_model::{Cidr, Family};
@@ -233,6 +234,15 @@ pub fn kube_proxys(kind: Kind) -> Leftovers {
         found.find_ipvs();
     }
     found
+}
+
+/// Node ports that rules of kube-proxy's mode iptables serve, as far as there is a program to list them.
+#[must_use]
+pub fn node_ports() -> BTreeSet<u16> {
+    iptables::listings()
+        .iter()
+        .flat_map(|text| rules::node_ports(text))
+        .collect()
 }
 
 /// Whether what kplane has in a mode cannot be told from what kube-proxy has.

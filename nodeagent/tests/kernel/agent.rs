@@ -26,10 +26,15 @@ pub(crate) struct Agent {
 
 impl Agent {
     pub(crate) fn start(manifests: &Path) -> Self {
+        Self::start_with(manifests, &["--healthz-bind-address", ""])
+    }
+
+    pub(crate) fn start_with(manifests: &Path, flags: &[&str]) -> Self {
         let mut child = binary(&["--standalone", "--manifests"])
             .arg(manifests)
             .args(["--node-name", "n1", "--log-format", "json"])
-            .args(["--healthz-bind-address", "", "--status-bind-address", ""])
+            .args(["--status-bind-address", ""])
+            .args(flags)
             .spawn()
             .unwrap();
         let log = BufReader::new(child.stderr.take().unwrap()).lines();

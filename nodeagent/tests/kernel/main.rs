@@ -9,9 +9,11 @@ mod iptables;
 mod leftovers;
 mod link;
 mod netns;
+mod privilege;
 mod sample;
 mod socket;
 mod table;
+mod unset_mode;
 
 use kp_nodeagent::backend::nftables::{Settings, push_structure};
 use kp_nodeagent::netlink::{Batch, NfSocket};
