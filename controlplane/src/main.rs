@@ -43,8 +43,10 @@ struct Args {
     #[arg(long, help_heading = "Where objects come from (one of these)")]
     in_cluster: bool,
 
-    /// Another address of the API server than the kubeconfig's.
-    #[arg(long, value_name = "URL", requires = "kubeconfig")]
+    /// Another address of the API server than the kubeconfig's, or than the ClusterIP that a pod is told:
+    /// kplane itself serves that one, so it leads nowhere after a reboot.
+    #[arg(long, value_name = "URL", env = "KPLANE_API_SERVER", hide_env = true)]
+    #[arg(conflicts_with_all = ["manifests", "check"])]
     master: Option<String>,
 
     /// Only check a folder or file of manifests, print what is wrong with it, and exit: 0 if it is
@@ -93,13 +95,15 @@ enum LogFormat {
 impl Args {
     /// clap has made sure that there is exactly one.
     fn origin(&self) -> Origin {
+        // An empty variable of the environment is none.
+        let master = self.master.clone().filter(|master| !master.is_empty());
         let access = match (&self.manifests, &self.kubeconfig) {
             (Some(path), _) => return Origin::Manifests(path.clone()),
             (None, Some(file)) => Access::Kubeconfig {
                 file: file.clone(),
-                master: self.master.clone(),
+                master,
             },
-            (None, None) => Access::InCluster,
+            (None, None) => Access::InCluster { master },
         };
         Origin::Kubernetes(kubernetes::Config {
             access,
@@ -124,7 +128,8 @@ Examples:
     kp-controlplane --check deploy/demo
 
 Environment:
-  RUST_LOG  what is logged, such as debug or kp_controlplane=debug (default: info)";
+  RUST_LOG           what is logged, such as debug or kp_controlplane=debug (default: info)
+  KPLANE_API_SERVER  as --master";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -169,7 +174,9 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         events: args.events,
     })
     .await?;
-    info!(agents = ?bound.agent_addr, status = ?bound.status_addr, http = ?bound.http_addr, "serving");
+    let [agents, status, http] = [bound.agent_addr, bound.status_addr, bound.http_addr]
+        .map(|at| at.map_or_else(|| "nowhere".to_owned(), |at| at.to_string()));
+    info!(agents, status, http, "serving");
     let shutdown = bound.shutdown_token();
     tokio::spawn(async move {
         tokio::select! {
@@ -180,4 +187,34 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         shutdown.cancel();
     });
     Ok(bound.wait().await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_the_api_server_counts_in_a_pod_too() {
+        let server = "https://192.0.2.1:6443";
+        let args = |source: &[&str]| {
+            let words = ["kp-controlplane", "--master", server];
+            Args::try_parse_from(words.iter().chain(source))
+        };
+        let access = |source| match args(source).unwrap().origin() {
+            Origin::Kubernetes(config) => config.access,
+            other => panic!("{other:?}"),
+        };
+        let master = Some(server.to_owned());
+        let file = "config".into();
+        assert_eq!(
+            access(&["--kubeconfig", "config"]),
+            Access::Kubeconfig {
+                file,
+                master: master.clone()
+            }
+        );
+        assert_eq!(access(&["--in-cluster"]), Access::InCluster { master });
+        let refused = args(&["--manifests", "folder"]).unwrap_err().to_string();
+        assert!(refused.contains("--master"), "{refused}");
+    }
 }

@@ -47,3 +47,36 @@ fn a5_external_ips_are_checked_as_they_would_be_served() {
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("switched off"), "{text}");
 }
+
+/// Logs are for programs too: an address is an address.
+#[test]
+fn json_logs_have_no_debug_text() {
+    use std::io::{BufRead as _, BufReader};
+    use std::net::SocketAddr;
+    use std::process::Stdio;
+
+    let folder = TempDir::new().unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kp-controlplane"))
+        .arg("--manifests")
+        .arg(folder.path())
+        .args(["--log-format", "json", "--agent-listen", "127.0.0.1:0"])
+        .args([
+            "--status-listen",
+            "127.0.0.1:0",
+            "--http-listen",
+            "127.0.0.1:0",
+        ])
+        .env_remove("RUST_LOG")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+    let serving = log.find(|line| line.as_ref().unwrap().contains("\"serving\""));
+    let _ = child.kill();
+    let _ = child.wait();
+    let line: serde_json::Value = serde_json::from_str(&serving.unwrap().unwrap()).unwrap();
+    for field in ["agents", "status", "http"] {
+        let text = line["fields"][field].as_str().unwrap_or_default();
+        assert!(text.parse::<SocketAddr>().is_ok(), "{field} in {line}");
+    }
+}

@@ -11,15 +11,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{self, Backend, OpenError, Serving};
+use crate::backend::{self, Backend, OpenError};
+use crate::claim::{Claim, Taken};
 use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
 use crate::engine::{Engine, Followers, Stopped};
 use crate::healthz::Health;
-use crate::leftovers;
+use crate::leftovers::{self, Ports, TakeOver};
 use crate::metrics::{Counters, Metrics, Sources};
 use crate::reload;
-use crate::report::Report;
+use crate::report::{Failure, Report};
 use crate::service_health::{self, Addresses};
 use crate::sync::{Client, Connection, Grpc, Identity};
 use kplane_http::{Answer, BindError, Port, REBIND};
@@ -34,6 +35,9 @@ pub enum BuildError {
     /// The machine misses something.
     #[error(transparent)]
     Backend(#[from] OpenError),
+    /// Another agent programs this node.
+    #[error(transparent)]
+    Taken(#[from] Taken),
     /// The control plane within.
     #[error(transparent)]
     ControlPlane(#[from] kp_controlplane::app::BuildError),
@@ -71,22 +75,43 @@ pub struct Bound {
     configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
     shutdown: CancellationToken,
     tasks: Tasks,
+    /// Held until the engine has ended.
+    claim: Option<Claim>,
+    /// Reported as long as there is one.
+    rival: watch::Sender<Option<Failure>>,
 }
 
-/// Starts an agent.
+/// Starts an agent. One whose backend takes over the node waits for the agent before it, for up to
+/// [`claim::PATIENCE`](crate::claim::PATIENCE).
 ///
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    let claim = match takes_over(config.backend) {
+        true => Claim::wait_and_take().await?,
+        false => None,
+    };
     let (kind, settings) = (config.backend, config.backend_settings.clone());
     let spare = Family::ALL.map(|family| {
         settings.pod_interface.is_some() || config.node_settings.masquerades_own(family)
     });
+    let ports = Ports::new(config.healthz, config.metrics);
     let mut bound = build_with(config, move || kind.open(&settings)).await?;
     if let Some(serving) = bound.engine.serving() {
-        let errand = leftovers::remove_once_serving(serving, spare, bound.reports());
+        let task = TakeOver {
+            serving,
+            spare,
+            ports,
+        };
+        let errand = leftovers::remove_once_serving(task, bound.reports(), bound.rival.clone());
         spawn_errand(&mut bound.tasks, errand);
     }
+    match claim.as_ref().map(Claim::watch) {
+        Some(Ok(watch)) => spawn_errand(&mut bound.tasks, watch),
+        Some(Err(error)) => tracing::warn!(%error, "who else wants this node is not logged"),
+        None => {}
+    }
+    bound.claim = claim;
     Ok(bound)
 }
 
@@ -111,7 +136,8 @@ pub async fn build_with(
     let counters = Arc::new(Counters::default());
     let (publisher, servers) = service_health::channel();
     let addresses = Addresses::new(&config.node_settings.nodeport_addresses);
-    let followers = Followers::new(publisher, counters.clone());
+    let rival = watch::Sender::new(None);
+    let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
     let engine = Engine::spawn_with(open, config.node_settings, followers).await?;
     let mut tasks = JoinSet::new();
     let (transport, status_addr) = connect(config.source, &mut tasks).await?;
@@ -127,6 +153,7 @@ pub async fn build_with(
     let health = Health {
         reports: engine.reports(),
         connection: connection.clone(),
+        pulse: engine.pulse(),
         answers: Arc::default(),
     };
     let (effective, configuration) = watch::channel(config.kube_proxy);
@@ -170,6 +197,8 @@ pub async fn build_with(
         configuration,
         shutdown: CancellationToken::new(),
         tasks,
+        claim: None,
+        rival,
     })
 }
 
@@ -296,6 +325,7 @@ impl Bound {
         };
         self.tasks.shutdown().await;
         let mut reports = self.engine.reports();
+        let _claim = self.claim;
         drop(self.engine);
         let engine_ends = async { while reports.changed().await.is_ok() {} };
         if tokio::time::timeout(ENGINE_EXIT, engine_ends)
@@ -306,43 +336,4 @@ impl Bound {
         }
         first.map_or(Ok(()), |ended| ended?)
     }
-}
-
-/// What a clean-up did.
-#[derive(Debug, Default)]
-pub struct Cleanup {
-    /// What is gone, for people.
-    pub gone: Vec<String>,
-    /// What could not be removed, and what to do about it.
-    pub problems: Vec<String>,
-}
-
-/// Removes everything of ours from the kernel, and everything that kube-proxy left there (I4).
-/// Safe to repeat. Blocks.
-#[must_use]
-pub fn cleanup(kind: backend::Kind, settings: &backend::Settings) -> Cleanup {
-    let mut done = Cleanup::default();
-    // Without the backend, everything that looks like kube-proxy's is left over.
-    let mut serving = takes_over(kind).then_some(Serving::Nftables);
-    match kind.open(settings) {
-        Ok(mut backend) => {
-            serving = backend.serving();
-            match backend.cleanup() {
-                Ok(()) => done
-                    .gone
-                    .push(format!("kplane's rules ({})", backend.name())),
-                Err(errors) => done.problems.extend(errors.iter().map(ToString::to_string)),
-            }
-        }
-        Err(error) => done.problems.push(error.to_string()),
-    }
-    if let Some(serving) = serving {
-        let outcome = leftovers::find(serving).remove();
-        let of_kube_proxy = |name| format!("kube-proxy's {name}");
-        done.gone
-            .extend(outcome.removed.into_iter().map(of_kube_proxy));
-        let problems = outcome.problems.iter();
-        done.problems.extend(problems.map(ToString::to_string));
-    }
-    done
 }

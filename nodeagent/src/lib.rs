@@ -9,6 +9,8 @@
 
 pub mod app;
 pub mod backend;
+pub mod claim;
+pub mod cleanup;
 pub mod config;
 pub mod conntrack;
 pub mod desired;

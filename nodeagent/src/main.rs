@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use clap::Parser;
 use kp_nodeagent::backend;
-use kp_nodeagent::config::kube_proxy::{KubeProxyConfiguration, Level, to_file, with_dashes};
+use kp_nodeagent::config::kube_proxy::{KubeProxyConfiguration, Level, Note, to_file, with_dashes};
 use kp_nodeagent::config::{Checked, Config, Flags, Task};
 use kp_nodeagent::log::LogControl;
 use kp_nodeagent::report::chain;
-use kp_nodeagent::{app, log, oom, sysctl};
+use kp_nodeagent::{app, cleanup, log, oom, sysctl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 /// Threads for streams and health checks; the kernel's work has a thread of its own.
 const WORKERS: usize = 2;
@@ -35,6 +34,9 @@ fn main() -> ExitCode {
     };
     let control = log::start(checked.log);
     raise_file_limit();
+    if let Task::CheckConfig = checked.task {
+        return tell(&checked.notes);
+    }
     match run(checked, control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&chain(error.as_ref())),
@@ -49,6 +51,27 @@ fn raise_file_limit() {
     if let Err(error) = raised {
         tracing::debug!(%error, "cannot raise the limit of open files");
     }
+}
+
+/// Exit code of `--check-config` when there are warnings.
+const WARNINGS: u8 = 2;
+
+/// What `--check-config` answers.
+fn tell(notes: &[Note]) -> ExitCode {
+    let mut out = std::io::stdout();
+    let mut code = ExitCode::SUCCESS;
+    for note in notes {
+        let level = match note.level {
+            Level::Info => "note",
+            Level::Warning => {
+                code = WARNINGS.into();
+                "warning"
+            }
+        };
+        // Whoever closes standard output wants the exit code alone.
+        let _ = writeln!(out, "{level}: {}", note.text);
+    }
+    code
 }
 
 /// One clear line for each reason.
@@ -81,7 +104,9 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
             ipvs.iter().for_each(backend::ipvs::prepare);
             return Ok(());
         }
-        Task::Cleanup { backend, settings } => return clean_up(backend, &settings),
+        Task::Cleanup(task) => return clean_up(&task),
+        // Its notes are all there is.
+        Task::CheckConfig => return Ok(()),
     };
     if app::takes_over(config.backend) {
         sysctl::apply_and_log(&config.conntrack);
@@ -99,19 +124,15 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
     runtime.block_on(serve(*config, log))
 }
 
-/// One line for each thing that is gone, and an error that names all that could not be removed.
-fn clean_up(kind: backend::Kind, settings: &backend::Settings) -> anyhow::Result<()> {
-    let done = app::cleanup(kind, settings);
+/// One line for each thing, and an error that names all that went wrong.
+fn clean_up(task: &cleanup::Task) -> anyhow::Result<()> {
+    let done = cleanup::run(task);
     let mut out = std::io::stdout();
-    for name in &done.gone {
+    for line in &done.lines {
         // A closed standard output is no reason to leave anything.
-        let _ = writeln!(out, "gone: {name}");
+        let _ = writeln!(out, "{line}");
     }
-    let problems = done.problems.join("; ");
-    anyhow::ensure!(
-        problems.is_empty(),
-        "not everything could be removed: {problems}"
-    );
+    anyhow::ensure!(done.problems.is_empty(), done.problems.join("\n"));
     Ok(())
 }
 
@@ -119,8 +140,18 @@ async fn serve(config: Config, log: LogControl) -> anyhow::Result<()> {
     // Before anything starts: from here on a signal ends the agent in order.
     let terminate = signal(SignalKind::terminate())?;
     let interrupt = signal(SignalKind::interrupt())?;
-    let bound = app::build(config).await?;
-    tokio::spawn(stop_on_signal(terminate, interrupt, bound.shutdown_token()));
+    let mut stop = Box::pin(signalled(terminate, interrupt));
+    let bound = tokio::select! {
+        // A start may wait for the agent before it.
+        () = &mut stop => return Ok(()),
+        bound = app::build(config) => bound?,
+    };
+    let shutdown = bound.shutdown_token();
+    tokio::spawn(async move {
+        stop.await;
+        tracing::info!("shutting down; the rules stay in the kernel");
+        shutdown.cancel();
+    });
     tokio::spawn(follow_verbosity(bound.configuration(), log));
     Ok(bound.wait().await?)
 }
@@ -135,11 +166,9 @@ async fn follow_verbosity(
     }
 }
 
-async fn stop_on_signal(mut terminate: Signal, mut interrupt: Signal, shutdown: CancellationToken) {
+async fn signalled(mut terminate: Signal, mut interrupt: Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    tracing::info!("shutting down; the rules stay in the kernel");
-    shutdown.cancel();
 }

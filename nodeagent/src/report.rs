@@ -96,7 +96,7 @@ impl From<&NodeFacts> for NodeState {
 /// Why one object is not in the kernel as desired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The object; `None` when its name cannot be told.
+    /// The object; `None` for the node as a whole, or when its name cannot be told.
     pub object: Option<DesiredKey>,
     /// What is wrong, for people.
     pub reason: String,
@@ -110,9 +110,13 @@ impl Failure {
     /// An object that makes no sense.
     #[must_use]
     pub fn rejected(object: Option<&DesiredKey>, reject: &Reject) -> Self {
+        let reason = match object {
+            Some(_) => reject.reason.clone(),
+            None => format!("an object without a readable name: {}", reject.reason),
+        };
         Self {
             object: object.cloned(),
-            reason: reject.reason.clone(),
+            reason,
             since_ms: reject.since_ms,
             degraded: false,
         }
@@ -337,7 +341,7 @@ fn failure_to_wire(failure: &Failure) -> pb::ObjectFailure {
         Some(DesiredKey::Service(key)) => (Some(key), reason.to_owned()),
         Some(DesiredKey::Local(key)) => (Some(key), format!("endpoints on the node: {reason}")),
         Some(DesiredKey::Node) => (None, format!("facts of the node: {reason}")),
-        None => (None, format!("an object without a readable name: {reason}")),
+        None => (None, reason.to_owned()),
     };
     pb::ObjectFailure {
         key: key.map(|key: &ServiceKey| key.into()),

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::server::StatusServer;
 use kp_nodeagent::app;
 use kp_nodeagent::backend::noop::Noop;
 use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Kind, Verification};
@@ -20,6 +21,7 @@ use kp_nodeagent::report::Report;
 use kplane_model::Family;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
+use kplane_proto::v1::status_service_server::StatusService as _;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -199,11 +201,11 @@ async fn health_begins_when_the_kernel_holds_the_first_snapshot() {
         .unwrap();
     let address = agent.healthz_addr.unwrap();
     reported(&agent, |report| report.held.is_some()).await;
-    for path in ["/healthz", "/livez"] {
-        let (status, body) = get(address, path).await;
-        assert_eq!((status, &body["healthy"]), (503, &false.into()), "{path}");
-        assert_eq!(body["lastUpdated"], "0001-01-01T00:00:00Z");
-    }
+    let (status, body) = get(address, "/healthz").await;
+    assert_eq!((status, &body["healthy"]), (503, &false.into()));
+    assert_eq!(body["lastUpdated"], "0001-01-01T00:00:00Z");
+    // A probe that starts the agent again would be no help.
+    assert_eq!(get(address, "/livez").await.0, 200);
     open.send(()).unwrap();
     let body = becomes(address, "/healthz?verbose", 200).await;
     assert_eq!(body["healthy"], true);
@@ -275,6 +277,89 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
     assert!(
         reports.has_changed().is_err(),
         "the engine has ended as well"
+    );
+}
+
+/// A name with a typing error: what it serves is nobody's node.
+#[tokio::test]
+async fn an_agent_of_no_node_is_not_in_sync() {
+    let folder = manifests();
+    let source = Source::Standalone {
+        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
+        status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        external_ips: ExternalIps::All,
+    };
+    let agent = app::build(config("n1-", source)).await.unwrap();
+    let status = format!("http://{}", agent.status_addr.unwrap());
+    let mut client = StatusServiceClient::connect(status).await.unwrap();
+    let watch = client.watch_fleet(pb::GetFleetRequest {}).await.unwrap();
+    let mut watch = watch.into_inner();
+    let mut until = async |state: pb::NodeState| {
+        let found = async {
+            loop {
+                let fleet = watch.message().await.unwrap().unwrap();
+                let node = fleet.nodes.into_iter().find(|node| node.name == "n1-");
+                if let Some(node) = node.filter(|node| node.state() == state) {
+                    return node.last_error;
+                }
+            }
+        };
+        tokio::time::timeout(DEADLINE, found).await.unwrap()
+    };
+    // Manifests need not name nodes.
+    until(pb::NodeState::InSync).await;
+    let file = folder.path().join("node.yaml");
+    std::fs::write(&file, node("n1", "")).unwrap();
+    let error = until(pb::NodeState::Failing).await;
+    assert_eq!(
+        error,
+        "no Node object has this name: is --node-name of its agent right? Nodes are called n1"
+    );
+    std::fs::write(&file, node("n1-", "")).unwrap();
+    until(pb::NodeState::InSync).await;
+}
+
+/// What a node holds whose agent is gone was true once.
+#[tokio::test]
+async fn a_dead_agent_holds_nothing_for_sure() {
+    let folder = manifests();
+    let plane = control_plane(folder.path(), None).await;
+    let mut agents = Vec::new();
+    for name in ["n1", "n2"] {
+        let source = Source::InProcess(plane.connect_in_memory());
+        let agent = app::build(config(name, source)).await.unwrap();
+        reported(&agent, in_sync).await;
+        agents.push(agent);
+    }
+    let server = StatusServer::new(Arc::clone(plane.hub()));
+    let described = async |done: fn(&[pb::NodeServiceStatus]) -> bool| {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let request = pb::DescribeServiceRequest {
+                namespace: "shop".to_owned(),
+                name: "web".to_owned(),
+            };
+            let answer = server.describe_service(tonic::Request::new(request)).await;
+            let nodes = answer.unwrap().into_inner().nodes;
+            if done(&nodes) {
+                return nodes;
+            }
+            assert!(Instant::now() < deadline, "{nodes:#?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    described(|nodes| nodes.len() == 2 && nodes.iter().all(|node| node.programmed)).await;
+    let gone = agents.pop().unwrap();
+    gone.shutdown_token().cancel();
+    gone.wait().await.unwrap();
+    let nodes = described(|nodes| nodes.iter().any(|node| !node.programmed)).await;
+    assert!(nodes[0].programmed, "{nodes:#?}");
+    assert_eq!((&*nodes[1].node, nodes[1].programmed), ("n2", false));
+    assert!(
+        nodes[1]
+            .reason
+            .starts_with("unknown: the agent is not connected"),
+        "{nodes:#?}"
     );
 }
 

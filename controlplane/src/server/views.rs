@@ -23,6 +23,7 @@ pub(super) fn fleet(hub: &Hub) -> pb::Fleet {
     let facts = hub.store.nodes();
     let names: std::collections::BTreeSet<NodeName> =
         records.keys().chain(facts.keys()).cloned().collect();
+    let nodes_are_called = nodes_are_called(hub, &facts);
     let nodes = names.into_iter().filter_map(|name| {
         let record = records.remove(&name);
         let facts = facts.get(&name);
@@ -30,7 +31,9 @@ pub(super) fn fleet(hub: &Hub) -> pb::Fleet {
         if record.is_none() && !facts.is_some_and(|f| f.known) {
             return None;
         }
-        Some(node_status(hub, &name, record, facts))
+        let stranger = nodes_are_called.as_deref();
+        let stranger = stranger.filter(|_| !facts.is_some_and(|f| f.known));
+        Some(node_status(hub, &name, record, facts, stranger))
     });
     pb::Fleet {
         nodes: nodes.collect(),
@@ -88,6 +91,27 @@ fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
     }
 }
 
+/// What to tell an agent whose node nobody knows: which Node objects there are. Nothing before the source
+/// is complete, and nothing where it names no nodes at all, as on a laptop; a cluster always has some.
+fn nodes_are_called(hub: &Hub, facts: &BTreeMap<NodeName, NodeFacts>) -> Option<String> {
+    /// Names that are told.
+    const TOLD: usize = 5;
+    let known = facts.values().filter(|node| node.known);
+    let names: Vec<&str> = known.map(|node| &*node.name).collect();
+    if !hub.store.head().borrow().synced || (names.is_empty() && hub.source != "kubernetes") {
+        return None;
+    }
+    let told = names.iter().take(TOLD).copied().collect::<Vec<_>>();
+    let called = match names.len().saturating_sub(TOLD) {
+        0 if names.is_empty() => String::new(),
+        0 => format!(" Nodes are called {}", told.join(", ")),
+        more => format!(" Nodes are called {} and {more} more", told.join(", ")),
+    };
+    Some(format!(
+        "no Node object has this name: is --node-name of its agent right?{called}"
+    ))
+}
+
 /// The state of one node, with the reason when it is not in sync.
 struct State {
     state: pb::NodeState,
@@ -100,6 +124,7 @@ fn node_status(
     name: &NodeName,
     record: Option<AgentRecord>,
     facts: Option<&NodeFacts>,
+    stranger: Option<&str>,
 ) -> pb::NodeStatus {
     let wanted = hub.store.wanted(name);
     let state = match &record {
@@ -108,7 +133,7 @@ fn node_status(
             since_ms: millis(hub.started_at),
             last_error: "no agent has connected for this node".to_owned(),
         },
-        Some(record) => agent_state(&hub.store, record, wanted),
+        Some(record) => agent_state(&hub.store, record, wanted, stranger),
     };
     let facts = facts.cloned().unwrap_or_default();
     pb::NodeStatus {
@@ -152,7 +177,7 @@ fn network_programming(latencies: LatencySummary) -> pb::NetworkProgramming {
     }
 }
 
-fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
+fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Option<&str>) -> State {
     let state = |state, since_ms, last_error: String| State {
         state,
         since_ms,
@@ -167,6 +192,10 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
         && let Some((since_ms, error)) = failure(report)
     {
         return state(pb::NodeState::Failing, since_ms, error);
+    }
+    if let Some(reason) = stranger {
+        let since = millis(record.since);
+        return state(pb::NodeState::Failing, since, reason.to_owned());
     }
     match report {
         Some(report) if report.epoch == store.epoch() && report.applied_revision >= wanted => {
@@ -364,7 +393,8 @@ fn not_programmed(
         return Some(failure.reason.clone());
     }
     if report.applied_revision >= wanted {
-        return None;
+        let unknown = "unknown: the agent is not connected; it held the newest state when it was last heard of";
+        return (!record.connected).then(|| unknown.to_owned());
     }
     let behind = format!("applied revision {} of {wanted}", report.applied_revision);
     let family = report.families.iter().find(|f| !f.error.is_empty());

@@ -30,7 +30,7 @@ use self::report::Reporter;
 use self::resource::Resource;
 use super::upstream::Upstream;
 use super::{Batch, Event, Source, SourceError};
-use crate::kubernetes::{Access, Api};
+use crate::kubernetes::{Access, Api, TRAP};
 
 /// Chunks of events that may wait for the index, four kinds together.
 const QUEUE: usize = 64;
@@ -61,8 +61,13 @@ impl Kubernetes {
     /// # Errors
     /// [`SourceError::Access`] when the credentials make no sense.
     pub async fn new(config: Config, upstream: Upstream) -> Result<Self, SourceError> {
+        let needs_us = config.access.needs_us();
+        let api = Api::new(config.access).await?;
+        if needs_us {
+            tracing::warn!(server = api.server(), "{TRAP}");
+        }
         Ok(Self {
-            api: Arc::new(Api::new(config.access).await?),
+            api: Arc::new(api),
             only_node: config.only_node,
             upstream,
         })

@@ -46,18 +46,22 @@ pub(super) struct ApiFlags<'a> {
     pub(super) explicit: bool,
     /// The server's address; empty for none.
     pub(super) master: &'a str,
+    /// The same, of the environment; empty for none.
+    pub(super) server: &'a str,
 }
 
 impl ApiFlags<'_> {
-    /// As kube-proxy reads them: neither means the cluster of the pod.
-    fn access(self) -> Access {
-        let master = Some(self.master.to_owned()).filter(|master| !master.is_empty());
+    /// As kube-proxy reads them: neither means the cluster of the pod. The environment's address goes with
+    /// the credentials of either.
+    pub(super) fn access(self) -> Access {
+        let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let (master, server) = (given(self.master), given(self.server));
         match (self.kubeconfig, master) {
-            ("", None) => Access::InCluster,
+            ("", None) => Access::InCluster { master: server },
             ("", Some(master)) => Access::Anonymous { master },
             (file, master) => Access::Kubeconfig {
                 file: file.into(),
-                master,
+                master: master.or(server),
             },
         }
     }

@@ -11,6 +11,7 @@ use kplane_model::{Cidr, Family};
 
 use super::flags::node_name;
 use super::kube_proxy::{Level, with_dashes};
+use super::source::ApiFlags;
 use super::*;
 
 fn check(line: &str) -> Result<Checked, ConfigError> {
@@ -122,7 +123,7 @@ fn i1_i2_standalone_reads_the_api_as_kube_proxy_does() {
     };
     let of_kubeadm = kubeconfig("/var/lib/kube-proxy/kubeconfig.conf", None);
     for (flags, expected) in [
-        ("", Access::InCluster),
+        ("", Access::InCluster { master: None }),
         ("--kubeconfig a", kubeconfig("a", None)),
         (
             "--kubeconfig a --master https://b",
@@ -150,14 +151,50 @@ fn i1_i2_standalone_reads_the_api_as_kube_proxy_does() {
     }
 }
 
+/// Of the environment comes an address, never who we are.
+#[test]
+fn an_address_of_the_environment_goes_with_any_credentials() {
+    let access = |kubeconfig, master| {
+        let server = "https://c";
+        let api = ApiFlags {
+            kubeconfig,
+            explicit: false,
+            master,
+            server,
+        };
+        api.access()
+    };
+    let master = Some("https://c".to_owned());
+    let in_cluster = Access::InCluster {
+        master: master.clone(),
+    };
+    assert_eq!(access("", ""), in_cluster);
+    let file = "a".into();
+    assert_eq!(access("a", ""), Access::Kubeconfig { file, master });
+    let master = "https://b".to_owned();
+    assert_eq!(access("", "https://b"), Access::Anonymous { master });
+}
+
 #[test]
 fn cleanup_needs_nothing_else() {
     let task = task("kp-nodeagent --cleanup").unwrap();
-    let Task::Cleanup { backend, settings } = task else {
+    let Task::Cleanup(cleanup) = task else {
         panic!("{task:?}");
     };
-    assert_eq!(backend, backend::Kind::Nftables);
-    assert_eq!(settings, backend::Settings::default());
+    assert_eq!(cleanup.backend, backend::Kind::Nftables);
+    assert_eq!(cleanup.settings, backend::Settings::default());
+    assert!(!cleanup.kube_proxy && !cleanup.dry_run);
+}
+
+/// What is kube-proxy's goes only when it is asked for by name.
+#[test]
+fn i4_cleanup_of_kube_proxys_is_a_flag_of_its_own() {
+    let task = task("kp-nodeagent --cleanup-kube-proxy --dry-run --backend ipvs").unwrap();
+    let Task::Cleanup(cleanup) = task else {
+        panic!("{task:?}");
+    };
+    assert!(cleanup.kube_proxy && cleanup.dry_run);
+    assert_eq!(cleanup.backend, backend::Kind::Ipvs);
 }
 
 #[test]
@@ -173,6 +210,7 @@ fn node_names_are_trimmed_and_lowered() {
 fn what_makes_no_sense_is_refused_in_one_line() {
     let cases = [
         ("", "no source of desired state"),
+        ("--dry-run", "--dry-run is for --cleanup"),
         ("--manifests x", "--manifests is for --standalone"),
         (
             "--standalone --control-plane a",

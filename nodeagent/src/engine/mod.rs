@@ -13,12 +13,14 @@ pub(crate) mod backoff;
 mod core;
 mod followers;
 mod pipeline;
+mod pulse;
 mod triggers;
 
 #[cfg(test)]
 mod tests;
 
 pub use followers::Followers;
+pub use pulse::Pulse;
 
 use kplane_model::ServiceName;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -52,6 +54,7 @@ pub struct Engine {
     reports: watch::Receiver<Report>,
     backend: &'static str,
     serving: Option<Serving>,
+    pulse: Pulse,
 }
 
 /// The engine's thread has ended: a bug, since it lives as long as its handles.
@@ -86,6 +89,8 @@ impl Engine {
         let (settings, configured) = watch::channel(settings);
         let (questions, asked) = mpsc::channel(QUEUE);
         let (opened, answer) = oneshot::channel();
+        let pulse = Pulse::default();
+        let beats = pulse.clone();
         let thread = move || {
             let parts = || {
                 let backend = open()?;
@@ -107,6 +112,7 @@ impl Engine {
                 inbox,
                 configured,
                 asked,
+                pulse: beats,
             };
             runtime.block_on(run(core, inputs, &publish));
         };
@@ -125,6 +131,7 @@ impl Engine {
             reports,
             backend,
             serving,
+            pulse,
         })
     }
 
@@ -181,6 +188,12 @@ impl Engine {
         self.serving
     }
 
+    /// Whether the thread comes back from its work.
+    #[must_use]
+    pub fn pulse(&self) -> Pulse {
+        self.pulse.clone()
+    }
+
     /// Waits until the thread has ended, which it does on its own only by a bug.
     pub async fn stopped(&self) {
         self.commands.closed().await;
@@ -201,6 +214,7 @@ impl Engine {
             reports,
             backend,
             serving: None,
+            pulse: Pulse::default(),
         };
         (engine, inbox, publish)
     }
@@ -216,6 +230,7 @@ impl Engine {
             inbox,
             configured: engine.settings.subscribe(),
             asked,
+            pulse: engine.pulse(),
         };
         tokio::spawn(async move { run(core, inputs, &publish).await });
         engine
@@ -262,6 +277,8 @@ struct Inputs {
     inbox: mpsc::Receiver<Command>,
     configured: watch::Receiver<NodeSettings>,
     asked: mpsc::Receiver<Question>,
+    /// Beats while the thread waits for any of them.
+    pulse: Pulse,
 }
 
 async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
@@ -269,6 +286,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
         mut inbox,
         mut configured,
         mut asked,
+        pulse,
     } = inputs;
     let mut alarm = Alarm::new(core.readiness());
     loop {
@@ -283,12 +301,16 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             biased;
             // An error says that the handles are gone: so does the end of the inbox.
             Ok(()) = configured.changed() => {
+                let _busy = pulse.busy();
                 let settings = configured.borrow_and_update().clone();
                 core.configure(settings, Now::real());
                 reports.send_replace(core.report());
             }
             command = inbox.recv() => match command {
-                Some((update, taken)) => take(&mut core, update, taken, reports),
+                Some((update, taken)) => {
+                    let _busy = pulse.busy();
+                    take(&mut core, update, taken, reports);
+                }
                 None => return,
             },
             Some((service, told)) = asked.recv() => {
@@ -296,6 +318,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 let _ = told.send(core.inspect(&service));
             }
             () = timer => {
+                let _busy = pulse.busy();
                 core.tick(Now::real());
                 reports.send_if_modified(|report| core.report().replace(report));
             }

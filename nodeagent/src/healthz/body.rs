@@ -135,9 +135,12 @@ impl Body {
         }
     }
 
-    /// The proxy works.
-    pub(super) fn healthy(&self) -> bool {
-        self.healthy
+    /// Says of the process, and not of the rules, that it is well.
+    pub(super) fn set_alive(&mut self, alive: bool) {
+        if alive {
+            self.last_updated.clone_from(&self.current_time);
+        }
+        self.healthy = alive;
     }
 
     /// Says whether load balancers may use the node; true if the answer is 200.

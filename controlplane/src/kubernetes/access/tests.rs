@@ -133,3 +133,24 @@ async fn credentials_are_read_again() {
     api.renew().await.unwrap_err();
     assert_eq!(api.server(), "https://192.0.2.2:6443");
 }
+
+/// After a reboot the ClusterIP leads nowhere, and whoever would make it lead somewhere waits for an answer.
+#[test]
+fn a_pod_hears_of_the_trap_that_its_address_is() {
+    let told = |master: Option<&str>| {
+        let master = master.map(str::to_owned);
+        let failure = Failure::Unreachable("timed out".to_owned());
+        match (Access::InCluster { master }).explain(failure) {
+            Failure::Unreachable(why) => why,
+            other => panic!("{other:?}"),
+        }
+    };
+    let why = told(None);
+    assert!(
+        why.starts_with("timed out; ") && why.contains("KPLANE_API_SERVER"),
+        "{why}"
+    );
+    assert_eq!(told(Some("https://192.0.2.1:6443")), "timed out");
+    let other = (Access::InCluster { master: None }).explain(Failure::Unauthorized);
+    assert_eq!(other, Failure::Unauthorized);
+}

@@ -92,7 +92,7 @@ impl<T: Transport> Reflector<T> {
             }
         };
         tracing::warn!(
-            ?instead,
+            instead = %instead.kind(),
             "the API server has none of what is asked for; asking for something else"
         );
         let wait = match instead {
