@@ -101,13 +101,13 @@ impl Client {
     /// The fleet now.
     pub(crate) async fn fleet(&self) -> Result<pb::Fleet, Error> {
         let mut stub = self.stub.clone();
-        self.ask(stub.get_fleet(pb::GetFleetRequest {})).await
+        self.ask(stub.get_fleet(pb::GetFleetRequest::default())).await
     }
 
     /// The fleet now and after each change.
     pub(crate) async fn watch_fleet(&self) -> Result<FleetStream, Error> {
         let mut stub = self.stub.clone();
-        let stream = self.ask(stub.watch_fleet(pb::GetFleetRequest {})).await?;
+        let stream = self.ask(stub.watch_fleet(pb::GetFleetRequest::default())).await?;
         Ok(FleetStream {
             stream,
             client: self.clone(),

@@ -11,7 +11,6 @@ use kp_nodeagent::config::{Checked, Config, Flags, Task};
 use kp_nodeagent::log::LogControl;
 use kp_nodeagent::report::chain;
 use kp_nodeagent::{app, log, oom, sysctl};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -44,9 +43,7 @@ fn main() -> ExitCode {
 /// As many open files as the agent may have: each health check node port takes one or two. It goes
 /// on with what it has if that cannot be raised, and reports ports that it cannot open.
 fn raise_file_limit() {
-    let files = Resource::RLIMIT_NOFILE;
-    let raised = getrlimit(files).and_then(|(_, hard)| setrlimit(files, hard, hard));
-    if let Err(error) = raised {
+    if let Err(error) = kplane_http::raise_file_limit() {
         tracing::debug!(%error, "cannot raise the limit of open files");
     }
 }

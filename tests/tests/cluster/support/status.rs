@@ -45,7 +45,7 @@ impl Status {
         let mut client = self.client.clone();
         let answer = self
             .runtime
-            .spawn(async move { timeout(ANSWER, client.get_fleet(GetFleetRequest {})).await });
+            .spawn(async move { timeout(ANSWER, client.get_fleet(GetFleetRequest::default())).await });
         let answer = self.runtime.block_on(answer)?.context("no answer")??;
         Ok(answer.into_inner())
     }
