@@ -12,7 +12,7 @@ use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
 use kplane_proto::v1::status_service_server::StatusServiceServer;
 use tokio::io::DuplexStream;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
@@ -40,6 +40,8 @@ const IN_MEMORY_BYTES: usize = 64 * 1024;
 pub const WINDOW: u32 = 256 * 1024;
 /// How often the transport asks a silent peer whether it is there.
 const KEEPALIVE: Duration = Duration::from_secs(10);
+/// Connections that the kernel keeps until they are accepted; net.core.somaxconn may lower it.
+const BACKLOG: u32 = 4096;
 /// Streams of one connection at a time: an agent has one, a tool few.
 const MAX_STREAMS: u32 = 16;
 
@@ -136,9 +138,9 @@ pub enum TaskError {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
-    let agents = listen(config.agent_listen, "agents").await?;
-    let status = listen(config.status_listen, "the status API").await?;
-    let http = listen(config.http_listen, "readiness and metrics").await?;
+    let agents = listen(config.agent_listen, "agents")?;
+    let status = listen(config.status_listen, "the status API")?;
+    let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
     let hub = start_hub(
         config.source,
@@ -241,19 +243,29 @@ async fn run(
     Ok(())
 }
 
-async fn listen(
+fn listen(
     address: Option<SocketAddr>,
     purpose: &'static str,
 ) -> Result<Option<TcpListener>, BuildError> {
     let Some(address) = address else {
         return Ok(None);
     };
-    let listener = TcpListener::bind(address).await;
-    listener.map(Some).map_err(|source| BuildError::Listen {
+    open(address).map(Some).map_err(|source| BuildError::Listen {
         address,
         purpose,
         source,
     })
+}
+
+/// Opens a port. A whole fleet may come at once: whom the kernel cannot keep tries again a second later.
+fn open(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// What the limit of open files leaves for agents.

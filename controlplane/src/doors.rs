@@ -24,7 +24,7 @@ use futures_util::stream::{self, Stream};
 use kplane_http::Acceptor;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use self::book::{Book, Verdict};
@@ -36,6 +36,9 @@ pub const PATIENCE: Duration = Duration::from_secs(15);
 /// What was sent and is not acknowledged for so long ends a connection, also one that the process has
 /// closed: the kernel forgets it then.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+
+/// A connection that has to go is waited for at most so long: its task has little to do.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Refusals are logged once in this time.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
@@ -158,22 +161,22 @@ impl Door {
         stream::unfold((acceptor, door), |(mut acceptor, door)| async move {
             loop {
                 let (stream, peer) = acceptor.accept(&door.failures).await;
-                if let Some(connection) = door.admit(stream, peer) {
+                if let Some(connection) = door.admit(stream, peer).await {
                     return Some((Ok(connection), (acceptor, door)));
                 }
-                // What had to go is closed by a task of its own.
-                tokio::task::yield_now().await;
             }
         })
     }
 
-    fn admit(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) -> Option<Connection> {
+    async fn admit(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) -> Option<Connection> {
         let verdict = self.book().admit(peer.ip(), &self.limits);
         let number = match verdict {
             Verdict::Admitted(number) => number,
             Verdict::InsteadOf(oldest, number) => {
                 self.displaced.fetch_add(1, Ordering::Relaxed);
                 oldest.dismiss();
+                // Else many would have descriptors that count no more.
+                let _ = timeout(GOODBYE, oldest.gone()).await;
                 number
             }
             Verdict::Refused(reason) => {

@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::transport::server::Connected;
 
@@ -19,9 +20,9 @@ use super::{Door, PATIENCE};
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
-    occupancy: Occupancy,
     /// When it has waited for too long.
     deadline: Pin<Box<Sleep>>,
+    entry: Entry,
 }
 
 /// What a connection is good for at the moment: requests that it brings have it as an extension.
@@ -40,6 +41,8 @@ struct Shared {
     state: Mutex<State>,
     /// Of the task that reads and writes.
     task: AtomicWaker,
+    /// The descriptor has been given back.
+    gone: Notify,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +70,7 @@ impl Occupancy {
             peer,
             state: Mutex::new(state),
             task: AtomicWaker::new(),
+            gone: Notify::new(),
         }))
     }
 
@@ -105,6 +109,11 @@ impl Occupancy {
         self.0.task.wake();
     }
 
+    /// Waits until a connection that was dismissed has given its descriptor back.
+    pub(super) async fn gone(&self) {
+        self.0.gone.notified().await;
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // A few words that are written one by one: a panic elsewhere leaves them usable.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -132,19 +141,19 @@ impl Connection {
         let deadline = sleep_until(occupancy.state().waiting_since + PATIENCE);
         Self {
             stream,
-            occupancy,
             deadline: Box::pin(deadline),
+            entry: Entry(occupancy),
         }
     }
 
     pub(super) fn occupancy(&self) -> &Occupancy {
-        &self.occupancy
+        &self.entry.0
     }
 
     /// Fails once the connection has to end. Both reading and writing ask, for a peer may do neither.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        self.occupancy.0.task.register(cx.waker());
-        let state = *self.occupancy.state();
+        self.occupancy().0.task.register(cx.waker());
+        let state = *self.occupancy().state();
         if state.dismissed {
             return Err(io::Error::other("made room for a newer connection"));
         }
@@ -158,16 +167,21 @@ impl Connection {
         if self.deadline.as_mut().poll(cx).is_pending() {
             return Ok(());
         }
-        let door = &self.occupancy.0.door;
+        let door = &self.occupancy().0.door;
         door.expired.fetch_add(1, Ordering::Relaxed);
         Err(io::ErrorKind::TimedOut.into())
     }
 }
 
-impl Drop for Connection {
+/// The entry in the door's book: ends after the stream, which is dropped before it.
+#[derive(Debug)]
+struct Entry(Occupancy);
+
+impl Drop for Entry {
     fn drop(&mut self) {
-        let shared = &self.occupancy.0;
+        let shared = &self.0.0;
         shared.door.book().leave(shared.number);
+        shared.gone.notify_one();
     }
 }
 
@@ -175,7 +189,7 @@ impl Connected for Connection {
     type ConnectInfo = Occupancy;
 
     fn connect_info(&self) -> Occupancy {
-        self.occupancy.clone()
+        self.occupancy().clone()
     }
 }
 
