@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use kp_nodeagent::backend;
@@ -17,6 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 /// Threads for streams and health checks; the kernel's work has a thread of its own.
 const WORKERS: usize = 2;
+
+/// What is under way may take so long after the end of everything else.
+const LAST_WORK: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let flags = match Flags::try_parse_from(with_dashes(std::env::args_os())) {
@@ -93,7 +97,10 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
     }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(WORKERS).enable_all().build()?;
-    runtime.block_on(serve(*config, log))
+    let served = runtime.block_on(serve(*config, log));
+    // Whoever waits for a disk that does not answer is left behind.
+    runtime.shutdown_timeout(LAST_WORK);
+    served
 }
 
 /// One line for each thing that is gone, and an error that names all that could not be removed.
