@@ -115,7 +115,9 @@ impl Client {
     /// The fleet now and after each change.
     pub(crate) async fn watch_fleet(&self) -> Result<FleetStream, Error> {
         let mut stub = self.stub.clone();
-        let stream = self.ask(stub.watch_fleet(pb::GetFleetRequest::default())).await?;
+        let stream = self
+            .ask(stub.watch_fleet(pb::GetFleetRequest::default()))
+            .await?;
         Ok(FleetStream {
             stream,
             client: self.clone(),

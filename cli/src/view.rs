@@ -235,12 +235,13 @@ fn issues_text(issues: &[IssueView], omitted: u64, canvas: &Canvas) -> String {
     };
     let (shown, hidden) = problems.split_at(limit.min(problems.len()));
     let table = Table::new(shown)
-        .column(Column::new("ISSUE"), |problem: &Problem<'_>| {
-            match problem.first.severity {
+        .column(
+            Column::new("ISSUE"),
+            |problem: &Problem<'_>| match problem.first.severity {
                 SeverityView::Error => Span::new("Error", Tone::Bad),
                 SeverityView::Warning => Span::new("Warning", Tone::Warn),
-            }
-        })
+            },
+        )
         .column(Column::new("OBJECT").elastic(24), |problem| {
             Span::plain(problem.first.object())
         })
@@ -251,7 +252,10 @@ fn issues_text(issues: &[IssueView], omitted: u64, canvas: &Canvas) -> String {
     let more = more_text(hidden.len(), "issue");
     let omitted = match usize::try_from(omitted).unwrap_or(usize::MAX) {
         0 => String::new(),
-        omitted => format!("{} more are not told: mend these first\n", plural(omitted, "issue")),
+        omitted => format!(
+            "{} more are not told: mend these first\n",
+            plural(omitted, "issue")
+        ),
     };
     format!("\n{}{more}{omitted}", table.render(canvas))
 }

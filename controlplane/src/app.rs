@@ -27,11 +27,11 @@ use crate::admin::Admin;
 use crate::convert::ExternalIps;
 use crate::doors::{Door, Limits, Occupancy};
 use crate::hub::Hub;
-use crate::{events, fleet};
 use crate::server::{AgentServer, DesiredServer, StatusServer};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
+use crate::{events, fleet};
 
 /// Bytes between an agent and a control plane in one process.
 const IN_MEMORY_BYTES: usize = 64 * 1024;
@@ -162,8 +162,20 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         Door::new("the status API", Limits::STATUS),
     ];
     let [agent_door, status_door] = &doors;
-    let agent_addr = serve(agents, agent_door, agent_router(&hub), &mut tasks, &shutdown);
-    let status_addr = serve(status, status_door, status_router(&hub)?, &mut tasks, &shutdown);
+    let agent_addr = serve(
+        agents,
+        agent_door,
+        agent_router(&hub),
+        &mut tasks,
+        &shutdown,
+    );
+    let status_addr = serve(
+        status,
+        status_door,
+        status_router(&hub)?,
+        &mut tasks,
+        &shutdown,
+    );
     let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
     if let Some(http) = http {
         let admin = Admin::new(Arc::clone(&hub), doors);
@@ -250,11 +262,13 @@ fn listen(
     let Some(address) = address else {
         return Ok(None);
     };
-    open(address).map(Some).map_err(|source| BuildError::Listen {
-        address,
-        purpose,
-        source,
-    })
+    open(address)
+        .map(Some)
+        .map_err(|source| BuildError::Listen {
+            address,
+            purpose,
+            source,
+        })
 }
 
 /// Opens a port. A whole fleet may come at once: whom the kernel cannot keep tries again a second later.
@@ -295,9 +309,7 @@ fn serve(
     let address = listener.local_addr().ok();
     let stop = shutdown.clone().cancelled_owned();
     let incoming = door.incoming(listener);
-    tasks.spawn(async move {
-        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
-    });
+    tasks.spawn(async move { Ok(router.serve_with_incoming_shutdown(incoming, stop).await?) });
     address
 }
 
@@ -331,7 +343,7 @@ fn status_router(hub: &Arc<Hub>) -> Result<Router, BuildError> {
 }
 
 /// Whoever has asked something may keep the connection.
-#[expect(clippy::result_large_err, clippy::unnecessary_wraps, reason = "an interceptor")]
+#[expect(clippy::unnecessary_wraps, reason = "an interceptor")]
 fn in_use(request: Request<()>) -> Result<Request<()>, Status> {
     if let Some(connection) = request.extensions().get::<Occupancy>() {
         connection.keep();

@@ -212,7 +212,8 @@ pub async fn forget_strangers(hub: Arc<Hub>) {
             _ = look.tick() => {}
             () = hub.shutdown.cancelled() => return,
         }
-        hub.fleet.sweep(SystemTime::now(), |name| hub.store.knows(name));
+        hub.fleet
+            .sweep(SystemTime::now(), |name| hub.store.knows(name));
     }
 }
 
@@ -274,7 +275,12 @@ impl Session {
         }
         // What the old stream reported stays visible until the new one reports.
         let (report, latencies) = before
-            .map(|before| (before.record.report.clone(), before.record.latencies.clone()))
+            .map(|before| {
+                (
+                    before.record.report.clone(),
+                    before.record.latencies.clone(),
+                )
+            })
             .unwrap_or_default();
         let record = AgentRecord {
             connected: true,

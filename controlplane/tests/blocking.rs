@@ -6,13 +6,13 @@ use std::fs::{self, File, OpenOptions};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use kplane_http::client::until;
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
@@ -68,14 +68,17 @@ impl Running {
     }
 }
 
-/// What `--check` prints of a folder, and its exit code.
-fn check(folder: &Path) -> (Option<i32>, String) {
+/// Begins `--check` of a folder; its end is what it prints, and its exit code.
+fn check(folder: &Path) -> impl FnOnce() -> (Option<i32>, String) {
     let output = folder.join("output");
     let mut command = program();
     command.arg("--check").arg(folder.join("m"));
     command.stdout(File::create(&output).unwrap());
-    let status = Running(command.spawn().unwrap()).ended();
-    (status.code(), fs::read_to_string(output).unwrap())
+    let mut running = Running(command.spawn().unwrap());
+    move || {
+        let status = running.ended();
+        (status.code(), fs::read_to_string(output).unwrap())
+    }
 }
 
 /// Serves a folder, sees the good file served, and ends it.
@@ -114,28 +117,60 @@ fn what_is_no_file_of_a_sane_size_is_named_and_keeps_nobody() {
     let huge = File::create(m.join("huge.yaml")).unwrap();
     huge.set_len((256 << 20) + 1).unwrap();
 
-    let (code, text) = check(folder.path());
+    let checked = check(folder.path());
+    serves_and_ends(folder.path());
+    let (code, text) = checked();
     assert_eq!(code, Some(1), "{text}");
     for file in ["pipe", "link", "device"] {
         let named = format!("{file}.yaml: file: cannot be read: it is not a regular file");
         assert!(text.contains(&named), "{text}");
     }
-    assert!(text.contains("huge.yaml: file: cannot be read: it is larger than 256 MiB"), "{text}");
-    assert!(text.contains("1 Services with 0 endpoints would be served"), "{text}");
-    serves_and_ends(folder.path());
+    assert!(
+        text.contains("huge.yaml: file: cannot be read: it is larger than 256 MiB"),
+        "{text}"
+    );
+    assert!(
+        text.contains("1 Services with 0 endpoints would be served"),
+        "{text}"
+    );
 }
 
 /// A file system whose server never answers, as that of a dead NFS: whoever asks it cannot even be
 /// interrupted. Only this thread sees it, and what it starts.
-fn dead_file_system(at: &Path) -> nix::Result<File> {
+struct DeadFileSystem {
+    /// Nobody reads the questions in it; without it they fail.
+    device: Option<File>,
+    at: PathBuf,
+}
+
+impl Drop for DeadFileSystem {
+    fn drop(&mut self) {
+        self.device = None;
+        umount2(&self.at, MntFlags::MNT_DETACH).unwrap();
+    }
+}
+
+fn dead_file_system(at: &Path) -> nix::Result<DeadFileSystem> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse");
     let device = device.map_err(|error| nix::Error::from_raw(error.raw_os_error().unwrap_or(0)))?;
-    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
-    mount(Some("dead"), at, Some("fuse"), MsFlags::empty(), Some(options.as_str()))?;
-    Ok(device)
+    let options = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0",
+        device.as_raw_fd()
+    );
+    mount(
+        Some("dead"),
+        at,
+        Some("fuse"),
+        MsFlags::empty(),
+        Some(options.as_str()),
+    )?;
+    Ok(DeadFileSystem {
+        device: Some(device),
+        at: at.to_owned(),
+    })
 }
 
 #[test]
@@ -143,8 +178,8 @@ fn a_disk_that_never_answers_keeps_nobody() {
     let folder = folder();
     let dead = folder.path().join("dead");
     fs::create_dir(&dead).unwrap();
-    let _device = match dead_file_system(&dead) {
-        Ok(device) => device,
+    let _dead = match dead_file_system(&dead) {
+        Ok(dead) => dead,
         Err(error) => {
             assert!(std::env::var_os("CI").is_none(), "cannot mount: {error}");
             println!("skipped: cannot mount: {error}");
@@ -152,10 +187,14 @@ fn a_disk_that_never_answers_keeps_nobody() {
         }
     };
     symlink("../dead/shop.yaml", folder.path().join("m/dead.yaml")).unwrap();
-    let (code, text) = check(folder.path());
+    let checked = check(folder.path());
+    serves_and_ends(folder.path());
+    let (code, text) = checked();
     assert_eq!(code, Some(1), "{text}");
     let named = "dead.yaml: file: cannot be read: no answer within 5 s";
     assert!(text.contains(named), "{text}");
-    assert!(text.contains("1 Services with 0 endpoints would be served"), "{text}");
-    serves_and_ends(folder.path());
+    assert!(
+        text.contains("1 Services with 0 endpoints would be served"),
+        "{text}"
+    );
 }

@@ -48,7 +48,10 @@ async fn control_plane(agent_limits: Limits) -> (Bound, tempfile::TempDir) {
 /// Waits until the metrics have a line.
 async fn metric(http: SocketAddr, line: &str) {
     let has = |body: &str| body.lines().any(|other| other == line);
-    until(http, "/metrics", |reply| reply.is_some_and(|r| has(&r.body))).await;
+    until(http, "/metrics", |reply| {
+        reply.is_some_and(|r| has(&r.body))
+    })
+    .await;
 }
 
 /// Reads until the other side closes.
@@ -120,7 +123,10 @@ async fn who_has_asked_something_may_stay() {
     let address = format!("http://{}", bound.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(address).await.unwrap();
     for _ in 0..2 {
-        client.get_fleet(pb::GetFleetRequest::default()).await.unwrap();
+        client
+            .get_fleet(pb::GetFleetRequest::default())
+            .await
+            .unwrap();
         tokio::time::sleep(PATIENCE * 2).await;
     }
     let line = "kplane_controlplane_connections{port=\"status\"} 1";
@@ -143,7 +149,11 @@ async fn silent_connections_make_room_for_agents_and_agents_for_nobody() {
         for _ in 0..10 {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
-        agents.push(Peer::connect(address, hello(&format!("n{n}"))).await.unwrap());
+        agents.push(
+            Peer::connect(address, hello(&format!("n{n}")))
+                .await
+                .unwrap(),
+        );
     }
     // From here no more, from elsewhere some.
     assert!(Peer::connect(address, hello("one-more")).await.is_err());
@@ -170,7 +180,9 @@ async fn names_that_are_no_nodes_wake_nobody() {
     let before = bystander.update().await;
     let mut others = Vec::new();
     for n in 0..600 {
-        let mut other = Peer::connect(address, hello(&format!("unknown-{n}"))).await.unwrap();
+        let mut other = Peer::connect(address, hello(&format!("unknown-{n}")))
+            .await
+            .unwrap();
         assert_eq!(other.update().await.objects.len(), 1, "its configuration");
         others.push(other);
     }

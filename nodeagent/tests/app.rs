@@ -256,7 +256,10 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
     assert_eq!((report.counts.services, report.counts.endpoints), (1, 2));
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client.watch_fleet(pb::GetFleetRequest::default()).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
     let mut watch = watch.into_inner();
     let in_sync = async {
         while let Some(fleet) = watch.message().await.unwrap() {
@@ -313,7 +316,10 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
 
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client.watch_fleet(pb::GetFleetRequest::default()).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
     let mut watch = watch.into_inner();
     let told = async {
         while let Some(mut fleet) = watch.message().await.unwrap() {
@@ -510,7 +516,10 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
     assert!(in_sync(&report), "the Service itself is served");
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client.watch_fleet(pb::GetFleetRequest::default()).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
     let mut watch = watch.into_inner();
     let failure = async {
         loop {

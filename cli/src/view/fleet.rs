@@ -81,7 +81,8 @@ impl SummaryView {
         let count = |state| nodes.iter().filter(|node| node.state == state).count();
         let listed = issues.iter().filter(|issue| issue.is_error()).count();
         // There may be more than are listed.
-        let total = |told: u64, listed: usize| listed.max(usize::try_from(told).unwrap_or(usize::MAX));
+        let total =
+            |told: u64, listed: usize| listed.max(usize::try_from(told).unwrap_or(usize::MAX));
         let errors = total(status.errors, listed);
         let in_sync = count(NodeStateView::InSync);
         Self {

@@ -62,6 +62,9 @@ impl Collector for Ports {
             "kplane_controlplane_accept_failures",
             "Connections that could not be accepted, mostly for lack of open files",
         )
-        .counter(&mut to, failures.iter().map(|(labels, n)| (&labels[..], *n)))
+        .counter(
+            &mut to,
+            failures.iter().map(|(labels, n)| (&labels[..], *n)),
+        )
     }
 }

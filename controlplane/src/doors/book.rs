@@ -114,4 +114,3 @@ fn network(address: IpAddr) -> IpAddr {
         v4 => v4,
     }
 }
-

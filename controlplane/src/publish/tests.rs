@@ -287,7 +287,10 @@ fn a_name_that_is_no_node_takes_no_revision() {
     for name in ["n1", "n2", "n3"] {
         let mut agent = Agent::new(name);
         agent.catch_up(&store);
-        assert_eq!((agent.objects.len(), agent.cursor), (2, Cursor::at(revision)));
+        assert_eq!(
+            (agent.objects.len(), agent.cursor),
+            (2, Cursor::at(revision))
+        );
         assert!(!store.knows(name));
     }
     assert!(!head.has_changed().unwrap());

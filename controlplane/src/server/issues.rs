@@ -133,7 +133,10 @@ mod tests {
         assert_eq!(issues.listed.len(), LISTED_ALIKE + 1);
         let alike: Vec<u64> = issues.listed.iter().map(|issue| issue.alike).collect();
         assert_eq!(alike, [0, 0, 0, 0, 0, 0, 0, 2_992, 0]);
-        assert_eq!((issues.errors, issues.warnings, issues.omitted), (3_000, 1, 0));
+        assert_eq!(
+            (issues.errors, issues.warnings, issues.omitted),
+            (3_000, 1, 0)
+        );
     }
 
     #[test]

@@ -13,8 +13,8 @@ mod views;
 
 pub use agent::AgentServer;
 pub use desired::DesiredServer;
-pub use status::StatusServer;
 pub(crate) use pages::node_states;
+pub use status::StatusServer;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -111,8 +111,8 @@ async fn a_name_that_is_no_node_of_the_cluster_is_refused() {
     assert!(first_update(&channel, "laptop").await.unwrap().snapshot);
 }
 
-#[tokio::test]
-async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
+/// A hub whose input has 3,000 problems of 5 kB.
+async fn troubled_hub() -> Arc<Hub> {
     let (sink, batches) = mpsc::channel(1);
     let (hub, index) = Hub::new(1, "test", ExternalIps::All, batches);
     tokio::spawn(index);
@@ -133,6 +133,11 @@ async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
     sink.send(batch).await.unwrap();
     let mut summary = hub.summary();
     summary.wait_for(|s| !s.issues.is_empty()).await.unwrap();
+    hub
+}
+
+/// An agent whose report has 200 kB.
+fn wordy_agent(hub: &Arc<Hub>, name: &str) -> Session {
     let report = pb::Report {
         failures: vec![pb::ObjectFailure {
             reason: "x".repeat(200_000),
@@ -140,32 +145,33 @@ async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
         }],
         ..Default::default()
     };
-    let sessions: Vec<Session> = (0..60)
-        .map(|n| {
-            let name = format!("n{n:02}");
-            let begun = Session::begin(&hub, &name.as_str().into(), &hello(&name), String::new());
-            let (session, _, _) = begun.unwrap();
-            session.report(report.clone());
-            session
-        })
-        .collect();
+    let begun = Session::begin(hub, &name.into(), &hello(name), String::new());
+    let (session, _, _) = begun.unwrap();
+    session.report(report);
+    session
+}
+
+#[tokio::test]
+async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
+    let hub = troubled_hub().await;
+    let expected: Vec<String> = (0..60).map(|n| format!("n{n:02}")).collect();
+    let agents = expected.iter().map(|name| wordy_agent(&hub, name));
+    let agents: Vec<Session> = agents.collect();
 
     let mut status = StatusServiceClient::new(serve(&hub).await);
     let mut pages = Vec::new();
     let mut request = pb::GetFleetRequest::default();
     loop {
-        let page = status.get_fleet(request.clone()).await.unwrap().into_inner();
+        let page = status.get_fleet(request.clone()).await.unwrap();
+        let page = page.into_inner();
         request.page_token.clone_from(&page.next_page_token);
         pages.push(page);
         if request.page_token.is_empty() {
             break;
         }
     }
-    let mut watch = status
-        .watch_fleet(pb::GetFleetRequest::default())
-        .await
-        .unwrap()
-        .into_inner();
+    let watch = status.watch_fleet(pb::GetFleetRequest::default());
+    let mut watch = watch.await.unwrap().into_inner();
     for page in &pages {
         let watched = timeout(DEADLINE, watch.message()).await.unwrap();
         let watched = watched.unwrap().unwrap();
@@ -175,7 +181,6 @@ async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
     assert!(pages.len() > 3 && pages.iter().all(|page| page.encoded_len() < USUAL_LIMIT));
     let names = pages.iter().flat_map(|page| &page.nodes);
     let names: Vec<&str> = names.map(|node| node.name.as_str()).collect();
-    let expected: Vec<String> = (0..60).map(|n| format!("n{n:02}")).collect();
     assert_eq!(names, expected);
     let about = pages[0].control_plane.as_ref().unwrap();
     assert_eq!((about.errors, about.warnings), (3_000, 0));
@@ -187,6 +192,9 @@ async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
         page_token: "n10".to_owned(),
     };
     let page = status.get_fleet(request).await.unwrap().into_inner();
-    assert_eq!((page.nodes.len(), page.next_page_token.as_str()), (3, "n13"));
-    drop(sessions);
+    assert_eq!(
+        (page.nodes.len(), page.next_page_token.as_str()),
+        (3, "n13")
+    );
+    drop(agents);
 }

@@ -222,7 +222,13 @@ pub(super) fn description(
             .nodes()
             .map(|(node, record, facts)| pb::NodeServiceStatus {
                 servers: servers.remove(node),
-                ..node_service(hub, name, detail, &facts.unwrap_or_else(|| stranger(node)), record)
+                ..node_service(
+                    hub,
+                    name,
+                    detail,
+                    &facts.unwrap_or_else(|| stranger(node)),
+                    record,
+                )
             })
             .collect(),
         issues: Issues::bounded(&detail.issues).listed,

@@ -118,7 +118,10 @@ fn is_stdin(path: &Path) -> bool {
 }
 
 fn load_stdin() -> io::Result<Catalog> {
-    Ok(from_stdin(read_limited(io::stdin().lock(), &Beat::default())?))
+    Ok(from_stdin(read_limited(
+        io::stdin().lock(),
+        &Beat::default(),
+    )?))
 }
 
 fn from_stdin(text: Vec<u8>) -> Catalog {

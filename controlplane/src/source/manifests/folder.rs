@@ -196,7 +196,9 @@ fn read_file(path: &Path, beat: &Beat) -> io::Result<Vec<u8>> {
     must_be_file(&file.metadata()?)?;
     read_limited(file, beat).map_err(|error| match error.kind() {
         // Such as /proc/kmsg, which says that it is a file.
-        io::ErrorKind::WouldBlock => io::Error::other("reading it would have to wait; is it a log?"),
+        io::ErrorKind::WouldBlock => {
+            io::Error::other("reading it would have to wait; is it a log?")
+        }
         _ => error,
     })
 }
