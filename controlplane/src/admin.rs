@@ -4,6 +4,7 @@
 //! the API server goes away later, for the control plane then serves what it knows.
 
 mod metrics;
+mod ports;
 
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,8 @@ use kplane_http::{Answer, Guests, TEXT, answer, not_found, serve};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
+use self::ports::Ports;
+use crate::doors::Door;
 use crate::hub::Hub;
 use crate::source::upstream::KindState;
 
@@ -30,18 +33,30 @@ const STALE_AFTER: Duration = Duration::from_secs(45);
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
     hub: Arc<Hub>,
+    guests: Arc<Guests>,
     registry: Arc<Registry>,
 }
 
 impl Admin {
-    pub(crate) fn new(hub: Arc<Hub>) -> Self {
-        let registry = Arc::new(metrics::registry(Arc::clone(&hub)));
-        Self { hub, registry }
+    /// With the doors of the other ports: of the agents' and of the status API's.
+    pub(crate) fn new(hub: Arc<Hub>, [agents, status]: [Arc<Door>; 2]) -> Self {
+        let guests = Guests::new(MAX_CONNECTIONS);
+        let ports = Ports {
+            agents,
+            status,
+            http: Arc::clone(&guests),
+        };
+        let registry = Arc::new(metrics::registry(Arc::clone(&hub), ports));
+        Self {
+            hub,
+            guests,
+            registry,
+        }
     }
 
     /// Answers for ever.
     pub(crate) async fn serve(self, listener: TcpListener) {
-        let guests = Guests::new(MAX_CONNECTIONS);
+        let guests = Arc::clone(&self.guests);
         serve(listener, &guests, move |request| self.respond(request)).await;
     }
 

@@ -14,6 +14,7 @@ use crate::index::{Index, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::publish::Store;
 use crate::source::Batch;
+use crate::source::kubernetes;
 use crate::source::upstream::Upstream;
 
 /// Questions that may wait for the index. Each is answered in milliseconds; more askers than this
@@ -98,6 +99,12 @@ impl Hub {
     #[must_use]
     pub fn summary(&self) -> watch::Receiver<Arc<Summary>> {
         self.summary.clone()
+    }
+
+    /// Whether the source has all nodes there are: an agent's name must be one of them.
+    #[must_use]
+    pub fn names_are_nodes(&self) -> bool {
+        self.source == kubernetes::NAME
     }
 
     /// Time for which changes at the source's origin may have been missed: since the stalest of

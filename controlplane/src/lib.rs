@@ -4,6 +4,7 @@ mod admin;
 pub mod app;
 pub mod check;
 pub mod convert;
+pub mod doors;
 pub mod events;
 pub mod fleet;
 pub mod hub;

@@ -4,16 +4,18 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::doors::Limits;
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
 use kp_controlplane::{app, check};
 use kplane_model::Cidr;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::info;
+use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 /// kplane's control plane: reads Services once and streams to every node what it must have.
@@ -66,6 +68,15 @@ struct Args {
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7445")]
     http_listen: SocketAddr,
 
+    /// Connections of agents in all. Lowered to what the limit of open files leaves for them.
+    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.connections)]
+    max_connections: usize,
+
+    /// Connections of agents from one IPv4 address, or from one IPv6 /64. Agents behind a translation
+    /// of addresses share one.
+    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.per_address)]
+    max_connections_per_address: usize,
+
     /// Whether Services may have externalIPs at all, as kube-proxy's AllowServiceExternalIPs.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     allow_external_ips: bool,
@@ -83,6 +94,9 @@ struct Args {
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
 }
+
+/// What is under way may take so long after the end of everything else.
+const LAST_WORK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LogFormat {
@@ -111,6 +125,14 @@ impl Args {
         })
     }
 
+    fn agent_limits(&self) -> Limits {
+        Limits {
+            connections: self.max_connections,
+            per_address: self.max_connections_per_address,
+            ..Limits::AGENTS
+        }
+    }
+
     fn external_ips(&self) -> ExternalIps {
         ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone())
     }
@@ -131,20 +153,31 @@ Environment:
   RUST_LOG           what is logged, such as debug or kp_controlplane=debug (default: info)
   KPLANE_API_SERVER  as --master";
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(path) = &args.check {
         return check::run(path, args.external_ips());
     }
     start_log(args.log_format);
-    match serve(args).await {
+    if let Err(error) = kplane_http::raise_file_limit() {
+        warn!(%error, "cannot raise the limit of open files");
+    }
+    match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kp-controlplane: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().build()?;
+    let served = runtime.block_on(serve(args));
+    // Whoever waits for a disk that does not answer is left behind.
+    runtime.shutdown_timeout(LAST_WORK);
+    served
 }
 
 fn start_log(format: LogFormat) {
@@ -165,11 +198,13 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let [terminate, interrupt] = signals;
     let (mut terminate, mut interrupt) = (terminate?, interrupt?);
     let external_ips = args.external_ips();
+    let agent_limits = args.agent_limits();
     let bound = app::build(app::Config {
         source: args.origin(),
         agent_listen: Some(args.agent_listen),
         status_listen: Some(args.status_listen),
         http_listen: Some(args.http_listen),
+        agent_limits,
         external_ips,
         events: args.events,
     })

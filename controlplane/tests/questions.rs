@@ -43,6 +43,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         agent_listen: None,
         status_listen: None,
         http_listen: None,
+        agent_limits: kp_controlplane::doors::Limits::AGENTS,
         external_ips: ExternalIps::All,
         events: false,
     };

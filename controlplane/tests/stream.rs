@@ -38,6 +38,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         agent_listen: None,
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
         http_listen: None,
+        agent_limits: kp_controlplane::doors::Limits::AGENTS,
         external_ips: ExternalIps::All,
         events: false,
     };
@@ -404,7 +405,7 @@ async fn the_status_api_tells_what_agents_reported() {
     let address = format!("http://{}", bound.status_addr.unwrap());
     let mut status = StatusServiceClient::connect(address).await.unwrap();
     let mut watch = status
-        .watch_fleet(pb::GetFleetRequest {})
+        .watch_fleet(pb::GetFleetRequest::default())
         .await
         .unwrap()
         .into_inner();

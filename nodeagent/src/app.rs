@@ -245,6 +245,7 @@ async fn connect(
                 agent_listen: None,
                 status_listen: status,
                 http_listen: None,
+                agent_limits: kp_controlplane::doors::Limits::AGENTS,
                 external_ips,
                 events: true,
             };

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use kp_nodeagent::backend;
@@ -11,12 +12,14 @@ use kp_nodeagent::config::{Checked, Config, Flags, Task};
 use kp_nodeagent::log::LogControl;
 use kp_nodeagent::report::chain;
 use kp_nodeagent::{app, cleanup, log, oom, sysctl};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 /// Threads for streams and health checks; the kernel's work has a thread of its own.
 const WORKERS: usize = 2;
+
+/// What is under way may take so long after the end of everything else.
+const LAST_WORK: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let flags = match Flags::try_parse_from(with_dashes(std::env::args_os())) {
@@ -46,9 +49,7 @@ fn main() -> ExitCode {
 /// As many open files as the agent may have: each health check node port takes one or two. It goes
 /// on with what it has if that cannot be raised, and reports ports that it cannot open.
 fn raise_file_limit() {
-    let files = Resource::RLIMIT_NOFILE;
-    let raised = getrlimit(files).and_then(|(_, hard)| setrlimit(files, hard, hard));
-    if let Err(error) = raised {
+    if let Err(error) = kplane_http::raise_file_limit() {
         tracing::debug!(%error, "cannot raise the limit of open files");
     }
 }
@@ -121,7 +122,10 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
     }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(WORKERS).enable_all().build()?;
-    runtime.block_on(serve(*config, log))
+    let served = runtime.block_on(serve(*config, log));
+    // Whoever waits for a disk that does not answer is left behind.
+    runtime.shutdown_timeout(LAST_WORK);
+    served
 }
 
 /// One line for each thing, and an error that names all that went wrong.

@@ -93,6 +93,7 @@ async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_pla
         agent_listen: agents,
         status_listen: None,
         http_listen: None,
+        agent_limits: kp_controlplane::doors::Limits::AGENTS,
         external_ips: ExternalIps::All,
         events: false,
     };
@@ -257,7 +258,10 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
     assert_eq!((report.counts.services, report.counts.endpoints), (1, 2));
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client.watch_fleet(pb::GetFleetRequest {}).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
     let mut watch = watch.into_inner();
     let in_sync = async {
         while let Some(fleet) = watch.message().await.unwrap() {
@@ -397,7 +401,10 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
 
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client.watch_fleet(pb::GetFleetRequest {}).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
     let mut watch = watch.into_inner();
     let told = async {
         while let Some(mut fleet) = watch.message().await.unwrap() {
@@ -594,7 +601,10 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
     assert!(in_sync(&report), "the Service itself is served");
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client.watch_fleet(pb::GetFleetRequest {}).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
     let mut watch = watch.into_inner();
     let failure = async {
         loop {

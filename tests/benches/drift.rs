@@ -121,7 +121,6 @@ impl Bench {
             companions: false,
         };
         let store = Store::new(EPOCH);
-        store.ensure_node(&NODE.into());
         publish(
             &store,
             (0..services).map(|n| workload.service(n, None)).collect(),

@@ -80,9 +80,13 @@ pub(crate) struct SummaryView {
 }
 
 impl SummaryView {
-    fn new(synced: bool, nodes: &[NodeView], issues: &[IssueView]) -> Self {
+    fn new(status: &pb::ControlPlaneStatus, nodes: &[NodeView], issues: &[IssueView]) -> Self {
         let count = |state| nodes.iter().filter(|node| node.state == state).count();
-        let errors = issues.iter().filter(|issue| issue.is_error()).count();
+        let listed = issues.iter().filter(|issue| issue.is_error()).count();
+        // There may be more than are listed.
+        let total =
+            |told: u64, listed: usize| listed.max(usize::try_from(told).unwrap_or(usize::MAX));
+        let errors = total(status.errors, listed);
         let in_sync = count(NodeStateView::InSync);
         Self {
             nodes: nodes.len(),
@@ -96,9 +100,9 @@ impl SummaryView {
             conflict: count(NodeStateView::Conflict),
             unknown: count(NodeStateView::Unknown),
             errors,
-            warnings: issues.len() - errors,
+            warnings: total(status.warnings, issues.len() - listed),
             // No nodes, or half a picture, must not pass for a fleet in sync.
-            healthy: synced && errors == 0 && !nodes.is_empty() && in_sync == nodes.len(),
+            healthy: status.synced && errors == 0 && !nodes.is_empty() && in_sync == nodes.len(),
         }
     }
 
@@ -138,6 +142,8 @@ pub(crate) struct FleetView {
     pub(crate) summary: SummaryView,
     pub(crate) nodes: Vec<NodeView>,
     pub(crate) issues: Vec<IssueView>,
+    /// Issues that are neither listed nor counted as alike.
+    pub(crate) issues_omitted: u64,
 }
 
 impl From<pb::Fleet> for FleetView {
@@ -149,7 +155,8 @@ impl From<pb::Fleet> for FleetView {
         Self {
             api_version: API_VERSION,
             kind: "Fleet",
-            summary: SummaryView::new(status.synced, &nodes, &issues),
+            summary: SummaryView::new(&status, &nodes, &issues),
+            issues_omitted: status.issues_omitted,
             control_plane: status.into(),
             nodes,
             issues,
@@ -166,7 +173,7 @@ impl View for FleetView {
             out.push_str(&nodes_text(&self.nodes, now, canvas));
         }
         out.push_str(&degraded_text(&self.nodes, canvas));
-        out.push_str(&issues_text(&self.issues, canvas));
+        out.push_str(&issues_text(&self.issues, self.issues_omitted, canvas));
         let steps = next::steps(&self.nodes, &self.issues, canvas.program);
         out.push_str(&next_steps_text(&steps, canvas));
         out

@@ -193,6 +193,7 @@ pub(crate) fn issues() -> Vec<pb::InputIssue> {
             namespace: "shop".to_owned(),
             name: "api-7xk2p".to_owned(),
             reason: "endpoint 127.0.0.1 is a loopback address and is left out".to_owned(),
+            alike: 0,
         },
         pb::InputIssue {
             severity: pb::Severity::Error.into(),
@@ -204,6 +205,7 @@ pub(crate) fn issues() -> Vec<pb::InputIssue> {
                 "port 99999 is not between 1 and 65535; the Service is served as it was before \
                      this change"
                     .to_owned(),
+            alike: 0,
         },
     ]
 }
@@ -212,6 +214,7 @@ pub(crate) fn fleet(nodes: Vec<pb::NodeStatus>) -> pb::Fleet {
     pb::Fleet {
         control_plane: Some(control_plane()),
         nodes,
+        next_page_token: String::new(),
     }
 }
 

@@ -9,15 +9,17 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 
+use super::ports::Ports;
 use crate::hub::Hub;
 use crate::k8s::Kind;
 use crate::server::node_states;
 use crate::source::upstream::KindState;
 
 /// Everything.
-pub(super) fn registry(hub: Arc<Hub>) -> Registry {
+pub(super) fn registry(hub: Arc<Hub>, ports: Ports) -> Registry {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Plane(hub)));
+    registry.register_collector(Box::new(ports));
     registry.register_collector(Box::new(Process));
     registry
 }

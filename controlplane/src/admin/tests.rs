@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::convert::ExternalIps;
+use crate::doors::Limits;
 use crate::k8s::Kind;
 use crate::source::upstream::Trouble;
 use crate::source::{Batch, Event};
@@ -17,7 +18,8 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
     tokio::spawn(index);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(Admin::new(Arc::clone(&hub)).serve(listener));
+    let doors = ["agents", "the status API"].map(|what| Door::new(what, Limits::STATUS));
+    tokio::spawn(Admin::new(Arc::clone(&hub), doors).serve(listener));
 
     hub.upstream.begin(Kind::Service);
     hub.upstream.update(Kind::Service, |state| {
@@ -73,6 +75,9 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
         "kplane_controlplane_source_lists_total{kind=\"Service\"} 0",
         "# TYPE kplane_controlplane_source_failures_total counter",
         "# TYPE kplane_controlplane_upstream_age_seconds gauge",
+        "kplane_controlplane_connections{port=\"http\"} 1",
+        "kplane_controlplane_connections_closed_total{port=\"agents\",reason=\"refused\"} 0",
+        "kplane_controlplane_accept_failures_total{port=\"status\"} 0",
         "# TYPE process_resident_memory_bytes gauge",
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");

@@ -52,7 +52,7 @@ struct NodePicture {
     /// There is a Node object.
     known: bool,
     /// What its agent said last.
-    agent: Option<AgentRecord>,
+    agent: Option<Arc<AgentRecord>>,
 }
 
 /// The object that an event is about.

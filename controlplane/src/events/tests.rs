@@ -51,7 +51,7 @@ fn agent() -> AgentRecord {
         peer: String::new(),
         version: "0.1.0".into(),
         backend: "nftables".into(),
-        report: Some(pb::Report::default()),
+        report: Some(Arc::default()),
         applied_at: at(0),
         verified_at: at(0),
         latencies: crate::fleet::Latencies::default(),
@@ -74,7 +74,7 @@ impl Rig {
         for name in nodes {
             let node = NodePicture {
                 known: true,
-                agent: Some(agent()),
+                agent: Some(Arc::new(agent())),
             };
             rig.picture.nodes.insert((*name).into(), node);
         }
@@ -87,11 +87,15 @@ impl Rig {
 
     fn agent(&mut self, node: &str) -> &mut AgentRecord {
         let node = self.picture.nodes.get_mut(node).unwrap();
-        node.agent.as_mut().unwrap()
+        Arc::make_mut(node.agent.as_mut().unwrap())
+    }
+
+    fn report(&mut self, node: &str) -> &mut pb::Report {
+        Arc::make_mut(self.agent(node).report.as_mut().unwrap())
     }
 
     fn fails(&mut self, node: &str, failures: &[pb::ObjectFailure]) {
-        self.agent(node).report.as_mut().unwrap().failures = failures.to_vec();
+        self.report(node).failures = failures.to_vec();
     }
 
     /// What is said after so many seconds: `Warning Reason kind name: note`.
@@ -225,7 +229,7 @@ fn a_family_that_fails_is_announced_when_it_lasts() {
         ..pb::FamilyStatus::default()
     };
     let set = |rig: &mut Rig, error| {
-        rig.agent("n1").report.as_mut().unwrap().families = vec![family(error)];
+        rig.report("n1").families = vec![family(error)];
     };
     set(&mut rig, "no buffer space");
     assert_eq!(rig.step(0), NOTHING);
@@ -384,7 +388,8 @@ fn uids_are_read_and_written_alike() {
 fn repairs_of_a_nodes_rules_are_told_now_and_then() {
     let mut rig = Rig::new(&["n1"]);
     let repaired = |rig: &mut Rig, repairs| {
-        rig.agent("n1").report.as_mut().unwrap().families = vec![pb::FamilyStatus {
+        let report = rig.agent("n1").report.as_mut().unwrap();
+        Arc::make_mut(report).families = vec![pb::FamilyStatus {
             repairs,
             last_repair: "the table is gone, by nft (process 7)".into(),
             ..pb::FamilyStatus::default()

@@ -1,6 +1,7 @@
 //! The state behind the store: latest objects, logs of last changes, digests.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -16,7 +17,10 @@ use super::triggers::Triggers;
 /// these gets a snapshot instead.
 const TOMBSTONES: usize = 16_384;
 
-#[derive(Debug, Default)]
+/// The revision that a store begins with: that of the configuration of nodes without a Node object.
+pub(super) const FIRST_REVISION: u64 = 1;
+
+#[derive(Debug)]
 pub(super) struct State {
     pub(super) revision: u64,
     pub(super) shared: HashMap<ServiceKey, Shared>,
@@ -33,6 +37,8 @@ pub(super) struct State {
     pub(super) horizon: u64,
     /// Part of every node's configuration.
     pub(super) service_cidrs: Vec<Cidr>,
+    /// When the configuration of nodes without a Node object last changed. No object has this revision.
+    pub(super) strangers_revision: u64,
     /// First revision of each publication, and when its change was observed.
     pub(super) times: VecDeque<(u64, SystemTime)>,
     pub(super) triggers: Triggers,
@@ -68,7 +74,7 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 pub(super) struct View {
     pub(super) zone: Option<ZoneName>,
-    pub(super) facts: Option<NodeFacts>,
+    pub(super) facts: Option<Arc<NodeFacts>>,
     pub(super) objects: HashMap<DesiredKey, Blob>,
     /// Own objects, and `Service` keys that the node must look at again.
     pub(super) log: Log<DesiredKey>,
@@ -101,10 +107,6 @@ impl Shared {
 }
 
 impl View {
-    pub(super) fn is_configured(&self) -> bool {
-        self.facts.is_some()
-    }
-
     /// Puts an object in; false if it was there.
     pub(super) fn put(
         &mut self,
@@ -138,6 +140,26 @@ impl View {
         self.digest.remove(blob.hash);
         self.log.note(key.clone(), revision);
         true
+    }
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            revision: FIRST_REVISION,
+            strangers_revision: FIRST_REVISION,
+            shared: HashMap::new(),
+            log: Log::default(),
+            views: HashMap::new(),
+            default_digest: Digest::default(),
+            zone_digests: HashMap::new(),
+            varied: BTreeSet::new(),
+            tombstones: VecDeque::new(),
+            horizon: 0,
+            service_cidrs: Vec::new(),
+            times: VecDeque::new(),
+            triggers: Triggers::default(),
+        }
     }
 }
 
@@ -285,7 +307,7 @@ impl State {
         let (name, zone) = (node.name.clone(), node.zone.clone());
         let object = encode(&DesiredObject::Node(node.clone()));
         let view = self.views.entry(name.clone()).or_default();
-        view.facts = Some(node);
+        view.facts = Some(Arc::new(node));
         if view.put(DesiredKey::Node, object, self.revision + 1) {
             self.revision += 1;
         }
@@ -295,15 +317,27 @@ impl State {
     }
 
     pub(super) fn set_service_cidrs(&mut self, cidrs: &[Cidr]) {
-        cidrs.clone_into(&mut self.service_cidrs);
-        let nodes: Vec<NodeFacts> = self
-            .views
-            .values()
-            .filter_map(|v| v.facts.clone())
-            .collect();
-        for node in nodes {
-            self.set_node(node);
+        if self.service_cidrs != cidrs {
+            cidrs.clone_into(&mut self.service_cidrs);
+            self.revision += 1;
+            self.strangers_revision = self.revision;
         }
+        let facts = self.views.values().filter_map(|view| view.facts.clone());
+        for node in facts.collect::<Vec<_>>() {
+            self.set_node(NodeFacts::clone(&node));
+        }
+    }
+
+    /// The configuration of a node of which nothing is known, worked out when it is asked for: names
+    /// that agents bring cost the store nothing and take no revision from others. Such a node is not
+    /// being drained, as far as anybody can tell.
+    pub(super) fn stranger(&self, name: &str) -> (Bytes, ObjectHash) {
+        encode(&DesiredObject::Node(NodeFacts {
+            name: name.into(),
+            eligible: true,
+            service_cidrs: self.service_cidrs.clone(),
+            ..NodeFacts::default()
+        }))
     }
 
     /// A node is in another zone now: it must look again at everything that depends on zones.

@@ -1,7 +1,7 @@
 //! The store: what the index writes and every stream reads.
 
 use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::SystemTime;
 
 use kplane_model::{Digest, NodeFacts, NodeName, ServiceKey};
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::blob::Encoded;
 use super::cursor::{Cursor, Piece};
-use super::state::{State, View};
+use super::state::{FIRST_REVISION, State};
 use super::{Publication, Trigger};
 
 /// Publications whose time is remembered, to tell how old the oldest missing change is.
@@ -18,7 +18,7 @@ const REMEMBERED_TIMES: usize = 4_096;
 /// The newest state, for those who wait for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    /// Revision of the newest change; 0 = none.
+    /// Revision of the newest change.
     pub revision: u64,
     /// The source has delivered a complete picture: before that nobody is served.
     pub synced: bool,
@@ -39,7 +39,10 @@ impl Store {
         Self {
             epoch,
             state: RwLock::default(),
-            head: watch::Sender::default(),
+            head: watch::Sender::new(Head {
+                revision: FIRST_REVISION,
+                synced: false,
+            }),
         }
     }
 
@@ -92,26 +95,6 @@ impl Store {
         self.finish(state, first, publication.observed_at)
     }
 
-    /// Makes sure that a node has a configuration object, though nothing is known of it.
-    pub fn ensure_node(&self, name: &NodeName) {
-        let configured = |state: &State| state.views.get(name).is_some_and(View::is_configured);
-        if configured(&self.read()) {
-            return;
-        }
-        let mut state = self.write();
-        // What is known of it may have been published meanwhile, and must stay.
-        if configured(&state) {
-            return;
-        }
-        let first = state.revision + 1;
-        state.set_node(NodeFacts {
-            name: name.clone(),
-            eligible: true,
-            ..NodeFacts::default()
-        });
-        self.finish(state, first, SystemTime::now());
-    }
-
     /// Notes when the changes since revision `first` were observed, and tells of the newest.
     fn finish(
         &self,
@@ -155,12 +138,24 @@ impl Store {
         revision.filter(|r| known.contains(r)).map(Cursor::at)
     }
 
-    /// Facts of all nodes that have a configuration, by name.
+    /// Facts of all nodes that are Nodes, or were: by name.
     #[must_use]
-    pub fn nodes(&self) -> BTreeMap<NodeName, NodeFacts> {
+    pub fn nodes(&self) -> BTreeMap<NodeName, Arc<NodeFacts>> {
+        let facts: Vec<_> = {
+            let state = self.read();
+            let facts = state.views.values().filter_map(|view| view.facts.clone());
+            facts.collect()
+        };
+        let named = facts.into_iter().map(|node| (node.name.clone(), node));
+        named.collect()
+    }
+
+    /// Whether there is a Node of this name.
+    #[must_use]
+    pub fn knows(&self, node: &str) -> bool {
         let state = self.read();
-        let facts = state.views.values().filter_map(|view| view.facts.clone());
-        facts.map(|node| (node.name.clone(), node)).collect()
+        let facts = state.views.get(node).and_then(|view| view.facts.as_ref());
+        facts.is_some_and(|facts| facts.known)
     }
 
     /// Digest of everything that a node must hold.

@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::Barrier;
-use std::thread;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -162,11 +160,14 @@ impl World {
                 }));
             }
         }
-        if let Some(node) = self.nodes.get(name) {
-            let mut node = node.clone();
-            node.service_cidrs.clone_from(&self.cidrs);
-            objects.push(DesiredObject::Node(node));
-        }
+        let stranger = || NodeFacts {
+            name: name.into(),
+            eligible: true,
+            ..NodeFacts::default()
+        };
+        let mut node = self.nodes.get(name).cloned().unwrap_or_else(stranger);
+        node.service_cidrs.clone_from(&self.cidrs);
+        objects.push(DesiredObject::Node(node));
         objects.into_iter().map(|o| (o.key(), o)).collect()
     }
 }
@@ -275,27 +276,35 @@ fn equal_state_is_not_published_again() {
     assert!(!head.has_changed().unwrap());
 }
 
-/// Agents connect while the first list is published: what is known of their nodes stays, and
-/// nobody is told of less than there is.
+/// Whoever asks for a node that is none is served and costs nobody else anything.
 #[test]
-fn an_agent_that_connects_takes_nothing_away() {
-    for _ in 0..2_000 {
-        let store = Store::new(7);
-        let facts = node("n0", Some("x"));
-        let services = vec![(key(1), Some(published(1, &[endpoint(1)])))];
-        let listed = publication(services, vec![facts.clone()]);
-        let start = Barrier::new(2);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                start.wait();
-                store.ensure_node(&facts.name);
-            });
-            start.wait();
-            store.publish(listed);
-        });
-        assert_eq!(store.nodes()["n0"], facts);
-        assert_eq!(store.head().borrow().revision, store.wanted("n0"));
+fn a_name_that_is_no_node_takes_no_revision() {
+    let store = Store::new(7);
+    let services = vec![(key(1), Some(published(1, &[endpoint(1)])))];
+    let revision = store.publish(publication(services, vec![node("n0", None)]));
+    let mut head = store.head();
+    head.mark_unchanged();
+    for name in ["n1", "n2", "n3"] {
+        let mut agent = Agent::new(name);
+        agent.catch_up(&store);
+        assert_eq!(
+            (agent.objects.len(), agent.cursor),
+            (2, Cursor::at(revision))
+        );
+        assert!(!store.knows(name));
     }
+    assert!(!head.has_changed().unwrap());
+    assert!(store.knows("n0") && store.nodes().len() == 1);
+
+    // Its own news it hears all the same: it becomes a Node.
+    let mut agent = Agent::new("n1");
+    agent.catch_up(&store);
+    store.publish(publication(vec![], vec![node("n1", Some("x"))]));
+    agent.catch_up(&store);
+    let (DesiredObject::Node(facts), _) = &agent.objects[&DesiredKey::Node] else {
+        panic!("{:?}", agent.objects);
+    };
+    assert!(facts.known && facts.zone.as_deref() == Some("x"));
 }
 
 #[test]
@@ -305,7 +314,8 @@ fn a_variant_is_encoded_once_for_all_agents() {
         vec![(key(1), Some(published(1, &[endpoint(1)])))],
         vec![],
     ));
-    let of = |node| store.collect(node, &mut Cursor::at(0)).objects.remove(0);
+    // The node's own configuration comes first.
+    let of = |node| store.collect(node, &mut Cursor::at(0)).objects.remove(1);
     assert_eq!(of("n0").as_ptr(), of("n1").as_ptr());
 }
 
@@ -350,7 +360,8 @@ fn a_slow_agent_gets_each_key_once_in_bounded_messages() {
             break;
         }
     }
-    assert_eq!(objects, 2_000);
+    // And the node's configuration.
+    assert_eq!(objects, 2_001);
     assert!(pieces > 1);
 }
 

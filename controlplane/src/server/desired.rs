@@ -34,7 +34,7 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
         request: Request<pb::WatchNodeRequest>,
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
         let node = request.into_inner().node_name;
-        if !self.hub.store.nodes().contains_key(node.as_str()) {
+        if !self.hub.store.knows(&node) && self.hub.fleet.record(&node).is_none() {
             return Err(Status::not_found(format!(
                 "no node named {node:?} is known"
             )));

@@ -2,15 +2,19 @@
 
 mod agent;
 mod desired;
+mod issues;
+mod pages;
 mod questions;
 mod session;
 mod status;
+#[cfg(test)]
+mod tests;
 mod views;
 
 pub use agent::AgentServer;
 pub use desired::DesiredServer;
+pub(crate) use pages::node_states;
 pub use status::StatusServer;
-pub(crate) use views::node_states;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use super::pages::Picture;
 use super::{questions, views};
 use crate::hub::{Closing, Hub};
 
@@ -38,17 +39,21 @@ impl StatusService for StatusServer {
 
     async fn get_fleet(
         &self,
-        _request: Request<pb::GetFleetRequest>,
+        request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<pb::Fleet>, Status> {
-        Ok(Response::new(views::fleet(&self.hub)))
+        let request = request.into_inner();
+        let picture = Picture::now(&self.hub);
+        let page = picture.page(&request.page_token, nodes_of(&request));
+        Ok(Response::new(page))
     }
 
     async fn watch_fleet(
         &self,
-        _request: Request<pb::GetFleetRequest>,
+        request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<Self::WatchFleetStream>, Status> {
         let (outbox, stream) = mpsc::channel(1);
-        tokio::spawn(watch(Arc::clone(&self.hub), outbox));
+        let nodes = nodes_of(&request.into_inner());
+        tokio::spawn(watch(Arc::clone(&self.hub), nodes, outbox));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -88,11 +93,37 @@ fn closing(error: Closing) -> Status {
     Status::unavailable(error.to_string())
 }
 
-async fn watch(hub: Arc<Hub>, outbox: mpsc::Sender<Result<pb::Fleet, Status>>) {
+/// Nodes that an answer may have.
+fn nodes_of(request: &pb::GetFleetRequest) -> usize {
+    match request.page_size {
+        0 => usize::MAX,
+        most => usize::try_from(most).unwrap_or(usize::MAX),
+    }
+}
+
+type Outbox = mpsc::Sender<Result<pb::Fleet, Status>>;
+
+/// Sends a whole picture; false when nobody listens any more.
+async fn send_picture(hub: &Hub, nodes: usize, outbox: &Outbox) -> bool {
+    let picture = Picture::now(hub);
+    let mut token = String::new();
+    loop {
+        let page = picture.page(&token, nodes);
+        token.clone_from(&page.next_page_token);
+        if outbox.send(Ok(page)).await.is_err() {
+            return false;
+        }
+        if token.is_empty() {
+            return true;
+        }
+    }
+}
+
+async fn watch(hub: Arc<Hub>, nodes: usize, outbox: Outbox) {
     let mut agents = hub.fleet.changes();
     let mut head = hub.store.head();
     let mut summary = hub.summary();
-    while outbox.send(Ok(views::fleet(&hub))).await.is_ok() {
+    while send_picture(&hub, nodes, &outbox).await {
         tokio::time::sleep(WATCH_PAUSE).await;
         let alive = tokio::select! {
             changed = agents.changed() => changed.is_ok(),

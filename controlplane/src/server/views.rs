@@ -1,12 +1,14 @@
 //! What the control plane knows, as people and tools see it.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 
+use super::issues::Issues;
 use super::millis;
+use super::pages::Picture;
 use super::questions::Answers;
 use crate::fleet::{AgentRecord, LatencySummary};
 use crate::hub::Hub;
@@ -17,63 +19,12 @@ use crate::publish::Store;
 /// more what the kernel holds.
 const UNVERIFIED_AFTER: Duration = Duration::from_secs(15 * 60);
 
-/// The fleet at this moment.
-pub(super) fn fleet(hub: &Hub) -> pb::Fleet {
-    let mut records = hub.fleet.records();
-    let facts = hub.store.nodes();
-    let names: std::collections::BTreeSet<NodeName> =
-        records.keys().chain(facts.keys()).cloned().collect();
-    let nodes_are_called = nodes_are_called(hub, &facts);
-    let nodes = names.into_iter().filter_map(|name| {
-        let record = records.remove(&name);
-        let facts = facts.get(&name);
-        // A node that was deleted and has no agent is history.
-        if record.is_none() && !facts.is_some_and(|f| f.known) {
-            return None;
-        }
-        let stranger = nodes_are_called.as_deref();
-        let stranger = stranger.filter(|_| !facts.is_some_and(|f| f.known));
-        Some(node_status(hub, &name, record, facts, stranger))
-    });
-    pb::Fleet {
-        nodes: nodes.collect(),
-        control_plane: Some(control_plane(hub)),
-    }
-}
-
-/// Nodes by the state of their agent; every state is there.
-pub(crate) fn node_states(hub: &Hub) -> BTreeMap<&'static str, usize> {
-    let names = [
-        "conflict",
-        "disconnected",
-        "failing",
-        "holding",
-        "in_sync",
-        "no_agent",
-        "syncing",
-        "unverified",
-    ];
-    let mut states = BTreeMap::from(names.map(|name| (name, 0)));
-    for node in fleet(hub).nodes {
-        let name = match node.state() {
-            pb::NodeState::InSync => "in_sync",
-            pb::NodeState::Syncing => "syncing",
-            pb::NodeState::Failing => "failing",
-            pb::NodeState::Disconnected => "disconnected",
-            pb::NodeState::Unverified => "unverified",
-            pb::NodeState::Holding => "holding",
-            pb::NodeState::Conflict => "conflict",
-            pb::NodeState::NoAgent | pb::NodeState::Unspecified => "no_agent",
-        };
-        *states.entry(name).or_default() += 1;
-    }
-    states
-}
-
-fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
+/// The control plane, with as many problems of its input as fit into an answer.
+pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
     let summary = hub.summary().borrow().clone();
     let head = *hub.store.head().borrow();
     let age = hub.upstream_age();
+    let issues = Issues::bounded(&summary.issues);
     pb::ControlPlaneStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
@@ -86,55 +37,48 @@ fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
         upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         services: summary.totals.services as u64,
         endpoints: summary.totals.endpoints as u64,
-        issues: summary.issues.iter().map(Into::into).collect(),
+        issues: issues.listed,
+        issues_omitted: issues.omitted,
+        errors: issues.errors,
+        warnings: issues.warnings,
         ..pb::ControlPlaneStatus::default()
     }
 }
 
-/// What to tell an agent whose node nobody knows: which Node objects there are. Nothing before the source
-/// is complete, and nothing where it names no nodes at all, as on a laptop; a cluster always has some.
-fn nodes_are_called(hub: &Hub, facts: &BTreeMap<NodeName, NodeFacts>) -> Option<String> {
-    /// Names that are told.
-    const TOLD: usize = 5;
-    let known = facts.values().filter(|node| node.known);
-    let names: Vec<&str> = known.map(|node| &*node.name).collect();
-    if !hub.store.head().borrow().synced || (names.is_empty() && hub.source != "kubernetes") {
-        return None;
-    }
-    let told = names.iter().take(TOLD).copied().collect::<Vec<_>>();
-    let called = match names.len().saturating_sub(TOLD) {
-        0 if names.is_empty() => String::new(),
-        0 => format!(" Nodes are called {}", told.join(", ")),
-        more => format!(" Nodes are called {} and {more} more", told.join(", ")),
-    };
-    Some(format!(
-        "no Node object has this name: is --node-name of its agent right?{called}"
-    ))
-}
-
 /// The state of one node, with the reason when it is not in sync.
-struct State {
-    state: pb::NodeState,
+pub(super) struct State {
+    pub(super) state: pb::NodeState,
     since_ms: u64,
     last_error: String,
 }
 
-fn node_status(
+/// The state of one node that must hold revision `wanted`.
+pub(super) fn node_state(
     hub: &Hub,
-    name: &NodeName,
-    record: Option<AgentRecord>,
-    facts: Option<&NodeFacts>,
+    record: Option<&AgentRecord>,
+    wanted: u64,
     stranger: Option<&str>,
-) -> pb::NodeStatus {
-    let wanted = hub.store.wanted(name);
-    let state = match &record {
+) -> State {
+    match record {
         None => State {
             state: pb::NodeState::NoAgent,
             since_ms: millis(hub.started_at),
             last_error: "no agent has connected for this node".to_owned(),
         },
         Some(record) => agent_state(&hub.store, record, wanted, stranger),
-    };
+    }
+}
+
+/// One node, whether it has an agent or not.
+pub(super) fn node_status(
+    hub: &Hub,
+    name: &NodeName,
+    record: Option<&AgentRecord>,
+    facts: Option<&NodeFacts>,
+    stranger: Option<&str>,
+) -> pb::NodeStatus {
+    let wanted = hub.store.wanted(name);
+    let state = node_state(hub, record, wanted, stranger);
     let facts = facts.cloned().unwrap_or_default();
     pb::NodeStatus {
         name: name.to_string(),
@@ -143,28 +87,27 @@ fn node_status(
         last_error: state.last_error,
         wanted_revision: wanted,
         zone: facts.zone.as_deref().unwrap_or_default().to_owned(),
-        addresses: facts.addresses.iter().map(ToString::to_string).collect(),
-        pod_cidrs: facts.pod_cidrs.iter().map(ToString::to_string).collect(),
-        backend: record
-            .as_ref()
-            .map(|r| r.backend.clone())
-            .unwrap_or_default(),
-        agent_version: record
-            .as_ref()
-            .map(|r| r.version.clone())
-            .unwrap_or_default(),
+        addresses: strings(&facts.addresses),
+        pod_cidrs: strings(&facts.pod_cidrs),
+        backend: record.map(|r| r.backend.clone()).unwrap_or_default(),
+        agent_version: record.map(|r| r.version.clone()).unwrap_or_default(),
         peer: record
-            .as_ref()
             .filter(|r| r.connected)
             .map(|r| r.peer.clone())
             .unwrap_or_default(),
-        last_heard_ms: record.as_ref().map_or(0, |r| millis(r.last_heard)),
+        last_heard_ms: record.map_or(0, |r| millis(r.last_heard)),
         network_programming: record
-            .as_ref()
             .and_then(|r| r.latencies.summary())
             .map(network_programming),
-        report: record.and_then(|r| r.report),
+        report: record.and_then(|r| r.report.as_deref().cloned()),
     }
+}
+
+/// The first of a node's addresses or ranges, for people.
+fn strings<T: ToString>(all: &[T]) -> Vec<String> {
+    /// A node has a few; somebody may write thousands.
+    const SHOWN: usize = 64;
+    all.iter().take(SHOWN).map(ToString::to_string).collect()
 }
 
 fn network_programming(latencies: LatencySummary) -> pb::NetworkProgramming {
@@ -183,7 +126,7 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
         since_ms,
         last_error,
     };
-    let report = record.report.as_ref();
+    let report = record.report.as_deref();
     if !record.connected {
         let error = "the agent is not connected; the node keeps serving what it held".to_owned();
         return state(pb::NodeState::Disconnected, millis(record.since), error);
@@ -220,7 +163,7 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
 
 /// Why it is not known any more what a node's kernel holds, if it is not.
 fn unverified(record: &AgentRecord, now: SystemTime) -> Option<String> {
-    let report = record.report.as_ref()?;
+    let report = record.report.as_deref()?;
     let overdue = report
         .families
         .iter()
@@ -300,26 +243,37 @@ pub(super) fn description(
     detail: &ServiceDetail,
     mut servers: Answers,
 ) -> pb::ServiceDescription {
-    let records = hub.fleet.records();
-    let nodes: BTreeMap<NodeName, NodeFacts> = hub.store.nodes();
-    let nodes = nodes
-        .values()
-        .filter(|node| node.known || records.contains_key(&node.name));
+    let picture = Picture::now(hub);
     pb::ServiceDescription {
         ports: detail
             .ports
             .iter()
             .map(|view| service(&hub.store, view))
             .collect(),
-        nodes: nodes
-            .map(|node| pb::NodeServiceStatus {
-                servers: servers.remove(&node.name),
-                ..node_service(hub, name, detail, node, records.get(&node.name))
+        nodes: picture
+            .nodes()
+            .map(|(node, record, facts)| pb::NodeServiceStatus {
+                servers: servers.remove(node),
+                ..node_service(
+                    hub,
+                    name,
+                    detail,
+                    &facts.unwrap_or_else(|| stranger(node)),
+                    record,
+                )
             })
             .collect(),
-        issues: detail.issues.iter().map(Into::into).collect(),
+        issues: Issues::bounded(&detail.issues).listed,
         now_ms: millis(SystemTime::now()),
     }
+}
+
+/// Facts of a node that is no Node.
+fn stranger(name: &NodeName) -> Arc<NodeFacts> {
+    Arc::new(NodeFacts {
+        name: name.clone(),
+        ..NodeFacts::default()
+    })
 }
 
 fn node_service(
@@ -335,7 +289,7 @@ fn node_service(
         .map(|view| hub.store.wanted_of(&node.name, &view.port.key))
         .max();
     let wanted = wanted.unwrap_or(0);
-    let report = record.and_then(|r| r.report.as_ref());
+    let report = record.and_then(|r| r.report.as_deref());
     let report = report.filter(|r| r.epoch == hub.store.epoch());
     let applied = report.map_or(0, |r| r.applied_revision);
     let missing = not_programmed(name, record, report, wanted);

@@ -32,6 +32,9 @@ use super::upstream::Upstream;
 use super::{Batch, Event, Source, SourceError};
 use crate::kubernetes::{Access, Api, TRAP};
 
+/// Name of the source in the status API.
+pub const NAME: &str = "kubernetes";
+
 /// Chunks of events that may wait for the index, four kinds together.
 const QUEUE: usize = 64;
 /// Events of a batch: more that is ready goes into the next.

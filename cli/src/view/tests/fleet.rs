@@ -8,6 +8,7 @@ use super::super::nodes::NodeListView;
 use super::super::samples::{self, fleet};
 use super::super::testing::{canvas, plain, table, wide};
 use super::super::{View, issues_text};
+use crate::style::Canvas;
 
 fn status(fleet: pb::Fleet) -> String {
     table(&FleetView::from(fleet))
@@ -306,10 +307,37 @@ fn wide_tells_what_became_of_the_list_of_all_services() {
 #[test]
 fn only_the_first_issues_are_shown() {
     let view = FleetView::from(samples::troubled_fleet());
-    let many = vec![view.issues[0].clone(); 12];
-    let text = plain(&issues_text(&many, &canvas()));
+    let mut many = vec![view.issues[0].clone(); 12];
+    for (n, issue) in many.iter_mut().enumerate() {
+        issue.reason = format!("port 99999 is wrong {n}");
+    }
+    let text = plain(&issues_text(&many, 7, &canvas()));
     assert_eq!(text.matches("port 99999").count(), 10);
-    assert!(text.ends_with("2 issues more: -o wide\n"), "{text}");
+    let end = "2 issues more: -o wide\n7 issues more are not told: mend these first\n";
+    assert!(text.ends_with(end), "{text}");
+}
+
+/// One mistake in a template must not fill the screen.
+#[test]
+fn objects_with_the_same_issue_are_told_together() {
+    let view = FleetView::from(samples::troubled_fleet());
+    let mut alike = vec![view.issues[0].clone(); 6];
+    for (n, issue) in alike.iter_mut().enumerate() {
+        issue.name = format!("shop-{n}");
+    }
+    alike[5].alike = 2_994;
+    let text = plain(&issues_text(&alike, 0, &canvas()));
+    assert_eq!(text.matches("port 99999").count(), 1, "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let others = "the same of 2999 others, such as Service shop/shop-1, Service shop/shop-2, Service shop/shop-3";
+    assert!(words.contains(others), "{words}");
+    let in_full = Canvas {
+        wide: true,
+        ..canvas()
+    };
+    let text = plain(&issues_text(&alike, 0, &in_full));
+    assert_eq!(text.matches("port 99999").count(), 6, "{text}");
+    assert!(text.contains("the same of 2994 others\n"), "{text}");
 }
 
 #[test]

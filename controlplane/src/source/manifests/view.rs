@@ -9,6 +9,7 @@ use inotify::{EventMask, EventOwned, WatchDescriptor, WatchMask, Watches};
 use kplane_model::{Issue, ObjectRef, Severity};
 
 use super::catalog::{Catalog, Change, keep};
+use super::disk::{Disk, Question};
 use super::folder::{Listing, Root, Stamp, display_name};
 use crate::source::{Event, SourceError};
 
@@ -32,7 +33,9 @@ pub(super) struct View {
     stamps: BTreeMap<PathBuf, Option<Stamp>>,
     /// Device and inode of the root; `None` before the start, and once it has been away.
     identity: Option<(u64, u64)>,
-    has_links: bool,
+    /// Manifests that are links, as the folder was last listed.
+    links: BTreeSet<PathBuf>,
+    disk: Disk,
     /// Problems of the folder as a whole.
     notices: Vec<Issue>,
 }
@@ -56,7 +59,8 @@ impl View {
             pending: Pending::default(),
             stamps: BTreeMap::new(),
             identity: None,
-            has_links: false,
+            links: BTreeSet::new(),
+            disk: Disk::default(),
             notices: Vec::new(),
         }
     }
@@ -79,7 +83,7 @@ impl View {
 
     /// Time has passed: looks where changes cause no events.
     pub(super) fn poll(&mut self) {
-        self.pending.everything |= self.has_links || !self.notices.is_empty();
+        self.pending.everything |= !self.links.is_empty() || !self.notices.is_empty();
     }
 
     /// Events were lost.
@@ -120,7 +124,7 @@ impl View {
             self.pending.everything |= comes_or_goes && self.root.only.is_none();
         } else if !self.root.is_manifest(&path) {
             // `..data` of a mounted ConfigMap: every manifest is a link through it.
-            self.pending.everything |= comes_or_goes && self.has_links;
+            self.pending.everything |= comes_or_goes && !self.links.is_empty();
         } else if mask.contains(EventMask::MODIFY)
             || (mask.contains(EventMask::CREATE) && !self.root.appears_complete(&path))
         {
@@ -148,12 +152,11 @@ impl View {
         let quiet = paths
             .into_iter()
             .filter(|path| !self.writing.contains(path));
-        let read = quiet.map(|path| {
-            let stamp = self.root.stamp(&path).ok();
-            let change = self.root.read(&path);
-            (path, stamp, change)
+        let quiet = quiet.map(|path| Question {
+            is_link: self.links.contains(&path),
+            path,
         });
-        read.collect()
+        read_all(&self.root, &mut self.disk, quiet.collect())
     }
 
     /// Takes in what was read. What has been written to meanwhile may have been read half: it is
@@ -178,9 +181,9 @@ impl View {
 
     /// Lists the folder, watches all of it, and returns the files that are not as they were read.
     fn look_around(&mut self) -> io::Result<Vec<PathBuf>> {
-        let identity = self.root.identity()?;
+        let identity = self.identity()?;
         let (listing, mut notices) = loop {
-            let listing = self.root.list()?;
+            let listing = self.root.list(&mut self.disk)?;
             let (grown, notices) = self.watch(&listing.folders)?;
             // What came into a new folder before it was watched is seen by looking again.
             if !grown {
@@ -194,7 +197,7 @@ impl View {
             ));
         }
         self.identity = Some(identity);
-        self.has_links = listing.has_links;
+        self.links.clone_from(&listing.links);
         notices.extend(unlisted(&listing));
         self.notices = notices;
 
@@ -211,6 +214,18 @@ impl View {
             stamp.is_none() || self.stamps.get(*path).is_none_or(|known| known != *stamp)
         });
         Ok(gone.chain(changed.map(|(path, _)| path)).cloned().collect())
+    }
+
+    /// Which directory the folder is at the moment, if it answers.
+    fn identity(&mut self) -> io::Result<(u64, u64)> {
+        let root = self.root.clone();
+        let question = Question::plain(PathBuf::new());
+        let mut answers = self.disk.each(vec![question], move |_, _| root.identity());
+        let answer = answers.pop().map(|(_, answer)| answer);
+        answer.map_or_else(
+            || Err(io::ErrorKind::NotFound.into()),
+            |answer| answer.map_err(io::Error::other)?,
+        )
     }
 
     /// Watches these folders and no others. True if one was not watched before.
@@ -255,6 +270,19 @@ impl View {
             ),
         )
     }
+}
+
+/// Reads files, as far as they can be read in time.
+pub(super) fn read_all(root: &Root, disk: &mut Disk, files: Vec<Question>) -> Read {
+    let root = root.clone();
+    let read = disk.each(files, move |path, beat| {
+        (root.stamp(path).ok(), root.read(path, beat))
+    });
+    let read = read.into_iter().map(|(path, answer)| match answer {
+        Ok((stamp, change)) => (path, stamp, change),
+        Err(silence) => (path, None, Change::Unreadable(silence.to_string())),
+    });
+    read.collect()
 }
 
 /// Issues of subfolders that cannot be listed.
