@@ -21,7 +21,7 @@ use tonic::transport::server::Router;
 use tonic::transport::{Channel, Endpoint, Server};
 
 use crate::admin::Admin;
-use crate::convert::ExternalIps;
+use crate::admission::Admission;
 use crate::events;
 use crate::hub::Hub;
 use crate::server::{AgentServer, DesiredServer, StatusServer};
@@ -48,8 +48,8 @@ pub struct Config {
     pub status_listen: Option<SocketAddr>,
     /// Where readiness and metrics are served.
     pub http_listen: Option<SocketAddr>,
-    /// Which external addresses Services may have.
-    pub external_ips: ExternalIps,
+    /// What Services may have.
+    pub admission: Admission,
     /// Whether events are written to the API server that the objects come from.
     pub events: bool,
 }
@@ -132,13 +132,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let status = listen(config.status_listen, "the status API").await?;
     let http = listen(config.http_listen, "readiness and metrics").await?;
     let mut tasks = JoinSet::new();
-    let hub = start_hub(
-        config.source,
-        config.external_ips,
-        config.events,
-        &mut tasks,
-    )
-    .await?;
+    let hub = start_hub(config.source, config.admission, config.events, &mut tasks).await?;
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub);
@@ -172,13 +166,13 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 
 async fn start_hub(
     origin: Origin,
-    external_ips: ExternalIps,
+    admission: Admission,
     events: bool,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<Arc<Hub>, SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
-    let (hub, index) = Hub::new(epoch, origin.name(), external_ips, batches);
+    let (hub, index) = Hub::new(epoch, origin.name(), admission, batches);
     let stop = hub.shutdown.clone();
     match origin {
         Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),

@@ -1,6 +1,7 @@
 //! kplane's control plane as a library: source -> index -> publish -> stream.
 
 mod admin;
+pub mod admission;
 pub mod app;
 pub mod check;
 pub mod convert;

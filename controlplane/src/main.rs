@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
+use kp_controlplane::admission::{Admission, Reserved, ReservedPlace, own_addresses};
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::kubernetes::Access;
@@ -72,6 +73,12 @@ struct Args {
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     external_ip_cidr: Vec<Cidr>,
 
+    /// More ports that no Service gets, separated by commas: as 22 or 2379-2380 on the addresses of
+    /// nodes and as node ports, as 192.0.2.1:6443 on one address. Reserved anyway are the ports above,
+    /// those of agents (10249, 10256) and of kubelet (10248, 10250), and where the API server listens.
+    #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
+    reserved_ports: Vec<ReservedPlace>,
+
     /// Whether Kubernetes events are written: about Services that cannot be served, nodes without an
     /// agent, agents that fail. Needs create and patch of events.events.k8s.io.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
@@ -107,8 +114,13 @@ impl Args {
         })
     }
 
-    fn external_ips(&self) -> ExternalIps {
-        ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone())
+    fn admission(&self) -> Admission {
+        let listeners = [self.agent_listen, self.status_listen, self.http_listen];
+        let reserved = Reserved::new(&listeners, &own_addresses());
+        Admission {
+            external_ips: ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone()),
+            reserved: reserved.with_listed(&self.reserved_ports),
+        }
     }
 }
 
@@ -130,7 +142,7 @@ Environment:
 async fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(path) = &args.check {
-        return check::run(path, args.external_ips());
+        return check::run(path, args.admission());
     }
     start_log(args.log_format);
     match serve(args).await {
@@ -159,13 +171,13 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
     let [terminate, interrupt] = signals;
     let (mut terminate, mut interrupt) = (terminate?, interrupt?);
-    let external_ips = args.external_ips();
+    let admission = args.admission();
     let bound = app::build(app::Config {
         source: args.origin(),
         agent_listen: Some(args.agent_listen),
         status_listen: Some(args.status_listen),
         http_listen: Some(args.http_listen),
-        external_ips,
+        admission,
         events: args.events,
     })
     .await?;

@@ -6,7 +6,7 @@
 //!
 //! Modules from the outside in: `http` and `parse` are the edge, `transport` is what it must offer,
 //! `reflector` the state machine, `memory` and `gathering` decide what a list means, `report` says
-//! how it goes, `endpoints` is for servers without slices.
+//! how it goes, `endpoints` is for servers without slices; `server` tells where the server is.
 
 mod backoff;
 mod endpoints;
@@ -17,6 +17,7 @@ mod parse;
 mod reflector;
 mod report;
 mod resource;
+mod server;
 mod transport;
 
 use std::sync::Arc;
@@ -91,6 +92,7 @@ impl Source for Kubernetes {
             reflectors.spawn(Reflector::new(http, report, outbox.clone()).run());
         }
         drop(outbox);
+        reflectors.spawn(server::follow(self.api, sink.clone()));
         merge(inbox, sink, &self.upstream).await;
         Ok(())
     }

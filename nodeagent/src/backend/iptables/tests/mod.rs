@@ -51,7 +51,7 @@ fn publication(manifests: &str) -> Publication {
         events,
         observed_at: SystemTime::UNIX_EPOCH,
     };
-    let outcome = Index::new(ExternalIps::default()).apply(batch);
+    let outcome = Index::default().apply(batch);
     outcome.publication.unwrap()
 }
 
