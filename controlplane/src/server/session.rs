@@ -18,6 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
+use super::attendance::Attendance;
 use super::millis;
 use super::questions::Questions;
 use crate::fleet::Session;
@@ -49,6 +50,7 @@ pub(super) async fn run(
         return Err(Status::invalid_argument("the first message must be Hello"));
     };
     let node = check_hello(&hello)?;
+    let _attendance = Attendance::begin(&hub, &node);
     hub.store.ensure_node(&node);
     let (session, superseded, questions) = Session::begin(&hub, &node, &hello, peer);
     send(outbox, welcome(&hub)).await?;

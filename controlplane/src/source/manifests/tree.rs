@@ -347,8 +347,7 @@ mod tests {
     fn a_bomb_costs_no_more_than_its_text_allows() {
         let lists = nested("[x,x,x,x,x,x,x,x]", "[", "]", 9);
         let merges = nested("{x: 1, y: 2, z: 3}", "{<<: [", "]}", 9);
-        let items =
-            "- k: &k [x,x,x,x,x,x,x,x]\n".to_owned() + &"- [*k,*k,*k,*k,*k]\n".repeat(10);
+        let items = "- k: &k [x,x,x,x,x,x,x,x]\n".to_owned() + &"- [*k,*k,*k,*k,*k]\n".repeat(10);
         let texts = format!(
             "a: &a {}\nb: [{}]",
             "x".repeat(1_000),
