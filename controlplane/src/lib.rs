@@ -5,6 +5,7 @@ pub mod admission;
 pub mod app;
 pub mod check;
 pub mod convert;
+pub mod dial;
 pub mod events;
 pub mod fleet;
 pub mod hub;

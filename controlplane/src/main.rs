@@ -9,6 +9,7 @@ use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
 use kp_controlplane::admission::{Admission, Reserved, ReservedPlace, own_addresses};
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::dial::parse_mark;
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
 use kp_controlplane::{app, check};
@@ -79,6 +80,11 @@ struct Args {
     #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
     reserved_ports: Vec<ReservedPlace>,
 
+    /// Packet mark of our own connections to the API server, by which the rules of an agent on the same
+    /// node leave them alone; as the agent's; 0 = none.
+    #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
+    own_mark: u32,
+
     /// Whether Kubernetes events are written: about Services that cannot be served, nodes without an
     /// agent, agents that fail. Needs create and patch of events.events.k8s.io.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
@@ -111,6 +117,7 @@ impl Args {
         Origin::Kubernetes(kubernetes::Config {
             access,
             only_node: None,
+            own_mark: self.own_mark,
         })
     }
 

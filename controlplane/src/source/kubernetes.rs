@@ -45,6 +45,8 @@ pub struct Config {
     pub access: Access,
     /// The only Node to read; all if there is none.
     pub only_node: Option<Arc<str>>,
+    /// The mark of connections to the API server, by which the node's rules know them; 0 = none.
+    pub own_mark: u32,
 }
 
 /// The source.
@@ -63,7 +65,7 @@ impl Kubernetes {
     /// [`SourceError::Access`] when the credentials make no sense.
     pub async fn new(config: Config, upstream: Upstream) -> Result<Self, SourceError> {
         Ok(Self {
-            api: Arc::new(Api::new(config.access).await?),
+            api: Arc::new(Api::new(config.access, config.own_mark).await?),
             only_node: config.only_node,
             upstream,
         })

@@ -10,7 +10,6 @@ mod walk;
 
 use std::time::SystemTime;
 
-use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::index::Index;
 use kp_controlplane::k8s::Kind;
 use kp_controlplane::publish::{Publication, Published};
