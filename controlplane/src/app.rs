@@ -24,7 +24,7 @@ use tonic::{Request, Status};
 use tracing::warn;
 
 use crate::admin::Admin;
-use crate::convert::ExternalIps;
+use crate::admission::Admission;
 use crate::doors::{Door, Limits, Occupancy};
 use crate::hub::Hub;
 use crate::server::{AgentServer, DesiredServer, StatusServer};
@@ -58,8 +58,8 @@ pub struct Config {
     pub http_listen: Option<SocketAddr>,
     /// How many connections agents may have; lowered to what the limit of open files leaves for them.
     pub agent_limits: Limits,
-    /// Which external addresses Services may have.
-    pub external_ips: ExternalIps,
+    /// What Services may have.
+    pub admission: Admission,
     /// Whether events are written to the API server that the objects come from.
     pub events: bool,
 }
@@ -142,13 +142,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
-    let hub = start_hub(
-        config.source,
-        config.external_ips,
-        config.events,
-        &mut tasks,
-    )
-    .await?;
+    let hub = start_hub(config.source, config.admission, config.events, &mut tasks).await?;
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub);
@@ -199,13 +193,13 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 
 async fn start_hub(
     origin: Origin,
-    external_ips: ExternalIps,
+    admission: Admission,
     events: bool,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<Arc<Hub>, SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
-    let (hub, index) = Hub::new(epoch, origin.name(), external_ips, batches);
+    let (hub, index) = Hub::new(epoch, origin.name(), admission, batches);
     let stop = hub.shutdown.clone();
     match origin {
         Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::convert::ExternalIps;
+use crate::admission::Admission;
 use crate::fleet::Fleet;
 use crate::index::{Index, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
@@ -71,7 +71,7 @@ impl Hub {
     pub fn new(
         epoch: u64,
         source: &'static str,
-        external_ips: ExternalIps,
+        admission: Admission,
         batches: mpsc::Receiver<Batch>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send) {
         let (summary_tx, summary) = watch::channel(Arc::default());
@@ -88,7 +88,7 @@ impl Hub {
             queries,
         });
         let owner = IndexOwner {
-            index: Index::new(external_ips).started_at(started_at),
+            index: Index::new(admission).started_at(started_at),
             hub: Arc::clone(&hub),
             summary: summary_tx,
         };

@@ -1,9 +1,11 @@
 //! kplane's control plane as a library: source -> index -> publish -> stream.
 
 mod admin;
+pub mod admission;
 pub mod app;
 pub mod check;
 pub mod convert;
+pub mod dial;
 pub mod doors;
 pub mod events;
 pub mod fleet;

@@ -7,8 +7,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
+use kp_controlplane::admission::{Admission, Reserved, ReservedPlace, own_addresses};
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::dial::parse_mark;
 use kp_controlplane::doors::Limits;
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
@@ -85,6 +87,17 @@ struct Args {
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     external_ip_cidr: Vec<Cidr>,
 
+    /// More ports that no Service gets, separated by commas: as 22 or 2379-2380 on the addresses of
+    /// nodes and as node ports, as 192.0.2.1:6443 on one address. Reserved anyway are the ports above,
+    /// those of agents (10249, 10256) and of kubelet (10248, 10250), and where the API server listens.
+    #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
+    reserved_ports: Vec<ReservedPlace>,
+
+    /// Packet mark of our own connections to the API server, by which the rules of an agent on the same
+    /// node leave them alone; as the agent's; 0 = none.
+    #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
+    own_mark: u32,
+
     /// Whether Kubernetes events are written: about Services that cannot be served, nodes without an
     /// agent, agents that fail. Needs create and patch of events.events.k8s.io.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
@@ -122,6 +135,7 @@ impl Args {
         Origin::Kubernetes(kubernetes::Config {
             access,
             only_node: None,
+            own_mark: self.own_mark,
         })
     }
 
@@ -133,8 +147,13 @@ impl Args {
         }
     }
 
-    fn external_ips(&self) -> ExternalIps {
-        ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone())
+    fn admission(&self) -> Admission {
+        let listeners = [self.agent_listen, self.status_listen, self.http_listen];
+        let reserved = Reserved::new(&listeners, &own_addresses());
+        Admission {
+            external_ips: ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone()),
+            reserved: reserved.with_listed(&self.reserved_ports),
+        }
     }
 }
 
@@ -156,7 +175,7 @@ Environment:
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(path) = &args.check {
-        return check::run(path, args.external_ips());
+        return check::run(path, args.admission());
     }
     start_log(args.log_format);
     if let Err(error) = kplane_http::raise_file_limit() {
@@ -197,7 +216,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
     let [terminate, interrupt] = signals;
     let (mut terminate, mut interrupt) = (terminate?, interrupt?);
-    let external_ips = args.external_ips();
+    let admission = args.admission();
     let agent_limits = args.agent_limits();
     let bound = app::build(app::Config {
         source: args.origin(),
@@ -205,7 +224,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         status_listen: Some(args.status_listen),
         http_listen: Some(args.http_listen),
         agent_limits,
-        external_ips,
+        admission,
         events: args.events,
     })
     .await?;

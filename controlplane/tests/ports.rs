@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::admission::Admission;
 use kp_controlplane::doors::{Limits, PATIENCE};
 use kplane_http::client::{get, until};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
@@ -35,7 +35,7 @@ async fn control_plane(agent_limits: Limits) -> (Bound, tempfile::TempDir) {
         status_listen: any,
         http_listen: any,
         agent_limits,
-        external_ips: ExternalIps::All,
+        admission: Admission::default(),
         events: false,
     };
     let bound = build(config).await.unwrap();

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::server::StatusServer;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
@@ -44,7 +44,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         status_listen: None,
         http_listen: None,
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
-        external_ips: ExternalIps::All,
+        admission: Admission::default(),
         events: false,
     };
     let bound = build(config).await.unwrap();

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::publish::{Publication, Published};
 use kplane_model::select::variants;
 use kplane_model::{
@@ -39,7 +39,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
         http_listen: None,
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
-        external_ips: ExternalIps::All,
+        admission: Admission::default(),
         events: false,
     };
     let bound = build(config).await.unwrap();

@@ -10,6 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use kp_controlplane::admission::Admission;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::server::StatusServer;
@@ -94,7 +95,7 @@ async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_pla
         status_listen: None,
         http_listen: None,
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
-        external_ips: ExternalIps::All,
+        admission: Admission::default(),
         events: false,
     };
     control_plane::build(config).await.unwrap()
@@ -228,6 +229,7 @@ async fn a_node_that_leaves_is_healthy_only_for_livez() {
         origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: None,
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let address = agent.healthz_addr.unwrap();
@@ -252,6 +254,7 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
         origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let report = reported(&agent, in_sync).await;
@@ -376,6 +379,7 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
         origin: kp_controlplane::app::Origin::Manifests(folder.path().to_owned()),
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     reported(&agent, in_sync).await;
@@ -545,6 +549,7 @@ async fn a25_health_checks_change_after_the_kernel() {
         origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: None,
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let broken = Arc::new(AtomicBool::new(false));
     let backend = Breakable(broken.clone(), Noop::default());
@@ -593,6 +598,7 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
         origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let mut config = config("n1", source);
     config.node_settings.nodeport_addresses = vec!["127.0.0.1/32".parse().unwrap()];
@@ -639,6 +645,7 @@ async fn g5_metrics_and_health_are_served_over_ipv6() {
         origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: None,
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let loopback = SocketAddr::new("::1".parse().unwrap(), 0);
     let mut config = config("n1", source);

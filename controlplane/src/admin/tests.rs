@@ -5,7 +5,7 @@ use kplane_model::{Issue, ObjectRef, Severity};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::convert::ExternalIps;
+use crate::admission::Admission;
 use crate::doors::Limits;
 use crate::k8s::Kind;
 use crate::source::upstream::Trouble;
@@ -14,7 +14,7 @@ use crate::source::{Batch, Event};
 #[tokio::test]
 async fn ready_once_every_kind_is_listed_and_for_ever_after() {
     let (sink, batches) = mpsc::channel(1);
-    let (hub, index) = Hub::new(1, "test", ExternalIps::All, batches);
+    let (hub, index) = Hub::new(1, "test", Admission::default(), batches);
     tokio::spawn(index);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -3,12 +3,12 @@
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::convert::ExternalIps;
+use crate::admission::Admission;
 use crate::publish::Publication;
 
 fn hub() -> Arc<Hub> {
     let (_, batches) = mpsc::channel(1);
-    Hub::new(1, "test", ExternalIps::All, batches).0
+    Hub::new(1, "test", Admission::default(), batches).0
 }
 
 fn hello() -> Hello {

@@ -1,5 +1,7 @@
 //! Batches in, publications out.
 
+mod places;
+
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 

@@ -149,6 +149,7 @@ pub enum AccessError {
 #[derive(Debug)]
 pub struct Api {
     access: Access,
+    own_mark: u32,
     current: Mutex<Current>,
 }
 
@@ -167,14 +168,16 @@ impl std::fmt::Debug for Current {
 }
 
 impl Api {
-    /// Reads the credentials. Does not talk to the server yet.
+    /// Reads the credentials. Does not talk to the server yet. Connections will carry the mark `own_mark`,
+    /// 0 = none.
     ///
     /// # Errors
     /// [`AccessError`] when they make no sense.
-    pub async fn new(access: Access) -> Result<Self, AccessError> {
-        let current = open(&access).await?;
+    pub async fn new(access: Access, own_mark: u32) -> Result<Self, AccessError> {
+        let current = open(&access, own_mark).await?;
         Ok(Self {
             access,
+            own_mark,
             current: Mutex::new(current),
         })
     }
@@ -210,7 +213,7 @@ impl Api {
             }
             current.renewed_at = Instant::now();
         }
-        let renewed = open(&self.access).await?;
+        let renewed = open(&self.access, self.own_mark).await?;
         *self.lock() = renewed;
         Ok(())
     }
@@ -221,7 +224,7 @@ impl Api {
     }
 }
 
-async fn open(access: &Access) -> Result<Current, AccessError> {
+async fn open(access: &Access, own_mark: u32) -> Result<Current, AccessError> {
     let (config, place) = match access {
         Access::Kubeconfig { file, master } => {
             let mut config = read(file).await?;
@@ -249,7 +252,8 @@ async fn open(access: &Access) -> Result<Current, AccessError> {
             (Config::new(address(&place, master)?), place)
         }
     };
-    let client = connector::client(&config).map_err(|error| client_error(&place, &error))?;
+    let client =
+        connector::client(&config, own_mark).map_err(|error| client_error(&place, &error))?;
     Ok(Current {
         client,
         server: config

@@ -20,12 +20,17 @@ const TOMBSTONES: usize = 16_384;
 /// The revision that a store begins with: that of the configuration of nodes without a Node object.
 pub(super) const FIRST_REVISION: u64 = 1;
 
+/// Memory is given back when less than one place in so many is taken.
+const SPARSE: usize = 4;
+
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) revision: u64,
     pub(super) shared: HashMap<ServiceKey, Shared>,
     pub(super) log: Log<ServiceKey>,
     pub(super) views: HashMap<NodeName, View>,
+    /// The newest revision at which the last was said of a node.
+    pub(super) freed_at: u64,
     /// Digest of all default variants.
     pub(super) default_digest: Digest,
     /// What nodes of a zone have to add to it.
@@ -81,6 +86,12 @@ pub(super) struct View {
     pub(super) digest: Digest,
     /// What variants for this very node add to the zone's digest.
     pub(super) variants_digest: Digest,
+    /// Streams of agents for it.
+    pub(super) agents: usize,
+    /// Its Node object is gone: what is kept of it is for its agent only.
+    pub(super) orphaned: bool,
+    /// The newest revision when it was made: what was said of the node before is forgotten.
+    pub(super) since: u64,
 }
 
 impl Shared {
@@ -107,6 +118,15 @@ impl Shared {
 }
 
 impl View {
+    /// Nobody needs it: no object mentions the node, and it has neither Node object nor agent.
+    fn is_vacant(&self) -> bool {
+        let configured = usize::from(self.facts.is_some());
+        self.agents == 0
+            && (self.orphaned || configured == 0)
+            && self.objects.len() == configured
+            && self.variants_digest == Digest::default()
+    }
+
     /// Puts an object in; false if it was there.
     pub(super) fn put(
         &mut self,
@@ -151,6 +171,7 @@ impl Default for State {
             shared: HashMap::new(),
             log: Log::default(),
             views: HashMap::new(),
+            freed_at: 0,
             default_digest: Digest::default(),
             zone_digests: HashMap::new(),
             varied: BTreeSet::new(),
@@ -164,8 +185,23 @@ impl Default for State {
 }
 
 impl State {
+    /// Forgets a node of which nothing is left: names come and go with the objects that mention them.
+    pub(super) fn free_if_vacant(&mut self, node: &NodeName) {
+        if !self.views.get(node).is_some_and(View::is_vacant) {
+            return;
+        }
+        self.views.remove(node);
+        self.freed_at = self.revision;
+        let left = self.views.len();
+        if left < self.views.capacity() / SPARSE {
+            self.views.shrink_to(2 * left);
+        }
+    }
+
     pub(super) fn upsert(&mut self, key: &ServiceKey, encoded: Encoded) {
         let before = self.shared.remove(key);
+        let for_nodes = before.iter().flat_map(|before| before.by_node.keys());
+        let for_nodes: Vec<NodeName> = for_nodes.cloned().collect();
         if let Some(before) = &before {
             self.count_digests(before, false);
         }
@@ -179,6 +215,9 @@ impl State {
         }
         self.count_digests(&shared, true);
         self.shared.insert(key.clone(), shared);
+        for node in &for_nodes {
+            self.free_if_vacant(node);
+        }
     }
 
     /// The new variants of a ServicePort: those that changed carry a new revision, or all of them
@@ -230,7 +269,7 @@ impl State {
     pub(super) fn set_local(&mut self, key: &ServiceKey, before: &[NodeName], encoded: &Encoded) {
         let local = DesiredKey::Local(key.clone());
         for (node, object) in &encoded.local {
-            let view = self.views.entry(node.clone()).or_default();
+            let view = view_of(&mut self.views, node, self.revision);
             if view.put(local.clone(), object.clone(), self.revision + 1) {
                 self.revision += 1;
             }
@@ -239,13 +278,14 @@ impl State {
             let is_its = |(other, _): &(NodeName, _)| other.cmp(node);
             if encoded.local.binary_search_by(is_its).is_err() {
                 self.take_local(node, &local);
+                self.free_if_vacant(node);
             }
         }
     }
 
     pub(super) fn take_local(&mut self, node: &NodeName, key: &DesiredKey) {
         let revision = self.revision + 1;
-        let view = self.views.entry(node.clone()).or_default();
+        let view = view_of(&mut self.views, node, self.revision);
         if view.take(key, revision) {
             self.revision = revision;
             self.tombstones.push_back(Tombstone {
@@ -265,6 +305,9 @@ impl State {
         let local = DesiredKey::Local(key.clone());
         for node in &shared.local_nodes {
             self.take_local(node, &local);
+        }
+        for node in shared.local_nodes.iter().chain(shared.by_node.keys()) {
+            self.free_if_vacant(node);
         }
         self.revision += 1;
         self.log.note(key.clone(), self.revision);
@@ -294,9 +337,12 @@ impl State {
         for (zone, blob) in &shared.by_zone {
             let digest = self.zone_digests.entry(zone.clone()).or_default();
             count(digest, blob, Some(&shared.default));
+            if *digest == Digest::default() {
+                self.zone_digests.remove(zone);
+            }
         }
         for (node, blob) in &shared.by_node {
-            let view = self.views.entry(node.clone()).or_default();
+            let view = view_of(&mut self.views, node, self.revision);
             let otherwise = shared.resolve_zone(view.zone.as_deref());
             count(&mut view.variants_digest, blob, Some(otherwise));
         }
@@ -306,14 +352,17 @@ impl State {
         node.service_cidrs.clone_from(&self.service_cidrs);
         let (name, zone) = (node.name.clone(), node.zone.clone());
         let object = encode(&DesiredObject::Node(node.clone()));
-        let view = self.views.entry(name.clone()).or_default();
-        view.facts = Some(Arc::new(node));
+        let view = view_of(&mut self.views, &name, self.revision);
+        let before = view.facts.replace(Arc::new(node));
+        let known = view.facts.as_ref().is_some_and(|facts| facts.known);
+        view.orphaned = !known && (view.orphaned || before.is_some_and(|facts| facts.known));
         if view.put(DesiredKey::Node, object, self.revision + 1) {
             self.revision += 1;
         }
         if view.zone != zone {
             self.move_node(&name, zone);
         }
+        self.free_if_vacant(&name);
     }
 
     pub(super) fn set_service_cidrs(&mut self, cidrs: &[Cidr]) {
@@ -342,7 +391,7 @@ impl State {
 
     /// A node is in another zone now: it must look again at everything that depends on zones.
     pub(super) fn move_node(&mut self, name: &NodeName, zone: Option<ZoneName>) {
-        let view = self.views.entry(name.clone()).or_default();
+        let view = view_of(&mut self.views, name, self.revision);
         view.zone = zone;
         view.variants_digest = Digest::default();
         for key in &self.varied {
@@ -383,4 +432,17 @@ impl State {
             }
         }
     }
+}
+
+/// What a node has of its own, made at a revision if there is nothing yet.
+pub(super) fn view_of<'a>(
+    views: &'a mut HashMap<NodeName, View>,
+    node: &NodeName,
+    since: u64,
+) -> &'a mut View {
+    let new = || View {
+        since,
+        ..View::default()
+    };
+    views.entry(node.clone()).or_insert_with(new)
 }

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::blob::Encoded;
 use super::cursor::{Cursor, Piece};
-use super::state::{FIRST_REVISION, State};
+use super::state::{FIRST_REVISION, State, view_of};
 use super::{Publication, Trigger};
 
 /// Publications whose time is remembered, to tell how old the oldest missing change is.
@@ -95,6 +95,23 @@ impl Store {
         self.finish(state, first, publication.observed_at)
     }
 
+    /// A stream about a node begins: what is said of the node is remembered until [`Store::leave`],
+    /// whatever becomes of the objects that mention it.
+    pub fn attend(&self, name: &NodeName) {
+        let mut state = self.write();
+        let since = state.revision;
+        view_of(&mut state.views, name, since).agents += 1;
+    }
+
+    /// A stream about a node ends.
+    pub fn leave(&self, name: &NodeName) {
+        let mut state = self.write();
+        if let Some(view) = state.views.get_mut(name) {
+            view.agents = view.agents.saturating_sub(1);
+        }
+        state.free_if_vacant(name);
+    }
+
     /// Notes when the changes since revision `first` were observed, and tells of the newest.
     fn finish(
         &self,
@@ -134,7 +151,10 @@ impl Store {
         if digest == state.digest(node) {
             return Some(Cursor::at(state.revision));
         }
-        let known = state.horizon.max(1)..=state.revision;
+        // What was deleted for a node before it was forgotten can only be told by a snapshot.
+        let view = state.views.get(node);
+        let since = view.map_or(state.freed_at, |view| view.since);
+        let known = state.horizon.max(since).max(1)..=state.revision;
         revision.filter(|r| known.contains(r)).map(Cursor::at)
     }
 
@@ -188,7 +208,7 @@ impl Store {
         self.read().changed_after(revision)
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, State> {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, State> {
         // A panic while writing is a bug that tests find; readers must not multiply it.
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }

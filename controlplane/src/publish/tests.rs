@@ -224,6 +224,9 @@ proptest! {
     fn followers_hold_what_their_node_must_have(steps in prop::collection::vec(any_step(), 1..60)) {
         let store = Store::new(7);
         let mut world = World::default();
+        for node in NODES {
+            store.attend(&node.into());
+        }
         let mut agents = NODES.map(Agent::new);
         for step in steps {
             match step {
@@ -251,7 +254,11 @@ proptest! {
                 Step::FollowOnePiece(n) => {
                     agents[n].step(&store);
                 }
-                Step::Restart(n) => agents[n] = Agent::new(NODES[n]),
+                Step::Restart(n) => {
+                    store.leave(&NODES[n].into());
+                    store.attend(&NODES[n].into());
+                    agents[n] = Agent::new(NODES[n]);
+                }
             }
         }
         for mut agent in agents {
@@ -274,6 +281,78 @@ fn equal_state_is_not_published_again() {
     head.mark_unchanged();
     store.publish(publication(services(), vec![]));
     assert!(!head.has_changed().unwrap());
+}
+
+/// Endpoints on so many nodes, hinted for so many others, and in so many zones.
+fn on_nodes(names: std::ops::Range<usize>) -> Published {
+    let endpoints: Vec<Endpoint> = names
+        .map(|n| Endpoint {
+            node: Some(format!("local-{n}").into()),
+            node_hints: vec![format!("hinted-{n}").into()],
+            zone_hints: vec![format!("zone-{n}").into()],
+            ..endpoint(u8::try_from(n % 250).unwrap())
+        })
+        .collect();
+    published(1, &endpoints)
+}
+
+#[test]
+fn nodes_that_nothing_mentions_any_more_are_forgotten() {
+    let store = Store::new(7);
+    let sizes = |store: &Store| {
+        let state = store.read();
+        (state.views.len(), state.zone_digests.len())
+    };
+    store.publish(publication(vec![(key(1), Some(on_nodes(0..1)))], vec![]));
+    let one = sizes(&store);
+    assert!(one.0 >= 1);
+    for round in 0..20 {
+        let names = round * 200..round * 200 + 200;
+        store.publish(publication(vec![(key(1), Some(on_nodes(names)))], vec![]));
+        assert!(sizes(&store).0 >= 200);
+    }
+    assert!(store.read().views.len() <= 2 * 200, "{:?}", sizes(&store));
+    store.publish(publication(vec![(key(1), Some(on_nodes(0..1)))], vec![]));
+    assert_eq!(sizes(&store), one);
+    assert!(store.read().views.capacity() < 200, "memory is given back");
+    store.publish(publication(vec![(key(1), None)], vec![]));
+    assert_eq!(sizes(&store), (0, 0));
+    // A Node that was there, without an agent.
+    store.publish(publication(vec![], vec![node("n1", Some("z"))]));
+    assert_eq!(store.read().views.len(), 1);
+    let gone = NodeFacts {
+        known: false,
+        ..node("n1", None)
+    };
+    store.publish(publication(vec![], vec![gone]));
+    assert_eq!(sizes(&store), (0, 0));
+}
+
+#[test]
+fn a_node_with_an_agent_is_remembered_until_it_leaves() {
+    let store = Store::new(7);
+    let name = "local-0".into();
+    let gone = NodeFacts {
+        known: false,
+        ..node("local-0", None)
+    };
+    store.attend(&name);
+    store.publish(publication(
+        vec![(key(1), Some(on_nodes(0..1)))],
+        vec![node("local-0", None)],
+    ));
+    let held = (store.digest("local-0"), store.head().borrow().revision);
+    store.publish(publication(vec![(key(1), None)], vec![gone]));
+    assert_eq!(store.read().views.len(), 1);
+    // While it is remembered an agent that was away hears what is gone by name.
+    assert!(store.resume("local-0", held.0, Some(held.1)).is_some());
+    store.leave(&name);
+    assert_eq!(store.read().views.len(), 0);
+    // Then it has to begin anew.
+    store.attend(&name);
+    assert_eq!(store.resume("local-0", held.0, Some(held.1)), None);
+    store.leave(&name);
+    assert_eq!(store.read().views.len(), 0);
 }
 
 /// Whoever asks for a node that is none is served and costs nobody else anything.

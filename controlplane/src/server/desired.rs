@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use super::attendance::Attendance;
 use crate::hub::Hub;
 use crate::publish::{Cursor, Piece};
 
@@ -51,6 +52,7 @@ async fn watch(
     node: String,
     outbox: mpsc::Sender<Result<pb::DesiredState, Status>>,
 ) {
+    let _attendance = Attendance::begin(&hub, &node.as_str().into());
     let mut head = hub.store.head();
     let mut cursor = Cursor::at(0);
     if head.wait_for(|head| head.synced).await.is_err() {

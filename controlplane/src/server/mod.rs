@@ -1,6 +1,7 @@
 //! gRPC services of the control plane.
 
 mod agent;
+mod attendance;
 mod desired;
 mod issues;
 mod pages;

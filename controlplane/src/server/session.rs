@@ -18,6 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
+use super::attendance::Attendance;
 use super::millis;
 use super::questions::Questions;
 use crate::doors::Occupancy;
@@ -64,6 +65,7 @@ pub(super) async fn run(
     if needs_node && hub.store.head().borrow().synced {
         must_be_node(&hub, &node)?;
     }
+    let _attendance = Attendance::begin(&hub, &node);
     let begun = Session::begin(&hub, &node, &hello, peer.address);
     let begun = begun.map_err(|error| Status::resource_exhausted(error.to_string()))?;
     let (session, superseded, questions) = begun;

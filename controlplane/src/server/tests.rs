@@ -18,7 +18,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Status};
 
 use super::{AgentServer, StatusServer};
-use crate::convert::ExternalIps;
+use crate::admission::Admission;
 use crate::doors::{Door, Limits};
 use crate::fleet::Session;
 use crate::hub::Hub;
@@ -86,7 +86,7 @@ async fn first_update(channel: &Channel, node: &str) -> Result<pb::Update, Statu
 #[tokio::test]
 async fn a_name_that_is_no_node_of_the_cluster_is_refused() {
     let (_, batches) = mpsc::channel(1);
-    let (hub, _) = Hub::new(1, kubernetes::NAME, ExternalIps::All, batches);
+    let (hub, _) = Hub::new(1, kubernetes::NAME, Admission::default(), batches);
     let channel = serve(&hub).await;
     // Before the first list nobody is known: agents wait, and are refused then.
     let early = tokio::spawn({
@@ -114,7 +114,7 @@ async fn a_name_that_is_no_node_of_the_cluster_is_refused() {
 /// A hub whose input has 3,000 problems of 5 kB.
 async fn troubled_hub() -> Arc<Hub> {
     let (sink, batches) = mpsc::channel(1);
-    let (hub, index) = Hub::new(1, "test", ExternalIps::All, batches);
+    let (hub, index) = Hub::new(1, "test", Admission::default(), batches);
     tokio::spawn(index);
     let issues = (0..3_000).map(|n| Issue {
         severity: Severity::Error,

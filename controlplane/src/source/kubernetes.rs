@@ -6,7 +6,7 @@
 //!
 //! Modules from the outside in: `http` and `parse` are the edge, `transport` is what it must offer,
 //! `reflector` the state machine, `memory` and `gathering` decide what a list means, `report` says
-//! how it goes, `endpoints` is for servers without slices.
+//! how it goes, `endpoints` is for servers without slices; `server` tells where the server is.
 
 mod backoff;
 mod endpoints;
@@ -17,6 +17,7 @@ mod parse;
 mod reflector;
 mod report;
 mod resource;
+mod server;
 mod transport;
 
 use std::sync::Arc;
@@ -47,6 +48,8 @@ pub struct Config {
     pub access: Access,
     /// The only Node to read; all if there is none.
     pub only_node: Option<Arc<str>>,
+    /// The mark of connections to the API server, by which the node's rules know them; 0 = none.
+    pub own_mark: u32,
 }
 
 /// The source.
@@ -65,7 +68,7 @@ impl Kubernetes {
     /// [`SourceError::Access`] when the credentials make no sense.
     pub async fn new(config: Config, upstream: Upstream) -> Result<Self, SourceError> {
         let needs_us = config.access.needs_us();
-        let api = Api::new(config.access).await?;
+        let api = Api::new(config.access, config.own_mark).await?;
         if needs_us {
             tracing::warn!(server = api.server(), "{TRAP}");
         }
@@ -99,6 +102,7 @@ impl Source for Kubernetes {
             reflectors.spawn(Reflector::new(http, report, outbox.clone()).run());
         }
         drop(outbox);
+        reflectors.spawn(server::follow(self.api, sink.clone()));
         merge(inbox, sink, &self.upstream).await;
         Ok(())
     }

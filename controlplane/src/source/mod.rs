@@ -10,6 +10,8 @@ pub mod kubernetes;
 pub mod manifests;
 pub mod upstream;
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -43,6 +45,8 @@ pub enum Event {
     Delete(ObjectId),
     /// All problems of the source's own at the moment; replaces the list it gave before.
     Issues(Vec<Issue>),
+    /// Where the source's origin listens, if it is an API server; replaces what it said before.
+    ApiServer(BTreeSet<SocketAddr>),
     /// Nothing changed, but the source is in touch with its origin (upstream freshness).
     Alive,
 }

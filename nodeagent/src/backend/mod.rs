@@ -13,6 +13,7 @@ mod servers;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use kp_controlplane::dial::OWN_MARK;
 use kplane_model::{Family, ServiceKey, ServiceName};
 
 pub use self::servers::{Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer};
@@ -293,6 +294,8 @@ pub enum Kind {
 pub struct Settings {
     /// Bit of the packet mark that asks for masquerading, 0..=31 (C5; default 14).
     pub masquerade_bit: u8,
+    /// nftables: mark of our own connections, which the rules leave alone; 0 = none.
+    pub own_mark: u32,
     /// Packets that come in there count as from pods, besides those from the plan's pod sources.
     pub pod_interface: Option<PodInterface>,
     /// iptables: node ports are served on IPv4 loopback addresses too (C8).
@@ -314,6 +317,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             masquerade_bit: 14,
+            own_mark: OWN_MARK,
             pod_interface: None,
             localhost_nodeports: true,
             iptables_layout: iptables::Layout::default(),
@@ -380,6 +384,7 @@ impl Kind {
             Self::Nftables => {
                 let settings = nftables::Settings {
                     masquerade_bit: settings.masquerade_bit,
+                    own_mark: settings.own_mark,
                     pod_interface: settings.pod_interface,
                 };
                 nftables::open(settings)

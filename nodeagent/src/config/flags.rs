@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use kp_controlplane::app::Origin;
+use kp_controlplane::dial::parse_mark;
 use kplane_model::NodeName;
 
 use super::kube_proxy::{GoDuration, KubeProxyFlags, Note};
@@ -136,6 +137,11 @@ struct DataPathFlags {
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
     iptables_probe_interval: Duration,
 
+    /// Packet mark of our own connections, to the control plane or the API server, which none of our
+    /// rules applies to (mode nftables); 0 = none.
+    #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
+    own_mark: u32,
+
     /// Where a Service's traffic policy is Local and the node has none of its endpoints: mode ipvs
     /// refuses connections, as the other modes do, instead of using endpoints of other nodes, as
     /// kube-proxy's does.
@@ -154,6 +160,7 @@ impl DataPathFlags {
         backend::Settings {
             iptables_layout: self.iptables_layout,
             probe_interval: self.iptables_probe_interval,
+            own_mark: self.own_mark,
             ipvs: backend::ipvs::Settings {
                 strict_local: self.ipvs_strict_local,
                 drop_invalid: self.ipvs_drop_invalid,
@@ -277,9 +284,11 @@ impl Flags {
         };
         // A source that makes no sense is told along with a name that makes none.
         let nobody = NodeName::from("");
-        let source = self
-            .source
-            .check(api, node_name.as_ref().unwrap_or(&nobody));
+        let source = self.source.check(
+            api,
+            node_name.as_ref().unwrap_or(&nobody),
+            self.data_path.own_mark,
+        );
         let source = source.map_err(|wrong| problems.push(wrong)).ok();
         let (Some(loaded), Some(source), Some(node_name)) = (loaded, source, node_name) else {
             return Err(ConfigError { problems });

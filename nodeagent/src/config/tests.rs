@@ -71,12 +71,14 @@ fn a_node_of_its_own() {
     let config = config(
         "--standalone --manifests src --backend noop --cluster-cidr 10.0.0.0/8,fd00::/8 \
          --masquerade-all --masquerade-bit 31 --nodeport-addresses all --healthz-bind-address '' \
-         --external-ip-cidr 192.0.2.0/24,2001:db8::/32",
+         --external-ip-cidr 192.0.2.0/24,2001:db8::/32 --reserved-ports 22,192.0.2.1:80 \
+         --own-mark 0x70",
     );
     let Source::Standalone {
         origin: Origin::Manifests(manifests),
         status,
         external_ips,
+        reserved,
     } = config.source
     else {
         panic!("another source");
@@ -85,6 +87,9 @@ fn a_node_of_its_own() {
     assert_eq!(status.unwrap().to_string(), "127.0.0.1:7444");
     let ranges = ["192.0.2.0/24", "2001:db8::/32"].map(|range| range.parse().unwrap());
     assert_eq!(external_ips, ExternalIps::Within(ranges.to_vec()));
+    let listed = ["22", "192.0.2.1:80"].map(|place| place.parse().unwrap());
+    assert_eq!(reserved, listed);
+    assert_eq!(config.backend_settings.own_mark, 0x70);
     assert_eq!(config.node_settings.cluster_cidrs.len(), 2);
     assert_eq!(config.node_settings.nodeport_addresses.len(), 2);
     assert!(config.node_settings.masquerade_all);
@@ -234,7 +239,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ),
         (
             "--control-plane a --allow-external-ips false",
-            "--external-ip-cidr are for --standalone",
+            "--reserved-ports are for --standalone",
         ),
         (
             "--standalone --manifests src --external-ip-cidr 192.0.2.1",

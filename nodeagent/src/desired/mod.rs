@@ -7,6 +7,7 @@
 //! * An object that makes no sense replaces nothing: what was there before it stays, and the object
 //!   is named in the report until it makes sense or goes away.
 
+mod oversized;
 mod staged;
 mod update;
 
@@ -24,6 +25,7 @@ use kplane_model::{
     ServiceKey, ServiceName, ServiceProgram,
 };
 
+use oversized::Oversized;
 use staged::{Staged, StagedObject};
 
 /// Epochs whose revisions are remembered: more replicas than an agent rotates through.
@@ -46,6 +48,7 @@ pub struct Desired {
     /// The newest position of each epoch, the current epoch last; empty before the first snapshot.
     positions: Vec<Position>,
     counts: [Counts; 2],
+    oversized: Oversized,
 }
 
 /// What the control plane holds under a name.
@@ -287,6 +290,7 @@ impl Desired {
                 None => self.remove(&key, &mut touched),
             }
         }
+        self.note_sizes(&mut touched);
         for error in staged.nameless_errors {
             let reason = error.to_string();
             touched.rejects.push((None, reason.clone()));

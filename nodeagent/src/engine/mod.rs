@@ -13,6 +13,7 @@ pub(crate) mod backoff;
 mod core;
 mod followers;
 mod pipeline;
+mod planner;
 mod pulse;
 mod triggers;
 
@@ -30,7 +31,7 @@ use self::core::{Core, Now};
 use crate::backend::{Backend, Inspection, OpenError, Serving};
 use crate::conntrack::Cleaner;
 use crate::desired::{Refusal, Update};
-use crate::plan::NodeSettings;
+use crate::plan::{NodeSettings, Reserved};
 use crate::report::Report;
 
 /// Updates that wait while the engine works: one, so that everything behind it is still at the
@@ -135,12 +136,27 @@ impl Engine {
         })
     }
 
-    /// Replaces the settings: everything is planned anew, and the kernel gets what is different.
+    /// Replaces the settings, but for what is reserved: everything is planned anew, and the kernel gets
+    /// what is different.
     pub fn configure(&self, settings: NodeSettings) {
         self.settings.send_if_modified(|now| {
+            let reserved = now.reserved.clone();
+            let settings = NodeSettings {
+                reserved,
+                ..settings
+            };
             let is_new = *now != settings;
             *now = settings;
             is_new
+        });
+    }
+
+    /// Changes what no Service gets; everything is planned anew if it is different then.
+    pub fn reserve(&self, change: impl FnOnce(&mut Reserved)) {
+        self.settings.send_if_modified(|now| {
+            let before = now.reserved.clone();
+            change(&mut now.reserved);
+            now.reserved != before
         });
     }
 

@@ -6,6 +6,7 @@ mod settings;
 mod steps;
 mod thread;
 mod triggers;
+mod withheld;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

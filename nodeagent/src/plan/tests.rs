@@ -1,10 +1,11 @@
 //! Tests of planning, named by the behaviour they stand for.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use kplane_model::{
-    Cidr, EndpointAddr, Family, LocalEndpoint, LocalEndpoints, NodeFacts, Protocol, ServiceKey,
-    ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+    Cidr, EndpointAddr, Family, Holder, LocalEndpoint, LocalEndpoints, NodeFacts, Protocol,
+    ReservedPorts, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
 };
 
 use super::*;
@@ -175,6 +176,124 @@ fn no_place_is_planned_twice() {
     places.sort();
     places.dedup();
     assert_eq!((places.len(), all), (3, 3));
+}
+
+fn places(plan: &ServicePlan) -> Vec<String> {
+    plan.frontends.iter().map(|f| f.at.to_string()).collect()
+}
+
+#[test]
+fn no_service_gets_the_way_to_the_control_plane_or_the_nodes_own_ports() {
+    let ports = ReservedPorts::default().with(10250, Holder::Kubelet);
+    let peers = |place: &str| BTreeSet::from([place.parse().unwrap()]);
+    let own = BTreeSet::from([IpAddr::from(LB_IP)]);
+    let all = [
+        "10.96.0.1:80/TCP",
+        "198.51.100.1:80/TCP",
+        "203.0.113.1:80/TCP",
+        "node port 30080/TCP",
+    ];
+    for (reserved, withheld) in [
+        (Reserved::default(), &[][..]),
+        // Where control planes are, an address with a port; a ClusterIP is never withheld.
+        (
+            Reserved {
+                peers: peers("203.0.113.1:80"),
+                ..Reserved::default()
+            },
+            &[2],
+        ),
+        (
+            Reserved {
+                peers: peers("203.0.113.1:81"),
+                ..Reserved::default()
+            },
+            &[],
+        ),
+        (
+            Reserved {
+                peers: peers("10.96.0.1:80"),
+                ..Reserved::default()
+            },
+            &[],
+        ),
+        // With IPVS a Service's address is the node's own, whatever the port.
+        (
+            Reserved {
+                peers: peers("203.0.113.1:81"),
+                whole_peers: true,
+                ..Reserved::default()
+            },
+            &[2],
+        ),
+        (
+            Reserved {
+                peers: peers("198.51.100.1:81"),
+                whole_peers: true,
+                own: own.clone(),
+                ..Reserved::default()
+            },
+            &[],
+        ),
+        // The node's own programs, and a control plane on this node.
+        (
+            Reserved {
+                ports: ports.clone().with(80, Holder::NodeAgent),
+                own: own.clone(),
+                ..Reserved::default()
+            },
+            &[1],
+        ),
+        (
+            Reserved {
+                ports: ports.clone(),
+                own: own.clone(),
+                ..Reserved::default()
+            },
+            &[],
+        ),
+        (
+            Reserved {
+                peers: peers("192.0.2.7:80"),
+                own,
+                ..Reserved::default()
+            },
+            &[1],
+        ),
+        (
+            Reserved {
+                ports: ports.with(30080, Holder::NodeAgent),
+                ..Reserved::default()
+            },
+            &[3],
+        ),
+    ] {
+        let mut plan = plan_service(&program(), None, &node());
+        assert_eq!(places(&plan), all);
+        let reason = reserved.withhold(&node(), &mut plan);
+        let kept = (0..4).filter(|n| !withheld.contains(n)).map(|n| all[n]);
+        assert_eq!(places(&plan), Vec::from_iter(kept), "{reserved:?}");
+        assert_eq!(reason.is_some(), !withheld.is_empty());
+        if let (Some(reason), [first]) = (reason, withheld) {
+            assert!(
+                reason.starts_with(&format!("{} is where kplane's", all[*first])),
+                "{reason}"
+            );
+        }
+    }
+}
+
+#[test]
+fn udp_is_not_what_tcp_programs_listen_on() {
+    let mut program = program();
+    program.port.key.protocol = Protocol::Udp;
+    let reserved = Reserved {
+        peers: BTreeSet::from(["203.0.113.1:80".parse().unwrap()]),
+        ports: ReservedPorts::default().with(30080, Holder::Kubelet),
+        ..Reserved::default()
+    };
+    let mut plan = plan_service(&program, None, &node());
+    assert_eq!(reserved.withhold(&node(), &mut plan), None);
 }
 
 fn cidrs(texts: &[&str]) -> Vec<Cidr> {

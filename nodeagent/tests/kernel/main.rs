@@ -21,6 +21,7 @@ use kplane_model::Family;
 
 const SETTINGS: Settings = Settings {
     masquerade_bit: 14,
+    own_mark: 0x50,
     pod_interface: None,
 };
 

@@ -94,6 +94,10 @@ const NFTABLES_ONLY: [(&str, &str); 30] = [
     ("runtime::c5_e7_any_bit", "lists nftables"),
     ("runtime::e12_a_failed", "locks nftables"),
     ("runtime::a20_", "A20: as above"),
+    (
+        "own_way::what_is_marked",
+        "a rule of nftables; what the others do: own_way::a_service_at_..",
+    ),
     ("ruleset::", "tables of nftables"),
     ("walk::", "elements of nftables"),
 ];
@@ -105,7 +109,7 @@ const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
 
 /// Of the common tests those that IPVS has something of its own to say about: packets are slow in a
 /// virtual machine. `KPLANE_VM_ALL=1` runs the others too.
-const COMMON_OF_IPVS: [&str; 19] = [
+const COMMON_OF_IPVS: [&str; 20] = [
     "addresses::a15_external",
     "addresses::a15_an_endpoint",
     "addresses::a15_endpoints_with",
@@ -125,6 +129,7 @@ const COMMON_OF_IPVS: [&str; 19] = [
     "affinity::a11_affinity_comes",
     "churn::an_address_passes",
     "health::",
+    "own_way::",
 ];
 
 /// Common tests whose words are not true of IPVS, and why.

@@ -241,7 +241,7 @@ fn name(event: &Event) -> String {
         Event::InitDone(_) => "done".to_owned(),
         Event::Apply(located) => format!("apply {}", located.object.metadata().name),
         Event::Delete(id) => format!("delete {}", id.name),
-        Event::Issues(_) | Event::Alive => panic!("{event:?}"),
+        Event::Issues(_) | Event::ApiServer(_) | Event::Alive => panic!("{event:?}"),
     }
 }
 
