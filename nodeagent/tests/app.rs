@@ -10,8 +10,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use kp_controlplane::app as control_plane;
 use kp_controlplane::admission::Admission;
+use kp_controlplane::app as control_plane;
 use kp_controlplane::convert::ExternalIps;
 use kp_nodeagent::app;
 use kp_nodeagent::backend::noop::Noop;

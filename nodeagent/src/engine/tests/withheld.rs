@@ -20,7 +20,10 @@ fn port(name: &str, port: u16, addresses: usize, endpoints: usize) -> DesiredObj
     program.port.key.port_name = format!("p{port}").into();
     program.port.port = port;
     program.port.external_ips = (0..addresses).map(ip).collect();
-    let endpoints = (0..endpoints).map(|n| EndpointAddr { ip: ip(n), port: 80 });
+    let endpoints = (0..endpoints).map(|n| EndpointAddr {
+        ip: ip(n),
+        port: 80,
+    });
     program.endpoints = endpoints.collect();
     program.has_any = !program.endpoints.is_empty();
     DesiredObject::Service(program)
@@ -36,7 +39,9 @@ fn held(rig: &Rig) -> (usize, usize) {
 
 fn reasons(rig: &Rig) -> Vec<(String, bool)> {
     let failures = rig.core.report().failures.into_iter();
-    failures.map(|failure| (failure.reason, failure.degraded)).collect()
+    failures
+        .map(|failure| (failure.reason, failure.degraded))
+        .collect()
 }
 
 #[test]
@@ -55,7 +60,11 @@ fn the_way_to_the_control_plane_is_withheld_and_given_back() {
     assert_eq!(held(&rig).0, 2);
     let told = reasons(&rig);
     assert_eq!(told.len(), 1);
-    assert!(told[0].0.starts_with("198.18.0.0:7443/TCP is where kplane's control plane listens"));
+    assert!(
+        told[0]
+            .0
+            .starts_with("198.18.0.0:7443/TCP is where kplane's control plane listens")
+    );
     assert!(told[0].1, "its ClusterIP is served");
     // It goes on about what comes later, and ends with it.
     rig.put(&port("hijacker", 7443, 2, 1));
@@ -70,10 +79,17 @@ fn a_service_that_asks_for_too_much_is_cut_as_a_whole_and_the_others_are_served(
     let mut rig = Rig::settled(first.into_iter().chain([svc("web", &[]), node("z1")]));
     // 9 ports x 1,819 addresses; and `web`.
     let (places, _) = held(&rig);
-    assert!(places <= MAX_SERVICE_PLACES + 1 && places > MAX_SERVICE_PLACES - 9, "{places}");
+    assert!(
+        places <= MAX_SERVICE_PLACES + 1 && places > MAX_SERVICE_PLACES - 9,
+        "{places}"
+    );
     let told = reasons(&rig);
     assert_eq!(told.len(), 9);
-    assert!(told[0].0.contains("served at 1819 of 2000 external addresses, by 1 of 1 endpoints"));
+    assert!(
+        told[0]
+            .0
+            .contains("served at 1819 of 2000 external addresses, by 1 of 1 endpoints")
+    );
     assert!(told.iter().all(|(_, degraded)| *degraded));
     // With one port less it fits: those that were not touched are planned again too.
     rig.plane.delete(&key_of_port("big", 9));
