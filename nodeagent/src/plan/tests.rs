@@ -210,9 +210,9 @@ fn no_service_gets_the_way_to_the_control_plane() {
         ..Reserved::default()
     };
     assert_eq!(withheld(&peer("203.0.113.1:80")), [2]);
-    assert_eq!(withheld(&peer("203.0.113.1:81")), []);
+    assert_eq!(withheld(&peer("203.0.113.1:81")), [0; 0]);
     // A control plane may be reached through a ClusterIP.
-    assert_eq!(withheld(&peer("10.96.0.1:81")), []);
+    assert_eq!(withheld(&peer("10.96.0.1:81")), [0; 0]);
     // It may be on this node too, by another address than the one that we use.
     assert_eq!(withheld(&peer("192.0.2.7:80")), [1]);
     // With IPVS a Service's address is the node's own, whatever the port.
@@ -221,7 +221,7 @@ fn no_service_gets_the_way_to_the_control_plane() {
         ..peer(place)
     };
     assert_eq!(withheld(&ipvs("203.0.113.1:81")), [2]);
-    assert_eq!(withheld(&ipvs("198.51.100.1:81")), []);
+    assert_eq!(withheld(&ipvs("198.51.100.1:81")), [0; 0]);
 }
 
 #[test]
@@ -231,9 +231,9 @@ fn no_service_gets_the_ports_of_the_nodes_own_programs() {
         own: BTreeSet::from([IpAddr::from(LB_IP)]),
         ..Reserved::default()
     };
-    assert_eq!(withheld(&Reserved::default()), []);
+    assert_eq!(withheld(&Reserved::default()), [0; 0]);
     assert_eq!(withheld(&ports(80)), [1]);
-    assert_eq!(withheld(&ports(10256)), []);
+    assert_eq!(withheld(&ports(10256)), [0; 0]);
     assert_eq!(withheld(&ports(30080)), [3]);
 }
 
