@@ -19,6 +19,8 @@ use crate::convert::ExternalIps;
 const CONTROL_PLANE_PORTS: [u16; 3] = [7443, 7444, 7445];
 /// Ports of agents where nothing else is said: health checks and metrics.
 pub const AGENT_PORTS: [u16; 2] = [10256, 10249];
+/// The device that holds the addresses of Services in mode ipvs: these are not the machine's.
+const SERVICES_LINK: &str = "kube-ipvs0";
 /// Names the address of the pod that this process runs in.
 const POD_IP: &str = "POD_IP";
 
@@ -193,7 +195,9 @@ pub fn own_addresses() -> Vec<IpAddr> {
              on the addresses of nodes only"
         );
     });
-    let interfaces = interfaces.into_iter().flatten().filter_map(|interface| {
+    let interfaces = interfaces.into_iter().flatten();
+    let interfaces = interfaces.filter(|interface| interface.interface_name != SERVICES_LINK);
+    let interfaces = interfaces.filter_map(|interface| {
         let address = interface.address?;
         let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
         v4.or_else(|| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())))

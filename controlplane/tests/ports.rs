@@ -7,8 +7,8 @@ mod support;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::admission::Admission;
+use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::doors::{Limits, PATIENCE};
 use kplane_http::client::{get, until};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;

@@ -1,15 +1,13 @@
 //! Wiring: a configuration becomes a running agent. Safe to do several times in one process.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Request;
 use hyper::body::Incoming;
-use kp_controlplane::admission::{Admission, Reserved as Reservation, own_addresses};
-use kp_controlplane::dial::Dialer;
-use kplane_model::{Family, Holder, KUBELET_PORTS, ReservedPorts};
+use kp_controlplane::admission::Admission;
+use kplane_model::Family;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -22,7 +20,7 @@ use crate::engine::{Engine, Followers, Stopped};
 use crate::healthz::Health;
 use crate::leftovers::{self, Ports, TakeOver};
 use crate::metrics::{Counters, Metrics, Sources};
-use crate::plan::Reserved;
+use crate::own_places::OwnPlaces;
 use crate::reload;
 use crate::report::{Failure, Report};
 use crate::service_health::{self, Addresses};
@@ -142,19 +140,10 @@ pub async fn build_with(
     let addresses = Addresses::new(&config.node_settings.nodeport_addresses);
     let rival = watch::Sender::new(None);
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
-    let own = OwnPlaces {
-        listeners: [config.healthz, config.metrics]
-            .into_iter()
-            .flatten()
-            .collect(),
-        addresses: own_addresses(),
-    };
-    let mut node_settings = config.node_settings;
-    node_settings.reserved = own.reserved(config.backend);
-    let engine = Engine::spawn_with(open, node_settings, followers).await?;
+    let own = OwnPlaces::new(&config);
+    let engine = Engine::spawn_with(open, own.settings(config.node_settings), followers).await?;
     let mut tasks = JoinSet::new();
-    let dialer = Dialer::new(config.backend_settings.own_mark);
-    let (transport, status_addr) = connect(config.source, dialer, own, &engine, &mut tasks).await?;
+    let (transport, status_addr) = connect(config.source, own, &engine, &mut tasks).await?;
     let identity = Identity::new(config.node_name);
     tracing::info!(
         node = %identity.node,
@@ -242,34 +231,8 @@ fn spawn_errand(tasks: &mut Tasks, errand: impl Future<Output = ()> + Send + 'st
     });
 }
 
-/// Places of the agent's own, which no Service gets.
-struct OwnPlaces {
-    listeners: Vec<SocketAddr>,
-    addresses: Vec<IpAddr>,
-}
-
-impl OwnPlaces {
-    fn reserved(&self, backend: backend::Kind) -> Reserved {
-        let ports = KUBELET_PORTS
-            .into_iter()
-            .fold(ReservedPorts::default(), |ports, port| {
-                ports.with(port, Holder::Kubelet)
-            });
-        let ports = self.listeners.iter().fold(ports, |ports, listener| {
-            ports.with(listener.port(), Holder::NodeAgent)
-        });
-        Reserved {
-            ports,
-            own: self.addresses.iter().copied().collect(),
-            peers: BTreeSet::new(),
-            whole_peers: backend == backend::Kind::Ipvs,
-        }
-    }
-}
-
 async fn connect(
     source: Source,
-    dialer: Dialer,
     own: OwnPlaces,
     engine: &Engine,
     tasks: &mut Tasks,
@@ -278,7 +241,7 @@ async fn connect(
         Source::ControlPlane(endpoints) => {
             let engine = engine.clone();
             let peers = move |peers| engine.reserve(|reserved| reserved.peers = peers);
-            Ok((Grpc::remote(endpoints, dialer, peers), None))
+            Ok((Grpc::remote(endpoints, own.dialer(), peers), None))
         }
         Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),
         Source::Standalone {
@@ -287,10 +250,6 @@ async fn connect(
             external_ips,
             reserved,
         } => {
-            let status_listen = status.as_slice();
-            let places = Reservation::new(status_listen, &own.addresses)
-                .with_listeners(Holder::NodeAgent, &own.listeners, &own.addresses)
-                .with_listed(&reserved);
             let config = kp_controlplane::app::Config {
                 source: origin,
                 agent_listen: None,
@@ -299,7 +258,7 @@ async fn connect(
                 agent_limits: kp_controlplane::doors::Limits::AGENTS,
                 admission: Admission {
                     external_ips,
-                    reserved: places,
+                    reserved: own.for_all_nodes(status).with_listed(&reserved),
                 },
                 events: true,
             };

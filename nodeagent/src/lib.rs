@@ -21,6 +21,7 @@ pub mod log;
 pub mod metrics;
 pub mod netlink;
 pub mod oom;
+mod own_places;
 pub mod plan;
 mod process;
 pub mod reload;

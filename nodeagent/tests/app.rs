@@ -295,11 +295,15 @@ async fn an_agent_of_no_node_is_not_in_sync() {
         origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let agent = app::build(config("n1-", source)).await.unwrap();
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client.watch_fleet(pb::GetFleetRequest {}).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
     let mut watch = watch.into_inner();
     let mut until = async |state: pb::NodeState| {
         let found = async {

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
+use std::slice;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
@@ -56,17 +57,15 @@ ports: [{name: http, port: 8080}]
 
 /// Connections with our mark reach what listens there, and ClusterIPs reach Services all the same.
 pub(crate) fn what_is_marked_as_ours_is_no_services_to_take() -> Result<()> {
-    let ips = CONTROL.map(|ip| ip.parse::<IpAddr>());
-    let [v4, v6] = ips;
-    let claims = |endpoints: &[&str]| -> Result<_> {
-        let claims = svc(1)
-            .external_ips([v4.clone()?, v6.clone()?])
-            .on_port(CONTROL_PORT);
+    let [v4, v6] = CONTROL.map(str::parse::<IpAddr>);
+    let ips = [v4?, v6?];
+    let claims = |endpoints: &[&str]| {
+        let claims = svc(1).external_ips(ips).on_port(CONTROL_PORT);
         let endpoints = endpoints.iter().map(|name| ep(name));
-        Ok(claims.only(Protocol::Tcp).endpoints(endpoints))
+        claims.only(Protocol::Tcp).endpoints(endpoints)
     };
-    let claimed = claims(&["a"])?;
-    let mut world = World::serving(Setup::PodRanges, &[claimed.clone()])?;
+    let claimed = claims(&["a"]);
+    let mut world = World::serving(Setup::PodRanges, slice::from_ref(&claimed))?;
     let control = world.topology.host("control")?.ns().clone();
     let listener = control.run(|| Ok(TcpListener::bind(("::", CONTROL_PORT))?))?;
     let _server = std::thread::spawn(move || {
@@ -89,7 +88,7 @@ pub(crate) fn what_is_marked_as_ours_is_no_services_to_take() -> Result<()> {
         let said = says(&node, OWN_MARK, cluster_ip)?;
         ensure!(said.starts_with("a "), "{cluster_ip} says {said:?}");
     }
-    world.first()?.update(&[claims(&[])?])?;
+    world.first()?.update(&[claims(&[])])?;
     for family in Family::ALL {
         let to = claimed.address(At::ExternalIp, family, 1);
         let seen = ask(&world.net, Client::Node, Protocol::Tcp, to)?;
@@ -193,6 +192,7 @@ fn plane(control: &NetNs, folder: &Path, admission: &Admission) -> Result<Runtim
         source: control_plane::Origin::Manifests(folder.to_owned()),
         agent_listen: Some(SocketAddr::from(([0, 0, 0, 0], CONTROL_PORT))),
         status_listen: None,
+        agent_limits: kp_controlplane::doors::Limits::AGENTS,
         http_listen: None,
         admission: admission.clone(),
         events: false,
