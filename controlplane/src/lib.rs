@@ -13,3 +13,4 @@ pub mod kubernetes;
 pub mod publish;
 pub mod server;
 pub mod source;
+pub mod trust;
