@@ -24,6 +24,7 @@ use crate::admin::Admin;
 use crate::convert::ExternalIps;
 use crate::events;
 use crate::hub::Hub;
+use crate::index::CliffGuard;
 use crate::server::{AgentServer, DesiredServer, StatusServer};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
@@ -50,6 +51,8 @@ pub struct Config {
     pub http_listen: Option<SocketAddr>,
     /// Which external addresses Services may have.
     pub external_ips: ExternalIps,
+    /// Which deletions are held back.
+    pub cliff_guard: CliffGuard,
     /// Whether events are written to the API server that the objects come from.
     pub events: bool,
 }
@@ -135,6 +138,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let hub = start_hub(
         config.source,
         config.external_ips,
+        config.cliff_guard,
         config.events,
         &mut tasks,
     )
@@ -173,12 +177,13 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 async fn start_hub(
     origin: Origin,
     external_ips: ExternalIps,
+    cliff_guard: CliffGuard,
     events: bool,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<Arc<Hub>, SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
-    let (hub, index) = Hub::new(epoch, origin.name(), external_ips, batches);
+    let (hub, index) = Hub::new(epoch, origin.name(), external_ips, cliff_guard, batches);
     let stop = hub.shutdown.clone();
     match origin {
         Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),

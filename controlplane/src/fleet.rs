@@ -12,10 +12,14 @@ use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1::{Hello, Inspection, Report};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::trust::Trust;
+
 /// Questions that wait for one agent; what comes on top is not asked.
 const QUESTIONS: usize = 8;
 /// Address families that a report may have.
 const FAMILIES: usize = 2;
+/// Names that a report may have of what the agent holds: as many as agents tell.
+const EXAMPLES: usize = 8;
 /// Draining real servers that a report may name for each: as many as agents do.
 const DRAINS: usize = 16;
 
@@ -111,6 +115,19 @@ impl Fleet {
         with.map(|(node, _)| node.clone()).collect()
     }
 
+    /// Nodes whose agents serve what the picture does not name, sorted.
+    #[must_use]
+    pub fn holding(&self) -> Vec<NodeName> {
+        let agents = self.lock();
+        let all = agents.by_node.iter();
+        let holds = |record: &AgentRecord| {
+            let report = record.report.as_ref();
+            record.connected && report.is_some_and(|report| report.held.is_some())
+        };
+        let holding = all.filter(|(_, agent)| holds(&agent.record));
+        holding.map(|(node, _)| node.clone()).collect()
+    }
+
     /// Asks an agent what virtual servers there are for a Service. The answer fails to come if the agent
     /// has too many questions, or has gone.
     #[must_use]
@@ -148,6 +165,9 @@ fn has_servers(record: &AgentRecord) -> bool {
 /// Cuts off what no agent of ours reports, so that none has more memory here.
 fn bound(report: &mut Report) {
     report.families.truncate(FAMILIES);
+    if let Some(held) = &mut report.held {
+        held.examples.truncate(EXAMPLES);
+    }
     let servers = report.families.iter_mut();
     for stats in servers.filter_map(|family| family.servers.as_mut()) {
         stats.drains.truncate(DRAINS);
@@ -220,6 +240,9 @@ impl Session {
         let programmed =
             latencies::take_programmed(&mut report, &self.fleet.store, SystemTime::now());
         bound(&mut report);
+        if report.held.is_some() && self.fleet.store.trust() != Trust::Confirmed {
+            self.fleet.upstream.look_again();
+        }
         self.update(|record| {
             record.latencies.remember(programmed);
             let applied = |r: &Report| (r.epoch, r.applied_revision);

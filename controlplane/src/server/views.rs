@@ -6,11 +6,11 @@ use std::time::SystemTime;
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 
-use super::millis;
 use super::questions::Answers;
+use super::{confidence, millis};
 use crate::fleet::{AgentRecord, LatencySummary};
 use crate::hub::Hub;
-use crate::index::{PortView, ServiceDetail};
+use crate::index::{Held, PortView, ServiceDetail};
 use crate::publish::Store;
 
 /// The fleet at this moment.
@@ -67,6 +67,7 @@ fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
     let summary = hub.summary().borrow().clone();
     let head = *hub.store.head().borrow();
     let age = hub.upstream_age();
+    let trust = hub.store.trust();
     pb::ControlPlaneStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
@@ -80,7 +81,34 @@ fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
         services: summary.totals.services as u64,
         endpoints: summary.totals.endpoints as u64,
         issues: summary.issues.iter().map(Into::into).collect(),
-        ..pb::ControlPlaneStatus::default()
+        held: summary.held.as_deref().map(held),
+        confidence: confidence(&trust).into(),
+        doubt: trust.doubt().to_owned(),
+    }
+}
+
+fn held(held: &Held) -> pb::Held {
+    pb::Held {
+        services: held.services as u64,
+        without_endpoints: held.without_endpoints as u64,
+        reason: held.reason.to_string(),
+        since_ms: millis(held.since),
+        examples: held.examples.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// What an agreement led to.
+pub(super) fn approved(
+    released: Option<&Held>,
+    doubt: String,
+    nodes: Vec<NodeName>,
+    revision: u64,
+) -> pb::ApproveResponse {
+    pb::ApproveResponse {
+        released: released.map(held),
+        doubt,
+        nodes: nodes.iter().map(ToString::to_string).collect(),
+        revision,
     }
 }
 

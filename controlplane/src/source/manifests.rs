@@ -13,6 +13,7 @@ mod catalog;
 mod claims;
 mod decode;
 mod document;
+mod doubts;
 mod folder;
 mod object;
 mod text;
@@ -20,6 +21,7 @@ mod tree;
 mod view;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -57,6 +59,9 @@ pub struct Loaded {
     pub objects: Vec<Located>,
     /// The problems.
     pub issues: Vec<Issue>,
+    /// Why objects may be missing, for people: a start would not be taken for a deletion of what is not
+    /// named.
+    pub doubts: Vec<String>,
 }
 
 impl Manifests {
@@ -92,6 +97,7 @@ pub fn load(path: &Path) -> Result<Loaded, SourceError> {
         let listing = root.list().map_err(unreadable)?;
         let read = |path: &PathBuf| (display_name(path), root.read(path));
         let notices = view::unlisted(&listing);
+        catalog.set_unseen(view::unseen(&listing, &BTreeMap::new()));
         catalog.apply(listing.files.keys().map(read), notices);
     }
     Ok(catalog.into_loaded())

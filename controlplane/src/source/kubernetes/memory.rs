@@ -24,7 +24,7 @@ const BACKWARDS_PAUSE: Duration = Duration::from_secs(2);
 /// Time between them for a list that lacks many objects.
 const SHRUNK_PAUSE: Duration = Duration::from_secs(3);
 /// Time for which there must be nothing at all, where every real server has something.
-const EMPTY_FOR: Duration = Duration::from_secs(60);
+pub(super) const EMPTY_FOR: Duration = Duration::from_secs(60);
 /// Time between lists meanwhile.
 const EMPTY_PAUSE: Duration = Duration::from_secs(5);
 /// Fewer missing objects than this are everyday life, unless they are all.
@@ -41,6 +41,10 @@ pub(super) struct Census {
 }
 
 impl Census {
+    pub(super) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
     /// An object is not there after all.
     pub(super) fn strike(&mut self, id: &ObjectId) {
         self.objects.remove(id);
@@ -82,8 +86,8 @@ struct Reasons {
 /// What to do with a complete list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is the truth.
-    Accept,
+    /// It is the truth; `confirmed`: others before it said the same, and it was doubted.
+    Accept { confirmed: bool },
     /// What it names is newer than what is known, but what it lacks may be there: list again.
     KeepMissing(Hold),
     /// It is older than what is known: list again.
@@ -178,7 +182,7 @@ impl Memory {
         let reasons = self.reasons(version, named);
         if !reasons.any() {
             self.doubt = None;
-            return Verdict::Accept;
+            return Verdict::Accept { confirmed: false };
         }
         let doubt = match self.doubt.take() {
             Some(doubt) if doubt.reasons.agree(reasons) && version >= doubt.version => Doubt {
@@ -196,7 +200,7 @@ impl Memory {
         };
         let long_enough = !reasons.lost() || now - doubt.first_at >= EMPTY_FOR;
         if doubt.confirmations >= CONFIRMATIONS && long_enough {
-            return Verdict::Accept;
+            return Verdict::Accept { confirmed: true };
         }
         let hold = Hold {
             pause: reasons.pause(),
