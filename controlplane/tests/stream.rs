@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::index::CliffGuard;
 use kp_controlplane::publish::{Publication, Published};
 use kplane_model::select::variants;
 use kplane_model::{
@@ -39,6 +40,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
         http_listen: None,
         external_ips: ExternalIps::All,
+        cliff_guard: CliffGuard::default(),
         events: false,
     };
     let bound = build(config).await.unwrap();

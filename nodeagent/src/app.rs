@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hyper::Request;
 use hyper::body::Incoming;
+use kp_controlplane::index::CliffGuard;
 use kplane_model::Family;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -217,6 +218,7 @@ async fn connect(
                 status_listen: status,
                 http_listen: None,
                 external_ips,
+                cliff_guard: CliffGuard::default(),
                 events: true,
             };
             let control_plane = kp_controlplane::app::build(config).await?;

@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::convert::ExternalIps;
+use crate::index::CliffGuard;
 use crate::k8s::Kind;
 use crate::source::upstream::Trouble;
 use crate::source::{Batch, Event};
@@ -13,7 +14,7 @@ use crate::source::{Batch, Event};
 #[tokio::test]
 async fn ready_once_every_kind_is_listed_and_for_ever_after() {
     let (sink, batches) = mpsc::channel(1);
-    let (hub, index) = Hub::new(1, "test", ExternalIps::All, batches);
+    let (hub, index) = Hub::new(1, "test", ExternalIps::All, CliffGuard::default(), batches);
     tokio::spawn(index);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -106,7 +106,8 @@ fn of_held(held: &Held) -> impl Iterator<Item = (Key, Problem)> {
         let problem = Problem {
             note: held.to_string(),
             since: Some(held.since),
-            after: Duration::ZERO,
+            // A second look is taken within that.
+            after: FAILING_AFTER,
         };
         (key, problem)
     })

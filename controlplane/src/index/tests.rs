@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::k8s::Object;
+use crate::source::{Batch, Event};
 
 fn object(value: &Value) -> Box<Located> {
     let object = match value["kind"].as_str().unwrap() {

@@ -86,8 +86,10 @@ struct Reasons {
 /// What to do with a complete list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is the truth; `confirmed`: others before it said the same, and it was doubted.
-    Accept { confirmed: bool },
+    /// It is the truth.
+    Accept,
+    /// It was doubted, and is the truth all the same: others before it said so, too.
+    Confirmed,
     /// What it names is newer than what is known, but what it lacks may be there: list again.
     KeepMissing(Hold),
     /// It is older than what is known: list again.
@@ -182,7 +184,7 @@ impl Memory {
         let reasons = self.reasons(version, named);
         if !reasons.any() {
             self.doubt = None;
-            return Verdict::Accept { confirmed: false };
+            return Verdict::Accept;
         }
         let doubt = match self.doubt.take() {
             Some(doubt) if doubt.reasons.agree(reasons) && version >= doubt.version => Doubt {
@@ -200,7 +202,7 @@ impl Memory {
         };
         let long_enough = !reasons.lost() || now - doubt.first_at >= EMPTY_FOR;
         if doubt.confirmations >= CONFIRMATIONS && long_enough {
-            return Verdict::Accept { confirmed: true };
+            return Verdict::Confirmed;
         }
         let hold = Hold {
             pause: reasons.pause(),
