@@ -243,10 +243,11 @@ impl Index {
             return Loss::default();
         }
         let services = ids.iter().filter(|id| id.kind == Kind::Service);
-        let services: BTreeSet<_> = services
-            .map(service_name)
-            .filter(|name| self.services.contains_key(name))
-            .collect();
+        let is_served = |name: &ServiceName| {
+            let entry = self.services.get(name);
+            entry.is_some_and(|entry| !entry.published.is_empty())
+        };
+        let services: BTreeSet<_> = services.map(service_name).filter(is_served).collect();
         let slices = ids.iter().filter_map(|id| self.slices.get(id));
         let theirs: BTreeSet<&ServiceName> = slices.map(|slice| &slice.service).collect();
         let leaving: Vec<_> = ids.iter().collect();
@@ -259,7 +260,8 @@ impl Index {
         let held = self.holding.as_ref().map_or(0, Holding::services);
         Loss {
             services: services.len(),
-            of_services: self.services.len().saturating_sub(held),
+            // As they were before the step: what it adds does not make up for what it takes.
+            of_services: self.totals.services.saturating_sub(held),
             emptied: emptied.count(),
             of_served: self.with_endpoints.saturating_sub(held),
         }

@@ -153,6 +153,8 @@ impl View {
                 Ok(changed) => paths.extend(changed),
                 Err(error) => {
                     self.identity = None;
+                    // Whoever takes a folder away does not mean each of its files.
+                    self.removed.clear();
                     self.notices = vec![self.vanished(&error)];
                     return Read::new();
                 }
