@@ -18,8 +18,6 @@ use crate::trust::Trust;
 const QUESTIONS: usize = 8;
 /// Address families that a report may have.
 const FAMILIES: usize = 2;
-/// Names that a report may have of what the agent holds: as many as agents tell.
-const EXAMPLES: usize = 8;
 /// Draining real servers that a report may name for each: as many as agents do.
 const DRAINS: usize = 16;
 
@@ -165,9 +163,6 @@ fn has_servers(record: &AgentRecord) -> bool {
 /// Cuts off what no agent of ours reports, so that none has more memory here.
 fn bound(report: &mut Report) {
     report.families.truncate(FAMILIES);
-    if let Some(held) = &mut report.held {
-        held.examples.truncate(EXAMPLES);
-    }
     let servers = report.families.iter_mut();
     for stats in servers.filter_map(|family| family.servers.as_mut()) {
         stats.drains.truncate(DRAINS);

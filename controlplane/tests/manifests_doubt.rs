@@ -201,7 +201,15 @@ async fn a_start_on_a_broken_folder_is_partial_until_it_is_whole() {
         ),
         (
             "half of a file that is valid YAML",
-            |folder| folder.put("shop.yaml", manifests(0..SERVICES / 2).trim_end_matches(['\n', ']']).to_owned() + "]\n---\nkind"),
+            |folder| {
+                folder.put(
+                    "shop.yaml",
+                    manifests(0..SERVICES / 2)
+                        .trim_end_matches(['\n', ']'])
+                        .to_owned()
+                        + "]\n---\nkind",
+                )
+            },
             "shop.yaml is refused",
             SERVICES / 2,
         ),
@@ -240,7 +248,9 @@ async fn a_start_on_a_broken_folder_is_partial_until_it_is_whole() {
             "Services without their slices",
             |folder| {
                 let text = manifests(0..SERVICES);
-                let only = text.split("---\n").filter(|text| text.contains("kind: Service"));
+                let only = text
+                    .split("---\n")
+                    .filter(|text| text.contains("kind: Service"));
                 let only: Vec<_> = only.map(|text| format!("---\n{text}")).collect();
                 folder.put("shop.yaml", only.concat());
             },
@@ -319,9 +329,10 @@ async fn a_person_may_agree_with_a_partial_picture() {
 async fn a_rewritten_file_that_lacks_most_deletes_nothing_until_it_is_back() {
     let plane = Plane::start(Folder::whole).await;
     // Ten stay, five are new.
-    plane
-        .folder()
-        .put("shop.yaml", manifests((0..10).chain(SERVICES..SERVICES + 5)));
+    plane.folder().put(
+        "shop.yaml",
+        manifests((0..10).chain(SERVICES..SERVICES + 5)),
+    );
     let (held, services) = plane.until_held().await;
     assert_eq!((held.services, held.without_endpoints), (90, 0));
     assert_eq!(services, SERVICES + 5);
@@ -358,7 +369,10 @@ async fn what_is_held_goes_when_a_person_has_seen_it() {
     plane.approve(90, 0).await.unwrap();
     assert_eq!(plane.trust(), Trust::Confirmed);
     let summary = plane.until_services(10).await;
-    assert!(summary.held.is_none() && summary.issues.is_empty(), "{summary:?}");
+    assert!(
+        summary.held.is_none() && summary.issues.is_empty(),
+        "{summary:?}"
+    );
     // The next one is guarded anew.
     plane.folder().whole();
     plane.until_services(SERVICES).await;
@@ -372,7 +386,9 @@ async fn slices_that_vanish_leave_services_their_endpoints() {
         folder.put("shop.yaml", manifests(0..SERVICES));
         let slices: String = (0..SERVICES).map(slice).collect();
         let services = manifests(0..SERVICES);
-        let services = services.split("---\n").filter(|t| t.contains("kind: Service"));
+        let services = services
+            .split("---\n")
+            .filter(|t| t.contains("kind: Service"));
         let services: Vec<_> = services.map(|text| format!("---\n{text}")).collect();
         folder.put("shop.yaml", services.concat());
         folder.put("slices.yaml", slices);

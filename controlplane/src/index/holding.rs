@@ -43,7 +43,10 @@ impl fmt::Display for Held {
                 "{gone} Services, and the last endpoints of {emptied} others, are kept"
             )?,
         }
-        write!(f, ": {reason}; put them back, or run `kpctl approve` to let them go")
+        write!(
+            f,
+            ": {reason}; put them back, or run `kpctl approve` to let them go"
+        )
     }
 }
 

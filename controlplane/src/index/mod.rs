@@ -358,7 +358,10 @@ impl Index {
         for name in names.clone() {
             if let Some(entry) = self.services.get(&name) {
                 let created = entry.created.as_ref();
-                names.extend(self.claims.replace(&name, created, entry.held, &entry.ports));
+                names.extend(
+                    self.claims
+                        .replace(&name, created, entry.held, &entry.ports),
+                );
             }
         }
         names

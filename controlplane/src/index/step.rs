@@ -270,8 +270,7 @@ impl Index {
     /// A Service has endpoints by what is named, without these slices; sorted.
     fn has_other_endpoints(&self, service: &ServiceName, without: &[&ObjectId]) -> bool {
         let slices = self.slices_of.get(service).into_iter().flatten();
-        let mut others =
-            slices.filter(|id| without.binary_search(id).is_err() && !self.holds(id));
+        let mut others = slices.filter(|id| without.binary_search(id).is_err() && !self.holds(id));
         others.any(|id| self.slices.get(id).is_some_and(|s| s.has_endpoints()))
     }
 

@@ -75,7 +75,8 @@ impl Store {
         state.trust_changes += 1;
         let changes = state.trust_changes;
         drop(state);
-        self.head.send_modify(|head| head.trust = head.trust.max(changes));
+        self.head
+            .send_modify(|head| head.trust = head.trust.max(changes));
     }
 
     /// How far the picture is believed.

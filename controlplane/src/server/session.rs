@@ -18,8 +18,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
-use super::{confidence, millis};
 use super::questions::Questions;
+use super::{confidence, millis};
 use crate::fleet::Session;
 use crate::hub::Hub;
 use crate::publish::{Cursor, Head, Piece};

@@ -93,7 +93,12 @@ impl StatusService for StatusServer {
         let held = self.hub.summary().borrow().held.is_some();
         if !held && nodes.is_empty() && !self.hub.store.trust().is_partial() {
             let revision = self.hub.store.head().borrow().revision;
-            return Ok(Response::new(views::approved(None, String::new(), nodes, revision)));
+            return Ok(Response::new(views::approved(
+                None,
+                String::new(),
+                nodes,
+                revision,
+            )));
         }
         let count = |number| usize::try_from(number).unwrap_or(usize::MAX);
         let seen = Seen {
@@ -119,7 +124,9 @@ impl StatusService for StatusServer {
             "approved: what the source does not name is gone"
         );
         let released = released.as_ref();
-        Ok(Response::new(views::approved(released, doubt, nodes, revision)))
+        Ok(Response::new(views::approved(
+            released, doubt, nodes, revision,
+        )))
     }
 }
 

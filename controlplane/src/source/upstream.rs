@@ -113,7 +113,8 @@ impl Upstream {
     /// Somebody keeps what the last look did not show: asks the source for another one. Costs nothing
     /// while one is under way; how often there is one, the source decides.
     pub fn look_again(&self) {
-        self.looks.send_modify(|looks| *looks = looks.wrapping_add(1));
+        self.looks
+            .send_modify(|looks| *looks = looks.wrapping_add(1));
     }
 
     /// Wakes up when a second look is wanted.

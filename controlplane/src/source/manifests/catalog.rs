@@ -108,7 +108,9 @@ impl Catalog {
             self.told_issues.clone_from(&issues);
             events.push(Event::Issues(issues));
         }
-        let doubts = self.doubts.all(self.serves(Kind::Service), self.serves(Kind::EndpointSlice));
+        let doubts = self
+            .doubts
+            .all(self.serves(Kind::Service), self.serves(Kind::EndpointSlice));
         if doubts != self.told_doubts {
             self.told_doubts.clone_from(&doubts);
             events.push(Event::Doubts(doubts));
