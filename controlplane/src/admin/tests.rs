@@ -10,6 +10,7 @@ use crate::index::CliffGuard;
 use crate::k8s::Kind;
 use crate::source::upstream::Trouble;
 use crate::source::{Batch, Event};
+use crate::trust::Trust;
 
 #[tokio::test]
 async fn ready_once_every_kind_is_listed_and_for_ever_after() {
@@ -65,10 +66,24 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
             .starts_with("Service: synced, current 0 s ago: API server")
     );
 
+    // What is doubted or held is said, and changes nothing: see the top of `admin`.
+    hub.store
+        .set_trust(Trust::Partial("shop.yaml is empty".into()));
+    let reply = get(address, "/readyz?verbose").await.unwrap();
+    assert_eq!(reply.status, 200);
+    assert!(
+        reply
+            .body
+            .ends_with("picture: partial: shop.yaml is empty\nok\n")
+    );
+
     let metrics = get(address, "/metrics").await.unwrap().body;
     for line in [
         "kplane_controlplane_synced 1",
         "kplane_controlplane_services 0",
+        "kplane_controlplane_held_services 0",
+        "kplane_controlplane_held_without_endpoints 0",
+        "kplane_controlplane_picture_partial 1",
         "kplane_controlplane_nodes{state=\"in_sync\"} 0",
         "kplane_controlplane_source_synced{kind=\"Service\"} 1",
         "kplane_controlplane_source_lists_total{kind=\"Service\"} 0",

@@ -149,8 +149,8 @@ impl Index {
 
     /// Decides what of a batch goes.
     fn judge(&mut self, step: &mut Step, at: SystemTime) {
-        let guards = step.live && self.guard.guards_absence();
         let unnamed = std::mem::take(&mut step.unnamed);
+        let guards = step.live && !unnamed.is_empty() && self.guard.guards_absence();
         let cliff = guards.then(|| self.guard.cliff(self.loss(&unnamed)));
         self.decide(unnamed, Said::Nothing, cliff.flatten(), at, step);
 
@@ -239,9 +239,6 @@ impl Index {
 
     /// What it would mean if these objects went. Costs as much as they are many.
     fn loss(&self, ids: &BTreeSet<ObjectId>) -> Loss {
-        if ids.len() < self.guard.minimum {
-            return Loss::default();
-        }
         let services = ids.iter().filter(|id| id.kind == Kind::Service);
         let is_served = |name: &ServiceName| {
             let entry = self.services.get(name);

@@ -70,3 +70,32 @@ pub(super) fn is_cut(text: &str) -> Option<&'static str> {
     let ends = text.ends_with('\n') || text.trim_end().ends_with(['}', ']']);
     (!ends).then_some("ends in the middle of a line and may be cut off; end it with a line break")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_that_may_be_cut_off() {
+        let cut = |text| is_cut(text).is_some();
+        assert!(cut("") && cut(" \n\n"));
+        assert!(cut("kind: Service\nmeta") && cut("---\nkind: Serv"));
+        assert!(!cut("kind: Service\n") && !cut("# nothing yet\n"));
+        // As other programs write it.
+        assert!(!cut("{\"kind\": \"List\"}") && !cut("items: []"));
+    }
+
+    #[test]
+    fn doubts_are_bounded() {
+        let mut doubts = Doubts::default();
+        for n in 0..MAX_DOUBTS + 5 {
+            doubts.set(&format!("{n:04}.yaml").into(), Some("ä".repeat(1_000)));
+        }
+        let all = doubts.all(true, true);
+        assert_eq!(all.len(), MAX_DOUBTS + 1);
+        assert_eq!(all[MAX_DOUBTS], "5 further files are not whole");
+        assert!(all.iter().all(|doubt| doubt.len() <= MAX_DOUBT + 2));
+        doubts.set(&"0000.yaml".into(), None);
+        assert!(doubts.all(true, true)[0].starts_with("0001.yaml"));
+    }
+}

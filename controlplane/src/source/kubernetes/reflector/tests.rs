@@ -1,6 +1,7 @@
 //! Every fault of an API server, from a script, with time that stands still until all wait.
 
 mod faults;
+mod looks;
 mod script;
 
 use super::*;
