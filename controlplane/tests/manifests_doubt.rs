@@ -47,6 +47,14 @@ fn slice(n: usize) -> String {
     )
 }
 
+/// The Services without their slices.
+fn services() -> String {
+    let text = manifests(0..SERVICES);
+    let only = text.split("---\n");
+    let only = only.filter(|text| text.contains("kind: Service"));
+    only.map(|text| format!("---\n{text}")).collect()
+}
+
 /// A control plane on a folder.
 struct Plane {
     bound: Bound,
@@ -160,120 +168,92 @@ async fn a_folder_that_is_whole_is_believed() {
     plane.until_services(SERVICES).await;
 }
 
-/// Every kind of damage: why the start is partial, and how many Services are served meanwhile.
-#[tokio::test]
-async fn a_start_on_a_broken_folder_is_partial_until_it_is_whole() {
-    type Damage = (&'static str, fn(&Folder), &'static str, usize);
-    let damages: [Damage; 11] = [
-        (
-            "one document of many with a syntax error",
-            |folder| {
-                let text = manifests(0..SERVICES).replacen("kind: Service", "kind: : Service", 1);
-                folder.put("shop.yaml", text);
-            },
-            "shop.yaml is refused in document 1, line 3: is not valid YAML",
-            SERVICES - 1,
-        ),
-        (
-            "a List with a syntax error",
-            |folder| folder.put("shop.json", "{\"kind\": \"List\", \"items\": [{"),
-            "shop.json is refused in document 1, line 1: is not valid JSON",
-            0,
-        ),
-        (
-            "a document that cannot be decoded",
-            |folder| {
-                let text = manifests(0..SERVICES).replacen("[{port: 80}]", "5", 1);
-                folder.put("shop.yaml", text);
-            },
-            "shop.yaml is refused in document 1, line 5: spec.ports must be a list",
-            SERVICES - 1,
-        ),
-        (
-            "half of a file, cut in a line",
-            |folder| {
-                let text = manifests(0..SERVICES);
-                let half = text.len() / 2 + text[text.len() / 2..].find("shop").unwrap();
-                folder.put("shop.yaml", &text[..half]);
-            },
-            "shop.yaml",
-            SERVICES / 2,
-        ),
-        (
-            "half of a file that is valid YAML",
-            |folder| {
-                folder.put(
-                    "shop.yaml",
-                    manifests(0..SERVICES / 2)
-                        .trim_end_matches(['\n', ']'])
-                        .to_owned()
-                        + "]\n---\nkind",
-                )
-            },
-            "shop.yaml is refused",
-            SERVICES / 2,
-        ),
-        (
-            "a file of zero bytes",
-            |folder| {
-                folder.put("shop.yaml", "");
-                folder.put("other.yaml", manifests(SERVICES..SERVICES + 7));
-            },
-            "shop.yaml is empty",
-            7,
-        ),
-        (
-            "a file that cannot be read",
-            |folder| {
-                symlink("nowhere", folder.0.join("shop.yaml")).unwrap();
-                folder.put("other.yaml", manifests(SERVICES..SERVICES + 7));
-            },
-            "shop.yaml cannot be read: No such file",
-            7,
-        ),
-        (
-            "a device in the place of a file",
-            |folder| symlink("/dev/null", folder.0.join("shop.yaml")).unwrap(),
-            "shop.yaml cannot be read: it is not a regular file",
-            0,
-        ),
-        (
-            "a file that is no text",
-            |folder| folder.put("shop.yaml", b"a: \xff\n"),
-            "shop.yaml is not UTF-8 text (line 1)",
-            0,
-        ),
-        ("an empty folder", |_| {}, "there is no Service", 0),
-        (
-            "Services without their slices",
-            |folder| {
-                let text = manifests(0..SERVICES);
-                let only = text
-                    .split("---\n")
-                    .filter(|text| text.contains("kind: Service"));
-                let only: Vec<_> = only.map(|text| format!("---\n{text}")).collect();
-                folder.put("shop.yaml", only.concat());
-            },
-            "there are Services and no EndpointSlice",
-            SERVICES,
-        ),
-    ];
-    for (name, damage, doubt, services) in damages {
-        let plane = Plane::start(damage).await;
-        assert!(plane.doubt().contains(doubt), "{name}: {}", plane.doubt());
-        assert!(plane.doubt().contains("kpctl approve"), "{name}");
-        println!("{name}: {services} Services, {}", plane.doubt());
-        plane.until_services(services).await;
-        // Mended, it is whole.
-        let folder = plane.folder();
-        for file in ["shop.json", "other.yaml"] {
-            // Not every damage has one.
-            let _ = fs::remove_file(folder.0.join(file));
-        }
-        folder.whole();
-        plane.until_services(SERVICES).await;
-        plane.until_trust(Trust::Whole).await;
+/// A start after `damage` is partial for this reason and serves so many Services, until the folder is
+/// whole.
+async fn starts_partial(damage: impl FnOnce(&Folder), doubt: &str, services: usize) {
+    let plane = Plane::start(damage).await;
+    assert!(plane.doubt().contains(doubt), "{}", plane.doubt());
+    assert!(plane.doubt().contains("kpctl approve"));
+    println!("{services} of {SERVICES} Services: {}", plane.doubt());
+    plane.until_services(services).await;
+    let folder = plane.folder();
+    for file in ["shop.json", "other.yaml"] {
+        // Not every damage has one.
+        let _ = fs::remove_file(folder.0.join(file));
     }
+    folder.whole();
+    plane.until_services(SERVICES).await;
+    plane.until_trust(Trust::Whole).await;
+}
+
+#[tokio::test]
+async fn a_start_with_a_syntax_error_is_partial() {
+    let one_of_many = |folder: &Folder| {
+        let text = manifests(0..SERVICES).replacen("kind: Service", "kind: : Service", 1);
+        folder.put("shop.yaml", text);
+    };
+    let doubt = "shop.yaml is refused in document 1, line 3: is not valid YAML";
+    starts_partial(one_of_many, doubt, SERVICES - 1).await;
+    let list = |folder: &Folder| folder.put("shop.json", "{\"kind\": \"List\", \"items\": [{");
+    let doubt = "shop.json is refused in document 1, line 1: is not valid JSON";
+    starts_partial(list, doubt, 0).await;
+}
+
+#[tokio::test]
+async fn a_start_with_a_document_that_cannot_be_decoded_is_partial() {
+    let damage = |folder: &Folder| {
+        let text = manifests(0..SERVICES).replacen("[{port: 80}]", "5", 1);
+        folder.put("shop.yaml", text);
+    };
+    let doubt = "shop.yaml is refused in document 1, line 5: spec.ports must be a list";
+    starts_partial(damage, doubt, SERVICES - 1).await;
+}
+
+#[tokio::test]
+async fn a_start_with_a_file_that_is_half_written_is_partial() {
+    let in_a_line = |folder: &Folder| {
+        let text = manifests(0..SERVICES);
+        let middle = text.find("svc-50, ").unwrap();
+        folder.put("shop.yaml", &text[..middle]);
+    };
+    let doubt = "shop.yaml is refused in document 101, line 604: is not valid YAML";
+    starts_partial(in_a_line, doubt, SERVICES / 2).await;
+    // Half of it that is valid YAML all the same.
+    let in_a_word = |folder: &Folder| {
+        let text = manifests(0..SERVICES);
+        let slice = text.find("name: svc-49-1").unwrap();
+        let middle = slice + text[slice..].find("v4").unwrap();
+        folder.put("shop.yaml", &text[..middle]);
+    };
+    let doubt = "shop.yaml ends in the middle of a line";
+    starts_partial(in_a_word, doubt, SERVICES / 2).await;
+    let nothing_yet = |folder: &Folder| {
+        folder.put("shop.yaml", "");
+        folder.put("other.yaml", manifests(SERVICES..SERVICES + 7));
+    };
+    starts_partial(nothing_yet, "shop.yaml is empty", 7).await;
+}
+
+#[tokio::test]
+async fn a_start_with_a_file_that_cannot_be_read_is_partial() {
+    let link = |folder: &Folder| {
+        symlink("nowhere", folder.0.join("shop.yaml")).unwrap();
+        folder.put("other.yaml", manifests(SERVICES..SERVICES + 7));
+    };
+    starts_partial(link, "shop.yaml cannot be read: No such file", 7).await;
+    let device = |folder: &Folder| symlink("/dev/null", folder.0.join("shop.yaml")).unwrap();
+    let doubt = "shop.yaml cannot be read: it is not a regular file";
+    starts_partial(device, doubt, 0).await;
+    let binary = |folder: &Folder| folder.put("shop.yaml", b"a: \xff\n");
+    starts_partial(binary, "shop.yaml is not UTF-8 text (line 1)", 0).await;
+}
+
+#[tokio::test]
+async fn a_start_on_an_empty_folder_or_one_without_a_kind_is_partial() {
+    starts_partial(|_| {}, "there is no Service", 0).await;
+    let without_slices = |folder: &Folder| folder.put("shop.yaml", services());
+    let doubt = "there are Services and no EndpointSlice";
+    starts_partial(without_slices, doubt, SERVICES).await;
 }
 
 /// An object that is understood and makes no sense: its name is known, and what it means is decided.
@@ -383,15 +363,8 @@ async fn what_is_held_goes_when_a_person_has_seen_it() {
 #[tokio::test]
 async fn slices_that_vanish_leave_services_their_endpoints() {
     let plane = Plane::start(|folder| {
-        folder.put("shop.yaml", manifests(0..SERVICES));
-        let slices: String = (0..SERVICES).map(slice).collect();
-        let services = manifests(0..SERVICES);
-        let services = services
-            .split("---\n")
-            .filter(|t| t.contains("kind: Service"));
-        let services: Vec<_> = services.map(|text| format!("---\n{text}")).collect();
-        folder.put("shop.yaml", services.concat());
-        folder.put("slices.yaml", slices);
+        folder.put("shop.yaml", services());
+        folder.put("slices.yaml", (0..SERVICES).map(slice).collect::<String>());
     })
     .await;
     assert_eq!(plane.trust(), Trust::Whole);

@@ -11,7 +11,7 @@ use kplane_model::{Issue, ObjectRef, ServiceName, Severity};
 
 use super::guard::Loss;
 use super::holding::{Held, Holding, Said, service_name};
-use super::{Index, Outcome};
+use super::{Index, Outcome, SliceEntry};
 use crate::k8s::{Kind, ObjectId};
 use crate::source::{Batch, Event, Located};
 use crate::trust::Trust;
@@ -152,7 +152,9 @@ impl Index {
         let unnamed = std::mem::take(&mut step.unnamed);
         let guards = step.live && !unnamed.is_empty() && self.guard.guards_absence();
         let cliff = guards.then(|| self.guard.cliff(self.loss(&unnamed)));
-        self.decide(unnamed, Said::Nothing, cliff.flatten(), at, step);
+        let cliff = cliff.flatten();
+        let reason = cliff.map(|cliff| format!("the source no longer names them, and {cliff}"));
+        self.decide(unnamed, Said::Nothing, reason.as_deref(), at, step);
 
         let gone = std::mem::take(&mut step.gone);
         if gone.is_empty() {
@@ -163,29 +165,25 @@ impl Index {
         if cliff.is_none() {
             self.recent = recent;
         }
-        let cliff = cliff.map(|cliff| format!("{cliff} within a minute, by deletions"));
-        self.decide(gone, Said::Gone, cliff, at, step);
+        let reason = cliff.map(|cliff| format!("{cliff} within a minute, by deletions"));
+        self.decide(gone, Said::Gone, reason.as_deref(), at, step);
     }
 
-    /// Holds objects if there is a cliff, else lets them go; slices stay with a Service that is held.
+    /// Holds objects for a reason, or lets them go without one; slices stay with a Service that is held.
     fn decide(
         &mut self,
         ids: BTreeSet<ObjectId>,
         said: Said,
-        cliff: Option<String>,
+        reason: Option<&str>,
         at: SystemTime,
         step: &mut Step,
     ) {
-        if let Some(cliff) = &cliff {
-            let reason = match said {
-                Said::Nothing => format!("the source no longer names them, and {cliff}"),
-                Said::Gone => cliff.clone(),
-            };
+        if let Some(reason) = reason {
             let holding = self.holding.get_or_insert_with(|| Holding::new(at));
-            holding.explain(&reason);
+            holding.explain(reason);
         }
         for id in ids {
-            if (cliff.is_some() || self.belongs_to_held(&id)) && self.serves(&id) {
+            if (reason.is_some() || self.belongs_to_held(&id)) && self.serves(&id) {
                 self.hold(id, said, at, step);
             } else {
                 self.let_go(&id, step);
@@ -268,7 +266,7 @@ impl Index {
     fn has_other_endpoints(&self, service: &ServiceName, without: &[&ObjectId]) -> bool {
         let slices = self.slices_of.get(service).into_iter().flatten();
         let mut others = slices.filter(|id| without.binary_search(id).is_err() && !self.holds(id));
-        others.any(|id| self.slices.get(id).is_some_and(|s| s.has_endpoints()))
+        others.any(|id| self.slices.get(id).is_some_and(SliceEntry::has_endpoints))
     }
 
     fn finish(&mut self, mut step: Step) -> Outcome {

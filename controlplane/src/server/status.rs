@@ -96,7 +96,7 @@ impl StatusService for StatusServer {
             return Ok(Response::new(views::approved(
                 None,
                 String::new(),
-                nodes,
+                &nodes,
                 revision,
             )));
         }
@@ -125,7 +125,7 @@ impl StatusService for StatusServer {
         );
         let released = released.as_ref();
         Ok(Response::new(views::approved(
-            released, doubt, nodes, revision,
+            released, doubt, &nodes, revision,
         )))
     }
 }

@@ -101,7 +101,7 @@ fn held(held: &Held) -> pb::Held {
 pub(super) fn approved(
     released: Option<&Held>,
     doubt: String,
-    nodes: Vec<NodeName>,
+    nodes: &[NodeName],
     revision: u64,
 ) -> pb::ApproveResponse {
     pb::ApproveResponse {
