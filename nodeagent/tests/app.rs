@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::index::CliffGuard;
 use kp_nodeagent::app;
 use kp_nodeagent::backend::noop::Noop;
 use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Kind, Verification};
@@ -92,6 +93,7 @@ async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_pla
         status_listen: None,
         http_listen: None,
         external_ips: ExternalIps::All,
+        cliff_guard: CliffGuard::default(),
         events: false,
     };
     control_plane::build(config).await.unwrap()
