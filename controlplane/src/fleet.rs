@@ -235,7 +235,8 @@ impl Session {
         let programmed =
             latencies::take_programmed(&mut report, &self.fleet.store, SystemTime::now());
         bound(&mut report);
-        if report.held.is_some() && self.fleet.store.trust() != Trust::Confirmed {
+        // A doubt is not answered by looking again: the source does so by itself, or a person must.
+        if report.held.is_some() && self.fleet.store.trust() == Trust::Whole {
             self.fleet.upstream.look_again();
         }
         self.update(|record| {

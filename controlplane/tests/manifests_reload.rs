@@ -178,6 +178,15 @@ async fn delete_and_rename_away() {
     assert_eq!(watched.batch().await, ["delete b"]);
 }
 
+/// Whoever renames a file and damages it on the way means no deletion.
+#[tokio::test]
+async fn a_file_that_is_replaced_by_a_broken_one_is_not_deleted_by_name() {
+    let mut watched = Watched::folder(&[("a.yaml", "a b")]).await;
+    // What is in it is no JSON.
+    fs::rename(watched.at("a.yaml"), watched.at("a.json")).unwrap();
+    assert_eq!(watched.batch().await[0], "vanished a b");
+}
+
 #[tokio::test]
 async fn rename_within_the_folder_tells_nothing() {
     let mut watched = Watched::folder(&[("a.yaml", "a"), ("sub/x.yaml", "x")]).await;

@@ -508,6 +508,7 @@ async fn approval_reaches_agents() {
     assert_eq!(bound.hub().store.trust(), Trust::Whole);
 
     let mut fleet = bound.hub().fleet.changes();
+    let mut looks = bound.hub().upstream.looks();
     agent
         .tell(pb::Report {
             held: Some(pb::Held {
@@ -520,6 +521,8 @@ async fn approval_reaches_agents() {
     while bound.hub().fleet.holding().is_empty() {
         timeout(DEADLINE, fleet.changed()).await.unwrap().unwrap();
     }
+    // A source that can is asked to look again.
+    timeout(DEADLINE, looks.changed()).await.unwrap().unwrap();
     let done = status.approve(seen).await.unwrap().into_inner();
     assert_eq!(done.nodes, ["n1"]);
     agent.update().await;

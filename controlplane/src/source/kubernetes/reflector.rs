@@ -210,9 +210,10 @@ impl<T: Transport> Reflector<T> {
         let silent_at = watching.heard_at + WATCH_SILENCE;
         let said = tokio::select! {
             biased;
+            // What the watch has to say is in the list as well.
+            () = self.second_look.due() => return Ok(State::Unlisted),
             said = watching.watch.next() => Some(said),
             () = sleep_until(watching.probe_at.min(silent_at)) => None,
-            () = self.second_look.due() => return Ok(State::Unlisted),
             () = self.outbox.closed() => return Err(Closed),
         };
         match said {

@@ -29,7 +29,7 @@ pub(super) enum Change {
     Unreadable(String),
     /// It is not there.
     Gone,
-    /// Somebody removed it, and no other file.
+    /// Somebody removed it, and did nothing else.
     Removed,
 }
 

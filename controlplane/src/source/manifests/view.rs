@@ -177,8 +177,7 @@ impl View {
         let mut changes = Vec::with_capacity(read.len());
         let first = self.unread.is_none();
         let mut unread = self.unread.take().unwrap_or_else(|| self.writing.clone());
-        let gone = read.iter().filter(|(_, _, change)| *change == Change::Gone);
-        let one_is_gone = gone.count() == 1;
+        let alone = read.len() == 1;
         for (path, stamp, mut change) in read {
             let unsure = self.pending.everything || self.pending.files.contains(&path);
             if unsure || self.writing.contains(&path) {
@@ -190,8 +189,9 @@ impl View {
             let named = self.removed.remove(&path);
             if change == Change::Gone {
                 self.stamps.remove(&path);
-                // `rm` of a file is meant; a folder that lacks many may be half of one.
-                if named && one_is_gone {
+                // `rm` of a file is meant. Where more has changed a file may have been renamed and
+                // damaged, and a folder that lacks many may be half of one.
+                if named && alone {
                     change = Change::Removed;
                 }
             } else {
