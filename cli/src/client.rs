@@ -160,6 +160,15 @@ impl Client {
         }
     }
 
+    /// Agrees that what the source does not name is gone.
+    pub(crate) async fn approve(
+        &self,
+        request: pb::ApproveRequest,
+    ) -> Result<pb::ApproveResponse, Error> {
+        let mut stub = self.stub.clone();
+        self.ask(stub.approve(request)).await
+    }
+
     /// Waits for an answer, but not for ever.
     async fn ask<T>(
         &self,

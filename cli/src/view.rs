@@ -4,6 +4,7 @@
 //! and stay as they are, every field is always present, what is not known is `null`, times are
 //! RFC 3339, other units are in the name. `README.md` lists the fields.
 
+pub(crate) mod approve;
 pub(crate) mod describe;
 pub(crate) mod endpoints;
 pub(crate) mod fleet;

@@ -1,7 +1,9 @@
 //! The control plane's HTTP port: whether it runs, whether it is ready, and its metrics.
 //!
 //! Ready means that every kind has been listed once: agents get nothing before. It stays so when
-//! the API server goes away later, for the control plane then serves what it knows.
+//! the API server goes away later, for the control plane then serves what it knows; and while it holds
+//! what its source does not name any more, or doubts its source: it serves more then, not less, another
+//! replica would do no better, and agents without any control plane hear of no change at all.
 
 mod metrics;
 mod ports;
@@ -81,6 +83,13 @@ impl Admin {
             for (kind, state) in self.hub.upstream.kinds() {
                 // Writing to a string does not fail.
                 let _ = writeln!(body, "{kind}: {}", describe(&state));
+            }
+            let doubt = self.hub.store.trust();
+            if doubt.is_partial() {
+                let _ = writeln!(body, "picture: partial: {}", doubt.doubt());
+            }
+            if let Some(held) = &self.hub.summary().borrow().held {
+                let _ = writeln!(body, "held: {held}");
             }
         }
         let (status, verdict) = if ready {

@@ -27,6 +27,7 @@ use crate::admin::Admin;
 use crate::admission::Admission;
 use crate::doors::{Door, Limits, Occupancy};
 use crate::hub::Hub;
+use crate::index::CliffGuard;
 use crate::server::{AgentServer, DesiredServer, StatusServer};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
@@ -60,6 +61,8 @@ pub struct Config {
     pub agent_limits: Limits,
     /// What Services may have.
     pub admission: Admission,
+    /// Which deletions are held back.
+    pub cliff_guard: CliffGuard,
     /// Whether events are written to the API server that the objects come from.
     pub events: bool,
 }
@@ -142,7 +145,14 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
-    let hub = start_hub(config.source, config.admission, config.events, &mut tasks).await?;
+    let hub = start_hub(
+        config.source,
+        config.admission,
+        config.cliff_guard,
+        config.events,
+        &mut tasks,
+    )
+    .await?;
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub);
@@ -194,12 +204,13 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 async fn start_hub(
     origin: Origin,
     admission: Admission,
+    cliff_guard: CliffGuard,
     events: bool,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<Arc<Hub>, SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
-    let (hub, index) = Hub::new(epoch, origin.name(), admission, batches);
+    let (hub, index) = Hub::new(epoch, origin.name(), admission, cliff_guard, batches);
     let stop = hub.shutdown.clone();
     match origin {
         Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),

@@ -32,11 +32,19 @@ pub fn run(path: &Path, admission: Admission) -> ExitCode {
     );
     events.extend(Kind::ALL.into_iter().map(Event::InitDone));
     events.push(Event::Issues(loaded.issues));
+    events.push(Event::Doubts(loaded.doubts));
     let mut index = Index::new(admission);
     index.apply(Batch {
         events,
         observed_at: SystemTime::now(),
     });
+    let doubt = index.trust();
+    if doubt.is_partial() {
+        println!(
+            "partial: a start on this takes nothing for gone because it lacks it: {}",
+            doubt.doubt()
+        );
+    }
     report(path, &index.issues(), index.totals())
 }
 

@@ -17,6 +17,8 @@ use tokio::time::interval;
 
 use crate::hub::Hub;
 
+use crate::trust::Trust;
+
 /// Questions that wait for one agent; what comes on top is not asked.
 const QUESTIONS: usize = 8;
 /// Longest version or name of a backend that an agent may state, in bytes.
@@ -148,6 +150,19 @@ impl Fleet {
         let all = agents.by_node.iter();
         let with = all.filter(|(_, a)| a.record.connected && has_servers(&a.record));
         with.map(|(node, _)| node.clone()).collect()
+    }
+
+    /// Nodes whose agents serve what the picture does not name, sorted.
+    #[must_use]
+    pub fn holding(&self) -> Vec<NodeName> {
+        let agents = self.lock();
+        let all = agents.by_node.iter();
+        let holds = |record: &AgentRecord| {
+            let report = record.report.as_ref();
+            record.connected && report.is_some_and(|report| report.held.is_some())
+        };
+        let holding = all.filter(|(_, agent)| holds(&agent.record));
+        holding.map(|(node, _)| node.clone()).collect()
     }
 
     /// Asks an agent what virtual servers there are for a Service. The answer fails to come if the agent
@@ -345,6 +360,10 @@ impl Session {
         let programmed =
             latencies::take_programmed(&mut report, &self.fleet.store, SystemTime::now());
         bound(&mut report);
+        // A doubt is not answered by looking again: the source does so by itself, or a person must.
+        if report.held.is_some() && self.fleet.store.trust() == Trust::Whole {
+            self.fleet.upstream.look_again();
+        }
         self.update(|record| {
             record.latencies.remember(programmed);
             let applied = |r: &Report| (r.epoch, r.applied_revision);

@@ -16,3 +16,4 @@ pub mod kubernetes;
 pub mod publish;
 pub mod server;
 pub mod source;
+pub mod trust;

@@ -12,6 +12,7 @@ use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::dial::parse_mark;
 use kp_controlplane::doors::Limits;
+use kp_controlplane::index::{CliffGuard, Guarded};
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
 use kp_controlplane::{app, check};
@@ -98,6 +99,21 @@ struct Args {
     #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
     own_mark: u32,
 
+    /// Which deletions are held back when they are a cliff, until what they take is back, a later look at
+    /// the API server agrees, or `kpctl approve`.
+    #[arg(long, value_enum, default_value = "absence", help_heading = CLIFF_GUARD)]
+    cliff_guard: Guarded,
+
+    /// A step is a cliff when it takes more than so many percent of the Services, or leaves more than so
+    /// many percent of those that have endpoints without any.
+    #[arg(long, value_name = "PERCENT", default_value_t = 30, help_heading = CLIFF_GUARD)]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
+    cliff_guard_share: u8,
+
+    /// Fewer Services than this are never a cliff.
+    #[arg(long, value_name = "SERVICES", default_value_t = 10, help_heading = CLIFF_GUARD)]
+    cliff_guard_minimum: usize,
+
     /// Whether Kubernetes events are written: about Services that cannot be served, nodes without an
     /// agent, agents that fail. Needs create and patch of events.events.k8s.io.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
@@ -155,7 +171,18 @@ impl Args {
             reserved: reserved.with_listed(&self.reserved_ports),
         }
     }
+
+    fn cliff_guard(&self) -> CliffGuard {
+        CliffGuard {
+            deletions: self.cliff_guard,
+            share: self.cliff_guard_share,
+            minimum: self.cliff_guard_minimum,
+        }
+    }
 }
+
+/// Heading of the flags about deletions of many Services at once.
+const CLIFF_GUARD: &str = "Deletions of many Services at once";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -225,6 +252,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         http_listen: Some(args.http_listen),
         agent_limits,
         admission,
+        cliff_guard: args.cliff_guard(),
         events: args.events,
     })
     .await?;

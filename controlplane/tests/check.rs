@@ -16,6 +16,30 @@ spec:
   ports: [{port: 80}]
 ";
 
+/// A start on it would be a partial one: said, with the reason.
+#[test]
+fn a_start_that_would_be_partial_is_announced() {
+    let folder = TempDir::new().unwrap();
+    let check = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kp-controlplane"));
+        let output = command.arg("--check").arg(folder.path()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let partial = "partial: a start on this takes nothing for gone because it lacks it: ";
+    assert!(check().starts_with(&format!("{partial}there is no Service; ")));
+    std::fs::write(folder.path().join("web.yaml"), SERVICE.to_owned() + "# ha").unwrap();
+    let text = check();
+    assert!(
+        text.contains("web.yaml ends in the middle of a line"),
+        "{text}"
+    );
+    let slice = "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+                 metadata: {name: web-1, namespace: shop}\naddressType: IPv4\n";
+    std::fs::write(folder.path().join("web.yaml"), SERVICE.to_owned() + slice).unwrap();
+    let text = check();
+    assert!(!text.contains(partial), "{text}");
+}
+
 /// A5: the Service is served but for what the operator does not allow.
 #[test]
 fn a5_external_ips_are_checked_as_they_would_be_served() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::index::CliffGuard;
 use kp_controlplane::server::StatusServer;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
@@ -45,6 +46,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         http_listen: None,
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
         admission: Admission::default(),
+        cliff_guard: CliffGuard::default(),
         events: false,
     };
     let bound = build(config).await.unwrap();

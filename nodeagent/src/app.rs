@@ -7,6 +7,7 @@ use std::time::Duration;
 use hyper::Request;
 use hyper::body::Incoming;
 use kp_controlplane::admission::Admission;
+use kp_controlplane::index::CliffGuard;
 use kplane_model::Family;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -260,6 +261,7 @@ async fn connect(
                     external_ips,
                     reserved: own.for_all_nodes(status).with_listed(&reserved),
                 },
+                cliff_guard: CliffGuard::default(),
                 events: true,
             };
             let control_plane = kp_controlplane::app::build(config).await?;

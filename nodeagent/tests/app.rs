@@ -13,6 +13,7 @@ use clap::Parser;
 use kp_controlplane::admission::Admission;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::index::CliffGuard;
 use kp_controlplane::server::StatusServer;
 use kp_nodeagent::app;
 use kp_nodeagent::backend::noop::Noop;
@@ -96,6 +97,7 @@ async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_pla
         http_listen: None,
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
         admission: Admission::default(),
+        cliff_guard: CliffGuard::default(),
         events: false,
     };
     control_plane::build(config).await.unwrap()

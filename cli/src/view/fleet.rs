@@ -6,11 +6,12 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
-use super::nodes::{FailureView, FamilyView, NodeStateView, NodeView};
+use super::approve::held_text;
+use super::nodes::{FailureView, FamilyView, HeldView, NodeStateView, NodeView};
 use super::{API_VERSION, IssueView, View, issues_text, latency, next, next_steps_text};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
-use crate::text::{Span, field, plural, short_count};
+use crate::text::{Span, field, long_field, plural, short_count};
 use crate::time::{Time, age, human};
 
 /// Failures of one node that a table shows before it refers to `-o wide`.
@@ -39,11 +40,37 @@ pub(crate) struct ControlPlaneView {
     pub(crate) upstream_age_milliseconds: u64,
     pub(crate) services: u64,
     pub(crate) endpoints: u64,
+    pub(crate) confidence: ConfidenceView,
+    /// Why the picture is partial; `null` when it is not.
+    pub(crate) doubt: Option<String>,
+    /// `null` when it serves what its source names, and nothing else.
+    pub(crate) held: Option<HeldView>,
+}
+
+/// How far the control plane's picture is believed where it lacks something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum ConfidenceView {
+    Partial,
+    Whole,
+    Confirmed,
+}
+
+impl From<pb::Confidence> for ConfidenceView {
+    fn from(confidence: pb::Confidence) -> Self {
+        match confidence {
+            pb::Confidence::Partial => Self::Partial,
+            pb::Confidence::Unspecified => Self::Whole,
+            pb::Confidence::Confirmed => Self::Confirmed,
+        }
+    }
 }
 
 impl From<pb::ControlPlaneStatus> for ControlPlaneView {
     fn from(status: pb::ControlPlaneStatus) -> Self {
         Self {
+            confidence: status.confidence().into(),
+            doubt: Some(status.doubt).filter(|doubt| !doubt.is_empty()),
+            held: status.held.map(HeldView::from),
             version: status.version,
             epoch: format!("{:016x}", status.epoch),
             revision: status.revision,
@@ -80,13 +107,19 @@ pub(crate) struct SummaryView {
 }
 
 impl SummaryView {
-    fn new(status: &pb::ControlPlaneStatus, nodes: &[NodeView], issues: &[IssueView]) -> Self {
+    /// `told`: errors and warnings that the control plane counts; it may list fewer.
+    fn new(
+        plane: &ControlPlaneView,
+        told: [u64; 2],
+        nodes: &[NodeView],
+        issues: &[IssueView],
+    ) -> Self {
+        let whole = plane.synced && plane.confidence != ConfidenceView::Partial;
         let count = |state| nodes.iter().filter(|node| node.state == state).count();
         let listed = issues.iter().filter(|issue| issue.is_error()).count();
-        // There may be more than are listed.
         let total =
             |told: u64, listed: usize| listed.max(usize::try_from(told).unwrap_or(usize::MAX));
-        let errors = total(status.errors, listed);
+        let errors = total(told[0], listed);
         let in_sync = count(NodeStateView::InSync);
         Self {
             nodes: nodes.len(),
@@ -100,9 +133,13 @@ impl SummaryView {
             conflict: count(NodeStateView::Conflict),
             unknown: count(NodeStateView::Unknown),
             errors,
-            warnings: total(status.warnings, issues.len() - listed),
+            warnings: total(told[1], issues.len() - listed),
             // No nodes, or half a picture, must not pass for a fleet in sync.
-            healthy: status.synced && errors == 0 && !nodes.is_empty() && in_sync == nodes.len(),
+            healthy: whole
+                && plane.held.is_none()
+                && errors == 0
+                && !nodes.is_empty()
+                && in_sync == nodes.len(),
         }
     }
 
@@ -152,12 +189,15 @@ impl From<pb::Fleet> for FleetView {
         let issues = IssueView::list(std::mem::take(&mut status.issues));
         let nodes = fleet.nodes.into_iter();
         let nodes: Vec<_> = nodes.map(|n| NodeView::new(n, status.epoch)).collect();
+        let issues_omitted = status.issues_omitted;
+        let (errors, warnings) = (status.errors, status.warnings);
+        let control_plane = ControlPlaneView::from(status);
         Self {
             api_version: API_VERSION,
             kind: "Fleet",
-            summary: SummaryView::new(&status, &nodes, &issues),
-            issues_omitted: status.issues_omitted,
-            control_plane: status.into(),
+            summary: SummaryView::new(&control_plane, [errors, warnings], &nodes, &issues),
+            issues_omitted,
+            control_plane,
             nodes,
             issues,
         }
@@ -174,7 +214,11 @@ impl View for FleetView {
         }
         out.push_str(&degraded_text(&self.nodes, canvas));
         out.push_str(&issues_text(&self.issues, self.issues_omitted, canvas));
-        let steps = next::steps(&self.nodes, &self.issues, canvas.program);
+        let mut steps = next::steps(&self.nodes, &self.issues, canvas.program);
+        if self.control_plane.doubt.is_some() || self.control_plane.held.is_some() {
+            let step = format!("{} approve, if nothing is missing", canvas.program);
+            steps.push(step);
+        }
         out.push_str(&next_steps_text(&steps, canvas));
         out
     }
@@ -202,9 +246,16 @@ impl FleetView {
             let count = usize::try_from(count).unwrap_or(usize::MAX);
             revision.push(Span::plain(plural(count, noun)));
         }
+        let doubt = plane.doubt.iter().map(|doubt| {
+            let picture = Span::new(format!("partial: {doubt}"), Tone::Warn);
+            long_field("Picture", &picture, canvas)
+        });
+        let held = plane.held.iter();
+        let held = held.map(|held| held_text("Held", held, plane.time, canvas));
         [
             field("Control plane", &about, canvas),
             field("Source", &source, canvas),
+            doubt.chain(held).collect(),
             field("Revision", &revision, canvas),
             field("Nodes", &self.summary.spans(), canvas),
         ]

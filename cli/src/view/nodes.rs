@@ -128,6 +128,19 @@ pub(crate) struct FailureView {
     pub(crate) degraded: bool,
 }
 
+/// What a node serves although the source does not name it (any more). Without numbers nothing is known
+/// of what its kernel serves, and it is left as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct HeldView {
+    pub(crate) services: u64,
+    pub(crate) without_endpoints: u64,
+    pub(crate) reason: String,
+    pub(crate) since: Option<Time>,
+    /// Some of their names.
+    pub(crate) examples: Vec<String>,
+}
+
 /// One address family of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -253,6 +266,18 @@ impl NodeView {
 
     pub(crate) fn applied_span(&self) -> Span {
         progress(self.revisions.applied, self.revisions.wanted)
+    }
+}
+
+impl From<pb::Held> for HeldView {
+    fn from(held: pb::Held) -> Self {
+        Self {
+            services: held.services,
+            without_endpoints: held.without_endpoints,
+            reason: held.reason,
+            since: Time::from_wire(held.since_ms),
+            examples: held.examples,
+        }
     }
 }
 

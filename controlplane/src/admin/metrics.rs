@@ -67,6 +67,22 @@ impl Plane {
             "kplane_controlplane_issues",
             "Problems with the input or its source",
             summary.issues.len() as f64,
+        )?;
+        let held = summary.held.as_deref();
+        gauge(
+            "kplane_controlplane_held_services",
+            "Services that are served although the source does not name them any more",
+            held.map_or(0, |held| held.services) as f64,
+        )?;
+        gauge(
+            "kplane_controlplane_held_without_endpoints",
+            "Services that keep endpoints which the source does not name any more",
+            held.map_or(0, |held| held.without_endpoints) as f64,
+        )?;
+        gauge(
+            "kplane_controlplane_picture_partial",
+            "Whether something may be missing from what the source gave",
+            f64::from(u8::from(self.0.store.trust().is_partial())),
         )
     }
 

@@ -29,6 +29,7 @@ use std::sync::Arc;
 use kplane_model::{Issue, NodeName};
 
 use crate::fleet::AgentRecord;
+use crate::index::Held;
 use crate::k8s::{Kind, Uid};
 
 /// Longest note that the API accepts, in bytes (`events.k8s.io/v1`: 1 kB).
@@ -43,6 +44,8 @@ const NODES_NAMED: usize = 10;
 struct Picture {
     /// Problems with the input.
     issues: Arc<Vec<Issue>>,
+    /// What is served although the source does not name it any more.
+    held: Option<Arc<Held>>,
     /// Nodes that exist, have an agent or had one.
     nodes: BTreeMap<NodeName, NodePicture>,
 }
@@ -91,6 +94,8 @@ enum Reason {
     NodeRefused,
     /// A ServiceCIDR cannot be understood.
     ServiceCidrRefused,
+    /// A Service, or its endpoints, are not named any more and are served all the same.
+    ServiceHeld,
     /// Whatever was wrong with a Service is no longer.
     ServiceAccepted,
     /// A Service is not in the kernels of some nodes.
@@ -123,6 +128,7 @@ impl Reason {
             Self::EndpointSliceRefused => "EndpointSliceRefused",
             Self::NodeRefused => "NodeRefused",
             Self::ServiceCidrRefused => "ServiceCIDRRefused",
+            Self::ServiceHeld => "ServiceHeld",
             Self::ServiceAccepted => "ServiceAccepted",
             Self::ServiceNotProgrammed => "ServiceNotProgrammed",
             Self::ServiceProgrammed => "ServiceProgrammed",
@@ -147,6 +153,7 @@ impl Reason {
             | Self::EndpointSliceRefused
             | Self::NodeRefused
             | Self::ServiceCidrRefused
+            | Self::ServiceHeld
             | Self::ServiceAccepted => "Read",
             Self::FailedToStartServiceHealthcheck | Self::StartedServiceHealthcheck => "Listen",
             Self::ServiceNotProgrammed

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use kplane_model::{ObjectRef, Severity};
+use kplane_model::{ObjectRef, ServiceName, Severity};
 use kplane_proto::v1 as pb;
 
 use super::announce::Announcer;
@@ -180,6 +180,30 @@ fn refused_input_is_announced_by_problem_and_its_end_by_object() {
     let accepted = "Normal ServiceAccepted Service web: nothing is wrong with the Service any more";
     assert_eq!(rig.step(15), [accepted]);
     assert_eq!(rig.step(20), NOTHING);
+}
+
+/// What the control plane holds is told of some of its Services, once a second look would have been taken.
+#[test]
+fn services_that_are_held_are_announced_when_it_lasts() {
+    let mut rig = Rig::new(&[]);
+    rig.picture.held = Some(Arc::new(Held {
+        services: 991,
+        without_endpoints: 0,
+        reason: "991 of 1001 Services would go".into(),
+        since: at(0),
+        examples: vec![ServiceName::new("shop", "web")],
+    }));
+    assert_eq!(rig.step(9), [""; 0]);
+    let told = rig.step(10);
+    assert_eq!(told.len(), 1);
+    assert!(
+        told[0].starts_with("Warning ServiceHeld Service web: 991 Services are kept: 991 of 1001"),
+        "{told:?}"
+    );
+    assert_eq!(rig.step(20), [""; 0]);
+    // Where all see it nobody says it a thousand times.
+    let mut announcer = Announcer::new(false);
+    assert!(announcer.step(&rig.picture, at(20)).is_empty());
 }
 
 #[test]

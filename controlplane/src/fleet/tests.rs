@@ -4,11 +4,19 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::admission::Admission;
+use crate::index::CliffGuard;
 use crate::publish::Publication;
 
 fn hub() -> Arc<Hub> {
     let (_, batches) = mpsc::channel(1);
-    Hub::new(1, "test", Admission::default(), batches).0
+    Hub::new(
+        1,
+        "test",
+        Admission::default(),
+        CliffGuard::default(),
+        batches,
+    )
+    .0
 }
 
 fn hello() -> Hello {

@@ -5,8 +5,11 @@
 
 mod claims;
 mod effective;
+mod guard;
+mod holding;
 mod places;
 mod resync;
+mod step;
 mod triggers;
 mod view;
 
@@ -14,6 +17,8 @@ mod view;
 mod tests;
 
 pub use claims::CONFLICT_ADVICE;
+pub use guard::{CliffGuard, Guarded};
+pub use holding::Held;
 pub use view::{PortView, ServiceDetail};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -28,10 +33,13 @@ use crate::admission::Admission;
 use crate::convert::{self, ExternalIps, SliceEndpoints};
 use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
-use crate::source::{Batch, Event, Located};
+use crate::source::Located;
+use crate::trust::Belief;
 
 use claims::Claims;
 use effective::{API_SERVICE, Effective};
+use guard::Recent;
+use holding::{Holding, service_name};
 use places::Places;
 use resync::Resync;
 use triggers::Triggers;
@@ -59,6 +67,12 @@ pub struct Index {
     pending: Pending,
     triggers: Triggers,
     totals: Totals,
+    /// Services with an endpoint.
+    with_endpoints: usize,
+    belief: Belief,
+    guard: CliffGuard,
+    holding: Option<Holding>,
+    recent: Recent,
 }
 
 /// Sizes of what is published.
@@ -92,6 +106,14 @@ struct ServiceEntry {
     /// As written, before anybody else's claims are looked at.
     ports: Vec<ServicePort>,
     published: PublishedPorts,
+    /// The source does not name it any more.
+    held: bool,
+}
+
+impl ServiceEntry {
+    fn has_endpoints(&self) -> bool {
+        self.published.iter().any(|(_, endpoints)| *endpoints > 0)
+    }
 }
 
 #[derive(Debug)]
@@ -100,6 +122,12 @@ struct SliceEntry {
     ports: Vec<SliceEndpoints>,
     /// When the change happened that led to it, milliseconds since 1970; 0 = not known.
     trigger_ms: u64,
+}
+
+impl SliceEntry {
+    fn has_endpoints(&self) -> bool {
+        self.ports.iter().any(|port| !port.endpoints.is_empty())
+    }
 }
 
 /// What has to be published next.
@@ -118,6 +146,10 @@ pub struct Outcome {
     pub publication: Option<Publication>,
     /// The list of issues changed.
     pub issues_changed: bool,
+    /// What is held changed.
+    pub held_changed: bool,
+    /// Something is held now because the source no longer names it: a second look would help.
+    pub held_more: bool,
 }
 
 impl Index {
@@ -138,51 +170,11 @@ impl Index {
         self
     }
 
-    /// Takes in a batch.
-    pub fn apply(&mut self, batch: Batch) -> Outcome {
-        let mut issues_changed = false;
-        self.pending.observed_at.get_or_insert(batch.observed_at);
-        for event in batch.events {
-            match event {
-                Event::Init(kind) => self.resync.begin(kind),
-                Event::InitApply(located) => {
-                    self.resync.seen(located.object.id());
-                    issues_changed |= self.apply_object(*located, None);
-                }
-                Event::InitDone(kind) => {
-                    for id in self.resync.finish(kind) {
-                        issues_changed |= self.delete_object(&id);
-                    }
-                }
-                Event::Apply(located) => {
-                    self.resync.seen(located.object.id());
-                    let changed_at = self.is_synced().then_some(batch.observed_at);
-                    issues_changed |= self.apply_object(*located, changed_at);
-                }
-                Event::Delete(id) => {
-                    self.resync.gone(&id);
-                    issues_changed |= self.delete_object(&id);
-                }
-                Event::Issues(issues) => {
-                    issues_changed |= issues != self.source_issues;
-                    self.source_issues = issues;
-                }
-                Event::ApiServer(places) => {
-                    let users = self.places.replace_api_server(places);
-                    self.pending.services.extend(users);
-                }
-                Event::Alive => {}
-            }
-        }
-        let publication = if self.is_synced() {
-            self.take_publication(&mut issues_changed)
-        } else {
-            None
-        };
-        Outcome {
-            publication,
-            issues_changed,
-        }
+    /// Holds deletions back that this guard does not let pass.
+    #[must_use]
+    pub fn guarded(mut self, guard: CliffGuard) -> Self {
+        self.guard = guard;
+        self
     }
 
     /// Every kind has been listed completely (Z3).
@@ -208,6 +200,7 @@ impl Index {
             .chain(objects)
             .chain(services)
             .cloned()
+            .chain(self.holding_issue())
             .collect();
         issues.sort();
         issues
@@ -220,10 +213,7 @@ impl Index {
         let location = located.location;
         let issues = match &located.object {
             Object::Service(service) => {
-                let name = ServiceName {
-                    namespace: id.namespace.clone(),
-                    name: id.name.clone(),
-                };
+                let name = service_name(&id);
                 let converted = convert::service(service, &location, &self.external_ips);
                 let entry = self.services.entry(name.clone()).or_default();
                 entry
@@ -234,6 +224,7 @@ impl Index {
                 self.places
                     .replace_user(&name, &entry.ports, &converted.ports);
                 entry.ports = converted.ports;
+                entry.held = false;
                 self.pending.services.insert(name);
                 converted.issues
             }
@@ -280,10 +271,7 @@ impl Index {
     fn delete_object(&mut self, id: &ObjectId) -> bool {
         match id.kind {
             Kind::Service => {
-                let name = ServiceName {
-                    namespace: id.namespace.clone(),
-                    name: id.name.clone(),
-                };
+                let name = service_name(id);
                 if let Some(entry) = self.services.get_mut(&name) {
                     // The entry goes when its ports have been withdrawn.
                     self.places.replace_user(&name, &entry.ports, &[]);
@@ -410,7 +398,10 @@ impl Index {
         for name in names.clone() {
             if let Some(entry) = self.services.get(&name) {
                 let created = entry.created.as_ref();
-                names.extend(self.claims.replace(&name, created, &entry.ports));
+                names.extend(
+                    self.claims
+                        .replace(&name, created, entry.held, &entry.ports),
+                );
             }
         }
         names
@@ -445,7 +436,9 @@ impl Index {
         }
         if let Some(entry) = self.services.get_mut(name) {
             keys.sort_unstable();
+            self.with_endpoints -= usize::from(entry.has_endpoints());
             let before = std::mem::replace(&mut entry.published, keys.into());
+            self.with_endpoints += usize::from(entry.has_endpoints());
             let after = &entry.published;
             self.totals.change(&before, after);
             let is_there =

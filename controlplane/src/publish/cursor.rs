@@ -7,6 +7,7 @@ use kplane_model::{DesiredKey, Digest, ServiceKey};
 
 use super::state::{Blob, FIRST_REVISION, State, View};
 use super::triggers::Sent;
+use crate::trust::Trust;
 
 /// Objects are collected into one message until it is this large, in bytes: far below every
 /// limit, large enough that framing costs nothing.
@@ -77,6 +78,10 @@ pub struct PieceEnd {
     pub changed_at: Option<SystemTime>,
     /// What led to the changes, oldest first; nothing for an agent that began from nothing.
     pub triggers: Vec<Sent>,
+    /// How far what the picture lacks may be taken for gone.
+    pub trust: Trust,
+    /// [`Head::trust`](super::Head::trust) that this tells.
+    pub trust_changes: u64,
 }
 
 /// Reading: everything here is relative to a node.
@@ -111,6 +116,8 @@ impl State {
             digest: self.digest(node),
             changed_at: self.changed_after(cursor.base),
             triggers: self.triggers_for(node, cursor.base),
+            trust: self.trust.clone(),
+            trust_changes: self.trust_changes,
         });
         *cursor = Cursor::at(self.revision);
         piece

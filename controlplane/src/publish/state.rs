@@ -12,6 +12,7 @@ use kplane_model::{
 use super::blob::{Encoded, encode};
 use super::log::Log;
 use super::triggers::Triggers;
+use crate::trust::Trust;
 
 /// Deleted keys that are remembered for agents that come back. An agent that missed more than
 /// these gets a snapshot instead.
@@ -47,6 +48,9 @@ pub(super) struct State {
     /// First revision of each publication, and when its change was observed.
     pub(super) times: VecDeque<(u64, SystemTime)>,
     pub(super) triggers: Triggers,
+    /// How far the picture is believed, and how often that has changed.
+    pub(super) trust: Trust,
+    pub(super) trust_changes: u64,
 }
 
 /// A deleted key, remembered in one log.
@@ -180,6 +184,8 @@ impl Default for State {
             service_cidrs: Vec::new(),
             times: VecDeque::new(),
             triggers: Triggers::default(),
+            trust: Trust::default(),
+            trust_changes: 0,
         }
     }
 }

@@ -11,6 +11,7 @@ use super::blob::Encoded;
 use super::cursor::{Cursor, Piece};
 use super::state::{FIRST_REVISION, State, view_of};
 use super::{Publication, Trigger};
+use crate::trust::Trust;
 
 /// Publications whose time is remembered, to tell how old the oldest missing change is.
 const REMEMBERED_TIMES: usize = 4_096;
@@ -22,6 +23,8 @@ pub struct Head {
     pub revision: u64,
     /// The source has delivered a complete picture: before that nobody is served.
     pub synced: bool,
+    /// How often the trust in the picture has changed.
+    pub trust: u64,
 }
 
 /// Latest encoded state of every object. Written by the index, read by every stream.
@@ -41,7 +44,7 @@ impl Store {
             state: RwLock::default(),
             head: watch::Sender::new(Head {
                 revision: FIRST_REVISION,
-                synced: false,
+                ..Head::default()
             }),
         }
     }
@@ -62,6 +65,27 @@ impl Store {
     pub fn set_synced(&self) {
         self.head
             .send_if_modified(|head| !std::mem::replace(&mut head.synced, true));
+    }
+
+    /// Says how far the picture is believed. Streams tell it with their next update, and with one that
+    /// changes nothing if there is no other.
+    pub fn set_trust(&self, trust: Trust) {
+        let mut state = self.write();
+        if state.trust == trust {
+            return;
+        }
+        state.trust = trust;
+        state.trust_changes += 1;
+        let changes = state.trust_changes;
+        drop(state);
+        self.head
+            .send_modify(|head| head.trust = head.trust.max(changes));
+    }
+
+    /// How far the picture is believed.
+    #[must_use]
+    pub fn trust(&self) -> Trust {
+        self.read().trust.clone()
     }
 
     /// Publishes changes; what is equal to what was published before is left out. Returns the

@@ -19,6 +19,19 @@ pub use status::StatusServer;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use kplane_proto::v1::Confidence;
+
+use crate::trust::Trust;
+
+/// How far a picture is believed, on the wire.
+fn confidence(trust: &Trust) -> Confidence {
+    match trust {
+        Trust::Partial(_) => Confidence::Partial,
+        Trust::Whole => Confidence::Unspecified,
+        Trust::Confirmed => Confidence::Confirmed,
+    }
+}
+
 /// Milliseconds since 1970, 0 for times before.
 fn millis(at: SystemTime) -> u64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();

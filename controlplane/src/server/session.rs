@@ -19,8 +19,8 @@ use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
 use super::attendance::Attendance;
-use super::millis;
 use super::questions::Questions;
+use super::{confidence, millis};
 use crate::doors::Occupancy;
 use crate::fleet::Session;
 use crate::hub::Hub;
@@ -77,6 +77,7 @@ pub(super) async fn run(
         cursor: Cursor::at(0),
         resume: Some(hello.resume.clone()),
         snapshot: false,
+        trust_told: 0,
         control: Control::default(),
         questions: Questions::new(questions),
         last_heard: Instant::now(),
@@ -184,6 +185,8 @@ struct AgentStream<'a> {
     resume: Option<Option<pb::ResumeToken>>,
     /// The next piece begins a snapshot.
     snapshot: bool,
+    /// [`Head::trust`] that the agent has heard of.
+    trust_told: u64,
     control: Control,
     questions: Questions,
     last_heard: Instant,
@@ -223,7 +226,8 @@ impl AgentStream<'_> {
     /// There is something to say about the desired state: the first time always.
     fn has_piece(&self) -> bool {
         let head = *self.head.borrow();
-        head.synced && (self.resume.is_some() || self.cursor.is_behind(head.revision))
+        let behind = self.cursor.is_behind(head.revision) || self.trust_told < head.trust;
+        head.synced && (self.resume.is_some() || behind)
     }
 
     fn beat(&mut self) -> Result<(), Status> {
@@ -280,6 +284,9 @@ impl AgentStream<'_> {
             self.start(token.as_ref());
         }
         let piece = self.hub.store.collect(&self.node, &mut self.cursor);
+        if let Some(end) = &piece.end {
+            self.trust_told = end.trust_changes;
+        }
         server_message::Kind::Update(update(piece, std::mem::take(&mut self.snapshot)))
     }
 
@@ -308,7 +315,8 @@ fn update(piece: Piece, snapshot: bool) -> pb::Update {
             digest: end.digest.to_bytes().to_vec(),
             changed_at_ms: end.changed_at.map_or(0, millis),
             triggers: end.triggers.into_iter().map(Into::into).collect(),
-            ..pb::UpdateEnd::default()
+            confidence: confidence(&end.trust).into(),
+            doubt: end.trust.doubt().to_owned(),
         }),
     }
 }

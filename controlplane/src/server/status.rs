@@ -9,10 +9,11 @@ use kplane_proto::v1::status_service_server::StatusService;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+use tracing::info;
 
 use super::pages::Picture;
 use super::{questions, views};
-use crate::hub::{Closing, Hub};
+use crate::hub::{Approved, Closing, Hub, Seen};
 
 /// Least time between two answers of a watch.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -85,6 +86,52 @@ impl StatusService for StatusServer {
         let answers = questions::ask_all(&self.hub.fleet, &name).await;
         let description = views::description(&self.hub, &name, &detail, answers);
         Ok(Response::new(description))
+    }
+
+    async fn approve(
+        &self,
+        request: Request<pb::ApproveRequest>,
+    ) -> Result<Response<pb::ApproveResponse>, Status> {
+        let peer = request.remote_addr();
+        let seen = request.into_inner();
+        let nodes = self.hub.fleet.holding();
+        let held = self.hub.summary().borrow().held.is_some();
+        if !held && nodes.is_empty() && !self.hub.store.trust().is_partial() {
+            let revision = self.hub.store.head().borrow().revision;
+            return Ok(Response::new(views::approved(
+                None,
+                String::new(),
+                &nodes,
+                revision,
+            )));
+        }
+        let count = |number| usize::try_from(number).unwrap_or(usize::MAX);
+        let seen = Seen {
+            services: count(seen.services),
+            without_endpoints: count(seen.without_endpoints),
+        };
+        let approved = self.hub.approve(seen).await.map_err(closing)?;
+        let approved = approved.map_err(|more| Status::failed_precondition(more.to_string()))?;
+        let Approved {
+            released,
+            doubt,
+            revision,
+        } = approved;
+        let services = released.as_ref().map_or(0, |held| held.services);
+        let endpoints = released.as_ref().map_or(0, |held| held.without_endpoints);
+        info!(
+            peer = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string()),
+            services,
+            without_endpoints = endpoints,
+            nodes = nodes.len(),
+            doubt,
+            revision,
+            "approved: what the source does not name is gone"
+        );
+        let released = released.as_ref();
+        Ok(Response::new(views::approved(
+            released, doubt, &nodes, revision,
+        )))
     }
 }
 

@@ -22,6 +22,7 @@ use crate::admission::Admission;
 use crate::doors::{Door, Limits};
 use crate::fleet::Session;
 use crate::hub::Hub;
+use crate::index::CliffGuard;
 use crate::k8s::Kind;
 use crate::publish::Publication;
 use crate::source::{Batch, Event, kubernetes};
@@ -86,7 +87,13 @@ async fn first_update(channel: &Channel, node: &str) -> Result<pb::Update, Statu
 #[tokio::test]
 async fn a_name_that_is_no_node_of_the_cluster_is_refused() {
     let (_, batches) = mpsc::channel(1);
-    let (hub, _) = Hub::new(1, kubernetes::NAME, Admission::default(), batches);
+    let (hub, _) = Hub::new(
+        1,
+        kubernetes::NAME,
+        Admission::default(),
+        CliffGuard::default(),
+        batches,
+    );
     let channel = serve(&hub).await;
     // Before the first list nobody is known: agents wait, and are refused then.
     let early = tokio::spawn({
@@ -114,7 +121,13 @@ async fn a_name_that_is_no_node_of_the_cluster_is_refused() {
 /// A hub whose input has 3,000 problems of 5 kB.
 async fn troubled_hub() -> Arc<Hub> {
     let (sink, batches) = mpsc::channel(1);
-    let (hub, index) = Hub::new(1, "test", Admission::default(), batches);
+    let (hub, index) = Hub::new(
+        1,
+        "test",
+        Admission::default(),
+        CliffGuard::default(),
+        batches,
+    );
     tokio::spawn(index);
     let issues = (0..3_000).map(|n| Issue {
         severity: Severity::Error,

@@ -7,12 +7,12 @@ use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 
 use super::issues::Issues;
-use super::millis;
 use super::pages::Picture;
 use super::questions::Answers;
+use super::{confidence, millis};
 use crate::fleet::{AgentRecord, LatencySummary};
 use crate::hub::Hub;
-use crate::index::{PortView, ServiceDetail};
+use crate::index::{Held, PortView, ServiceDetail};
 use crate::publish::Store;
 
 /// An agent looks at its kernel every five minutes, and says so. After three times that it is not known any
@@ -25,6 +25,7 @@ pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
     let head = *hub.store.head().borrow();
     let age = hub.upstream_age();
     let issues = Issues::bounded(&summary.issues);
+    let trust = hub.store.trust();
     pb::ControlPlaneStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
@@ -41,7 +42,34 @@ pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
         issues_omitted: issues.omitted,
         errors: issues.errors,
         warnings: issues.warnings,
-        ..pb::ControlPlaneStatus::default()
+        held: summary.held.as_deref().map(held),
+        confidence: confidence(&trust).into(),
+        doubt: trust.doubt().to_owned(),
+    }
+}
+
+fn held(held: &Held) -> pb::Held {
+    pb::Held {
+        services: held.services as u64,
+        without_endpoints: held.without_endpoints as u64,
+        reason: held.reason.to_string(),
+        since_ms: millis(held.since),
+        examples: held.examples.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// What an agreement led to.
+pub(super) fn approved(
+    released: Option<&Held>,
+    doubt: String,
+    nodes: &[NodeName],
+    revision: u64,
+) -> pb::ApproveResponse {
+    pb::ApproveResponse {
+        released: released.map(held),
+        doubt,
+        nodes: nodes.iter().map(ToString::to_string).collect(),
+        revision,
     }
 }
 

@@ -20,6 +20,7 @@ mod resource;
 mod server;
 mod transport;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -31,6 +32,7 @@ use self::report::Reporter;
 use self::resource::Resource;
 use super::upstream::Upstream;
 use super::{Batch, Event, Source, SourceError};
+use crate::k8s::Kind;
 use crate::kubernetes::{Access, Api, TRAP};
 
 /// Name of the source in the status API.
@@ -111,18 +113,22 @@ impl Source for Kubernetes {
 /// Makes batches of what the reflectors tell, until nobody listens.
 async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>, upstream: &Upstream) {
     let mut issues = Vec::new();
+    let mut doubts = BTreeMap::new();
     loop {
         let first = tokio::select! {
             told = inbox.recv() => told,
             () = sink.closed() => None,
         };
-        let Some(Told { mut events, at }) = first else {
+        let Some(first) = first else {
             return;
         };
+        let at = first.at;
+        let mut events = Vec::new();
+        take_in(first, &mut events, &mut doubts);
         while events.len() < MAX_BATCH
             && let Ok(more) = inbox.try_recv()
         {
-            events.extend(more.events);
+            take_in(more, &mut events, &mut doubts);
         }
         let now = upstream.issues();
         if now != issues {
@@ -142,5 +148,16 @@ async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>, upstr
         if sink.send(batch).await.is_err() {
             return;
         }
+    }
+}
+
+fn take_in(told: Told, events: &mut Vec<Event>, doubts: &mut BTreeMap<Kind, String>) {
+    events.extend(told.events);
+    if let Some((kind, doubt)) = told.doubt {
+        match doubt {
+            Some(doubt) => drop(doubts.insert(kind, doubt)),
+            None => drop(doubts.remove(&kind)),
+        }
+        events.push(Event::Doubts(doubts.values().cloned().collect()));
     }
 }

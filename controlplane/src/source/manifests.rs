@@ -15,6 +15,7 @@ mod claims;
 mod decode;
 mod disk;
 mod document;
+mod doubts;
 mod folder;
 mod object;
 mod text;
@@ -22,6 +23,7 @@ mod tree;
 mod view;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -60,6 +62,9 @@ pub struct Loaded {
     pub objects: Vec<Located>,
     /// The problems.
     pub issues: Vec<Issue>,
+    /// Why objects may be missing, for people: a start would not be taken for a deletion of what is not
+    /// named.
+    pub doubts: Vec<String>,
 }
 
 impl Manifests {
@@ -95,6 +100,7 @@ pub fn load(path: &Path) -> Result<Loaded, SourceError> {
         let mut disk = Disk::default();
         let listing = root.list(&mut disk).map_err(unreadable)?;
         let notices = view::unlisted(&listing);
+        catalog.set_unseen(view::unseen(&listing, &BTreeMap::new()));
         let files = listing.files.into_keys().map(|path| Question {
             is_link: listing.links.contains(&path),
             path,

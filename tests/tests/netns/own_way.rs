@@ -193,6 +193,7 @@ fn plane(control: &NetNs, folder: &Path, admission: &Admission) -> Result<Runtim
         agent_listen: Some(SocketAddr::from(([0, 0, 0, 0], CONTROL_PORT))),
         status_listen: None,
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
+        cliff_guard: kp_controlplane::index::CliffGuard::default(),
         http_listen: None,
         admission: admission.clone(),
         events: false,

@@ -3,6 +3,7 @@
 use expect_test::expect;
 use kplane_proto::v1 as pb;
 
+use super::super::approve::ApprovalView;
 use super::super::fleet::FleetView;
 use super::super::nodes::NodeListView;
 use super::super::samples::{self, fleet};
@@ -28,6 +29,71 @@ fn in_sync() {
         node-c  InSync  3h     4711     -         -    412us  10000/20000  nftables
     "#]]
     .assert_eq(&status(samples::healthy_fleet()));
+}
+
+#[test]
+fn a_control_plane_that_holds() {
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 2s ago
+        Picture         partial: api.yaml is refused in document 2, line 14: is not
+                        valid YAML: unclosed bracket '['; mend that, or run `kpctl
+                        approve` if nothing is missing
+        Held            991 services, the last endpoints of 3 services, for 3m12s
+                        the source no longer names them, and 991 of 1001 Services would
+                        go
+                        shop/api, shop/cart, shop/search, shop/web and 990 more
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           3/3 in sync
+
+        NODE    STATE   SINCE  APPLIED  LAG  SYNC   OBJECTS      BACKEND
+        node-a  InSync  3h     4711     -    412us  10000/20000  nftables
+        node-b  InSync  3h     4711     -    412us  10000/20000  nftables
+        node-c  InSync  3h     4711     -    412us  10000/20000  nftables
+
+        Next
+          kpctl approve, if nothing is missing
+    "#]]
+    .assert_eq(&status(samples::holding_fleet()));
+}
+
+#[test]
+fn what_there_is_to_approve() {
+    let mut fleet = samples::holding_fleet();
+    let report = fleet.nodes[1].report.as_mut().unwrap();
+    report.held = fleet.control_plane.as_ref().unwrap().held.clone();
+    let pending = ApprovalView::from(fleet);
+    expect![[r#"
+        Held            991 services, the last endpoints of 3 services, for 3m12s
+                        the source no longer names them, and 991 of 1001 Services would
+                        go
+                        shop/api, shop/cart, shop/search, shop/web and 990 more
+        In doubt        api.yaml is refused in document 2, line 14: is not valid YAML:
+                        unclosed bracket '['; mend that, or run `kpctl approve` if
+                        nothing is missing
+        Held by nodes   node-b
+    "#]]
+    .assert_eq(&table(&pending));
+    let done = ApprovalView::from(pb::ApproveResponse {
+        released: samples::holding_fleet().control_plane.unwrap().held,
+        nodes: (0..9).map(|n| format!("node-{n}")).collect(),
+        revision: 4712,
+        ..Default::default()
+    });
+    expect![[r#"
+        Approved: what the source does not name is gone.
+        Let go          991 services, the last endpoints of 3 services
+                        the source no longer names them, and 991 of 1001 Services would
+                        go
+                        shop/api, shop/cart, shop/search, shop/web and 990 more
+        Told nodes      node-0, node-1, node-2, node-3, node-4, 4 more
+    "#]]
+    .assert_eq(&table(&done));
+    let nothing = ApprovalView::from(samples::healthy_fleet());
+    expect![[r#"
+        Nothing is held, and nothing is in doubt.
+    "#]]
+    .assert_eq(&table(&nothing));
 }
 
 #[test]

@@ -38,6 +38,13 @@ pub(super) struct View {
     disk: Disk,
     /// Problems of the folder as a whole.
     notices: Vec<Issue>,
+    /// Files of which events said that they are gone.
+    removed: BTreeSet<PathBuf>,
+    /// Files that were there at the first look and could not be read, since somebody was writing; `None`
+    /// before that look.
+    unread: Option<BTreeSet<PathBuf>>,
+    /// Folders that could not be listed, and nothing of them is known, for people.
+    unseen: BTreeSet<String>,
 }
 
 /// What events said that has not been looked at yet.
@@ -62,6 +69,9 @@ impl View {
             links: BTreeSet::new(),
             disk: Disk::default(),
             notices: Vec::new(),
+            removed: BTreeSet::new(),
+            unread: None,
+            unseen: BTreeSet::new(),
         }
     }
 
@@ -131,6 +141,9 @@ impl View {
             self.writing.insert(path);
         } else if !(mask.contains(EventMask::ATTRIB) && self.writing.contains(&path)) {
             self.writing.remove(&path);
+            if mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {
+                self.removed.insert(path.clone());
+            }
             self.pending.files.insert(path);
         }
     }
@@ -144,6 +157,8 @@ impl View {
                 Ok(changed) => paths.extend(changed),
                 Err(error) => {
                     self.identity = None;
+                    // Whoever takes a folder away does not mean each of its files.
+                    self.removed.clear();
                     self.notices = vec![self.vanished(&error)];
                     return Read::new();
                 }
@@ -163,19 +178,35 @@ impl View {
     /// left for later, also if its writer is done by now.
     pub(super) fn accept(&mut self, read: Read) -> Vec<Event> {
         let mut changes = Vec::with_capacity(read.len());
-        for (path, stamp, change) in read {
+        let first = self.unread.is_none();
+        let mut unread = self.unread.take().unwrap_or_else(|| self.writing.clone());
+        let alone = read.len() == 1;
+        for (path, stamp, mut change) in read {
             let unsure = self.pending.everything || self.pending.files.contains(&path);
             if unsure || self.writing.contains(&path) {
+                unread.extend(first.then_some(path));
                 continue;
             }
+            unread.remove(&path);
             let name = display_name(&path);
+            let named = self.removed.remove(&path);
             if change == Change::Gone {
                 self.stamps.remove(&path);
+                // `rm` of a file is meant. Where more has changed a file may have been renamed and
+                // damaged, and a folder that lacks many may be half of one.
+                if named && alone {
+                    change = Change::Removed;
+                }
             } else {
                 self.stamps.insert(path, stamp);
             }
             changes.push((name, change));
         }
+        let writing = unread.iter();
+        let writing = writing.map(|path| format!("{} is being written", path.display()));
+        let unseen = self.unseen.iter().cloned().chain(writing).collect();
+        self.catalog.set_unseen(unseen);
+        self.unread = Some(unread);
         self.catalog.apply(changes, self.notices.clone())
     }
 
@@ -200,6 +231,7 @@ impl View {
         self.links.clone_from(&listing.links);
         notices.extend(unlisted(&listing));
         self.notices = notices;
+        self.unseen = unseen(&listing, &self.stamps);
 
         let unlisted = |path: &Path| {
             listing
@@ -283,6 +315,18 @@ pub(super) fn read_all(root: &Root, disk: &mut Disk, files: Vec<Question>) -> Re
         Err(silence) => (path, None, Change::Unreadable(silence.to_string())),
     });
     read.collect()
+}
+
+/// Subfolders that cannot be listed and of which nothing was ever read, for people.
+pub(super) fn unseen(
+    listing: &Listing,
+    read: &BTreeMap<PathBuf, Option<Stamp>>,
+) -> BTreeSet<String> {
+    let unlisted = listing.unlisted.iter();
+    let unseen = unlisted.filter(|(dir, _)| !read.keys().any(|path| path.starts_with(dir)));
+    unseen
+        .map(|(dir, error)| format!("{} cannot be listed: {error}", dir.display()))
+        .collect()
 }
 
 /// Issues of subfolders that cannot be listed.
