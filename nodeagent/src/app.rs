@@ -12,9 +12,10 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{self, Backend, OpenError, Serving};
+use crate::cache::Cache;
 use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
-use crate::engine::{Engine, Followers, Stopped};
+use crate::engine::{Engine, Followers, Recall, Stopped};
 use crate::healthz::Health;
 use crate::leftovers;
 use crate::metrics::{Counters, Metrics, Sources};
@@ -112,7 +113,12 @@ pub async fn build_with(
     let (publisher, servers) = service_health::channel();
     let addresses = Addresses::new(&config.node_settings.nodeport_addresses);
     let followers = Followers::new(publisher, counters.clone());
-    let engine = Engine::spawn_with(open, config.node_settings, followers).await?;
+    let cache = config.cache_dir.as_deref();
+    let recall = Recall {
+        guard: config.cliff_guard,
+        cache: cache.map(|folder| Cache::new(folder, config.node_name.clone())),
+    };
+    let engine = Engine::start(open, config.node_settings, followers, recall).await?;
     let mut tasks = JoinSet::new();
     let (transport, status_addr) = connect(config.source, &mut tasks).await?;
     let identity = Identity::new(config.node_name);

@@ -9,6 +9,7 @@
 
 pub mod app;
 pub mod backend;
+pub mod cache;
 pub mod config;
 pub mod conntrack;
 pub mod desired;

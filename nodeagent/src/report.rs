@@ -13,7 +13,7 @@ use kplane_proto::v1 as pb;
 
 use crate::backend::{RuleCounts, ServerCounts};
 use crate::conntrack::ConntrackTotals;
-use crate::desired::{Counts, Position, Reject, Resume};
+use crate::desired::{Counts, Held, Position, Reject, Resume};
 
 /// Failures that a report names: with names of 200 and reasons of 300 bytes it stays below the
 /// 256 KiB of a message.
@@ -37,8 +37,12 @@ pub struct Report {
     pub failures: Vec<Failure>,
     /// The last attempt to apply.
     pub last_sync: Option<Sync>,
-    /// Totals of both families.
+    /// Totals of both families, what is kept included.
     pub counts: Counts,
+    /// What is served although the control plane does not say it (any more).
+    pub keeps: Option<Held>,
+    /// The control plane says that its picture may lack something.
+    pub partial: bool,
     /// Each family, IPv4 first.
     pub families: [FamilyReport; 2],
     /// Objects of kinds that this version does not know, since the start.
@@ -212,7 +216,7 @@ impl Report {
             syncs_ok: self.syncs_ok,
             syncs_failed: self.syncs_failed,
             triggers_programmed: Vec::new(),
-            held: None,
+            held: self.keeps.as_ref().map(held_to_wire),
         }
     }
 
@@ -264,6 +268,16 @@ impl FamilyReport {
             servers: servers.map(servers::counts),
             ..pb::FamilyStatus::default()
         }
+    }
+}
+
+fn held_to_wire(held: &Held) -> pb::Held {
+    pb::Held {
+        services: held.services as u64,
+        without_endpoints: held.without_endpoints as u64,
+        reason: clip(&held.reason).to_owned(),
+        since_ms: held.since_ms,
+        examples: held.examples.clone(),
     }
 }
 

@@ -81,6 +81,7 @@ fn config(node: &str, source: Source) -> Config {
         backend: Kind::Noop,
         healthz: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         metrics: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        cache_dir: None,
         ..*config
     }
 }

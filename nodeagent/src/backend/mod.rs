@@ -171,6 +171,12 @@ pub trait Backend: Send {
     /// [`ApplyError`] when it cannot be read.
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError>;
 
+    /// Whether the data path has Services that an earlier process put there. Called before the first
+    /// change only; may read all of it. Backends that cannot tell say no.
+    fn has_services(&mut self, _family: Family) -> bool {
+        false
+    }
+
     /// What it has in the data path that programs may take for left over by kube-proxy (I4); `None`
     /// if what kube-proxy left is not in its way.
     fn serving(&self) -> Option<Serving> {

@@ -8,6 +8,7 @@ use clap::Parser;
 use kp_controlplane::app::Origin;
 use kplane_model::NodeName;
 
+use super::absence::AbsenceFlags;
 use super::kube_proxy::{GoDuration, KubeProxyFlags, Note};
 use super::load::{Loaded, Loader, from_flags};
 use super::source::{ApiFlags, Source, SourceFlags};
@@ -53,6 +54,9 @@ pub struct Flags {
 
     #[command(flatten)]
     data_path: DataPathFlags,
+
+    #[command(flatten)]
+    absence: AbsenceFlags,
 
     /// kube-proxy's configuration file (KubeProxyConfiguration v1alpha1, YAML or JSON). Changes
     /// are picked up at once where no restart is needed. Flags below do not count then, but for
@@ -255,6 +259,8 @@ impl Flags {
             healthz: settings.healthz,
             metrics: settings.metrics,
             bind_address_hard_fail: settings.bind_address_hard_fail,
+            cliff_guard: self.absence.cliff_guard(),
+            cache_dir: self.absence.cache_dir(),
             oom_score_adj: settings.oom_score_adj,
             sync_period: settings.sync_period,
             conntrack: settings.conntrack,

@@ -27,7 +27,8 @@ use super::{CliffGuard, Confidence, Desired, Slot, Touched, first_key};
 /// Names of Services in [`Held::examples`], at most.
 const EXAMPLES: usize = 8;
 
-/// What a node serves although the control plane does not say it (any more).
+/// What a node serves although the control plane does not say it (any more). Without any number
+/// nothing is known of it: see [`Held::is_untouched`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Services that are not named.
@@ -40,6 +41,14 @@ pub struct Held {
     pub since_ms: u64,
     /// Some of them, sorted.
     pub examples: Vec<String>,
+}
+
+impl Held {
+    /// Nothing is known of what is served: the kernel is left as it is.
+    #[must_use]
+    pub fn is_untouched(&self) -> bool {
+        self.services == 0 && self.without_endpoints == 0
+    }
 }
 
 /// How an object stands to what the control plane says.
@@ -242,6 +251,12 @@ impl Desired {
             since_ms: held.since_ms,
             examples: examples.map(ToString::to_string).collect(),
         })
+    }
+
+    /// How many Services are served although the control plane does not say it.
+    #[must_use]
+    pub fn held_services(&self) -> usize {
+        self.held.gone.len() + self.held.bare.len()
     }
 
     /// Decides what is kept of what a snapshot lacks.

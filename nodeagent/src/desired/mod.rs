@@ -55,6 +55,8 @@ pub struct Desired {
     positions: Vec<Position>,
     counts: [Counts; 2],
     guard: CliffGuard,
+    /// As the last update said, and why.
+    confidence: (Confidence, String),
     /// What is kept although the control plane does not say it.
     held: Ledger,
 }
@@ -188,6 +190,18 @@ impl Desired {
         })
     }
 
+    /// Of everything that the control plane said.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// How far the control plane's last picture is believed, and why it is not whole.
+    #[must_use]
+    pub fn confidence(&self) -> (Confidence, &str) {
+        (self.confidence.0, &self.confidence.1)
+    }
+
     /// Facts of the node, if the control plane said any.
     #[must_use]
     pub fn node(&self) -> Option<&NodeFacts> {
@@ -279,7 +293,9 @@ impl Desired {
             doubt,
             now_ms,
         };
-        Ok(self.commit(snapshot, staged, &word))
+        let touched = self.commit(snapshot, staged, &word);
+        self.confidence = (word.confidence, word.doubt);
+        Ok(touched)
     }
 
     fn check_position(&self, update: &Update) -> Result<(), Refusal> {

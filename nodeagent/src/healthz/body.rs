@@ -50,6 +50,20 @@ struct Details {
     node_known: bool,
     control_plane: ControlPlane,
     errors: Errors,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keeps: Option<Keeps>,
+}
+
+/// What is served although the source does not name it (any more). Without numbers nothing is known of
+/// what the kernel serves, and it is left as it is.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Keeps {
+    services: usize,
+    without_endpoints: usize,
+    reason: String,
+    since: String,
+    examples: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -118,6 +132,13 @@ impl Body {
                 since: time(connection.since_ms),
             },
             errors: Errors { v4, v6 },
+            keeps: report.keeps.as_ref().map(|held| Keeps {
+                services: held.services,
+                without_endpoints: held.without_endpoints,
+                reason: held.reason.clone(),
+                since: time(held.since_ms),
+                examples: held.examples.clone(),
+            }),
         });
     }
 

@@ -16,7 +16,7 @@ const DRAIN_LOOK: Duration = Duration::from_secs(10);
 /// need of IPVS stays until they have ended; for `spare` see [`spare_connections`].
 ///
 /// A snapshot without a single Service does not count: no cluster is like that, and what kube-proxy
-/// left may be all that works.
+/// left may be all that works. Nor does one of a control plane that knows that it lacks something.
 pub async fn remove_once_serving(
     serving: Serving,
     spare: [bool; 2],
@@ -39,7 +39,8 @@ pub async fn remove_once_serving(
 }
 
 fn serves(report: &Report) -> bool {
-    report.held.is_some() && report.applied == report.held && report.counts.services > 0
+    let applied = report.held.is_some() && report.applied == report.held;
+    applied && report.counts.services > 0 && !report.partial
 }
 
 /// Returns whether connections are waited for. `again`: it was so before, and all else is done.
@@ -117,5 +118,10 @@ mod tests {
         assert!(!serves(&report(at(2), at(1), 5)));
         assert!(!serves(&report(at(2), at(2), 0)));
         assert!(serves(&report(at(2), at(2), 5)));
+        let partial = Report {
+            partial: true,
+            ..report(at(2), at(2), 5)
+        };
+        assert!(!serves(&partial));
     }
 }

@@ -56,6 +56,7 @@ impl Agent {
             .arg(manifests)
             .args(["--node-name", "n1", "--log-format", "json"])
             .args(["--healthz-bind-address", "", "--status-bind-address", ""])
+            .arg("--cache-dir=")
             .spawn()
             .unwrap();
         let log = BufReader::new(child.stderr.take().unwrap()).lines();

@@ -135,7 +135,7 @@ impl Node {
                 let mut agent = Command::new(setting(NODE_AGENT)?);
                 agent
                     .arg("--standalone")
-                    .args(["--status-bind-address", ""]);
+                    .args(["--status-bind-address", "", "--cache-dir", ""]);
                 agent.arg("--kubeconfig").arg(setting(KUBECONFIG)?);
                 agent
             }

@@ -72,6 +72,8 @@ impl Cast {
         let mut command = self.command(&self.programs.node_agent, node)?;
         command
             .arg(format!("--node-name={node}"))
+            .arg("--cache-dir")
+            .arg(self.logs.with_file_name("cache"))
             .args(&self.agent_flags);
         self.agents.insert(node.to_owned(), ns.command(command)?);
         Ok(())

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Family, ServiceKey};
 
-use super::adopt::adopt;
+use super::adopt::{adopt, serves};
 use super::affinity::AffinityId;
 use super::clients;
 use super::frontend::Ops;
@@ -329,6 +329,10 @@ impl<K: Kernel> Backend for Driver<K> {
                 Verification::Drifted(difference)
             }
         })
+    }
+
+    fn has_services(&mut self, family: Family) -> bool {
+        matches!(self.kernel.read(family), Ok(Found::Ours(_, elements)) if serves(&elements))
     }
 
     fn serving(&self) -> Option<Serving> {
