@@ -1,5 +1,6 @@
 //! What agents said of themselves, and which of them are connected.
 
+pub(crate) mod holding;
 mod latencies;
 
 pub use latencies::{Latencies, LatencySummary, Programmed};
@@ -152,6 +153,7 @@ fn bound(report: &mut Report) {
     for stats in servers.filter_map(|family| family.servers.as_mut()) {
         stats.drains.truncate(DRAINS);
     }
+    holding::bound(report);
 }
 
 impl Session {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
-use super::nodes::{FailureView, FamilyView, NodeStateView, NodeView};
+use super::nodes::{FailureView, FamilyView, HeldView, NodeStateView, NodeView};
 use super::{API_VERSION, IssueView, View, issues_text, latency, next, next_steps_text};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -358,6 +358,7 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
         notes.push(Span::new(text, Tone::Bad));
     }
     if canvas.wide {
+        notes.extend(node.held.as_ref().and_then(HeldView::names));
         notes.extend(node.families.iter().filter_map(rules_span));
         notes.extend(node.families.iter().flat_map(|family| {
             let servers = family.ipvs.iter();

@@ -128,6 +128,19 @@ pub(crate) struct FailureView {
     pub(crate) degraded: bool,
 }
 
+/// What a node serves although the source does not name it (any more). Without numbers nothing is known
+/// of what its kernel serves, and it is left as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct HeldView {
+    pub(crate) services: u64,
+    pub(crate) without_endpoints: u64,
+    pub(crate) reason: String,
+    pub(crate) since: Option<Time>,
+    /// Some of their names.
+    pub(crate) examples: Vec<String>,
+}
+
 /// One address family of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -169,6 +182,8 @@ pub(crate) struct NodeView {
     pub(crate) pod_cidrs: Vec<String>,
     pub(crate) revisions: RevisionsView,
     pub(crate) objects: Option<ObjectsView>,
+    /// `null` when it serves what the source names, and nothing else.
+    pub(crate) held: Option<HeldView>,
     pub(crate) last_sync: Option<SyncView>,
     /// `null` until it has programmed a change whose time is known.
     pub(crate) network_programming: Option<ProgrammingView>,
@@ -211,6 +226,7 @@ impl NodeView {
                 services: objects.services,
                 endpoints: objects.endpoints,
             }),
+            held: report.held.map(HeldView::from),
             last_sync: report.last_sync.map(SyncView::from),
             network_programming: node.network_programming.map(ProgrammingView::from),
             round_trip_microseconds: Some(report.round_trip_us).filter(|us| *us > 0),
@@ -241,6 +257,32 @@ impl NodeView {
 
     pub(crate) fn applied_span(&self) -> Span {
         progress(self.revisions.applied, self.revisions.wanted)
+    }
+}
+
+impl From<pb::Held> for HeldView {
+    fn from(held: pb::Held) -> Self {
+        Self {
+            services: held.services,
+            without_endpoints: held.without_endpoints,
+            reason: held.reason,
+            since: Time::from_wire(held.since_ms),
+            examples: held.examples,
+        }
+    }
+}
+
+impl HeldView {
+    /// Some of the names, and how many more there are.
+    pub(crate) fn names(&self) -> Option<Span> {
+        let all = self.services.saturating_add(self.without_endpoints);
+        let more = all.saturating_sub(self.examples.len() as u64);
+        let names = self.examples.join(", ");
+        Some(match (self.examples.is_empty(), more) {
+            (true, _) => return None,
+            (false, 0) => Span::plain(format!("kept: {names}")),
+            (false, more) => Span::plain(format!("kept: {names} and {more} more")),
+        })
     }
 }
 

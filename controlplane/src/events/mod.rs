@@ -109,6 +109,10 @@ enum Reason {
     SyncFailing,
     /// It does again.
     SyncRecovered,
+    /// A node serves what its source does not name (any more).
+    HoldingServices,
+    /// It does not.
+    HoldingEnded,
 }
 
 impl Reason {
@@ -130,6 +134,8 @@ impl Reason {
             Self::ProxyConnected => "ProxyConnected",
             Self::SyncFailing => "SyncFailing",
             Self::SyncRecovered => "SyncRecovered",
+            Self::HoldingServices => "HoldingServices",
+            Self::HoldingEnded => "HoldingEnded",
         }
     }
 
@@ -149,7 +155,9 @@ impl Reason {
             Self::ServiceNotProgrammed
             | Self::ServiceProgrammed
             | Self::SyncFailing
-            | Self::SyncRecovered => "Program",
+            | Self::SyncRecovered
+            | Self::HoldingServices
+            | Self::HoldingEnded => "Program",
         }
     }
 
@@ -176,6 +184,10 @@ impl Reason {
                 Self::SyncRecovered,
                 "the node's kernel holds what it must hold again",
             )),
+            Self::HoldingServices => Some((
+                Self::HoldingEnded,
+                "the node serves what its source names, and nothing else",
+            )),
             _ => None,
         }
     }
@@ -189,6 +201,7 @@ impl Reason {
                 | Self::StartedServiceHealthcheck
                 | Self::ProxyConnected
                 | Self::SyncRecovered
+                | Self::HoldingEnded
         )
     }
 }

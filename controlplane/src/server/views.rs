@@ -8,7 +8,7 @@ use kplane_proto::v1 as pb;
 
 use super::millis;
 use super::questions::Answers;
-use crate::fleet::{AgentRecord, LatencySummary};
+use crate::fleet::{AgentRecord, LatencySummary, holding};
 use crate::hub::Hub;
 use crate::index::{PortView, ServiceDetail};
 use crate::publish::Store;
@@ -164,6 +164,15 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
     {
         return state(pb::NodeState::Failing, since_ms, error);
     }
+    if let Some(report) = report
+        && let Some(held) = held(report, store.epoch(), wanted)
+    {
+        return state(
+            pb::NodeState::Holding,
+            held.since_ms,
+            holding::describe(held),
+        );
+    }
     match report {
         Some(report) if report.epoch == store.epoch() && report.applied_revision >= wanted => {
             state(
@@ -180,6 +189,13 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
         }
         _ => state(pb::NodeState::Syncing, millis(record.since), String::new()),
     }
+}
+
+/// What an agent keeps that is in step otherwise, or that does not begin for fear of losing it.
+fn held(report: &pb::Report, epoch: u64, wanted: u64) -> Option<&pb::Held> {
+    let applied = report.epoch == epoch && report.applied_revision >= wanted;
+    let held = report.held.as_ref();
+    held.filter(|held| applied || holding::is_untouched(held))
 }
 
 /// The worst thing that an agent reports, and since when.
