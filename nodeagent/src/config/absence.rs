@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::backend;
 use crate::desired::CliffGuard;
 
 /// Where an agent writes down what it serves.
@@ -22,9 +23,9 @@ enum Guarded {
 #[derive(Debug, Args)]
 pub(super) struct AbsenceFlags {
     /// Folder in which the agent writes down what it serves, so that it knows after a restart what
-    /// was there; empty = nowhere.
-    #[arg(long, value_name = "DIR", default_value = CACHE, help_heading = "What is not named")]
-    cache_dir: String,
+    /// was there; empty = nowhere [default: /var/lib/kplane; with --backend noop nowhere]
+    #[arg(long, value_name = "DIR", help_heading = "What is not named")]
+    cache_dir: Option<String>,
 
     /// Whether Services stay when many would go at once because the source does not name them (any
     /// more), or would lose all endpoints, until a person agrees. Deletions by name are believed in
@@ -66,8 +67,11 @@ impl AbsenceFlags {
         }
     }
 
-    pub(super) fn cache_dir(&self) -> Option<PathBuf> {
-        Some(&self.cache_dir)
+    /// What a dry run would serve is nobody's memory, unless somebody asks for it.
+    pub(super) fn cache_dir(&self, backend: backend::Kind) -> Option<PathBuf> {
+        let default = (backend != backend::Kind::Noop).then_some(CACHE);
+        let folder = self.cache_dir.as_deref().or(default);
+        folder
             .filter(|folder| !folder.is_empty())
             .map(PathBuf::from)
     }

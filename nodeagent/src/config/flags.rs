@@ -250,17 +250,18 @@ impl Flags {
             )
         });
         let (log, settings) = (loaded.settings.log, loaded.settings);
+        let backend = self.data_path.backend.unwrap_or(settings.kind);
         let config = Config {
             node_name,
             source,
-            backend: self.data_path.backend.unwrap_or(settings.kind),
+            backend,
             backend_settings: self.data_path.settings(settings.backend),
             node_settings: settings.node,
             healthz: settings.healthz,
             metrics: settings.metrics,
             bind_address_hard_fail: settings.bind_address_hard_fail,
             cliff_guard: self.absence.cliff_guard(),
-            cache_dir: self.absence.cache_dir(),
+            cache_dir: self.absence.cache_dir(backend),
             oom_score_adj: settings.oom_score_adj,
             sync_period: settings.sync_period,
             conntrack: settings.conntrack,
