@@ -1,11 +1,13 @@
 //! `kp-nodeagent`: see `--help`.
 
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
 use kp_nodeagent::backend;
+use kp_nodeagent::cache::Cache;
 use kp_nodeagent::config::kube_proxy::{KubeProxyConfiguration, Level, to_file, with_dashes};
 use kp_nodeagent::config::{Checked, Config, Flags, Task};
 use kp_nodeagent::log::LogControl;
@@ -81,7 +83,11 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
             ipvs.iter().for_each(backend::ipvs::prepare);
             return Ok(());
         }
-        Task::Cleanup { backend, settings } => return clean_up(backend, &settings),
+        Task::Cleanup {
+            backend,
+            settings,
+            cache_dir,
+        } => return clean_up(backend, &settings, cache_dir.as_deref()),
     };
     if app::takes_over(config.backend) {
         sysctl::apply_and_log(&config.conntrack);
@@ -100,8 +106,19 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
 }
 
 /// One line for each thing that is gone, and an error that names all that could not be removed.
-fn clean_up(kind: backend::Kind, settings: &backend::Settings) -> anyhow::Result<()> {
-    let done = app::cleanup(kind, settings);
+fn clean_up(
+    kind: backend::Kind,
+    settings: &backend::Settings,
+    cache_dir: Option<&Path>,
+) -> anyhow::Result<()> {
+    let mut done = app::cleanup(kind, settings);
+    match cache_dir.map_or(Ok(0), Cache::forget) {
+        Ok(0) => {}
+        Ok(_) => done.gone.push("the memory of what was served".to_owned()),
+        Err(error) => done
+            .problems
+            .push(format!("the memory of what was served: {error}")),
+    }
     let mut out = std::io::stdout();
     for name in &done.gone {
         // A closed standard output is no reason to leave anything.

@@ -22,6 +22,9 @@ const MAX_FAILURES: usize = 400;
 /// Longest reason that is sent, in bytes.
 const MAX_REASON_BYTES: usize = 300;
 
+/// A look at the kernel that finds nothing new is told of when the last one that was is older than this.
+const VERIFIED_NEWS_MS: u64 = 60_000;
+
 /// The latest state of the engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -162,6 +165,30 @@ pub struct FamilyReport {
     pub error: Option<Standing>,
     /// Rules there are, in backends whose rules grow with the number of Services.
     pub rules: Option<RuleCounts>,
+    /// When the kernel was last compared with what it should hold and was equal, milliseconds since 1970; 0 =
+    /// never.
+    pub verified_at_ms: u64,
+    /// What others changed and was put right.
+    pub repairs: Repairs,
+}
+
+/// What others changed and was put right, since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repairs {
+    /// How often.
+    pub count: u64,
+    /// When last, milliseconds since 1970; 0 = never.
+    pub last_ms: u64,
+    /// What it was then, and as far as the kernel tells by whom, for people.
+    pub last: String,
+}
+
+impl Repairs {
+    pub(crate) fn add(&mut self, what: String, now_ms: u64) {
+        self.count += 1;
+        self.last_ms = now_ms;
+        self.last = what;
+    }
 }
 
 /// An error that lasts.
@@ -177,13 +204,28 @@ pub struct Standing {
 
 impl Report {
     /// Takes the place of an older one; returns whether it says anything that the other did not,
-    /// [`Report::servers`] aside.
+    /// [`Report::servers`] aside, and a look at the kernel soon after another that found the same.
     pub(crate) fn replace(mut self, before: &mut Self) -> bool {
         let servers = std::mem::take(&mut self.servers);
         before.servers = Default::default();
-        let news = self != *before;
+        let (verified, told) = (self.swap_verified([0, 0]), before.swap_verified([0, 0]));
+        let old =
+            |(now, told): (&u64, &u64)| *told == 0 || now.saturating_sub(*told) >= VERIFIED_NEWS_MS;
+        let looked = verified != told && verified.iter().zip(&told).any(old);
+        let news = looked || self != *before;
+        self.swap_verified(if news { verified } else { told });
         *before = Self { servers, ..self };
         news
+    }
+
+    /// Puts times in the place of [`FamilyReport::verified_at_ms`], and returns these.
+    fn swap_verified(&mut self, times: [u64; 2]) -> [u64; 2] {
+        let [v4, v6] = &mut self.families;
+        let [at_v4, at_v6] = times;
+        [
+            std::mem::replace(&mut v4.verified_at_ms, at_v4),
+            std::mem::replace(&mut v6.verified_at_ms, at_v6),
+        ]
     }
 
     /// The report on the wire, without what only the stream knows.
@@ -266,7 +308,11 @@ impl FamilyReport {
                 lookups_in_one_list: counts.lookups.list,
             }),
             servers: servers.map(servers::counts),
-            ..pb::FamilyStatus::default()
+            verified_at_ms: self.verified_at_ms,
+            repairs: self.repairs.count,
+            last_repair_ms: self.repairs.last_ms,
+            last_repair: clip(&self.repairs.last).to_owned(),
+            verification_overdue: false,
         }
     }
 }

@@ -10,6 +10,7 @@ pub mod nftables;
 pub mod noop;
 mod servers;
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use kplane_model::{Family, ServiceKey, ServiceName};
@@ -48,6 +49,8 @@ pub struct Applied {
     pub failures: Vec<Failure>,
     /// Rules there are now, in backends whose rules grow with the number of Services.
     pub rules: Option<RuleCounts>,
+    /// What others had changed and was put right before the change, and by whom, for people.
+    pub repaired: Option<String>,
 }
 
 /// Rules in the tables filter and nat of iptables.
@@ -147,6 +150,9 @@ pub enum Verification {
     /// It holds what was applied, but on this machine that is not right any more: what became different, for
     /// people. A complete change is due.
     Outdated(String),
+    /// Somebody else had changed it, and it holds what was applied again: what was different, and as far as
+    /// the kernel tells by whom, for people.
+    Repaired(String),
     /// Somebody else changed it: what differs, for people. The backend has taken note of what is
     /// really there; a complete change repairs it.
     Drifted(String),
@@ -175,6 +181,28 @@ pub trait Backend: Send {
     /// change only; may read all of it. Backends that cannot tell say no.
     fn has_services(&mut self, _family: Family) -> bool {
         false
+    }
+
+    /// A descriptor that is readable when the kernel has something to tell of what others changed:
+    /// [`Backend::listen`]. `None` for backends that are not told; those have a
+    /// [`Backend::probe_interval`].
+    fn readiness(&self) -> Option<OwnedFd> {
+        None
+    }
+
+    /// Listens to the kernel: whether somebody else changed what is ours, by family. Costs next to nothing
+    /// if nobody did.
+    fn listen(&mut self) -> [bool; 2] {
+        [false, false]
+    }
+
+    /// Puts right what others changed by what the kernel told of it, without reading everything back where
+    /// that can be done.
+    ///
+    /// # Errors
+    /// As [`Backend::verify`].
+    fn mend(&mut self, family: Family) -> Result<Verification, ApplyError> {
+        self.verify(family)
     }
 
     /// What it has in the data path that programs may take for left over by kube-proxy (I4); `None`

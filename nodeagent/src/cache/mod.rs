@@ -28,6 +28,9 @@ use crate::report::chain;
 /// Longest wait for the disk at the start and at the end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Begins the names of files.
+const PREFIX: &str = "desired-";
+
 /// Bytes of a node's name that a file's name has in full: with what is around it, it stays below the
 /// 255 bytes that file systems allow.
 const MAX_NAME: usize = 200;
@@ -110,6 +113,31 @@ impl Cache {
     pub fn new(folder: &Path, node: NodeName) -> Self {
         let path = folder.join(file_name(&node));
         Self { path, node }
+    }
+
+    /// Deletes what agents wrote down in a folder, of whichever node: who removes the rules wants them to
+    /// stay away. Returns how many files are gone.
+    ///
+    /// # Errors
+    /// The first file that cannot be deleted, or the folder if it cannot be read.
+    pub fn forget(folder: &Path) -> std::io::Result<usize> {
+        let entries = match std::fs::read_dir(folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
+            entries => entries?,
+        };
+        let mut gone = 0;
+        for entry in entries {
+            let entry = entry?;
+            if entry
+                .file_name()
+                .as_encoded_bytes()
+                .starts_with(PREFIX.as_bytes())
+            {
+                std::fs::remove_file(entry.path())?;
+                gone += 1;
+            }
+        }
+        Ok(gone)
     }
 
     /// Starts the thread, and reads what there is; `None` if that is nothing of use.
@@ -219,10 +247,10 @@ impl Drop for Keeper {
 /// `desired-NODE`; names that are too long for a file end with a hash.
 fn file_name(node: &str) -> String {
     if node.len() <= MAX_NAME {
-        return format!("desired-{node}");
+        return format!("{PREFIX}{node}");
     }
     let mut hash = Digest::default();
     hash.add(ObjectHash::of(node.as_bytes()));
     let beginning = &node[..node.floor_char_boundary(MAX_NAME)];
-    format!("desired-{beginning}-{hash}")
+    format!("{PREFIX}{beginning}-{hash}")
 }

@@ -120,7 +120,7 @@ fn files_of_others_are_named() {
     // Lengths that lie, in a file that is as it was written.
     for (length, cut) in [(40, 1), (60, 10)] {
         let short = sealed(encoded("n1", objects()), |bytes| {
-            bytes.truncate(bytes.len() - cut)
+            bytes.truncate(bytes.len() - cut);
         });
         assert!(matches!(
             format::decode(short, "n1"),
@@ -201,6 +201,22 @@ fn the_newest_picture_is_written_in_the_end() {
     }
     keeper.close(None);
     assert_eq!(read(&cache), Some(vec![node("z99")]));
+}
+
+/// Who removes the rules does not want them back with the next start.
+#[test]
+fn a_clean_up_forgets() {
+    let folder = TempDir::new().unwrap();
+    let cache = cache(&folder);
+    write(&cache, objects());
+    fs::write(folder.path().join("other"), b"").unwrap();
+    assert_eq!(Cache::forget(folder.path()).unwrap(), 1);
+    assert_eq!(
+        (read(&cache), folder.path().join("other").exists()),
+        (None, true)
+    );
+    assert_eq!(Cache::forget(folder.path()).unwrap(), 0);
+    assert_eq!(Cache::forget(&folder.path().join("none")).unwrap(), 0);
 }
 
 #[test]

@@ -189,9 +189,11 @@ impl Flags {
             let config = Box::new(config);
             Task::WriteConfig { path, config }
         } else if self.cleanup {
+            let backend = self.data_path.backend.unwrap_or(loaded.settings.kind);
             Task::Cleanup {
-                backend: self.data_path.backend.unwrap_or(loaded.settings.kind),
+                backend,
                 settings: loaded.settings.backend,
+                cache_dir: self.absence.cache_dir(backend),
             }
         } else {
             Task::InitOnly {

@@ -58,6 +58,8 @@ pub enum Task {
         backend: backend::Kind,
         /// Settings of the backend.
         settings: backend::Settings,
+        /// Folder in which agents wrote down what they served.
+        cache_dir: Option<PathBuf>,
     },
     /// Write the configuration with all defaults.
     WriteConfig {

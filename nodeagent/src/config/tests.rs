@@ -181,11 +181,17 @@ fn i1_i2_standalone_reads_the_api_as_kube_proxy_does() {
 #[test]
 fn cleanup_needs_nothing_else() {
     let task = task("kp-nodeagent --cleanup").unwrap();
-    let Task::Cleanup { backend, settings } = task else {
+    let Task::Cleanup {
+        backend,
+        settings,
+        cache_dir,
+    } = task
+    else {
         panic!("{task:?}");
     };
     assert_eq!(backend, backend::Kind::Nftables);
     assert_eq!(settings, backend::Settings::default());
+    assert_eq!(cache_dir, Some("/var/lib/kplane".into()));
 }
 
 #[test]

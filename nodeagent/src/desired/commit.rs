@@ -88,7 +88,7 @@ impl Desired {
                 self.objects.insert(key.clone(), slot);
             }
         }
-        if self.exchange_for(&key, object.clone(), touched) {
+        if self.exchange_for(&key, &object, touched) {
             self.evict(&object, touched);
         }
     }
@@ -149,19 +149,19 @@ impl Desired {
     fn exchange_for(
         &mut self,
         key: &DesiredKey,
-        new: Arc<DesiredObject>,
+        new: &Arc<DesiredObject>,
         touched: &mut Touched,
     ) -> bool {
         let Some(slot) = self.objects.get_mut(key) else {
             return false;
         };
-        if slot.object.as_ref() == Some(&new) {
+        if slot.object.as_ref() == Some(new) {
             return false;
         }
         let old = slot.object.replace(new.clone());
-        self.count(&new, u64::wrapping_add);
+        self.count(new, u64::wrapping_add);
         touched.add(key);
-        touched.count(&new, old.as_deref());
+        touched.count(new, old.as_deref());
         if let Some(old) = old {
             self.count(&old, u64::wrapping_sub);
         }
@@ -172,7 +172,7 @@ impl Desired {
     pub(super) fn exchange(
         &mut self,
         key: &DesiredKey,
-        new: Arc<DesiredObject>,
+        new: &Arc<DesiredObject>,
         touched: &mut Touched,
     ) {
         if let Some(slot) = self.objects.get_mut(key) {

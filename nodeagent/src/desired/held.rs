@@ -437,7 +437,7 @@ impl Desired {
             Backing::Unnamed => self.remove(key, touched),
             Backing::Bare => {
                 if let Some(said) = self.held.said.remove(key) {
-                    self.exchange(key, said, touched);
+                    self.exchange(key, &said, touched);
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! What the engine does, without its thread: every step is a call, and time is an argument.
 
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use kplane_model::{Family, NodeFacts, ServiceName};
@@ -279,9 +280,32 @@ impl Core {
         families.chain(self.keeping.due()).min()
     }
 
-    /// Does one thing that is due: retries come before reading back, and that before writing down.
+    /// A descriptor that is readable when [`Core::listen`] may have something to hear.
+    pub(super) fn readiness(&self) -> Option<OwnedFd> {
+        self.backend.readiness()
+    }
+
+    /// Listens to what others change. What is ours is put right by [`Core::tick`].
+    pub(super) fn listen(&mut self, now: Now) {
+        let meddled = self.backend.listen();
+        for (pipeline, meddled) in self.families.iter_mut().zip(meddled) {
+            if meddled {
+                pipeline.meddled(now);
+            }
+        }
+    }
+
+    /// Does one thing that is due: putting right what others changed comes before retries, these before
+    /// reading back, and that before writing down.
     pub(super) fn tick(&mut self, now: Now) {
-        if self.families.iter().any(|p| p.retry_is_due(now)) {
+        if let Some(due) = self.families.iter_mut().find(|p| p.mend_is_due(now)) {
+            due.mend(&mut *self.backend, now);
+            return;
+        }
+        // Not only the first of them.
+        let recheck = self.families.iter_mut().map(|p| p.recheck_if_due(now));
+        let recheck = recheck.fold(false, |any, due| any | due);
+        if recheck || self.families.iter().any(|p| p.retry_is_due(now)) {
             let origin = self.behind.unwrap_or(Origin {
                 arrived: now.instant,
                 changed_at_ms: 0,

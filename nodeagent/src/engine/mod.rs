@@ -8,6 +8,7 @@
 //! and the control plane, which keeps only the latest state of each object, does the waiting.
 //! Netlink blocks, and a network namespace belongs to a thread: hence a thread and not a task.
 
+mod alarm;
 pub(crate) mod backoff;
 mod core;
 mod followers;
@@ -24,6 +25,7 @@ pub use keeping::Recall;
 use kplane_model::ServiceName;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use self::alarm::Alarm;
 use self::core::{Core, Now};
 use crate::backend::{Backend, Inspection, OpenError, Serving};
 use crate::conntrack::Cleaner;
@@ -265,10 +267,10 @@ fn cleaner(
         .map_err(|error| cannot_start(&error.to_string()))
 }
 
-/// Timers for the engine's thread.
+/// Timers for the engine's thread, and the kernel's notifications.
 fn runtime() -> Result<tokio::runtime::Runtime, OpenError> {
     let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_time().build();
+    let runtime = builder.enable_time().enable_io().build();
     runtime.map_err(|error| cannot_start(&error.to_string()))
 }
 
@@ -285,6 +287,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
         mut configured,
         mut asked,
     } = inputs;
+    let mut alarm = Alarm::new(core.readiness());
     loop {
         let due = core.due();
         let timer = async {
@@ -313,10 +316,13 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 core.tick(Now::real());
                 reports.send_if_modified(|report| core.report().replace(report));
             }
+            () = alarm.ring() => {}
             () = core.followers().changed() => {
                 reports.send_replace(core.report());
             }
         }
+        // What was heard by the way counts as well: nothing rings for it any more.
+        core.listen(Now::real());
     }
 }
 

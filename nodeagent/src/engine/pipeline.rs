@@ -19,16 +19,27 @@ use crate::backend::{self, Applied, ApplyError, Backend, Change, RuleCounts, Ver
 use crate::conntrack::Cleaner;
 use crate::desired::{Desired, Position, Touched, Trigger, View};
 use crate::plan::{NodePlan, NodeSettings, ServicePlan, plan_service};
-use crate::report::{Failure, FamilyReport, Standing, chain};
+use crate::report::{Failure, FamilyReport, Repairs, Standing, chain};
 
 /// First and longest wait before a failed family is tried again.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
+
+/// Others may undo what is put right. The first time it is put right at once; somebody who keeps on meddling
+/// makes the next times wait.
+const MEND: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+
+/// Time from putting right what others changed to looking at everything: flows that were set up in between
+/// may have gone astray, and what was not told of is found.
+const AFTER_REPAIR: Duration = Duration::from_secs(1);
 
 /// A family is read back once nothing has changed for so long: reading competes with writing.
 const QUIET: Duration = Duration::from_secs(30);
 
 /// Least time from one reading back to the next: it costs the kernel a walk over everything.
 const VERIFY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Most time from one reading back to the next, whatever happens: a net under what the kernel tells.
+pub(crate) const VERIFY_LATEST: Duration = Duration::from_secs(300);
 
 /// What a pipeline works with, lent for one step.
 pub(super) struct Context<'a> {
@@ -66,8 +77,8 @@ pub(super) struct Pipeline {
     behind_since: Option<Instant>,
     /// What led to updates that the kernel does not hold.
     triggers: Waiting,
-    /// What somebody else changed is not put right yet.
-    drifted: bool,
+    /// What somebody else changed, and is not put right yet.
+    drifted: Option<String>,
     failures: BTreeMap<ServiceKey, Failure>,
     error: Option<Standing>,
     /// Rules there are, as the backend counts them.
@@ -77,6 +88,14 @@ pub(super) struct Pipeline {
     verify_at: Option<Instant>,
     /// When the kernel was last read back.
     read_at: Option<Instant>,
+    /// When it was last read back and equal, milliseconds since 1970; 0 = never.
+    verified_at_ms: u64,
+    /// Others changed something, which is put right then.
+    mend_at: Option<Instant>,
+    mend_backoff: Backoff,
+    /// Something was put right, and everything is looked at then.
+    recheck_at: Option<Instant>,
+    repairs: Repairs,
 }
 
 impl Pipeline {
@@ -91,7 +110,7 @@ impl Pipeline {
             programmed_at_ms: 0,
             behind_since: None,
             triggers: Waiting::default(),
-            drifted: false,
+            drifted: None,
             failures: BTreeMap::new(),
             error: None,
             rules: None,
@@ -99,6 +118,11 @@ impl Pipeline {
             retry_at: None,
             verify_at: None,
             read_at: None,
+            verified_at_ms: 0,
+            mend_at: None,
+            mend_backoff: MEND,
+            recheck_at: None,
+            repairs: Repairs::default(),
         }
     }
 
@@ -128,6 +152,10 @@ impl Pipeline {
         let everything = complete || touched.node_changed;
         let services = self.plan(touched, everything, context);
         if services.is_empty() && !everything {
+            // What was compared at the last position is the same at this one.
+            if self.verified == self.applied {
+                self.verified = Some(position);
+            }
             self.hold(position, context, now);
             return Outcome::Nothing;
         }
@@ -144,6 +172,12 @@ impl Pipeline {
                 self.rules = applied.rules;
                 if let Some(conntrack) = context.conntrack {
                     conntrack.committed(&change, &applied.failures);
+                }
+                if let Some(what) = applied.repaired.take() {
+                    self.repaired(what, now);
+                }
+                if let Some(what) = self.drifted.take() {
+                    self.repairs.add(what, now.ms);
                 }
                 self.settle(
                     touched,
@@ -172,9 +206,6 @@ impl Pipeline {
         let touched = (!everything).then_some(touched);
         let followers = &mut *context.followers;
         followers.programmed(self.family, context.desired, touched, &self.failures);
-        if std::mem::take(&mut self.drifted) {
-            followers.counters(self.family).repaired();
-        }
     }
 
     /// Plans of what was touched; of everything when the node's facts shape it anew.
@@ -206,10 +237,6 @@ impl Pipeline {
 
     /// The kernel holds a position, one that differs in nothing from the last or was just applied.
     fn hold(&mut self, position: Position, context: &mut Context<'_>, now: Now) {
-        // What was compared at the last position is the same at this one, unless it changed since.
-        if self.verify_at.is_none() && self.verified.is_some() {
-            self.verified = Some(position);
-        }
         self.applied = Some(position);
         self.ever_programmed = true;
         self.programmed_at_ms = now.ms;
@@ -269,9 +296,11 @@ impl Pipeline {
         } else if let Some(interval) = probe {
             self.verify_at.get_or_insert(now.instant + interval);
         } else if !due {
-            let earliest = self.read_at.map(|at| at + VERIFY_INTERVAL);
             let quiet = now.instant + QUIET;
-            self.verify_at = Some(earliest.map_or(quiet, |at| at.max(quiet)));
+            self.verify_at = Some(match self.read_at {
+                None => quiet,
+                Some(read) => quiet.clamp(read + VERIFY_INTERVAL, read + VERIFY_LATEST),
+            });
         }
     }
 
@@ -313,45 +342,99 @@ impl Pipeline {
     pub(super) fn verify(&mut self, backend: &mut dyn Backend, now: Now) {
         self.read_at = Some(now.instant);
         let outcome = backend.verify(self.family);
-        self.verify_at = backend.probe_interval().map(|i| now.instant + i);
+        self.verify_at = Some(now.instant + next_look(backend, outcome.is_err()));
+        if matches!(outcome, Ok(Verification::Equal)) {
+            self.verified = self.applied;
+            self.verified_at_ms = now.ms;
+            self.error = None;
+            self.backoff.reset();
+            self.mend_backoff.reset();
+        }
+        self.looked(outcome, now);
+    }
+
+    /// Others changed what is ours. It is put right at once, unless they keep on changing it.
+    pub(super) fn meddled(&mut self, now: Now) {
+        // What the kernel holds is not known anyway, and everything is about to be applied.
+        if self.behind || self.mend_at.is_some() {
+            return;
+        }
+        let fresh = self.mend_backoff.is_fresh();
+        let wait = self.mend_backoff.half_jitter();
+        let wait = if fresh { Duration::ZERO } else { wait };
+        self.mend_at = Some(now.instant + wait);
+    }
+
+    /// Puts right what others changed.
+    pub(super) fn mend(&mut self, backend: &mut dyn Backend, now: Now) {
+        self.mend_at = None;
+        let outcome = backend.mend(self.family);
+        self.looked(outcome, now);
+    }
+
+    /// Takes note of what a look at the kernel has shown.
+    fn looked(&mut self, outcome: Result<Verification, ApplyError>, now: Now) {
         match outcome {
-            Ok(Verification::Equal) => {
-                self.verified = self.applied;
-                self.error = None;
-                self.backoff.reset();
-            }
+            Ok(Verification::Equal) => {}
+            Ok(Verification::Repaired(what)) => self.repaired(what, now),
             Ok(Verification::Outdated(what)) => {
                 tracing::info!(family = %self.family, what, "everything is planned anew");
                 self.verify_at = None;
                 self.behind = true;
                 self.retry_at = Some(now.instant);
             }
-            Ok(Verification::Drifted(what)) => {
-                tracing::warn!(
-                    family = %self.family,
-                    what,
-                    "somebody else changed our rules; they are put right. Does another program \
-                     flush or edit rules on this node?"
-                );
-                self.verify_at = None;
-                self.behind = true;
-                self.drifted = true;
-                self.applied = None;
-                self.verified = None;
-                self.stand(format!("changed by somebody else: {what}"), now);
-                // At once, unless somebody keeps on undoing it.
-                let fresh = self.backoff.is_fresh();
-                let wait = self.backoff.half_jitter();
-                self.retry_at = Some(now.instant + if fresh { Duration::ZERO } else { wait });
-            }
+            Ok(Verification::Drifted(what)) => self.drift(what, now),
             Err(error) => {
                 let reason = chain(&*error.source);
                 tracing::warn!(family = %self.family, error = reason, "cannot read the kernel back");
                 self.stand(format!("cannot be read back: {reason}"), now);
-                let interval = backend.probe_interval().unwrap_or(VERIFY_INTERVAL);
-                self.verify_at = Some(now.instant + interval);
             }
         }
+    }
+
+    fn repaired(&mut self, what: String, now: Now) {
+        tracing::warn!(
+            family = %self.family,
+            what,
+            "somebody else had changed our rules; they are as they should be again. Does another program \
+             flush or edit rules on this node?"
+        );
+        self.repairs.add(what, now.ms);
+        self.error = None;
+        self.recheck_at.get_or_insert(now.instant + AFTER_REPAIR);
+    }
+
+    fn drift(&mut self, what: String, now: Now) {
+        tracing::warn!(
+            family = %self.family,
+            what,
+            "somebody else changed our rules; they are put right. Does another program flush or edit \
+             rules on this node?"
+        );
+        self.verify_at = None;
+        self.behind = true;
+        self.applied = None;
+        self.verified = None;
+        self.stand(format!("changed by somebody else: {what}"), now);
+        self.drifted = Some(what);
+        // At once, unless somebody keeps on undoing it.
+        let fresh = self.backoff.is_fresh();
+        let wait = self.backoff.half_jitter();
+        self.retry_at = Some(now.instant + if fresh { Duration::ZERO } else { wait });
+    }
+
+    pub(super) fn mend_is_due(&self, now: Now) -> bool {
+        self.mend_at.is_some_and(|at| at <= now.instant)
+    }
+
+    /// Has everything looked at again if that is due: the next [`Pipeline::sync`] does it.
+    pub(super) fn recheck_if_due(&mut self, now: Now) -> bool {
+        let due = self.recheck_at.is_some_and(|at| at <= now.instant);
+        if due {
+            self.recheck_at = None;
+            self.behind = true;
+        }
+        due
     }
 
     pub(super) fn retry_is_due(&self, now: Now) -> bool {
@@ -363,15 +446,17 @@ impl Pipeline {
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        [self.retry_at, self.verify_at].into_iter().flatten().min()
+        let times = [self.retry_at, self.verify_at, self.mend_at, self.recheck_at];
+        times.into_iter().flatten().min()
     }
 
+    /// The position that the kernel holds. None while others' changes are known and not put right.
     pub(super) fn applied(&self) -> Option<Position> {
-        self.applied
+        self.applied.filter(|_| self.mend_at.is_none())
     }
 
     pub(super) fn verified(&self) -> Option<Position> {
-        self.verified
+        self.verified.filter(|_| self.mend_at.is_none())
     }
 
     pub(super) fn failures(&self) -> impl Iterator<Item = Failure> {
@@ -387,13 +472,25 @@ impl Pipeline {
 
     pub(super) fn report(&self, desired: &Desired) -> FamilyReport {
         FamilyReport {
-            programmed: self.applied.is_some() && self.applied == desired.position(),
+            programmed: self.applied().is_some() && self.applied() == desired.position(),
             needed: self.is_needed(desired),
             ever_programmed: self.ever_programmed,
             programmed_at_ms: self.programmed_at_ms,
             behind_since: self.behind_since,
             error: self.error.clone(),
             rules: self.rules,
+            verified_at_ms: self.verified_at_ms,
+            repairs: self.repairs.clone(),
         }
     }
+}
+
+/// Time from one look at everything to the next. Spread, so that nodes that started together do not look
+/// together for ever.
+fn next_look(backend: &dyn Backend, failed: bool) -> Duration {
+    let spread = || match failed {
+        true => VERIFY_INTERVAL,
+        false => VERIFY_LATEST.mul_f64(rand::random_range(0.8..=1.0)),
+    };
+    backend.probe_interval().unwrap_or_else(spread)
 }

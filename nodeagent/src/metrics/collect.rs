@@ -283,6 +283,8 @@ struct Numbers {
     revisions: [u64; 3],
     programmed: [bool; 2],
     failing: [bool; 2],
+    verified_at_ms: [u64; 2],
+    repairs: [u64; 2],
     failed: u64,
     degraded: u64,
     counts: Counts,
@@ -307,6 +309,8 @@ impl Numbers {
             revisions: [report.held, report.applied, report.verified].map(revision),
             programmed: families.map(|family| family.programmed),
             failing: families.map(|family| family.error.is_some()),
+            verified_at_ms: families.map(|family| family.verified_at_ms),
+            repairs: families.map(|family| family.repairs.count),
             failed: report.failures.len() as u64 - degraded,
             degraded,
             counts: report.counts,
@@ -359,6 +363,14 @@ impl Agent {
             "1 while the family cannot be programmed or was changed by somebody else",
         )
         .gauge(to, families(report.failing))?;
+        Name(
+            "kplane_agent_family_verified_timestamp_seconds",
+            "When the kernel was last read back and held what it should hold",
+        )
+        .gauge(
+            to,
+            FAMILIES.into_iter().zip(report.verified_at_ms.map(seconds)),
+        )?;
         let failures: [(&Labels<'_>, f64); 2] = [
             (&[("state", "failed")], float(report.failed)),
             (&[("state", "degraded")], float(report.degraded)),
@@ -424,7 +436,7 @@ impl Agent {
             "kplane_agent_drift_repairs",
             "Changes by somebody else that were undone",
         )
-        .counter(to, from.each(|c| float(c.drift_repairs.get())))?;
+        .counter(to, FAMILIES.into_iter().zip(report.repairs.map(float)))?;
         Name(
             "kplane_agent_unknown_objects",
             "Objects of kinds that this version does not know",

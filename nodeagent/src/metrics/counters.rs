@@ -140,7 +140,6 @@ pub struct FamilyCounters {
     pub(crate) phases: [Histogram; 3],
     pub(crate) operations: Counter,
     pub(crate) bytes: Counter,
-    pub(crate) drift_repairs: Counter,
 }
 
 impl Default for FamilyCounters {
@@ -165,7 +164,6 @@ impl Default for FamilyCounters {
             phases: std::array::from_fn(|_| Histogram::new(&PHASE_BUCKETS)),
             operations: Counter::default(),
             bytes: Counter::default(),
-            drift_repairs: Counter::default(),
         }
     }
 }
@@ -213,11 +211,6 @@ impl FamilyCounters {
                 .chain(last)
                 .for_each(|(gauge, count)| gauge.set(count));
         }
-    }
-
-    /// Somebody else's change to our rules was undone.
-    pub(crate) fn repaired(&self) {
-        self.drift_repairs.add(1);
     }
 
     /// So many ServicePorts have no local endpoint where their policy wants one: internal policy,

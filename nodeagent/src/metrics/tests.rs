@@ -43,6 +43,7 @@ gauge kplane_agent_endpoints
 gauge kplane_agent_failures state
 gauge kplane_agent_family_failing ip_family
 gauge kplane_agent_family_programmed ip_family
+gauge kplane_agent_family_verified_timestamp_seconds ip_family
 gauge kplane_agent_held_services lacks
 counter kplane_agent_kernel_bytes_total ip_family
 counter kplane_agent_kernel_operations_total ip_family

@@ -144,6 +144,8 @@ pub struct Message<'a> {
     pub flags: u16,
     /// Sequence number: that of the request it answers.
     pub sequence: u32,
+    /// Port of the socket that asked for it, or whose transaction it tells of; 0 = nobody's.
+    pub port: u32,
     /// What follows the netlink header.
     pub body: &'a [u8],
 }
@@ -218,7 +220,24 @@ impl<'a> Iterator for Messages<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let header: [u8; HEADER_BYTES] = *self.0.first_chunk()?;
-        let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = header;
+        let [
+            l0,
+            l1,
+            l2,
+            l3,
+            k0,
+            k1,
+            f0,
+            f1,
+            s0,
+            s1,
+            s2,
+            s3,
+            p0,
+            p1,
+            p2,
+            p3,
+        ] = header;
         let len = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
         let Some(body) = self.0.get(HEADER_BYTES..len) else {
             self.0 = &[];
@@ -229,6 +248,7 @@ impl<'a> Iterator for Messages<'a> {
             kind: u16::from_ne_bytes([k0, k1]),
             flags: u16::from_ne_bytes([f0, f1]),
             sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
+            port: u32::from_ne_bytes([p0, p1, p2, p3]),
             body,
         })
     }

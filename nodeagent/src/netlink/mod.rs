@@ -15,6 +15,7 @@ pub mod ipset;
 pub mod ipvs;
 mod link;
 mod message;
+mod monitor;
 mod socket;
 
 pub use accounting::{create_counter, delete_counter, read_counter};
@@ -23,6 +24,7 @@ pub use batch::{Batch, Label, Operation, SealedBatch};
 pub use error::{CommitError, NetlinkError, Refusal, Rejection};
 pub use link::{LinkAddress, Links, delete_link, link_index};
 pub use message::{Message, Messages, Request};
+pub use monitor::{Generation, Monitor};
 pub use nix::errno::Errno;
 pub use socket::{NfSocket, generation_after};
 

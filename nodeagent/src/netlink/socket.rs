@@ -23,7 +23,7 @@ const SEND_OVERHEAD_BYTES: usize = 32;
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 /// Longest datagram that we take. The kernel fills dumps in chunks of up to 32 KiB and cuts
 /// silently when the buffer is smaller: kernel.md 1.6.
-const DATAGRAM_BYTES: usize = 64 << 10;
+pub(super) const DATAGRAM_BYTES: usize = 64 << 10;
 /// The kernel answers before `sendto` returns, so this passes only when an answer was lost.
 const ANSWER_TIMEOUT_S: i64 = 5;
 /// How often a dump is begun again when the rules changed meanwhile.
@@ -88,6 +88,17 @@ impl NfSocket {
         self.max_batch_bytes
     }
 
+    /// The socket's port: what tells its transactions from those of others.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Open`].
+    pub fn port(&self) -> Result<u32, NetlinkError> {
+        let mut address = SocketAddr::new(0, 0);
+        let asked = self.socket.get_address(&mut address);
+        asked.map_err(|error| NetlinkError::Open(errno_of(&error)))?;
+        Ok(address.port_number())
+    }
+
     /// The generation of all nf_tables rules in this network namespace.
     ///
     /// # Errors
@@ -145,6 +156,19 @@ impl NfSocket {
                 }
             }
         }
+    }
+
+    /// Asks once for all objects of a kind and returns their messages, and whether some rules changed
+    /// meanwhile: for a caller who can tell whether they were those that it asked for.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; `ENOENT` when the table or set to look in is not there.
+    pub fn dump_through(&mut self, mut request: Request) -> Result<(Vec<u8>, bool), NetlinkError> {
+        let mut messages = Vec::new();
+        let whole = self.dump_once(&mut request, |datagram| {
+            messages.extend_from_slice(datagram);
+        })?;
+        Ok((messages, !whole))
     }
 
     /// Asks for all objects of a kind and returns their messages. Begins again, a bounded number
@@ -484,6 +508,6 @@ fn size_buffers(socket: &Socket) -> Result<usize, Errno> {
     Ok(granted.saturating_sub(SEND_OVERHEAD_BYTES))
 }
 
-fn errno_of(error: &io::Error) -> Errno {
+pub(super) fn errno_of(error: &io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or_default())
 }

@@ -39,7 +39,7 @@ fn cleanup() -> (Option<i32>, String, String) {
         status,
         stdout,
         stderr,
-    } = binary(&["--cleanup"]).output().unwrap();
+    } = binary(&["--cleanup", "--cache-dir="]).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (status.code(), text(stdout), text(stderr))
 }

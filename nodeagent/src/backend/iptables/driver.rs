@@ -214,6 +214,7 @@ impl<T: Tables> Side<T> {
             kernel: kernel.saturating_sub(encoded),
             failures,
             rules: Some(rules),
+            repaired: None,
         })
     }
 

@@ -202,6 +202,7 @@ impl<K: Kernel> Side<K> {
             kernel: started.elapsed().saturating_sub(planned),
             failures: merged(failures),
             rules: None,
+            repaired: None,
         })
     }
 

@@ -55,7 +55,8 @@ pub(super) fn serves(found: &[Element]) -> bool {
     found.iter().any(|element| place_of(element.key).is_some())
 }
 
-fn place_of(key: Key) -> Option<FrontendAddr> {
+/// The place that an element of this key belongs to; `None` for what belongs to none.
+pub(super) fn place_of(key: Key) -> Option<FrontendAddr> {
     let address = |Destination { ip, protocol, port }| FrontendAddr::Address { ip, protocol, port };
     match key {
         Key::Service(destination)

@@ -3,7 +3,8 @@
 #[cfg(test)]
 mod tests;
 
-use std::time::{Duration, Instant};
+use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use kplane_model::{Family, ServiceKey};
 
@@ -11,25 +12,23 @@ use super::adopt::{adopt, serves};
 use super::affinity::AffinityId;
 use super::clients;
 use super::frontend::Ops;
-use super::kernel::{Cost, Found, Kernel, Netlink};
+use super::kernel::{Cost, Found, Guard, Kernel, Netlink};
+use super::mend::mend;
 use super::probe::{ProbeError, probe};
 use super::schema::Settings;
 use super::table::{Staged, Table};
+use super::watch::Meddling;
 use crate::backend::{
     Applied, ApplyError, Backend, Change, Failure, OpenError, Serving, Verification,
 };
-use crate::netlink::{CommitError, NetlinkError, NfSocket};
+use crate::netlink::{CommitError, NetlinkError};
 use crate::plan::ServicePlan;
 
 /// The backend's name.
 const NAME: &str = "nftables";
 /// Somebody else may change rules of theirs while we write; after so many times in a row we write
-/// all the same. Verification finds out if it mattered.
-const ATTEMPTS: u32 = 5;
-
-/// How often, and after which pause, a table is read again that is not as it should be.
-const READ_AGAIN: u32 = 2;
-const READ_PAUSE: Duration = Duration::from_millis(20);
+/// all the same. The kernel tells afterwards if it mattered.
+const ATTEMPTS: u32 = 64;
 
 /// Programs nf_tables: `table ip kplane` and `table ip6 kplane`.
 #[derive(Debug)]
@@ -98,8 +97,8 @@ impl Driver<Netlink> {
             }
             Err(problem) => return Err(error(problem.to_string())),
         }
-        let socket = NfSocket::open().map_err(|problem| error(problem.to_string()))?;
-        Ok(Self::with(Netlink::new(socket, settings)))
+        let kernel = Netlink::open(settings).map_err(|problem| error(problem.to_string()))?;
+        Ok(Self::with(kernel))
     }
 }
 
@@ -129,7 +128,8 @@ impl<K: Kernel> Driver<K> {
         let operations = staged.len() as u64;
         let planned = started.elapsed();
         let failures = std::mem::take(&mut staged.failures);
-        let cost = match self.commit(family, &table, rebuild, &staged) {
+        let mut repaired = None;
+        let cost = match self.commit(family, &table, rebuild, &staged, &mut repaired) {
             Ok(cost) => cost,
             Err(failed) => {
                 // Otherwise it is not known any more what the kernel holds.
@@ -152,6 +152,7 @@ impl<K: Kernel> Driver<K> {
             kernel: cost.kernel,
             failures,
             rules: None,
+            repaired,
         })
     }
 
@@ -183,6 +184,7 @@ impl<K: Kernel> Driver<K> {
         table: &Table,
         rebuild: bool,
         staged: &Staged,
+        repaired: &mut Option<String>,
     ) -> Result<Cost, Failed> {
         let mut cost = Cost::default();
         let mut rebuild = rebuild;
@@ -191,10 +193,10 @@ impl<K: Kernel> Driver<K> {
         while rebuild || !groups.is_empty() {
             let (now, later) = groups.split_at(fitting(groups, self.kernel.capacity(rebuild)));
             let part = if first {
-                self.commit_guarded(family, table, rebuild, now)
+                self.commit_guarded(family, table, rebuild, now, repaired)
             } else {
                 // The rest of a change whose beginning is in force.
-                let part = self.kernel.commit(family, false, true, now);
+                let part = self.kernel.commit(family, false, Guard::None, now);
                 part.map_err(StepError::from)
             };
             let part = part.map_err(|error| Failed {
@@ -209,28 +211,28 @@ impl<K: Kernel> Driver<K> {
         Ok(cost)
     }
 
-    /// Commits if nothing happened to our table since we last knew it.
+    /// Commits if nothing happened to our table since we last knew it. What others did to it is put right
+    /// first.
     fn commit_guarded(
         &mut self,
         family: Family,
         table: &Table,
         rebuild: bool,
         groups: &[Ops],
+        repaired: &mut Option<String>,
     ) -> Result<Cost, StepError> {
         for _ in 0..ATTEMPTS {
-            match self.kernel.commit(family, rebuild, false, groups) {
+            match self.kernel.commit(family, rebuild, Guard::Head, groups) {
                 Err(CommitError::GenerationMoved) => {}
                 result => return Ok(result?),
             }
             // A table that is replaced as a whole may hold anything.
-            if rebuild {
-                self.kernel.read(family)?;
-            } else if let Some(difference) = read_difference(&mut self.kernel, family, table)? {
-                return Err(StepError::Drifted(difference));
+            if let Some(meddling) = self.kernel.meddling(family)?.filter(|_| !rebuild) {
+                *repaired = mend(&mut self.kernel, family, table, meddling)?.or(repaired.take());
             }
         }
         tracing::warn!(%family, "rules of others change all the time; writing without the guard");
-        Ok(self.kernel.commit(family, rebuild, true, groups)?)
+        Ok(self.kernel.commit(family, rebuild, Guard::None, groups)?)
     }
 
     /// Applies a refused change in smaller and smaller parts, so that only the ServicePorts that
@@ -286,10 +288,35 @@ impl<K: Kernel> Driver<K> {
     fn prepare(&mut self, family: Family, complete: bool) -> Result<(), StepError> {
         let (table, rebuild) = self.load(family, complete)?;
         if rebuild {
-            self.kernel.commit(family, true, true, &[])?;
+            self.kernel.commit(family, true, Guard::None, &[])?;
         }
         self.tables[family as usize] = Some(table);
         Ok(())
+    }
+}
+
+impl<K: Kernel> Driver<K> {
+    /// Puts right what others did to a family's table. What cannot be put right from what we know of it is
+    /// drift, for which the engine applies everything anew.
+    fn look(&mut self, family: Family, meddling: Meddling) -> Result<Verification, ApplyError> {
+        let Some(table) = self.tables[family as usize].take() else {
+            let reason = "it is not known what our table should hold".to_owned();
+            return Ok(Verification::Drifted(reason));
+        };
+        match mend(&mut self.kernel, family, &table, meddling) {
+            Ok(repaired) => {
+                self.tables[family as usize] = Some(table);
+                Ok(repaired.map_or(Verification::Equal, Verification::Repaired))
+            }
+            Err(StepError::Read(error)) => {
+                self.tables[family as usize] = Some(table);
+                Err(ApplyError::new(family, StepError::Read(error)))
+            }
+            Err(StepError::Drifted(what)) => Ok(Verification::Drifted(what)),
+            Err(error) => Ok(Verification::Drifted(format!(
+                "cannot be put right: {error}"
+            ))),
+        }
     }
 }
 
@@ -311,28 +338,34 @@ impl<K: Kernel> Backend for Driver<K> {
     }
 
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        let slot = &mut self.tables[family as usize];
-        let difference = match slot {
-            Some(table) => read_difference(&mut self.kernel, family, table)
-                .map_err(|error| ApplyError::new(family, StepError::from(error)))?,
-            None => Some("it is not known what our table should hold".to_owned()),
-        };
-        if let (Some(table), None) = (slot.as_ref(), &difference) {
+        let outcome = self.look(family, Meddling::anything())?;
+        if let (Some(table), Verification::Equal) = (&self.tables[family as usize], &outcome) {
             // Nothing is stale now; what a former attempt could not do is made up for here.
             let groups = table.groups().into_iter().map(|group| group.id);
             forget_stale(&mut self.kernel, table, family, groups.collect());
         }
-        Ok(match difference {
-            None => Verification::Equal,
-            Some(difference) => {
-                *slot = None;
-                Verification::Drifted(difference)
-            }
+        Ok(outcome)
+    }
+
+    fn listen(&mut self) -> [bool; 2] {
+        self.kernel.listen().unwrap_or_else(|problem| {
+            tracing::warn!(%problem, "cannot hear what others change; everything is read back");
+            [true, true]
         })
     }
 
     fn has_services(&mut self, family: Family) -> bool {
         matches!(self.kernel.read(family), Ok(Found::Ours(_, elements)) if serves(&elements))
+    }
+
+    fn mend(&mut self, family: Family) -> Result<Verification, ApplyError> {
+        let meddling = self.kernel.meddling(family);
+        let meddling = meddling.map_err(|error| ApplyError::new(family, StepError::from(error)))?;
+        self.look(family, meddling.unwrap_or_default())
+    }
+
+    fn readiness(&self) -> Option<OwnedFd> {
+        self.kernel.readiness()
     }
 
     fn serving(&self) -> Option<Serving> {
@@ -377,7 +410,7 @@ fn forget_stale<K: Kernel>(kernel: &mut K, table: &Table, family: Family, groups
 }
 
 /// How many of the first groups fit into a transaction of `capacity` elements; one at least.
-fn fitting(groups: &[Ops], capacity: usize) -> usize {
+pub(super) fn fitting(groups: &[Ops], capacity: usize) -> usize {
     let mut weight = 0;
     let fits = |ops: &&Ops| {
         weight += ops.weight();
@@ -398,46 +431,4 @@ fn add(total: &mut Applied, part: Applied) {
     total.encode += part.encode;
     total.kernel += part.kernel;
     total.failures.extend(part.failures);
-}
-
-/// Reads a table and says how it differs from what it should hold. A list of elements may lack some
-/// while the kernel is about to enlarge a set, which it does by the way some time after many were
-/// added: a difference counts if it stays.
-fn read_difference<K: Kernel>(
-    kernel: &mut K,
-    family: Family,
-    table: &Table,
-) -> Result<Option<String>, NetlinkError> {
-    let mut found = difference(table, &kernel.read(family)?);
-    for _ in 0..READ_AGAIN {
-        if found.is_none() {
-            break;
-        }
-        std::thread::sleep(READ_PAUSE);
-        found = difference(table, &kernel.read(family)?);
-    }
-    Ok(found)
-}
-
-/// How what was found differs from what a table should hold, for people.
-fn difference(table: &Table, found: &Found) -> Option<String> {
-    let (groups, found) = match found {
-        Found::Ours(groups, elements) => (groups, elements),
-        Found::Other(reason) => return Some(reason.clone()),
-    };
-    if !groups.iter().copied().eq(table.groups()) {
-        return Some("the chains of session affinity are not ours".to_owned());
-    }
-    let expected = table.elements();
-    let found: std::collections::BTreeSet<_> = found.iter().copied().collect();
-    let missing = expected.difference(&found).count();
-    let foreign = found.difference(&expected).count();
-    if missing == 0 && foreign == 0 {
-        return None;
-    }
-    let example = expected.symmetric_difference(&found).next()?;
-    Some(format!(
-        "{missing} elements are missing and {foreign} are not ours, one of them in set {}",
-        example.set.name()
-    ))
 }

@@ -1,5 +1,6 @@
 //! The kernel's side of a table, as little as the driver needs to know of it.
 
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use kplane_model::Family;
@@ -11,7 +12,8 @@ use super::frontend::Ops;
 use super::readback::{ReadError, StructureState, read_elements, read_structure};
 use super::schema::Settings;
 use super::structure::{GroupOp, push_delete_table, push_groups, push_structure};
-use crate::netlink::{Batch, CommitError, NetlinkError, NfSocket, generation_after};
+use super::watch::{Ledger, Meddling};
+use crate::netlink::{Batch, CommitError, Monitor, NetlinkError, NfSocket};
 
 /// Most that one element adds to a batch, in bytes: see `MAX_ELEMENT_BYTES` in `element.rs`. A
 /// generous guess only makes transactions smaller than they might be.
@@ -39,18 +41,36 @@ pub(super) struct Cost {
     pub(super) kernel: Duration,
 }
 
+/// On what a transaction depends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Guard {
+    /// What others did to our table is dealt with, and nobody committed anything, to any table, since the
+    /// last transaction that was heard of.
+    Head,
+    /// Nothing: it is applied whatever there is.
+    None,
+}
+
 /// Reads and writes the tables of one network namespace.
 pub(super) trait Kernel: Send {
-    /// Reads our table.
+    /// Reads our table. What others did to it before is dealt with by that.
     fn read(&mut self, family: Family) -> Result<Found, NetlinkError>;
 
-    /// Applies operations in one transaction, on top of a fresh table if `rebuild`. Unless `force`,
-    /// nothing is applied if the table may have changed since it was last read or written.
+    /// Listens to the kernel, and says what others did to a family's table since it was last asked.
+    fn meddling(&mut self, family: Family) -> Result<Option<Meddling>, NetlinkError>;
+
+    /// Listens to the kernel, and says whose tables others changed. Nothing of it is dealt with.
+    fn listen(&mut self) -> Result<[bool; 2], NetlinkError>;
+
+    /// A descriptor that is readable when there is something to hear.
+    fn readiness(&self) -> Option<OwnedFd>;
+
+    /// Applies operations in one transaction, on top of a fresh table if `rebuild`.
     fn commit(
         &mut self,
         family: Family,
         rebuild: bool,
-        force: bool,
+        guard: Guard,
         groups: &[Ops],
     ) -> Result<Cost, CommitError>;
 
@@ -76,43 +96,59 @@ pub(super) trait Kernel: Send {
 #[derive(Debug)]
 pub(super) struct Netlink {
     socket: NfSocket,
+    /// The port of `socket`.
+    port: u32,
+    monitor: Monitor,
+    ledger: Ledger,
     settings: Settings,
-    /// By family: the generation of all rules in which its table was last known to be as we think
-    /// it is; `None` = it has to be read first.
-    generations: [Option<u32>; 2],
 }
 
 impl Netlink {
-    pub(super) fn new(socket: NfSocket, settings: Settings) -> Self {
-        Self {
+    /// # Errors
+    /// [`NetlinkError::Open`].
+    pub(super) fn open(settings: Settings) -> Result<Self, NetlinkError> {
+        let socket = NfSocket::open()?;
+        let port = socket.port()?;
+        Ok(Self {
+            monitor: Monitor::open(port)?,
+            ledger: Ledger::default(),
             socket,
+            port,
             settings,
-            generations: [None, None],
-        }
+        })
     }
 
-    /// Sends a batch that touches one family's table, based on what is known of it unless `force`.
-    fn send(&mut self, family: Family, batch: Batch, force: bool) -> Result<(), CommitError> {
-        let known = self.generations[family as usize].take();
-        if force {
-            return self.socket.commit(batch.seal(None));
+    /// Hears of every transaction up to now.
+    fn catch_up(&mut self) -> Result<(), NetlinkError> {
+        let (ledger, port) = (&mut self.ledger, self.port);
+        if !self.monitor.drain(|message| ledger.take(message, port)) {
+            self.ledger.lose();
         }
-        let generation = known.ok_or(CommitError::GenerationMoved)?;
-        self.socket.commit(batch.seal(Some(generation)))?;
-        // Nothing else changed since, so what was known of the other table still holds. If that
-        // was known of an older generation only, it stays so, and its next batch is refused.
-        let next = Some(generation_after(generation));
-        self.generations[family as usize] = next;
-        for other in &mut self.generations {
-            if *other == Some(generation) {
-                *other = next;
-            }
+        if self.ledger.head().is_none() {
+            self.ledger.restart(self.socket.generation()?);
         }
         Ok(())
     }
-}
 
-impl Netlink {
+    fn send(&mut self, family: Family, batch: Batch, guard: Guard) -> Result<(), CommitError> {
+        let head = match guard {
+            // Listening makes a head of its own.
+            Guard::Head if self.ledger.is_meddled(family) => {
+                return Err(CommitError::GenerationMoved);
+            }
+            Guard::Head => Some(self.ledger.head().ok_or(CommitError::GenerationMoved)?),
+            Guard::None => None,
+        };
+        let result = self.socket.commit(batch.seal(head));
+        match (&result, head) {
+            (Ok(()), Some(head)) => self.ledger.committed(head),
+            (Err(CommitError::OutcomeUnknown(_)), _) => self.ledger.lose(),
+            // Its end is heard of like those of others.
+            _ => {}
+        }
+        result
+    }
+
     fn read_once(&mut self, family: Family) -> Result<Found, NetlinkError> {
         let groups = match read_structure(&mut self.socket, family, self.settings)? {
             StructureState::Absent => return Ok(Found::Other("there is no table".to_owned())),
@@ -129,13 +165,12 @@ impl Netlink {
 
 impl Kernel for Netlink {
     fn read(&mut self, family: Family) -> Result<Found, NetlinkError> {
-        // The kernel notices a change during a dump only between chunks of it, so that a single
-        // answer may be torn: only what was read from one generation counts.
+        // What was read while others changed our table may be torn. Changes of other tables do no harm.
         for _ in 0..READ_ATTEMPTS {
-            let before = self.socket.generation()?;
+            self.meddling(family)?;
             let found = self.read_once(family)?;
-            if self.socket.generation()? == before {
-                self.generations[family as usize] = Some(before);
+            self.catch_up()?;
+            if !self.ledger.is_meddled(family) {
                 return Ok(found);
             }
         }
@@ -145,11 +180,29 @@ impl Kernel for Netlink {
         })
     }
 
+    fn meddling(&mut self, family: Family) -> Result<Option<Meddling>, NetlinkError> {
+        self.catch_up()?;
+        Ok(self.ledger.take_meddling(family))
+    }
+
+    fn listen(&mut self) -> Result<[bool; 2], NetlinkError> {
+        self.catch_up()?;
+        Ok(Family::ALL.map(|family| self.ledger.is_meddled(family)))
+    }
+
+    fn readiness(&self) -> Option<OwnedFd> {
+        let fd = self.monitor.readiness();
+        fd.inspect_err(
+            |error| tracing::warn!(%error, "others' changes of our rules are found late"),
+        )
+        .ok()
+    }
+
     fn commit(
         &mut self,
         family: Family,
         rebuild: bool,
-        force: bool,
+        guard: Guard,
         groups: &[Ops],
     ) -> Result<Cost, CommitError> {
         let started = Instant::now();
@@ -168,7 +221,7 @@ impl Kernel for Netlink {
         push_elements(&mut batch, family, ElementOp::Add, added);
         let bytes = batch.byte_len() as u64;
         let encoded = Instant::now();
-        self.send(family, batch, force)?;
+        self.send(family, batch, guard)?;
         Ok(Cost {
             bytes,
             encode: encoded - started,
@@ -188,13 +241,13 @@ impl Kernel for Netlink {
     ) -> Result<(), CommitError> {
         let mut batch = Batch::new();
         clients::push_forget(&mut batch, family, group, clients);
-        self.send(family, batch, true)
+        self.send(family, batch, Guard::None)
     }
 
     fn delete(&mut self, family: Family) -> Result<(), CommitError> {
         let mut batch = Batch::new();
         push_delete_table(&mut batch, family);
-        self.send(family, batch, true)
+        self.send(family, batch, Guard::None)
     }
 
     fn capacity(&self, rebuild: bool) -> usize {

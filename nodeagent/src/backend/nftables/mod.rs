@@ -13,6 +13,7 @@ mod frontend;
 mod groups;
 mod kernel;
 mod layout;
+mod mend;
 mod probe;
 mod readback;
 mod rule;
@@ -21,6 +22,7 @@ mod structure;
 mod table;
 pub(crate) mod uapi;
 mod userdata;
+mod watch;
 
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,9 @@ use crate::netlink::{
     Attribute, Attributes, Batch, Errno, Messages, NetlinkError, NfSocket, Request,
 };
 
+/// How often chains, rules and sets are read when lists were torn by changes of others.
+const READ_ATTEMPTS: u32 = 50;
+
 /// The chains, rules and sets of a family's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StructureState {
@@ -49,8 +52,8 @@ impl From<Foreign> for ReadError {
 
 /// Compares the kernel's chains, rules and sets with those that [`push_structure`] makes.
 ///
-/// Several questions are asked, so take the generation first: if it is still the same afterwards,
-/// or a commit guarded with it is accepted, they were answered from the same state.
+/// Several questions are asked, so the caller must know that nobody changed our table meanwhile. Others'
+/// tables may change: of lists that the kernel may tear then, only what is all right is believed.
 ///
 /// # Errors
 /// [`NetlinkError`].
@@ -59,21 +62,44 @@ pub fn read_structure(
     family: Family,
     settings: Settings,
 ) -> Result<StructureState, NetlinkError> {
+    for _ in 0..READ_ATTEMPTS {
+        let (state, torn) = read_structure_once(socket, family, settings)?;
+        if !torn || matches!(state, StructureState::Ours(_)) {
+            return Ok(state);
+        }
+    }
+    Err(NetlinkError::KeepsChanging {
+        what: "read chains",
+        attempts: READ_ATTEMPTS,
+    })
+}
+
+/// The state, and whether rules of somebody changed while it was read.
+fn read_structure_once(
+    socket: &mut NfSocket,
+    family: Family,
+    settings: Settings,
+) -> Result<(StructureState, bool), NetlinkError> {
     let number = nfproto(family);
     let table = match socket.get(Request::new("read table", msg::GETTABLE, number, |w| {
         w.str(NFTA_TABLE_NAME, TABLE);
     })) {
-        Err(error) if error.errno() == Some(Errno::ENOENT) => return Ok(StructureState::Absent),
+        Err(error) if error.errno() == Some(Errno::ENOENT) => {
+            return Ok((StructureState::Absent, false));
+        }
         table => table?,
     };
-    let sets = socket.dump(Request::new("read sets", msg::GETSET, number, |w| {
-        w.str(NFTA_SET_TABLE, TABLE);
-    }))?;
+    let (sets, torn_sets) =
+        socket.dump_through(Request::new("read sets", msg::GETSET, number, |w| {
+            w.str(NFTA_SET_TABLE, TABLE);
+        }))?;
     // The kernel has no filter for chains by table.
-    let chains = socket.dump(Request::new("read chains", msg::GETCHAIN, number, |_| {}))?;
-    let rules = socket.dump(Request::new("read rules", msg::GETRULE, number, |w| {
-        w.str(NFTA_RULE_TABLE, TABLE);
-    }))?;
+    let (chains, torn_chains) =
+        socket.dump_through(Request::new("read chains", msg::GETCHAIN, number, |_| {}))?;
+    let (rules, torn_rules) =
+        socket.dump_through(Request::new("read rules", msg::GETRULE, number, |w| {
+            w.str(NFTA_RULE_TABLE, TABLE);
+        }))?;
     let actual = Structure::from_messages([&table, &sets, &chains, &rules]);
 
     // Groups as their own comments say; the comparison tells whether that is true.
@@ -83,14 +109,15 @@ pub fn read_structure(
     let make: Vec<GroupOp> = groups.iter().copied().map(GroupOp::Make).collect();
     push_groups(&mut batch, family, settings, &make);
     let expected = Structure::from_messages([batch.as_bytes()]);
-    Ok(match expected.difference(&actual) {
+    let state = match expected.difference(&actual) {
         None => StructureState::Ours(groups),
         Some(reason) => StructureState::Different(reason),
-    })
+    };
+    Ok((state, torn_sets || torn_chains || torn_rules))
 }
 
-/// Reads all elements of all our sets, in no particular order. About the generation see
-/// [`read_structure`].
+/// Reads all elements of all our sets, in no particular order. A set whose elements nobody changes is
+/// read whole, whatever becomes of other sets and tables meanwhile; the caller must know that nobody did.
 ///
 /// # Errors
 /// [`ReadError::Different`] when a set is missing or holds elements that are not ours.
@@ -102,7 +129,7 @@ pub fn read_elements(socket: &mut NfSocket, family: Family) -> Result<Vec<Elemen
             w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
             w.str(NFTA_SET_ELEM_LIST_SET, set.name());
         });
-        let dump = match socket.dump(request) {
+        let (dump, _) = match socket.dump_through(request) {
             Err(error) if error.errno() == Some(Errno::ENOENT) => {
                 let reason = format!("set {} is missing", set.name());
                 return Err(ReadError::Different(reason));

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use kplane_model::{Cidr, EndpointAddr, ServiceKey};
 
+use super::adopt::place_of;
 use super::affinity::{AffinityId, Group};
 use super::element::{Destination, Element, Key};
 use super::frontend::{Entry, Ops, diff, elements};
@@ -187,6 +188,28 @@ impl Table {
             .chain(node)
             .chain(strays)
             .collect()
+    }
+
+    /// The element of a set under a key, as the kernel must hold it. Work: the elements of its place.
+    pub(super) fn element(&self, set: Set, key: Key) -> Option<Element> {
+        let same = |element: &Element| (element.set, element.key) == (set, key);
+        let stray = self.strays.iter().copied().find(same);
+        let own = match (key, place_of(key)) {
+            (_, Some(at)) => {
+                let held = self.frontends.get(&at)?;
+                elements(at, &held.entry).into_iter().find(same)
+            }
+            (Key::Ip(ip), None) => {
+                let there = self.cluster_ips.0.contains_key(&ip);
+                there.then(|| cluster_ip_element(ip)).filter(same)
+            }
+            (Key::Hairpin(endpoint), None) => {
+                let there = self.hairpin.0.contains_key(&endpoint);
+                there.then(|| hairpin_element(endpoint)).filter(same)
+            }
+            (_, None) => None,
+        };
+        own.or(stray)
     }
 
     /// What the table holds for a place.

@@ -132,10 +132,10 @@ fn repairs_of_drift_are_counted_when_they_are_done() {
     rig.script
         .set(|script| script.drift.push((Family::V4, "a set is gone")));
     rig.put(&svc("b", &[]));
-    assert_eq!(v4(&rig).drift_repairs.get(), 0);
-    while v4(&rig).drift_repairs.get() == 0 {
+    assert_eq!(rig.core.report().families[0].repairs.count, 0);
+    while rig.core.report().families[0].repairs.count == 0 {
         rig.next();
     }
     assert!(rig.programmed()[0]);
-    assert_eq!(rig.counters.family(Family::V6).drift_repairs.get(), 0);
+    assert_eq!(rig.core.report().families[1].repairs.count, 0);
 }

@@ -18,6 +18,7 @@ fn trigger(id: u64, family: Family, at_ms: u64) -> pb::Trigger {
 fn rig() -> Rig {
     let mut rig = Rig::settled([svc("a", &[]), svc6("a", &[])]);
     rig.after(HOUR);
+    rig.idle();
     rig
 }
 

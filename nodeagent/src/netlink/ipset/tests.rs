@@ -166,7 +166,7 @@ fn d3_what_is_listed_is_read() {
 proptest! {
     #[test]
     fn any_answer_is_read(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let message = Message { kind: IPSET | cmd::LIST, flags: 0, sequence: 0, body: &bytes };
+        let message = Message { kind: IPSET | cmd::LIST, flags: 0, sequence: 0, port: 0, body: &bytes };
         collect(message, &mut None);
         let header = Found { kind: "hash:ip".to_owned(), family: None, capacity: 0, entries: Vec::new(), strange: 0 };
         collect(message, &mut Some(header));

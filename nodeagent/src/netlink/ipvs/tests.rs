@@ -199,7 +199,7 @@ proptest! {
         for message in Messages(&bytes) {
             let _ = (Server::parse(message), Real::parse(key("10.0.0.1", Protocol::Tcp, 80), message));
         }
-        let message = Message { kind: 40, flags: 0, sequence: 0, body: &bytes };
+        let message = Message { kind: 40, flags: 0, sequence: 0, port: 0, body: &bytes };
         let _ = Server::parse(message);
     }
 

@@ -46,7 +46,7 @@ fn d2_addresses_are_sent_and_read() {
 proptest! {
     #[test]
     fn any_answer_is_read(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-        let message = Message { kind: RTM_NEWADDR, flags: 0, sequence: 0, body: &bytes };
+        let message = Message { kind: RTM_NEWADDR, flags: 0, sequence: 0, port: 0, body: &bytes };
         let _ = parse_address(message);
     }
 }

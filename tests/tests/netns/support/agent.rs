@@ -31,6 +31,8 @@ pub(crate) struct Done {
     pub(crate) operations: u64,
     pub(crate) bytes: u64,
     pub(crate) failures: Vec<Failure>,
+    /// What others had changed, and was put right before.
+    pub(crate) repaired: Vec<String>,
 }
 
 /// ServicePorts with their plans, or without when they are gone.
@@ -157,6 +159,16 @@ impl Agent {
         self.ns.run(|| Ok(self.backend.verify(family)?))
     }
 
+    /// Puts right what the kernel says that others changed; what was wrong with each family that they did.
+    pub(crate) fn mend(&mut self) -> Result<Vec<Verification>> {
+        self.ns.run(|| {
+            let meddled = Family::ALL.into_iter().zip(self.backend.listen());
+            let meddled = meddled.filter(|(_, meddled)| *meddled);
+            let outcomes = meddled.map(|(family, _)| Ok(self.backend.mend(family)?));
+            outcomes.collect()
+        })
+    }
+
     /// Wants the data path of both families to be as applied.
     pub(crate) fn ensure_equal(&mut self) -> Result<()> {
         for family in Family::ALL {
@@ -187,6 +199,7 @@ impl Agent {
             done.operations += applied.operations;
             done.bytes += applied.bytes;
             done.failures.append(&mut applied.failures);
+            done.repaired.extend(applied.repaired);
         }
         Ok(done)
     }

@@ -498,15 +498,13 @@ fn drift_is_found_and_repaired() {
     let services = set([service(1, &[1]), service(2, &[2])]);
     driver.apply(change(&services, &node, true)).unwrap();
     driver.kernel().elements.as_mut().unwrap().pop_last();
-    let Verification::Drifted(what) = driver.verify(Family::V4).unwrap() else {
+    let Verification::Repaired(what) = driver.verify(Family::V4).unwrap() else {
         panic!("not noticed");
     };
     assert!(
-        what.starts_with("1 elements are missing and 0 are not ours"),
+        what.starts_with("1 elements were missing and 0 were not ours"),
         "{what}"
     );
-    assert!(driver.apply(change(&services, &node, false)).is_err());
-    driver.apply(change(&services, &node, true)).unwrap();
     assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use kplane_model::Family;
@@ -10,8 +11,9 @@ use crate::backend::nftables::affinity::{AffinityId, Group};
 use crate::backend::nftables::clients::Client;
 use crate::backend::nftables::element::{Data, Element};
 use crate::backend::nftables::frontend::Ops;
-use crate::backend::nftables::kernel::{Cost, Found, Kernel};
+use crate::backend::nftables::kernel::{Cost, Found, Guard, Kernel};
 use crate::backend::nftables::structure::GroupOp;
+use crate::backend::nftables::watch::Meddling;
 use crate::netlink::{CommitError, Errno, NetlinkError};
 
 /// Holds elements as the kernel does, and checks what it is told.
@@ -26,6 +28,8 @@ pub(super) struct Memory {
     pub(super) poison: Option<IpAddr>,
     /// This many commits find that others changed rules of theirs.
     pub(super) others: usize,
+    /// What they did to our table, told with the next of these.
+    pub(super) meddling: Option<Meddling>,
     /// Looks at the elements after each commit.
     pub(super) between: Option<fn(&BTreeSet<Element>)>,
 }
@@ -93,14 +97,26 @@ impl Kernel for &mut Memory {
         })
     }
 
+    fn meddling(&mut self, _: Family) -> Result<Option<Meddling>, NetlinkError> {
+        Ok(self.meddling.take())
+    }
+
+    fn listen(&mut self) -> Result<[bool; 2], NetlinkError> {
+        Ok([self.meddling.is_some(), false])
+    }
+
+    fn readiness(&self) -> Option<OwnedFd> {
+        None
+    }
+
     fn commit(
         &mut self,
         _: Family,
         rebuild: bool,
-        force: bool,
+        guard: Guard,
         groups: &[Ops],
     ) -> Result<Cost, CommitError> {
-        if !force && self.others > 0 {
+        if guard == Guard::Head && self.others > 0 {
             self.others -= 1;
             return Err(CommitError::GenerationMoved);
         }

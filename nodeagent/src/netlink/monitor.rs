@@ -1,0 +1,152 @@
+//! The kernel's notifications about nf_tables: every transaction that anybody commits in this network
+//! namespace, in order.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
+use socket2::{SockFilter, SockRef};
+
+use super::error::NetlinkError;
+use super::message::{Message, Messages};
+use super::socket::{DATAGRAM_BYTES, errno_of};
+
+/// `NFNLGRP_NFTABLES` (linux/netfilter/nfnetlink.h).
+const NFNLGRP_NFTABLES: u32 = 7;
+/// `NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_NEWGEN` (linux/netfilter/nf_tables.h): ends what is told of one
+/// transaction.
+const NEWGEN: u16 = 10 << 8 | 15;
+/// `enum nft_gen_attributes`.
+const NFTA_GEN_ID: u16 = 1;
+const NFTA_GEN_PROC_PID: u16 = 2;
+const NFTA_GEN_PROC_NAME: u16 = 3;
+
+/// Requested receive buffer: some 10,000 notifications. What does not fit is lost, and the kernel says so.
+const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
+
+/// A socket that hears of all transactions, those of one other socket of ours by their ends only.
+///
+/// It never blocks and never asks the kernel to keep quiet about losses (`NETLINK_NO_ENOBUFS`): a loss
+/// must lead to reading everything back.
+#[derive(Debug)]
+pub struct Monitor {
+    socket: Socket,
+    datagram: Vec<u8>,
+}
+
+/// The end of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generation {
+    /// The generation that it made.
+    pub number: u32,
+    /// Thread that committed it, and its name; kernels before 4.11 do not say.
+    pub by: Option<(u32, String)>,
+}
+
+impl Generation {
+    /// What a message says, if it is the end of a transaction.
+    #[must_use]
+    pub fn of(message: Message<'_>) -> Option<Self> {
+        if message.kind != NEWGEN {
+            return None;
+        }
+        let attributes = message.attributes();
+        let thread = attributes.get(NFTA_GEN_PROC_PID).and_then(|a| a.as_u32());
+        let name = attributes.get(NFTA_GEN_PROC_NAME).and_then(|a| a.as_str());
+        Some(Self {
+            number: attributes.get(NFTA_GEN_ID)?.as_u32()?,
+            by: thread.zip(name.map(str::to_owned)),
+        })
+    }
+}
+
+impl Monitor {
+    /// Opens a socket in this thread's network namespace that hears of everything but the contents of
+    /// transactions that the socket of port `own` commits.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Open`]; `EPERM` without `CAP_NET_ADMIN`.
+    pub fn open(own: u32) -> Result<Self, NetlinkError> {
+        let open = |error: io::Error| NetlinkError::Open(errno_of(&error));
+        let mut socket = Socket::new(NETLINK_NETFILTER).map_err(open)?;
+        socket.bind_auto().map_err(open)?;
+        socket.set_non_blocking(true).map_err(open)?;
+        if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER_BYTES).is_err() {
+            let limited = setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES);
+            limited.map_err(NetlinkError::Open)?;
+        }
+        // The filter comes first, so that nothing is heard that it keeps out.
+        let filter = without_contents_of(own);
+        SockRef::from(&socket)
+            .attach_filter(&filter)
+            .map_err(open)?;
+        socket.add_membership(NFNLGRP_NFTABLES).map_err(open)?;
+        Ok(Self {
+            socket,
+            datagram: Vec::with_capacity(DATAGRAM_BYTES),
+        })
+    }
+
+    /// A descriptor that is readable when there is something to hear.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Open`] when there are no descriptors left.
+    pub fn readiness(&self) -> Result<OwnedFd, NetlinkError> {
+        let fd = self.socket.as_fd().try_clone_to_owned();
+        fd.map_err(|error| NetlinkError::Open(errno_of(&error)))
+    }
+
+    /// Hands over all messages that wait. Returns `false` when some were lost before the last of them.
+    pub fn drain(&mut self, mut each: impl FnMut(Message<'_>)) -> bool {
+        let mut whole = true;
+        loop {
+            self.datagram.clear();
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
+            match self.socket.recv_from(&mut self.datagram, flags.bits()) {
+                // Only the kernel has port 0; anybody may send to us.
+                Ok((_, sender)) if !is_kernel(sender) => {}
+                Ok((len, _)) if len > self.datagram.len() => whole = false,
+                Ok(_) => Messages(&self.datagram).for_each(&mut each),
+                Err(error) => match errno_of(&error) {
+                    Errno::EAGAIN => return whole,
+                    Errno::EINTR => {}
+                    Errno::ENOBUFS => whole = false,
+                    // Nothing more is to be had; the next call tries again.
+                    _ => return false,
+                },
+            }
+        }
+    }
+}
+
+fn is_kernel(sender: SocketAddr) -> bool {
+    sender.port_number() == 0
+}
+
+/// A classic BPF program (linux/filter.h) that lets pass what is not of port `own`, and of that port the
+/// ends of transactions. All messages of one datagram are of one transaction, and its end comes apart.
+fn without_contents_of(own: u32) -> [SockFilter; 6] {
+    /// `BPF_LD | BPF_W | BPF_ABS`, `BPF_LD | BPF_H | BPF_ABS`, `BPF_JMP | BPF_JEQ | BPF_K`,
+    /// `BPF_RET | BPF_K`.
+    const LOAD_WORD: u16 = 0x20;
+    const LOAD_HALF: u16 = 0x28;
+    const JUMP_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    /// Offsets in `struct nlmsghdr`.
+    const TYPE: u32 = 4;
+    const PORT: u32 = 12;
+    const ALL: u32 = u32::MAX;
+    // The program reads in network byte order, the header is in the machine's.
+    let port = u32::from_be_bytes(own.to_ne_bytes());
+    let end = u32::from(u16::from_be_bytes(NEWGEN.to_ne_bytes()));
+    [
+        SockFilter::new(LOAD_WORD, 0, 0, PORT),
+        SockFilter::new(JUMP_EQUAL, 0, 2, port),
+        SockFilter::new(LOAD_HALF, 0, 0, TYPE),
+        SockFilter::new(JUMP_EQUAL, 0, 1, end),
+        SockFilter::new(RETURN, 0, 0, ALL),
+        SockFilter::new(RETURN, 0, 0, 0),
+    ]
+}
