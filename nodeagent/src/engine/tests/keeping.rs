@@ -1,5 +1,7 @@
 //! What a start does not lose.
 
+use std::time::Instant;
+
 use kplane_proto::v1::Confidence;
 use tempfile::TempDir;
 
@@ -70,41 +72,36 @@ fn a_restart_beside_an_empty_source_keeps_everything() {
     assert_eq!((rig.script.kernel().len(), rig.held()), (0, None));
 }
 
-/// Writing costs nothing while updates come: it waits for a moment and happens every few seconds.
+/// Writing waits for a moment, happens every few seconds, and at once when something was let go.
 #[test]
 fn what_changes_is_written_down_every_few_seconds() {
     let folder = TempDir::new().unwrap();
-    let mut rig = Rig::new(services(3));
-    rig.restart(at(&folder));
-    rig.snapshot();
-    rig.now = Now::real();
-    rig.idle();
-    let first = rig.next();
-    assert!(first <= SECOND, "{first:?}");
-    assert_eq!(rig.core.due(), None);
-    // Handed over at a time that the rig made up: the next is due after it.
-    rig.put(&svc("new", &[]));
-    rig.plane.confidence = Confidence::Confirmed;
-    rig.delta();
-    let due = rig
-        .core
-        .due()
-        .unwrap()
-        .saturating_duration_since(rig.now.instant);
-    assert!(due > 3 * SECOND && due <= 6 * SECOND, "{due:?}");
-    // An update that changes nothing is not worth it.
-    rig.next();
-    rig.idle();
-    rig.delta();
-    let due = rig
-        .core
-        .due()
-        .map(|at| at.saturating_duration_since(rig.now.instant));
-    assert!(
-        due.is_none_or(|due| due > 6 * SECOND),
-        "only reading back: {due:?}"
+    let (mut desired, mut keeping) = at(&folder).begin();
+    desired
+        .apply(Plane::new(services(3)).snapshot_update())
+        .unwrap();
+    let begin = Instant::now();
+    let after = |tenths: u32| begin + SECOND * tenths / 10;
+    keeping.changed(false, begin);
+    keeping.changed(false, after(5));
+    assert_eq!(keeping.due(), Some(after(10)));
+    keeping.hand_over(&desired, after(10));
+    assert_eq!(keeping.due(), None);
+    keeping.changed(false, after(11));
+    assert_eq!(keeping.due(), Some(after(60)));
+    keeping.changed(true, after(12));
+    assert_eq!(
+        keeping.due(),
+        Some(after(12)),
+        "what was approved does not come back"
     );
-    drop(rig);
+    keeping.close(&desired);
+    let (remembered, _) = at(&folder).begin();
+    assert_eq!(remembered.memory().count(), 3);
+
+    let (_, mut nowhere) = Recall::default().begin();
+    nowhere.changed(true, begin);
+    assert_eq!(nowhere.due(), None);
 }
 
 #[test]
