@@ -1,5 +1,6 @@
 //! What agents said of themselves, and which of them are connected.
 
+pub(crate) mod holding;
 mod latencies;
 #[cfg(test)]
 mod tests;
@@ -276,6 +277,7 @@ fn bound(report: &mut Report) {
     for stats in servers.filter_map(|family| family.servers.as_mut()) {
         stats.drains.truncate(DRAINS);
     }
+    holding::bound(report);
 }
 
 impl Session {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::admission::Admission;
 use kp_controlplane::hub::{Seen, Summary};
 use kp_controlplane::index::{CliffGuard, Guarded, Held};
 use kp_controlplane::trust::Trust;
@@ -75,7 +75,8 @@ impl Plane {
             agent_listen: None,
             status_listen: None,
             http_listen: None,
-            external_ips: ExternalIps::All,
+            agent_limits: kp_controlplane::doors::Limits::AGENTS,
+            admission: Admission::default(),
             cliff_guard,
             events: false,
         };
@@ -276,7 +277,8 @@ async fn a_folder_that_is_not_there_is_no_start() {
         agent_listen: None,
         status_listen: None,
         http_listen: None,
-        external_ips: ExternalIps::All,
+        agent_limits: kp_controlplane::doors::Limits::AGENTS,
+        admission: Admission::default(),
         cliff_guard: CliffGuard::default(),
         events: false,
     };

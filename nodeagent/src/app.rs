@@ -14,10 +14,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{self, Backend, OpenError};
+use crate::cache::Cache;
 use crate::claim::{Claim, Taken};
 use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
-use crate::engine::{Engine, Followers, Stopped};
+use crate::engine::{Engine, Followers, Recall, Stopped};
 use crate::healthz::Health;
 use crate::leftovers::{self, Ports, TakeOver};
 use crate::metrics::{Counters, Metrics, Sources};
@@ -141,8 +142,14 @@ pub async fn build_with(
     let addresses = Addresses::new(&config.node_settings.nodeport_addresses);
     let rival = watch::Sender::new(None);
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
+    let cache = config.cache_dir.as_deref();
+    let recall = Recall {
+        guard: config.cliff_guard,
+        cache: cache.map(|folder| Cache::new(folder, config.node_name.clone())),
+    };
     let own = OwnPlaces::new(&config);
-    let engine = Engine::spawn_with(open, own.settings(config.node_settings), followers).await?;
+    let settings = own.settings(config.node_settings);
+    let engine = Engine::start(open, settings, followers, recall).await?;
     let mut tasks = JoinSet::new();
     let (transport, status_addr) = connect(config.source, own, &engine, &mut tasks).await?;
     let identity = Identity::new(config.node_name);

@@ -4,8 +4,10 @@
 //! goes beside a running kube-proxy, which would not notice: it believes its rules to be there.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::backend;
+use crate::cache::Cache;
 use crate::claim::{self, Claim, Taken};
 use crate::leftovers::{self, Ports, Rival};
 
@@ -22,6 +24,8 @@ pub struct Task {
     pub dry_run: bool,
     /// Where a kube-proxy may listen.
     pub ports: Ports,
+    /// Folder in which agents wrote down what they served.
+    pub cache_dir: Option<PathBuf>,
 }
 
 /// What was done, or would be.
@@ -67,6 +71,7 @@ pub fn run(task: &Task) -> Done {
                 .extend(outcome.problems.iter().map(ToString::to_string));
         }
     }
+    done.forget(task);
     if !task.dry_run {
         done.problems.extend(rival(task).map(|rival| {
             format!(
@@ -106,6 +111,26 @@ impl Done {
     fn tell(&mut self, owner: Owner, verb: &str, names: impl Iterator<Item = String>) {
         self.lines
             .extend(names.map(|name| format!("{verb}: {owner} {name}")));
+    }
+
+    /// What agents wrote down goes as well: the next one is not to put back what it reads there.
+    fn forget(&mut self, task: &Task) {
+        let Some(folder) = &task.cache_dir else {
+            return;
+        };
+        let (verb, files) = match task.dry_run {
+            true => ("would go", Cache::files(folder).map(|files| files.len())),
+            false => ("gone", Cache::forget(folder)),
+        };
+        let what = || ["memory of what was served".to_owned()].into_iter();
+        match files {
+            Ok(0) => {}
+            Ok(_) => self.tell(Owner::Kplane, verb, what()),
+            Err(error) => self.problems.push(format!(
+                "cannot remove what agents wrote down in {}: {error}",
+                folder.display()
+            )),
+        }
     }
 
     fn or_nothing(mut self, dry_run: bool) -> Self {

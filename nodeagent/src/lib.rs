@@ -9,6 +9,7 @@
 
 pub mod app;
 pub mod backend;
+pub mod cache;
 pub mod claim;
 pub mod cleanup;
 pub mod config;

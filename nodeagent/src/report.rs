@@ -14,7 +14,7 @@ use prost::Message as _;
 
 use crate::backend::{RuleCounts, ServerCounts};
 use crate::conntrack::ConntrackTotals;
-use crate::desired::{Counts, Position, Reject, Resume};
+use crate::desired::{Counts, Held, Position, Reject, Resume};
 
 /// Failures that a report names at most.
 const MAX_FAILURES: usize = 400;
@@ -47,8 +47,12 @@ pub struct Report {
     pub failures: Vec<Failure>,
     /// The last attempt to apply.
     pub last_sync: Option<Sync>,
-    /// Totals of both families.
+    /// Totals of both families, what is kept included.
     pub counts: Counts,
+    /// What is served although the control plane does not say it (any more).
+    pub keeps: Option<Held>,
+    /// The control plane says that its picture may lack something.
+    pub partial: bool,
     /// Each family, IPv4 first.
     pub families: [FamilyReport; 2],
     /// Objects of kinds that this version does not know, since the start.
@@ -265,7 +269,7 @@ impl Report {
             syncs_ok: self.syncs_ok,
             syncs_failed: self.syncs_failed,
             triggers_programmed: Vec::new(),
-            held: None,
+            held: self.keeps.as_ref().map(held_to_wire),
         };
         let room = REPORT_BYTES.saturating_sub(report.encoded_len());
         report.failures = failures_to_wire(&self.failures, room);
@@ -324,6 +328,16 @@ impl FamilyReport {
             last_repair: clip(&self.repairs.last).to_owned(),
             verification_overdue: false,
         }
+    }
+}
+
+fn held_to_wire(held: &Held) -> pb::Held {
+    pb::Held {
+        services: held.services as u64,
+        without_endpoints: held.without_endpoints as u64,
+        reason: clip(&held.reason).to_owned(),
+        since_ms: held.since_ms,
+        examples: held.examples.clone(),
     }
 }
 

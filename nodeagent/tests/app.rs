@@ -85,6 +85,7 @@ fn config(node: &str, source: Source) -> Config {
         backend: Kind::Noop,
         healthz: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         metrics: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        cache_dir: None,
         ..*config
     }
 }
@@ -469,6 +470,140 @@ async fn a_control_plane_may_come_and_go() {
     assert_eq!(after.resume.unwrap().digest, before.resume.unwrap().digest);
     assert_eq!(after.last_sync.unwrap().operations, 0);
     plane.kill();
+}
+
+/// Services with one endpoint each.
+fn services(numbers: std::ops::Range<usize>) -> String {
+    let service = |number: usize| {
+        let (name, ip) = (
+            format!("s{number}"),
+            format!("10.96.{}.{}", number / 250, number % 250),
+        );
+        WEB.replace("web", &name).replace("10.96.0.10", &ip)
+    };
+    numbers.map(service).collect::<Vec<_>>().join("---")
+}
+
+async fn ended(agent: app::Bound) {
+    agent.shutdown_token().cancel();
+    tokio::time::timeout(DEADLINE, agent.wait())
+        .await
+        .unwrap()
+        .unwrap();
+}
+
+/// Seen: a standalone agent that began anew beside a folder with one syntax error, a half-written
+/// file or nothing served 0, 500 or 0 of 1,000 Services, and called that in sync.
+#[tokio::test]
+async fn a_restart_beside_a_broken_folder_keeps_everything_and_says_so() {
+    const ALL: usize = 300;
+    let (folder, cache) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let file = folder.path().join("shop.yaml");
+    let whole = services(0..ALL);
+    std::fs::write(folder.path().join("node.yaml"), node("n1", "")).unwrap();
+    let start = async || {
+        let source = Source::Standalone {
+            origin: control_plane::Origin::Manifests(folder.path().to_owned()),
+            status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+            external_ips: ExternalIps::All,
+            reserved: Vec::new(),
+        };
+        let mut config = config("n1", source);
+        config.cache_dir = Some(cache.path().to_owned());
+        app::build(config).await.unwrap()
+    };
+    std::fs::write(&file, &whole).unwrap();
+    let agent = start().await;
+    let report = reported(&agent, |report| {
+        in_sync(report) && report.counts.services > 0
+    })
+    .await;
+    assert_eq!(report.counts.services, ALL as u64);
+    ended(agent).await;
+
+    let broken = [
+        whole.replace("ports: [{port: 80", "ports: [[{port: 80"),
+        whole[..whole.len() / 2].to_owned(),
+    ];
+    for text in broken.iter().map(Some).chain([None]) {
+        match text {
+            Some(text) => std::fs::write(&file, text).unwrap(),
+            None => std::fs::remove_file(&file).unwrap(),
+        }
+        let agent = start().await;
+        let report = reported(&agent, in_sync).await;
+        let held = report.keeps.unwrap();
+        assert_eq!(report.counts.services, ALL as u64, "{held:?}");
+        assert!(held.services >= ALL / 3, "{held:?}");
+        let node = becomes_held(&agent).await;
+        assert!(node.last_error.starts_with("keeps "), "{node:?}");
+        assert!(
+            node.last_error
+                .ends_with("fix the source, or kpctl approve"),
+            "{node:?}"
+        );
+        let (_, health) = get(agent.healthz_addr.unwrap(), "/healthz?verbose").await;
+        assert_eq!(health["keeps"]["services"], held.services);
+        ended(agent).await;
+    }
+
+    let agent = start().await;
+    reported(&agent, |report| in_sync(report) && report.keeps.is_some()).await;
+    std::fs::write(&file, &whole).unwrap();
+    let report = reported(&agent, |report| in_sync(report) && report.keeps.is_none()).await;
+    assert_eq!(
+        (report.counts.services, report.counts.endpoints),
+        (300, 600)
+    );
+    ended(agent).await;
+}
+
+/// The only node of a standalone agent, once it says that it keeps something.
+async fn becomes_held(agent: &app::Bound) -> pb::NodeStatus {
+    let status = format!("http://{}", agent.status_addr.unwrap());
+    let mut client = StatusServiceClient::connect(status).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
+    let mut watch = watch.into_inner();
+    let held = async {
+        while let Some(mut fleet) = watch.message().await.unwrap() {
+            let node = fleet.nodes.remove(0);
+            if node.state() == pb::NodeState::Holding {
+                return node;
+            }
+        }
+        panic!("the watch ended");
+    };
+    tokio::time::timeout(DEADLINE, held).await.unwrap()
+}
+
+/// Seen: two control planes with different folders; failing over deleted 991 of 1,001 Services.
+#[tokio::test]
+async fn failing_over_to_a_control_plane_with_another_folder_deletes_nothing() {
+    let [one, other] = [services(0..100), services(98..110)].map(|text| {
+        let folder = TempDir::new().unwrap();
+        std::fs::write(folder.path().join("shop.yaml"), text).unwrap();
+        folder
+    });
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let first = Mortal::start(one.path(), any);
+    let second = Mortal::start(other.path(), any);
+    let endpoints = [&first, &second]
+        .map(|plane| Endpoint::from_shared(format!("http://{}", plane.address)).unwrap());
+    let source = Source::ControlPlane(endpoints.into());
+    let agent = app::build(config("n1", source)).await.unwrap();
+    let report = reported(&agent, in_sync).await;
+    assert_eq!((report.counts.services, report.keeps), (100, None));
+    first.kill();
+    let epoch = report.held.unwrap().epoch;
+    let failed_over = |report: &Report| in_sync(report) && report.held.unwrap().epoch != epoch;
+    let report = reported(&agent, failed_over).await;
+    let held = report.keeps.unwrap();
+    assert_eq!((report.counts.services, held.services), (110, 98));
+    assert_eq!(held.reason, "98 of 100 Services would go at once");
+    second.kill();
 }
 
 #[tokio::test]

@@ -89,7 +89,7 @@ impl Running {
     fn start(config: &str, manifests: &str, flags: &[&str]) -> Self {
         let own = ["--standalone", "--manifests", manifests, "--backend=noop"];
         let mut child = binary(&own)
-            .args(["--status-bind-address=", "--config", config])
+            .args(["--status-bind-address=", "--cache-dir=", "--config", config])
             .args(flags)
             .env("NODE_NAME", "of-environment")
             .spawn()
@@ -215,7 +215,11 @@ fn i5_init_only_ends() {
 fn i1_i2_kube_proxys_command_line_starts_an_agent() {
     let (_folder, config, _) = folder("mode: ipvs\nhealthzBindAddress: 127.0.0.1:0\n");
     let mut child = binary(&["--config", &config, "--hostname-override=Node-7", "--v=2"])
-        .args(["--backend=noop", "--iptables-masquerade-bit=3"])
+        .args([
+            "--backend=noop",
+            "--iptables-masquerade-bit=3",
+            "--cache-dir=",
+        ])
         .env("KPLANE_CONTROL_PLANE", "http://127.0.0.1:1")
         .spawn()
         .unwrap();
@@ -340,7 +344,7 @@ fn signals_end_the_program_in_order() {
                 "--status-bind-address",
                 "",
             ])
-            .args(["--log-format", "json", "--node-name", "n1"])
+            .args(["--log-format", "json", "--node-name", "n1", "--cache-dir="])
             .spawn()
             .unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines();

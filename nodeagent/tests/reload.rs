@@ -75,6 +75,7 @@ fn config(map: &ConfigMap, manifests: &Path) -> Config {
         "kp-nodeagent",
         "--standalone",
         "--status-bind-address=",
+        "--cache-dir=",
         "--node-name=n1",
         "--manifests",
         manifests.to_str().unwrap(),

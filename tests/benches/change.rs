@@ -164,6 +164,8 @@ fn files(runtime: &tokio::runtime::Runtime) {
             "bench",
             "--control-plane",
             "http://127.0.0.1:7443",
+            "--cache-dir",
+            "",
         ],
     );
     let inside = ns.enter().unwrap();

@@ -446,6 +446,7 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     let families = node.families.iter();
     notes.extend(families.filter_map(|family| repairs_span(family, now, canvas.wide)));
     if canvas.wide {
+        notes.extend(node.held.as_ref().and_then(HeldView::names));
         notes.extend(node.families.iter().filter_map(rules_span));
         notes.extend(node.families.iter().flat_map(|family| {
             let servers = family.ipvs.iter();

@@ -22,6 +22,9 @@ pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> 
     steps.extend(about(of(NodeStateView::Disconnected), |nodes| {
         format!("is kp-nodeagent running on {nodes}, and does it reach the control plane?")
     }));
+    steps.extend(about(of(NodeStateView::Holding), |nodes| {
+        format!("{program} approve, if what {nodes} keeps is to go")
+    }));
     steps.extend(about(of(NodeStateView::NoAgent), |nodes| {
         format!("start kp-nodeagent on {nodes}")
     }));

@@ -189,6 +189,8 @@ pub(crate) struct NodeView {
     pub(crate) pod_cidrs: Vec<String>,
     pub(crate) revisions: RevisionsView,
     pub(crate) objects: Option<ObjectsView>,
+    /// `null` when it serves what the source names, and nothing else.
+    pub(crate) held: Option<HeldView>,
     pub(crate) last_sync: Option<SyncView>,
     /// `null` until it has programmed a change whose time is known.
     pub(crate) network_programming: Option<ProgrammingView>,
@@ -231,6 +233,7 @@ impl NodeView {
                 services: objects.services,
                 endpoints: objects.endpoints,
             }),
+            held: report.held.map(HeldView::from),
             last_sync: report.last_sync.map(SyncView::from),
             network_programming: node.network_programming.map(ProgrammingView::from),
             round_trip_microseconds: Some(report.round_trip_us).filter(|us| *us > 0),
@@ -278,6 +281,20 @@ impl From<pb::Held> for HeldView {
             since: Time::from_wire(held.since_ms),
             examples: held.examples,
         }
+    }
+}
+
+impl HeldView {
+    /// Some of the names, and how many more there are.
+    pub(crate) fn names(&self) -> Option<Span> {
+        let all = self.services.saturating_add(self.without_endpoints);
+        let more = all.saturating_sub(self.examples.len() as u64);
+        let names = self.examples.join(", ");
+        Some(match (self.examples.is_empty(), more) {
+            (true, _) => return None,
+            (false, 0) => Span::plain(format!("kept: {names}")),
+            (false, more) => Span::plain(format!("kept: {names} and {more} more")),
+        })
     }
 }
 

@@ -116,6 +116,10 @@ enum Reason {
     SyncRecovered,
     /// Somebody else changed a node's rules, and they were put right.
     RulesRepaired,
+    /// A node serves what its source does not name (any more).
+    HoldingServices,
+    /// It does not.
+    HoldingEnded,
 }
 
 impl Reason {
@@ -139,6 +143,8 @@ impl Reason {
             Self::SyncFailing => "SyncFailing",
             Self::SyncRecovered => "SyncRecovered",
             Self::RulesRepaired => "RulesRepaired",
+            Self::HoldingServices => "HoldingServices",
+            Self::HoldingEnded => "HoldingEnded",
         }
     }
 
@@ -160,7 +166,9 @@ impl Reason {
             | Self::ServiceProgrammed
             | Self::SyncFailing
             | Self::SyncRecovered
-            | Self::RulesRepaired => "Program",
+            | Self::RulesRepaired
+            | Self::HoldingServices
+            | Self::HoldingEnded => "Program",
         }
     }
 
@@ -187,6 +195,10 @@ impl Reason {
                 Self::SyncRecovered,
                 "the node's kernel holds what it must hold again",
             )),
+            Self::HoldingServices => Some((
+                Self::HoldingEnded,
+                "the node serves what its source names, and nothing else",
+            )),
             _ => None,
         }
     }
@@ -200,6 +212,7 @@ impl Reason {
                 | Self::StartedServiceHealthcheck
                 | Self::ProxyConnected
                 | Self::SyncRecovered
+                | Self::HoldingEnded
         )
     }
 }

@@ -8,6 +8,7 @@ use kplane_proto::HEALTH_CHECK_PORT;
 use kplane_proto::v1 as pb;
 
 use super::{NodePicture, Object, Picture, Reason, node_names};
+use crate::fleet::holding;
 use crate::index::{CONFLICT_ADVICE, Held};
 use crate::k8s::Kind;
 
@@ -142,6 +143,10 @@ fn of_node(name: &NodeName, node: &NodePicture, found: &mut Problems) {
         };
         let note = format!("{name}: {}", family.error);
         add(Reason::SyncFailing, name, note, None, FAILING_AFTER);
+    }
+    if let Some(held) = &report.held {
+        let note = format!("the node {}", holding::describe(held));
+        add(Reason::HoldingServices, "", note, None, FAILING_AFTER);
     }
     let mut failed = report.failures.iter().filter(|f| !f.degraded);
     if let Some(first) = failed.next() {

@@ -439,3 +439,24 @@ fn repairs_of_a_nodes_rules_are_told_now_and_then() {
     repaired(&mut rig, 1);
     assert_eq!(rig.step(700), [told(1)]);
 }
+
+/// A second look, or a person, usually agrees before anybody needs to hear of it.
+#[test]
+fn a_node_that_keeps_what_nobody_names_is_announced_until_it_does_not() {
+    let mut rig = Rig::new(&["n1"]);
+    let held = pb::Held {
+        services: 40,
+        reason: "40 of 40 Services would go at once".into(),
+        ..pb::Held::default()
+    };
+    Arc::make_mut(rig.agent("n1").report.as_mut().unwrap()).held = Some(held);
+    assert_eq!(rig.step(0), NOTHING);
+    let kept = "Warning HoldingServices Node n1: the node keeps 40 Services that the source does not \
+                name, because 40 of 40 Services would go at once: fix the source, or kpctl approve";
+    assert_eq!(rig.step(10), [kept]);
+    assert_eq!(rig.step(20), NOTHING);
+    Arc::make_mut(rig.agent("n1").report.as_mut().unwrap()).held = None;
+    let ended =
+        "Normal HoldingEnded Node n1: the node serves what its source names, and nothing else";
+    assert_eq!(rig.step(30), [ended]);
+}

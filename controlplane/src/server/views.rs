@@ -10,7 +10,7 @@ use super::issues::Issues;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::{confidence, millis};
-use crate::fleet::{AgentRecord, LatencySummary};
+use crate::fleet::{AgentRecord, LatencySummary, holding};
 use crate::hub::Hub;
 use crate::index::{Held, PortView, ServiceDetail};
 use crate::publish::Store;
@@ -168,6 +168,15 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
         let since = millis(record.since);
         return state(pb::NodeState::Failing, since, reason.to_owned());
     }
+    if let Some(report) = report
+        && let Some(held) = held_by_agent(report, store.epoch(), wanted)
+    {
+        return state(
+            pb::NodeState::Holding,
+            held.since_ms,
+            holding::describe(held),
+        );
+    }
     match report {
         Some(report) if report.epoch == store.epoch() && report.applied_revision >= wanted => {
             if let Some(error) = unverified(record, SystemTime::now()) {
@@ -202,6 +211,13 @@ fn unverified(record: &AgentRecord, now: SystemTime) -> Option<String> {
     (overdue || silent.is_some()).then(|| {
         "the agent has not compared its kernel with what it should hold for too long; read its log".to_owned()
     })
+}
+
+/// What an agent keeps that is in step otherwise, or that does not begin for fear of losing it.
+fn held_by_agent(report: &pb::Report, epoch: u64, wanted: u64) -> Option<&pb::Held> {
+    let applied = report.epoch == epoch && report.applied_revision >= wanted;
+    let held = report.held.as_ref();
+    held.filter(|held| applied || holding::is_untouched(held))
 }
 
 /// The worst thing that an agent reports, and since when.

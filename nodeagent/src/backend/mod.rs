@@ -204,6 +204,12 @@ pub trait Backend: Send {
     /// [`ApplyError`] when it cannot be read.
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError>;
 
+    /// Whether the data path has Services that an earlier process put there. Called before the first
+    /// change only; may read all of it. Backends that cannot tell say no.
+    fn has_services(&mut self, _family: Family) -> bool {
+        false
+    }
+
     /// A descriptor that is readable when the kernel has something to tell of what others changed:
     /// [`Backend::listen`]. `None` for backends that are not told; those have a
     /// [`Backend::probe_interval`].

@@ -9,6 +9,7 @@ use kp_controlplane::app::Origin;
 use kp_controlplane::dial::parse_mark;
 use kplane_model::NodeName;
 
+use super::absence::AbsenceFlags;
 use super::kube_proxy::{GoDuration, KubeProxyFlags, Note};
 use super::load::{Loaded, Loader, from_flags};
 use super::source::{ApiFlags, Source, SourceFlags};
@@ -63,6 +64,9 @@ pub struct Flags {
 
     #[command(flatten)]
     data_path: DataPathFlags,
+
+    #[command(flatten)]
+    absence: AbsenceFlags,
 
     /// kube-proxy's configuration file (KubeProxyConfiguration v1alpha1, YAML or JSON). Changes
     /// are picked up at once where no restart is needed. Flags below do not count then, but for
@@ -234,12 +238,14 @@ impl Flags {
             Task::WriteConfig { path, config }
         } else if self.cleanup || self.cleanup_kube_proxy {
             let settings = loaded.settings;
+            let backend = self.data_path.backend.unwrap_or(settings.kind);
             Task::Cleanup(cleanup::Task {
-                backend: self.data_path.backend.unwrap_or(settings.kind),
+                backend,
                 kube_proxy: self.cleanup_kube_proxy,
                 dry_run: self.dry_run,
                 ports: Ports::new(settings.healthz, settings.metrics),
                 settings: settings.backend,
+                cache_dir: self.absence.cache_dir(backend),
             })
         } else {
             Task::InitOnly {
@@ -303,15 +309,18 @@ impl Flags {
         });
         let unset_mode = self.unset_mode(&loaded);
         let (log, settings) = (loaded.settings.log, loaded.settings);
+        let backend = self.data_path.backend.unwrap_or(settings.kind);
         let config = Config {
             node_name,
             source,
-            backend: self.data_path.backend.unwrap_or(settings.kind),
+            backend,
             backend_settings: self.data_path.settings(settings.backend),
             node_settings: settings.node,
             healthz: settings.healthz,
             metrics: settings.metrics,
             bind_address_hard_fail: settings.bind_address_hard_fail,
+            cliff_guard: self.absence.cliff_guard(),
+            cache_dir: self.absence.cache_dir(backend),
             oom_score_adj: settings.oom_score_adj,
             sync_period: settings.sync_period,
             conntrack: settings.conntrack,

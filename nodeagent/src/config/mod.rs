@@ -1,5 +1,6 @@
 //! The configuration: flags, kube-proxy's file, and what they mean once they are checked.
 
+mod absence;
 mod flags;
 pub mod kube_proxy;
 mod load;
@@ -20,6 +21,7 @@ use kplane_model::NodeName;
 use self::kube_proxy::{KubeProxyConfiguration, LogSettings, Note};
 use crate::backend;
 use crate::cleanup;
+use crate::desired::CliffGuard;
 use crate::plan::NodeSettings;
 use crate::sysctl;
 
@@ -84,6 +86,10 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// A port that is taken ends the program, instead of being tried again (G6).
     pub bind_address_hard_fail: bool,
+    /// How much may go at once because a snapshot does not name it.
+    pub cliff_guard: CliffGuard,
+    /// Folder in which what is served is written down; `None` = nowhere.
+    pub cache_dir: Option<PathBuf>,
     /// For `/proc/self/oom_score_adj`, -1000..=1000.
     pub oom_score_adj: i32,
     /// How long a failure may last before the node counts as unhealthy (G2: twice as long).

@@ -51,6 +51,34 @@ fn defaults() {
 }
 
 #[test]
+fn what_is_not_named_is_guarded_and_remembered_by_default() {
+    let default = config("--control-plane a");
+    assert_eq!(default.cliff_guard, CliffGuard::default());
+    assert_eq!(default.cache_dir, Some("/var/lib/kplane".into()));
+    assert_eq!(config("--control-plane a --backend noop").cache_dir, None);
+    let dry_run = config("--control-plane a --backend noop --cache-dir /c");
+    assert_eq!(dry_run.cache_dir, Some("/c".into()));
+    let other = config(
+        "--control-plane a --cache-dir= --cliff-guard off --cliff-guard-share 100 \
+         --cliff-guard-minimum 0",
+    );
+    let guard = CliffGuard {
+        enabled: false,
+        share_percent: 100,
+        minimum: 0,
+    };
+    assert_eq!((other.cache_dir, other.cliff_guard), (None, guard));
+    for wrong in [
+        "--cliff-guard-share=101",
+        "--cliff-guard-minimum=-1",
+        "--cliff-guard=all",
+    ] {
+        let line = ["kp-nodeagent", "--control-plane", "a", wrong];
+        assert!(Flags::try_parse_from(line).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn addresses_of_control_planes() {
     let all = "--control-plane http://a --control-plane b:99 --control-plane http://[fd00::1]:1/";
     let Source::ControlPlane(endpoints) = config(all).source else {
@@ -189,6 +217,7 @@ fn cleanup_needs_nothing_else() {
     assert_eq!(cleanup.backend, backend::Kind::Nftables);
     assert_eq!(cleanup.settings, backend::Settings::default());
     assert!(!cleanup.kube_proxy && !cleanup.dry_run);
+    assert_eq!(cleanup.cache_dir, Some("/var/lib/kplane".into()));
 }
 
 /// What is kube-proxy's goes only when it is asked for by name.

@@ -107,6 +107,9 @@ pub(crate) struct Plane {
     pub(crate) changed_at_ms: u64,
     /// Of every update until they are taken away.
     pub(crate) triggers: Vec<pb::Trigger>,
+    /// Of every update.
+    pub(crate) confidence: pb::Confidence,
+    pub(crate) doubt: String,
 }
 
 impl Plane {
@@ -118,6 +121,8 @@ impl Plane {
             dirty: BTreeSet::new(),
             changed_at_ms: 0,
             triggers: Vec::new(),
+            confidence: pb::Confidence::Unspecified,
+            doubt: String::new(),
         };
         for object in objects {
             plane.put(&object);
@@ -156,7 +161,8 @@ impl Plane {
             digest: self.digest().to_bytes().to_vec(),
             changed_at_ms: self.changed_at_ms,
             triggers: self.triggers.clone(),
-            ..pb::UpdateEnd::default()
+            confidence: self.confidence.into(),
+            doubt: self.doubt.clone(),
         }
     }
 

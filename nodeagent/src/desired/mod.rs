@@ -2,11 +2,15 @@
 //!
 //! Owner: the engine's thread. Synchronous, without I/O. Invariants:
 //! * An update is taken as a whole or not at all, and only when its digest fits.
-//! * Only a deletion by name, or the end of a complete snapshot, removes an object.
+//! * Only a deletion by name, or the end of a complete snapshot whose silence is believed, removes an
+//!   object. What is kept for want of belief is served and marked: see `held`.
 //! * (epoch, revision) never goes back within an epoch, whichever replica is asked.
 //! * An object that makes no sense replaces nothing: what was there before it stays, and the object
 //!   is named in the report until it makes sense or goes away.
 
+mod commit;
+mod guard;
+mod held;
 mod oversized;
 mod staged;
 mod update;
@@ -16,17 +20,21 @@ pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;
 
+pub use guard::{CliffGuard, Confidence};
+pub use held::Held;
 pub use update::{Change, Collector, Position, Refusal, Remedy, Trigger, Update, now_ms};
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use kplane_model::{
     DesiredKey, DesiredObject, Digest, Family, LocalEndpoints, NodeFacts, ObjectHash, Protocol,
     ServiceKey, ServiceName, ServiceProgram,
 };
 
+use held::{Backing, Ledger, Word};
 use oversized::Oversized;
-use staged::{Staged, StagedObject};
+use staged::Staged;
 
 /// Epochs whose revisions are remembered: more replicas than an agent rotates through.
 const MAX_EPOCHS: usize = 16;
@@ -49,15 +57,31 @@ pub struct Desired {
     positions: Vec<Position>,
     counts: [Counts; 2],
     oversized: Oversized,
+    guard: CliffGuard,
+    /// As the last update said, and why.
+    confidence: (Confidence, String),
+    /// What is kept although the control plane does not say it.
+    held: Ledger,
 }
 
-/// What the control plane holds under a name.
+/// What there is under a name.
 #[derive(Debug)]
 struct Slot {
-    /// Of the object as it was last sent, sensible or not: this is what the digest counts.
+    /// Of the object as it was last sent, sensible or not: this is what the digest counts, unless the
+    /// object is not named any more.
     hash: ObjectHash,
-    /// The last object that made sense. Boxed: nodes of the map are never full.
-    object: Option<Box<DesiredObject>>,
+    /// The last object that made sense. Shared with whoever writes it down.
+    object: Option<Arc<DesiredObject>>,
+    backing: Backing,
+}
+
+/// An object, for whoever writes it down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    /// The object as it is served.
+    pub object: Arc<DesiredObject>,
+    /// The control plane does not say it so (any more).
+    pub held: bool,
 }
 
 /// Why an object is not used.
@@ -115,6 +139,44 @@ pub struct Touched {
 pub type View<'a> = (&'a ServiceProgram, Option<&'a LocalEndpoints>);
 
 impl Desired {
+    /// Nothing yet, and how much of it may go at once.
+    #[must_use]
+    pub fn new(guard: CliffGuard) -> Self {
+        Self {
+            guard,
+            ..Self::default()
+        }
+    }
+
+    /// Takes objects for those that were there before the first snapshot, which is compared with
+    /// them. Until it comes they count for nothing.
+    pub fn remember(&mut self, objects: impl IntoIterator<Item = Arc<DesiredObject>>) {
+        for object in objects {
+            self.count(&object, u64::wrapping_add);
+            let slot = Slot {
+                hash: ObjectHash::of(&[]),
+                object: Some(object.clone()),
+                backing: Backing::Unnamed,
+            };
+            if let Some(twice) = self.objects.insert(object.key(), slot) {
+                twice
+                    .object
+                    .iter()
+                    .for_each(|old| self.count(old, u64::wrapping_sub));
+            }
+        }
+    }
+
+    /// Everything that is served. Costs a pointer each.
+    pub fn memory(&self) -> impl Iterator<Item = Remembered> {
+        self.objects.values().filter_map(|slot| {
+            Some(Remembered {
+                object: slot.object.clone()?,
+                held: slot.backing != Backing::Named,
+            })
+        })
+    }
+
     /// The last update that was taken; `None` before the first complete snapshot.
     #[must_use]
     pub fn position(&self) -> Option<Position> {
@@ -129,6 +191,18 @@ impl Desired {
             position,
             digest: self.digest,
         })
+    }
+
+    /// Of everything that the control plane said.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// How far the control plane's last picture is believed, and why it is not whole.
+    #[must_use]
+    pub fn confidence(&self) -> (Confidence, &str) {
+        (self.confidence.0, &self.confidence.1)
     }
 
     /// Facts of the node, if the control plane said any.
@@ -153,13 +227,7 @@ impl Desired {
 
     /// All ServicePorts of one Service, in both families, by key. Work: its ports.
     pub fn ports_of(&self, service: &ServiceName) -> impl Iterator<Item = View<'_>> {
-        // The least key of the Service: all its ports follow.
-        let first = DesiredKey::Service(ServiceKey {
-            service: service.clone(),
-            port_name: "".into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        });
+        let first = DesiredKey::Service(first_key(service));
         let ours = move |key: &DesiredKey| matches!(key, DesiredKey::Service(key) if key.service == *service);
         let ports = self.objects.range(first..);
         let ports = ports.take_while(move |(key, _)| ours(key));
@@ -206,7 +274,9 @@ impl Desired {
             snapshot,
             position,
             digest: expected,
-            arrived_at_ms,
+            arrived_at_ms: now_ms,
+            confidence,
+            doubt,
             ..
         } = update;
         let staged = Staged::convert(update.changes);
@@ -221,7 +291,14 @@ impl Desired {
         self.digest = digest;
         self.exact = exact;
         self.advance(position);
-        Ok(self.commit(snapshot, staged, arrived_at_ms))
+        let word = Word {
+            confidence,
+            doubt,
+            now_ms,
+        };
+        let touched = self.commit(snapshot, staged, &word);
+        self.confidence = (word.confidence, word.doubt);
+        Ok(touched)
     }
 
     fn check_position(&self, update: &Update) -> Result<(), Refusal> {
@@ -250,7 +327,8 @@ impl Desired {
             return (expected, false);
         };
         for (key, change) in &staged.named {
-            if let Some(old) = self.objects.get(key).filter(|_| !snapshot) {
+            let told = |slot: &&Slot| !snapshot && slot.backing != Backing::Unnamed;
+            if let Some(old) = self.objects.get(key).filter(told) {
                 digest.remove(old.hash);
             }
             if let Some(new) = change {
@@ -267,98 +345,15 @@ impl Desired {
         }
         self.positions.push(to);
     }
+}
 
-    fn commit(&mut self, snapshot: bool, staged: Staged, now_ms: u64) -> Touched {
-        let mut touched = Touched {
-            unknown_kinds: staged.unknown_kinds,
-            ..Touched::default()
-        };
-        if snapshot {
-            self.nameless.clear();
-            let named = |key: &DesiredKey| matches!(staged.named.get(key), Some(Some(_)));
-            let gone: Vec<_> = self
-                .objects
-                .keys()
-                .filter(|key| !named(key))
-                .cloned()
-                .collect();
-            gone.iter().for_each(|key| self.remove(key, &mut touched));
-        }
-        for (key, change) in staged.named {
-            match change {
-                Some(object) => self.put(key, object, now_ms, &mut touched),
-                None => self.remove(&key, &mut touched),
-            }
-        }
-        self.note_sizes(&mut touched);
-        for error in staged.nameless_errors {
-            let reason = error.to_string();
-            touched.rejects.push((None, reason.clone()));
-            if self.nameless.len() == MAX_NAMELESS {
-                self.nameless.remove(0);
-            }
-            let since_ms = now_ms;
-            self.nameless.push(Reject { reason, since_ms });
-        }
-        touched
-    }
-
-    fn put(&mut self, key: DesiredKey, new: StagedObject, now_ms: u64, touched: &mut Touched) {
-        let held = self.objects.get_mut(&key);
-        if held.as_ref().is_some_and(|slot| slot.hash == new.hash) {
-            return;
-        }
-        let object = match new.object {
-            Ok(object) => object,
-            Err(error) => {
-                let reason = error.to_string();
-                touched.rejects.push((Some(key.clone()), reason.clone()));
-                match held {
-                    Some(slot) => slot.hash = new.hash,
-                    None => {
-                        let hash = new.hash;
-                        self.objects
-                            .insert(key.clone(), Slot { hash, object: None });
-                    }
-                }
-                let since_ms = self.rejects.get(&key).map_or(now_ms, |old| old.since_ms);
-                self.rejects.insert(key, Reject { reason, since_ms });
-                return;
-            }
-        };
-        let old = held.and_then(|slot| slot.object.take());
-        self.rejects.remove(&key);
-        self.count(&object, u64::wrapping_add);
-        touched.add(&key);
-        touched.count(&object, old.as_deref());
-        if let Some(old) = old {
-            self.count(&old, u64::wrapping_sub);
-        }
-        let slot = Slot {
-            hash: new.hash,
-            object: Some(object),
-        };
-        self.objects.insert(key, slot);
-    }
-
-    fn remove(&mut self, key: &DesiredKey, touched: &mut Touched) {
-        self.rejects.remove(key);
-        if let Some(Slot {
-            object: Some(old), ..
-        }) = self.objects.remove(key)
-        {
-            self.count(&old, u64::wrapping_sub);
-            touched.add(key);
-            touched.count(&old, None);
-        }
-    }
-
-    fn count(&mut self, object: &DesiredObject, op: fn(u64, u64) -> u64) {
-        if let DesiredObject::Service(program) = object {
-            let counts = &mut self.counts[program.port.key.family as usize];
-            counts.services = op(counts.services, 1);
-            counts.endpoints = op(counts.endpoints, program.endpoints.len() as u64);
-        }
+/// The least key of a Service: all its ports follow.
+fn first_key(service: &ServiceName) -> ServiceKey {
+    ServiceKey {
+        service: service.clone(),
+        port_name: "".into(),
+        protocol: Protocol::Tcp,
+        family: Family::V4,
     }
 }
 

@@ -1,6 +1,7 @@
 //! An update whose objects are decoded, before any of it counts.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use kplane_model::{DesiredKey, DesiredObject, ObjectHash};
@@ -32,7 +33,7 @@ type NamedChange = (DesiredKey, Option<StagedObject>);
 #[derive(Debug)]
 pub(super) struct StagedObject {
     pub(super) hash: ObjectHash,
-    pub(super) object: Result<Box<DesiredObject>, ConvertError>,
+    pub(super) object: Result<Arc<DesiredObject>, ConvertError>,
 }
 
 impl Staged {
@@ -65,7 +66,7 @@ impl Staged {
         };
         match (key, object) {
             (Some(key), object) => {
-                let object = object.map(Box::new);
+                let object = object.map(Arc::new);
                 Some((key, Some(StagedObject { hash, object })))
             }
             (None, object) => {

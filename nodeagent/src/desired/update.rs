@@ -7,6 +7,8 @@ use kplane_model::{Digest, Family};
 use kplane_proto::v1 as pb;
 use prost::Message;
 
+use super::Confidence;
+
 /// Most bytes of objects that one update may have: 1,000,000 Services of 200 bytes, and a bound
 /// on what a mad control plane makes an agent hold.
 const MAX_UPDATE_BYTES: usize = 200_000_000;
@@ -14,6 +16,9 @@ const MAX_UPDATE_BYTES: usize = 200_000_000;
 /// Triggers of one update that are taken: what a control plane sends at most, and a bound on what a
 /// mad one makes an agent hold.
 const MAX_TRIGGERS: usize = 256;
+
+/// Bytes of [`Update::doubt`] that are taken: it goes into reports and logs.
+const MAX_DOUBT: usize = 200;
 
 /// A point in the control plane's history. Revisions of different epochs do not compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +32,13 @@ pub struct Position {
 /// A complete update: all pieces up to the one that ends it.
 #[derive(Debug)]
 pub struct Update {
-    /// It names everything there is; what it does not name is gone.
+    /// It names everything that the control plane knows: what it does not name is gone, as far as
+    /// that is believed.
     pub snapshot: bool,
+    /// How far that is.
+    pub confidence: Confidence,
+    /// Why the control plane's picture is not whole, for people; empty otherwise.
+    pub doubt: String,
     /// In the order in which they came.
     pub changes: Vec<Change>,
     /// The position after it.
@@ -179,6 +189,8 @@ impl Collector {
         let collected = std::mem::replace(self, Self::new(self.epoch));
         Ok(Some(Update {
             snapshot: collected.snapshot,
+            confidence: end.confidence().into(),
+            doubt: end.doubt[..end.doubt.floor_char_boundary(MAX_DOUBT)].to_owned(),
             changes: collected.changes,
             position: Position {
                 epoch: collected.epoch,

@@ -3,13 +3,16 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use kplane_model::{Cidr, DesiredKey, Family, ServiceName};
+use kplane_model::{Cidr, DesiredKey, Family, NodeFacts, ServiceName};
 
 use super::followers::Followers;
+use super::keeping::{Keeping, Recall};
 use super::pipeline::{Context, Outcome, Pipeline};
 use crate::backend::{Applied, Backend, Inspection, Serving};
 use crate::conntrack::Cleaner;
-use crate::desired::{Changes, Counts, Desired, Position, Refusal, Touched, Update, now_ms};
+use crate::desired::{
+    Changes, Confidence, Counts, Desired, Position, Refusal, Touched, Update, now_ms,
+};
 use crate::plan::NodeSettings;
 use crate::report::{Failure, NodeState, Report, Sync, micros};
 
@@ -55,6 +58,7 @@ struct Origin {
 
 pub(super) struct Core {
     desired: Desired,
+    keeping: Keeping,
     backend: Box<dyn Backend>,
     /// Deletes the entries that the backend's changes make stale.
     conntrack: Option<Cleaner>,
@@ -79,6 +83,7 @@ impl Core {
     ) -> Self {
         Self {
             desired: Desired::default(),
+            keeping: Keeping::default(),
             backend,
             conntrack: None,
             settings,
@@ -97,6 +102,11 @@ impl Core {
     pub(super) fn with_conntrack(mut self, cleaner: Option<Cleaner>) -> Self {
         self.conntrack = cleaner;
         self
+    }
+
+    /// Remembers what an earlier process served. Called before the first update.
+    pub(super) fn recall(&mut self, recall: Recall) {
+        (self.desired, self.keeping) = recall.begin();
     }
 
     pub(super) fn backend(&self) -> &'static str {
@@ -120,7 +130,18 @@ impl Core {
         };
         let epoch = update.position.epoch;
         let triggers = std::mem::take(&mut update.triggers);
+        let (first, held) = (
+            self.desired.position().is_none(),
+            self.desired.held_services(),
+        );
         let touched = self.desired.apply(update)?;
+        let now = Now::real();
+        self.keeping
+            .taken(first, &self.desired, &mut *self.backend, now);
+        let released = self.desired.held_services() < held;
+        if first || released || touched.node_changed || !touched.services.is_empty() {
+            self.keeping.changed(released, now.instant);
+        }
         for trigger in triggers {
             self.families[trigger.family as usize].triggered(epoch, trigger);
         }
@@ -130,12 +151,11 @@ impl Core {
         self.warn_without_range();
         self.behind.get_or_insert(origin);
         self.unknown_kinds += touched.unknown_kinds;
-        let now_ms = now_ms();
         for (pipeline, family) in self.families.iter_mut().zip(Family::ALL) {
             pipeline.queue(origin.arrived);
             let changes = touched.changes[family as usize];
             if touched.node_changed || changes != Changes::default() {
-                self.followers.counters(family).queued(changes, now_ms);
+                self.followers.counters(family).queued(changes, now.ms);
             }
         }
         for (key, reason) in &touched.rejects {
@@ -157,6 +177,9 @@ impl Core {
         let Some(position) = self.desired.position() else {
             return;
         };
+        if self.keeping.hands_off() {
+            return;
+        }
         let mut sum = Applied {
             plan: work.decode,
             ..Applied::default()
@@ -280,7 +303,8 @@ impl Core {
 
     /// When [`Core::tick`] has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.families.iter().filter_map(Pipeline::due).min()
+        let families = self.families.iter().filter_map(Pipeline::due);
+        families.chain(self.keeping.due()).min()
     }
 
     /// A descriptor that is readable when [`Core::listen`] may have something to hear.
@@ -299,7 +323,7 @@ impl Core {
     }
 
     /// Does one thing that is due: putting right what others changed comes before retries, these before
-    /// reading back.
+    /// reading back, and that before writing down.
     pub(super) fn tick(&mut self, now: Now) {
         if let Some(due) = self.families.iter_mut().find(|p| p.mend_is_due(now)) {
             due.mend(&mut *self.backend, now);
@@ -321,7 +345,14 @@ impl Core {
             self.program(&work, now);
         } else if let Some(due) = self.families.iter_mut().find(|p| p.verify_is_due(now)) {
             due.verify(&mut *self.backend, now);
+        } else if self.keeping.is_due(now) {
+            self.keeping.hand_over(&self.desired, now.instant);
         }
+    }
+
+    /// Writes down what is not written down yet.
+    pub(super) fn close(mut self) {
+        self.keeping.close(&self.desired);
     }
 
     pub(super) fn report(&self) -> Report {
@@ -338,12 +369,14 @@ impl Core {
             failures: rejected.chain(failed).chain(deaf).collect(),
             last_sync: self.last_sync.clone(),
             counts: self.counts(),
+            keeps: self.keeping.held(&self.desired),
+            partial: self.desired.confidence().0 == Confidence::Partial,
             families: [v4, v6].map(|family| family.report(&self.desired)),
             servers: Family::ALL.map(|family| self.backend.servers(family)),
             unknown_kinds: self.unknown_kinds,
             syncs_ok: self.syncs_ok,
             syncs_failed: self.syncs_failed,
-            node: self.desired.node().map(NodeState::from),
+            node: self.node().map(NodeState::from),
             conntrack: self
                 .conntrack
                 .as_ref()
@@ -368,7 +401,15 @@ impl Core {
         reached?.into_iter().min_by_key(behind)
     }
 
+    /// Facts of the node; what is remembered counts from the first snapshot on.
+    fn node(&self) -> Option<&NodeFacts> {
+        self.desired.position().and_then(|_| self.desired.node())
+    }
+
     fn counts(&self) -> Counts {
+        if self.desired.position().is_none() {
+            return Counts::default();
+        }
         let [v4, v6] = Family::ALL.map(|family| self.desired.counts(family));
         Counts {
             services: v4.services + v6.services,

@@ -12,6 +12,7 @@ mod alarm;
 pub(crate) mod backoff;
 mod core;
 mod followers;
+mod keeping;
 mod pipeline;
 mod planner;
 mod pulse;
@@ -21,6 +22,7 @@ mod triggers;
 mod tests;
 
 pub use followers::Followers;
+pub use keeping::Recall;
 pub use pulse::Pulse;
 
 use kplane_model::ServiceName;
@@ -85,6 +87,19 @@ impl Engine {
         settings: NodeSettings,
         followers: Followers,
     ) -> Result<Self, OpenError> {
+        Self::start(open, settings, followers, Recall::default()).await
+    }
+
+    /// The same, with a memory of what the node served.
+    ///
+    /// # Errors
+    /// What the backend misses on this machine.
+    pub async fn start(
+        open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
+        settings: NodeSettings,
+        followers: Followers,
+        recall: Recall,
+    ) -> Result<Self, OpenError> {
         let (commands, inbox) = mpsc::channel(QUEUE);
         let (publish, reports) = watch::channel(Report::default());
         let (settings, configured) = watch::channel(settings);
@@ -97,7 +112,9 @@ impl Engine {
                 let backend = open()?;
                 let cleaner = cleaner(&*backend, &publish)?;
                 let settings = configured.borrow().clone();
-                let core = Core::new(backend, settings, followers).with_conntrack(cleaner);
+                let core = Core::new(backend, settings, followers);
+                let mut core = core.with_conntrack(cleaner);
+                core.recall(recall);
                 Ok((core, runtime()?))
             };
             let (core, runtime) = match parts() {
@@ -327,7 +344,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                     let _busy = pulse.busy();
                     take(&mut core, update, taken, reports);
                 }
-                None => return,
+                None => return core.close(),
             },
             Some((service, told)) = asked.recv() => {
                 // Nobody waits for the answer once the stream is gone.

@@ -1,6 +1,7 @@
 //! Tests of the engine: with time as an argument, and once with its thread.
 
 mod followers;
+mod keeping;
 mod meddling;
 mod settings;
 mod steps;
@@ -34,6 +35,8 @@ struct Script {
     /// What others changed, as the kernel tells of it.
     meddled: Vec<(Family, &'static str)>,
     unreadable: bool,
+    /// The kernel has Services of an earlier process.
+    found: bool,
     /// ServicePorts that are refused.
     refused: Vec<ServiceKey>,
     /// What the kernel holds.
@@ -154,6 +157,10 @@ impl Backend for Scripted {
         })
     }
 
+    fn has_services(&mut self, _: Family) -> bool {
+        self.0.lock().unwrap().found
+    }
+
     fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
         Ok(())
     }
@@ -190,6 +197,16 @@ impl Rig {
         rig.idle();
         rig.script.calls();
         rig
+    }
+
+    /// A process that ends in order, and the next one.
+    fn restart(&mut self, recall: Recall) {
+        let (publisher, _) = service_health::channel();
+        let followers = Followers::new(publisher, self.counters.clone());
+        let backend = Box::new(self.script.clone());
+        let next = Core::new(backend, NodeSettings::default(), followers);
+        std::mem::replace(&mut self.core, next).close();
+        self.core.recall(recall);
     }
 
     fn update(&mut self, update: Update) {

@@ -51,6 +51,8 @@ struct Details {
     control_plane: ControlPlane,
     errors: Errors,
     kernel: Kernel,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keeps: Option<Keeps>,
 }
 
 /// What is known of the kernel's rules.
@@ -91,6 +93,18 @@ impl KernelFamily {
             }),
         }
     }
+}
+
+/// What is served although the source does not name it (any more). Without numbers nothing is known of
+/// what the kernel serves, and it is left as it is.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Keeps {
+    services: usize,
+    without_endpoints: usize,
+    reason: String,
+    since: String,
+    examples: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -166,6 +180,13 @@ impl Body {
                 v4: KernelFamily::new(&report.families[0]),
                 v6: KernelFamily::new(&report.families[1]),
             },
+            keeps: report.keeps.as_ref().map(|held| Keeps {
+                services: held.services,
+                without_endpoints: held.without_endpoints,
+                reason: held.reason.clone(),
+                since: time(held.since_ms),
+                examples: held.examples.clone(),
+            }),
         });
     }
 

@@ -8,6 +8,8 @@
 //! * A family that worked and then is behind for longer than `GRACE`, by an error or because the
 //!   kernel does not answer: 503 until it has caught up (G2).
 //! * Without a control plane: as before, since the kernel keeps serving.
+//! * A kernel that is left as it is, because nobody knows what it serves and the source may lack it:
+//!   200. It serves, and a load balancer that leaves all nodes at once would be the greater harm.
 //! * 503 while the node is being deleted or drained, so that load balancers leave it (G3). A node that
 //!   the control plane does not know counts as eligible.
 //!
@@ -28,7 +30,7 @@ use std::time::{Duration, Instant};
 use hyper::{Request, StatusCode};
 use tokio::sync::watch;
 
-use crate::desired::now_ms;
+use crate::desired::{Held, now_ms};
 use crate::engine::Pulse;
 use crate::report::{FamilyReport, NodeState, Report};
 use crate::sync::Connection;
@@ -144,7 +146,7 @@ impl Health {
 enum Condition {
     /// Not programmed yet.
     Pending,
-    /// Programmed; if it is behind, then for a short time only.
+    /// Programmed, or left as it was found; if it is behind, then for a short time only.
     Ready,
     /// Programmed once, behind for long.
     Late,
@@ -153,11 +155,12 @@ enum Condition {
 }
 
 impl Condition {
-    fn of(family: &FamilyReport, now: Instant) -> Self {
+    fn of(family: &FamilyReport, untouched: bool, now: Instant) -> Self {
         let failing_since = family.error.as_ref().map(|error| error.since);
         let since = [family.behind_since, failing_since].into_iter().flatten();
         let since = since.min();
         match (failing_since, family.ever_programmed) {
+            (None, false) if untouched => Self::Ready,
             (None, false) => Self::Pending,
             (Some(_), false) => Self::Absent,
             (_, true) if !family.programmed && since.is_some_and(|at| now - at >= GRACE) => {
@@ -169,10 +172,9 @@ impl Condition {
 }
 
 fn conditions(report: &Report, now: Instant) -> [Condition; 2] {
-    report
-        .families
-        .each_ref()
-        .map(|family| Condition::of(family, now))
+    let untouched = report.keeps.as_ref().is_some_and(Held::is_untouched);
+    let families = report.families.each_ref();
+    families.map(|family| Condition::of(family, untouched, now))
 }
 
 fn is_healthy(report: &Report, now: Instant) -> bool {

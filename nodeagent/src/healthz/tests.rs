@@ -72,6 +72,20 @@ fn g2_health_follows_the_families() {
     }
 }
 
+/// The kernel serves what it served, which load balancers may go on with.
+#[test]
+fn a_kernel_that_is_left_as_it_is_counts_as_served() {
+    let pending = FamilyReport::default();
+    let mut report = report(&pending, &pending);
+    report.keeps = Some(Held::default());
+    assert!(is_healthy(&report, Instant::now()));
+    report.keeps = Some(Held {
+        services: 1,
+        ..Held::default()
+    });
+    assert!(!is_healthy(&report, Instant::now()), "to be programmed");
+}
+
 #[test]
 fn g3_only_a_known_node_can_be_leaving() {
     let node = |known, eligible| Some(NodeState { known, eligible });
@@ -157,6 +171,12 @@ async fn g1_paths_and_what_is_counted() {
         known: true,
         eligible: false,
     });
+    report.keeps = Some(Held {
+        services: 3,
+        reason: "3 of 3 Services would go at once".to_owned(),
+        since_ms: 1,
+        ..Held::default()
+    });
     let (_reports, reports) = watch::channel(report);
     let (_connection, connection) = watch::channel(Connection {
         live: true,
@@ -172,11 +192,16 @@ async fn g1_paths_and_what_is_counted() {
     let (status, kind, body) = respond(&health, "/healthz").await;
     assert_eq!((status, &kind), (503, &json));
     assert!(!body.contains("controlPlane"), "{body}");
+    assert!(!body.contains("keeps"), "{body}");
     for _ in 0..2 {
         let (status, kind, body) = respond(&health, "/livez?x&verbose").await;
         assert_eq!((status, &kind), (200, &json));
         assert!(
             body.contains(r#""controlPlane":{"connected":true"#),
+            "{body}"
+        );
+        assert!(
+            body.contains(r#""keeps":{"services":3,"withoutEndpoints":0,"reason":"3 of 3"#),
             "{body}"
         );
     }

@@ -42,7 +42,7 @@ enum Stage {
 /// is `told` until then. What established TCP connections need of IPVS stays until they have ended.
 ///
 /// A snapshot without a single Service does not count: no cluster is like that, and what kube-proxy
-/// left may be all that works.
+/// left may be all that works. Nor does one of a control plane that knows that it lacks something.
 pub async fn remove_once_serving(
     task: TakeOver,
     mut reports: watch::Receiver<Report>,
@@ -78,7 +78,8 @@ pub async fn remove_once_serving(
 }
 
 fn serves(report: &Report) -> bool {
-    report.held.is_some() && report.applied == report.held && report.counts.services > 0
+    let applied = report.held.is_some() && report.applied == report.held;
+    applied && report.counts.services > 0 && !report.partial
 }
 
 fn failure(rival: Rival) -> Failure {
@@ -176,5 +177,10 @@ mod tests {
         assert!(!serves(&report(at(2), at(1), 5)));
         assert!(!serves(&report(at(2), at(2), 0)));
         assert!(serves(&report(at(2), at(2), 5)));
+        let partial = Report {
+            partial: true,
+            ..report(at(2), at(2), 5)
+        };
+        assert!(!serves(&partial));
     }
 }

@@ -288,6 +288,8 @@ struct Numbers {
     failed: u64,
     degraded: u64,
     counts: Counts,
+    /// Services that are not named, and that have no endpoints any more.
+    held: [u64; 2],
     syncs_ok: u64,
     syncs_failed: u64,
     unknown_kinds: u64,
@@ -312,6 +314,9 @@ impl Numbers {
             failed: report.failures.len() as u64 - degraded,
             degraded,
             counts: report.counts,
+            held: report.keeps.as_ref().map_or([0; 2], |held| {
+                [held.services, held.without_endpoints].map(|count| count as u64)
+            }),
             syncs_ok: report.syncs_ok,
             syncs_failed: report.syncs_failed,
             unknown_kinds: report.unknown_kinds,
@@ -378,6 +383,16 @@ impl Agent {
         let connected = f64::from(self.0.connection.borrow().live);
         Name("kplane_agent_connected", "1 if the control plane is there")
             .gauge(to, [(&[] as &Labels<'_>, connected)])?;
+        let [unnamed, bare] = report.held.map(float);
+        let held: [(&Labels<'_>, f64); 2] = [
+            (&[("lacks", "name")], unnamed),
+            (&[("lacks", "endpoints")], bare),
+        ];
+        Name(
+            "kplane_agent_held_services",
+            "Services that are served although the source does not name them, or their endpoints",
+        )
+        .gauge(to, held)?;
         Name("kplane_agent_service_ports", "ServicePorts desired")
             .gauge(to, [(&[] as &Labels<'_>, float(report.counts.services))])?;
         Name("kplane_agent_endpoints", "Endpoints desired")

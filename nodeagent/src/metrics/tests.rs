@@ -11,7 +11,7 @@ use kplane_model::Family;
 
 use super::*;
 use crate::backend::{Applied, Lookups, RuleCounts};
-use crate::desired::{Changes, Position};
+use crate::desired::{Changes, Held, Position};
 use crate::report::Failure;
 
 /// kube-proxy's metrics of the nftables mode, written down from section (h): type, name, labels.
@@ -44,6 +44,7 @@ gauge kplane_agent_failures state
 gauge kplane_agent_family_failing ip_family
 gauge kplane_agent_family_programmed ip_family
 gauge kplane_agent_family_verified_timestamp_seconds ip_family
+gauge kplane_agent_held_services lacks
 counter kplane_agent_kernel_bytes_total ip_family
 counter kplane_agent_kernel_operations_total ip_family
 gauge kplane_agent_revision state
@@ -252,6 +253,11 @@ async fn numbers_come_from_report_and_counters() {
             revision: 77,
         }),
         failures: vec![failure(true), failure(true), failure(false)],
+        keeps: Some(Held {
+            services: 3,
+            without_endpoints: 4,
+            ..Held::default()
+        }),
         conntrack: [
             ConntrackTotals::default(),
             ConntrackTotals {
@@ -274,6 +280,8 @@ async fn numbers_come_from_report_and_counters() {
         ("kplane_agent_revision{state=\"verified\"}", "0"),
         ("kplane_agent_failures{state=\"failed\"}", "1"),
         ("kplane_agent_failures{state=\"degraded\"}", "2"),
+        ("kplane_agent_held_services{lacks=\"name\"}", "3"),
+        ("kplane_agent_held_services{lacks=\"endpoints\"}", "4"),
         ("kplane_agent_connected", "1"),
         ("kubeproxy_sync_proxy_rules_service_changes_pending", "2"),
         ("kubeproxy_sync_proxy_rules_endpoint_changes_total", "3"),

@@ -12,6 +12,7 @@ pub(crate) fn binary(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kp-nodeagent"));
     command
         .args(args)
+        .arg("--cache-dir=")
         .env_remove("RUST_LOG")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

@@ -188,7 +188,7 @@ fn i4_a_kube_proxy_is_found_with_net_admin_alone() {
         let mut bare = Command::new("setpriv");
         bare.args(["--bounding-set=-all,+net_admin", "--inh-caps=-all"])
             .arg(env!("CARGO_BIN_EXE_kp-nodeagent"))
-            .arg("--cleanup-kube-proxy");
+            .args(["--cleanup-kube-proxy", "--cache-dir="]);
         ran(bare.output().unwrap())
     };
     in_netns(|| {

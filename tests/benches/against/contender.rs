@@ -123,7 +123,7 @@ impl Contender {
                 Ok(vec![kube_proxy(place, self)?])
             }
             Self::KplaneStandalone | Self::KplaneIptables | Self::KplaneIptablesLegacy => {
-                let mut agent = agent(self)?;
+                let mut agent = agent(self, place)?;
                 agent.arg("--standalone");
                 agent.arg("--kubeconfig").arg(place.kubeconfig);
                 Ok(vec![start(agent, place, "kp-nodeagent")?])
@@ -131,7 +131,7 @@ impl Contender {
             Self::Kplane => {
                 let mut control_plane = Command::new(program("kp-controlplane")?);
                 control_plane.arg("--kubeconfig").arg(place.kubeconfig);
-                let mut agent = agent(self)?;
+                let mut agent = agent(self, place)?;
                 agent.args(["--control-plane", "http://127.0.0.1:7443"]);
                 Ok(vec![
                     start(control_plane, place, "kp-controlplane")?,
@@ -142,10 +142,11 @@ impl Contender {
     }
 }
 
-fn agent(contender: Contender) -> Result<Command> {
+fn agent(contender: Contender, place: &Place<'_>) -> Result<Command> {
     let mut agent = Command::new(program("kp-nodeagent")?);
     agent.args(["--node-name", &node(), "--cluster-cidr", PODS]);
     agent.args(["--backend", contender.mode()]);
+    agent.arg("--cache-dir").arg(place.folder.join("cache"));
     Ok(agent)
 }
 

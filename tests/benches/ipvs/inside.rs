@@ -109,7 +109,7 @@ fn start(args: &Args, contender: Contender) -> Result<Process> {
             let mut agent = Command::new(folder.join("kp-nodeagent"));
             agent
                 .arg("--standalone")
-                .args(["--status-bind-address", ""]);
+                .args(["--status-bind-address", "", "--cache-dir", ""]);
             agent.arg("--kubeconfig").arg(&args.kubeconfig);
             agent
         }

@@ -101,7 +101,7 @@ impl Proxy {
                 let mut agent = Command::new(&product.node_agent);
                 agent
                     .arg("--standalone")
-                    .args(["--status-bind-address", ""]);
+                    .args(["--status-bind-address", "", "--cache-dir", ""]);
                 agent.arg("--kubeconfig").arg(cluster.kubeconfig());
                 if configuration.compat {
                     agent.args(["--iptables-layout", "compat"]);

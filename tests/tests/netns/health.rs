@@ -82,6 +82,7 @@ fn config(manifests: &str) -> Result<Config> {
         "--healthz-bind-address=",
         "--metrics-bind-address=",
         "--status-bind-address=",
+        "--cache-dir=",
     ];
     let flags = Flags::try_parse_from(line.into_iter().chain(more).chain(ports))?;
     match flags.check()?.task {

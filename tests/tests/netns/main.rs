@@ -17,6 +17,7 @@ mod coming_from_kube_proxy;
 mod conntrack;
 #[path = "../../support/contents.rs"]
 mod contents;
+mod emptied;
 mod generated;
 mod health;
 mod iptables;
@@ -133,6 +134,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     restart::a_table_of_another_layout_is_replaced_under_load,
     restart::a_table_with_another_layouts_number_is_replaced,
     restart::cleanup_removes_both_tables_and_may_be_repeated,
+    emptied::a_start_beside_an_emptied_folder_cuts_nobody_off,
     coming_from_kube_proxy::i4_nothing_fails_while_its_nftables_rules_are_replaced,
     coming_from_kube_proxy::i4_nothing_fails_while_its_legacy_iptables_rules_are_replaced,
     coming_from_kube_proxy::i4_nothing_fails_while_its_nft_iptables_rules_are_replaced,

@@ -135,7 +135,7 @@ impl Node {
                 let mut agent = Command::new(setting(NODE_AGENT)?);
                 agent
                     .arg("--standalone")
-                    .args(["--status-bind-address", ""]);
+                    .args(["--status-bind-address", "", "--cache-dir", ""]);
                 agent.arg("--kubeconfig").arg(setting(KUBECONFIG)?);
                 agent
             }
@@ -153,7 +153,7 @@ impl Node {
     /// Has kplane remove what both have left.
     pub(crate) fn clean_up(&self) -> Result<()> {
         let mut command = Command::new(setting(NODE_AGENT)?);
-        command.arg("--cleanup");
+        command.args(["--cleanup", "--cache-dir", ""]);
         self.ns()?.output(command)?;
         ipvs::ensure_nothing(self.ns()?)
     }

@@ -72,6 +72,8 @@ impl Cast {
         let mut command = self.command(&self.programs.node_agent, node)?;
         command
             .arg(format!("--node-name={node}"))
+            .arg("--cache-dir")
+            .arg(self.logs.with_file_name("cache"))
             .args(&self.agent_flags);
         self.agents.insert(node.to_owned(), ns.command(command)?);
         Ok(())
@@ -108,7 +110,8 @@ impl Cast {
     /// Removes what an agent has left in a node's kernel.
     pub(crate) fn clean_up(&self, ns: &NetNs) -> Result<()> {
         let mut command = Command::new(&self.programs.node_agent);
-        command.arg("--cleanup");
+        command.arg("--cleanup").arg("--cache-dir");
+        command.arg(self.logs.with_file_name("cache"));
         ns.output(command).map(drop)
     }
 

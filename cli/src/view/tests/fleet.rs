@@ -219,6 +219,43 @@ fn disconnected_is_stale_since() {
 }
 
 #[test]
+fn a_node_that_keeps_what_nobody_names() {
+    let mut node = samples::node("node-a");
+    node.set_state(pb::NodeState::Holding);
+    node.last_error =
+        "keeps 991 Services that the source does not name, because 991 of 1001 Services \
+                       would go at once: fix the source, or kpctl approve"
+            .to_owned();
+    node.report.as_mut().unwrap().held = Some(pb::Held {
+        services: 991,
+        examples: vec!["shop/a".into(), "shop/b".into()],
+        ..pb::Held::default()
+    });
+    let nodes = vec![node, samples::node("node-b")];
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 2s ago
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           1/2 in sync, 1 holding what is not named
+
+        NODE    STATE    SINCE  APPLIED  LAG  SYNC   OBJECTS      BACKEND
+        node-a  Holding  3h     4711     -    412us  10000/20000  nftables
+          keeps 991 Services that the source does not name, because 991 of 1001 Services
+            would go at once: fix the source, or kpctl approve
+        node-b  InSync   3h     4711     -    412us  10000/20000  nftables
+
+        Next
+          kpctl approve, if what node-a keeps is to go
+    "#]]
+    .assert_eq(&status(fleet(nodes.clone())));
+    let wide = wide(&FleetView::from(fleet(nodes)));
+    assert!(
+        wide.contains("  kept: shop/a, shop/b and 989 more\n"),
+        "{wide}"
+    );
+}
+
+#[test]
 fn no_agents() {
     let nodes = ["node-a", "node-b", "node-c"].map(samples::no_agent);
     expect![[r#"

@@ -397,6 +397,15 @@ impl<T: Tables> Backend for Driver<T> {
         Some(self.probe_interval.max(least.unwrap_or_default()))
     }
 
+    /// Chains of kube-proxy count: they have the same names.
+    fn has_services(&mut self, family: Family) -> bool {
+        let side = self.side(family).ok();
+        side.and_then(|side| side.read().ok()).is_some_and(|found| {
+            let mut chains = found.found.chains().keys();
+            chains.any(|(_, chain)| chain.is_of_a_service())
+        })
+    }
+
     fn serving(&self) -> Option<Serving> {
         let sides = self.sides.each_ref();
         let flavours = sides.map(|side| Some(side.as_ref().ok()?.tables.flavour()));

@@ -276,6 +276,13 @@ impl ChainName {
         std::str::from_utf8(&self.text[..len.unwrap_or(MAX_CHAIN)]).unwrap_or_default()
     }
 
+    /// Whether it spreads over the endpoints of a ServicePort.
+    pub(super) fn is_of_a_service(&self) -> bool {
+        let name = self.as_str();
+        let spreads = ["KUBE-SVC-", "KUBE-SVL-"];
+        spreads.iter().any(|prefix| name.starts_with(prefix)) && !name.starts_with(DISPATCH)
+    }
+
     /// For an order of chains that is always the same: that of their names. Many come by the ends
     /// of their hashes instead: 30,000 chains that were made in the order of their names take
     /// `iptables-nft-save` 1.8.9 12 s to list, and 1 s if made in another.

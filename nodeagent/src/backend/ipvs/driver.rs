@@ -435,6 +435,13 @@ impl<K: Kernel> Backend for Driver<K> {
         outcome.map_err(|error| ApplyError::new(family, error))
     }
 
+    /// By the IP sets: virtual servers may be anybody's.
+    fn has_services(&mut self, family: Family) -> bool {
+        let side = self.side(family).ok();
+        let reading = side.and_then(|side| side.kernel.read().ok());
+        reading.is_some_and(|found| found.snapshot.entries.values().any(|set| !set.is_empty()))
+    }
+
     fn serving(&self) -> Option<Serving> {
         let sides = self.sides.each_ref();
         let flavours = sides.map(|side| Some(side.as_ref().ok()?.kernel.flavour()));

@@ -50,6 +50,11 @@ pub(super) fn adopt(groups: &[Group], found: &[Element]) -> Table {
     table
 }
 
+/// Whether some of these elements stand for Services.
+pub(super) fn serves(found: &[Element]) -> bool {
+    found.iter().any(|element| place_of(element.key).is_some())
+}
+
 /// The place that an element of this key belongs to; `None` for what belongs to none.
 pub(super) fn place_of(key: Key) -> Option<FrontendAddr> {
     let address = |Destination { ip, protocol, port }| FrontendAddr::Address { ip, protocol, port };

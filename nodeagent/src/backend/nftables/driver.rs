@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use kplane_model::{Family, ServiceKey};
 
-use super::adopt::adopt;
+use super::adopt::{adopt, serves};
 use super::affinity::AffinityId;
 use super::clients;
 use super::frontend::Ops;
@@ -352,6 +352,10 @@ impl<K: Kernel> Backend for Driver<K> {
             tracing::warn!(%problem, "cannot hear what others change; everything is read back");
             [true, true]
         })
+    }
+
+    fn has_services(&mut self, family: Family) -> bool {
+        matches!(self.kernel.read(family), Ok(Found::Ours(_, elements)) if serves(&elements))
     }
 
     fn mend(&mut self, family: Family) -> Result<Verification, ApplyError> {

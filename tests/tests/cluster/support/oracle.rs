@@ -78,7 +78,12 @@ pub(crate) fn expected(
     let guard = Guard::new(&ns)?;
     let mut agent = command(&product.node_agent);
     agent
-        .args(["--standalone", "--status-bind-address", STATUS])
+        .args([
+            "--standalone",
+            "--status-bind-address",
+            STATUS,
+            "--cache-dir=",
+        ])
         .arg("--manifests")
         .arg(&file)
         .arg(format!("--node-name={node}"))

@@ -216,6 +216,7 @@ impl World {
         agent
             .arg(format!("--control-plane=http://{plane}"))
             .arg(format!("--node-name={node}"))
+            .arg("--cache-dir=")
             .arg(CLUSTER_CIDR);
         self.agents.insert(node, guard.start(agent)?);
         self.guards.push(guard);

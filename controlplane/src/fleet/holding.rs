@@ -1,0 +1,96 @@
+//! What agents serve although nobody names it (any more).
+
+use kplane_proto::v1::{Held, Report};
+
+/// Names that a report may give as examples: as many as agents do.
+const EXAMPLES: usize = 8;
+/// Longest name of a Service with its namespace: two DNS labels.
+const MAX_NAME: usize = 127;
+/// Longest reason, in bytes.
+const MAX_REASON: usize = 300;
+
+/// Cuts off what no agent of ours reports.
+pub(super) fn bound(report: &mut Report) {
+    if let Some(held) = &mut report.held {
+        held.examples.truncate(EXAMPLES);
+        for name in &mut held.examples {
+            name.truncate(name.floor_char_boundary(MAX_NAME));
+        }
+        let reason = held.reason.floor_char_boundary(MAX_REASON);
+        held.reason.truncate(reason);
+    }
+}
+
+/// The agent leaves its kernel as it is, for want of any knowledge of what is in it.
+pub(crate) fn is_untouched(held: &Held) -> bool {
+    held.services == 0 && held.without_endpoints == 0
+}
+
+/// What a node keeps, why, and the way out, on one line.
+pub(crate) fn describe(held: &Held) -> String {
+    let services = |count: u64| match count {
+        1 => "1 Service".to_owned(),
+        count => format!("{count} Services"),
+    };
+    let what = match (held.services, held.without_endpoints) {
+        (0, 0) => "leaves the kernel as it is, of which it knows nothing".to_owned(),
+        (gone, 0) => format!("keeps {} that the source does not name", services(gone)),
+        (0, bare) => format!(
+            "keeps the endpoints of {} that have none by the source",
+            services(bare)
+        ),
+        (gone, bare) => format!(
+            "keeps {} that the source does not name, and the endpoints of {} that have none by it",
+            services(gone),
+            services(bare)
+        ),
+    };
+    format!(
+        "{what}, because {}: fix the source, or kpctl approve",
+        held.reason
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_what_why_and_the_way_out() {
+        let line = |services, without_endpoints| {
+            describe(&Held {
+                services,
+                without_endpoints,
+                reason: "x".to_owned(),
+                ..Held::default()
+            })
+        };
+        let end = ", because x: fix the source, or kpctl approve";
+        assert_eq!(
+            line(9, 0),
+            format!("keeps 9 Services that the source does not name{end}")
+        );
+        assert_eq!(
+            line(0, 1),
+            format!("keeps the endpoints of 1 Service that have none by the source{end}")
+        );
+        assert!(line(1, 2).starts_with("keeps 1 Service that the source does not name, and the"));
+        assert!(line(0, 0).starts_with("leaves the kernel as it is"));
+    }
+
+    #[test]
+    fn no_agent_has_more_memory_than_ours_need() {
+        let mut report = Report {
+            held: Some(Held {
+                reason: "ä".repeat(5_000),
+                examples: vec!["n".repeat(5_000); 100],
+                ..Held::default()
+            }),
+            ..Report::default()
+        };
+        bound(&mut report);
+        let held = report.held.unwrap();
+        assert_eq!((held.reason.len(), held.examples.len()), (300, 8));
+        assert!(held.examples.iter().all(|name| name.len() == 127));
+    }
+}

@@ -1,0 +1,233 @@
+//! Tests of the file, and of whoever writes it.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::PathBuf;
+
+use kplane_model::{DesiredKey, Family};
+use nix::sys::stat::Mode;
+use tempfile::TempDir;
+
+use super::*;
+use crate::desired::fixture::{key_of, local, node, svc, svc6};
+
+fn objects() -> Vec<DesiredObject> {
+    vec![
+        svc("a", &["10.0.0.1:80", "10.0.0.2:80"]),
+        svc6("a", &[]),
+        local("a", &["10.0.0.1:80"]),
+        node("z"),
+    ]
+}
+
+fn picture(objects: Vec<DesiredObject>) -> Picture {
+    let remembered = objects.into_iter().map(|object| Remembered {
+        object: Arc::new(object),
+        held: false,
+    });
+    Picture {
+        position: Position {
+            epoch: 7,
+            revision: 8,
+        },
+        digest: Digest::default(),
+        objects: remembered.collect(),
+    }
+}
+
+fn cache(folder: &TempDir) -> Cache {
+    Cache::new(folder.path(), "n1".into())
+}
+
+/// Writes with a thread, as an agent does.
+fn write(cache: &Cache, objects: Vec<DesiredObject>) {
+    let (keeper, _) = cache.clone().start().unwrap();
+    keeper.close(Some(picture(objects)));
+}
+
+fn read(cache: &Cache) -> Option<Vec<DesiredObject>> {
+    let memory = cache.load()?;
+    Some(memory.iter().map(|object| (**object).clone()).collect())
+}
+
+fn encoded(node: &str, objects: Vec<DesiredObject>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    format::encode(&mut bytes, node, &picture(objects)).unwrap();
+    bytes
+}
+
+#[test]
+fn what_was_written_is_read() {
+    let folder = TempDir::new().unwrap();
+    let inner = TempDir::new_in(&folder)
+        .unwrap()
+        .path()
+        .join("made/on/demand");
+    let cache = Cache::new(&inner, "n1".into());
+    assert_eq!(read(&cache), None, "nothing is there, and nothing is made");
+    assert!(!inner.exists());
+    write(&cache, objects());
+    assert_eq!(read(&cache), Some(objects()));
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&inner), mode(&cache.path)), (0o700, 0o600));
+    write(&cache, vec![node("y")]);
+    assert_eq!(read(&cache), Some(vec![node("y")]));
+    assert_eq!(
+        fs::read_dir(&inner).unwrap().count(),
+        1,
+        "nothing else is left"
+    );
+}
+
+#[test]
+fn a_file_that_is_cut_or_changed_anywhere_is_of_no_use() {
+    let whole = encoded("n1", objects());
+    let decode = |bytes: Vec<u8>| format::decode(bytes, "n1");
+    assert_eq!(decode(whole.clone()).unwrap().objects.len(), 4);
+    for length in 0..whole.len() {
+        let cut = decode(whole[..length].to_vec());
+        assert!(matches!(cut, Err(FileError::Damaged)), "{length} bytes");
+        let mut flipped = whole.clone();
+        flipped[length] ^= 1 << (length % 8);
+        let flipped = decode(flipped);
+        assert!(matches!(flipped, Err(FileError::Damaged)), "byte {length}");
+    }
+    let mut longer = whole;
+    longer.push(0);
+    assert!(matches!(decode(longer), Err(FileError::Damaged)));
+}
+
+/// With a checksum that is right, so that nothing but the field is wrong.
+fn sealed(mut bytes: Vec<u8>, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    use siphasher::sip128::{Hasher128 as _, SipHasher13};
+    use std::hash::Hasher as _;
+    bytes.truncate(bytes.len() - 16);
+    change(&mut bytes);
+    let mut sum = SipHasher13::new();
+    sum.write(&bytes);
+    bytes.extend(sum.finish128().as_u128().to_be_bytes());
+    bytes
+}
+
+#[test]
+fn files_of_others_are_named() {
+    let foreign = format::decode(encoded("n2", objects()), "n1").unwrap_err();
+    assert_eq!(foreign.to_string(), "written for node \"n2\"");
+    const VERSION: usize = b"kplane desired state\n".len() + 3;
+    let newer = sealed(encoded("n1", objects()), |bytes| bytes[VERSION] = 2);
+    let newer = format::decode(newer, "n1").unwrap_err();
+    assert_eq!(newer.to_string(), "format 2 is not known to this version");
+    // Lengths that lie, in a file that is as it was written.
+    for (length, cut) in [(40, 1), (60, 10)] {
+        let short = sealed(encoded("n1", objects()), |bytes| {
+            bytes.truncate(bytes.len() - cut);
+        });
+        assert!(matches!(
+            format::decode(short, "n1"),
+            Err(FileError::Damaged)
+        ));
+        let huge = sealed(encoded("n1", objects()), |bytes| bytes[length] = 0xff);
+        // Whatever it says: no panic, no room made for it.
+        let _ = format::decode(huge, "n1");
+    }
+}
+
+#[test]
+fn one_object_that_makes_no_sense_stops_no_other() {
+    let hostile = svc("bad", &["127.0.0.1:80"]);
+    let key = DesiredKey::Service(key_of("bad", Family::V4));
+    assert_eq!(hostile.key(), key);
+    let loaded = format::decode(encoded("n1", vec![hostile, node("z")]), "n1").unwrap();
+    assert_eq!((loaded.objects.len(), loaded.skipped), (1, 1));
+}
+
+/// Whatever is in the place of the file is neither followed nor waited for.
+#[test]
+fn only_a_regular_file_is_read() {
+    let folder = TempDir::new().unwrap();
+    let cache = cache(&folder);
+    write(&cache, objects());
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&cache.path, &elsewhere).unwrap();
+    symlink(&elsewhere, &cache.path).unwrap();
+    assert_eq!(read(&cache), None);
+    fs::remove_file(&cache.path).unwrap();
+    nix::unistd::mkfifo(&cache.path, Mode::S_IRWXU).unwrap();
+    assert_eq!(read(&cache), None);
+    // The next picture takes its place.
+    write(&cache, objects());
+    assert_eq!(read(&cache), Some(objects()));
+    fs::remove_file(&cache.path).unwrap();
+    fs::create_dir(&cache.path).unwrap();
+    assert_eq!(read(&cache), None);
+    write(&cache, objects());
+    assert!(cache.path.is_dir(), "no more than a warning");
+}
+
+/// A disk that takes nothing: the old file stays, and nobody waits.
+#[test]
+fn a_disk_that_takes_nothing_leaves_the_old_file() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("desired-n1");
+    file::replace(&path, |to| to.write_all(b"old")).unwrap();
+    let inode = fs::metadata(&path).unwrap().ino();
+    let full = file::replace(&path, |to| {
+        to.write_all(b"new")?;
+        Err(std::io::ErrorKind::StorageFull.into())
+    });
+    assert!(full.unwrap_err().to_string().contains("no storage space"));
+    assert_eq!(fs::read(&path).unwrap(), b"old");
+    assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
+    assert_eq!(
+        fs::read_dir(&folder).unwrap().count(),
+        1,
+        "it has its room back"
+    );
+    // No folder can be made beneath a file.
+    let nowhere = Cache::new(&path.join("below"), "n1".into());
+    write(&nowhere, objects());
+    assert_eq!(read(&nowhere), None);
+}
+
+/// While the disk is busy, pictures replace each other.
+#[test]
+fn the_newest_picture_is_written_in_the_end() {
+    let folder = TempDir::new().unwrap();
+    let cache = cache(&folder);
+    let (keeper, memory) = cache.clone().start().unwrap();
+    assert!(memory.is_none());
+    for round in 0..100 {
+        keeper.take(picture(vec![node(&format!("z{round}"))]));
+    }
+    keeper.close(None);
+    assert_eq!(read(&cache), Some(vec![node("z99")]));
+}
+
+/// Who removes the rules does not want them back with the next start.
+#[test]
+fn a_clean_up_forgets() {
+    let folder = TempDir::new().unwrap();
+    let cache = cache(&folder);
+    write(&cache, objects());
+    fs::write(folder.path().join("other"), b"").unwrap();
+    assert_eq!(Cache::forget(folder.path()).unwrap(), 1);
+    assert_eq!(
+        (read(&cache), folder.path().join("other").exists()),
+        (None, true)
+    );
+    assert_eq!(Cache::forget(folder.path()).unwrap(), 0);
+    assert_eq!(Cache::forget(&folder.path().join("none")).unwrap(), 0);
+}
+
+#[test]
+fn a_name_is_a_file_however_long_it_is() {
+    let name = |node: &str| Cache::new(Path::new("/c"), node.into()).path;
+    assert_eq!(name("n1"), PathBuf::from("/c/desired-n1"));
+    let [long, longer] = [200, 253].map(|length| "n".repeat(length));
+    assert_eq!(name(&long), PathBuf::from(format!("/c/desired-{long}")));
+    let other = format!("{}x", &longer[..252]);
+    assert_ne!(name(&longer), name(&other));
+    for name in [name(&longer), name(&other)] {
+        assert!(name.file_name().unwrap().len() + ".new".len() <= 255);
+    }
+}

@@ -1,0 +1,205 @@
+//! How an update changes the objects.
+
+use std::sync::Arc;
+
+use kplane_model::{DesiredKey, DesiredObject, ObjectHash};
+use kplane_proto::convert::ConvertError;
+
+use super::held::{Backing, Word};
+use super::staged::{Staged, StagedObject};
+use super::{Desired, MAX_NAMELESS, Reject, Slot, Touched};
+
+impl Desired {
+    pub(super) fn commit(&mut self, snapshot: bool, staged: Staged, word: &Word) -> Touched {
+        let mut touched = Touched {
+            unknown_kinds: staged.unknown_kinds,
+            ..Touched::default()
+        };
+        if snapshot {
+            self.nameless.clear();
+            self.judge(&staged, word);
+            self.sort_out(&staged, &mut touched);
+        }
+        let concerned = self.held.concerned(&staged);
+        for (key, change) in staged.named {
+            match change {
+                Some(object) => self.put(key, object, word.now_ms, &mut touched),
+                None => self.remove(&key, &mut touched),
+            }
+        }
+        for service in concerned {
+            self.settle(&service, &mut touched);
+        }
+        for error in staged.nameless_errors {
+            self.note_nameless(&error, word.now_ms, &mut touched);
+        }
+        if !snapshot {
+            self.weigh(word, &mut touched);
+        }
+        self.date_held(word.now_ms);
+        self.note_sizes(&mut touched);
+        touched
+    }
+
+    /// Keeps or removes what a snapshot does not name.
+    fn sort_out(&mut self, staged: &Staged, touched: &mut Touched) {
+        let unnamed = self.objects.keys();
+        let unnamed = unnamed.filter(|key| !staged.named.contains_key(*key));
+        for key in Vec::from_iter(unnamed.cloned()) {
+            if self.held.keeps(&key) {
+                self.keep(&key, touched);
+            } else {
+                self.remove(&key, touched);
+            }
+        }
+    }
+
+    fn note_nameless(&mut self, error: &ConvertError, since_ms: u64, touched: &mut Touched) {
+        let reason = error.to_string();
+        touched.rejects.push((None, reason.clone()));
+        if self.nameless.len() == MAX_NAMELESS {
+            self.nameless.remove(0);
+        }
+        self.nameless.push(Reject { reason, since_ms });
+    }
+
+    fn put(&mut self, key: DesiredKey, new: StagedObject, now_ms: u64, touched: &mut Touched) {
+        let before = self.objects.get(&key);
+        if before.is_some_and(|slot| slot.hash == new.hash && self.is_as_said(slot)) {
+            return;
+        }
+        let object = match new.object {
+            Ok(object) => object,
+            Err(error) => return self.reject(key, new.hash, &error, now_ms, touched),
+        };
+        self.rejects.remove(&key);
+        if let Some(slot) = before {
+            self.held.forget(&key, slot);
+        }
+        let old = before.and_then(|slot| slot.object.as_deref());
+        let (object, backing) = self.held.merge(object, old);
+        match self.objects.get_mut(&key) {
+            Some(slot) => (slot.hash, slot.backing) = (new.hash, backing),
+            None => {
+                let slot = Slot {
+                    hash: new.hash,
+                    object: None,
+                    backing,
+                };
+                self.objects.insert(key.clone(), slot);
+            }
+        }
+        if self.exchange_for(&key, &object, touched) {
+            self.evict(&object, touched);
+        }
+    }
+
+    /// The object needs no second look if the control plane says the same of it again.
+    fn is_as_said(&self, slot: &Slot) -> bool {
+        match slot.backing {
+            Backing::Named => true,
+            Backing::Unnamed => false,
+            Backing::Bare => self.held.keeps_content(slot),
+        }
+    }
+
+    /// Notes that an object makes no sense; the one before it stays.
+    fn reject(
+        &mut self,
+        key: DesiredKey,
+        hash: ObjectHash,
+        error: &ConvertError,
+        now_ms: u64,
+        touched: &mut Touched,
+    ) {
+        let reason = error.to_string();
+        touched.rejects.push((Some(key.clone()), reason.clone()));
+        match self.objects.get_mut(&key) {
+            Some(slot) => {
+                slot.hash = hash;
+                if slot.backing == Backing::Unnamed {
+                    self.held.forget(&key, slot);
+                    slot.backing = Backing::Named;
+                }
+            }
+            None => {
+                let slot = Slot {
+                    hash,
+                    object: None,
+                    backing: Backing::Named,
+                };
+                self.objects.insert(key.clone(), slot);
+            }
+        }
+        let since_ms = self.rejects.get(&key).map_or(now_ms, |old| old.since_ms);
+        self.rejects.insert(key, Reject { reason, since_ms });
+    }
+
+    /// Removes ServicePorts that the control plane does not name from places that are another's now.
+    fn evict(&mut self, object: &DesiredObject, touched: &mut Touched) {
+        for loser in self.held.losers(object) {
+            tracing::info!(service = %loser, "its place belongs to another Service now: no longer kept");
+            self.remove(&DesiredKey::Service(loser.clone()), touched);
+            self.remove(&DesiredKey::Local(loser.clone()), touched);
+            self.settle(&loser.service, touched);
+        }
+    }
+
+    /// Puts an object in the place of the one that there is and takes note of the difference.
+    /// Returns whether there is one.
+    fn exchange_for(
+        &mut self,
+        key: &DesiredKey,
+        new: &Arc<DesiredObject>,
+        touched: &mut Touched,
+    ) -> bool {
+        let Some(slot) = self.objects.get_mut(key) else {
+            return false;
+        };
+        if slot.object.as_ref() == Some(new) {
+            return false;
+        }
+        let old = slot.object.replace(new.clone());
+        self.count(new, u64::wrapping_add);
+        touched.add(key);
+        touched.count(new, old.as_deref());
+        if let Some(old) = old {
+            self.count(&old, u64::wrapping_sub);
+        }
+        true
+    }
+
+    /// The same for an object that is as the control plane says from now on.
+    pub(super) fn exchange(
+        &mut self,
+        key: &DesiredKey,
+        new: &Arc<DesiredObject>,
+        touched: &mut Touched,
+    ) {
+        if let Some(slot) = self.objects.get_mut(key) {
+            slot.backing = Backing::Named;
+        }
+        self.exchange_for(key, new, touched);
+    }
+
+    pub(super) fn remove(&mut self, key: &DesiredKey, touched: &mut Touched) {
+        self.rejects.remove(key);
+        let Some(slot) = self.objects.remove(key) else {
+            return;
+        };
+        self.held.forget(key, &slot);
+        if let Some(old) = slot.object {
+            self.count(&old, u64::wrapping_sub);
+            touched.add(key);
+            touched.count(&old, None);
+        }
+    }
+
+    pub(super) fn count(&mut self, object: &DesiredObject, op: fn(u64, u64) -> u64) {
+        if let DesiredObject::Service(program) = object {
+            let counts = &mut self.counts[program.port.key.family as usize];
+            counts.services = op(counts.services, 1);
+            counts.endpoints = op(counts.endpoints, program.endpoints.len() as u64);
+        }
+    }
+}

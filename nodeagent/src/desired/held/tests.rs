@@ -1,0 +1,521 @@
+//! Tests of what is kept.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kplane_model::{DesiredKey, DesiredObject, Family, ServiceKey, ServiceName, TrafficPolicy};
+use kplane_proto::v1::Confidence::{self, Confirmed, Partial, Unspecified as Whole};
+use proptest::prelude::*;
+
+use super::super::fixture::{Plane, key_of, local, node, svc};
+use super::super::{CliffGuard, Desired, Touched};
+
+const ENDPOINT: &str = "10.0.0.1:80";
+
+fn name(number: u8) -> String {
+    format!("s{number}")
+}
+
+fn key(number: u8) -> ServiceKey {
+    key_of(&name(number), Family::V4)
+}
+
+fn named(number: u8) -> DesiredKey {
+    DesiredKey::Service(key(number))
+}
+
+/// A Service with an address of its own.
+fn numbered(number: u8, endpoints: &[&str]) -> DesiredObject {
+    with_port(number, 80, endpoints)
+}
+
+fn with_port(number: u8, port: u16, endpoints: &[&str]) -> DesiredObject {
+    let DesiredObject::Service(mut program) = svc(&name(number), endpoints) else {
+        panic!("a Service");
+    };
+    program.port.cluster_ip = [10, 96, 1, number].into();
+    program.port.port = port;
+    DesiredObject::Service(program)
+}
+
+fn served(numbers: std::ops::Range<u8>) -> Vec<DesiredObject> {
+    numbers
+        .map(|number| numbered(number, &[ENDPOINT]))
+        .collect()
+}
+
+/// An agent that holds these, from a control plane that is no more.
+fn holding(objects: &[DesiredObject]) -> Desired {
+    let mut desired = Desired::default();
+    desired
+        .apply(Plane::new(objects.to_vec()).snapshot_update())
+        .unwrap();
+    desired
+}
+
+/// Another control plane.
+fn plane(epoch: u64, confidence: Confidence, objects: Vec<DesiredObject>) -> Plane {
+    let mut plane = Plane::new(objects);
+    (plane.epoch, plane.confidence) = (epoch, confidence);
+    plane
+}
+
+/// Services that are served: with endpoints, or without.
+fn there(desired: &Desired) -> BTreeMap<ServiceName, bool> {
+    let mut there = BTreeMap::new();
+    for (program, _) in desired.services(Family::V4) {
+        let any = there.entry(program.port.key.service.clone()).or_default();
+        *any |= program.has_any;
+    }
+    there
+}
+
+fn count(desired: &Desired) -> (usize, usize) {
+    let there = there(desired);
+    (
+        there.len(),
+        there.values().filter(|served| **served).count(),
+    )
+}
+
+fn held(desired: &Desired) -> (usize, usize) {
+    desired
+        .held()
+        .map_or((0, 0), |held| (held.services, held.without_endpoints))
+}
+
+/// Seen: two control planes with different folders; failing over deleted 991 of 1,001 Services.
+#[test]
+fn a_cliff_is_held_until_somebody_agrees() {
+    let mut desired = holding(&served(0..100));
+    let mut other = plane(7, Whole, served(95..105));
+    let touched = desired.apply(other.snapshot_update()).unwrap();
+    assert_eq!(touched.services.len(), 5, "new ones are taken");
+    assert_eq!((count(&desired), held(&desired)), ((105, 105), (95, 0)));
+    let told = desired.held().unwrap();
+    assert_eq!(told.reason, "95 of 100 Services would go at once");
+    assert_eq!(told.examples.len(), 8);
+    assert_eq!(told.examples[0], "shop/s0");
+    assert!(told.since_ms > 0);
+    assert_eq!(desired.resume().unwrap().digest, other.digest());
+
+    // More of the same changes nothing.
+    other.put(&numbered(120, &[ENDPOINT]));
+    desired.apply(other.delta_update()).unwrap();
+    assert_eq!((count(&desired), held(&desired)), ((106, 106), (95, 0)));
+    assert_eq!(desired.held().unwrap().since_ms, told.since_ms);
+
+    other.confidence = Confirmed;
+    let touched = desired.apply(other.delta_update()).unwrap();
+    assert_eq!(touched.services.len(), 95);
+    assert_eq!((count(&desired), desired.held()), ((11, 11), None));
+}
+
+#[test]
+fn less_than_a_cliff_is_believed() {
+    for (kept, left) in [(70..100, 100), (30..100, 70), (9..18, 9)] {
+        let before = if kept.end == 18 { 0..18 } else { 0..100 };
+        let lost = before.len() - kept.len();
+        let cliff = lost > 30;
+        let mut desired = holding(&served(before));
+        desired
+            .apply(plane(7, Whole, served(kept)).snapshot_update())
+            .unwrap();
+        assert_eq!((count(&desired).0, desired.held().is_some()), (left, cliff));
+    }
+}
+
+#[test]
+fn what_a_partial_picture_lacks_stays_until_it_is_whole() {
+    let mut objects = served(0..40);
+    objects.extend([local("s0", &[ENDPOINT]), node("z")]);
+    let mut desired = holding(&objects);
+    let mut other = plane(7, Partial, served(1..40));
+    other.doubt = "shop.yaml cannot be read".to_owned();
+    let touched = desired.apply(other.snapshot_update()).unwrap();
+    assert_eq!(touched, Touched::default());
+    assert_eq!(held(&desired), (1, 0));
+    assert_eq!(desired.held().unwrap().reason, "shop.yaml cannot be read");
+    assert!(
+        desired.service(&key(0)).unwrap().1.is_some(),
+        "and what it adds"
+    );
+    assert!(desired.node().is_some());
+
+    // A deletion by name is believed, of what is named and of what is not.
+    other.delete(&named(1));
+    desired.apply(other.delta_update()).unwrap();
+    assert_eq!((count(&desired).0, held(&desired)), (39, (1, 0)));
+
+    other.confidence = Whole;
+    let touched = desired.apply(other.delta_update()).unwrap();
+    assert_eq!(touched.services.len(), 1);
+    assert!(touched.node_changed);
+    assert_eq!((count(&desired).0, desired.held()), (38, None));
+}
+
+#[test]
+fn a_whole_picture_after_a_partial_one_may_still_be_a_cliff() {
+    let mut desired = holding(&served(0..40));
+    let mut other = plane(7, Partial, served(0..5));
+    desired.apply(other.snapshot_update()).unwrap();
+    other.confidence = Whole;
+    assert_eq!(
+        desired.apply(other.delta_update()).unwrap(),
+        Touched::default()
+    );
+    let told = desired.held().unwrap();
+    assert_eq!(
+        (told.services, &*told.reason),
+        (35, "35 of 40 Services would go at once")
+    );
+    // Those that are named again, or deleted by name, are not kept.
+    other.put(&numbered(10, &["10.0.0.9:80"]));
+    desired.apply(other.delta_update()).unwrap();
+    let (program, _) = desired.service(&key(10)).unwrap();
+    assert_eq!(program.endpoints[0].to_string(), "10.0.0.9:80");
+    other.delete(&named(11));
+    desired.apply(other.delta_update()).unwrap();
+    assert_eq!((count(&desired).0, held(&desired)), (39, (33, 0)));
+    assert_eq!(desired.resume().unwrap().digest, other.digest());
+}
+
+/// Slices of a picture that are missing are as bad as Services.
+#[test]
+fn endpoints_stay_as_services_do() {
+    let mut objects = served(0..20);
+    objects.push(local("s3", &[ENDPOINT]));
+    let mut desired = holding(&objects);
+    let bare: Vec<_> = (0..20).map(|number| with_port(number, 81, &[])).collect();
+    let mut other = plane(7, Whole, bare);
+    desired.apply(other.snapshot_update()).unwrap();
+    assert_eq!((count(&desired), held(&desired)), ((20, 20), (0, 20)));
+    let (program, local) = desired.service(&key(3)).unwrap();
+    assert_eq!(
+        (program.port.port, local.is_some()),
+        (81, true),
+        "the rest is new"
+    );
+    assert_eq!(
+        desired.held().unwrap().reason,
+        "20 of 20 Services would lose all endpoints at once"
+    );
+    assert_eq!(desired.resume().unwrap().digest, other.digest());
+    assert_eq!(
+        desired.apply(other.snapshot_update()).unwrap(),
+        Touched::default()
+    );
+
+    // Another version without endpoints is no reason to take them away; one with endpoints is.
+    other.put(&with_port(4, 82, &[]));
+    other.put(&with_port(5, 82, &["10.0.0.9:80"]));
+    desired.apply(other.delta_update()).unwrap();
+    assert_eq!((count(&desired), held(&desired)), ((20, 20), (0, 19)));
+    assert_eq!(desired.service(&key(4)).unwrap().0.port.port, 82);
+
+    other.confidence = Confirmed;
+    let touched = desired.apply(other.delta_update()).unwrap();
+    assert_eq!(touched.services.len(), 19);
+    assert_eq!((count(&desired), desired.held()), ((20, 1), None));
+    assert!(desired.service(&key(3)).unwrap().1.is_none());
+    assert_eq!(desired.counts(Family::V4).endpoints, 1);
+}
+
+/// The file with the Services is mended before the one with their slices.
+#[test]
+fn a_service_that_is_named_again_keeps_its_endpoints_until_it_has_some() {
+    let mut desired = holding(&served(0..3));
+    let mut other = plane(7, Partial, vec![node("z")]);
+    desired.apply(other.snapshot_update()).unwrap();
+    assert_eq!(held(&desired), (3, 0));
+    other.put(&numbered(1, &[]));
+    desired.apply(other.delta_update()).unwrap();
+    assert_eq!((count(&desired), held(&desired)), ((3, 3), (2, 1)));
+    other.put(&numbered(1, &["10.0.0.9:80"]));
+    desired.apply(other.delta_update()).unwrap();
+    assert_eq!((count(&desired), held(&desired)), ((3, 3), (2, 0)));
+}
+
+#[test]
+fn a_service_that_is_named_wins_over_one_that_is_kept() {
+    let DesiredObject::Service(mut old) = numbered(0, &[ENDPOINT]) else {
+        panic!("a Service");
+    };
+    old.port.node_port = Some(30_000);
+    let DesiredObject::Service(mut new) = numbered(1, &[ENDPOINT]) else {
+        panic!("a Service");
+    };
+    let bystander = numbered(2, &[ENDPOINT]);
+    let mut same_address = new.clone();
+    same_address.port.cluster_ip = old.port.cluster_ip;
+    new.port.node_port = Some(30_000);
+    new.port.external_policy = TrafficPolicy::Local;
+    for rival in [new, same_address] {
+        let rival = DesiredObject::Service(rival);
+        let mut desired = holding(&[
+            DesiredObject::Service(old.clone()),
+            bystander.clone(),
+            local("s0", &[]),
+        ]);
+        let mut other = plane(7, Partial, vec![node("z")]);
+        desired.apply(other.snapshot_update()).unwrap();
+        other.put(&rival);
+        let touched = desired.apply(other.delta_update()).unwrap();
+        let both = BTreeSet::from([key(0), key(1)]);
+        assert_eq!(touched.services, both);
+        assert!(desired.service(&key(0)).is_none());
+        assert_eq!(held(&desired), (1, 0), "the bystander");
+        // The same when both come with one snapshot.
+        let mut desired = holding(&[DesiredObject::Service(old.clone()), bystander.clone()]);
+        desired
+            .apply(plane(7, Partial, vec![rival]).snapshot_update())
+            .unwrap();
+        assert_eq!((count(&desired).0, held(&desired)), (2, (1, 0)));
+    }
+}
+
+/// Ports are the control plane's business: a Service that is named may lose some.
+#[test]
+fn ports_of_a_service_that_is_named_go() {
+    let DesiredObject::Service(mut other) = with_port(0, 90, &[ENDPOINT]) else {
+        panic!("a Service");
+    };
+    other.port.key.port_name = "metrics".into();
+    let mut desired = holding(&[numbered(0, &[ENDPOINT]), DesiredObject::Service(other)]);
+    let mut plane = plane(7, Partial, served(0..1));
+    desired.apply(plane.snapshot_update()).unwrap();
+    assert_eq!(desired.services(Family::V4).count(), 1);
+    assert_eq!(desired.held(), None);
+}
+
+/// Facts of a node shape all its rules: a file that cannot be read does not take them away.
+#[test]
+fn facts_of_the_node_stay_with_what_is_kept() {
+    let stranger = || {
+        let DesiredObject::Node(mut facts) = node("z") else {
+            panic!("a node");
+        };
+        (facts.known, facts.zone, facts.addresses) = (false, None, Vec::new());
+        DesiredObject::Node(facts)
+    };
+    let zone = |desired: &Desired| desired.node().and_then(|node| node.zone.clone());
+    let mut desired = holding(&[numbered(0, &[ENDPOINT]), node("z")]);
+    let mut other = plane(7, Partial, vec![stranger(), numbered(0, &[ENDPOINT])]);
+    assert_eq!(
+        desired.apply(other.snapshot_update()).unwrap(),
+        Touched::default()
+    );
+    assert_eq!((zone(&desired), desired.held()), (Some("z".into()), None));
+    other.confidence = Whole;
+    assert!(desired.apply(other.delta_update()).unwrap().node_changed);
+    assert_eq!(zone(&desired), None);
+    desired
+        .apply(plane(8, Whole, vec![node("z")]).snapshot_update())
+        .unwrap();
+    other = plane(9, Partial, vec![stranger()]);
+    desired.apply(other.snapshot_update()).unwrap();
+    other.put(&node("y"));
+    desired.apply(other.delta_update()).unwrap();
+    assert_eq!(zone(&desired), Some("y".into()));
+}
+
+/// After a start the first snapshot is compared with what was written down before.
+#[test]
+fn what_is_remembered_counts_as_if_it_had_been_there() {
+    let before = holding(&served(0..40));
+    let memory: Vec<_> = before.memory().map(|one| one.object).collect();
+    let started = |confidence, objects| {
+        let mut desired = Desired::default();
+        desired.remember(memory.iter().cloned());
+        assert_eq!(
+            (desired.position(), desired.resume(), desired.held()),
+            (None, None, None)
+        );
+        let mut plane = plane(7, confidence, objects);
+        let touched = desired.apply(plane.snapshot_update()).unwrap();
+        assert_eq!(desired.resume().unwrap().digest, plane.digest());
+        (count(&desired).0, held(&desired).0, touched.services.len())
+    };
+    assert_eq!(
+        started(Whole, vec![node("z")]),
+        (40, 40, 0),
+        "an empty folder"
+    );
+    assert_eq!(started(Whole, served(0..38)), (38, 0, 2));
+    assert_eq!(started(Partial, served(0..38)), (40, 2, 0));
+    assert_eq!(started(Confirmed, served(0..2)), (2, 0, 38));
+    let mut desired = Desired::new(CliffGuard {
+        enabled: false,
+        ..CliffGuard::default()
+    });
+    desired.remember(memory.iter().cloned().chain(memory.iter().cloned()));
+    desired
+        .apply(plane(7, Whole, vec![node("z")]).snapshot_update())
+        .unwrap();
+    assert_eq!(
+        (count(&desired).0, desired.counts(Family::V4).services),
+        (0, 0)
+    );
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(u8, u8),
+    PutLocal(u8),
+    Delete(u8),
+    /// The control plane starts anew and does not find these.
+    Lose(BTreeSet<u8>),
+    /// Nor the endpoints of these.
+    LoseEndpoints(BTreeSet<u8>),
+    Send(Confidence, bool),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let number = 0_u8..12;
+    let some = prop::collection::btree_set(0_u8..12, 0..10);
+    let confidence = prop_oneof![4 => Just(Whole), 3 => Just(Partial), 1 => Just(Confirmed)];
+    prop_oneof![
+        4 => (number.clone(), 0_u8..4).prop_map(|(number, port)| Step::Put(number, port)),
+        1 => number.clone().prop_map(Step::PutLocal),
+        1 => number.prop_map(Step::Delete),
+        1 => some.clone().prop_map(Step::Lose),
+        1 => some.prop_map(Step::LoseEndpoints),
+        5 => (confidence, any::<bool>()).prop_map(|(word, snapshot)| Step::Send(word, snapshot)),
+    ]
+}
+
+/// The control plane and what happened to it since it last told the agent anything.
+struct Story {
+    plane: Plane,
+    objects: BTreeMap<DesiredKey, DesiredObject>,
+    /// It started anew: the agent needs a snapshot.
+    fresh: bool,
+    deleted: BTreeSet<ServiceName>,
+}
+
+impl Story {
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Put(number, 0) => self.put(numbered(*number, &[])),
+            Step::Put(number, port) => {
+                self.put(numbered(*number, &[&format!("10.0.0.1:{port}")]));
+            }
+            Step::PutLocal(number) => self.put(local(&name(*number), &[ENDPOINT])),
+            Step::Delete(number) => {
+                self.deleted.insert(key(*number).service);
+                for key in [named(*number), DesiredKey::Local(key(*number))] {
+                    self.objects.remove(&key);
+                    self.plane.delete(&key);
+                }
+            }
+            Step::Lose(numbers) => {
+                for number in numbers {
+                    self.objects.remove(&named(*number));
+                    self.objects.remove(&DesiredKey::Local(key(*number)));
+                }
+                self.restart();
+            }
+            Step::LoseEndpoints(numbers) => {
+                for number in numbers {
+                    self.objects.remove(&DesiredKey::Local(key(*number)));
+                    let object = self.objects.get_mut(&named(*number));
+                    object
+                        .into_iter()
+                        .for_each(|object| *object = numbered(*number, &[]));
+                }
+                self.restart();
+            }
+            Step::Send(..) => {}
+        }
+    }
+
+    fn put(&mut self, object: DesiredObject) {
+        self.plane.put(&object);
+        self.objects.insert(object.key(), object);
+    }
+
+    fn restart(&mut self) {
+        let epoch = self.plane.epoch + 1;
+        self.plane = plane(epoch, Whole, self.objects.values().cloned().collect());
+        self.plane.put(&node("z"));
+        self.fresh = true;
+        self.deleted.clear();
+    }
+}
+
+/// What is planned of all Services.
+fn planned(desired: &Desired) -> BTreeMap<ServiceKey, String> {
+    let views = desired.services(Family::V4);
+    views
+        .map(|view| (view.0.port.key.clone(), format!("{view:?}")))
+        .collect()
+}
+
+fn lost(before: &BTreeMap<ServiceName, bool>, after: &BTreeMap<ServiceName, bool>) -> usize {
+    before
+        .keys()
+        .filter(|name| !after.contains_key(*name))
+        .count()
+}
+
+proptest! {
+    /// Whatever control planes lose and say: the digest is theirs, what they name is there, what they
+    /// do not name goes for a good reason only, and once nothing is kept everything is as they say.
+    #[test]
+    fn nothing_vanishes_by_accident(steps in prop::collection::vec(any_step(), 1..50)) {
+        let guard = CliffGuard { minimum: 2, ..CliffGuard::default() };
+        let mut desired = Desired::new(guard);
+        let mut story = Story {
+            plane: Plane::new([node("z")]),
+            objects: BTreeMap::new(),
+            fresh: true,
+            deleted: BTreeSet::new(),
+        };
+        for step in &steps {
+            story.step(step);
+            let Step::Send(confidence, snapshot) = step else { continue };
+            let snapshot = *snapshot || std::mem::take(&mut story.fresh);
+            story.plane.confidence = *confidence;
+            let update =
+                if snapshot { story.plane.snapshot_update() } else { story.plane.delta_update() };
+            let (plans, mut before) = (planned(&desired), there(&desired));
+            let touched = desired.apply(update).unwrap();
+            let (plans_after, after) = (planned(&desired), there(&desired));
+            let deleted = std::mem::take(&mut story.deleted);
+            before.retain(|name, _| after.contains_key(name) || !deleted.contains(name));
+
+            prop_assert_eq!(desired.resume().unwrap().digest, story.plane.digest());
+            for key in plans.keys().chain(plans_after.keys()) {
+                if plans.get(key) != plans_after.get(key) {
+                    prop_assert!(touched.services.contains(key), "{} is missing", key);
+                }
+            }
+            let mut fresh = Desired::default();
+            fresh.apply(story.plane.snapshot_update()).unwrap();
+            prop_assert_eq!(lost(&there(&fresh), &after), 0);
+            for (name, served) in there(&fresh) {
+                prop_assert!(after[&name] || !served);
+            }
+            if desired.held().is_none() {
+                prop_assert_eq!(&plans_after, &planned(&fresh));
+            }
+            prop_assert_eq!(desired.counts(Family::V4).services, plans_after.len() as u64);
+            let gone = lost(&before, &after);
+            match confidence {
+                Confirmed => prop_assert!(desired.held().is_none()),
+                Partial => prop_assert_eq!(gone, 0),
+                Whole => {
+                    let all = if snapshot { before.len() } else { after.len() + gone };
+                    prop_assert!(!guard.is_cliff(gone, all), "{} of {}", gone, all);
+                }
+            }
+            // What is written down leads to the same after a start.
+            let mut started = Desired::new(guard);
+            started.remember(desired.memory().map(|one| Arc::clone(&one.object)));
+            started.apply(story.plane.snapshot_update()).unwrap();
+            if *confidence != Whole {
+                prop_assert_eq!(planned(&started), plans_after);
+            }
+        }
+    }
+}

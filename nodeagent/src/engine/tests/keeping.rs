@@ -1,0 +1,154 @@
+//! What a start does not lose.
+
+use std::time::Instant;
+
+use kplane_proto::v1::Confidence;
+use tempfile::TempDir;
+
+use super::*;
+use crate::cache::Cache;
+
+fn services(count: u8) -> Vec<DesiredObject> {
+    let service = |number: u8| {
+        let DesiredObject::Service(mut program) = svc(&format!("s{number}"), &["10.0.0.1:80"])
+        else {
+            panic!("a Service");
+        };
+        program.port.cluster_ip = [10, 96, 1, number].into();
+        DesiredObject::Service(program)
+    };
+    (0..count).map(service).collect()
+}
+
+fn at(folder: &TempDir) -> Recall {
+    Recall {
+        cache: Some(Cache::new(folder.path(), "n1".into())),
+        ..Recall::default()
+    }
+}
+
+impl Rig {
+    /// Another control plane, with these objects.
+    fn fail_over(&mut self, confidence: Confidence, objects: Vec<DesiredObject>) {
+        let epoch = self.plane.epoch + 1;
+        self.plane = Plane::new(objects);
+        (self.plane.epoch, self.plane.confidence) = (epoch, confidence);
+        self.snapshot();
+    }
+
+    fn held(&self) -> Option<usize> {
+        self.core.report().keeps.map(|held| held.services)
+    }
+}
+
+/// Seen: a restart on an empty folder, 1,000 Services became 0 within 68 ms.
+#[test]
+fn a_restart_beside_an_empty_source_keeps_everything() {
+    let folder = TempDir::new().unwrap();
+    let mut rig = Rig::new(services(40));
+    rig.restart(at(&folder));
+    rig.snapshot();
+    rig.restart(at(&folder));
+    let report = rig.core.report();
+    assert_eq!(
+        (report.held, report.counts.services, report.keeps),
+        (None, 0, None)
+    );
+    rig.script.calls();
+    rig.fail_over(Confidence::Unspecified, vec![node("z")]);
+    assert_eq!((rig.script.kernel().len(), rig.held()), (40, Some(40)));
+    assert_eq!(rig.core.report().counts.services, 40);
+    assert_eq!(rig.revisions().0, 1, "applied all the same");
+
+    // What is held is remembered as well; what was approved is forgotten for good.
+    rig.restart(at(&folder));
+    rig.fail_over(Confidence::Unspecified, vec![node("z")]);
+    assert_eq!((rig.script.kernel().len(), rig.held()), (40, Some(40)));
+    rig.plane.confidence = Confidence::Confirmed;
+    rig.delta();
+    assert_eq!((rig.script.kernel().len(), rig.held()), (0, None));
+    rig.restart(at(&folder));
+    rig.fail_over(Confidence::Unspecified, vec![node("z")]);
+    assert_eq!((rig.script.kernel().len(), rig.held()), (0, None));
+}
+
+/// Writing waits for a moment, happens every few seconds, and at once when something was let go.
+#[test]
+fn what_changes_is_written_down_every_few_seconds() {
+    let folder = TempDir::new().unwrap();
+    let (mut desired, mut keeping) = at(&folder).begin();
+    desired
+        .apply(Plane::new(services(3)).snapshot_update())
+        .unwrap();
+    let begin = Instant::now();
+    let after = |tenths: u32| begin + SECOND * tenths / 10;
+    keeping.changed(false, begin);
+    keeping.changed(false, after(5));
+    assert_eq!(keeping.due(), Some(after(10)));
+    keeping.hand_over(&desired, after(10));
+    assert_eq!(keeping.due(), None);
+    keeping.changed(false, after(11));
+    assert_eq!(keeping.due(), Some(after(60)));
+    keeping.changed(true, after(12));
+    assert_eq!(
+        keeping.due(),
+        Some(after(12)),
+        "what was approved does not come back"
+    );
+    keeping.close(&desired);
+    let (remembered, _) = at(&folder).begin();
+    assert_eq!(remembered.memory().count(), 3);
+
+    let (_, mut nowhere) = Recall::default().begin();
+    nowhere.changed(true, begin);
+    assert_eq!(nowhere.due(), None);
+}
+
+#[test]
+fn a_kernel_of_which_nothing_is_known_is_left_alone_until_the_picture_is_whole() {
+    for (doubtful, objects) in [
+        (Confidence::Partial, services(3)),
+        (Confidence::Unspecified, vec![node("z")]),
+    ] {
+        let mut rig = Rig::new([]);
+        rig.script.set(|script| script.found = true);
+        rig.restart(Recall::default());
+        rig.fail_over(doubtful, objects);
+        assert!(rig.script.calls().is_empty());
+        rig.core.configure(NodeSettings::default(), rig.now);
+        assert!(rig.script.calls().is_empty());
+        let report = rig.core.report();
+        assert!(report.keeps.unwrap().is_untouched());
+        assert_eq!((report.applied, rig.core.due()), (None, None));
+        rig.plane.confidence = Confidence::Confirmed;
+        rig.delta();
+        assert!(rig.script.calls()[0].starts_with("apply IPv4 complete"));
+        assert_eq!(rig.core.report().keeps, None);
+    }
+    // A kernel without Services, and one that the agent remembers, are no reason to wait.
+    let folder = TempDir::new().unwrap();
+    let mut rig = Rig::new([]);
+    rig.restart(at(&folder));
+    rig.fail_over(Confidence::Partial, services(3));
+    assert_eq!(rig.script.kernel().len(), 3);
+    rig.script.set(|script| script.found = true);
+    rig.restart(at(&folder));
+    rig.fail_over(Confidence::Partial, services(2));
+    assert_eq!((rig.script.kernel().len(), rig.held()), (3, Some(1)));
+}
+
+/// The other folder's Services come, and none goes.
+#[test]
+fn failing_over_to_another_source_deletes_nothing() {
+    let mut rig = Rig::settled(services(40));
+    let mut others = services(50);
+    others.drain(..45);
+    rig.fail_over(Confidence::Unspecified, others);
+    assert_eq!((rig.script.kernel().len(), rig.held()), (45, Some(40)));
+    rig.fail_over(Confidence::Unspecified, services(40));
+    assert_eq!(
+        (rig.script.kernel().len(), rig.held()),
+        (40, None),
+        "and back"
+    );
+}
