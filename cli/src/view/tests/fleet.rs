@@ -179,7 +179,8 @@ fn a_node_that_keeps_what_nobody_names() {
 
         Next
           kpctl approve, if what node-a keeps is to go
-    "#]].assert_eq(&status(fleet(nodes.clone())));
+    "#]]
+    .assert_eq(&status(fleet(nodes.clone())));
     let wide = wide(&FleetView::from(fleet(nodes)));
     assert!(
         wide.contains("  kept: shop/a, shop/b and 989 more\n"),
