@@ -9,6 +9,7 @@ use anyhow::{Result, bail, ensure};
 use clap::Parser as _;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
+use kp_nodeagent::desired::Held;
 use kp_nodeagent::report::Report;
 use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
