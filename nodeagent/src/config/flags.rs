@@ -34,11 +34,11 @@ Examples:
   Serve this node from a folder of YAML, without any cluster:
     kp-nodeagent --standalone --manifests deploy/demo
   Take kube-proxy's place, with nothing else in the cluster:
-    kp-nodeagent --standalone --config /var/lib/kube-proxy/config.conf \
-      --hostname-override $(NODE_NAME)
+    kp-nodeagent --standalone --config /var/lib/kube-proxy/config.conf \\
+      --hostname-override node-1
   The same, fed by a control plane:
     kp-nodeagent --control-plane http://kplane.example:7443 \\
-      --config /var/lib/kube-proxy/config.conf --hostname-override $(NODE_NAME)
+      --config /var/lib/kube-proxy/config.conf --hostname-override node-1
   See what kube-proxy's file means here:
     kp-nodeagent --check-config --config /var/lib/kube-proxy/config.conf
   See what kplane has in the kernel, and remove it:
