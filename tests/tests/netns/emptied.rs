@@ -124,10 +124,7 @@ pub(crate) fn a_start_beside_an_emptied_folder_cuts_nobody_off() -> Result<()> {
     session.echo(DEADLINE)?;
     // Without memory nobody can tell which these are: nothing is touched.
     let untouched = |report: &Report| {
-        let untouched = report
-            .keeps
-            .as_ref()
-            .is_some_and(|held| held.is_untouched());
+        let untouched = report.keeps.as_ref().is_some_and(Held::is_untouched);
         report.applied.is_none() && untouched
     };
     start("", Some(&load), &untouched)?;
