@@ -27,8 +27,9 @@ const PLUGIN: &str = "kubectl kplane";
 #[command(name = PROGRAM, version, disable_help_subcommand = true, max_term_width = 100)]
 #[command(after_help = "\
 Exit codes:
-  0  done            2  wrong usage
-  1  server error    3  status --check: not in sync, or errors in the input
+  0  done            3  status --check: not in sync, or errors in the input
+  1  server error    4  approve: not approved
+  2  wrong usage
 
 Examples:
   kpctl status
@@ -106,6 +107,20 @@ Examples:
   kpctl describe service shop/web"
     )]
     Describe(DescribeCommand),
+    /// Agree that what the source does not name (any more) is gone
+    #[command(after_help = "\
+The control plane and its agents keep what vanishes in a way that looks like a mistake: because a
+source could not be read in full since its start, or because very much vanished at once. This shows
+what is kept, and why, asks, and lets it go. What vanishes like that later is kept again.
+
+Examples:
+  kpctl approve
+  kpctl approve --yes -o json   for scripts: does not ask")]
+    Approve {
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
     /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:

@@ -98,19 +98,30 @@ impl Client {
         })
     }
 
-    /// The fleet now.
+    /// The fleet now, from all its pages.
     pub(crate) async fn fleet(&self) -> Result<pb::Fleet, Error> {
         let mut stub = self.stub.clone();
-        self.ask(stub.get_fleet(pb::GetFleetRequest {})).await
+        let mut pages = Pages::default();
+        let mut request = pb::GetFleetRequest::default();
+        loop {
+            let page = self.ask(stub.get_fleet(request.clone())).await?;
+            request.page_token.clone_from(&page.next_page_token);
+            if let Some(fleet) = pages.add(page) {
+                return fleet.map_err(|cause| self.lost(cause));
+            }
+        }
     }
 
     /// The fleet now and after each change.
     pub(crate) async fn watch_fleet(&self) -> Result<FleetStream, Error> {
         let mut stub = self.stub.clone();
-        let stream = self.ask(stub.watch_fleet(pb::GetFleetRequest {})).await?;
+        let stream = self
+            .ask(stub.watch_fleet(pb::GetFleetRequest::default()))
+            .await?;
         Ok(FleetStream {
             stream,
             client: self.clone(),
+            pages: Pages::default(),
             started: false,
         })
     }
@@ -149,6 +160,15 @@ impl Client {
         }
     }
 
+    /// Agrees that what the source does not name is gone.
+    pub(crate) async fn approve(
+        &self,
+        request: pb::ApproveRequest,
+    ) -> Result<pb::ApproveResponse, Error> {
+        let mut stub = self.stub.clone();
+        self.ask(stub.approve(request)).await
+    }
+
     /// Waits for an answer, but not for ever.
     async fn ask<T>(
         &self,
@@ -158,6 +178,13 @@ impl Client {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(self.refused(&status)),
             Err(_) => Err(self.timed_out()),
+        }
+    }
+
+    fn lost(&self, cause: &str) -> Error {
+        Error::Lost {
+            server: self.server.clone(),
+            cause: cause.to_owned(),
         }
     }
 
@@ -189,10 +216,35 @@ impl Client {
     }
 }
 
+/// A picture of the fleet that comes in pages.
+#[derive(Default)]
+struct Pages(pb::Fleet);
+
+impl Pages {
+    /// Adds a page; with the last one the picture is complete. Pages that do not go on by name would
+    /// never end.
+    fn add(&mut self, page: pb::Fleet) -> Option<Result<pb::Fleet, &'static str>> {
+        let fleet = &mut self.0;
+        fleet.nodes.extend(page.nodes);
+        if page.control_plane.is_some() {
+            fleet.control_plane = page.control_plane;
+        }
+        if page.next_page_token.is_empty() {
+            fleet.next_page_token.clear();
+            return Some(Ok(std::mem::take(fleet)));
+        }
+        let goes_on = page.next_page_token > fleet.next_page_token;
+        fleet.next_page_token = page.next_page_token;
+        (!goes_on).then_some(Err("its pages do not end"))
+    }
+}
+
 /// Pictures of the fleet, as they change.
 pub(crate) struct FleetStream {
     stream: Streaming<pb::Fleet>,
     client: Client,
+    /// Of the picture that is on its way.
+    pages: Pages,
     started: bool,
 }
 
@@ -200,6 +252,15 @@ impl FleetStream {
     /// The next picture. The first one must come in time; after that, no news is good news.
     /// Nothing is lost when the future is dropped.
     pub(crate) async fn next(&mut self) -> Result<pb::Fleet, Error> {
+        loop {
+            let page = self.page().await?;
+            if let Some(fleet) = self.pages.add(page) {
+                return fleet.map_err(|cause| self.client.lost(cause));
+            }
+        }
+    }
+
+    async fn page(&mut self) -> Result<pb::Fleet, Error> {
         let message = if self.started {
             self.stream.message().await
         } else {
@@ -209,10 +270,7 @@ impl FleetStream {
         self.started = true;
         match message {
             Ok(Some(fleet)) => Ok(fleet),
-            Ok(None) => Err(Error::Lost {
-                server: self.client.server.clone(),
-                cause: "the server ended the stream".to_owned(),
-            }),
+            Ok(None) => Err(self.client.lost("the server ended the stream")),
             Err(status) => Err(self.client.refused(&status)),
         }
     }
@@ -263,6 +321,29 @@ fn did_you_mean(similar: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_make_one_picture_and_end() {
+        let page = |name: &str, next: &str| pb::Fleet {
+            control_plane: (name == "a").then(pb::ControlPlaneStatus::default),
+            nodes: vec![pb::NodeStatus {
+                name: name.to_owned(),
+                ..Default::default()
+            }],
+            next_page_token: next.to_owned(),
+        };
+        let mut pages = Pages::default();
+        for _ in 0..2 {
+            assert!(pages.add(page("a", "a")).is_none());
+            assert!(pages.add(page("b", "b")).is_none());
+            let fleet = pages.add(page("c", "")).unwrap().unwrap();
+            let names: Vec<&str> = fleet.nodes.iter().map(|n| n.name.as_str()).collect();
+            assert_eq!(names, ["a", "b", "c"]);
+            assert!(fleet.control_plane.is_some());
+        }
+        assert!(pages.add(page("b", "b")).is_none());
+        assert!(pages.add(page("a", "a")).unwrap().is_err());
+    }
 
     #[test]
     fn suggestions() {

@@ -1,6 +1,6 @@
 //! One function a command: ask, show, judge.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 
 use kplane_proto::v1 as pb;
@@ -11,6 +11,7 @@ use crate::output::Output;
 use crate::style::Tone;
 use crate::text::Span;
 use crate::view::View;
+use crate::view::approve::ApprovalView;
 use crate::view::describe::DescriptionView;
 use crate::view::endpoints::EndpointListView;
 use crate::view::fleet::FleetView;
@@ -26,6 +27,8 @@ pub(crate) enum Verdict {
     Done,
     /// Exit code 3: `--check` found something.
     CheckFailed,
+    /// Exit code 4: the person did not agree.
+    Declined,
 }
 
 impl From<Verdict> for ExitCode {
@@ -33,6 +36,7 @@ impl From<Verdict> for ExitCode {
         match verdict {
             Verdict::Done => Self::SUCCESS,
             Verdict::CheckFailed => Self::from(3),
+            Verdict::Declined => Self::from(4),
         }
     }
 }
@@ -49,6 +53,9 @@ pub(crate) enum Failure {
     /// Wrong arguments: exit code 2.
     #[error(transparent)]
     Usage(#[from] clap::Error),
+    /// A question, and nobody to answer it: exit code 2.
+    #[error("there is no terminal to ask at. Look at what it is about, then give --yes")]
+    NobodyToAsk,
 }
 
 impl Failure {
@@ -56,6 +63,10 @@ impl Failure {
     pub(crate) fn report(self) -> ExitCode {
         match self {
             Self::Usage(error) => error.exit(),
+            Self::NobodyToAsk => {
+                anstream::eprintln!("{} {self}", Tone::Bad.paint("error:"));
+                ExitCode::from(2)
+            }
             // `kpctl get services | head`: the reader has seen enough.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
             failure => {
@@ -91,6 +102,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             let view = DescriptionView::new(&name.namespace, &name.name, description);
             show(&cli, &view)
         }
+        Command::Approve { yes } => approve(&cli, *yes).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             let mut command = args::command(cli.program);
@@ -132,6 +144,38 @@ async fn list<V: View>(
         return Ok(Verdict::Done);
     }
     show(cli, &view(client.services(namespace).await?, namespace))
+}
+
+/// Shows what is held, asks, and has it let go.
+async fn approve(cli: &Cli, yes: bool) -> Result<Verdict, Failure> {
+    let client = Client::connect(&cli.options).await?;
+    let pending = ApprovalView::from(client.fleet().await?);
+    if pending.is_empty() {
+        return show(cli, &pending);
+    }
+    if !yes {
+        Output::stderr(cli.program).show(&pending)?;
+        if !ask("Is all of that gone indeed, and to be let go? [y/N] ")? {
+            anstream::eprintln!("Nothing was approved.");
+            return Ok(Verdict::Declined);
+        }
+    }
+    let done = client.approve(pending.request()).await?;
+    show(cli, &ApprovalView::from(done))
+}
+
+/// Asks at the terminal; only a yes is a yes.
+fn ask(question: &str) -> Result<bool, Failure> {
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return Err(Failure::NobodyToAsk);
+    }
+    anstream::eprint!("{question}");
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    let answer = answer.trim();
+    Ok(["y", "yes"]
+        .iter()
+        .any(|yes| answer.eq_ignore_ascii_case(yes)))
 }
 
 /// Shows this program's version even when the control plane does not answer.

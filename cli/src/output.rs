@@ -78,6 +78,24 @@ impl Output<io::Stdout> {
     }
 }
 
+impl Output<io::Stderr> {
+    /// A table for whoever sits at the terminal, wherever results go.
+    pub(crate) fn stderr(program: &'static str) -> Self {
+        let stderr = io::stderr();
+        Self {
+            format: Format::Table,
+            program,
+            colour: AutoStream::choice(&stderr) != ColorChoice::Never,
+            terminal,
+            unicode: false,
+            watch: false,
+            shown: String::new(),
+            trouble: String::new(),
+            writer: stderr,
+        }
+    }
+}
+
 /// The terminal behind standard output, if there is one that can do more than print.
 fn terminal() -> Option<Size> {
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");

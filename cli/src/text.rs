@@ -153,6 +153,21 @@ pub(crate) fn field(key: &str, values: &[Span], canvas: &Canvas) -> String {
     out
 }
 
+/// A key and a sentence, wrapped; an empty key continues what is above it.
+pub(crate) fn long_field(key: &str, value: &Span, canvas: &Canvas) -> String {
+    let lines = wrap(&value.text, canvas.columns.saturating_sub(KEY_COLUMNS), 0);
+    let lines = lines.iter().enumerate().map(|(i, line)| {
+        let key = if i == 0 { key } else { "" };
+        let gap = " ".repeat(KEY_COLUMNS.saturating_sub(key.width()));
+        let key = match key {
+            "" => String::new(),
+            key => Tone::Strong.paint(key),
+        };
+        format!("{key}{gap}{}\n", value.tone.paint(line))
+    });
+    lines.collect()
+}
+
 /// `1 node`, `2 nodes`.
 pub(crate) fn plural(count: usize, noun: &str) -> String {
     let s = if count == 1 { "" } else { "s" };

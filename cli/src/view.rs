@@ -4,6 +4,7 @@
 //! and stay as they are, every field is always present, what is not known is `null`, times are
 //! RFC 3339, other units are in the name. `README.md` lists the fields.
 
+pub(crate) mod approve;
 pub(crate) mod describe;
 pub(crate) mod endpoints;
 pub(crate) mod fleet;
@@ -21,6 +22,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -38,6 +40,9 @@ pub(crate) const API_VERSION: &str = "kplane.v1";
 
 /// Issues that a table shows before it refers to `-o wide`.
 const ISSUES_SHOWN: usize = 10;
+
+/// Further objects with the same issue that a table names.
+const OTHERS_NAMED: usize = 3;
 
 /// Something to show.
 pub(crate) trait View: Serialize {
@@ -107,7 +112,7 @@ fn policy(policy: pb::TrafficPolicy) -> &'static str {
 }
 
 /// How bad an issue is; what a newer server may add counts as an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub(crate) enum SeverityView {
     Error,
     Warning,
@@ -123,6 +128,8 @@ pub(crate) struct IssueView {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) reason: String,
+    /// Further objects with the same problem, which the server did not list.
+    pub(crate) alike: u64,
 }
 
 impl IssueView {
@@ -131,6 +138,11 @@ impl IssueView {
         let mut issues: Vec<Self> = issues.into_iter().map(Self::from).collect();
         issues.sort_by_key(|issue| issue.severity);
         issues
+    }
+
+    /// What makes two of them the same problem of different objects.
+    fn problem(&self) -> (SeverityView, &str, &str) {
+        (self.severity, &self.kind, &self.reason)
     }
 
     fn is_error(&self) -> bool {
@@ -161,35 +173,92 @@ impl From<pb::InputIssue> for IssueView {
             namespace: issue.namespace,
             name: issue.name,
             reason: issue.reason,
+            alike: issue.alike,
         }
     }
 }
 
-/// A section about issues, after an empty line; nothing when there are none.
-fn issues_text(issues: &[IssueView], canvas: &Canvas) -> String {
+/// One problem, and the objects that have it.
+struct Problem<'a> {
+    first: &'a IssueView,
+    others: Vec<&'a IssueView>,
+}
+
+impl<'a> Problem<'a> {
+    /// Problems in the order of their first objects; in a wide table each object is told by itself.
+    fn all(issues: &'a [IssueView], wide: bool) -> Vec<Self> {
+        let mut problems: Vec<Self> = Vec::new();
+        let mut known = HashMap::new();
+        for issue in issues {
+            let at = *known.entry(issue.problem()).or_insert(problems.len());
+            match problems.get_mut(at).filter(|_| !wide) {
+                Some(problem) => problem.others.push(issue),
+                None => problems.push(Self {
+                    first: issue,
+                    others: Vec::new(),
+                }),
+            }
+        }
+        problems
+    }
+
+    fn notes(&self) -> Vec<Span> {
+        let mut notes = vec![Span::plain(&self.first.reason)];
+        let all = self.others.iter().chain([&self.first]);
+        let unnamed: u64 = all.map(|issue| issue.alike).sum();
+        let count = usize::try_from(unnamed).unwrap_or(usize::MAX);
+        let count = count.saturating_add(self.others.len());
+        let names = self.others.iter().take(OTHERS_NAMED);
+        let names: Vec<String> = names.map(|issue| issue.object()).collect();
+        notes.extend((count > 0).then(|| {
+            let such_as = match names.as_slice() {
+                [] => String::new(),
+                names if names.len() == count => format!(": {}", names.join(", ")),
+                names => format!(", such as {}", names.join(", ")),
+            };
+            Span::plain(format!("the same of {}{such_as}", plural(count, "other")))
+        }));
+        notes
+    }
+}
+
+/// A section about issues, after an empty line; nothing when there are none. `omitted` are those that
+/// the server did not tell.
+fn issues_text(issues: &[IssueView], omitted: u64, canvas: &Canvas) -> String {
     if issues.is_empty() {
         return String::new();
     }
+    let problems = Problem::all(issues, canvas.wide);
     let limit = if canvas.wide {
-        issues.len()
+        problems.len()
     } else {
         ISSUES_SHOWN
     };
-    let shown = &issues[..limit.min(issues.len())];
+    let (shown, hidden) = problems.split_at(limit.min(problems.len()));
     let table = Table::new(shown)
-        .column(Column::new("ISSUE"), |issue| match issue.severity {
-            SeverityView::Error => Span::new("Error", Tone::Bad),
-            SeverityView::Warning => Span::new("Warning", Tone::Warn),
+        .column(
+            Column::new("ISSUE"),
+            |problem: &Problem<'_>| match problem.first.severity {
+                SeverityView::Error => Span::new("Error", Tone::Bad),
+                SeverityView::Warning => Span::new("Warning", Tone::Warn),
+            },
+        )
+        .column(Column::new("OBJECT").elastic(24), |problem| {
+            Span::plain(problem.first.object())
         })
-        .column(Column::new("OBJECT").elastic(24), |issue| {
-            Span::plain(issue.object())
+        .column(Column::new("LOCATION").elastic(20), |problem| {
+            Span::plain(&problem.first.location)
         })
-        .column(Column::new("LOCATION").elastic(20), |issue| {
-            Span::plain(&issue.location)
-        })
-        .notes(|issue| vec![Span::plain(&issue.reason)]);
-    let more = more_text(issues.len() - shown.len(), "issue");
-    format!("\n{}{more}", table.render(canvas))
+        .notes(Problem::notes);
+    let more = more_text(hidden.len(), "issue");
+    let omitted = match usize::try_from(omitted).unwrap_or(usize::MAX) {
+        0 => String::new(),
+        omitted => format!(
+            "{} more are not told: mend these first\n",
+            plural(omitted, "issue")
+        ),
+    };
+    format!("\n{}{more}{omitted}", table.render(canvas))
 }
 
 /// Says how many were left out; nothing when none was.

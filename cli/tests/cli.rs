@@ -133,6 +133,76 @@ fn check_is_for_scripts() {
 }
 
 #[test]
+fn approve_lets_go_what_was_shown() {
+    let plane = ControlPlane::start(samples::holding_fleet());
+    let check = ["status", "--check"];
+    assert_eq!(done(plane.address, &check).code, Some(3));
+    // Nobody is there to be asked: what it is about is shown, and nothing is done.
+    let refused = done(plane.address, &["approve"]);
+    assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""));
+    assert!(refused.stderr.contains("991 services"), "{refused:?}");
+    assert!(refused.stderr.contains("give --yes"), "{refused:?}");
+    assert!(
+        plane
+            .fleet
+            .borrow()
+            .control_plane
+            .as_ref()
+            .unwrap()
+            .held
+            .is_some()
+    );
+
+    let json = text(plane.address, &["approve", "--yes", "-o", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        (&json["kind"], &json["approved"]),
+        (&"Approval".into(), &true.into())
+    );
+    assert_eq!(json["held"]["services"], 991);
+    let nothing = "Nothing is held, and nothing is in doubt.\n";
+    assert_eq!(text(plane.address, &["approve"]), nothing);
+    assert_eq!(text(plane.address, &["approve", "--yes"]), nothing);
+}
+
+#[test]
+fn approve_at_a_terminal_asks() {
+    let plane = ControlPlane::start(samples::holding_fleet());
+    let at_terminal = |answer: &str| {
+        // util-linux: a terminal of its own for the program, fed from a pipe.
+        let mut command = std::process::Command::new("script");
+        let kpctl = env!("CARGO_BIN_EXE_kpctl");
+        command
+            .args(["-qec", &format!("{kpctl} approve"), "/dev/null"])
+            .env("KPLANE_SERVER", plane.address.to_string())
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped());
+        let mut child = command.spawn().ok()?;
+        let mut stdin = child.stdin.take().unwrap();
+        std::io::Write::write_all(&mut stdin, format!("{answer}\n").as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        drop(stdin);
+        Some((
+            output.status.code(),
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+        ))
+    };
+    let Some((code, text)) = at_terminal("n") else {
+        eprintln!("skipped: there is no `script` program");
+        return;
+    };
+    assert_eq!(code, Some(4), "{text}");
+    assert!(
+        text.contains("[y/N]") && text.contains("Nothing was approved."),
+        "{text}"
+    );
+    let (code, text) = at_terminal("y").unwrap();
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("Approved: "), "{text}");
+}
+
+#[test]
 fn watch_prints_a_block_a_change() {
     let plane = healthy();
     let watch = Running::start(&mut kpctl(plane.address, &["status", "-w"]));

@@ -1,9 +1,12 @@
 //! The control plane's HTTP port: whether it runs, whether it is ready, and its metrics.
 //!
 //! Ready means that every kind has been listed once: agents get nothing before. It stays so when
-//! the API server goes away later, for the control plane then serves what it knows.
+//! the API server goes away later, for the control plane then serves what it knows; and while it holds
+//! what its source does not name any more, or doubts its source: it serves more then, not less, another
+//! replica would do no better, and agents without any control plane hear of no change at all.
 
 mod metrics;
+mod ports;
 
 #[cfg(test)]
 mod tests;
@@ -18,6 +21,8 @@ use kplane_http::{Answer, Guests, TEXT, answer, not_found, serve};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
+use self::ports::Ports;
+use crate::doors::Door;
 use crate::hub::Hub;
 use crate::source::upstream::KindState;
 
@@ -30,18 +35,30 @@ const STALE_AFTER: Duration = Duration::from_secs(45);
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
     hub: Arc<Hub>,
+    guests: Arc<Guests>,
     registry: Arc<Registry>,
 }
 
 impl Admin {
-    pub(crate) fn new(hub: Arc<Hub>) -> Self {
-        let registry = Arc::new(metrics::registry(Arc::clone(&hub)));
-        Self { hub, registry }
+    /// With the doors of the other ports: of the agents' and of the status API's.
+    pub(crate) fn new(hub: Arc<Hub>, [agents, status]: [Arc<Door>; 2]) -> Self {
+        let guests = Guests::new(MAX_CONNECTIONS);
+        let ports = Ports {
+            agents,
+            status,
+            http: Arc::clone(&guests),
+        };
+        let registry = Arc::new(metrics::registry(Arc::clone(&hub), ports));
+        Self {
+            hub,
+            guests,
+            registry,
+        }
     }
 
     /// Answers for ever.
     pub(crate) async fn serve(self, listener: TcpListener) {
-        let guests = Guests::new(MAX_CONNECTIONS);
+        let guests = Arc::clone(&self.guests);
         serve(listener, &guests, move |request| self.respond(request)).await;
     }
 
@@ -66,6 +83,13 @@ impl Admin {
             for (kind, state) in self.hub.upstream.kinds() {
                 // Writing to a string does not fail.
                 let _ = writeln!(body, "{kind}: {}", describe(&state));
+            }
+            let doubt = self.hub.store.trust();
+            if doubt.is_partial() {
+                let _ = writeln!(body, "picture: partial: {}", doubt.doubt());
+            }
+            if let Some(held) = &self.hub.summary().borrow().held {
+                let _ = writeln!(body, "held: {held}");
             }
         }
         let (status, verdict) = if ready {

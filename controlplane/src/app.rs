@@ -12,22 +12,27 @@ use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
 use kplane_proto::v1::status_service_server::StatusServiceServer;
 use tokio::io::DuplexStream;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::Router;
 use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Status};
+use tracing::warn;
 
 use crate::admin::Admin;
-use crate::convert::ExternalIps;
-use crate::events;
+use crate::admission::Admission;
+use crate::doors::{Door, Limits, Occupancy};
 use crate::hub::Hub;
+use crate::index::CliffGuard;
 use crate::server::{AgentServer, DesiredServer, StatusServer};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
+use crate::{events, fleet};
 
 /// Bytes between an agent and a control plane in one process.
 const IN_MEMORY_BYTES: usize = 64 * 1024;
@@ -36,6 +41,10 @@ const IN_MEMORY_BYTES: usize = 64 * 1024;
 pub const WINDOW: u32 = 256 * 1024;
 /// How often the transport asks a silent peer whether it is there.
 const KEEPALIVE: Duration = Duration::from_secs(10);
+/// Connections that the kernel keeps until they are accepted; net.core.somaxconn may lower it.
+const BACKLOG: u32 = 4096;
+/// Streams of one connection at a time: an agent has one, a tool few.
+const MAX_STREAMS: u32 = 16;
 
 /// What a control plane is to do.
 #[derive(Clone, Debug)]
@@ -48,8 +57,12 @@ pub struct Config {
     pub status_listen: Option<SocketAddr>,
     /// Where readiness and metrics are served.
     pub http_listen: Option<SocketAddr>,
-    /// Which external addresses Services may have.
-    pub external_ips: ExternalIps,
+    /// How many connections agents may have; lowered to what the limit of open files leaves for them.
+    pub agent_limits: Limits,
+    /// What Services may have.
+    pub admission: Admission,
+    /// Which deletions are held back.
+    pub cliff_guard: CliffGuard,
     /// Whether events are written to the API server that the objects come from.
     pub events: bool,
 }
@@ -69,7 +82,7 @@ impl Origin {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Manifests(_) => "manifests",
-            Self::Kubernetes(_) => "kubernetes",
+            Self::Kubernetes(_) => kubernetes::NAME,
         }
     }
 }
@@ -128,13 +141,14 @@ pub enum TaskError {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
-    let agents = listen(config.agent_listen, "agents").await?;
-    let status = listen(config.status_listen, "the status API").await?;
-    let http = listen(config.http_listen, "readiness and metrics").await?;
+    let agents = listen(config.agent_listen, "agents")?;
+    let status = listen(config.status_listen, "the status API")?;
+    let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
     let hub = start_hub(
         config.source,
-        config.external_ips,
+        config.admission,
+        config.cliff_guard,
         config.events,
         &mut tasks,
     )
@@ -147,11 +161,28 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         let incoming = ReceiverStream::new(connections);
         Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
     });
-    let agent_addr = serve(agents, agent_router(&hub), &mut tasks, &shutdown);
-    let status_addr = serve(status, status_router(&hub)?, &mut tasks, &shutdown);
+    let doors = [
+        Door::new("agents", agent_limits(config.agent_limits)),
+        Door::new("the status API", Limits::STATUS),
+    ];
+    let [agent_door, status_door] = &doors;
+    let agent_addr = serve(
+        agents,
+        agent_door,
+        agent_router(&hub),
+        &mut tasks,
+        &shutdown,
+    );
+    let status_addr = serve(
+        status,
+        status_door,
+        status_router(&hub)?,
+        &mut tasks,
+        &shutdown,
+    );
     let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
     if let Some(http) = http {
-        let admin = Admin::new(Arc::clone(&hub));
+        let admin = Admin::new(Arc::clone(&hub), doors);
         tasks.spawn(async move {
             tokio::select! {
                 () = admin.serve(http) => {}
@@ -172,13 +203,14 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 
 async fn start_hub(
     origin: Origin,
-    external_ips: ExternalIps,
+    admission: Admission,
+    cliff_guard: CliffGuard,
     events: bool,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<Arc<Hub>, SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
-    let (hub, index) = Hub::new(epoch, origin.name(), external_ips, batches);
+    let (hub, index) = Hub::new(epoch, origin.name(), admission, cliff_guard, batches);
     let stop = hub.shutdown.clone();
     match origin {
         Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),
@@ -198,6 +230,11 @@ async fn start_hub(
             tasks.spawn(run(source, sink, stop))
         }
     };
+    let sweep = fleet::forget_strangers(Arc::clone(&hub));
+    tasks.spawn(async move {
+        sweep.await;
+        Ok(())
+    });
     let stop = hub.shutdown.clone();
     tasks.spawn(async move {
         tokio::select! {
@@ -223,23 +260,52 @@ async fn run(
     Ok(())
 }
 
-async fn listen(
+fn listen(
     address: Option<SocketAddr>,
     purpose: &'static str,
 ) -> Result<Option<TcpListener>, BuildError> {
     let Some(address) = address else {
         return Ok(None);
     };
-    let listener = TcpListener::bind(address).await;
-    listener.map(Some).map_err(|source| BuildError::Listen {
-        address,
-        purpose,
-        source,
-    })
+    open(address)
+        .map(Some)
+        .map_err(|source| BuildError::Listen {
+            address,
+            purpose,
+            source,
+        })
+}
+
+/// Opens a port. A whole fleet may come at once: whom the kernel cannot keep tries again a second later.
+fn open(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// What the limit of open files leaves for agents.
+fn agent_limits(wanted: Limits) -> Limits {
+    let files = kplane_http::file_limit();
+    let limits = wanted.within(files);
+    if limits.connections < wanted.connections {
+        warn!(
+            files,
+            connections = limits.connections,
+            "the limit of open files leaves room for fewer agents than the {} that are allowed; raise it \
+             (LimitNOFILE, ulimit -n)",
+            wanted.connections
+        );
+    }
+    limits
 }
 
 fn serve(
     listener: Option<TcpListener>,
+    door: &Arc<Door>,
     router: Router,
     tasks: &mut JoinSet<Result<(), TaskError>>,
     shutdown: &CancellationToken,
@@ -247,16 +313,14 @@ fn serve(
     let listener = listener?;
     let address = listener.local_addr().ok();
     let stop = shutdown.clone().cancelled_owned();
-    tasks.spawn(async move {
-        let incoming = TcpListenerStream::new(listener);
-        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
-    });
+    let incoming = door.incoming(listener);
+    tasks.spawn(async move { Ok(router.serve_with_incoming_shutdown(incoming, stop).await?) });
     address
 }
 
 fn server() -> Server {
     Server::builder()
-        .tcp_nodelay(true)
+        .max_concurrent_streams(Some(MAX_STREAMS))
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
 }
@@ -274,13 +338,22 @@ fn status_router(hub: &Arc<Hub>) -> Result<Router, BuildError> {
         .build_v1()?;
     // Serving as soon as the port answers: the status API explains what is not ready.
     let (_, health) = tonic_health::server::health_reporter();
+    let status = StatusServiceServer::new(StatusServer::new(Arc::clone(hub)));
+    let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
     Ok(server()
-        .add_service(StatusServiceServer::new(StatusServer::new(Arc::clone(hub))))
-        .add_service(DesiredStateServiceServer::new(DesiredServer::new(
-            Arc::clone(hub),
-        )))
-        .add_service(health)
-        .add_service(reflection))
+        .add_service(InterceptedService::new(status, in_use))
+        .add_service(InterceptedService::new(desired, in_use))
+        .add_service(InterceptedService::new(health, in_use))
+        .add_service(InterceptedService::new(reflection, in_use)))
+}
+
+/// Whoever has asked something may keep the connection.
+#[expect(clippy::unnecessary_wraps, reason = "an interceptor")]
+fn in_use(request: Request<()>) -> Result<Request<()>, Status> {
+    if let Some(connection) = request.extensions().get::<Occupancy>() {
+        connection.keep();
+    }
+    Ok(request)
 }
 
 impl Bound {

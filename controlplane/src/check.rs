@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use kplane_model::{Issue, Severity};
 
-use crate::convert::ExternalIps;
+use crate::admission::Admission;
 use crate::index::{Index, Totals};
 use crate::k8s::Kind;
 use crate::source::manifests::load;
@@ -15,7 +15,7 @@ use crate::source::{Batch, Event};
 /// Loads manifests without serving them and prints every problem, one a line, worst first, then a
 /// summary. Exit code 0 if everything would be served, 1 if not or if nothing can be read.
 #[must_use]
-pub fn run(path: &Path, external_ips: ExternalIps) -> ExitCode {
+pub fn run(path: &Path, admission: Admission) -> ExitCode {
     let loaded = match load(path) {
         Ok(loaded) => loaded,
         Err(error) => {
@@ -32,11 +32,19 @@ pub fn run(path: &Path, external_ips: ExternalIps) -> ExitCode {
     );
     events.extend(Kind::ALL.into_iter().map(Event::InitDone));
     events.push(Event::Issues(loaded.issues));
-    let mut index = Index::new(external_ips);
+    events.push(Event::Doubts(loaded.doubts));
+    let mut index = Index::new(admission);
     index.apply(Batch {
         events,
         observed_at: SystemTime::now(),
     });
+    let doubt = index.trust();
+    if doubt.is_partial() {
+        println!(
+            "partial: a start on this takes nothing for gone because it lacks it: {}",
+            doubt.doubt()
+        );
+    }
     report(path, &index.issues(), index.totals())
 }
 

@@ -2,21 +2,36 @@
 
 pub(crate) mod holding;
 mod latencies;
+#[cfg(test)]
+mod tests;
 
 pub use latencies::{Latencies, LatencySummary, Programmed};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1::{Hello, Inspection, Report};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::interval;
+
+use crate::hub::Hub;
+
+use crate::trust::Trust;
 
 /// Questions that wait for one agent; what comes on top is not asked.
 const QUESTIONS: usize = 8;
+/// Longest version or name of a backend that an agent may state, in bytes.
+const MAX_LABEL_BYTES: usize = 64;
 /// Address families that a report may have.
 const FAMILIES: usize = 2;
+/// Agents with names that are no Node: as many as a fleet may have, since a folder need not have Nodes.
+const MAX_STRANGERS: usize = 10_000;
+/// An agent that has gone, and whose name is no Node, is forgotten after this time.
+const REMEMBERED: Duration = Duration::from_secs(600);
+/// How often it is looked who is to be forgotten.
+const SWEEP: Duration = Duration::from_secs(60);
 /// Draining real servers that a report may name for each: as many as agents do.
 const DRAINS: usize = 16;
 
@@ -31,11 +46,16 @@ pub struct Fleet {
 struct Agents {
     by_node: BTreeMap<NodeName, Agent>,
     sessions: u64,
+    /// How many of them are strangers.
+    strangers: usize,
 }
 
 #[derive(Debug)]
 struct Agent {
-    record: AgentRecord,
+    /// Shared with readers: whoever changes it copies a few words if somebody reads it just then.
+    record: Arc<AgentRecord>,
+    /// There was no Node of its name when that was last looked at.
+    stranger: bool,
     session: u64,
     questions: mpsc::Sender<Question>,
     /// Dropped to end the session when a newer one takes the node over.
@@ -62,9 +82,11 @@ pub struct AgentRecord {
     /// Name of its backend.
     pub backend: String,
     /// Its latest report.
-    pub report: Option<Report>,
+    pub report: Option<Arc<Report>>,
     /// When the applied revision last changed.
     pub applied_at: SystemTime,
+    /// When it was last heard that the agent has compared its kernel with what it should hold; by our clock.
+    pub verified_at: SystemTime,
     /// How long the latest changes in the cluster took until its kernel held them.
     pub latencies: Latencies,
 }
@@ -81,10 +103,18 @@ pub struct Question {
 /// A stream's right to speak for a node: ends with the value.
 #[derive(Debug)]
 pub struct Session {
-    fleet: Arc<crate::hub::Hub>,
+    fleet: Arc<Hub>,
     node: NodeName,
     number: u64,
 }
+
+/// A stream that may speak for a node; how it learns that another one does now; and its questions.
+pub type Begun = (Session, oneshot::Receiver<()>, mpsc::Receiver<Question>);
+
+/// There are too many agents whose names are no Nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{MAX_STRANGERS} agents are connected whose names are no Nodes: no more are taken")]
+pub struct TooMany;
 
 impl Fleet {
     /// Wakes up when anything changed.
@@ -93,14 +123,25 @@ impl Fleet {
         self.changes.subscribe()
     }
 
-    /// The agents by node.
+    /// The agents by node. Copies pointers only: streams wait no longer for a reader than that takes.
     #[must_use]
-    pub fn records(&self) -> BTreeMap<NodeName, AgentRecord> {
+    pub fn records(&self) -> BTreeMap<NodeName, Arc<AgentRecord>> {
+        let records: Vec<_> = {
+            let agents = self.lock();
+            let records = agents.by_node.iter();
+            records
+                .map(|(node, agent)| (node.clone(), Arc::clone(&agent.record)))
+                .collect()
+        };
+        records.into_iter().collect()
+    }
+
+    /// What is known of the agent of a node.
+    #[must_use]
+    pub fn record(&self, node: &str) -> Option<Arc<AgentRecord>> {
         let agents = self.lock();
-        let records = agents.by_node.iter();
-        records
-            .map(|(node, agent)| (node.clone(), agent.record.clone()))
-            .collect()
+        let agent = agents.by_node.get(node)?;
+        Some(Arc::clone(&agent.record))
     }
 
     /// The nodes whose agents have virtual servers.
@@ -110,6 +151,19 @@ impl Fleet {
         let all = agents.by_node.iter();
         let with = all.filter(|(_, a)| a.record.connected && has_servers(&a.record));
         with.map(|(node, _)| node.clone()).collect()
+    }
+
+    /// Nodes whose agents serve what the picture does not name, sorted.
+    #[must_use]
+    pub fn holding(&self) -> Vec<NodeName> {
+        let agents = self.lock();
+        let all = agents.by_node.iter();
+        let holds = |record: &AgentRecord| {
+            let report = record.report.as_ref();
+            record.connected && report.is_some_and(|report| report.held.is_some())
+        };
+        let holding = all.filter(|(_, agent)| holds(&agent.record));
+        holding.map(|(node, _)| node.clone()).collect()
     }
 
     /// Asks an agent what virtual servers there are for a Service. The answer fails to come if the agent
@@ -125,6 +179,23 @@ impl Fleet {
         answered
     }
 
+    /// Forgets agents that have been gone for long and whose names are no Nodes (any more).
+    fn sweep(&self, now: SystemTime, is_node: impl Fn(&str) -> bool) {
+        let mut agents = self.lock();
+        let before = agents.by_node.len();
+        agents.by_node.retain(|name, agent| {
+            agent.stranger = !is_node(name);
+            let since = now.duration_since(agent.record.since).unwrap_or_default();
+            !agent.stranger || agent.record.connected || since < REMEMBERED
+        });
+        agents.strangers = agents.by_node.values().filter(|a| a.stranger).count();
+        let forgotten = before - agents.by_node.len();
+        drop(agents);
+        if forgotten > 0 {
+            self.changed();
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Agents> {
         // Records are replaced as a whole, so a panic elsewhere leaves them usable.
         self.agents.lock().unwrap_or_else(PoisonError::into_inner)
@@ -132,6 +203,35 @@ impl Fleet {
 
     fn changed(&self) {
         self.changes.send_modify(|n| *n = n.wrapping_add(1));
+    }
+}
+
+impl Agents {
+    /// Makes room for one more stranger; the one that has been gone for longest is forgotten.
+    fn make_room(&mut self) -> Result<(), TooMany> {
+        if self.strangers < MAX_STRANGERS {
+            return Ok(());
+        }
+        let gone = self.by_node.iter();
+        let gone = gone.filter(|(_, agent)| agent.stranger && !agent.record.connected);
+        let oldest = gone.min_by_key(|(_, agent)| agent.record.since);
+        let oldest = oldest.map(|(name, _)| name.clone()).ok_or(TooMany)?;
+        self.by_node.remove(&oldest);
+        self.strangers -= 1;
+        Ok(())
+    }
+}
+
+/// Keeps the fleet's memory in bounds until the control plane ends.
+pub async fn forget_strangers(hub: Arc<Hub>) {
+    let mut look = interval(SWEEP);
+    loop {
+        tokio::select! {
+            _ = look.tick() => {}
+            () = hub.shutdown.cancelled() => return,
+        }
+        hub.fleet
+            .sweep(SystemTime::now(), |name| hub.store.knows(name));
     }
 }
 
@@ -144,6 +244,30 @@ fn has_servers(record: &AgentRecord) -> bool {
             .iter()
             .any(|family| family.servers.is_some())
     })
+}
+
+/// When a report says that the kernel was last compared, milliseconds since 1970 by the agent's clock; `None`
+/// = it was not, or the agent does not say. Of several families the one for which it is longest ago.
+fn verified(report: &Report) -> Option<u64> {
+    let families = report.families.iter().map(|family| family.verified_at_ms);
+    families.filter(|at| *at > 0).min()
+}
+
+impl AgentRecord {
+    /// For how long nothing was heard of the agent comparing its kernel with what it should hold; `None` for
+    /// agents that do not tell.
+    #[must_use]
+    pub fn unverified_for(&self, now: SystemTime) -> Option<Duration> {
+        self.report.as_deref().and_then(verified)?;
+        Some(now.duration_since(self.verified_at).unwrap_or_default())
+    }
+}
+
+/// A short text that an agent says of itself, for people: what no agent of ours says is cut off.
+fn label(text: &str) -> String {
+    let mut label: String = text.chars().filter(|c| !c.is_control()).collect();
+    label.truncate(label.floor_char_boundary(MAX_LABEL_BYTES));
+    label
 }
 
 /// Cuts off what no agent of ours reports, so that none has more memory here.
@@ -159,26 +283,40 @@ fn bound(report: &mut Report) {
 impl Session {
     /// A stream begins to speak for a node. Whoever spoke for it before is told to stop: the
     /// receiver of that session fails. Questions to the agent come by the other receiver.
+    ///
+    /// # Errors
+    /// [`TooMany`].
     pub fn begin(
-        hub: &Arc<crate::hub::Hub>,
+        hub: &Arc<Hub>,
         node: &NodeName,
         hello: &Hello,
         peer: String,
-    ) -> (Self, oneshot::Receiver<()>, mpsc::Receiver<Question>) {
+    ) -> Result<Begun, TooMany> {
         let now = SystemTime::now();
         let (lives, superseded) = oneshot::channel();
         let (questions, asked) = mpsc::channel(QUESTIONS);
+        let stranger = !hub.store.knows(node);
         let mut agents = hub.fleet.lock();
+        if stranger && !agents.by_node.contains_key(node) {
+            agents.make_room()?;
+        }
         agents.sessions += 1;
         let number = agents.sessions;
         let before = agents.by_node.remove(node);
+        agents.strangers -= usize::from(before.as_ref().is_some_and(|before| before.stranger));
+        agents.strangers += usize::from(stranger);
         if let Some(before) = before.as_ref().filter(|b| b.record.connected) {
             let same_process = before.record.instance == hello.instance;
             tracing::warn!(%node, same_process, "a new stream takes the node over from an older one");
         }
         // What the old stream reported stays visible until the new one reports.
         let (report, latencies) = before
-            .map(|before| (before.record.report, before.record.latencies))
+            .map(|before| {
+                (
+                    before.record.report.clone(),
+                    before.record.latencies.clone(),
+                )
+            })
             .unwrap_or_default();
         let record = AgentRecord {
             connected: true,
@@ -187,16 +325,18 @@ impl Session {
             instance: hello.instance,
             began_empty: hello.resume.is_none(),
             peer,
-            version: hello.agent_version.clone(),
-            backend: hello.backend.clone(),
+            version: label(&hello.agent_version),
+            backend: label(&hello.backend),
             report,
             applied_at: now,
+            verified_at: now,
             latencies,
         };
         agents.by_node.insert(
             node.clone(),
             Agent {
-                record,
+                record: Arc::new(record),
+                stranger,
                 session: number,
                 questions,
                 _session_lives: Some(lives),
@@ -209,7 +349,7 @@ impl Session {
             node: node.clone(),
             number,
         };
-        (session, superseded, asked)
+        Ok((session, superseded, asked))
     }
 
     /// Anything arrived from the agent.
@@ -222,13 +362,20 @@ impl Session {
         let programmed =
             latencies::take_programmed(&mut report, &self.fleet.store, SystemTime::now());
         bound(&mut report);
+        // A doubt is not answered by looking again: the source does so by itself, or a person must.
+        if report.held.is_some() && self.fleet.store.trust() == Trust::Whole {
+            self.fleet.upstream.look_again();
+        }
         self.update(|record| {
             record.latencies.remember(programmed);
             let applied = |r: &Report| (r.epoch, r.applied_revision);
-            if record.report.as_ref().map(applied) != Some(applied(&report)) {
+            if record.report.as_deref().map(applied) != Some(applied(&report)) {
                 record.applied_at = SystemTime::now();
             }
-            record.report = Some(report);
+            if record.report.as_deref().map(verified) != Some(verified(&report)) {
+                record.verified_at = SystemTime::now();
+            }
+            record.report = Some(Arc::new(report));
         });
         self.fleet.fleet.changed();
     }
@@ -237,7 +384,7 @@ impl Session {
         let mut agents = self.fleet.fleet.lock();
         let agent = agents.by_node.get_mut(&self.node);
         if let Some(agent) = agent.filter(|agent| agent.session == self.number) {
-            change(&mut agent.record);
+            change(Arc::make_mut(&mut agent.record));
         }
     }
 }

@@ -8,13 +8,15 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::convert::ExternalIps;
+use crate::admission::Admission;
 use crate::fleet::Fleet;
-use crate::index::{Index, PortView, ServiceDetail, Totals};
+use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
-use crate::publish::Store;
+use crate::publish::{Publication, Store};
 use crate::source::Batch;
+use crate::source::kubernetes;
 use crate::source::upstream::Upstream;
+use crate::trust::Trust;
 
 /// Questions that may wait for the index. Each is answered in milliseconds; more askers than this
 /// wait at the door.
@@ -46,6 +48,8 @@ pub struct Summary {
     pub totals: Totals,
     /// Problems with the input, sorted.
     pub issues: Arc<Vec<Issue>>,
+    /// What is served although the source does not name it any more.
+    pub held: Option<Arc<Held>>,
     /// When the last revision was published.
     pub revision_at: Option<SystemTime>,
     /// When the source last said anything.
@@ -58,7 +62,33 @@ enum Query {
     Ports(String, oneshot::Sender<Vec<PortView>>),
     Detail(ServiceName, oneshot::Sender<Option<ServiceDetail>>),
     Uid(ObjectId, oneshot::Sender<Option<Uid>>),
+    Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
 }
+
+/// What a person saw to be held when agreeing that it goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// Services that are not named.
+    pub services: usize,
+    /// Services whose last endpoints are not named.
+    pub without_endpoints: usize,
+}
+
+/// What a person's agreement led to.
+#[derive(Clone, Debug)]
+pub struct Approved {
+    /// What was held, and has gone.
+    pub released: Option<Held>,
+    /// The doubt that was answered; empty if there was none.
+    pub doubt: String,
+    /// The revision in which it is so.
+    pub revision: u64,
+}
+
+/// More is held than the person saw: nothing was released.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("more is held by now, and nothing was released: {0}")]
+pub struct HeldMore(Held);
 
 /// The control plane is shutting down and answers no more questions.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +100,8 @@ impl Hub {
     pub fn new(
         epoch: u64,
         source: &'static str,
-        external_ips: ExternalIps,
+        admission: Admission,
+        guard: CliffGuard,
         batches: mpsc::Receiver<Batch>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send) {
         let (summary_tx, summary) = watch::channel(Arc::default());
@@ -87,7 +118,7 @@ impl Hub {
             queries,
         });
         let owner = IndexOwner {
-            index: Index::new(external_ips).started_at(started_at),
+            index: Index::new(admission).guarded(guard).started_at(started_at),
             hub: Arc::clone(&hub),
             summary: summary_tx,
         };
@@ -98,6 +129,12 @@ impl Hub {
     #[must_use]
     pub fn summary(&self) -> watch::Receiver<Arc<Summary>> {
         self.summary.clone()
+    }
+
+    /// Whether the source has all nodes there are: an agent's name must be one of them.
+    #[must_use]
+    pub fn names_are_nodes(&self) -> bool {
+        self.source == kubernetes::NAME
     }
 
     /// Time for which changes at the source's origin may have been missed: since the stalest of
@@ -130,6 +167,15 @@ impl Hub {
     /// [`Closing`].
     pub async fn uid(&self, id: ObjectId) -> Result<Option<Uid>, Closing> {
         self.ask(|answer| Query::Uid(id, answer)).await
+    }
+
+    /// A person agrees with what the source names and lacks: lets go what is held, and has agents do
+    /// the same.
+    ///
+    /// # Errors
+    /// [`Closing`]; [`HeldMore`] within.
+    pub async fn approve(&self, seen: Seen) -> Result<Result<Approved, HeldMore>, Closing> {
+        self.ask(|answer| Query::Approve(seen, answer)).await
     }
 
     async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Closing> {
@@ -168,12 +214,19 @@ impl IndexOwner {
 
     fn apply(&mut self, batch: Batch) {
         let outcome = self.index.apply(batch);
+        if outcome.held_more {
+            self.hub.upstream.look_again();
+        }
+        self.share(outcome, Some(Instant::now()));
+    }
+
+    /// Tells everybody what a step led to.
+    fn share(&mut self, outcome: Outcome, heard_at: Option<Instant>) {
         let before = self.summary.borrow().clone();
         let mut summary = Summary {
             totals: self.index.totals(),
-            issues: Arc::clone(&before.issues),
-            revision_at: before.revision_at,
-            heard_at: Some(Instant::now()),
+            heard_at: heard_at.or(before.heard_at),
+            ..Summary::clone(&before)
         };
         if outcome.issues_changed {
             summary.issues = Arc::new(self.index.issues());
@@ -181,36 +234,85 @@ impl IndexOwner {
                 warn!(severity = %issue.severity, "{issue}");
             }
         }
-        if let Some(publication) = outcome.publication {
-            let before = self.hub.store.head().borrow().revision;
-            let revision = self.hub.store.publish(publication);
-            if revision != before {
-                summary.revision_at = Some(SystemTime::now());
-                let Totals {
-                    services,
-                    endpoints,
-                } = summary.totals;
-                info!(
-                    revision,
-                    changes = revision - before,
-                    services,
-                    endpoints,
-                    "published"
-                );
+        if outcome.held_changed {
+            summary.held = self.index.held().map(Arc::new);
+            if summary.held.is_none() && before.held.is_some() {
+                info!("nothing is held any more that the source does not name");
             }
         }
+        // Nobody may take a picture for whole before everything in it is there.
+        let trust = self.index.trust();
+        if trust.is_partial() {
+            self.believe(trust.clone());
+        }
+        if let Some(publication) = outcome.publication {
+            self.publish(publication, &mut summary);
+        }
+        self.believe(trust);
         if self.index.is_synced() {
             self.hub.store.set_synced();
         }
         self.summary.send_replace(Arc::new(summary));
     }
 
-    fn answer(&self, query: Query) {
+    fn publish(&self, publication: Publication, summary: &mut Summary) {
+        let before = self.hub.store.head().borrow().revision;
+        let revision = self.hub.store.publish(publication);
+        if revision == before {
+            return;
+        }
+        summary.revision_at = Some(SystemTime::now());
+        let Totals {
+            services,
+            endpoints,
+        } = summary.totals;
+        info!(
+            revision,
+            changes = revision - before,
+            services,
+            endpoints,
+            "published"
+        );
+    }
+
+    /// Tells agents, and whoever reads the log, how far the picture is believed.
+    fn believe(&self, trust: Trust) {
+        if self.hub.store.trust() == trust {
+            return;
+        }
+        match &trust {
+            Trust::Partial(doubt) => warn!(
+                "the source's picture is partial, so nothing is taken for gone because it lacks it: {doubt}"
+            ),
+            Trust::Whole => info!("the source's picture is whole"),
+            Trust::Confirmed => info!("the source's picture is confirmed"),
+        }
+        self.hub.store.set_trust(trust);
+    }
+
+    fn approve(&mut self, seen: Seen) -> Result<Approved, HeldMore> {
+        if let Some(held) = self.index.held()
+            && (held.services > seen.services || held.without_endpoints > seen.without_endpoints)
+        {
+            return Err(HeldMore(held));
+        }
+        let doubt = self.index.trust().doubt().to_owned();
+        let (released, outcome) = self.index.approve(SystemTime::now());
+        self.share(outcome, None);
+        Ok(Approved {
+            released,
+            doubt,
+            revision: self.hub.store.head().borrow().revision,
+        })
+    }
+
+    fn answer(&mut self, query: Query) {
         // An asker that went away needs no answer.
         match query {
             Query::Ports(namespace, answer) => drop(answer.send(self.index.ports(&namespace))),
             Query::Detail(name, answer) => drop(answer.send(self.index.detail(&name))),
             Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
+            Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
         }
     }
 }

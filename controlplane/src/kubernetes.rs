@@ -7,5 +7,5 @@ mod access;
 mod connector;
 mod failure;
 
-pub use access::{Access, AccessError, Api};
+pub use access::{Access, AccessError, Api, TRAP};
 pub use failure::{Asked, Failure, one_line};

@@ -1,9 +1,12 @@
 //! kplane's control plane as a library: source -> index -> publish -> stream.
 
 mod admin;
+pub mod admission;
 pub mod app;
 pub mod check;
 pub mod convert;
+pub mod dial;
+pub mod doors;
 pub mod events;
 pub mod fleet;
 pub mod hub;
@@ -13,3 +16,4 @@ pub mod kubernetes;
 pub mod publish;
 pub mod server;
 pub mod source;
+pub mod trust;

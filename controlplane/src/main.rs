@@ -4,16 +4,21 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
+use kp_controlplane::admission::{Admission, Reserved, ReservedPlace, own_addresses};
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::dial::parse_mark;
+use kp_controlplane::doors::Limits;
+use kp_controlplane::index::{CliffGuard, Guarded};
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
 use kp_controlplane::{app, check};
 use kplane_model::Cidr;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::info;
+use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 /// kplane's control plane: reads Services once and streams to every node what it must have.
@@ -43,8 +48,10 @@ struct Args {
     #[arg(long, help_heading = "Where objects come from (one of these)")]
     in_cluster: bool,
 
-    /// Another address of the API server than the kubeconfig's.
-    #[arg(long, value_name = "URL", requires = "kubeconfig")]
+    /// Another address of the API server than the kubeconfig's, or than the ClusterIP that a pod is told:
+    /// kplane itself serves that one, so it leads nowhere after a reboot.
+    #[arg(long, value_name = "URL", env = "KPLANE_API_SERVER", hide_env = true)]
+    #[arg(conflicts_with_all = ["manifests", "check"])]
     master: Option<String>,
 
     /// Only check a folder or file of manifests, print what is wrong with it, and exit: 0 if it is
@@ -64,6 +71,15 @@ struct Args {
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7445")]
     http_listen: SocketAddr,
 
+    /// Connections of agents in all. Lowered to what the limit of open files leaves for them.
+    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.connections)]
+    max_connections: usize,
+
+    /// Connections of agents from one IPv4 address, or from one IPv6 /64. Agents behind a translation
+    /// of addresses share one.
+    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.per_address)]
+    max_connections_per_address: usize,
+
     /// Whether Services may have externalIPs at all, as kube-proxy's AllowServiceExternalIPs.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     allow_external_ips: bool,
@@ -71,6 +87,32 @@ struct Args {
     /// Ranges in which externalIPs must be, separated by commas; others are refused [default: all].
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     external_ip_cidr: Vec<Cidr>,
+
+    /// More ports that no Service gets, separated by commas: as 22 or 2379-2380 on the addresses of
+    /// nodes and as node ports, as 192.0.2.1:6443 on one address. Reserved anyway are the ports above,
+    /// those of agents (10249, 10256) and of kubelet (10248, 10250), and where the API server listens.
+    #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
+    reserved_ports: Vec<ReservedPlace>,
+
+    /// Packet mark of our own connections to the API server, by which the rules of an agent on the same
+    /// node leave them alone; as the agent's; 0 = none.
+    #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
+    own_mark: u32,
+
+    /// Which deletions are held back when they are a cliff, until what they take is back, a later look at
+    /// the API server agrees, or `kpctl approve`.
+    #[arg(long, value_enum, default_value = "absence", help_heading = CLIFF_GUARD)]
+    cliff_guard: Guarded,
+
+    /// A step is a cliff when it takes more than so many percent of the Services, or leaves more than so
+    /// many percent of those that have endpoints without any.
+    #[arg(long, value_name = "PERCENT", default_value_t = 30, help_heading = CLIFF_GUARD)]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
+    cliff_guard_share: u8,
+
+    /// Fewer Services than this are never a cliff.
+    #[arg(long, value_name = "SERVICES", default_value_t = 10, help_heading = CLIFF_GUARD)]
+    cliff_guard_minimum: usize,
 
     /// Whether Kubernetes events are written: about Services that cannot be served, nodes without an
     /// agent, agents that fail. Needs create and patch of events.events.k8s.io.
@@ -81,6 +123,9 @@ struct Args {
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
 }
+
+/// What is under way may take so long after the end of everything else.
+const LAST_WORK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LogFormat {
@@ -93,24 +138,51 @@ enum LogFormat {
 impl Args {
     /// clap has made sure that there is exactly one.
     fn origin(&self) -> Origin {
+        // An empty variable of the environment is none.
+        let master = self.master.clone().filter(|master| !master.is_empty());
         let access = match (&self.manifests, &self.kubeconfig) {
             (Some(path), _) => return Origin::Manifests(path.clone()),
             (None, Some(file)) => Access::Kubeconfig {
                 file: file.clone(),
-                master: self.master.clone(),
+                master,
             },
-            (None, None) => Access::InCluster,
+            (None, None) => Access::InCluster { master },
         };
         Origin::Kubernetes(kubernetes::Config {
             access,
             only_node: None,
+            own_mark: self.own_mark,
         })
     }
 
-    fn external_ips(&self) -> ExternalIps {
-        ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone())
+    fn agent_limits(&self) -> Limits {
+        Limits {
+            connections: self.max_connections,
+            per_address: self.max_connections_per_address,
+            ..Limits::AGENTS
+        }
+    }
+
+    fn admission(&self) -> Admission {
+        let listeners = [self.agent_listen, self.status_listen, self.http_listen];
+        let reserved = Reserved::new(&listeners, &own_addresses());
+        Admission {
+            external_ips: ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone()),
+            reserved: reserved.with_listed(&self.reserved_ports),
+        }
+    }
+
+    fn cliff_guard(&self) -> CliffGuard {
+        CliffGuard {
+            deletions: self.cliff_guard,
+            share: self.cliff_guard_share,
+            minimum: self.cliff_guard_minimum,
+        }
     }
 }
+
+/// Heading of the flags about deletions of many Services at once.
+const CLIFF_GUARD: &str = "Deletions of many Services at once";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -124,22 +196,34 @@ Examples:
     kp-controlplane --check deploy/demo
 
 Environment:
-  RUST_LOG  what is logged, such as debug or kp_controlplane=debug (default: info)";
+  RUST_LOG           what is logged, such as debug or kp_controlplane=debug (default: info)
+  KPLANE_API_SERVER  as --master";
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(path) = &args.check {
-        return check::run(path, args.external_ips());
+        return check::run(path, args.admission());
     }
     start_log(args.log_format);
-    match serve(args).await {
+    if let Err(error) = kplane_http::raise_file_limit() {
+        warn!(%error, "cannot raise the limit of open files");
+    }
+    match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kp-controlplane: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().build()?;
+    let served = runtime.block_on(serve(args));
+    // Whoever waits for a disk that does not answer is left behind.
+    runtime.shutdown_timeout(LAST_WORK);
+    served
 }
 
 fn start_log(format: LogFormat) {
@@ -159,17 +243,22 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
     let [terminate, interrupt] = signals;
     let (mut terminate, mut interrupt) = (terminate?, interrupt?);
-    let external_ips = args.external_ips();
+    let admission = args.admission();
+    let agent_limits = args.agent_limits();
     let bound = app::build(app::Config {
         source: args.origin(),
         agent_listen: Some(args.agent_listen),
         status_listen: Some(args.status_listen),
         http_listen: Some(args.http_listen),
-        external_ips,
+        agent_limits,
+        admission,
+        cliff_guard: args.cliff_guard(),
         events: args.events,
     })
     .await?;
-    info!(agents = ?bound.agent_addr, status = ?bound.status_addr, http = ?bound.http_addr, "serving");
+    let [agents, status, http] = [bound.agent_addr, bound.status_addr, bound.http_addr]
+        .map(|at| at.map_or_else(|| "nowhere".to_owned(), |at| at.to_string()));
+    info!(agents, status, http, "serving");
     let shutdown = bound.shutdown_token();
     tokio::spawn(async move {
         tokio::select! {
@@ -180,4 +269,34 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         shutdown.cancel();
     });
     Ok(bound.wait().await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_the_api_server_counts_in_a_pod_too() {
+        let server = "https://192.0.2.1:6443";
+        let args = |source: &[&str]| {
+            let words = ["kp-controlplane", "--master", server];
+            Args::try_parse_from(words.iter().chain(source))
+        };
+        let access = |source| match args(source).unwrap().origin() {
+            Origin::Kubernetes(config) => config.access,
+            other => panic!("{other:?}"),
+        };
+        let master = Some(server.to_owned());
+        let file = "config".into();
+        assert_eq!(
+            access(&["--kubeconfig", "config"]),
+            Access::Kubeconfig {
+                file,
+                master: master.clone()
+            }
+        );
+        assert_eq!(access(&["--in-cluster"]), Access::InCluster { master });
+        let refused = args(&["--manifests", "folder"]).unwrap_err().to_string();
+        assert!(refused.contains("--master"), "{refused}");
+    }
 }

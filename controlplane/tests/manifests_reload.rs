@@ -103,6 +103,12 @@ fn lines(batch: &Batch) -> Vec<String> {
             Event::InitApply(located) => lines.push(format!("have {}", name(&located.object))),
             Event::Apply(located) => lines.push(format!("apply {}", name(&located.object))),
             Event::Delete(id) => lines.push(format!("delete {}", id.name)),
+            Event::Vanished(ids) => {
+                let names: Vec<&str> = ids.iter().map(|id| &*id.name).collect();
+                lines.push(format!("vanished {}", names.join(" ")));
+            }
+            // Folders of Services alone are never whole; `manifests_doubt.rs` is about that.
+            Event::Doubts(_) => {}
             Event::Issues(issues) => lines.extend(issues.iter().map(ToString::to_string)),
             other => lines.push(format!("{other:?}")),
         }
@@ -144,7 +150,7 @@ async fn the_first_batch_is_everything() {
 async fn write() {
     let mut watched = Watched::folder(&[("a.yaml", "a b")]).await;
     watched.put("a.yaml", "b c");
-    assert_eq!(watched.batch().await, ["delete a", "apply c"]);
+    assert_eq!(watched.batch().await, ["apply c", "vanished a"]);
     watched.put("new.json", "");
     put(
         &watched.at("new.json"),
@@ -160,7 +166,7 @@ async fn atomic_rename_into_the_folder() {
     let outside = watched.dir.path().join("outside.yaml");
     put(&outside, &services("b"));
     fs::rename(&outside, watched.at("a.yaml")).unwrap();
-    assert_eq!(watched.batch().await, ["delete a", "apply b"]);
+    assert_eq!(watched.batch().await, ["apply b", "vanished a"]);
 }
 
 #[tokio::test]
@@ -172,6 +178,15 @@ async fn delete_and_rename_away() {
     assert_eq!(watched.batch().await, ["delete b"]);
 }
 
+/// Whoever renames a file and damages it on the way means no deletion.
+#[tokio::test]
+async fn a_file_that_is_replaced_by_a_broken_one_is_not_deleted_by_name() {
+    let mut watched = Watched::folder(&[("a.yaml", "a b")]).await;
+    // What is in it is no JSON.
+    fs::rename(watched.at("a.yaml"), watched.at("a.json")).unwrap();
+    assert_eq!(watched.batch().await[0], "vanished a b");
+}
+
 #[tokio::test]
 async fn rename_within_the_folder_tells_nothing() {
     let mut watched = Watched::folder(&[("a.yaml", "a"), ("sub/x.yaml", "x")]).await;
@@ -181,7 +196,7 @@ async fn rename_within_the_folder_tells_nothing() {
     fs::rename(watched.at("sub"), watched.at("other")).unwrap();
     watched.told_nothing().await;
     watched.put("other/x.yaml", "y");
-    assert_eq!(watched.batch().await, ["delete x", "apply y"]);
+    assert_eq!(watched.batch().await, ["apply y", "vanished x"]);
 }
 
 #[tokio::test]
@@ -194,7 +209,7 @@ async fn a_file_counts_when_its_writer_closes_it() {
     watched.told_nothing().await;
     file.write_all(services("c").as_bytes()).unwrap();
     drop(file);
-    assert_eq!(watched.batch().await, ["delete b", "apply c"]);
+    assert_eq!(watched.batch().await, ["apply c", "vanished b"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -318,7 +333,7 @@ async fn config_map_volume() {
     symlink("..2026_2", volume.join("..data_tmp")).unwrap();
     fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
     fs::remove_dir_all(volume.join("..2026_1")).unwrap();
-    assert_eq!(watched.batch().await, ["delete a", "apply b"]);
+    assert_eq!(watched.batch().await, ["apply b", "vanished a"]);
 }
 
 #[tokio::test]
@@ -329,9 +344,9 @@ async fn subfolders_come_and_go() {
     fs::rename(&outside, watched.at("new")).unwrap();
     assert_eq!(watched.batch().await, ["apply b"]);
     watched.put("new/deep/er/b.yaml", "c");
-    assert_eq!(watched.batch().await, ["delete b", "apply c"]);
+    assert_eq!(watched.batch().await, ["apply c", "vanished b"]);
     fs::rename(watched.at("new"), &outside).unwrap();
-    assert_eq!(watched.batch().await, ["delete c"]);
+    assert_eq!(watched.batch().await, ["vanished c"]);
 }
 
 #[tokio::test]
@@ -364,7 +379,7 @@ async fn a_folder_that_vanishes_deletes_nothing() {
     fs::rename(&away, watched.dir.path().join("m")).unwrap();
     assert_eq!(watched.batch().await, ["apply c"]);
     watched.put("sub/b.yaml", "d");
-    assert_eq!(watched.batch().await, ["delete b", "apply d"]);
+    assert_eq!(watched.batch().await, ["apply d", "vanished b"]);
 }
 
 #[tokio::test]
@@ -375,7 +390,7 @@ async fn a_folder_that_is_removed_and_made_anew() {
     fs::create_dir(watched.dir.path().join("m")).unwrap();
     assert!(watched.batch().await[0].contains("another folder without manifests is in its place"));
     watched.put("b.yaml", "b");
-    assert_eq!(watched.batch().await, ["delete a", "apply b"]);
+    assert_eq!(watched.batch().await, ["apply b", "vanished a"]);
 }
 
 #[tokio::test]
@@ -400,7 +415,7 @@ async fn a_single_file() {
     let mut watched = Watched::path(dir, "m/all.txt").await;
     watched.put("other.yaml", "x");
     watched.put("all.txt", "b");
-    assert_eq!(watched.batch().await, ["delete a", "apply b"]);
+    assert_eq!(watched.batch().await, ["apply b", "vanished a"]);
     fs::remove_file(watched.at("all.txt")).unwrap();
     assert_eq!(watched.batch().await, ["delete b"]);
     watched.put("all.txt", "c");

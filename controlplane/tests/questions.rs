@@ -6,8 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::index::CliffGuard;
 use kp_controlplane::server::StatusServer;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
@@ -43,7 +44,9 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         agent_listen: None,
         status_listen: None,
         http_listen: None,
-        external_ips: ExternalIps::All,
+        agent_limits: kp_controlplane::doors::Limits::AGENTS,
+        admission: Admission::default(),
+        cliff_guard: CliffGuard::default(),
         events: false,
     };
     let bound = build(config).await.unwrap();

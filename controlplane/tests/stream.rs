@@ -7,9 +7,11 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::index::CliffGuard;
 use kp_controlplane::publish::{Publication, Published};
+use kp_controlplane::trust::Trust;
 use kplane_model::select::variants;
 use kplane_model::{
     DesiredKey, Digest, Endpoint, EndpointAddr, Family, ObjectHash, Protocol, ServiceKey,
@@ -38,7 +40,9 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         agent_listen: None,
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
         http_listen: None,
-        external_ips: ExternalIps::All,
+        agent_limits: kp_controlplane::doors::Limits::AGENTS,
+        admission: Admission::default(),
+        cliff_guard: CliffGuard::default(),
         events: false,
     };
     let bound = build(config).await.unwrap();
@@ -109,6 +113,8 @@ struct Agent {
     revision: u64,
     /// Objects in the last update, and whether it was a snapshot.
     last: (usize, bool),
+    /// How far the last update is believed, and why not.
+    trust: (pb::Confidence, String),
 }
 
 fn hello(node: &str, resume: Option<ResumeToken>) -> Hello {
@@ -146,6 +152,7 @@ impl Agent {
             epoch: 0,
             revision: 0,
             last: (0, false),
+            trust: (pb::Confidence::Unspecified, String::new()),
         }
     }
 
@@ -177,6 +184,7 @@ impl Agent {
                     }
                     if let Some(end) = update.end {
                         assert_eq!(end.digest, self.digest().to_bytes());
+                        self.trust = (end.confidence(), end.doubt);
                         self.revision = end.revision;
                         return;
                     }
@@ -204,11 +212,18 @@ impl Agent {
     }
 
     async fn report(&self, applied: u64) {
+        self.tell(pb::Report {
+            applied_revision: applied,
+            ..pb::Report::default()
+        })
+        .await;
+    }
+
+    async fn tell(&self, report: pb::Report) {
         let report = pb::Report {
             epoch: self.epoch,
             received_revision: self.revision,
-            applied_revision: applied,
-            ..pb::Report::default()
+            ..report
         };
         self.send
             .send(message(agent_message::Kind::Report(report)))
@@ -404,7 +419,7 @@ async fn the_status_api_tells_what_agents_reported() {
     let address = format!("http://{}", bound.status_addr.unwrap());
     let mut status = StatusServiceClient::connect(address).await.unwrap();
     let mut watch = status
-        .watch_fleet(pb::GetFleetRequest {})
+        .watch_fleet(pb::GetFleetRequest::default())
         .await
         .unwrap()
         .into_inner();
@@ -437,6 +452,82 @@ async fn the_status_api_tells_what_agents_reported() {
             .last_error
             .contains("not connected")
     );
+}
+
+/// An empty folder is a picture that nobody believes; each update says so, and its end is news.
+#[tokio::test]
+async fn every_update_says_how_far_it_is_believed() {
+    let (bound, folder) = control_plane().await;
+    publish(&bound, vec![published(1, 1)]);
+    let mut agent = Agent::connect(&bound, hello("n1", None)).await;
+    agent.update().await;
+    assert_eq!(
+        (agent.trust.0, agent.last),
+        (pb::Confidence::Partial, (2, true))
+    );
+    assert!(
+        agent.trust.1.starts_with("there is no Service; "),
+        "{:?}",
+        agent.trust
+    );
+    publish(&bound, vec![published(2, 1)]);
+    agent.update().await;
+    assert_eq!(agent.trust.0, pb::Confidence::Partial);
+
+    // Trust alone changes: an update without anything, of the same revision and digest.
+    let before = (agent.revision, agent.digest());
+    bound.hub().store.set_trust(Trust::Whole);
+    agent.update().await;
+    assert_eq!(agent.last, (0, false));
+    assert_eq!((agent.revision, agent.digest()), before);
+    assert_eq!(agent.trust, (pb::Confidence::Unspecified, String::new()));
+    // Whoever comes later hears of it at once, also if there is nothing else to say.
+    bound.hub().store.set_trust(Trust::Confirmed);
+    agent.update().await;
+    let mut second = Agent::connect(&bound, hello("n1", Some(agent.token()))).await;
+    second.objects = agent.objects.clone();
+    second.update().await;
+    assert_eq!(
+        (second.trust.0, second.last),
+        (pb::Confidence::Confirmed, (0, false))
+    );
+    drop(folder);
+}
+
+/// What an agent holds is let go by a person who asks the control plane, and by nobody without need.
+#[tokio::test]
+async fn approval_reaches_agents() {
+    let (bound, _folder) = control_plane().await;
+    let address = format!("http://{}", bound.status_addr.unwrap());
+    let mut status = StatusServiceClient::connect(address).await.unwrap();
+    bound.hub().store.set_trust(Trust::Whole);
+    let mut agent = Agent::connect(&bound, hello("n1", None)).await;
+    agent.update().await;
+    let seen = pb::ApproveRequest::default();
+    let nothing = status.approve(seen).await.unwrap().into_inner();
+    assert_eq!((nothing.released, nothing.nodes), (None, Vec::new()));
+    assert_eq!(bound.hub().store.trust(), Trust::Whole);
+
+    let mut fleet = bound.hub().fleet.changes();
+    let mut looks = bound.hub().upstream.looks();
+    agent
+        .tell(pb::Report {
+            held: Some(pb::Held {
+                services: 12,
+                ..pb::Held::default()
+            }),
+            ..pb::Report::default()
+        })
+        .await;
+    while bound.hub().fleet.holding().is_empty() {
+        timeout(DEADLINE, fleet.changed()).await.unwrap().unwrap();
+    }
+    // A source that can is asked to look again.
+    timeout(DEADLINE, looks.changed()).await.unwrap().unwrap();
+    let done = status.approve(seen).await.unwrap().into_inner();
+    assert_eq!(done.nodes, ["n1"]);
+    agent.update().await;
+    assert_eq!(agent.trust.0, pb::Confidence::Confirmed);
 }
 
 #[tokio::test]

@@ -1,9 +1,11 @@
 //! A small HTTP server for health checks and metrics, made for hostile clients.
 //!
 //! One request a connection, answered from memory; every connection ends after `CONNECTION`;
-//! the number of connections of a group of servers is bounded, and when there are too many the
-//! oldest one goes: whoever holds connections open shuts nobody out.
+//! the number of connections of a group of servers is bounded, in all and from one address, and when
+//! there are too many the oldest one goes: whoever holds connections open shuts nobody out.
 
+mod accept;
+mod files;
 mod port;
 
 pub mod client;
@@ -12,11 +14,15 @@ pub mod metrics;
 #[cfg(test)]
 mod tests;
 
+pub use accept::Acceptor;
+pub use files::{file_limit, raise_file_limit};
 pub use port::{BindError, Port, REBIND};
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -41,9 +47,6 @@ const MAX_HEAD_BYTES: usize = 8 * 1024;
 
 /// Most header fields of a request.
 const MAX_HEADERS: usize = 64;
-
-/// Pause when connections cannot be accepted, usually for lack of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a server answers.
 pub type Answer = Response<Full<Bytes>>;
@@ -73,33 +76,63 @@ pub const JSON: &str = "application/json";
 #[derive(Debug)]
 pub struct Guests {
     capacity: usize,
-    connections: Mutex<VecDeque<AbortHandle>>,
+    connections: Mutex<VecDeque<(IpAddr, AbortHandle)>>,
+    displaced: AtomicU64,
+    failures: AtomicU64,
 }
 
 impl Guests {
-    /// At most `capacity` connections at a time.
+    /// At most `capacity` connections at a time, half of them from one address.
     pub fn new(capacity: usize) -> Arc<Self> {
         Arc::new(Self {
             capacity,
             connections: Mutex::default(),
+            displaced: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
         })
     }
 
+    /// Connections at the moment.
+    pub fn open(&self) -> usize {
+        let mut connections = self.lock();
+        connections.retain(|(_, connection)| !connection.is_finished());
+        connections.len()
+    }
+
+    /// Connections that had to go for newer ones so far.
+    pub fn displaced(&self) -> u64 {
+        self.displaced.load(Ordering::Relaxed)
+    }
+
+    /// Connections that could not be accepted so far.
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
     /// Makes room for one more and lets it in.
-    fn admit(&self, connection: impl Future<Output = ()> + Send + 'static) {
-        let mut connections = self
-            .connections
+    fn admit(&self, from: IpAddr, connection: impl Future<Output = ()> + Send + 'static) {
+        let mut connections = self.lock();
+        // Less than half of all are no more than half from anywhere.
+        if connections.len() >= self.capacity / 2 {
+            connections.retain(|(_, connection)| !connection.is_finished());
+            let its = connections.iter().filter(|(address, _)| *address == from);
+            let oldest = if its.count() >= self.capacity.div_ceil(2) {
+                connections.iter().position(|(address, _)| *address == from)
+            } else {
+                (connections.len() >= self.capacity).then_some(0)
+            };
+            if let Some((_, oldest)) = oldest.and_then(|at| connections.remove(at)) {
+                self.displaced.fetch_add(1, Ordering::Relaxed);
+                oldest.abort();
+            }
+        }
+        connections.push_back((from, tokio::spawn(connection).abort_handle()));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(IpAddr, AbortHandle)>> {
+        self.connections
             .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if connections.len() >= self.capacity {
-            connections.retain(|connection| !connection.is_finished());
-        }
-        if connections.len() >= self.capacity
-            && let Some(oldest) = connections.pop_front()
-        {
-            oldest.abort();
-        }
-        connections.push_back(tokio::spawn(connection).abort_handle());
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -107,7 +140,7 @@ impl Drop for Guests {
     fn drop(&mut self) {
         let connections = self.connections.get_mut();
         let connections = connections.unwrap_or_else(PoisonError::into_inner);
-        connections.iter().for_each(AbortHandle::abort);
+        connections.iter().for_each(|(_, one)| one.abort());
     }
 }
 
@@ -117,14 +150,10 @@ pub async fn serve<R>(listener: TcpListener, guests: &Guests, respond: R)
 where
     R: Fn(&Request<Incoming>) -> Answer + Clone + Send + Sync + 'static,
 {
+    let mut acceptor = Acceptor::new(listener, "health checks and metrics");
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => guests.admit(connection(stream, respond.clone())),
-            Err(error) => {
-                tracing::debug!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
+        let (stream, from) = acceptor.accept(&guests.failures).await;
+        guests.admit(from.ip(), connection(stream, respond.clone()));
     }
 }
 

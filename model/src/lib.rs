@@ -6,6 +6,7 @@
 //!
 //! Behaviour ids such as A27 or B3 refer to the list of kube-proxy behaviours that kplane matches.
 
+mod bounds;
 mod cidr;
 mod digest;
 mod issue;
@@ -13,10 +14,12 @@ mod key;
 mod net;
 mod node;
 mod program;
+mod reserved;
 mod scheduler;
 pub mod select;
 mod service;
 
+pub use bounds::{Allowance, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES, ServiceSize};
 pub use cidr::{Cidr, ParseCidrError};
 pub use digest::{Digest, ObjectHash};
 pub use issue::{Issue, ObjectRef, Severity};
@@ -26,5 +29,6 @@ pub use net::{
 };
 pub use node::{NodeFacts, NodeName, ZoneName};
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
+pub use reserved::{Holder, KUBELET_PORTS, ParsePortRangeError, PortRange, ReservedPorts};
 pub use scheduler::IpvsScheduler;
 pub use service::{Endpoint, ServicePort, TrafficPolicy};

@@ -6,21 +6,25 @@ use std::time::Duration;
 
 use hyper::Request;
 use hyper::body::Incoming;
+use kp_controlplane::admission::Admission;
+use kp_controlplane::index::CliffGuard;
 use kplane_model::Family;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{self, Backend, OpenError, Serving};
+use crate::backend::{self, Backend, OpenError};
 use crate::cache::Cache;
+use crate::claim::{Claim, Taken};
 use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
 use crate::engine::{Engine, Followers, Recall, Stopped};
 use crate::healthz::Health;
-use crate::leftovers;
+use crate::leftovers::{self, Ports, TakeOver};
 use crate::metrics::{Counters, Metrics, Sources};
+use crate::own_places::OwnPlaces;
 use crate::reload;
-use crate::report::Report;
+use crate::report::{Failure, Report};
 use crate::service_health::{self, Addresses};
 use crate::sync::{Client, Connection, Grpc, Identity};
 use kplane_http::{Answer, BindError, Port, REBIND};
@@ -35,6 +39,9 @@ pub enum BuildError {
     /// The machine misses something.
     #[error(transparent)]
     Backend(#[from] OpenError),
+    /// Another agent programs this node.
+    #[error(transparent)]
+    Taken(#[from] Taken),
     /// The control plane within.
     #[error(transparent)]
     ControlPlane(#[from] kp_controlplane::app::BuildError),
@@ -72,22 +79,43 @@ pub struct Bound {
     configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
     shutdown: CancellationToken,
     tasks: Tasks,
+    /// Held until the engine has ended.
+    claim: Option<Claim>,
+    /// Reported as long as there is one.
+    rival: watch::Sender<Option<Failure>>,
 }
 
-/// Starts an agent.
+/// Starts an agent. One whose backend takes over the node waits for the agent before it, for up to
+/// [`claim::PATIENCE`](crate::claim::PATIENCE).
 ///
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    let claim = match takes_over(config.backend) {
+        true => Claim::wait_and_take().await?,
+        false => None,
+    };
     let (kind, settings) = (config.backend, config.backend_settings.clone());
     let spare = Family::ALL.map(|family| {
         settings.pod_interface.is_some() || config.node_settings.masquerades_own(family)
     });
+    let ports = Ports::new(config.healthz, config.metrics);
     let mut bound = build_with(config, move || kind.open(&settings)).await?;
     if let Some(serving) = bound.engine.serving() {
-        let errand = leftovers::remove_once_serving(serving, spare, bound.reports());
+        let task = TakeOver {
+            serving,
+            spare,
+            ports,
+        };
+        let errand = leftovers::remove_once_serving(task, bound.reports(), bound.rival.clone());
         spawn_errand(&mut bound.tasks, errand);
     }
+    match claim.as_ref().map(Claim::watch) {
+        Some(Ok(watch)) => spawn_errand(&mut bound.tasks, watch),
+        Some(Err(error)) => tracing::warn!(%error, "who else wants this node is not logged"),
+        None => {}
+    }
+    bound.claim = claim;
     Ok(bound)
 }
 
@@ -112,15 +140,18 @@ pub async fn build_with(
     let counters = Arc::new(Counters::default());
     let (publisher, servers) = service_health::channel();
     let addresses = Addresses::new(&config.node_settings.nodeport_addresses);
-    let followers = Followers::new(publisher, counters.clone());
+    let rival = watch::Sender::new(None);
+    let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
     let cache = config.cache_dir.as_deref();
     let recall = Recall {
         guard: config.cliff_guard,
         cache: cache.map(|folder| Cache::new(folder, config.node_name.clone())),
     };
-    let engine = Engine::start(open, config.node_settings, followers, recall).await?;
+    let own = OwnPlaces::new(&config);
+    let settings = own.settings(config.node_settings);
+    let engine = Engine::start(open, settings, followers, recall).await?;
     let mut tasks = JoinSet::new();
-    let (transport, status_addr) = connect(config.source, &mut tasks).await?;
+    let (transport, status_addr) = connect(config.source, own, &engine, &mut tasks).await?;
     let identity = Identity::new(config.node_name);
     tracing::info!(
         node = %identity.node,
@@ -133,6 +164,7 @@ pub async fn build_with(
     let health = Health {
         reports: engine.reports(),
         connection: connection.clone(),
+        pulse: engine.pulse(),
         answers: Arc::default(),
     };
     let (effective, configuration) = watch::channel(config.kube_proxy);
@@ -176,6 +208,8 @@ pub async fn build_with(
         configuration,
         shutdown: CancellationToken::new(),
         tasks,
+        claim: None,
+        rival,
     })
 }
 
@@ -207,22 +241,34 @@ fn spawn_errand(tasks: &mut Tasks, errand: impl Future<Output = ()> + Send + 'st
 
 async fn connect(
     source: Source,
+    own: OwnPlaces,
+    engine: &Engine,
     tasks: &mut Tasks,
 ) -> Result<(Grpc, Option<SocketAddr>), BuildError> {
     match source {
-        Source::ControlPlane(endpoints) => Ok((Grpc::remote(endpoints), None)),
+        Source::ControlPlane(endpoints) => {
+            let engine = engine.clone();
+            let peers = move |peers| engine.reserve(|reserved| reserved.peers = peers);
+            Ok((Grpc::remote(endpoints, own.dialer(), peers), None))
+        }
         Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),
         Source::Standalone {
             origin,
             status,
             external_ips,
+            reserved,
         } => {
             let config = kp_controlplane::app::Config {
                 source: origin,
                 agent_listen: None,
                 status_listen: status,
                 http_listen: None,
-                external_ips,
+                agent_limits: kp_controlplane::doors::Limits::AGENTS,
+                admission: Admission {
+                    external_ips,
+                    reserved: own.for_all_nodes(status).with_listed(&reserved),
+                },
+                cliff_guard: CliffGuard::default(),
                 events: true,
             };
             let control_plane = kp_controlplane::app::build(config).await?;
@@ -302,6 +348,7 @@ impl Bound {
         };
         self.tasks.shutdown().await;
         let mut reports = self.engine.reports();
+        let _claim = self.claim;
         drop(self.engine);
         let engine_ends = async { while reports.changed().await.is_ok() {} };
         if tokio::time::timeout(ENGINE_EXIT, engine_ends)
@@ -312,43 +359,4 @@ impl Bound {
         }
         first.map_or(Ok(()), |ended| ended?)
     }
-}
-
-/// What a clean-up did.
-#[derive(Debug, Default)]
-pub struct Cleanup {
-    /// What is gone, for people.
-    pub gone: Vec<String>,
-    /// What could not be removed, and what to do about it.
-    pub problems: Vec<String>,
-}
-
-/// Removes everything of ours from the kernel, and everything that kube-proxy left there (I4).
-/// Safe to repeat. Blocks.
-#[must_use]
-pub fn cleanup(kind: backend::Kind, settings: &backend::Settings) -> Cleanup {
-    let mut done = Cleanup::default();
-    // Without the backend, everything that looks like kube-proxy's is left over.
-    let mut serving = takes_over(kind).then_some(Serving::Nftables);
-    match kind.open(settings) {
-        Ok(mut backend) => {
-            serving = backend.serving();
-            match backend.cleanup() {
-                Ok(()) => done
-                    .gone
-                    .push(format!("kplane's rules ({})", backend.name())),
-                Err(errors) => done.problems.extend(errors.iter().map(ToString::to_string)),
-            }
-        }
-        Err(error) => done.problems.push(error.to_string()),
-    }
-    if let Some(serving) = serving {
-        let outcome = leftovers::find(serving).remove();
-        let of_kube_proxy = |name| format!("kube-proxy's {name}");
-        done.gone
-            .extend(outcome.removed.into_iter().map(of_kube_proxy));
-        let problems = outcome.problems.iter();
-        done.problems.extend(problems.map(ToString::to_string));
-    }
-    done
 }

@@ -10,6 +10,8 @@
 pub mod app;
 pub mod backend;
 pub mod cache;
+pub mod claim;
+pub mod cleanup;
 pub mod config;
 pub mod conntrack;
 pub mod desired;
@@ -20,6 +22,7 @@ pub mod log;
 pub mod metrics;
 pub mod netlink;
 pub mod oom;
+mod own_places;
 pub mod plan;
 mod process;
 pub mod reload;

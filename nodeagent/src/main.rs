@@ -1,25 +1,25 @@
 //! `kp-nodeagent`: see `--help`.
 
 use std::io::Write;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use kp_nodeagent::backend;
-use kp_nodeagent::cache::Cache;
-use kp_nodeagent::config::kube_proxy::{KubeProxyConfiguration, Level, to_file, with_dashes};
+use kp_nodeagent::config::kube_proxy::{KubeProxyConfiguration, Level, Note, to_file, with_dashes};
 use kp_nodeagent::config::{Checked, Config, Flags, Task};
 use kp_nodeagent::log::LogControl;
 use kp_nodeagent::report::chain;
-use kp_nodeagent::{app, log, oom, sysctl};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use kp_nodeagent::{app, cleanup, log, oom, sysctl};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 /// Threads for streams and health checks; the kernel's work has a thread of its own.
 const WORKERS: usize = 2;
+
+/// What is under way may take so long after the end of everything else.
+const LAST_WORK: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let flags = match Flags::try_parse_from(with_dashes(std::env::args_os())) {
@@ -37,6 +37,9 @@ fn main() -> ExitCode {
     };
     let control = log::start(checked.log);
     raise_file_limit();
+    if let Task::CheckConfig = checked.task {
+        return tell(&checked.notes);
+    }
     match run(checked, control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&chain(error.as_ref())),
@@ -46,11 +49,30 @@ fn main() -> ExitCode {
 /// As many open files as the agent may have: each health check node port takes one or two. It goes
 /// on with what it has if that cannot be raised, and reports ports that it cannot open.
 fn raise_file_limit() {
-    let files = Resource::RLIMIT_NOFILE;
-    let raised = getrlimit(files).and_then(|(_, hard)| setrlimit(files, hard, hard));
-    if let Err(error) = raised {
+    if let Err(error) = kplane_http::raise_file_limit() {
         tracing::debug!(%error, "cannot raise the limit of open files");
     }
+}
+
+/// Exit code of `--check-config` when there are warnings.
+const WARNINGS: u8 = 2;
+
+/// What `--check-config` answers.
+fn tell(notes: &[Note]) -> ExitCode {
+    let mut out = std::io::stdout();
+    let mut code = ExitCode::SUCCESS;
+    for note in notes {
+        let level = match note.level {
+            Level::Info => "note",
+            Level::Warning => {
+                code = WARNINGS.into();
+                "warning"
+            }
+        };
+        // Whoever closes standard output wants the exit code alone.
+        let _ = writeln!(out, "{level}: {}", note.text);
+    }
+    code
 }
 
 /// One clear line for each reason.
@@ -83,11 +105,9 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
             ipvs.iter().for_each(backend::ipvs::prepare);
             return Ok(());
         }
-        Task::Cleanup {
-            backend,
-            settings,
-            cache_dir,
-        } => return clean_up(backend, &settings, cache_dir.as_deref()),
+        Task::Cleanup(task) => return clean_up(&task),
+        // Its notes are all there is.
+        Task::CheckConfig => return Ok(()),
     };
     if app::takes_over(config.backend) {
         sysctl::apply_and_log(&config.conntrack);
@@ -102,33 +122,21 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
     }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(WORKERS).enable_all().build()?;
-    runtime.block_on(serve(*config, log))
+    let served = runtime.block_on(serve(*config, log));
+    // Whoever waits for a disk that does not answer is left behind.
+    runtime.shutdown_timeout(LAST_WORK);
+    served
 }
 
-/// One line for each thing that is gone, and an error that names all that could not be removed.
-fn clean_up(
-    kind: backend::Kind,
-    settings: &backend::Settings,
-    cache_dir: Option<&Path>,
-) -> anyhow::Result<()> {
-    let mut done = app::cleanup(kind, settings);
-    match cache_dir.map_or(Ok(0), Cache::forget) {
-        Ok(0) => {}
-        Ok(_) => done.gone.push("the memory of what was served".to_owned()),
-        Err(error) => done
-            .problems
-            .push(format!("the memory of what was served: {error}")),
-    }
+/// One line for each thing, and an error that names all that went wrong.
+fn clean_up(task: &cleanup::Task) -> anyhow::Result<()> {
+    let done = cleanup::run(task);
     let mut out = std::io::stdout();
-    for name in &done.gone {
+    for line in &done.lines {
         // A closed standard output is no reason to leave anything.
-        let _ = writeln!(out, "gone: {name}");
+        let _ = writeln!(out, "{line}");
     }
-    let problems = done.problems.join("; ");
-    anyhow::ensure!(
-        problems.is_empty(),
-        "not everything could be removed: {problems}"
-    );
+    anyhow::ensure!(done.problems.is_empty(), done.problems.join("\n"));
     Ok(())
 }
 
@@ -136,8 +144,18 @@ async fn serve(config: Config, log: LogControl) -> anyhow::Result<()> {
     // Before anything starts: from here on a signal ends the agent in order.
     let terminate = signal(SignalKind::terminate())?;
     let interrupt = signal(SignalKind::interrupt())?;
-    let bound = app::build(config).await?;
-    tokio::spawn(stop_on_signal(terminate, interrupt, bound.shutdown_token()));
+    let mut stop = Box::pin(signalled(terminate, interrupt));
+    let bound = tokio::select! {
+        // A start may wait for the agent before it.
+        () = &mut stop => return Ok(()),
+        bound = app::build(config) => bound?,
+    };
+    let shutdown = bound.shutdown_token();
+    tokio::spawn(async move {
+        stop.await;
+        tracing::info!("shutting down; the rules stay in the kernel");
+        shutdown.cancel();
+    });
     tokio::spawn(follow_verbosity(bound.configuration(), log));
     Ok(bound.wait().await?)
 }
@@ -152,11 +170,9 @@ async fn follow_verbosity(
     }
 }
 
-async fn stop_on_signal(mut terminate: Signal, mut interrupt: Signal, shutdown: CancellationToken) {
+async fn signalled(mut terminate: Signal, mut interrupt: Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    tracing::info!("shutting down; the rules stay in the kernel");
-    shutdown.cancel();
 }

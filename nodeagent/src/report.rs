@@ -10,14 +10,21 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 use kplane_proto::v1 as pb;
+use prost::Message as _;
 
 use crate::backend::{RuleCounts, ServerCounts};
 use crate::conntrack::ConntrackTotals;
 use crate::desired::{Counts, Held, Position, Reject, Resume};
 
-/// Failures that a report names: with names of 200 and reasons of 300 bytes it stays below the
-/// 256 KiB of a message.
+/// Failures that a report names at most.
 const MAX_FAILURES: usize = 400;
+
+/// Bytes of a report on the wire, whatever the length of names: the control plane ends a stream whose
+/// messages are too large. What only the stream knows needs less than the rest.
+const REPORT_BYTES: usize = kplane_proto::MAX_MESSAGE_BYTES - (32 << 10);
+
+/// Bytes that the sentence about failures without a place takes, and more.
+const OMISSION_BYTES: usize = 256;
 
 /// Longest reason that is sent, in bytes.
 const MAX_REASON_BYTES: usize = 300;
@@ -100,7 +107,7 @@ impl From<&NodeFacts> for NodeState {
 /// Why one object is not in the kernel as desired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The object; `None` when its name cannot be told.
+    /// The object; `None` for the node as a whole, or when its name cannot be told.
     pub object: Option<DesiredKey>,
     /// What is wrong, for people.
     pub reason: String,
@@ -114,9 +121,13 @@ impl Failure {
     /// An object that makes no sense.
     #[must_use]
     pub fn rejected(object: Option<&DesiredKey>, reject: &Reject) -> Self {
+        let reason = match object {
+            Some(_) => reject.reason.clone(),
+            None => format!("an object without a readable name: {}", reject.reason),
+        };
         Self {
             object: object.cloned(),
-            reason: reject.reason.clone(),
+            reason,
             since_ms: reject.since_ms,
             degraded: false,
         }
@@ -239,12 +250,12 @@ impl Report {
         };
         let families = Family::ALL.into_iter().zip(&self.families);
         let families = families.zip(&self.servers);
-        pb::Report {
+        let mut report = pb::Report {
             epoch,
             received_revision: revision(self.held),
             applied_revision: revision(self.applied),
             verified_revision: revision(self.verified),
-            failures: failures_to_wire(&self.failures),
+            failures: Vec::new(),
             last_sync: self.last_sync.as_ref().map(Sync::to_wire),
             objects: Some(pb::ObjectCounts {
                 services: self.counts.services,
@@ -259,7 +270,10 @@ impl Report {
             syncs_failed: self.syncs_failed,
             triggers_programmed: Vec::new(),
             held: self.keeps.as_ref().map(held_to_wire),
-        }
+        };
+        let room = REPORT_BYTES.saturating_sub(report.encoded_len());
+        report.failures = failures_to_wire(&self.failures, room);
+        report
     }
 
     /// What a control plane of this epoch has not been told yet, if it was told everything up to
@@ -327,18 +341,26 @@ fn held_to_wire(held: &Held) -> pb::Held {
     }
 }
 
-fn failures_to_wire(failures: &[Failure]) -> Vec<pb::ObjectFailure> {
-    let named = failures.iter().take(MAX_FAILURES);
-    let mut wire: Vec<_> = named.map(failure_to_wire).collect();
-    if let Some(more) = failures
-        .len()
-        .checked_sub(MAX_FAILURES)
-        .filter(|more| *more > 0)
-    {
+/// As many failures as fit into `room` bytes, and how many there are besides.
+fn failures_to_wire(failures: &[Failure], room: usize) -> Vec<pb::ObjectFailure> {
+    let mut room = room.saturating_sub(OMISSION_BYTES);
+    let mut wire = Vec::new();
+    for failure in failures.iter().take(MAX_FAILURES) {
+        let failure = failure_to_wire(failure);
+        // With its tag and length in the report.
+        let bytes = failure.encoded_len() + 4;
+        if bytes > room {
+            break;
+        }
+        room -= bytes;
+        wire.push(failure);
+    }
+    if let Some(first) = failures.get(wire.len()) {
+        let more = failures.len() - wire.len();
         wire.push(pb::ObjectFailure {
             key: None,
             reason: format!("{more} further objects are not applied and not listed"),
-            since_ms: failures[MAX_FAILURES].since_ms,
+            since_ms: first.since_ms,
             degraded: false,
         });
     }
@@ -351,7 +373,7 @@ fn failure_to_wire(failure: &Failure) -> pb::ObjectFailure {
         Some(DesiredKey::Service(key)) => (Some(key), reason.to_owned()),
         Some(DesiredKey::Local(key)) => (Some(key), format!("endpoints on the node: {reason}")),
         Some(DesiredKey::Node) => (None, format!("facts of the node: {reason}")),
-        None => (None, format!("an object without a readable name: {reason}")),
+        None => (None, reason.to_owned()),
     };
     pb::ObjectFailure {
         key: key.map(|key: &ServiceKey| key.into()),
@@ -407,7 +429,6 @@ mod tests {
 
     #[test]
     fn a_report_stays_below_the_size_of_a_message() {
-        use prost::Message as _;
         let longest = "n".repeat(63);
         let key = ServiceKey {
             service: ServiceName::new(&longest, &longest),
@@ -446,6 +467,50 @@ mod tests {
             "19600 further objects are not applied and not listed"
         );
         assert!(wire.encoded_len() < kplane_proto::MAX_MESSAGE_BYTES);
+    }
+
+    /// Nothing but the source bounds names: those of a folder may be long.
+    #[test]
+    fn a_report_with_long_names_stays_below_the_size_of_a_message() {
+        for length in [253, 1_000, 50_000] {
+            let long = "n".repeat(length);
+            let key = ServiceKey {
+                service: ServiceName::new(&long, &long),
+                port_name: long.as_str().into(),
+                protocol: Protocol::Tcp,
+                family: Family::V4,
+            };
+            let at = EndpointAddr {
+                ip: [10, 0, 0, 1].into(),
+                port: 1,
+            };
+            let drain = Drain {
+                key: key.clone(),
+                server: at,
+                at,
+                connections: Connections::default(),
+            };
+            let servers = Some(ServerCounts {
+                drains: vec![drain; ServerCounts::DRAINS].into(),
+                ..ServerCounts::default()
+            });
+            let named = Failure {
+                object: Some(DesiredKey::Service(key)),
+                ..failure("r".repeat(300))
+            };
+            let report = Report {
+                failures: vec![named; 500],
+                servers: [servers.clone(), servers],
+                ..Report::default()
+            };
+            let wire = report.to_wire();
+            assert!(wire.encoded_len() <= REPORT_BYTES, "{}", wire.encoded_len());
+            let listed = wire.failures.len() - 1;
+            let last = wire.failures.last().unwrap();
+            let rest = format!("{} further objects", 500 - listed);
+            assert!(last.reason.starts_with(&rest), "{}", last.reason);
+            assert!(listed > 0 || length > 10_000);
+        }
     }
 
     /// Connections come and go: whoever waits for news is not woken for them.

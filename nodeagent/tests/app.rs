@@ -10,8 +10,11 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use kp_controlplane::admission::Admission;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::index::CliffGuard;
+use kp_controlplane::server::StatusServer;
 use kp_nodeagent::app;
 use kp_nodeagent::backend::noop::Noop;
 use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Kind, Verification};
@@ -20,6 +23,7 @@ use kp_nodeagent::report::Report;
 use kplane_model::Family;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
+use kplane_proto::v1::status_service_server::StatusService as _;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -92,7 +96,9 @@ async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_pla
         agent_listen: agents,
         status_listen: None,
         http_listen: None,
-        external_ips: ExternalIps::All,
+        agent_limits: kp_controlplane::doors::Limits::AGENTS,
+        admission: Admission::default(),
+        cliff_guard: CliffGuard::default(),
         events: false,
     };
     control_plane::build(config).await.unwrap()
@@ -200,11 +206,11 @@ async fn health_begins_when_the_kernel_holds_the_first_snapshot() {
         .unwrap();
     let address = agent.healthz_addr.unwrap();
     reported(&agent, |report| report.held.is_some()).await;
-    for path in ["/healthz", "/livez"] {
-        let (status, body) = get(address, path).await;
-        assert_eq!((status, &body["healthy"]), (503, &false.into()), "{path}");
-        assert_eq!(body["lastUpdated"], "0001-01-01T00:00:00Z");
-    }
+    let (status, body) = get(address, "/healthz").await;
+    assert_eq!((status, &body["healthy"]), (503, &false.into()));
+    assert_eq!(body["lastUpdated"], "0001-01-01T00:00:00Z");
+    // A probe that starts the agent again would be no help.
+    assert_eq!(get(address, "/livez").await.0, 200);
     open.send(()).unwrap();
     let body = becomes(address, "/healthz?verbose", 200).await;
     assert_eq!(body["healthy"], true);
@@ -226,6 +232,7 @@ async fn a_node_that_leaves_is_healthy_only_for_livez() {
         origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: None,
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let address = agent.healthz_addr.unwrap();
@@ -250,13 +257,17 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
         origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let report = reported(&agent, in_sync).await;
     assert_eq!((report.counts.services, report.counts.endpoints), (1, 2));
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client.watch_fleet(pb::GetFleetRequest {}).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
     let mut watch = watch.into_inner();
     let in_sync = async {
         while let Some(fleet) = watch.message().await.unwrap() {
@@ -279,6 +290,93 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
     );
 }
 
+/// A name with a typing error: what it serves is nobody's node.
+#[tokio::test]
+async fn an_agent_of_no_node_is_not_in_sync() {
+    let folder = manifests();
+    let source = Source::Standalone {
+        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
+        status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        external_ips: ExternalIps::All,
+        reserved: Vec::new(),
+    };
+    let agent = app::build(config("n1-", source)).await.unwrap();
+    let status = format!("http://{}", agent.status_addr.unwrap());
+    let mut client = StatusServiceClient::connect(status).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
+    let mut watch = watch.into_inner();
+    let mut until = async |state: pb::NodeState| {
+        let found = async {
+            loop {
+                let fleet = watch.message().await.unwrap().unwrap();
+                let node = fleet.nodes.into_iter().find(|node| node.name == "n1-");
+                if let Some(node) = node.filter(|node| node.state() == state) {
+                    return node.last_error;
+                }
+            }
+        };
+        tokio::time::timeout(DEADLINE, found).await.unwrap()
+    };
+    // Manifests need not name nodes.
+    until(pb::NodeState::InSync).await;
+    let file = folder.path().join("node.yaml");
+    std::fs::write(&file, node("n1", "")).unwrap();
+    let error = until(pb::NodeState::Failing).await;
+    assert_eq!(
+        error,
+        "no Node object has this name: is --node-name of its agent right? Nodes are called n1"
+    );
+    std::fs::write(&file, node("n1-", "")).unwrap();
+    until(pb::NodeState::InSync).await;
+}
+
+/// What a node holds whose agent is gone was true once.
+#[tokio::test]
+async fn a_dead_agent_holds_nothing_for_sure() {
+    let folder = manifests();
+    let plane = control_plane(folder.path(), None).await;
+    let mut agents = Vec::new();
+    for name in ["n1", "n2"] {
+        let source = Source::InProcess(plane.connect_in_memory());
+        let agent = app::build(config(name, source)).await.unwrap();
+        reported(&agent, in_sync).await;
+        agents.push(agent);
+    }
+    let server = StatusServer::new(Arc::clone(plane.hub()));
+    let described = async |done: fn(&[pb::NodeServiceStatus]) -> bool| {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let request = pb::DescribeServiceRequest {
+                namespace: "shop".to_owned(),
+                name: "web".to_owned(),
+            };
+            let answer = server.describe_service(tonic::Request::new(request)).await;
+            let nodes = answer.unwrap().into_inner().nodes;
+            if done(&nodes) {
+                return nodes;
+            }
+            assert!(Instant::now() < deadline, "{nodes:#?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    described(|nodes| nodes.len() == 2 && nodes.iter().all(|node| node.programmed)).await;
+    let gone = agents.pop().unwrap();
+    gone.shutdown_token().cancel();
+    gone.wait().await.unwrap();
+    let nodes = described(|nodes| nodes.iter().any(|node| !node.programmed)).await;
+    assert!(nodes[0].programmed, "{nodes:#?}");
+    assert_eq!((&*nodes[1].node, nodes[1].programmed), ("n2", false));
+    assert!(
+        nodes[1]
+            .reason
+            .starts_with("unknown: the agent is not connected"),
+        "{nodes:#?}"
+    );
+}
+
 /// Section (h), all the way: from the annotation of a slice to the metric and to the status API.
 #[tokio::test]
 async fn h_the_latency_of_a_change_is_measured_and_told() {
@@ -288,6 +386,7 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
         origin: kp_controlplane::app::Origin::Manifests(folder.path().to_owned()),
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     reported(&agent, in_sync).await;
@@ -313,7 +412,10 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
 
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client.watch_fleet(pb::GetFleetRequest {}).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
     let mut watch = watch.into_inner();
     let told = async {
         while let Some(mut fleet) = watch.message().await.unwrap() {
@@ -404,6 +506,7 @@ async fn a_restart_beside_a_broken_folder_keeps_everything_and_says_so() {
             origin: control_plane::Origin::Manifests(folder.path().to_owned()),
             status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             external_ips: ExternalIps::All,
+            reserved: Vec::new(),
         };
         let mut config = config("n1", source);
         config.cache_dir = Some(cache.path().to_owned());
@@ -459,7 +562,10 @@ async fn a_restart_beside_a_broken_folder_keeps_everything_and_says_so() {
 async fn becomes_held(agent: &app::Bound) -> pb::NodeStatus {
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client.watch_fleet(pb::GetFleetRequest {}).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
     let mut watch = watch.into_inner();
     let held = async {
         while let Some(mut fleet) = watch.message().await.unwrap() {
@@ -584,6 +690,7 @@ async fn a25_health_checks_change_after_the_kernel() {
         origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: None,
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let broken = Arc::new(AtomicBool::new(false));
     let backend = Breakable(broken.clone(), Noop::default());
@@ -632,6 +739,7 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
         origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let mut config = config("n1", source);
     config.node_settings.nodeport_addresses = vec!["127.0.0.1/32".parse().unwrap()];
@@ -640,7 +748,10 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
     assert!(in_sync(&report), "the Service itself is served");
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client.watch_fleet(pb::GetFleetRequest {}).await.unwrap();
+    let watch = client
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
     let mut watch = watch.into_inner();
     let failure = async {
         loop {
@@ -675,6 +786,7 @@ async fn g5_metrics_and_health_are_served_over_ipv6() {
         origin: control_plane::Origin::Manifests(folder.path().to_owned()),
         status: None,
         external_ips: ExternalIps::All,
+        reserved: Vec::new(),
     };
     let loopback = SocketAddr::new("::1".parse().unwrap(), 0);
     let mut config = config("n1", source);

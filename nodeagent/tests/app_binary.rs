@@ -284,6 +284,38 @@ fn i3_the_log_level_follows_the_file_and_the_rest_is_said() {
     agent.stop();
 }
 
+/// Exit code and standard output.
+fn check_config(config: &str) -> (Option<i32>, String) {
+    let mut command = binary(&["--check-config", "--config", config]);
+    let output = command.stdout(Stdio::piped()).output().unwrap();
+    let stdout = String::from_utf8(output.stdout.clone()).unwrap();
+    (output.status.code(), stdout)
+}
+
+/// A file without a mode means something else to kube-proxy.
+#[test]
+fn i7_what_a_file_means_is_told_before_it_counts() {
+    let (_folder, config, _) = folder("clusterCIDR: 10.0.0.0/8\n");
+    let (code, stdout) = check_config(&config);
+    assert_eq!(code, Some(2), "{stdout}");
+    let warning = stdout
+        .lines()
+        .find(|l| l.starts_with("warning: mode is not set"));
+    let warning = warning.unwrap_or_else(|| panic!("{stdout}"));
+    for part in [
+        "are served no more on: ",
+        "127.0.0.1",
+        "nodePortAddresses: [",
+    ] {
+        assert!(warning.contains(part), "{part}: {warning}");
+    }
+    let (_folder, config, _) = folder("mode: iptables\nclusterCIDR: 10.0.0.0/8\n");
+    let (code, stdout) = check_config(&config);
+    assert_eq!(code, Some(0), "{stdout}");
+    let (_folder, config, _) = folder("mode: wrong\n");
+    assert_eq!(check_config(&config), (Some(1), String::new()));
+}
+
 #[test]
 fn cleanup_is_safe_twice() {
     for _ in 0..2 {

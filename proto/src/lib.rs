@@ -5,6 +5,8 @@
 pub mod convert;
 pub mod shared;
 
+use prost::Message;
+
 /// Generated from `proto/kplane/v1/*.proto`.
 #[allow(
     missing_docs,
@@ -37,6 +39,8 @@ pub const MAX_MESSAGE_BYTES: usize = 256 * 1024;
 
 /// Virtual servers of one Service that an agent tells: its addresses, and a node's for each node port.
 pub const MAX_SERVERS: usize = 256;
+/// Bytes of these virtual servers, their real servers aside: names may be long.
+const SERVERS_BYTES: usize = 128 * 1024;
 /// Real servers of one Service that it tells. With 90 bytes each, and 300 for each virtual server, the
 /// answer stays below [`MAX_MESSAGE_BYTES`].
 pub const MAX_REAL_SERVERS: usize = 1024;
@@ -47,7 +51,14 @@ pub fn bound_servers(servers: &mut Vec<v1::VirtualServer>) -> usize {
         servers.iter().map(|server| server.real_servers.len()).sum()
     };
     let all = count(servers);
-    servers.truncate(MAX_SERVERS);
+    let mut bytes = 0;
+    let fit = servers.iter().take(MAX_SERVERS).take_while(|server| {
+        let key = server.key.as_ref().map_or(0, Message::encoded_len);
+        bytes += key + server.address.len() + server.scheduler.len() + 16;
+        bytes <= SERVERS_BYTES
+    });
+    let fit = fit.count();
+    servers.truncate(fit);
     let mut room = MAX_REAL_SERVERS;
     for server in &mut *servers {
         server.real_servers.truncate(room);

@@ -95,7 +95,6 @@ fn main() {
 async fn agent_alone(ns: NetNs, workload: Workload) -> String {
     let services = workload.services;
     let store = Store::new(EPOCH);
-    store.ensure_node(&NODE.into());
     let all = (0..services).map(|n| workload.service(n, None)).collect();
     let started = Instant::now();
     publish(&store, all);
@@ -248,7 +247,7 @@ async fn applied(client: &mut StatusServiceClient<tonic::transport::Channel>, le
     let deadline = Instant::now() + DEADLINE;
     loop {
         let fleet = client
-            .get_fleet(pb::GetFleetRequest {})
+            .get_fleet(pb::GetFleetRequest::default())
             .await
             .unwrap()
             .into_inner();

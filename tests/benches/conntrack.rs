@@ -71,7 +71,6 @@ fn run(flows: u32) {
     );
     let engine = runtime.block_on(engine).unwrap();
     let store = Store::new(EPOCH);
-    store.ensure_node(&"bench".into());
     let mut cursor = Cursor::at(0);
     let mut apply = |services| {
         publish(&store, services);

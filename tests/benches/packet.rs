@@ -84,7 +84,6 @@ fn namespace() -> NetNs {
 
 async fn filled(ns: NetNs, workload: Workload) -> kp_nodeagent::engine::Engine {
     let store = Store::new(EPOCH);
-    store.ensure_node(&"bench".into());
     let services = (0..workload.services).map(|n| {
         let (mut key, mut published) = workload.service(n, None);
         key.protocol = Protocol::Udp;

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     match args.against {
         Some(Proxy::KubeProxy) => bench("against", &args.options()),
         Some(Proxy::KubeProxyIpvs) => bench("ipvs", &args.options()),
-        None => ["change", "packet", "conntrack"]
+        None => ["change", "drift", "packet", "conntrack"]
             .into_iter()
             .try_for_each(|name| bench(name, &[])),
     }

@@ -164,7 +164,7 @@ impl View for DescriptionView {
             out.push_str(&nodes_text(&self.nodes, self.now, canvas));
         }
         out.push_str(&servers::text(&self.nodes, canvas));
-        out.push_str(&issues_text(&self.issues, canvas));
+        out.push_str(&issues_text(&self.issues, 0, canvas));
         out.push_str(&next_steps_text(&self.next_steps(canvas), canvas));
         out
     }

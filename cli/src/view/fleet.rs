@@ -6,15 +6,19 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
+use super::approve::held_text;
 use super::nodes::{FailureView, FamilyView, HeldView, NodeStateView, NodeView};
 use super::{API_VERSION, IssueView, View, issues_text, latency, next, next_steps_text};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
-use crate::text::{Span, field, plural, short_count};
+use crate::text::{Span, field, long_field, plural, short_count};
 use crate::time::{Time, age, human};
 
 /// Failures of one node that a table shows before it refers to `-o wide`.
 const FAILURES_SHOWN: usize = 3;
+
+/// What others did to a node's rules is shown for so long, and for ever with `-o wide`.
+const REPAIRS_SHOWN: Duration = Duration::from_secs(3600);
 
 /// A source that was in touch longer ago than this is worth a look. Watches of the API server
 /// hear of it at least once a minute.
@@ -36,11 +40,37 @@ pub(crate) struct ControlPlaneView {
     pub(crate) upstream_age_milliseconds: u64,
     pub(crate) services: u64,
     pub(crate) endpoints: u64,
+    pub(crate) confidence: ConfidenceView,
+    /// Why the picture is partial; `null` when it is not.
+    pub(crate) doubt: Option<String>,
+    /// `null` when it serves what its source names, and nothing else.
+    pub(crate) held: Option<HeldView>,
+}
+
+/// How far the control plane's picture is believed where it lacks something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum ConfidenceView {
+    Partial,
+    Whole,
+    Confirmed,
+}
+
+impl From<pb::Confidence> for ConfidenceView {
+    fn from(confidence: pb::Confidence) -> Self {
+        match confidence {
+            pb::Confidence::Partial => Self::Partial,
+            pb::Confidence::Unspecified => Self::Whole,
+            pb::Confidence::Confirmed => Self::Confirmed,
+        }
+    }
 }
 
 impl From<pb::ControlPlaneStatus> for ControlPlaneView {
     fn from(status: pb::ControlPlaneStatus) -> Self {
         Self {
+            confidence: status.confidence().into(),
+            doubt: Some(status.doubt).filter(|doubt| !doubt.is_empty()),
+            held: status.held.map(HeldView::from),
             version: status.version,
             epoch: format!("{:016x}", status.epoch),
             revision: status.revision,
@@ -77,9 +107,19 @@ pub(crate) struct SummaryView {
 }
 
 impl SummaryView {
-    fn new(synced: bool, nodes: &[NodeView], issues: &[IssueView]) -> Self {
+    /// `told`: errors and warnings that the control plane counts; it may list fewer.
+    fn new(
+        plane: &ControlPlaneView,
+        told: [u64; 2],
+        nodes: &[NodeView],
+        issues: &[IssueView],
+    ) -> Self {
+        let whole = plane.synced && plane.confidence != ConfidenceView::Partial;
         let count = |state| nodes.iter().filter(|node| node.state == state).count();
-        let errors = issues.iter().filter(|issue| issue.is_error()).count();
+        let listed = issues.iter().filter(|issue| issue.is_error()).count();
+        let total =
+            |told: u64, listed: usize| listed.max(usize::try_from(told).unwrap_or(usize::MAX));
+        let errors = total(told[0], listed);
         let in_sync = count(NodeStateView::InSync);
         Self {
             nodes: nodes.len(),
@@ -93,9 +133,13 @@ impl SummaryView {
             conflict: count(NodeStateView::Conflict),
             unknown: count(NodeStateView::Unknown),
             errors,
-            warnings: issues.len() - errors,
+            warnings: total(told[1], issues.len() - listed),
             // No nodes, or half a picture, must not pass for a fleet in sync.
-            healthy: synced && errors == 0 && !nodes.is_empty() && in_sync == nodes.len(),
+            healthy: whole
+                && plane.held.is_none()
+                && errors == 0
+                && !nodes.is_empty()
+                && in_sync == nodes.len(),
         }
     }
 
@@ -135,6 +179,8 @@ pub(crate) struct FleetView {
     pub(crate) summary: SummaryView,
     pub(crate) nodes: Vec<NodeView>,
     pub(crate) issues: Vec<IssueView>,
+    /// Issues that are neither listed nor counted as alike.
+    pub(crate) issues_omitted: u64,
 }
 
 impl From<pb::Fleet> for FleetView {
@@ -143,11 +189,15 @@ impl From<pb::Fleet> for FleetView {
         let issues = IssueView::list(std::mem::take(&mut status.issues));
         let nodes = fleet.nodes.into_iter();
         let nodes: Vec<_> = nodes.map(|n| NodeView::new(n, status.epoch)).collect();
+        let issues_omitted = status.issues_omitted;
+        let (errors, warnings) = (status.errors, status.warnings);
+        let control_plane = ControlPlaneView::from(status);
         Self {
             api_version: API_VERSION,
             kind: "Fleet",
-            summary: SummaryView::new(status.synced, &nodes, &issues),
-            control_plane: status.into(),
+            summary: SummaryView::new(&control_plane, [errors, warnings], &nodes, &issues),
+            issues_omitted,
+            control_plane,
             nodes,
             issues,
         }
@@ -163,8 +213,12 @@ impl View for FleetView {
             out.push_str(&nodes_text(&self.nodes, now, canvas));
         }
         out.push_str(&degraded_text(&self.nodes, canvas));
-        out.push_str(&issues_text(&self.issues, canvas));
-        let steps = next::steps(&self.nodes, &self.issues, canvas.program);
+        out.push_str(&issues_text(&self.issues, self.issues_omitted, canvas));
+        let mut steps = next::steps(&self.nodes, &self.issues, canvas.program);
+        if self.control_plane.doubt.is_some() || self.control_plane.held.is_some() {
+            let step = format!("{} approve, if nothing is missing", canvas.program);
+            steps.push(step);
+        }
         out.push_str(&next_steps_text(&steps, canvas));
         out
     }
@@ -192,9 +246,16 @@ impl FleetView {
             let count = usize::try_from(count).unwrap_or(usize::MAX);
             revision.push(Span::plain(plural(count, noun)));
         }
+        let doubt = plane.doubt.iter().map(|doubt| {
+            let picture = Span::new(format!("partial: {doubt}"), Tone::Warn);
+            long_field("Picture", &picture, canvas)
+        });
+        let held = plane.held.iter();
+        let held = held.map(|held| held_text("Held", held, plane.time, canvas));
         [
             field("Control plane", &about, canvas),
             field("Source", &source, canvas),
+            doubt.chain(held).collect(),
             field("Revision", &revision, canvas),
             field("Nodes", &self.summary.spans(), canvas),
         ]
@@ -223,8 +284,14 @@ fn nodes_text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> String 
             number(node.revisions.received)
         })
         .column(Column::new("APPLIED"), NodeView::applied_span)
-        .column(Column::wide("VERIFIED"), |node| {
+        .column(Column::wide("VERIFIED-REV"), |node| {
             number(node.revisions.verified)
+        })
+        .column(Column::new("VERIFIED").optional(4), |node| {
+            match (node.verified_time(), now) {
+                (Some(at), Some(now)) => Span::plain(format!("{} ago", at.age_text(now))),
+                _ => Span::none(),
+            }
         })
         .column(Column::new("LAG"), |node| match node.revisions.lag {
             Some(0) | None => Span::none(),
@@ -336,6 +403,25 @@ fn rules_span(family: &FamilyView) -> Option<Span> {
     )))
 }
 
+/// What others did to a family's rules, as long as it matters to somebody who looks for a cause.
+fn repairs_span(family: &FamilyView, now: Option<Time>, wide: bool) -> Option<Span> {
+    let age = family.last_repair_time?.age(now?);
+    if !wide && age > REPAIRS_SHOWN {
+        return None;
+    }
+    let times = match family.repairs {
+        1 => "once".to_owned(),
+        times => format!("{times} times, last"),
+    };
+    let text = format!(
+        "{}: repaired {times} {} ago: {}",
+        family.family,
+        crate::time::age(age),
+        family.last_repair
+    );
+    Some(Span::new(text, Tone::Warn))
+}
+
 /// Why a node is not in sync.
 fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     let mut notes = Vec::new();
@@ -357,6 +443,8 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
         let text = format!("{}: {}", family.family, family.error);
         notes.push(Span::new(text, Tone::Bad));
     }
+    let families = node.families.iter();
+    notes.extend(families.filter_map(|family| repairs_span(family, now, canvas.wide)));
     if canvas.wide {
         notes.extend(node.held.as_ref().and_then(HeldView::names));
         notes.extend(node.families.iter().filter_map(rules_span));

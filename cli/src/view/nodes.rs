@@ -149,6 +149,13 @@ pub(crate) struct FamilyView {
     pub(crate) programmed: bool,
     pub(crate) error: String,
     pub(crate) error_since: Option<Time>,
+    /// When the kernel was last compared with what it should hold, and was equal.
+    pub(crate) verified_time: Option<Time>,
+    /// How often what somebody else changed was put right since the agent started.
+    pub(crate) repairs: u64,
+    pub(crate) last_repair_time: Option<Time>,
+    /// What had been changed then, and by whom; empty = nothing.
+    pub(crate) last_repair: String,
     /// `null` for backends whose rules do not grow with the number of Services.
     pub(crate) rules: Option<RulesView>,
     /// `null` for backends without virtual servers.
@@ -255,6 +262,11 @@ impl NodeView {
             .reduce(u64::saturating_add)
     }
 
+    /// When the kernel was last compared, by the family for which that is longest ago.
+    pub(crate) fn verified_time(&self) -> Option<Time> {
+        self.families.iter().filter_map(|f| f.verified_time).min()
+    }
+
     pub(crate) fn applied_span(&self) -> Span {
         progress(self.revisions.applied, self.revisions.wanted)
     }
@@ -321,6 +333,10 @@ impl From<pb::FamilyStatus> for FamilyView {
             programmed: status.programmed,
             error: status.error,
             error_since: Time::from_wire(status.error_since_ms),
+            verified_time: Time::from_wire(status.verified_at_ms),
+            repairs: status.repairs,
+            last_repair_time: Time::from_wire(status.last_repair_ms),
+            last_repair: status.last_repair,
             rules: status.rules.map(|stats| RulesView {
                 rules: stats.rules,
                 lookups: stats.lookups,

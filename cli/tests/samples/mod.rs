@@ -84,6 +84,25 @@ pub(crate) fn report(applied: u64) -> pb::Report {
     }
 }
 
+/// A fleet whose control plane was started on a folder that is not whole, and holds most of what it had.
+pub(crate) fn holding_fleet() -> pb::Fleet {
+    let mut fleet = healthy_fleet();
+    let plane = fleet.control_plane.as_mut().unwrap();
+    plane.confidence = pb::Confidence::Partial.into();
+    plane.doubt =
+        "api.yaml is refused in document 2, line 14: is not valid YAML: unclosed bracket '['; \
+                   mend that, or run `kpctl approve` if nothing is missing"
+            .to_owned();
+    plane.held = Some(pb::Held {
+        services: 991,
+        without_endpoints: 3,
+        reason: "the source no longer names them, and 991 of 1001 Services would go".to_owned(),
+        since_ms: ago(192),
+        examples: strings(&["shop/api", "shop/cart", "shop/search", "shop/web"]),
+    });
+    fleet
+}
+
 /// A node that is as it should be.
 pub(crate) fn node(name: &str) -> pb::NodeStatus {
     pb::NodeStatus {
@@ -193,6 +212,7 @@ pub(crate) fn issues() -> Vec<pb::InputIssue> {
             namespace: "shop".to_owned(),
             name: "api-7xk2p".to_owned(),
             reason: "endpoint 127.0.0.1 is a loopback address and is left out".to_owned(),
+            alike: 0,
         },
         pb::InputIssue {
             severity: pb::Severity::Error.into(),
@@ -204,6 +224,7 @@ pub(crate) fn issues() -> Vec<pb::InputIssue> {
                 "port 99999 is not between 1 and 65535; the Service is served as it was before \
                      this change"
                     .to_owned(),
+            alike: 0,
         },
     ]
 }
@@ -212,6 +233,7 @@ pub(crate) fn fleet(nodes: Vec<pb::NodeStatus>) -> pb::Fleet {
     pb::Fleet {
         control_plane: Some(control_plane()),
         nodes,
+        next_page_token: String::new(),
     }
 }
 

@@ -116,6 +116,28 @@ impl StatusService for Canned {
             _ => Err(Status::not_found("no such Service")),
         }
     }
+
+    /// Lets go what was seen, and refuses if it is more.
+    async fn approve(
+        &self,
+        request: Request<pb::ApproveRequest>,
+    ) -> Result<Response<pb::ApproveResponse>, Status> {
+        let seen = request.into_inner();
+        let mut done = pb::ApproveResponse::default();
+        let mut refused = false;
+        self.0.send_modify(|fleet| {
+            let plane = fleet.control_plane.as_mut().unwrap();
+            let held = plane.held.take_if(|held| held.services <= seen.services);
+            refused = plane.held.is_some();
+            done.released = held;
+            done.doubt = std::mem::take(&mut plane.doubt);
+            done.revision = plane.revision;
+        });
+        if refused {
+            return Err(Status::failed_precondition("more is held by now"));
+        }
+        Ok(Response::new(done))
+    }
 }
 
 /// An address at which nobody listens.

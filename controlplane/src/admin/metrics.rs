@@ -9,15 +9,17 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 
+use super::ports::Ports;
 use crate::hub::Hub;
 use crate::k8s::Kind;
 use crate::server::node_states;
 use crate::source::upstream::KindState;
 
 /// Everything.
-pub(super) fn registry(hub: Arc<Hub>) -> Registry {
+pub(super) fn registry(hub: Arc<Hub>, ports: Ports) -> Registry {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Plane(hub)));
+    registry.register_collector(Box::new(ports));
     registry.register_collector(Box::new(Process));
     registry
 }
@@ -65,6 +67,22 @@ impl Plane {
             "kplane_controlplane_issues",
             "Problems with the input or its source",
             summary.issues.len() as f64,
+        )?;
+        let held = summary.held.as_deref();
+        gauge(
+            "kplane_controlplane_held_services",
+            "Services that are served although the source does not name them any more",
+            held.map_or(0, |held| held.services) as f64,
+        )?;
+        gauge(
+            "kplane_controlplane_held_without_endpoints",
+            "Services that keep endpoints which the source does not name any more",
+            held.map_or(0, |held| held.without_endpoints) as f64,
+        )?;
+        gauge(
+            "kplane_controlplane_picture_partial",
+            "Whether something may be missing from what the source gave",
+            f64::from(u8::from(self.0.store.trust().is_partial())),
         )
     }
 

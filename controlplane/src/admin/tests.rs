@@ -5,19 +5,28 @@ use kplane_model::{Issue, ObjectRef, Severity};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::convert::ExternalIps;
-use crate::k8s::Kind;
+use crate::admission::Admission;
+use crate::doors::Limits;
+use crate::index::CliffGuard;
+use crate::k8s::{Kind, Object};
 use crate::source::upstream::Trouble;
-use crate::source::{Batch, Event};
+use crate::source::{Batch, Event, Located};
 
 #[tokio::test]
 async fn ready_once_every_kind_is_listed_and_for_ever_after() {
     let (sink, batches) = mpsc::channel(1);
-    let (hub, index) = Hub::new(1, "test", ExternalIps::All, batches);
+    let (hub, index) = Hub::new(
+        1,
+        "test",
+        Admission::default(),
+        CliffGuard::default(),
+        batches,
+    );
     tokio::spawn(index);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(Admin::new(Arc::clone(&hub)).serve(listener));
+    let doors = ["agents", "the status API"].map(|what| Door::new(what, Limits::STATUS));
+    tokio::spawn(Admin::new(Arc::clone(&hub), doors).serve(listener));
 
     hub.upstream.begin(Kind::Service);
     hub.upstream.update(Kind::Service, |state| {
@@ -68,14 +77,85 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
     for line in [
         "kplane_controlplane_synced 1",
         "kplane_controlplane_services 0",
+        "kplane_controlplane_held_services 0",
+        "kplane_controlplane_held_without_endpoints 0",
+        "kplane_controlplane_picture_partial 0",
         "kplane_controlplane_nodes{state=\"in_sync\"} 0",
         "kplane_controlplane_source_synced{kind=\"Service\"} 1",
         "kplane_controlplane_source_lists_total{kind=\"Service\"} 0",
         "# TYPE kplane_controlplane_source_failures_total counter",
         "# TYPE kplane_controlplane_upstream_age_seconds gauge",
+        "kplane_controlplane_connections{port=\"http\"} 1",
+        "kplane_controlplane_connections_closed_total{port=\"agents\",reason=\"refused\"} 0",
+        "kplane_controlplane_accept_failures_total{port=\"status\"} 0",
         "# TYPE process_resident_memory_bytes gauge",
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
     }
     assert_eq!(get(address, "/other").await.unwrap().status, 404);
+}
+
+/// What is doubted or held is said, and changes nothing: see the top of `admin`.
+#[tokio::test]
+async fn ready_while_something_is_held() {
+    let (sink, batches) = mpsc::channel(1);
+    let (hub, index) = Hub::new(
+        1,
+        "test",
+        Admission::default(),
+        CliffGuard::default(),
+        batches,
+    );
+    tokio::spawn(index);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let doors = ["agents", "the status API"].map(|what| Door::new(what, Limits::STATUS));
+    tokio::spawn(Admin::new(Arc::clone(&hub), doors).serve(listener));
+    let service = |n: u8| {
+        let service = serde_json::json!({
+            "metadata": {"name": format!("s{n:02}")},
+            "spec": {"clusterIP": format!("10.96.0.{n}"), "ports": [{"port": 80}]},
+        });
+        Object::Service(serde_json::from_value(service).unwrap())
+    };
+    let mut events = Kind::ALL.map(Event::Init).to_vec();
+    let services: Vec<_> = (1..=10).map(service).collect();
+    let ids = services.iter().map(Object::id).collect();
+    events.extend(services.into_iter().map(|object| {
+        let location = "".into();
+        Event::InitApply(Box::new(Located { object, location }))
+    }));
+    events.extend(Kind::ALL.map(Event::InitDone));
+    let observed_at = std::time::SystemTime::now();
+    let vanished = vec![
+        Event::Vanished(ids),
+        Event::Doubts(vec!["shop.yaml is empty".to_owned()]),
+    ];
+    for events in [events, vanished] {
+        sink.send(Batch {
+            events,
+            observed_at,
+        })
+        .await
+        .unwrap();
+    }
+    let mut summary = hub.summary();
+    summary.wait_for(|now| now.held.is_some()).await.unwrap();
+
+    let reply = get(address, "/readyz?verbose").await.unwrap();
+    assert_eq!(reply.status, 200);
+    assert_eq!(
+        reply.body,
+        "picture: partial: shop.yaml is empty; mend that, or run `kpctl approve` if nothing is \
+         missing\nheld: 10 Services are kept: the source no longer names them, and 10 of 10 Services \
+         would go; put them back, or run `kpctl approve` to let them go\nok\n"
+    );
+    let metrics = get(address, "/metrics").await.unwrap().body;
+    for line in [
+        "kplane_controlplane_services 10",
+        "kplane_controlplane_held_services 10",
+        "kplane_controlplane_picture_partial 1",
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
+    }
 }

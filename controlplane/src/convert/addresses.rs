@@ -130,6 +130,11 @@ pub(super) struct SourceRanges {
 }
 
 impl SourceRanges {
+    /// Ranges of both families.
+    pub(super) fn len(&self) -> usize {
+        self.good.len()
+    }
+
     /// Load-balancer addresses of a family and the sources that may use them, empty = everyone.
     /// Fails closed: where ranges were written and none could be read, nobody may use them, which
     /// is to have no load-balancer addresses.

@@ -2,10 +2,15 @@
 
 use std::net::IpAddr;
 
-use kplane_model::{Family, IpvsScheduler, ServiceKey, ServiceName, ServicePort, TrafficPolicy};
+use kplane_model::{
+    Family, IpvsScheduler, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES, ServiceKey, ServiceName,
+    ServicePort, ServiceSize, TrafficPolicy,
+};
 
-use super::addresses::{address, external_ips, load_balancer_ips, of_family, source_ranges};
-use super::ports::ports;
+use super::addresses::{
+    SourceRanges, address, external_ips, load_balancer_ips, of_family, source_ranges,
+};
+use super::ports::{Port, ports};
 use super::report::Report;
 use super::{ConvertedService, ExternalIps, SkipReason, port_number};
 use crate::k8s::{
@@ -91,6 +96,14 @@ fn service_ports(
     let health_check_node_port = health_check_node_port(spec, external_policy, report);
     let ipvs_scheduler = ipvs_scheduler(&svc.metadata, report);
     let ports = ports(spec, report);
+    let (load_balancer_ips, external_ips) = within_bounds(
+        &ports,
+        &cluster_ips,
+        load_balancer_ips,
+        external_ips,
+        &ranges,
+        report,
+    );
 
     let name = ServiceName {
         namespace: svc.metadata.namespace_of(Kind::Service),
@@ -123,6 +136,65 @@ fn service_ports(
         }
     }
     converted
+}
+
+/// Drops addresses whose product with the ports and source ranges would be too much for nodes, before
+/// any of it is made.
+fn within_bounds(
+    ports: &[Port],
+    cluster_ips: &[(Family, IpAddr)],
+    mut load_balancer_ips: Vec<IpAddr>,
+    mut external_ips: Vec<IpAddr>,
+    ranges: &SourceRanges,
+    report: &mut Report<'_>,
+) -> (Vec<IpAddr>, Vec<IpAddr>) {
+    let node_ports = ports.iter().filter(|port| port.node_port.is_some());
+    let most = |ips: &[IpAddr]| {
+        let of = |(family, _): &(Family, IpAddr)| count_of(ips, *family);
+        cluster_ips.iter().map(of).max().unwrap_or(0)
+    };
+    let size = ServiceSize {
+        ports: ports.len() * cluster_ips.len(),
+        node_ports: node_ports.count() * cluster_ips.len(),
+        load_balancer_ips: most(&load_balancer_ips),
+        external_ips: most(&external_ips),
+        source_ranges: ranges.len(),
+        endpoints: 0,
+    };
+    let allowed = size.allowance();
+    let mut keep = |field: &str, ips: &mut Vec<IpAddr>, wanted: usize, allowed: usize| {
+        if wanted <= allowed {
+            return;
+        }
+        report.error(format!(
+            "{field} has {wanted} addresses, which with {} ports and {} source ranges is more than \
+             nodes are made to hold for one Service ({MAX_SERVICE_PLACES} addresses with ports, \
+             {MAX_SERVICE_ELEMENTS} elements): only the first {allowed} are served, split the Service",
+            ports.len(),
+            ranges.len(),
+        ));
+        let mut kept = [0; 2];
+        ips.retain(|ip| {
+            let kept = &mut kept[Family::of(*ip) as usize];
+            *kept += 1;
+            *kept <= allowed
+        });
+    };
+    let (wanted, fits) = (size.load_balancer_ips, allowed.load_balancer_ips);
+    keep(
+        "status.loadBalancer.ingress",
+        &mut load_balancer_ips,
+        wanted,
+        fits,
+    );
+    let (wanted, fits) = (size.external_ips, allowed.external_ips);
+    keep("spec.externalIPs", &mut external_ips, wanted, fits);
+    (load_balancer_ips, external_ips)
+}
+
+fn count_of(ips: &[IpAddr], family: Family) -> usize {
+    let of_family = |ip: &&IpAddr| Family::of(**ip) == family;
+    ips.iter().filter(of_family).count()
 }
 
 /// A2: the index of a family in `ipFamilies` is its index in `clusterIPs`; without `ipFamilies` the

@@ -13,6 +13,9 @@ const REFRESH: Duration = Duration::from_secs(30 * 60);
 /// Problems that are followed at once; more are not announced. About 1 kB each.
 const MAX_STANDING: usize = 10_000;
 
+/// Repairs of one node's rules are told of so often at most: others may undo ours all the time.
+const REPAIRS: Duration = Duration::from_secs(5 * 60);
+
 /// Said at each start of an agent with that backend (D1).
 const IPVS_NOTE: &str = "mode ipvs is deprecated in Kubernetes: off by default from 1.40, gone from \
     kube-proxy in 1.43; mode nftables is the way out";
@@ -25,6 +28,17 @@ pub(super) struct Announcer {
     standing: BTreeMap<Key, Standing>,
     /// The process of each node's agent.
     agents: HashMap<NodeName, u64>,
+    /// What has been told of repairs of each node's rules.
+    repairs: HashMap<NodeName, Repaired>,
+}
+
+/// Repairs of one node's rules that are known.
+#[derive(Clone, Copy, Debug)]
+struct Repaired {
+    /// Of this process of the agent.
+    instance: u64,
+    count: u64,
+    told: Option<SystemTime>,
 }
 
 #[derive(Debug)]
@@ -40,12 +54,14 @@ impl Announcer {
             with_input,
             standing: BTreeMap::new(),
             agents: HashMap::new(),
+            repairs: HashMap::new(),
         }
     }
 
     /// What is to be said now.
     pub(super) fn step(&mut self, picture: &Picture, now: SystemTime) -> Vec<Event> {
         let mut events = self.starts(picture);
+        self.repairs(picture, now, &mut events);
         let current = problems(picture, self.with_input);
         self.ends(&current, &mut events);
         for (key, problem) in &current {
@@ -79,6 +95,51 @@ impl Announcer {
         self.agents
             .retain(|name, _| picture.nodes.contains_key(name));
         events
+    }
+
+    /// Somebody else changed a node's rules, and they were put right: it is over, so there is no end to tell.
+    fn repairs(&mut self, picture: &Picture, now: SystemTime, events: &mut Vec<Event>) {
+        for (name, node) in &picture.nodes {
+            let agent = node.agent.as_ref();
+            let Some((agent, report)) = agent.and_then(|a| Some((a, a.report.as_ref()?))) else {
+                continue;
+            };
+            let count = report.families.iter().map(|family| family.repairs).sum();
+            let instance = agent.instance;
+            let first = Repaired {
+                instance,
+                // Those of before the control plane knew the agent are history.
+                count: if agent.began_empty { 0 } else { count },
+                told: None,
+            };
+            let known = self.repairs.entry(name.clone()).or_insert(first);
+            if known.instance != instance {
+                *known = Repaired {
+                    instance,
+                    count: 0,
+                    ..*known
+                };
+            }
+            let quiet = |at| now.duration_since(at).is_ok_and(|passed| passed >= REPAIRS);
+            if count <= known.count || !known.told.is_none_or(quiet) {
+                continue;
+            }
+            (known.count, known.told) = (count, Some(now));
+            let last = report
+                .families
+                .iter()
+                .max_by_key(|family| family.last_repair_ms);
+            let what = last.map_or("", |family| &family.last_repair);
+            let note = format!(
+                "somebody else changed the node's rules, and they were put right ({count} times \
+                since the agent started), last: {what}"
+            );
+            let mut event = Event::new(Object::node(name), Reason::RulesRepaired, &note);
+            event.instance = count;
+            events.push(event);
+        }
+        self.repairs
+            .retain(|name, _| picture.nodes.contains_key(name));
     }
 
     fn follow(&mut self, key: &Key, problem: &Problem, now: SystemTime, events: &mut Vec<Event>) {

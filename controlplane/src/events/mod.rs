@@ -29,6 +29,7 @@ use std::sync::Arc;
 use kplane_model::{Issue, NodeName};
 
 use crate::fleet::AgentRecord;
+use crate::index::Held;
 use crate::k8s::{Kind, Uid};
 
 /// Longest note that the API accepts, in bytes (`events.k8s.io/v1`: 1 kB).
@@ -43,6 +44,8 @@ const NODES_NAMED: usize = 10;
 struct Picture {
     /// Problems with the input.
     issues: Arc<Vec<Issue>>,
+    /// What is served although the source does not name it any more.
+    held: Option<Arc<Held>>,
     /// Nodes that exist, have an agent or had one.
     nodes: BTreeMap<NodeName, NodePicture>,
 }
@@ -52,7 +55,7 @@ struct NodePicture {
     /// There is a Node object.
     known: bool,
     /// What its agent said last.
-    agent: Option<AgentRecord>,
+    agent: Option<Arc<AgentRecord>>,
 }
 
 /// The object that an event is about.
@@ -91,6 +94,8 @@ enum Reason {
     NodeRefused,
     /// A ServiceCIDR cannot be understood.
     ServiceCidrRefused,
+    /// A Service, or its endpoints, are not named any more and are served all the same.
+    ServiceHeld,
     /// Whatever was wrong with a Service is no longer.
     ServiceAccepted,
     /// A Service is not in the kernels of some nodes.
@@ -109,6 +114,8 @@ enum Reason {
     SyncFailing,
     /// It does again.
     SyncRecovered,
+    /// Somebody else changed a node's rules, and they were put right.
+    RulesRepaired,
     /// A node serves what its source does not name (any more).
     HoldingServices,
     /// It does not.
@@ -125,6 +132,7 @@ impl Reason {
             Self::EndpointSliceRefused => "EndpointSliceRefused",
             Self::NodeRefused => "NodeRefused",
             Self::ServiceCidrRefused => "ServiceCIDRRefused",
+            Self::ServiceHeld => "ServiceHeld",
             Self::ServiceAccepted => "ServiceAccepted",
             Self::ServiceNotProgrammed => "ServiceNotProgrammed",
             Self::ServiceProgrammed => "ServiceProgrammed",
@@ -134,6 +142,7 @@ impl Reason {
             Self::ProxyConnected => "ProxyConnected",
             Self::SyncFailing => "SyncFailing",
             Self::SyncRecovered => "SyncRecovered",
+            Self::RulesRepaired => "RulesRepaired",
             Self::HoldingServices => "HoldingServices",
             Self::HoldingEnded => "HoldingEnded",
         }
@@ -150,12 +159,14 @@ impl Reason {
             | Self::EndpointSliceRefused
             | Self::NodeRefused
             | Self::ServiceCidrRefused
+            | Self::ServiceHeld
             | Self::ServiceAccepted => "Read",
             Self::FailedToStartServiceHealthcheck | Self::StartedServiceHealthcheck => "Listen",
             Self::ServiceNotProgrammed
             | Self::ServiceProgrammed
             | Self::SyncFailing
             | Self::SyncRecovered
+            | Self::RulesRepaired
             | Self::HoldingServices
             | Self::HoldingEnded => "Program",
         }

@@ -9,7 +9,7 @@ use kplane_proto::v1 as pb;
 
 use super::{NodePicture, Object, Picture, Reason, node_names};
 use crate::fleet::holding;
-use crate::index::CONFLICT_ADVICE;
+use crate::index::{CONFLICT_ADVICE, Held};
 use crate::k8s::Kind;
 
 /// A node without an agent for so long is worth an event: a restart or an upgrade is over by then.
@@ -44,6 +44,7 @@ pub(super) fn problems(picture: &Picture, with_input: bool) -> Problems {
     if with_input {
         let issues = picture.issues.iter();
         found.extend(issues.filter_map(of_issue));
+        found.extend(picture.held.iter().flat_map(|held| of_held(held)));
     }
     let mut services = Services::new();
     for (name, node) in picture.nodes.iter().filter(|(_, node)| node.known) {
@@ -89,6 +90,28 @@ fn of_issue(issue: &Issue) -> Option<(Key, Problem)> {
         after: Duration::ZERO,
     };
     Some((key, problem))
+}
+
+/// Some of the Services that are held: one event each would be as many as there are Services.
+fn of_held(held: &Held) -> impl Iterator<Item = (Key, Problem)> {
+    held.examples.iter().map(move |name| {
+        let key = Key {
+            object: Object {
+                kind: Kind::Service,
+                namespace: name.namespace.clone(),
+                name: name.name.clone(),
+            },
+            reason: Reason::ServiceHeld,
+            what: String::new(),
+        };
+        let problem = Problem {
+            note: held.to_string(),
+            since: Some(held.since),
+            // A second look is taken within that.
+            after: FAILING_AFTER,
+        };
+        (key, problem)
+    })
 }
 
 fn of_node(name: &NodeName, node: &NodePicture, found: &mut Problems) {

@@ -165,8 +165,10 @@ impl Task {
 }
 
 fn picture(hub: &Hub) -> Picture {
+    let summary = hub.summary().borrow().clone();
     let mut picture = Picture {
-        issues: Arc::clone(&hub.summary().borrow().issues),
+        issues: Arc::clone(&summary.issues),
+        held: summary.held.clone(),
         ..Picture::default()
     };
     for (name, facts) in hub.store.nodes() {

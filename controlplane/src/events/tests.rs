@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use kplane_model::{ObjectRef, Severity};
+use kplane_model::{ObjectRef, ServiceName, Severity};
 use kplane_proto::v1 as pb;
 
 use super::announce::Announcer;
@@ -51,8 +51,9 @@ fn agent() -> AgentRecord {
         peer: String::new(),
         version: "0.1.0".into(),
         backend: "nftables".into(),
-        report: Some(pb::Report::default()),
+        report: Some(Arc::default()),
         applied_at: at(0),
+        verified_at: at(0),
         latencies: crate::fleet::Latencies::default(),
     }
 }
@@ -73,7 +74,7 @@ impl Rig {
         for name in nodes {
             let node = NodePicture {
                 known: true,
-                agent: Some(agent()),
+                agent: Some(Arc::new(agent())),
             };
             rig.picture.nodes.insert((*name).into(), node);
         }
@@ -86,11 +87,15 @@ impl Rig {
 
     fn agent(&mut self, node: &str) -> &mut AgentRecord {
         let node = self.picture.nodes.get_mut(node).unwrap();
-        node.agent.as_mut().unwrap()
+        Arc::make_mut(node.agent.as_mut().unwrap())
+    }
+
+    fn report(&mut self, node: &str) -> &mut pb::Report {
+        Arc::make_mut(self.agent(node).report.as_mut().unwrap())
     }
 
     fn fails(&mut self, node: &str, failures: &[pb::ObjectFailure]) {
-        self.agent(node).report.as_mut().unwrap().failures = failures.to_vec();
+        self.report(node).failures = failures.to_vec();
     }
 
     /// What is said after so many seconds: `Warning Reason kind name: note`.
@@ -177,6 +182,30 @@ fn refused_input_is_announced_by_problem_and_its_end_by_object() {
     assert_eq!(rig.step(20), NOTHING);
 }
 
+/// What the control plane holds is told of some of its Services, once a second look would have been taken.
+#[test]
+fn services_that_are_held_are_announced_when_it_lasts() {
+    let mut rig = Rig::new(&[]);
+    rig.picture.held = Some(Arc::new(Held {
+        services: 991,
+        without_endpoints: 0,
+        reason: "991 of 1001 Services would go".into(),
+        since: at(0),
+        examples: vec![ServiceName::new("shop", "web")],
+    }));
+    assert_eq!(rig.step(9), [""; 0]);
+    let told = rig.step(10);
+    assert_eq!(told.len(), 1);
+    assert!(
+        told[0].starts_with("Warning ServiceHeld Service web: 991 Services are kept: 991 of 1001"),
+        "{told:?}"
+    );
+    assert_eq!(rig.step(20), [""; 0]);
+    // Where all see it nobody says it a thousand times.
+    let mut announcer = Announcer::new(false);
+    assert!(announcer.step(&rig.picture, at(20)).is_empty());
+}
+
 #[test]
 fn what_lasts_is_said_again_before_it_is_forgotten() {
     let mut rig = Rig::new(&[]);
@@ -224,7 +253,7 @@ fn a_family_that_fails_is_announced_when_it_lasts() {
         ..pb::FamilyStatus::default()
     };
     let set = |rig: &mut Rig, error| {
-        rig.agent("n1").report.as_mut().unwrap().families = vec![family(error)];
+        rig.report("n1").families = vec![family(error)];
     };
     set(&mut rig, "no buffer space");
     assert_eq!(rig.step(0), NOTHING);
@@ -379,6 +408,38 @@ fn uids_are_read_and_written_alike() {
     }
 }
 
+#[test]
+fn repairs_of_a_nodes_rules_are_told_now_and_then() {
+    let mut rig = Rig::new(&["n1"]);
+    let repaired = |rig: &mut Rig, repairs| {
+        let report = rig.agent("n1").report.as_mut().unwrap();
+        Arc::make_mut(report).families = vec![pb::FamilyStatus {
+            repairs,
+            last_repair: "the table is gone, by nft (process 7)".into(),
+            ..pb::FamilyStatus::default()
+        }];
+    };
+    let told = |count| {
+        format!(
+            "Warning RulesRepaired Node n1: somebody else changed the node's rules, and they were put right \
+             ({count} times since the agent started), last: the table is gone, by nft (process 7)"
+        )
+    };
+    repaired(&mut rig, 2);
+    assert_eq!(rig.step(0), NOTHING, "before the control plane was there");
+    repaired(&mut rig, 3);
+    assert_eq!(rig.step(1), [told(3)]);
+    for (second, repairs) in [(2, 3), (3, 4), (299, 9)] {
+        repaired(&mut rig, repairs);
+        assert_eq!(rig.step(second), NOTHING);
+    }
+    assert_eq!(rig.step(301), [told(9)]);
+    // A new process counts from 0.
+    rig.agent("n1").instance = 2;
+    repaired(&mut rig, 1);
+    assert_eq!(rig.step(700), [told(1)]);
+}
+
 /// A second look, or a person, usually agrees before anybody needs to hear of it.
 #[test]
 fn a_node_that_keeps_what_nobody_names_is_announced_until_it_does_not() {
@@ -388,13 +449,13 @@ fn a_node_that_keeps_what_nobody_names_is_announced_until_it_does_not() {
         reason: "40 of 40 Services would go at once".into(),
         ..pb::Held::default()
     };
-    rig.agent("n1").report.as_mut().unwrap().held = Some(held);
+    Arc::make_mut(rig.agent("n1").report.as_mut().unwrap()).held = Some(held);
     assert_eq!(rig.step(0), NOTHING);
     let kept = "Warning HoldingServices Node n1: the node keeps 40 Services that the source does not \
                 name, because 40 of 40 Services would go at once: fix the source, or kpctl approve";
     assert_eq!(rig.step(10), [kept]);
     assert_eq!(rig.step(20), NOTHING);
-    rig.agent("n1").report.as_mut().unwrap().held = None;
+    Arc::make_mut(rig.agent("n1").report.as_mut().unwrap()).held = None;
     let ended =
         "Normal HoldingEnded Node n1: the node serves what its source names, and nothing else";
     assert_eq!(rig.step(30), [ended]);

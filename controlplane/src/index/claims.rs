@@ -1,8 +1,8 @@
 //! Who owns an address or node port that several Services want.
 //!
 //! The same winner on every node and after every restart: a ClusterIP goes before any other use of
-//! an address (CVE-2020-8554: an externalIP must not shadow a ClusterIP), then the older Service,
-//! then the smaller name. The loser is told, and gets the place when the winner goes away.
+//! an address (CVE-2020-8554: an externalIP must not shadow a ClusterIP), then a Service that the
+//! source names before one that is only held, then the older Service, then the smaller name. The loser is told, and gets the place when the winner goes away.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -54,6 +54,8 @@ impl fmt::Display for Claim {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     not_cluster_ip: bool,
+    /// The source does not name the Service any more.
+    held: bool,
     /// Services without a creation time come after those with one.
     not_dated: bool,
     created: Option<Arc<str>>,
@@ -75,11 +77,12 @@ impl Claims {
         &mut self,
         service: &ServiceName,
         created: Option<&Arc<str>>,
+        held: bool,
         ports: &[ServicePort],
     ) -> BTreeSet<ServiceName> {
         let after: Box<[_]> = ports
             .iter()
-            .flat_map(|port| wanted(port, created))
+            .flat_map(|port| wanted(port, created, held))
             .collect();
         let before = self.of.remove(service).unwrap_or_default();
         if before == after {
@@ -123,9 +126,11 @@ impl Claims {
 fn wanted<'a>(
     port: &'a ServicePort,
     created: Option<&'a Arc<str>>,
+    held: bool,
 ) -> impl Iterator<Item = (Claim, Rank)> + 'a {
     let rank = move |cluster_ip: bool| Rank {
         not_cluster_ip: !cluster_ip,
+        held,
         not_dated: created.is_none(),
         created: created.cloned(),
         key: port.key.clone(),

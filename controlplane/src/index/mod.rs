@@ -4,7 +4,12 @@
 //! batch is proportional to the Services that it concerns, not to all of them (design invariant 8).
 
 mod claims;
+mod effective;
+mod guard;
+mod holding;
+mod places;
 mod resync;
+mod step;
 mod triggers;
 mod view;
 
@@ -12,30 +17,32 @@ mod view;
 mod tests;
 
 pub use claims::CONFLICT_ADVICE;
+pub use guard::{CliffGuard, Guarded};
+pub use holding::Held;
 pub use view::{PortView, ServiceDetail};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_model::select::{local_by_node, merge, variants};
-use kplane_model::{
-    Cidr, Endpoint, Issue, NodeFacts, NodeName, ObjectRef, ServiceKey, ServiceName, ServicePort,
-    Severity,
-};
+use kplane_model::select::{local_by_node, variants};
+use kplane_model::{Cidr, Issue, NodeFacts, NodeName, ServiceKey, ServiceName, ServicePort};
 
+use crate::admission::Admission;
 use crate::convert::{self, ExternalIps, SliceEndpoints};
 use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
-use crate::source::{Batch, Event, Located};
+use crate::source::Located;
+use crate::trust::Belief;
 
-use claims::{Claim, Claims, address_claim, node_port_claim};
+use claims::Claims;
+use effective::{API_SERVICE, Effective};
+use guard::Recent;
+use holding::{Holding, service_name};
+use places::Places;
 use resync::Resync;
 use triggers::Triggers;
-
-/// Endpoints of one ServicePort that are served: what the largest class of the data path holds,
-/// and above the 10,000 that kplane promises.
-const MAX_ENDPOINTS: usize = 16_384;
 
 /// All objects, indexed.
 #[derive(Debug, Default)]
@@ -48,6 +55,7 @@ pub struct Index {
     nodes: BTreeMap<NodeName, NodeFacts>,
     cidrs: BTreeMap<Arc<str>, Vec<Cidr>>,
     claims: Claims,
+    places: Places,
     resync: Resync,
     /// Problems that the source has, that objects have by themselves, and that Services have with
     /// each other.
@@ -59,6 +67,12 @@ pub struct Index {
     pending: Pending,
     triggers: Triggers,
     totals: Totals,
+    /// Services with an endpoint.
+    with_endpoints: usize,
+    belief: Belief,
+    guard: CliffGuard,
+    holding: Option<Holding>,
+    recent: Recent,
 }
 
 /// Sizes of what is published.
@@ -92,6 +106,14 @@ struct ServiceEntry {
     /// As written, before anybody else's claims are looked at.
     ports: Vec<ServicePort>,
     published: PublishedPorts,
+    /// The source does not name it any more.
+    held: bool,
+}
+
+impl ServiceEntry {
+    fn has_endpoints(&self) -> bool {
+        self.published.iter().any(|(_, endpoints)| *endpoints > 0)
+    }
 }
 
 #[derive(Debug)]
@@ -100,6 +122,12 @@ struct SliceEntry {
     ports: Vec<SliceEndpoints>,
     /// When the change happened that led to it, milliseconds since 1970; 0 = not known.
     trigger_ms: u64,
+}
+
+impl SliceEntry {
+    fn has_endpoints(&self) -> bool {
+        self.ports.iter().any(|port| !port.endpoints.is_empty())
+    }
 }
 
 /// What has to be published next.
@@ -118,14 +146,19 @@ pub struct Outcome {
     pub publication: Option<Publication>,
     /// The list of issues changed.
     pub issues_changed: bool,
+    /// What is held changed.
+    pub held_changed: bool,
+    /// Something is held now because the source no longer names it: a second look would help.
+    pub held_more: bool,
 }
 
 impl Index {
     /// An empty index.
     #[must_use]
-    pub fn new(external_ips: ExternalIps) -> Self {
+    pub fn new(admission: Admission) -> Self {
         Self {
-            external_ips,
+            external_ips: admission.external_ips,
+            places: Places::new(admission.reserved),
             ..Self::default()
         }
     }
@@ -137,47 +170,11 @@ impl Index {
         self
     }
 
-    /// Takes in a batch.
-    pub fn apply(&mut self, batch: Batch) -> Outcome {
-        let mut issues_changed = false;
-        self.pending.observed_at.get_or_insert(batch.observed_at);
-        for event in batch.events {
-            match event {
-                Event::Init(kind) => self.resync.begin(kind),
-                Event::InitApply(located) => {
-                    self.resync.seen(located.object.id());
-                    issues_changed |= self.apply_object(*located, None);
-                }
-                Event::InitDone(kind) => {
-                    for id in self.resync.finish(kind) {
-                        issues_changed |= self.delete_object(&id);
-                    }
-                }
-                Event::Apply(located) => {
-                    self.resync.seen(located.object.id());
-                    let changed_at = self.is_synced().then_some(batch.observed_at);
-                    issues_changed |= self.apply_object(*located, changed_at);
-                }
-                Event::Delete(id) => {
-                    self.resync.gone(&id);
-                    issues_changed |= self.delete_object(&id);
-                }
-                Event::Issues(issues) => {
-                    issues_changed |= issues != self.source_issues;
-                    self.source_issues = issues;
-                }
-                Event::Alive => {}
-            }
-        }
-        let publication = if self.is_synced() {
-            self.take_publication(&mut issues_changed)
-        } else {
-            None
-        };
-        Outcome {
-            publication,
-            issues_changed,
-        }
+    /// Holds deletions back that this guard does not let pass.
+    #[must_use]
+    pub fn guarded(mut self, guard: CliffGuard) -> Self {
+        self.guard = guard;
+        self
     }
 
     /// Every kind has been listed completely (Z3).
@@ -203,6 +200,7 @@ impl Index {
             .chain(objects)
             .chain(services)
             .cloned()
+            .chain(self.holding_issue())
             .collect();
         issues.sort();
         issues
@@ -215,10 +213,7 @@ impl Index {
         let location = located.location;
         let issues = match &located.object {
             Object::Service(service) => {
-                let name = ServiceName {
-                    namespace: id.namespace.clone(),
-                    name: id.name.clone(),
-                };
+                let name = service_name(&id);
                 let converted = convert::service(service, &location, &self.external_ips);
                 let entry = self.services.entry(name.clone()).or_default();
                 entry
@@ -226,7 +221,10 @@ impl Index {
                     .clone_from(&service.metadata.creation_timestamp);
                 entry.uid = uid;
                 entry.location = location;
+                self.places
+                    .replace_user(&name, &entry.ports, &converted.ports);
                 entry.ports = converted.ports;
+                entry.held = false;
                 self.pending.services.insert(name);
                 converted.issues
             }
@@ -246,24 +244,24 @@ impl Index {
                     self.slices.insert(
                         id.clone(),
                         SliceEntry {
-                            service,
+                            service: service.clone(),
                             ports: converted.ports,
                             trigger_ms,
                         },
                     );
+                    self.note_api_servers(&service);
                 }
                 converted.issues
             }
             Object::Node(node) => {
                 let (facts, issues) = convert::node(node, &location);
-                self.pending.nodes.insert(facts.name.clone());
-                self.nodes.insert(facts.name.clone(), facts);
+                let name = facts.name.clone();
+                self.replace_node(&name, Some(facts));
                 issues
             }
             Object::ServiceCidr(cidr) => {
                 let (cidrs, issues) = convert::service_cidr(cidr, &location);
-                self.cidrs.insert(id.name.clone(), cidrs);
-                self.pending.cidrs = true;
+                self.replace_cidrs(&id.name, Some(cidrs));
                 issues
             }
         };
@@ -273,27 +271,60 @@ impl Index {
     fn delete_object(&mut self, id: &ObjectId) -> bool {
         match id.kind {
             Kind::Service => {
-                let name = ServiceName {
-                    namespace: id.namespace.clone(),
-                    name: id.name.clone(),
-                };
+                let name = service_name(id);
                 if let Some(entry) = self.services.get_mut(&name) {
                     // The entry goes when its ports have been withdrawn.
+                    self.places.replace_user(&name, &entry.ports, &[]);
                     entry.ports.clear();
                     self.pending.services.insert(name);
                 }
             }
             Kind::EndpointSlice => self.unlink_slice(id),
-            Kind::Node => {
-                self.nodes.remove(&id.name);
-                self.pending.nodes.insert(id.name.clone());
-            }
-            Kind::ServiceCidr => {
-                self.cidrs.remove(&id.name);
-                self.pending.cidrs = true;
-            }
+            Kind::Node => self.replace_node(&id.name, None),
+            Kind::ServiceCidr => self.replace_cidrs(&id.name, None),
         }
         self.set_object_issues(id.clone(), Vec::new(), None)
+    }
+
+    fn replace_node(&mut self, name: &NodeName, node: Option<NodeFacts>) {
+        let before = self.nodes.get(name);
+        let users = self.places.replace_node(before, node.as_ref());
+        self.pending.services.extend(users);
+        self.pending.nodes.insert(name.clone());
+        match node {
+            Some(node) => drop(self.nodes.insert(name.clone(), node)),
+            None => drop(self.nodes.remove(name)),
+        }
+    }
+
+    fn replace_cidrs(&mut self, name: &Arc<str>, cidrs: Option<Vec<Cidr>>) {
+        let after = cidrs.clone().unwrap_or_default();
+        let before = match cidrs {
+            Some(cidrs) => self.cidrs.insert(name.clone(), cidrs),
+            None => self.cidrs.remove(name),
+        };
+        for range in before.unwrap_or_default().into_iter().chain(after) {
+            let users = self.places.users_in(range).cloned();
+            self.pending.services.extend(users);
+        }
+        self.pending.cidrs = true;
+    }
+
+    /// Takes note of where API servers listen, if these are the slices of their Service.
+    fn note_api_servers(&mut self, service: &ServiceName) {
+        if (&*service.namespace, &*service.name) != API_SERVICE {
+            return;
+        }
+        let slices = self.slices_of.get(service).into_iter().flatten();
+        let ports = slices
+            .filter_map(|id| self.slices.get(id))
+            .flat_map(|slice| &slice.ports);
+        let endpoints = ports.flat_map(|port| &port.endpoints);
+        let places = endpoints
+            .map(|e| SocketAddr::new(e.addr.ip, e.addr.port))
+            .collect();
+        let users = self.places.replace_api_endpoints(places);
+        self.pending.services.extend(users);
     }
 
     fn link_slice(&mut self, id: &ObjectId, service: &ServiceName) {
@@ -316,6 +347,7 @@ impl Index {
                 self.slices_of.remove(&entry.service);
             }
         }
+        self.note_api_servers(&entry.service);
         self.pending.services.insert(entry.service);
     }
 
@@ -366,7 +398,10 @@ impl Index {
         for name in names.clone() {
             if let Some(entry) = self.services.get(&name) {
                 let created = entry.created.as_ref();
-                names.extend(self.claims.replace(&name, created, &entry.ports));
+                names.extend(
+                    self.claims
+                        .replace(&name, created, entry.held, &entry.ports),
+                );
             }
         }
         names
@@ -388,11 +423,9 @@ impl Index {
         name: &ServiceName,
         out: &mut Vec<(ServiceKey, Option<Published>)>,
     ) -> bool {
-        let mut issues = Vec::new();
-        let ports = self.effective_ports(name, &mut issues);
+        let Effective { ports, issues } = self.effective(name);
         let mut keys = Vec::with_capacity(ports.len());
-        for port in ports {
-            let endpoints = self.endpoints(&port, &mut issues);
+        for (port, endpoints) in ports {
             keys.push((port.key.clone(), endpoints.len()));
             let published = Published {
                 variants: variants(&port, &endpoints),
@@ -403,7 +436,9 @@ impl Index {
         }
         if let Some(entry) = self.services.get_mut(name) {
             keys.sort_unstable();
+            self.with_endpoints -= usize::from(entry.has_endpoints());
             let before = std::mem::replace(&mut entry.published, keys.into());
+            self.with_endpoints += usize::from(entry.has_endpoints());
             let after = &entry.published;
             self.totals.change(&before, after);
             let is_there =
@@ -421,80 +456,5 @@ impl Index {
             self.service_issues.insert(name.clone(), issues);
         }
         changed
-    }
-
-    /// The ports of a Service without the places that belong to somebody else.
-    fn effective_ports(&self, name: &ServiceName, issues: &mut Vec<Issue>) -> Vec<ServicePort> {
-        let Some(entry) = self.services.get(name) else {
-            return Vec::new();
-        };
-        let mut refuse = |claim: Claim, owner: &ServiceKey, consequence: &str| {
-            let reason = format!("{claim} belongs to {owner}: {consequence}; {CONFLICT_ADVICE}");
-            issues.push(service_issue(name, &entry.location, reason));
-        };
-        let mut effective = Vec::with_capacity(entry.ports.len());
-        for port in &entry.ports {
-            let mut owns = |claim: Claim, consequence: &str| match self.claims.owner(&claim) {
-                Some(owner) if *owner != port.key => {
-                    refuse(claim, owner, consequence);
-                    false
-                }
-                _ => true,
-            };
-            let port_name = &port.key;
-            if !owns(
-                address_claim(port, port.cluster_ip),
-                &format!("{port_name} is not served"),
-            ) {
-                continue;
-            }
-            let mut port = port.clone();
-            let all = port.clone();
-            let not_here = "this Service is not served there";
-            port.external_ips
-                .retain(|ip| owns(address_claim(&all, *ip), not_here));
-            port.load_balancer_ips
-                .retain(|ip| owns(address_claim(&all, *ip), not_here));
-            port.node_port = port
-                .node_port
-                .filter(|n| owns(node_port_claim(&all, *n), not_here));
-            effective.push(port);
-        }
-        effective
-    }
-
-    /// The endpoints of a port from all its slices (A27, A28).
-    fn endpoints(&self, port: &ServicePort, issues: &mut Vec<Issue>) -> Vec<Endpoint> {
-        let key = &port.key;
-        let slices = self.slices_of.get(&key.service).into_iter().flatten();
-        let ports = slices
-            .filter_map(|id| self.slices.get(id))
-            .flat_map(|slice| &slice.ports);
-        let ours = ports.filter(|p| {
-            p.family == key.family && p.protocol == key.protocol && p.port_name == key.port_name
-        });
-        let mut merged = merge(ours.flat_map(|p| p.endpoints.iter().cloned()));
-        if merged.len() > MAX_ENDPOINTS {
-            let reason = format!(
-                "{key} has {} endpoints, of which the first {MAX_ENDPOINTS} are served; split the Service",
-                merged.len()
-            );
-            issues.push(service_issue(&key.service, "", reason));
-            merged.truncate(MAX_ENDPOINTS);
-        }
-        merged
-    }
-}
-
-fn service_issue(name: &ServiceName, location: &str, reason: String) -> Issue {
-    Issue {
-        severity: Severity::Error,
-        location: location.to_owned(),
-        object: ObjectRef {
-            kind: Kind::Service.to_string(),
-            namespace: name.namespace.to_string(),
-            name: name.name.to_string(),
-        },
-        reason,
     }
 }

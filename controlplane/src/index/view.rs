@@ -98,14 +98,9 @@ impl Index {
     }
 
     fn ports_of(&self, name: &ServiceName) -> Vec<PortView> {
-        let mut ignored = Vec::new();
-        let ports = self.effective_ports(name, &mut ignored);
+        let ports = self.effective(name).ports.into_iter();
         ports
-            .into_iter()
-            .map(|port| {
-                let endpoints = self.endpoints(&port, &mut ignored);
-                PortView { port, endpoints }
-            })
+            .map(|(port, endpoints)| PortView { port, endpoints })
             .collect()
     }
 }

@@ -9,7 +9,7 @@ use kube::config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use tokio::time::Instant;
 
 use super::connector;
-use super::failure::one_line;
+use super::failure::{Failure, one_line};
 
 /// Credentials that did not help are read again at most this often.
 const RENEW_EVERY: Duration = Duration::from_secs(5);
@@ -25,12 +25,39 @@ pub enum Access {
         master: Option<String>,
     },
     /// As a pod with a ServiceAccount.
-    InCluster,
+    InCluster {
+        /// Another address of the server than the ClusterIP that the pod's environment names: it leads
+        /// nowhere on a node whose Services nobody serves yet.
+        master: Option<String>,
+    },
     /// An address and no credentials, as kube-proxy does with `--master` alone.
     Anonymous {
         /// The address.
         master: String,
     },
+}
+
+/// What to know of an address that only we serve.
+pub const TRAP: &str = "this is the API server's ClusterIP, which kplane itself serves: on a node that has just \
+                        started nobody does, and nobody can learn of it; give --master or KPLANE_API_SERVER the \
+                        server's own address";
+
+impl Access {
+    /// Whether the way to the API server is one that only we program.
+    #[must_use]
+    pub fn needs_us(&self) -> bool {
+        matches!(self, Self::InCluster { master: None })
+    }
+
+    /// Why a request failed, with what this access has to do with it.
+    fn explain(&self, failure: Failure) -> Failure {
+        match failure {
+            Failure::Unreachable(why) if self.needs_us() => {
+                Failure::Unreachable(format!("{why}; {TRAP}"))
+            }
+            failure => failure,
+        }
+    }
 }
 
 /// A way to the API server that cannot be taken; nothing heals it but a person. One line.
@@ -122,6 +149,7 @@ pub enum AccessError {
 #[derive(Debug)]
 pub struct Api {
     access: Access,
+    own_mark: u32,
     current: Mutex<Current>,
 }
 
@@ -140,14 +168,16 @@ impl std::fmt::Debug for Current {
 }
 
 impl Api {
-    /// Reads the credentials. Does not talk to the server yet.
+    /// Reads the credentials. Does not talk to the server yet. Connections will carry the mark `own_mark`,
+    /// 0 = none.
     ///
     /// # Errors
     /// [`AccessError`] when they make no sense.
-    pub async fn new(access: Access) -> Result<Self, AccessError> {
-        let current = open(&access).await?;
+    pub async fn new(access: Access, own_mark: u32) -> Result<Self, AccessError> {
+        let current = open(&access, own_mark).await?;
         Ok(Self {
             access,
+            own_mark,
             current: Mutex::new(current),
         })
     }
@@ -156,6 +186,12 @@ impl Api {
     #[must_use]
     pub fn client(&self) -> kube::Client {
         self.lock().client.clone()
+    }
+
+    /// What an error of the client means.
+    #[must_use]
+    pub fn failure(&self, error: &kube::Error) -> Failure {
+        self.access.explain(Failure::of_client(error))
     }
 
     /// The address of the server.
@@ -177,7 +213,7 @@ impl Api {
             }
             current.renewed_at = Instant::now();
         }
-        let renewed = open(&self.access).await?;
+        let renewed = open(&self.access, self.own_mark).await?;
         *self.lock() = renewed;
         Ok(())
     }
@@ -188,7 +224,7 @@ impl Api {
     }
 }
 
-async fn open(access: &Access) -> Result<Current, AccessError> {
+async fn open(access: &Access, own_mark: u32) -> Result<Current, AccessError> {
     let (config, place) = match access {
         Access::Kubeconfig { file, master } => {
             let mut config = read(file).await?;
@@ -197,10 +233,18 @@ async fn open(access: &Access) -> Result<Current, AccessError> {
             }
             (config, format!("the kubeconfig {}", file.display()))
         }
-        Access::InCluster => {
-            let config = Config::incluster().map_err(|error| AccessError::NotInCluster {
+        Access::InCluster { master } => {
+            // With an address the environment needs to name none.
+            let config = match master {
+                Some(_) => Config::incluster_dns(),
+                None => Config::incluster(),
+            };
+            let mut config = config.map_err(|error| AccessError::NotInCluster {
                 reason: one_line(&error.to_string()),
             })?;
+            if let Some(master) = master {
+                config.cluster_url = address("--master", master)?;
+            }
             (config, "the pod's ServiceAccount".to_owned())
         }
         Access::Anonymous { master } => {
@@ -208,7 +252,8 @@ async fn open(access: &Access) -> Result<Current, AccessError> {
             (Config::new(address(&place, master)?), place)
         }
     };
-    let client = connector::client(&config).map_err(|error| client_error(&place, &error))?;
+    let client =
+        connector::client(&config, own_mark).map_err(|error| client_error(&place, &error))?;
     Ok(Current {
         client,
         server: config

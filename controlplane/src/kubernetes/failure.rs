@@ -166,9 +166,9 @@ impl Failure {
     #[must_use]
     pub fn explain(&self, asked: Asked) -> String {
         match self {
-            Self::Unreachable(why) => format!(
-                "cannot be reached ({why}): is it running, and is the address in the kubeconfig right?"
-            ),
+            Self::Unreachable(why) => {
+                format!("cannot be reached ({why}): is it running, and is its address right?")
+            }
             Self::Certificate(why) => format!(
                 "TLS failed ({why}): certificate-authority and client-certificate in the \
                  kubeconfig must belong to this server and be valid"

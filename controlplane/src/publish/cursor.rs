@@ -5,8 +5,9 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use kplane_model::{DesiredKey, Digest, ServiceKey};
 
-use super::state::{Blob, State, View};
+use super::state::{Blob, FIRST_REVISION, State, View};
 use super::triggers::Sent;
+use crate::trust::Trust;
 
 /// Objects are collected into one message until it is this large, in bytes: far below every
 /// limit, large enough that framing costs nothing.
@@ -77,6 +78,10 @@ pub struct PieceEnd {
     pub changed_at: Option<SystemTime>,
     /// What led to the changes, oldest first; nothing for an agent that began from nothing.
     pub triggers: Vec<Sent>,
+    /// How far what the picture lacks may be taken for gone.
+    pub trust: Trust,
+    /// [`Head::trust`](super::Head::trust) that this tells.
+    pub trust_changes: u64,
 }
 
 /// Reading: everything here is relative to a node.
@@ -89,15 +94,15 @@ impl State {
         let view = self.views.get(node).unwrap_or(&no_view);
         let mut piece = Piece::default();
         let mut bytes = 0;
-        for (revision, key, blob) in self.lacking(node, view, *cursor) {
+        for (revision, key, object) in self.lacking(node, view, *cursor) {
             if bytes >= PIECE_BYTES {
                 return piece;
             }
             cursor.position = revision;
-            match blob {
-                Some(blob) => {
-                    bytes += blob.bytes.len();
-                    piece.objects.push(blob.bytes.clone());
+            match object {
+                Some(object) => {
+                    bytes += object.len();
+                    piece.objects.push(object);
                 }
                 None if cursor.names_deletion(revision) => {
                     bytes += DELETED_BYTES;
@@ -111,19 +116,21 @@ impl State {
             digest: self.digest(node),
             changed_at: self.changed_after(cursor.base),
             triggers: self.triggers_for(node, cursor.base),
+            trust: self.trust.clone(),
+            trust_changes: self.trust_changes,
         });
         *cursor = Cursor::at(self.revision);
         piece
     }
 
-    /// Everything that changed for a node behind a cursor, oldest change first; without a blob it
-    /// is gone.
+    /// Everything that changed for a node behind a cursor, oldest change first; without an encoded
+    /// object it is gone.
     pub(super) fn lacking<'a>(
         &'a self,
         node: &'a str,
         view: &'a View,
         cursor: Cursor,
-    ) -> impl Iterator<Item = (u64, DesiredKey, Option<&'a Blob>)> {
+    ) -> impl Iterator<Item = (u64, DesiredKey, Option<Bytes>)> {
         let mut shared = self
             .log
             .after(cursor.position)
@@ -139,17 +146,30 @@ impl State {
             .filter(move |(_, _, blob)| blob.is_none_or(|blob| blob.revision > cursor.base))
             .peekable();
         let mut own = view.log.after(cursor.position).peekable();
+        let mut stranger = self.stranger_after(view, cursor.position);
         std::iter::from_fn(move || {
             let next_own = own.peek().map_or(u64::MAX, |(revision, _)| *revision);
+            let next_shared = shared.peek().map_or(u64::MAX, |(revision, _, _)| *revision);
+            if let Some(revision) = stranger.take_if(|at| *at < next_own.min(next_shared)) {
+                return Some((revision, DesiredKey::Node, Some(self.stranger(node).0)));
+            }
             match shared.next_if(|(revision, _, _)| *revision < next_own) {
                 Some((revision, key, blob)) => {
-                    Some((revision, DesiredKey::Service(key.clone()), blob))
+                    let object = blob.map(|blob| blob.bytes.clone());
+                    Some((revision, DesiredKey::Service(key.clone()), object))
                 }
-                None => own
-                    .next()
-                    .map(|(revision, key)| (revision, key.clone(), self.own_blob(view, node, key))),
+                None => own.next().map(|(revision, key)| {
+                    let blob = self.own_blob(view, node, key);
+                    (revision, key.clone(), blob.map(|blob| blob.bytes.clone()))
+                }),
             }
         })
+    }
+
+    /// When the configuration of a node last changed that is no Node, if that was after `position`.
+    fn stranger_after(&self, view: &View, position: u64) -> Option<u64> {
+        let changed = view.facts.is_none().then_some(self.strangers_revision);
+        changed.filter(|revision| *revision > position)
     }
 
     pub(super) fn own_blob<'a>(
@@ -168,9 +188,12 @@ impl State {
     }
 
     pub(super) fn digest(&self, node: &str) -> Digest {
-        let Some(view) = self.views.get(node) else {
-            return self.default_digest;
-        };
+        let no_view = View::default();
+        let view = self.views.get(node).unwrap_or(&no_view);
+        let mut digest = view.digest;
+        if view.facts.is_none() {
+            digest.add(self.stranger(node).1);
+        }
         let zone = view
             .zone
             .as_ref()
@@ -178,7 +201,7 @@ impl State {
         self.default_digest
             .plus(zone.copied().unwrap_or_default())
             .plus(view.variants_digest)
-            .plus(view.digest)
+            .plus(digest)
     }
 
     pub(super) fn wanted(&self, node: &str) -> u64 {
@@ -187,6 +210,8 @@ impl State {
         let own = view
             .and_then(|v| v.log.newest_first().next())
             .map_or(0, |(r, _)| r);
+        let stranger = view.is_none_or(|view| view.facts.is_none());
+        let own = own.max(if stranger { self.strangers_revision } else { 0 });
         let mut shared = self.log.newest_first();
         let concerns = |revision: u64, key: &ServiceKey| {
             let blob = self.shared.get(key).map(|s| s.resolve(node, zone));
@@ -214,6 +239,8 @@ impl State {
         if revision >= self.revision {
             return None;
         }
+        // Whoever holds nothing lacks the first publication.
+        let revision = revision.max(FIRST_REVISION);
         // The last publication that begins at or before the first missing revision.
         let after = self
             .times

@@ -1,6 +1,7 @@
 //! The state behind the store: latest objects, logs of last changes, digests.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -11,17 +12,26 @@ use kplane_model::{
 use super::blob::{Encoded, encode};
 use super::log::Log;
 use super::triggers::Triggers;
+use crate::trust::Trust;
 
 /// Deleted keys that are remembered for agents that come back. An agent that missed more than
 /// these gets a snapshot instead.
 const TOMBSTONES: usize = 16_384;
 
-#[derive(Debug, Default)]
+/// The revision that a store begins with: that of the configuration of nodes without a Node object.
+pub(super) const FIRST_REVISION: u64 = 1;
+
+/// Memory is given back when less than one place in so many is taken.
+const SPARSE: usize = 4;
+
+#[derive(Debug)]
 pub(super) struct State {
     pub(super) revision: u64,
     pub(super) shared: HashMap<ServiceKey, Shared>,
     pub(super) log: Log<ServiceKey>,
     pub(super) views: HashMap<NodeName, View>,
+    /// The newest revision at which the last was said of a node.
+    pub(super) freed_at: u64,
     /// Digest of all default variants.
     pub(super) default_digest: Digest,
     /// What nodes of a zone have to add to it.
@@ -33,9 +43,14 @@ pub(super) struct State {
     pub(super) horizon: u64,
     /// Part of every node's configuration.
     pub(super) service_cidrs: Vec<Cidr>,
+    /// When the configuration of nodes without a Node object last changed. No object has this revision.
+    pub(super) strangers_revision: u64,
     /// First revision of each publication, and when its change was observed.
     pub(super) times: VecDeque<(u64, SystemTime)>,
     pub(super) triggers: Triggers,
+    /// How far the picture is believed, and how often that has changed.
+    pub(super) trust: Trust,
+    pub(super) trust_changes: u64,
 }
 
 /// A deleted key, remembered in one log.
@@ -68,13 +83,19 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 pub(super) struct View {
     pub(super) zone: Option<ZoneName>,
-    pub(super) facts: Option<NodeFacts>,
+    pub(super) facts: Option<Arc<NodeFacts>>,
     pub(super) objects: HashMap<DesiredKey, Blob>,
     /// Own objects, and `Service` keys that the node must look at again.
     pub(super) log: Log<DesiredKey>,
     pub(super) digest: Digest,
     /// What variants for this very node add to the zone's digest.
     pub(super) variants_digest: Digest,
+    /// Streams of agents for it.
+    pub(super) agents: usize,
+    /// Its Node object is gone: what is kept of it is for its agent only.
+    pub(super) orphaned: bool,
+    /// The newest revision when it was made: what was said of the node before is forgotten.
+    pub(super) since: u64,
 }
 
 impl Shared {
@@ -101,8 +122,13 @@ impl Shared {
 }
 
 impl View {
-    pub(super) fn is_configured(&self) -> bool {
-        self.facts.is_some()
+    /// Nobody needs it: no object mentions the node, and it has neither Node object nor agent.
+    fn is_vacant(&self) -> bool {
+        let configured = usize::from(self.facts.is_some());
+        self.agents == 0
+            && (self.orphaned || configured == 0)
+            && self.objects.len() == configured
+            && self.variants_digest == Digest::default()
     }
 
     /// Puts an object in; false if it was there.
@@ -141,9 +167,47 @@ impl View {
     }
 }
 
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            revision: FIRST_REVISION,
+            strangers_revision: FIRST_REVISION,
+            shared: HashMap::new(),
+            log: Log::default(),
+            views: HashMap::new(),
+            freed_at: 0,
+            default_digest: Digest::default(),
+            zone_digests: HashMap::new(),
+            varied: BTreeSet::new(),
+            tombstones: VecDeque::new(),
+            horizon: 0,
+            service_cidrs: Vec::new(),
+            times: VecDeque::new(),
+            triggers: Triggers::default(),
+            trust: Trust::default(),
+            trust_changes: 0,
+        }
+    }
+}
+
 impl State {
+    /// Forgets a node of which nothing is left: names come and go with the objects that mention them.
+    pub(super) fn free_if_vacant(&mut self, node: &NodeName) {
+        if !self.views.get(node).is_some_and(View::is_vacant) {
+            return;
+        }
+        self.views.remove(node);
+        self.freed_at = self.revision;
+        let left = self.views.len();
+        if left < self.views.capacity() / SPARSE {
+            self.views.shrink_to(2 * left);
+        }
+    }
+
     pub(super) fn upsert(&mut self, key: &ServiceKey, encoded: Encoded) {
         let before = self.shared.remove(key);
+        let for_nodes = before.iter().flat_map(|before| before.by_node.keys());
+        let for_nodes: Vec<NodeName> = for_nodes.cloned().collect();
         if let Some(before) = &before {
             self.count_digests(before, false);
         }
@@ -157,6 +221,9 @@ impl State {
         }
         self.count_digests(&shared, true);
         self.shared.insert(key.clone(), shared);
+        for node in &for_nodes {
+            self.free_if_vacant(node);
+        }
     }
 
     /// The new variants of a ServicePort: those that changed carry a new revision, or all of them
@@ -208,7 +275,7 @@ impl State {
     pub(super) fn set_local(&mut self, key: &ServiceKey, before: &[NodeName], encoded: &Encoded) {
         let local = DesiredKey::Local(key.clone());
         for (node, object) in &encoded.local {
-            let view = self.views.entry(node.clone()).or_default();
+            let view = view_of(&mut self.views, node, self.revision);
             if view.put(local.clone(), object.clone(), self.revision + 1) {
                 self.revision += 1;
             }
@@ -217,13 +284,14 @@ impl State {
             let is_its = |(other, _): &(NodeName, _)| other.cmp(node);
             if encoded.local.binary_search_by(is_its).is_err() {
                 self.take_local(node, &local);
+                self.free_if_vacant(node);
             }
         }
     }
 
     pub(super) fn take_local(&mut self, node: &NodeName, key: &DesiredKey) {
         let revision = self.revision + 1;
-        let view = self.views.entry(node.clone()).or_default();
+        let view = view_of(&mut self.views, node, self.revision);
         if view.take(key, revision) {
             self.revision = revision;
             self.tombstones.push_back(Tombstone {
@@ -243,6 +311,9 @@ impl State {
         let local = DesiredKey::Local(key.clone());
         for node in &shared.local_nodes {
             self.take_local(node, &local);
+        }
+        for node in shared.local_nodes.iter().chain(shared.by_node.keys()) {
+            self.free_if_vacant(node);
         }
         self.revision += 1;
         self.log.note(key.clone(), self.revision);
@@ -272,9 +343,12 @@ impl State {
         for (zone, blob) in &shared.by_zone {
             let digest = self.zone_digests.entry(zone.clone()).or_default();
             count(digest, blob, Some(&shared.default));
+            if *digest == Digest::default() {
+                self.zone_digests.remove(zone);
+            }
         }
         for (node, blob) in &shared.by_node {
-            let view = self.views.entry(node.clone()).or_default();
+            let view = view_of(&mut self.views, node, self.revision);
             let otherwise = shared.resolve_zone(view.zone.as_deref());
             count(&mut view.variants_digest, blob, Some(otherwise));
         }
@@ -284,31 +358,46 @@ impl State {
         node.service_cidrs.clone_from(&self.service_cidrs);
         let (name, zone) = (node.name.clone(), node.zone.clone());
         let object = encode(&DesiredObject::Node(node.clone()));
-        let view = self.views.entry(name.clone()).or_default();
-        view.facts = Some(node);
+        let view = view_of(&mut self.views, &name, self.revision);
+        let before = view.facts.replace(Arc::new(node));
+        let known = view.facts.as_ref().is_some_and(|facts| facts.known);
+        view.orphaned = !known && (view.orphaned || before.is_some_and(|facts| facts.known));
         if view.put(DesiredKey::Node, object, self.revision + 1) {
             self.revision += 1;
         }
         if view.zone != zone {
             self.move_node(&name, zone);
         }
+        self.free_if_vacant(&name);
     }
 
     pub(super) fn set_service_cidrs(&mut self, cidrs: &[Cidr]) {
-        cidrs.clone_into(&mut self.service_cidrs);
-        let nodes: Vec<NodeFacts> = self
-            .views
-            .values()
-            .filter_map(|v| v.facts.clone())
-            .collect();
-        for node in nodes {
-            self.set_node(node);
+        if self.service_cidrs != cidrs {
+            cidrs.clone_into(&mut self.service_cidrs);
+            self.revision += 1;
+            self.strangers_revision = self.revision;
         }
+        let facts = self.views.values().filter_map(|view| view.facts.clone());
+        for node in facts.collect::<Vec<_>>() {
+            self.set_node(NodeFacts::clone(&node));
+        }
+    }
+
+    /// The configuration of a node of which nothing is known, worked out when it is asked for: names
+    /// that agents bring cost the store nothing and take no revision from others. Such a node is not
+    /// being drained, as far as anybody can tell.
+    pub(super) fn stranger(&self, name: &str) -> (Bytes, ObjectHash) {
+        encode(&DesiredObject::Node(NodeFacts {
+            name: name.into(),
+            eligible: true,
+            service_cidrs: self.service_cidrs.clone(),
+            ..NodeFacts::default()
+        }))
     }
 
     /// A node is in another zone now: it must look again at everything that depends on zones.
     pub(super) fn move_node(&mut self, name: &NodeName, zone: Option<ZoneName>) {
-        let view = self.views.entry(name.clone()).or_default();
+        let view = view_of(&mut self.views, name, self.revision);
         view.zone = zone;
         view.variants_digest = Digest::default();
         for key in &self.varied {
@@ -349,4 +438,17 @@ impl State {
             }
         }
     }
+}
+
+/// What a node has of its own, made at a revision if there is nothing yet.
+pub(super) fn view_of<'a>(
+    views: &'a mut HashMap<NodeName, View>,
+    node: &NodeName,
+    since: u64,
+) -> &'a mut View {
+    let new = || View {
+        since,
+        ..View::default()
+    };
+    views.entry(node.clone()).or_insert_with(new)
 }

@@ -1,7 +1,7 @@
 //! The store: what the index writes and every stream reads.
 
 use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::SystemTime;
 
 use kplane_model::{Digest, NodeFacts, NodeName, ServiceKey};
@@ -9,8 +9,9 @@ use tokio::sync::watch;
 
 use super::blob::Encoded;
 use super::cursor::{Cursor, Piece};
-use super::state::{State, View};
+use super::state::{FIRST_REVISION, State, view_of};
 use super::{Publication, Trigger};
+use crate::trust::Trust;
 
 /// Publications whose time is remembered, to tell how old the oldest missing change is.
 const REMEMBERED_TIMES: usize = 4_096;
@@ -18,10 +19,12 @@ const REMEMBERED_TIMES: usize = 4_096;
 /// The newest state, for those who wait for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    /// Revision of the newest change; 0 = none.
+    /// Revision of the newest change.
     pub revision: u64,
     /// The source has delivered a complete picture: before that nobody is served.
     pub synced: bool,
+    /// How often the trust in the picture has changed.
+    pub trust: u64,
 }
 
 /// Latest encoded state of every object. Written by the index, read by every stream.
@@ -39,7 +42,10 @@ impl Store {
         Self {
             epoch,
             state: RwLock::default(),
-            head: watch::Sender::default(),
+            head: watch::Sender::new(Head {
+                revision: FIRST_REVISION,
+                ..Head::default()
+            }),
         }
     }
 
@@ -59,6 +65,27 @@ impl Store {
     pub fn set_synced(&self) {
         self.head
             .send_if_modified(|head| !std::mem::replace(&mut head.synced, true));
+    }
+
+    /// Says how far the picture is believed. Streams tell it with their next update, and with one that
+    /// changes nothing if there is no other.
+    pub fn set_trust(&self, trust: Trust) {
+        let mut state = self.write();
+        if state.trust == trust {
+            return;
+        }
+        state.trust = trust;
+        state.trust_changes += 1;
+        let changes = state.trust_changes;
+        drop(state);
+        self.head
+            .send_modify(|head| head.trust = head.trust.max(changes));
+    }
+
+    /// How far the picture is believed.
+    #[must_use]
+    pub fn trust(&self) -> Trust {
+        self.read().trust.clone()
     }
 
     /// Publishes changes; what is equal to what was published before is left out. Returns the
@@ -92,24 +119,21 @@ impl Store {
         self.finish(state, first, publication.observed_at)
     }
 
-    /// Makes sure that a node has a configuration object, though nothing is known of it.
-    pub fn ensure_node(&self, name: &NodeName) {
-        let configured = |state: &State| state.views.get(name).is_some_and(View::is_configured);
-        if configured(&self.read()) {
-            return;
-        }
+    /// A stream about a node begins: what is said of the node is remembered until [`Store::leave`],
+    /// whatever becomes of the objects that mention it.
+    pub fn attend(&self, name: &NodeName) {
         let mut state = self.write();
-        // What is known of it may have been published meanwhile, and must stay.
-        if configured(&state) {
-            return;
+        let since = state.revision;
+        view_of(&mut state.views, name, since).agents += 1;
+    }
+
+    /// A stream about a node ends.
+    pub fn leave(&self, name: &NodeName) {
+        let mut state = self.write();
+        if let Some(view) = state.views.get_mut(name) {
+            view.agents = view.agents.saturating_sub(1);
         }
-        let first = state.revision + 1;
-        state.set_node(NodeFacts {
-            name: name.clone(),
-            eligible: true,
-            ..NodeFacts::default()
-        });
-        self.finish(state, first, SystemTime::now());
+        state.free_if_vacant(name);
     }
 
     /// Notes when the changes since revision `first` were observed, and tells of the newest.
@@ -151,16 +175,31 @@ impl Store {
         if digest == state.digest(node) {
             return Some(Cursor::at(state.revision));
         }
-        let known = state.horizon.max(1)..=state.revision;
+        // What was deleted for a node before it was forgotten can only be told by a snapshot.
+        let view = state.views.get(node);
+        let since = view.map_or(state.freed_at, |view| view.since);
+        let known = state.horizon.max(since).max(1)..=state.revision;
         revision.filter(|r| known.contains(r)).map(Cursor::at)
     }
 
-    /// Facts of all nodes that have a configuration, by name.
+    /// Facts of all nodes that are Nodes, or were: by name.
     #[must_use]
-    pub fn nodes(&self) -> BTreeMap<NodeName, NodeFacts> {
+    pub fn nodes(&self) -> BTreeMap<NodeName, Arc<NodeFacts>> {
+        let facts: Vec<_> = {
+            let state = self.read();
+            let facts = state.views.values().filter_map(|view| view.facts.clone());
+            facts.collect()
+        };
+        let named = facts.into_iter().map(|node| (node.name.clone(), node));
+        named.collect()
+    }
+
+    /// Whether there is a Node of this name.
+    #[must_use]
+    pub fn knows(&self, node: &str) -> bool {
         let state = self.read();
-        let facts = state.views.values().filter_map(|view| view.facts.clone());
-        facts.map(|node| (node.name.clone(), node)).collect()
+        let facts = state.views.get(node).and_then(|view| view.facts.as_ref());
+        facts.is_some_and(|facts| facts.known)
     }
 
     /// Digest of everything that a node must hold.
@@ -193,7 +232,7 @@ impl Store {
         self.read().changed_after(revision)
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, State> {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, State> {
         // A panic while writing is a bug that tests find; readers must not multiply it.
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::Barrier;
-use std::thread;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -162,11 +160,14 @@ impl World {
                 }));
             }
         }
-        if let Some(node) = self.nodes.get(name) {
-            let mut node = node.clone();
-            node.service_cidrs.clone_from(&self.cidrs);
-            objects.push(DesiredObject::Node(node));
-        }
+        let stranger = || NodeFacts {
+            name: name.into(),
+            eligible: true,
+            ..NodeFacts::default()
+        };
+        let mut node = self.nodes.get(name).cloned().unwrap_or_else(stranger);
+        node.service_cidrs.clone_from(&self.cidrs);
+        objects.push(DesiredObject::Node(node));
         objects.into_iter().map(|o| (o.key(), o)).collect()
     }
 }
@@ -223,6 +224,9 @@ proptest! {
     fn followers_hold_what_their_node_must_have(steps in prop::collection::vec(any_step(), 1..60)) {
         let store = Store::new(7);
         let mut world = World::default();
+        for node in NODES {
+            store.attend(&node.into());
+        }
         let mut agents = NODES.map(Agent::new);
         for step in steps {
             match step {
@@ -250,7 +254,11 @@ proptest! {
                 Step::FollowOnePiece(n) => {
                     agents[n].step(&store);
                 }
-                Step::Restart(n) => agents[n] = Agent::new(NODES[n]),
+                Step::Restart(n) => {
+                    store.leave(&NODES[n].into());
+                    store.attend(&NODES[n].into());
+                    agents[n] = Agent::new(NODES[n]);
+                }
             }
         }
         for mut agent in agents {
@@ -275,27 +283,107 @@ fn equal_state_is_not_published_again() {
     assert!(!head.has_changed().unwrap());
 }
 
-/// Agents connect while the first list is published: what is known of their nodes stays, and
-/// nobody is told of less than there is.
+/// Endpoints on so many nodes, hinted for so many others, and in so many zones.
+fn on_nodes(names: std::ops::Range<usize>) -> Published {
+    let endpoints: Vec<Endpoint> = names
+        .map(|n| Endpoint {
+            node: Some(format!("local-{n}").into()),
+            node_hints: vec![format!("hinted-{n}").into()],
+            zone_hints: vec![format!("zone-{n}").into()],
+            ..endpoint(u8::try_from(n % 250).unwrap())
+        })
+        .collect();
+    published(1, &endpoints)
+}
+
 #[test]
-fn an_agent_that_connects_takes_nothing_away() {
-    for _ in 0..2_000 {
-        let store = Store::new(7);
-        let facts = node("n0", Some("x"));
-        let services = vec![(key(1), Some(published(1, &[endpoint(1)])))];
-        let listed = publication(services, vec![facts.clone()]);
-        let start = Barrier::new(2);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                start.wait();
-                store.ensure_node(&facts.name);
-            });
-            start.wait();
-            store.publish(listed);
-        });
-        assert_eq!(store.nodes()["n0"], facts);
-        assert_eq!(store.head().borrow().revision, store.wanted("n0"));
+fn nodes_that_nothing_mentions_any_more_are_forgotten() {
+    let store = Store::new(7);
+    let sizes = |store: &Store| {
+        let state = store.read();
+        (state.views.len(), state.zone_digests.len())
+    };
+    store.publish(publication(vec![(key(1), Some(on_nodes(0..1)))], vec![]));
+    let one = sizes(&store);
+    assert!(one.0 >= 1);
+    for round in 0..20 {
+        let names = round * 200..round * 200 + 200;
+        store.publish(publication(vec![(key(1), Some(on_nodes(names)))], vec![]));
+        assert!(sizes(&store).0 >= 200);
     }
+    assert!(store.read().views.len() <= 2 * 200, "{:?}", sizes(&store));
+    store.publish(publication(vec![(key(1), Some(on_nodes(0..1)))], vec![]));
+    assert_eq!(sizes(&store), one);
+    assert!(store.read().views.capacity() < 200, "memory is given back");
+    store.publish(publication(vec![(key(1), None)], vec![]));
+    assert_eq!(sizes(&store), (0, 0));
+    // A Node that was there, without an agent.
+    store.publish(publication(vec![], vec![node("n1", Some("z"))]));
+    assert_eq!(store.read().views.len(), 1);
+    let gone = NodeFacts {
+        known: false,
+        ..node("n1", None)
+    };
+    store.publish(publication(vec![], vec![gone]));
+    assert_eq!(sizes(&store), (0, 0));
+}
+
+#[test]
+fn a_node_with_an_agent_is_remembered_until_it_leaves() {
+    let store = Store::new(7);
+    let name = "local-0".into();
+    let gone = NodeFacts {
+        known: false,
+        ..node("local-0", None)
+    };
+    store.attend(&name);
+    store.publish(publication(
+        vec![(key(1), Some(on_nodes(0..1)))],
+        vec![node("local-0", None)],
+    ));
+    let held = (store.digest("local-0"), store.head().borrow().revision);
+    store.publish(publication(vec![(key(1), None)], vec![gone]));
+    assert_eq!(store.read().views.len(), 1);
+    // While it is remembered an agent that was away hears what is gone by name.
+    assert!(store.resume("local-0", held.0, Some(held.1)).is_some());
+    store.leave(&name);
+    assert_eq!(store.read().views.len(), 0);
+    // Then it has to begin anew.
+    store.attend(&name);
+    assert_eq!(store.resume("local-0", held.0, Some(held.1)), None);
+    store.leave(&name);
+    assert_eq!(store.read().views.len(), 0);
+}
+
+/// Whoever asks for a node that is none is served and costs nobody else anything.
+#[test]
+fn a_name_that_is_no_node_takes_no_revision() {
+    let store = Store::new(7);
+    let services = vec![(key(1), Some(published(1, &[endpoint(1)])))];
+    let revision = store.publish(publication(services, vec![node("n0", None)]));
+    let mut head = store.head();
+    head.mark_unchanged();
+    for name in ["n1", "n2", "n3"] {
+        let mut agent = Agent::new(name);
+        agent.catch_up(&store);
+        assert_eq!(
+            (agent.objects.len(), agent.cursor),
+            (2, Cursor::at(revision))
+        );
+        assert!(!store.knows(name));
+    }
+    assert!(!head.has_changed().unwrap());
+    assert!(store.knows("n0") && store.nodes().len() == 1);
+
+    // Its own news it hears all the same: it becomes a Node.
+    let mut agent = Agent::new("n1");
+    agent.catch_up(&store);
+    store.publish(publication(vec![], vec![node("n1", Some("x"))]));
+    agent.catch_up(&store);
+    let (DesiredObject::Node(facts), _) = &agent.objects[&DesiredKey::Node] else {
+        panic!("{:?}", agent.objects);
+    };
+    assert!(facts.known && facts.zone.as_deref() == Some("x"));
 }
 
 #[test]
@@ -305,7 +393,8 @@ fn a_variant_is_encoded_once_for_all_agents() {
         vec![(key(1), Some(published(1, &[endpoint(1)])))],
         vec![],
     ));
-    let of = |node| store.collect(node, &mut Cursor::at(0)).objects.remove(0);
+    // The node's own configuration comes first.
+    let of = |node| store.collect(node, &mut Cursor::at(0)).objects.remove(1);
     assert_eq!(of("n0").as_ptr(), of("n1").as_ptr());
 }
 
@@ -350,7 +439,8 @@ fn a_slow_agent_gets_each_key_once_in_bounded_messages() {
             break;
         }
     }
-    assert_eq!(objects, 2_000);
+    // And the node's configuration.
+    assert_eq!(objects, 2_001);
     assert!(pieces > 1);
 }
 

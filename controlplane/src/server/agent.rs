@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{Instrument, debug, info_span};
 
 use super::session;
+use crate::doors::Occupancy;
 use crate::hub::Hub;
 
 /// Encoded messages that wait for a stream. Together with the transport's own window this bounds
@@ -39,13 +40,16 @@ impl AgentService for AgentServer {
         &self,
         request: Request<Streaming<AgentMessage>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
-        let peer = request
-            .remote_addr()
-            .map(|a| a.to_string())
-            .unwrap_or_default();
+        let connection = request.extensions().get::<Occupancy>().cloned();
+        let address = connection.as_ref().map(|c| c.peer().to_string());
+        let address = address.unwrap_or_default();
         let (outbox, stream) = mpsc::channel(OUTBOX);
         let hub = Arc::clone(&self.hub);
-        let span = info_span!("agent", peer);
+        let span = info_span!("agent", peer = address);
+        let peer = session::Peer {
+            address,
+            connection,
+        };
         let inbound = request.into_inner();
         let session = async move {
             if let Err(status) = session::run(hub, peer, inbound, &outbox).await {

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use super::attendance::Attendance;
 use crate::hub::Hub;
 use crate::publish::{Cursor, Piece};
 
@@ -34,7 +35,7 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
         request: Request<pb::WatchNodeRequest>,
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
         let node = request.into_inner().node_name;
-        if !self.hub.store.nodes().contains_key(node.as_str()) {
+        if !self.hub.store.knows(&node) && self.hub.fleet.record(&node).is_none() {
             return Err(Status::not_found(format!(
                 "no node named {node:?} is known"
             )));
@@ -51,6 +52,7 @@ async fn watch(
     node: String,
     outbox: mpsc::Sender<Result<pb::DesiredState, Status>>,
 ) {
+    let _attendance = Attendance::begin(&hub, &node.as_str().into());
     let mut head = hub.store.head();
     let mut cursor = Cursor::at(0);
     if head.wait_for(|head| head.synced).await.is_err() {

@@ -1,18 +1,36 @@
 //! gRPC services of the control plane.
 
 mod agent;
+mod attendance;
 mod desired;
+mod issues;
+mod pages;
 mod questions;
 mod session;
 mod status;
+#[cfg(test)]
+mod tests;
 mod views;
 
 pub use agent::AgentServer;
 pub use desired::DesiredServer;
+pub(crate) use pages::node_states;
 pub use status::StatusServer;
-pub(crate) use views::node_states;
 
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use kplane_proto::v1::Confidence;
+
+use crate::trust::Trust;
+
+/// How far a picture is believed, on the wire.
+fn confidence(trust: &Trust) -> Confidence {
+    match trust {
+        Trust::Partial(_) => Confidence::Partial,
+        Trust::Whole => Confidence::Unspecified,
+        Trust::Confirmed => Confidence::Confirmed,
+    }
+}
 
 /// Milliseconds since 1970, 0 for times before.
 fn millis(at: SystemTime) -> u64 {

@@ -18,8 +18,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
-use super::millis;
+use super::attendance::Attendance;
 use super::questions::Questions;
+use super::{confidence, millis};
+use crate::doors::Occupancy;
 use crate::fleet::Session;
 use crate::hub::Hub;
 use crate::publish::{Cursor, Head, Piece};
@@ -31,15 +33,24 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 /// An agent that is silent for longer (it answers pings) is gone: half-open connections are
 /// noticed within 20 s.
 const SILENCE: Duration = Duration::from_secs(15);
-/// Longest name of a node: a DNS subdomain.
+/// Longest name of a Node: a DNS subdomain (RFC 1123), as the API server has it.
 const MAX_NODE_NAME: usize = 253;
 
 type Outbox = mpsc::Sender<Result<Bytes, Status>>;
 
+/// Where a stream comes from.
+#[derive(Debug)]
+pub(super) struct Peer {
+    /// Its address; empty in process.
+    pub(super) address: String,
+    /// What carries it; `None` in process.
+    pub(super) connection: Option<Occupancy>,
+}
+
 /// Serves one agent until one side ends the stream.
 pub(super) async fn run(
     hub: Arc<Hub>,
-    peer: String,
+    peer: Peer,
     mut inbound: Streaming<AgentMessage>,
     outbox: &Outbox,
 ) -> Result<(), Status> {
@@ -49,8 +60,16 @@ pub(super) async fn run(
         return Err(Status::invalid_argument("the first message must be Hello"));
     };
     let node = check_hello(&hello)?;
-    hub.store.ensure_node(&node);
-    let (session, superseded, questions) = Session::begin(&hub, &node, &hello, peer);
+    // An agent in the same process is the operator's own: a cluster may lack its Node as well.
+    let needs_node = hub.names_are_nodes() && peer.connection.is_some();
+    if needs_node && hub.store.head().borrow().synced {
+        must_be_node(&hub, &node)?;
+    }
+    let _attendance = Attendance::begin(&hub, &node);
+    let begun = Session::begin(&hub, &node, &hello, peer.address);
+    let begun = begun.map_err(|error| Status::resource_exhausted(error.to_string()))?;
+    let (session, superseded, questions) = begun;
+    let _occupied = peer.connection.as_ref().map(Occupancy::occupy);
     send(outbox, welcome(&hub)).await?;
     let stream = AgentStream {
         head: hub.store.head(),
@@ -58,14 +77,16 @@ pub(super) async fn run(
         cursor: Cursor::at(0),
         resume: Some(hello.resume.clone()),
         snapshot: false,
+        trust_told: 0,
         control: Control::default(),
         questions: Questions::new(questions),
         last_heard: Instant::now(),
         hub: &hub,
         node,
+        needs_node,
         session,
     };
-    info!(node = %stream.node, version = hello.agent_version, backend = hello.backend, "agent connected");
+    info!(node = %stream.node, version = ?hello.agent_version, backend = ?hello.backend, "agent connected");
     tokio::select! {
         result = stream.serve(inbound, outbox) => result,
         () = hub.shutdown.cancelled() => Err(closing()),
@@ -88,13 +109,34 @@ fn check_hello(hello: &Hello) -> Result<NodeName, Status> {
         )));
     }
     let name = &hello.node_name;
-    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
-    if name.is_empty() || name.len() > MAX_NODE_NAME || !name.bytes().all(allowed) {
+    if name.len() > MAX_NODE_NAME || !name.split('.').all(is_label) {
         return Err(Status::invalid_argument(
-            "node_name must be the name of a Node: lower case letters, digits, '-' and '.'",
+            "node_name must be the name of a Node: lower case letters, digits, '-' and '.', which \
+             begins and ends with a letter or digit",
         ));
     }
     Ok(name.as_str().into())
+}
+
+/// Whether a text may stand between the dots of a DNS subdomain.
+fn is_label(text: &str) -> bool {
+    let plain = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let [first, .., last] = text.as_bytes() else {
+        return text.as_bytes().first().is_some_and(plain);
+    };
+    plain(first) && plain(last) && text.bytes().all(|b| plain(&b) || b == b'-')
+}
+
+/// Refuses a name that is no Node of the cluster: whoever comes by such a name gets nothing. A Node
+/// that was made just now is known in a moment, and agents try again.
+fn must_be_node(hub: &Hub, name: &NodeName) -> Result<(), Status> {
+    if hub.store.knows(name) {
+        return Ok(());
+    }
+    Err(Status::not_found(format!(
+        "the cluster has no Node {name:?}; is the agent's --node-name (--hostname-override) right? If \
+         the Node is new, trying again helps"
+    )))
 }
 
 fn welcome(hub: &Hub) -> server_message::Kind {
@@ -134,6 +176,8 @@ impl Control {
 struct AgentStream<'a> {
     hub: &'a Hub,
     node: NodeName,
+    /// The node must be known before it is told anything.
+    needs_node: bool,
     session: Session,
     head: watch::Receiver<Head>,
     cursor: Cursor,
@@ -141,6 +185,8 @@ struct AgentStream<'a> {
     resume: Option<Option<pb::ResumeToken>>,
     /// The next piece begins a snapshot.
     snapshot: bool,
+    /// [`Head::trust`] that the agent has heard of.
+    trust_told: u64,
     control: Control,
     questions: Questions,
     last_heard: Instant,
@@ -159,6 +205,9 @@ impl AgentStream<'_> {
             tokio::select! {
                 permit = outbox.reserve(), if has_work => {
                     let permit = permit.map_err(|_| Status::cancelled("the agent went away"))?;
+                    if self.resume.is_some() && self.needs_node && self.head.borrow().synced {
+                        must_be_node(self.hub, &self.node)?;
+                    }
                     permit.send(Ok(encode(self.next_message())));
                 }
                 message = inbound.message() => match message? {
@@ -177,7 +226,8 @@ impl AgentStream<'_> {
     /// There is something to say about the desired state: the first time always.
     fn has_piece(&self) -> bool {
         let head = *self.head.borrow();
-        head.synced && (self.resume.is_some() || self.cursor.is_behind(head.revision))
+        let behind = self.cursor.is_behind(head.revision) || self.trust_told < head.trust;
+        head.synced && (self.resume.is_some() || behind)
     }
 
     fn beat(&mut self) -> Result<(), Status> {
@@ -234,6 +284,9 @@ impl AgentStream<'_> {
             self.start(token.as_ref());
         }
         let piece = self.hub.store.collect(&self.node, &mut self.cursor);
+        if let Some(end) = &piece.end {
+            self.trust_told = end.trust_changes;
+        }
         server_message::Kind::Update(update(piece, std::mem::take(&mut self.snapshot)))
     }
 
@@ -262,7 +315,8 @@ fn update(piece: Piece, snapshot: bool) -> pb::Update {
             digest: end.digest.to_bytes().to_vec(),
             changed_at_ms: end.changed_at.map_or(0, millis),
             triggers: end.triggers.into_iter().map(Into::into).collect(),
-            ..pb::UpdateEnd::default()
+            confidence: confidence(&end.trust).into(),
+            doubt: end.trust.doubt().to_owned(),
         }),
     }
 }

@@ -9,9 +9,11 @@ use kplane_proto::v1::status_service_server::StatusService;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+use tracing::info;
 
+use super::pages::Picture;
 use super::{questions, views};
-use crate::hub::{Closing, Hub};
+use crate::hub::{Approved, Closing, Hub, Seen};
 
 /// Least time between two answers of a watch.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -38,17 +40,21 @@ impl StatusService for StatusServer {
 
     async fn get_fleet(
         &self,
-        _request: Request<pb::GetFleetRequest>,
+        request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<pb::Fleet>, Status> {
-        Ok(Response::new(views::fleet(&self.hub)))
+        let request = request.into_inner();
+        let picture = Picture::now(&self.hub);
+        let page = picture.page(&request.page_token, nodes_of(&request));
+        Ok(Response::new(page))
     }
 
     async fn watch_fleet(
         &self,
-        _request: Request<pb::GetFleetRequest>,
+        request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<Self::WatchFleetStream>, Status> {
         let (outbox, stream) = mpsc::channel(1);
-        tokio::spawn(watch(Arc::clone(&self.hub), outbox));
+        let nodes = nodes_of(&request.into_inner());
+        tokio::spawn(watch(Arc::clone(&self.hub), nodes, outbox));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -81,6 +87,52 @@ impl StatusService for StatusServer {
         let description = views::description(&self.hub, &name, &detail, answers);
         Ok(Response::new(description))
     }
+
+    async fn approve(
+        &self,
+        request: Request<pb::ApproveRequest>,
+    ) -> Result<Response<pb::ApproveResponse>, Status> {
+        let peer = request.remote_addr();
+        let seen = request.into_inner();
+        let nodes = self.hub.fleet.holding();
+        let held = self.hub.summary().borrow().held.is_some();
+        if !held && nodes.is_empty() && !self.hub.store.trust().is_partial() {
+            let revision = self.hub.store.head().borrow().revision;
+            return Ok(Response::new(views::approved(
+                None,
+                String::new(),
+                &nodes,
+                revision,
+            )));
+        }
+        let count = |number| usize::try_from(number).unwrap_or(usize::MAX);
+        let seen = Seen {
+            services: count(seen.services),
+            without_endpoints: count(seen.without_endpoints),
+        };
+        let approved = self.hub.approve(seen).await.map_err(closing)?;
+        let approved = approved.map_err(|more| Status::failed_precondition(more.to_string()))?;
+        let Approved {
+            released,
+            doubt,
+            revision,
+        } = approved;
+        let services = released.as_ref().map_or(0, |held| held.services);
+        let endpoints = released.as_ref().map_or(0, |held| held.without_endpoints);
+        info!(
+            peer = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string()),
+            services,
+            without_endpoints = endpoints,
+            nodes = nodes.len(),
+            doubt,
+            revision,
+            "approved: what the source does not name is gone"
+        );
+        let released = released.as_ref();
+        Ok(Response::new(views::approved(
+            released, doubt, &nodes, revision,
+        )))
+    }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
@@ -88,11 +140,37 @@ fn closing(error: Closing) -> Status {
     Status::unavailable(error.to_string())
 }
 
-async fn watch(hub: Arc<Hub>, outbox: mpsc::Sender<Result<pb::Fleet, Status>>) {
+/// Nodes that an answer may have.
+fn nodes_of(request: &pb::GetFleetRequest) -> usize {
+    match request.page_size {
+        0 => usize::MAX,
+        most => usize::try_from(most).unwrap_or(usize::MAX),
+    }
+}
+
+type Outbox = mpsc::Sender<Result<pb::Fleet, Status>>;
+
+/// Sends a whole picture; false when nobody listens any more.
+async fn send_picture(hub: &Hub, nodes: usize, outbox: &Outbox) -> bool {
+    let picture = Picture::now(hub);
+    let mut token = String::new();
+    loop {
+        let page = picture.page(&token, nodes);
+        token.clone_from(&page.next_page_token);
+        if outbox.send(Ok(page)).await.is_err() {
+            return false;
+        }
+        if token.is_empty() {
+            return true;
+        }
+    }
+}
+
+async fn watch(hub: Arc<Hub>, nodes: usize, outbox: Outbox) {
     let mut agents = hub.fleet.changes();
     let mut head = hub.store.head();
     let mut summary = hub.summary();
-    while outbox.send(Ok(views::fleet(&hub))).await.is_ok() {
+    while send_picture(&hub, nodes, &outbox).await {
         tokio::time::sleep(WATCH_PAUSE).await;
         let alive = tokio::select! {
             changed = agents.changed() => changed.is_ok(),

@@ -1,72 +1,31 @@
 //! What the control plane knows, as people and tools see it.
 
-use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 
-use super::millis;
+use super::issues::Issues;
+use super::pages::Picture;
 use super::questions::Answers;
+use super::{confidence, millis};
 use crate::fleet::{AgentRecord, LatencySummary, holding};
 use crate::hub::Hub;
-use crate::index::{PortView, ServiceDetail};
+use crate::index::{Held, PortView, ServiceDetail};
 use crate::publish::Store;
 
-/// The fleet at this moment.
-pub(super) fn fleet(hub: &Hub) -> pb::Fleet {
-    let mut records = hub.fleet.records();
-    let facts = hub.store.nodes();
-    let names: std::collections::BTreeSet<NodeName> =
-        records.keys().chain(facts.keys()).cloned().collect();
-    let nodes = names.into_iter().filter_map(|name| {
-        let record = records.remove(&name);
-        let facts = facts.get(&name);
-        // A node that was deleted and has no agent is history.
-        if record.is_none() && !facts.is_some_and(|f| f.known) {
-            return None;
-        }
-        Some(node_status(hub, &name, record, facts))
-    });
-    pb::Fleet {
-        nodes: nodes.collect(),
-        control_plane: Some(control_plane(hub)),
-    }
-}
+/// An agent looks at its kernel every five minutes, and says so. After three times that it is not known any
+/// more what the kernel holds.
+const UNVERIFIED_AFTER: Duration = Duration::from_secs(15 * 60);
 
-/// Nodes by the state of their agent; every state is there.
-pub(crate) fn node_states(hub: &Hub) -> BTreeMap<&'static str, usize> {
-    let names = [
-        "conflict",
-        "disconnected",
-        "failing",
-        "holding",
-        "in_sync",
-        "no_agent",
-        "syncing",
-        "unverified",
-    ];
-    let mut states = BTreeMap::from(names.map(|name| (name, 0)));
-    for node in fleet(hub).nodes {
-        let name = match node.state() {
-            pb::NodeState::InSync => "in_sync",
-            pb::NodeState::Syncing => "syncing",
-            pb::NodeState::Failing => "failing",
-            pb::NodeState::Disconnected => "disconnected",
-            pb::NodeState::Unverified => "unverified",
-            pb::NodeState::Holding => "holding",
-            pb::NodeState::Conflict => "conflict",
-            pb::NodeState::NoAgent | pb::NodeState::Unspecified => "no_agent",
-        };
-        *states.entry(name).or_default() += 1;
-    }
-    states
-}
-
-fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
+/// The control plane, with as many problems of its input as fit into an answer.
+pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
     let summary = hub.summary().borrow().clone();
     let head = *hub.store.head().borrow();
     let age = hub.upstream_age();
+    let issues = Issues::bounded(&summary.issues);
+    let trust = hub.store.trust();
     pb::ControlPlaneStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
@@ -79,33 +38,75 @@ fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
         upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         services: summary.totals.services as u64,
         endpoints: summary.totals.endpoints as u64,
-        issues: summary.issues.iter().map(Into::into).collect(),
-        ..pb::ControlPlaneStatus::default()
+        issues: issues.listed,
+        issues_omitted: issues.omitted,
+        errors: issues.errors,
+        warnings: issues.warnings,
+        held: summary.held.as_deref().map(held),
+        confidence: confidence(&trust).into(),
+        doubt: trust.doubt().to_owned(),
+    }
+}
+
+fn held(held: &Held) -> pb::Held {
+    pb::Held {
+        services: held.services as u64,
+        without_endpoints: held.without_endpoints as u64,
+        reason: held.reason.to_string(),
+        since_ms: millis(held.since),
+        examples: held.examples.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// What an agreement led to.
+pub(super) fn approved(
+    released: Option<&Held>,
+    doubt: String,
+    nodes: &[NodeName],
+    revision: u64,
+) -> pb::ApproveResponse {
+    pb::ApproveResponse {
+        released: released.map(held),
+        doubt,
+        nodes: nodes.iter().map(ToString::to_string).collect(),
+        revision,
     }
 }
 
 /// The state of one node, with the reason when it is not in sync.
-struct State {
-    state: pb::NodeState,
+pub(super) struct State {
+    pub(super) state: pb::NodeState,
     since_ms: u64,
     last_error: String,
 }
 
-fn node_status(
+/// The state of one node that must hold revision `wanted`.
+pub(super) fn node_state(
     hub: &Hub,
-    name: &NodeName,
-    record: Option<AgentRecord>,
-    facts: Option<&NodeFacts>,
-) -> pb::NodeStatus {
-    let wanted = hub.store.wanted(name);
-    let state = match &record {
+    record: Option<&AgentRecord>,
+    wanted: u64,
+    stranger: Option<&str>,
+) -> State {
+    match record {
         None => State {
             state: pb::NodeState::NoAgent,
             since_ms: millis(hub.started_at),
             last_error: "no agent has connected for this node".to_owned(),
         },
-        Some(record) => agent_state(&hub.store, record, wanted),
-    };
+        Some(record) => agent_state(&hub.store, record, wanted, stranger),
+    }
+}
+
+/// One node, whether it has an agent or not.
+pub(super) fn node_status(
+    hub: &Hub,
+    name: &NodeName,
+    record: Option<&AgentRecord>,
+    facts: Option<&NodeFacts>,
+    stranger: Option<&str>,
+) -> pb::NodeStatus {
+    let wanted = hub.store.wanted(name);
+    let state = node_state(hub, record, wanted, stranger);
     let facts = facts.cloned().unwrap_or_default();
     pb::NodeStatus {
         name: name.to_string(),
@@ -114,28 +115,27 @@ fn node_status(
         last_error: state.last_error,
         wanted_revision: wanted,
         zone: facts.zone.as_deref().unwrap_or_default().to_owned(),
-        addresses: facts.addresses.iter().map(ToString::to_string).collect(),
-        pod_cidrs: facts.pod_cidrs.iter().map(ToString::to_string).collect(),
-        backend: record
-            .as_ref()
-            .map(|r| r.backend.clone())
-            .unwrap_or_default(),
-        agent_version: record
-            .as_ref()
-            .map(|r| r.version.clone())
-            .unwrap_or_default(),
+        addresses: strings(&facts.addresses),
+        pod_cidrs: strings(&facts.pod_cidrs),
+        backend: record.map(|r| r.backend.clone()).unwrap_or_default(),
+        agent_version: record.map(|r| r.version.clone()).unwrap_or_default(),
         peer: record
-            .as_ref()
             .filter(|r| r.connected)
             .map(|r| r.peer.clone())
             .unwrap_or_default(),
-        last_heard_ms: record.as_ref().map_or(0, |r| millis(r.last_heard)),
+        last_heard_ms: record.map_or(0, |r| millis(r.last_heard)),
         network_programming: record
-            .as_ref()
             .and_then(|r| r.latencies.summary())
             .map(network_programming),
-        report: record.and_then(|r| r.report),
+        report: record.and_then(|r| r.report.as_deref().cloned()),
     }
+}
+
+/// The first of a node's addresses or ranges, for people.
+fn strings<T: ToString>(all: &[T]) -> Vec<String> {
+    /// A node has a few; somebody may write thousands.
+    const SHOWN: usize = 64;
+    all.iter().take(SHOWN).map(ToString::to_string).collect()
 }
 
 fn network_programming(latencies: LatencySummary) -> pb::NetworkProgramming {
@@ -148,13 +148,13 @@ fn network_programming(latencies: LatencySummary) -> pb::NetworkProgramming {
     }
 }
 
-fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
+fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Option<&str>) -> State {
     let state = |state, since_ms, last_error: String| State {
         state,
         since_ms,
         last_error,
     };
-    let report = record.report.as_ref();
+    let report = record.report.as_deref();
     if !record.connected {
         let error = "the agent is not connected; the node keeps serving what it held".to_owned();
         return state(pb::NodeState::Disconnected, millis(record.since), error);
@@ -164,8 +164,12 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
     {
         return state(pb::NodeState::Failing, since_ms, error);
     }
+    if let Some(reason) = stranger {
+        let since = millis(record.since);
+        return state(pb::NodeState::Failing, since, reason.to_owned());
+    }
     if let Some(report) = report
-        && let Some(held) = held(report, store.epoch(), wanted)
+        && let Some(held) = held_by_agent(report, store.epoch(), wanted)
     {
         return state(
             pb::NodeState::Holding,
@@ -175,6 +179,9 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
     }
     match report {
         Some(report) if report.epoch == store.epoch() && report.applied_revision >= wanted => {
+            if let Some(error) = unverified(record, SystemTime::now()) {
+                return state(pb::NodeState::Unverified, millis(record.verified_at), error);
+            }
             state(
                 pb::NodeState::InSync,
                 millis(record.applied_at),
@@ -191,8 +198,23 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64) -> State {
     }
 }
 
+/// Why it is not known any more what a node's kernel holds, if it is not.
+fn unverified(record: &AgentRecord, now: SystemTime) -> Option<String> {
+    let report = record.report.as_deref()?;
+    let overdue = report
+        .families
+        .iter()
+        .any(|family| family.verification_overdue);
+    let silent = record
+        .unverified_for(now)
+        .filter(|age| *age >= UNVERIFIED_AFTER);
+    (overdue || silent.is_some()).then(|| {
+        "the agent has not compared its kernel with what it should hold for too long; read its log".to_owned()
+    })
+}
+
 /// What an agent keeps that is in step otherwise, or that does not begin for fear of losing it.
-fn held(report: &pb::Report, epoch: u64, wanted: u64) -> Option<&pb::Held> {
+fn held_by_agent(report: &pb::Report, epoch: u64, wanted: u64) -> Option<&pb::Held> {
     let applied = report.epoch == epoch && report.applied_revision >= wanted;
     let held = report.held.as_ref();
     held.filter(|held| applied || holding::is_untouched(held))
@@ -265,26 +287,37 @@ pub(super) fn description(
     detail: &ServiceDetail,
     mut servers: Answers,
 ) -> pb::ServiceDescription {
-    let records = hub.fleet.records();
-    let nodes: BTreeMap<NodeName, NodeFacts> = hub.store.nodes();
-    let nodes = nodes
-        .values()
-        .filter(|node| node.known || records.contains_key(&node.name));
+    let picture = Picture::now(hub);
     pb::ServiceDescription {
         ports: detail
             .ports
             .iter()
             .map(|view| service(&hub.store, view))
             .collect(),
-        nodes: nodes
-            .map(|node| pb::NodeServiceStatus {
-                servers: servers.remove(&node.name),
-                ..node_service(hub, name, detail, node, records.get(&node.name))
+        nodes: picture
+            .nodes()
+            .map(|(node, record, facts)| pb::NodeServiceStatus {
+                servers: servers.remove(node),
+                ..node_service(
+                    hub,
+                    name,
+                    detail,
+                    &facts.unwrap_or_else(|| stranger(node)),
+                    record,
+                )
             })
             .collect(),
-        issues: detail.issues.iter().map(Into::into).collect(),
+        issues: Issues::bounded(&detail.issues).listed,
         now_ms: millis(SystemTime::now()),
     }
+}
+
+/// Facts of a node that is no Node.
+fn stranger(name: &NodeName) -> Arc<NodeFacts> {
+    Arc::new(NodeFacts {
+        name: name.clone(),
+        ..NodeFacts::default()
+    })
 }
 
 fn node_service(
@@ -300,7 +333,7 @@ fn node_service(
         .map(|view| hub.store.wanted_of(&node.name, &view.port.key))
         .max();
     let wanted = wanted.unwrap_or(0);
-    let report = record.and_then(|r| r.report.as_ref());
+    let report = record.and_then(|r| r.report.as_deref());
     let report = report.filter(|r| r.epoch == hub.store.epoch());
     let applied = report.map_or(0, |r| r.applied_revision);
     let missing = not_programmed(name, record, report, wanted);
@@ -358,7 +391,8 @@ fn not_programmed(
         return Some(failure.reason.clone());
     }
     if report.applied_revision >= wanted {
-        return None;
+        let unknown = "unknown: the agent is not connected; it held the newest state when it was last heard of";
+        return (!record.connected).then(|| unknown.to_owned());
     }
     let behind = format!("applied revision {} of {wanted}", report.applied_revision);
     let family = report.families.iter().find(|f| !f.error.is_empty());

@@ -6,7 +6,7 @@
 //!
 //! Modules from the outside in: `http` and `parse` are the edge, `transport` is what it must offer,
 //! `reflector` the state machine, `memory` and `gathering` decide what a list means, `report` says
-//! how it goes, `endpoints` is for servers without slices.
+//! how it goes, `endpoints` is for servers without slices; `server` tells where the server is.
 
 mod backoff;
 mod endpoints;
@@ -17,8 +17,10 @@ mod parse;
 mod reflector;
 mod report;
 mod resource;
+mod server;
 mod transport;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -30,7 +32,11 @@ use self::report::Reporter;
 use self::resource::Resource;
 use super::upstream::Upstream;
 use super::{Batch, Event, Source, SourceError};
-use crate::kubernetes::{Access, Api};
+use crate::k8s::Kind;
+use crate::kubernetes::{Access, Api, TRAP};
+
+/// Name of the source in the status API.
+pub const NAME: &str = "kubernetes";
 
 /// Chunks of events that may wait for the index, four kinds together.
 const QUEUE: usize = 64;
@@ -44,6 +50,8 @@ pub struct Config {
     pub access: Access,
     /// The only Node to read; all if there is none.
     pub only_node: Option<Arc<str>>,
+    /// The mark of connections to the API server, by which the node's rules know them; 0 = none.
+    pub own_mark: u32,
 }
 
 /// The source.
@@ -61,8 +69,13 @@ impl Kubernetes {
     /// # Errors
     /// [`SourceError::Access`] when the credentials make no sense.
     pub async fn new(config: Config, upstream: Upstream) -> Result<Self, SourceError> {
+        let needs_us = config.access.needs_us();
+        let api = Api::new(config.access, config.own_mark).await?;
+        if needs_us {
+            tracing::warn!(server = api.server(), "{TRAP}");
+        }
         Ok(Self {
-            api: Arc::new(Api::new(config.access).await?),
+            api: Arc::new(api),
             only_node: config.only_node,
             upstream,
         })
@@ -91,6 +104,7 @@ impl Source for Kubernetes {
             reflectors.spawn(Reflector::new(http, report, outbox.clone()).run());
         }
         drop(outbox);
+        reflectors.spawn(server::follow(self.api, sink.clone()));
         merge(inbox, sink, &self.upstream).await;
         Ok(())
     }
@@ -99,18 +113,22 @@ impl Source for Kubernetes {
 /// Makes batches of what the reflectors tell, until nobody listens.
 async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>, upstream: &Upstream) {
     let mut issues = Vec::new();
+    let mut doubts = BTreeMap::new();
     loop {
         let first = tokio::select! {
             told = inbox.recv() => told,
             () = sink.closed() => None,
         };
-        let Some(Told { mut events, at }) = first else {
+        let Some(first) = first else {
             return;
         };
+        let at = first.at;
+        let mut events = Vec::new();
+        take_in(first, &mut events, &mut doubts);
         while events.len() < MAX_BATCH
             && let Ok(more) = inbox.try_recv()
         {
-            events.extend(more.events);
+            take_in(more, &mut events, &mut doubts);
         }
         let now = upstream.issues();
         if now != issues {
@@ -130,5 +148,16 @@ async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>, upstr
         if sink.send(batch).await.is_err() {
             return;
         }
+    }
+}
+
+fn take_in(told: Told, events: &mut Vec<Event>, doubts: &mut BTreeMap<Kind, String>) {
+    events.extend(told.events);
+    if let Some((kind, doubt)) = told.doubt {
+        match doubt {
+            Some(doubt) => drop(doubts.insert(kind, doubt)),
+            None => drop(doubts.remove(&kind)),
+        }
+        events.push(Event::Doubts(doubts.values().cloned().collect()));
     }
 }

@@ -5,14 +5,17 @@
 //! What cannot be understood is refused by name and line and the rest is served; a file that is
 //! half written, emptied or unreadable deletes nothing.
 //!
-//! Modules from the outside in: `watch` and `view` see changes, `folder` reads files, `text`, `tree`,
+//! Modules from the outside in: `watch` and `view` see changes, `folder` reads files through `disk`, which
+//! waits for nothing for ever, `text`, `tree`,
 //! `decode`, `object` and `document` make objects of their text, `catalog` and `claims` decide what that means.
 //! From `text` on nothing does I/O.
 
 mod catalog;
 mod claims;
 mod decode;
+mod disk;
 mod document;
+mod doubts;
 mod folder;
 mod object;
 mod text;
@@ -20,6 +23,7 @@ mod tree;
 mod view;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +31,7 @@ use kplane_model::Issue;
 use tokio::sync::mpsc;
 
 use self::catalog::{Catalog, Change};
+use self::disk::{Beat, Disk, Question};
 use self::folder::{Root, display_name, read_limited};
 use super::{Batch, Located, Source, SourceError};
 
@@ -57,6 +62,9 @@ pub struct Loaded {
     pub objects: Vec<Located>,
     /// The problems.
     pub issues: Vec<Issue>,
+    /// Why objects may be missing, for people: a start would not be taken for a deletion of what is not
+    /// named.
+    pub doubts: Vec<String>,
 }
 
 impl Manifests {
@@ -89,10 +97,18 @@ pub fn load(path: &Path) -> Result<Loaded, SourceError> {
         catalog = load_stdin().map_err(unreadable)?;
     } else {
         let root = Root::at(path).map_err(unreadable)?;
-        let listing = root.list().map_err(unreadable)?;
-        let read = |path: &PathBuf| (display_name(path), root.read(path));
+        let mut disk = Disk::default();
+        let listing = root.list(&mut disk).map_err(unreadable)?;
         let notices = view::unlisted(&listing);
-        catalog.apply(listing.files.keys().map(read), notices);
+        catalog.set_unseen(view::unseen(&listing, &BTreeMap::new()));
+        let files = listing.files.into_keys().map(|path| Question {
+            is_link: listing.links.contains(&path),
+            path,
+        });
+        let read = view::read_all(&root, &mut disk, files.collect());
+        let changes = read.into_iter();
+        let changes = changes.map(|(path, _, change)| (display_name(&path), change));
+        catalog.apply(changes, notices);
     }
     Ok(catalog.into_loaded())
 }
@@ -108,7 +124,10 @@ fn is_stdin(path: &Path) -> bool {
 }
 
 fn load_stdin() -> io::Result<Catalog> {
-    Ok(from_stdin(read_limited(io::stdin().lock())?))
+    Ok(from_stdin(read_limited(
+        io::stdin().lock(),
+        &Beat::default(),
+    )?))
 }
 
 fn from_stdin(text: Vec<u8>) -> Catalog {

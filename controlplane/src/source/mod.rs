@@ -4,12 +4,15 @@
 //! Resync is an ordinary event: `Init`, `InitApply`*, `InitDone` replaces everything that the
 //! source said of a kind before, and a consumer must not drop anything before `InitDone` (design
 //! invariant 3: absence is not deletion). Between those, `Apply` and `Delete` are single changes. A
-//! source that knows what it said before tells only the differences of a later list, as such.
+//! source that knows what it said before tells only the differences of a later list, as such: what the
+//! list lacks has `Vanished`, which is believed less than a `Delete`.
 
 pub mod kubernetes;
 pub mod manifests;
 pub mod upstream;
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -39,10 +42,21 @@ pub enum Event {
     InitDone(Kind),
     /// An object is new or changed.
     Apply(Box<Located>),
-    /// An object is gone.
+    /// An object is gone: its origin said so, by its name.
     Delete(ObjectId),
+    /// Objects that a look at the origin found no more; all that one look lacks, so that it can be
+    /// judged how much that is.
+    Vanished(Vec<ObjectId>),
+    /// Another, later look at all of a kind is complete, and everything that it shows has been told:
+    /// what vanished before and is not back has vanished twice.
+    Looked(Kind),
     /// All problems of the source's own at the moment; replaces the list it gave before.
     Issues(Vec<Issue>),
+    /// Where the source's origin listens, if it is an API server; replaces what it said before.
+    ApiServer(BTreeSet<SocketAddr>),
+    /// All reasons at the moment why objects may be there that were never told, for people; replaces
+    /// those before.
+    Doubts(Vec<String>),
     /// Nothing changed, but the source is in touch with its origin (upstream freshness).
     Alive,
 }

@@ -1,4 +1,5 @@
-//! What a source says of its own state, kind by kind: for readiness, freshness and metrics.
+//! What a source says of its own state, kind by kind: for readiness, freshness and metrics. And the
+//! one thing that it is asked: to look again.
 //!
 //! Written by the source's tasks, read by the status API. A source that has no such state
 //! (manifests) leaves it empty; what its batches say is all there is then.
@@ -8,13 +9,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use kplane_model::Issue;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::k8s::Kind;
 
-/// The state of all kinds, shared.
+/// The state of all kinds, shared; and requests for a second look at them.
 #[derive(Clone, Debug, Default)]
-pub struct Upstream(Arc<Mutex<BTreeMap<Kind, KindState>>>);
+pub struct Upstream {
+    kinds: Arc<Mutex<BTreeMap<Kind, KindState>>>,
+    /// Number of requests.
+    looks: watch::Sender<u64>,
+}
 
 /// The state of one kind.
 #[derive(Clone, Debug)]
@@ -104,8 +110,21 @@ impl Upstream {
         issues
     }
 
+    /// Somebody keeps what the last look did not show: asks the source for another one. Costs nothing
+    /// while one is under way; how often there is one, the source decides.
+    pub fn look_again(&self) {
+        self.looks
+            .send_modify(|looks| *looks = looks.wrapping_add(1));
+    }
+
+    /// Wakes up when a second look is wanted.
+    #[must_use]
+    pub fn looks(&self) -> watch::Receiver<u64> {
+        self.looks.subscribe()
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Kind, KindState>> {
         // Single fields are written at a time, so a panic elsewhere leaves them usable.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

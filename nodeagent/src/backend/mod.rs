@@ -13,9 +13,11 @@ mod servers;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use kp_controlplane::dial::OWN_MARK;
 use kplane_model::{Family, ServiceKey, ServiceName};
 
 pub use self::servers::{Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer};
+use crate::netlink::{Errno, NfSocket};
 use crate::plan::{NodePlan, ServicePlan};
 
 /// What an engine asks of a backend, for one family.
@@ -122,6 +124,24 @@ pub struct OpenError {
     pub reason: String,
 }
 
+/// Checks that this process may change rules at all: without that, everything else looks as if it were missing.
+///
+/// # Errors
+/// [`OpenError`].
+pub(in crate::backend) fn check_privilege(backend: &'static str) -> Result<(), OpenError> {
+    let asked = NfSocket::open().and_then(|mut socket| socket.generation());
+    match asked.err().and_then(|error| error.errno()) {
+        Some(Errno::EPERM) => Err(OpenError {
+            backend,
+            reason: "not permitted to change rules: CAP_NET_ADMIN is missing in the user namespace that \
+                     owns this network namespace"
+                .to_owned(),
+        }),
+        // Whatever else it is, the backend finds out.
+        _ => Ok(()),
+    }
+}
+
 /// Says which families cannot be programmed, and why; one of them is enough for a backend.
 ///
 /// # Errors
@@ -135,8 +155,15 @@ pub(in crate::backend) fn check_sides<S>(
         return Err(OpenError { backend, reason });
     }
     for (family, side) in Family::ALL.into_iter().zip(sides) {
-        if let Err(reason) = side {
-            tracing::warn!(%family, reason, "this family cannot be programmed; the other goes on");
+        match (family, side) {
+            (_, Ok(_)) => {}
+            // Most nodes without IPv6 need none: a Service that does is told of by name.
+            (Family::V6, Err(reason)) => {
+                tracing::info!(%family, reason, "this family cannot be programmed; the other goes on");
+            }
+            (Family::V4, Err(reason)) => {
+                tracing::warn!(%family, reason, "this family cannot be programmed; the other goes on");
+            }
         }
     }
     Ok(())
@@ -273,6 +300,8 @@ pub enum Kind {
 pub struct Settings {
     /// Bit of the packet mark that asks for masquerading, 0..=31 (C5; default 14).
     pub masquerade_bit: u8,
+    /// nftables: mark of our own connections, which the rules leave alone; 0 = none.
+    pub own_mark: u32,
     /// Packets that come in there count as from pods, besides those from the plan's pod sources.
     pub pod_interface: Option<PodInterface>,
     /// iptables: node ports are served on IPv4 loopback addresses too (C8).
@@ -294,6 +323,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             masquerade_bit: 14,
+            own_mark: OWN_MARK,
             pod_interface: None,
             localhost_nodeports: true,
             iptables_layout: iptables::Layout::default(),
@@ -360,6 +390,7 @@ impl Kind {
             Self::Nftables => {
                 let settings = nftables::Settings {
                     masquerade_bit: settings.masquerade_bit,
+                    own_mark: settings.own_mark,
                     pod_interface: settings.pod_interface,
                 };
                 nftables::open(settings)

@@ -121,23 +121,31 @@ impl Cache {
     /// # Errors
     /// The first file that cannot be deleted, or the folder if it cannot be read.
     pub fn forget(folder: &Path) -> std::io::Result<usize> {
+        let files = Self::files(folder)?;
+        for file in &files {
+            std::fs::remove_file(file)?;
+        }
+        Ok(files.len())
+    }
+
+    /// What agents wrote down in a folder.
+    ///
+    /// # Errors
+    /// The folder is there and cannot be read.
+    pub fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
         let entries = match std::fs::read_dir(folder) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
         };
-        let mut gone = 0;
+        let mut files = Vec::new();
         for entry in entries {
             let entry = entry?;
-            if entry
-                .file_name()
-                .as_encoded_bytes()
-                .starts_with(PREFIX.as_bytes())
-            {
-                std::fs::remove_file(entry.path())?;
-                gone += 1;
+            let name = entry.file_name();
+            if name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
+                files.push(entry.path());
             }
         }
-        Ok(gone)
+        Ok(files)
     }
 
     /// Starts the thread, and reads what there is; `None` if that is nothing of use.

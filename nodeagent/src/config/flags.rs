@@ -6,21 +6,26 @@ use std::time::Duration;
 
 use clap::Parser;
 use kp_controlplane::app::Origin;
+use kp_controlplane::dial::parse_mark;
 use kplane_model::NodeName;
 
 use super::absence::AbsenceFlags;
 use super::kube_proxy::{GoDuration, KubeProxyFlags, Note};
 use super::load::{Loaded, Loader, from_flags};
 use super::source::{ApiFlags, Source, SourceFlags};
-use super::{Checked, Config, ConfigError, Problem, Task};
+use super::{Checked, Config, ConfigError, Problem, Task, unset_mode};
 use crate::backend;
 use crate::backend::iptables::Layout;
+use crate::cleanup;
+use crate::leftovers::Ports;
 
 /// Longest name of a node: a DNS subdomain.
 const MAX_NODE_NAME: usize = 253;
 
 /// Names the node when neither flag nor file does.
 const NODE_NAME: &str = "NODE_NAME";
+/// Says where the API server is when `--master` does not.
+const API_SERVER: &str = "KPLANE_API_SERVER";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,7 +39,10 @@ Examples:
   The same, fed by a control plane:
     kp-nodeagent --control-plane http://kplane.example:7443 \\
       --config /var/lib/kube-proxy/config.conf --hostname-override $(NODE_NAME)
-  Remove everything that kplane put into the kernel, and what kube-proxy left there:
+  See what kube-proxy's file means here:
+    kp-nodeagent --check-config --config /var/lib/kube-proxy/config.conf
+  See what kplane has in the kernel, and remove it:
+    kp-nodeagent --cleanup --dry-run
     kp-nodeagent --cleanup
 
 The rules stay in the kernel when the agent stops; --cleanup removes them.
@@ -42,7 +50,9 @@ The rules stay in the kernel when the agent stops; --cleanup removes them.
 Environment:
   RUST_LOG              what is logged, such as debug or kp_nodeagent=debug; goes before -v
   NODE_NAME             name of the node, when neither flag nor file has one
-  KPLANE_CONTROL_PLANE  as --control-plane; several are separated by commas";
+  KPLANE_CONTROL_PLANE  as --control-plane; several are separated by commas
+  KPLANE_API_SERVER     the API server's own address for --standalone, where the kubeconfig or the pod's
+                        environment names its ClusterIP: that leads nowhere before the agent serves it";
 
 /// kplane's node agent: puts desired state into the kernel and reports what it holds. It takes
 /// kube-proxy's flags and configuration file.
@@ -68,6 +78,11 @@ pub struct Flags {
     #[arg(long, value_name = "FILE", help_heading = "Configuration file")]
     write_config_to: Option<PathBuf>,
 
+    /// Say what the configuration would do otherwise than with kube-proxy, change nothing, and exit: with 0 if
+    /// there is nothing to mind, 2 if there are warnings, 1 if it would be refused.
+    #[arg(long, help_heading = "Configuration file")]
+    check_config: bool,
+
     /// Set up what needs root's privileges (connection tracking), and exit: the agent itself then
     /// needs CAP_NET_ADMIN only.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
@@ -79,8 +94,9 @@ pub struct Flags {
     #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
     init_only: bool,
 
-    /// Remove everything of ours and everything that kube-proxy left from the kernel, and exit.
-    /// Safe to repeat.
+    /// Remove what is kplane's from the kernel, and exit: in mode nftables its tables; in modes iptables and
+    /// ipvs everything that has kube-proxy's names, which kplane has too there. Refused beside a running
+    /// agent, and in these modes beside a running kube-proxy. Safe to repeat.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(
         default_value = "false",
@@ -89,6 +105,20 @@ pub struct Flags {
     )]
     #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
     cleanup: bool,
+
+    /// The same, and everything that kube-proxy left in any mode. Refused beside a running kube-proxy.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(
+        default_value = "false",
+        default_missing_value = "true",
+        hide_default_value = true
+    )]
+    #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
+    cleanup_kube_proxy: bool,
+
+    /// With --cleanup or --cleanup-kube-proxy: only say what would be removed.
+    #[arg(long, help_heading = "Instead of serving")]
+    dry_run: bool,
 
     #[command(flatten)]
     kube_proxy: KubeProxyFlags,
@@ -111,6 +141,11 @@ struct DataPathFlags {
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
     iptables_probe_interval: Duration,
 
+    /// Packet mark of our own connections, to the control plane or the API server, which none of our
+    /// rules applies to (mode nftables); 0 = none.
+    #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
+    own_mark: u32,
+
     /// Where a Service's traffic policy is Local and the node has none of its endpoints: mode ipvs
     /// refuses connections, as the other modes do, instead of using endpoints of other nodes, as
     /// kube-proxy's does.
@@ -129,6 +164,7 @@ impl DataPathFlags {
         backend::Settings {
             iptables_layout: self.iptables_layout,
             probe_interval: self.iptables_probe_interval,
+            own_mark: self.own_mark,
             ipvs: backend::ipvs::Settings {
                 strict_local: self.ipvs_strict_local,
                 drop_invalid: self.ipvs_drop_invalid,
@@ -164,7 +200,14 @@ impl Flags {
             None => from_flags(&self.kube_proxy),
         };
         let ignored = loader.as_ref().and_then(Loader::ignored_flags);
-        let mut checked = if self.write_config_to.is_some() || self.cleanup || self.init_only {
+        let cleans = self.cleanup || self.cleanup_kube_proxy;
+        if self.dry_run && !cleans {
+            let reason = "--dry-run is for --cleanup and --cleanup-kube-proxy";
+            return Err(Problem::general(reason).into());
+        }
+        let errand =
+            self.write_config_to.is_some() || cleans || self.init_only || self.check_config;
+        let mut checked = if errand {
             let loaded = loaded.map_err(|problems| ConfigError { problems })?;
             self.errand(loaded)
         } else {
@@ -177,8 +220,13 @@ impl Flags {
     /// Everything but being an agent: needs no source.
     fn errand(self, loaded: Loaded) -> Checked {
         let log = loaded.settings.log;
+        let unset_mode = self.unset_mode(&loaded);
         let mut notes = Vec::from_iter(loaded.lenient);
-        let task = if let Some(path) = self.write_config_to {
+        let task = if self.check_config {
+            notes.extend(loaded.notes);
+            notes.extend(unset_mode);
+            Task::CheckConfig
+        } else if let Some(path) = self.write_config_to {
             let config = loaded.config;
             if config.healthz_bind_address.is_empty() || config.metrics_bind_address.is_empty() {
                 notes.push(Note::warning(
@@ -188,13 +236,17 @@ impl Flags {
             }
             let config = Box::new(config);
             Task::WriteConfig { path, config }
-        } else if self.cleanup {
-            let backend = self.data_path.backend.unwrap_or(loaded.settings.kind);
-            Task::Cleanup {
+        } else if self.cleanup || self.cleanup_kube_proxy {
+            let settings = loaded.settings;
+            let backend = self.data_path.backend.unwrap_or(settings.kind);
+            Task::Cleanup(cleanup::Task {
                 backend,
-                settings: loaded.settings.backend,
+                kube_proxy: self.cleanup_kube_proxy,
+                dry_run: self.dry_run,
+                ports: Ports::new(settings.healthz, settings.metrics),
+                settings: settings.backend,
                 cache_dir: self.absence.cache_dir(backend),
-            }
+            })
         } else {
             Task::InitOnly {
                 conntrack: loaded.settings.conntrack,
@@ -229,16 +281,20 @@ impl Flags {
         let kubeconfig = loaded
             .as_ref()
             .map(|l| &*l.config.client_connection.kubeconfig);
+        let server = std::env::var(API_SERVER).unwrap_or_default();
         let api = ApiFlags {
             kubeconfig: kubeconfig.unwrap_or_default(),
             explicit: !explicit("kubeconfig").is_empty(),
             master: explicit("master"),
+            server: &server,
         };
         // A source that makes no sense is told along with a name that makes none.
         let nobody = NodeName::from("");
-        let source = self
-            .source
-            .check(api, node_name.as_ref().unwrap_or(&nobody));
+        let source = self.source.check(
+            api,
+            node_name.as_ref().unwrap_or(&nobody),
+            self.data_path.own_mark,
+        );
         let source = source.map_err(|wrong| problems.push(wrong)).ok();
         let (Some(loaded), Some(source), Some(node_name)) = (loaded, source, node_name) else {
             return Err(ConfigError { problems });
@@ -251,6 +307,7 @@ impl Flags {
                  control plane reads the Kubernetes API",
             )
         });
+        let unset_mode = self.unset_mode(&loaded);
         let (log, settings) = (loaded.settings.log, loaded.settings);
         let backend = self.data_path.backend.unwrap_or(settings.kind);
         let config = Config {
@@ -278,8 +335,15 @@ impl Flags {
                 .into_iter()
                 .chain(loaded.notes)
                 .chain(unread)
+                .chain(unset_mode)
                 .collect(),
         })
+    }
+
+    /// What kube-proxy's file means to kube-proxy and not to us.
+    fn unset_mode(&self, loaded: &Loaded) -> Option<Note> {
+        let unset = self.config.is_some() && unset_mode::is_unset(loaded, self.data_path.backend);
+        unset.then(|| unset_mode::note(loaded, unset_mode::Served::here()))
     }
 }
 

@@ -6,6 +6,7 @@ pub mod kube_proxy;
 mod load;
 mod problem;
 mod source;
+mod unset_mode;
 
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use kplane_model::NodeName;
 
 use self::kube_proxy::{KubeProxyConfiguration, LogSettings, Note};
 use crate::backend;
+use crate::cleanup;
 use crate::desired::CliffGuard;
 use crate::plan::NodeSettings;
 use crate::sysctl;
@@ -53,14 +55,9 @@ pub enum Task {
         ipvs: Option<backend::ipvs::Settings>,
     },
     /// Remove what an agent left (I4).
-    Cleanup {
-        /// What put it there.
-        backend: backend::Kind,
-        /// Settings of the backend.
-        settings: backend::Settings,
-        /// Folder in which agents wrote down what they served.
-        cache_dir: Option<PathBuf>,
-    },
+    Cleanup(cleanup::Task),
+    /// Say what the configuration means, and change nothing: the notes are the answer.
+    CheckConfig,
     /// Write the configuration with all defaults.
     WriteConfig {
         /// The file.

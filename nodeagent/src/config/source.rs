@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use kp_controlplane::admission::ReservedPlace;
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::kubernetes::Access;
@@ -34,6 +35,8 @@ pub enum Source {
         status: Option<SocketAddr>,
         /// Which external addresses Services may have.
         external_ips: ExternalIps,
+        /// What else no Service gets.
+        reserved: Vec<ReservedPlace>,
     },
 }
 
@@ -46,18 +49,22 @@ pub(super) struct ApiFlags<'a> {
     pub(super) explicit: bool,
     /// The server's address; empty for none.
     pub(super) master: &'a str,
+    /// The same, of the environment; empty for none.
+    pub(super) server: &'a str,
 }
 
 impl ApiFlags<'_> {
-    /// As kube-proxy reads them: neither means the cluster of the pod.
-    fn access(self) -> Access {
-        let master = Some(self.master.to_owned()).filter(|master| !master.is_empty());
+    /// As kube-proxy reads them: neither means the cluster of the pod. The environment's address goes with
+    /// the credentials of either.
+    pub(super) fn access(self) -> Access {
+        let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let (master, server) = (given(self.master), given(self.server));
         match (self.kubeconfig, master) {
-            ("", None) => Access::InCluster,
+            ("", None) => Access::InCluster { master: server },
             ("", Some(master)) => Access::Anonymous { master },
             (file, master) => Access::Kubeconfig {
                 file: file.into(),
-                master,
+                master: master.or(server),
             },
         }
     }
@@ -89,6 +96,12 @@ pub(super) struct SourceFlags {
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     external_ip_cidr: Vec<String>,
 
+    /// More ports that no Service gets, for --standalone, separated by commas: as 22 or 2379-2380 on the
+    /// addresses of nodes and as node ports, as 192.0.2.1:6443 on one address. Reserved anyway are our
+    /// own ports, those of kubelet (10248, 10250), and where the control plane or the API server listens.
+    #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
+    reserved_ports: Vec<String>,
+
     /// Where --standalone serves its status for kpctl; empty = nowhere [default: 127.0.0.1:7444].
     #[arg(long, value_name = "ADDR")]
     status_bind_address: Option<String>,
@@ -96,7 +109,12 @@ pub(super) struct SourceFlags {
 
 impl SourceFlags {
     /// The source that the flags name.
-    pub(super) fn check(&self, api: ApiFlags<'_>, node: &NodeName) -> Result<Source, Problem> {
+    pub(super) fn check(
+        &self,
+        api: ApiFlags<'_>,
+        node: &NodeName,
+        own_mark: u32,
+    ) -> Result<Source, Problem> {
         let wrong = |reason| Err(Problem::general(reason));
         match (self.standalone, &self.manifests) {
             (false, Some(_)) => wrong("--manifests is for --standalone: give both, or neither"),
@@ -115,6 +133,7 @@ impl SourceFlags {
                     None => Origin::Kubernetes(kubernetes::Config {
                         access: api.access(),
                         only_node: Some(node.clone()),
+                        own_mark,
                     }),
                 };
                 let status = self
@@ -125,17 +144,20 @@ impl SourceFlags {
                     origin,
                     status: address("--status-bind-address", status)?,
                     external_ips: self.external_ips()?,
+                    reserved: self.reserved()?,
                 })
             }
             (false, None) if self.status_bind_address.is_some() => {
                 wrong("--status-bind-address is for --standalone: the control plane has the status")
             }
             (false, None)
-                if self.allow_external_ips.is_some() || !self.external_ip_cidr.is_empty() =>
+                if self.allow_external_ips.is_some()
+                    || !self.external_ip_cidr.is_empty()
+                    || !self.reserved_ports.is_empty() =>
             {
                 wrong(
-                    "--allow-external-ips and --external-ip-cidr are for --standalone: give them \
-                     to the control plane",
+                    "--allow-external-ips, --external-ip-cidr and --reserved-ports are for \
+                     --standalone: give them to the control plane",
                 )
             }
             (false, None) if self.control_plane.is_empty() => wrong(
@@ -156,6 +178,16 @@ impl SourceFlags {
         let allowed = self.allow_external_ips.unwrap_or(true);
         Ok(ExternalIps::new(allowed, ranges))
     }
+
+    /// What else no Service gets.
+    fn reserved(&self) -> Result<Vec<ReservedPlace>, Problem> {
+        self.reserved_ports.iter().map(place).collect()
+    }
+}
+
+fn place(text: &String) -> Result<ReservedPlace, Problem> {
+    let parsed = text.parse::<ReservedPlace>();
+    parsed.map_err(|error| Problem::new("--reserved-ports", text, error.to_string()))
 }
 
 fn cidr(text: &str) -> Result<Cidr, Problem> {

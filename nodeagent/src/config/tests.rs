@@ -11,6 +11,7 @@ use kplane_model::{Cidr, Family};
 
 use super::flags::node_name;
 use super::kube_proxy::{Level, with_dashes};
+use super::source::ApiFlags;
 use super::*;
 
 fn check(line: &str) -> Result<Checked, ConfigError> {
@@ -98,12 +99,14 @@ fn a_node_of_its_own() {
     let config = config(
         "--standalone --manifests src --backend noop --cluster-cidr 10.0.0.0/8,fd00::/8 \
          --masquerade-all --masquerade-bit 31 --nodeport-addresses all --healthz-bind-address '' \
-         --external-ip-cidr 192.0.2.0/24,2001:db8::/32",
+         --external-ip-cidr 192.0.2.0/24,2001:db8::/32 --reserved-ports 22,192.0.2.1:80 \
+         --own-mark 0x70",
     );
     let Source::Standalone {
         origin: Origin::Manifests(manifests),
         status,
         external_ips,
+        reserved,
     } = config.source
     else {
         panic!("another source");
@@ -112,6 +115,9 @@ fn a_node_of_its_own() {
     assert_eq!(status.unwrap().to_string(), "127.0.0.1:7444");
     let ranges = ["192.0.2.0/24", "2001:db8::/32"].map(|range| range.parse().unwrap());
     assert_eq!(external_ips, ExternalIps::Within(ranges.to_vec()));
+    let listed = ["22", "192.0.2.1:80"].map(|place| place.parse().unwrap());
+    assert_eq!(reserved, listed);
+    assert_eq!(config.backend_settings.own_mark, 0x70);
     assert_eq!(config.node_settings.cluster_cidrs.len(), 2);
     assert_eq!(config.node_settings.nodeport_addresses.len(), 2);
     assert!(config.node_settings.masquerade_all);
@@ -150,7 +156,7 @@ fn i1_i2_standalone_reads_the_api_as_kube_proxy_does() {
     };
     let of_kubeadm = kubeconfig("/var/lib/kube-proxy/kubeconfig.conf", None);
     for (flags, expected) in [
-        ("", Access::InCluster),
+        ("", Access::InCluster { master: None }),
         ("--kubeconfig a", kubeconfig("a", None)),
         (
             "--kubeconfig a --master https://b",
@@ -178,20 +184,51 @@ fn i1_i2_standalone_reads_the_api_as_kube_proxy_does() {
     }
 }
 
+/// Of the environment comes an address, never who we are.
+#[test]
+fn an_address_of_the_environment_goes_with_any_credentials() {
+    let access = |kubeconfig, master| {
+        let server = "https://c";
+        let api = ApiFlags {
+            kubeconfig,
+            explicit: false,
+            master,
+            server,
+        };
+        api.access()
+    };
+    let master = Some("https://c".to_owned());
+    let in_cluster = Access::InCluster {
+        master: master.clone(),
+    };
+    assert_eq!(access("", ""), in_cluster);
+    let file = "a".into();
+    assert_eq!(access("a", ""), Access::Kubeconfig { file, master });
+    let master = "https://b".to_owned();
+    assert_eq!(access("", "https://b"), Access::Anonymous { master });
+}
+
 #[test]
 fn cleanup_needs_nothing_else() {
     let task = task("kp-nodeagent --cleanup").unwrap();
-    let Task::Cleanup {
-        backend,
-        settings,
-        cache_dir,
-    } = task
-    else {
+    let Task::Cleanup(cleanup) = task else {
         panic!("{task:?}");
     };
-    assert_eq!(backend, backend::Kind::Nftables);
-    assert_eq!(settings, backend::Settings::default());
-    assert_eq!(cache_dir, Some("/var/lib/kplane".into()));
+    assert_eq!(cleanup.backend, backend::Kind::Nftables);
+    assert_eq!(cleanup.settings, backend::Settings::default());
+    assert!(!cleanup.kube_proxy && !cleanup.dry_run);
+    assert_eq!(cleanup.cache_dir, Some("/var/lib/kplane".into()));
+}
+
+/// What is kube-proxy's goes only when it is asked for by name.
+#[test]
+fn i4_cleanup_of_kube_proxys_is_a_flag_of_its_own() {
+    let task = task("kp-nodeagent --cleanup-kube-proxy --dry-run --backend ipvs").unwrap();
+    let Task::Cleanup(cleanup) = task else {
+        panic!("{task:?}");
+    };
+    assert!(cleanup.kube_proxy && cleanup.dry_run);
+    assert_eq!(cleanup.backend, backend::Kind::Ipvs);
 }
 
 #[test]
@@ -207,6 +244,7 @@ fn node_names_are_trimmed_and_lowered() {
 fn what_makes_no_sense_is_refused_in_one_line() {
     let cases = [
         ("", "no source of desired state"),
+        ("--dry-run", "--dry-run is for --cleanup"),
         ("--manifests x", "--manifests is for --standalone"),
         (
             "--standalone --control-plane a",
@@ -230,7 +268,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ),
         (
             "--control-plane a --allow-external-ips false",
-            "--external-ip-cidr are for --standalone",
+            "--reserved-ports are for --standalone",
         ),
         (
             "--standalone --manifests src --external-ip-cidr 192.0.2.1",

@@ -37,6 +37,7 @@ impl Desired {
             self.weigh(word, &mut touched);
         }
         self.date_held(word.now_ms);
+        self.note_sizes(&mut touched);
         touched
     }
 

@@ -11,6 +11,7 @@
 mod commit;
 mod guard;
 mod held;
+mod oversized;
 mod staged;
 mod update;
 
@@ -32,6 +33,7 @@ use kplane_model::{
 };
 
 use held::{Backing, Ledger, Word};
+use oversized::Oversized;
 use staged::Staged;
 
 /// Epochs whose revisions are remembered: more replicas than an agent rotates through.
@@ -54,6 +56,7 @@ pub struct Desired {
     /// The newest position of each epoch, the current epoch last; empty before the first snapshot.
     positions: Vec<Position>,
     counts: [Counts; 2],
+    oversized: Oversized,
     guard: CliffGuard,
     /// As the last update said, and why.
     confidence: (Confidence, String),

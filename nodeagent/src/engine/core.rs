@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use kplane_model::{Family, NodeFacts, ServiceName};
+use kplane_model::{Cidr, DesiredKey, Family, NodeFacts, ServiceName};
 
 use super::followers::Followers;
 use super::keeping::{Keeping, Recall};
@@ -71,6 +71,8 @@ pub(super) struct Core {
     syncs_ok: u64,
     syncs_failed: u64,
     unknown_kinds: u64,
+    /// Said that the configuration has no range of a family.
+    told_range: [bool; 2],
 }
 
 impl Core {
@@ -92,6 +94,7 @@ impl Core {
             syncs_ok: 0,
             syncs_failed: 0,
             unknown_kinds: 0,
+            told_range: [false; 2],
         }
     }
 
@@ -145,6 +148,7 @@ impl Core {
         if touched.node_changed {
             self.warn_without_detector();
         }
+        self.warn_without_range();
         self.behind.get_or_insert(origin);
         self.unknown_kinds += touched.unknown_kinds;
         for (pipeline, family) in self.families.iter_mut().zip(Family::ALL) {
@@ -156,9 +160,7 @@ impl Core {
         }
         for (key, reason) in &touched.rejects {
             tracing::warn!(
-                object = key
-                    .as_ref()
-                    .map_or_else(String::new, |key| format!("{key:?}")),
+                object = key.as_ref().map_or_else(String::new, named),
                 reason,
                 "object makes no sense: what the kernel holds of it stays, all others are applied"
             );
@@ -233,6 +235,31 @@ impl Core {
                 node = %node.name,
                 "detectLocalMode is NodeCIDR, and the Node object has no podCIDRs: pods cannot be \
                  told from other clients until it has"
+            );
+        }
+    }
+
+    /// The first Service of a family of which the configuration has no range: until then that is a cluster of
+    /// one family (I7).
+    fn warn_without_range(&mut self) {
+        for family in Family::ALL {
+            let lacks = |ranges: &[Cidr]| {
+                !ranges.is_empty() && ranges.iter().all(|range| range.family() != family)
+            };
+            let lists = [
+                &self.settings.cluster_cidrs,
+                &self.settings.nodeport_addresses,
+            ];
+            let served = self.desired.counts(family).services > 0;
+            if !served || self.told_range[family as usize] || !lists.iter().any(|list| lacks(list))
+            {
+                continue;
+            }
+            self.told_range[family as usize] = true;
+            tracing::warn!(
+                %family,
+                "Services have addresses of this family, and clusterCIDR or nodePortAddresses has no range of \
+                 it: its pods cannot be told from other clients, or none of its node ports is served"
             );
         }
     }
@@ -388,6 +415,15 @@ impl Core {
             services: v4.services + v6.services,
             endpoints: v4.endpoints + v6.endpoints,
         }
+    }
+}
+
+/// An object's name, for people.
+fn named(key: &DesiredKey) -> String {
+    match key {
+        DesiredKey::Service(key) => key.to_string(),
+        DesiredKey::Local(key) => format!("endpoints of {key} on the node"),
+        DesiredKey::Node => "facts of the node".to_owned(),
     }
 }
 

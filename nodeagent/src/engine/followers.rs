@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
+use tokio::sync::watch;
 
 use super::triggers::{Results, Waiting};
 use crate::desired::{Desired, Touched, View};
@@ -19,6 +20,8 @@ pub struct Followers {
     counters: Arc<Counters>,
     no_local: [NoLocal; 2],
     triggers: Results,
+    /// Somebody else who programs this node.
+    rival: Option<watch::Receiver<Option<Failure>>>,
 }
 
 /// ServicePorts whose packets are dropped here for lack of a local endpoint (A18), by policy.
@@ -45,7 +48,15 @@ impl Followers {
             counters,
             no_local: Default::default(),
             triggers: Results::default(),
+            rival: None,
         }
+    }
+
+    /// Reports somebody else who programs this node as long as there is one.
+    #[must_use]
+    pub fn with_rival(mut self, rival: watch::Receiver<Option<Failure>>) -> Self {
+        self.rival = Some(rival);
+        self
     }
 
     pub(super) fn counters(&self, family: Family) -> &FamilyCounters {
@@ -98,14 +109,28 @@ impl Followers {
         self.counters.family(family).set_no_local(counts);
     }
 
-    /// Health check ports that cannot be opened.
+    /// Health check ports that cannot be opened, and who else programs this node.
     pub(super) fn failures(&self) -> Vec<Failure> {
-        self.health.failures()
+        let mut failures = self.health.failures();
+        failures.extend(self.rival.as_ref().and_then(|rival| rival.borrow().clone()));
+        failures
     }
 
     /// Waits until [`Self::failures`] says something else.
     pub(super) async fn changed(&mut self) {
-        self.health.failures_changed().await;
+        let rival = async {
+            let told = match &mut self.rival {
+                Some(rival) => rival.changed().await.is_ok(),
+                None => false,
+            };
+            if !told {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = self.health.failures_changed() => {}
+            () = rival => {}
+        }
     }
 }
 

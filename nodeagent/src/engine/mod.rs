@@ -14,6 +14,8 @@ mod core;
 mod followers;
 mod keeping;
 mod pipeline;
+mod planner;
+mod pulse;
 mod triggers;
 
 #[cfg(test)]
@@ -21,6 +23,7 @@ mod tests;
 
 pub use followers::Followers;
 pub use keeping::Recall;
+pub use pulse::Pulse;
 
 use kplane_model::ServiceName;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -30,7 +33,7 @@ use self::core::{Core, Now};
 use crate::backend::{Backend, Inspection, OpenError, Serving};
 use crate::conntrack::Cleaner;
 use crate::desired::{Refusal, Update};
-use crate::plan::NodeSettings;
+use crate::plan::{NodeSettings, Reserved};
 use crate::report::Report;
 
 /// Updates that wait while the engine works: one, so that everything behind it is still at the
@@ -54,6 +57,7 @@ pub struct Engine {
     reports: watch::Receiver<Report>,
     backend: &'static str,
     serving: Option<Serving>,
+    pulse: Pulse,
 }
 
 /// The engine's thread has ended: a bug, since it lives as long as its handles.
@@ -101,6 +105,8 @@ impl Engine {
         let (settings, configured) = watch::channel(settings);
         let (questions, asked) = mpsc::channel(QUEUE);
         let (opened, answer) = oneshot::channel();
+        let pulse = Pulse::default();
+        let beats = pulse.clone();
         let thread = move || {
             let parts = || {
                 let backend = open()?;
@@ -124,6 +130,7 @@ impl Engine {
                 inbox,
                 configured,
                 asked,
+                pulse: beats,
             };
             runtime.block_on(run(core, inputs, &publish));
         };
@@ -142,15 +149,31 @@ impl Engine {
             reports,
             backend,
             serving,
+            pulse,
         })
     }
 
-    /// Replaces the settings: everything is planned anew, and the kernel gets what is different.
+    /// Replaces the settings, but for what is reserved: everything is planned anew, and the kernel gets
+    /// what is different.
     pub fn configure(&self, settings: NodeSettings) {
         self.settings.send_if_modified(|now| {
+            let reserved = now.reserved.clone();
+            let settings = NodeSettings {
+                reserved,
+                ..settings
+            };
             let is_new = *now != settings;
             *now = settings;
             is_new
+        });
+    }
+
+    /// Changes what no Service gets; everything is planned anew if it is different then.
+    pub fn reserve(&self, change: impl FnOnce(&mut Reserved)) {
+        self.settings.send_if_modified(|now| {
+            let before = now.reserved.clone();
+            change(&mut now.reserved);
+            now.reserved != before
         });
     }
 
@@ -198,6 +221,12 @@ impl Engine {
         self.serving
     }
 
+    /// Whether the thread comes back from its work.
+    #[must_use]
+    pub fn pulse(&self) -> Pulse {
+        self.pulse.clone()
+    }
+
     /// Waits until the thread has ended, which it does on its own only by a bug.
     pub async fn stopped(&self) {
         self.commands.closed().await;
@@ -218,6 +247,7 @@ impl Engine {
             reports,
             backend,
             serving: None,
+            pulse: Pulse::default(),
         };
         (engine, inbox, publish)
     }
@@ -233,6 +263,7 @@ impl Engine {
             inbox,
             configured: engine.settings.subscribe(),
             asked,
+            pulse: engine.pulse(),
         };
         tokio::spawn(async move { run(core, inputs, &publish).await });
         engine
@@ -279,6 +310,8 @@ struct Inputs {
     inbox: mpsc::Receiver<Command>,
     configured: watch::Receiver<NodeSettings>,
     asked: mpsc::Receiver<Question>,
+    /// Beats while the thread waits for any of them.
+    pulse: Pulse,
 }
 
 async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
@@ -286,6 +319,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
         mut inbox,
         mut configured,
         mut asked,
+        pulse,
     } = inputs;
     let mut alarm = Alarm::new(core.readiness());
     loop {
@@ -300,12 +334,16 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             biased;
             // An error says that the handles are gone: so does the end of the inbox.
             Ok(()) = configured.changed() => {
+                let _busy = pulse.busy();
                 let settings = configured.borrow_and_update().clone();
                 core.configure(settings, Now::real());
                 reports.send_replace(core.report());
             }
             command = inbox.recv() => match command {
-                Some((update, taken)) => take(&mut core, update, taken, reports),
+                Some((update, taken)) => {
+                    let _busy = pulse.busy();
+                    take(&mut core, update, taken, reports);
+                }
                 None => return core.close(),
             },
             Some((service, told)) = asked.recv() => {
@@ -313,6 +351,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 let _ = told.send(core.inspect(&service));
             }
             () = timer => {
+                let _busy = pulse.busy();
                 core.tick(Now::real());
                 reports.send_if_modified(|report| core.report().replace(report));
             }

@@ -14,11 +14,12 @@ use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 use super::backoff::Backoff;
 use super::core::Now;
 use super::followers::Followers;
+use super::planner::{Planned, Planner};
 use super::triggers::Waiting;
 use crate::backend::{self, Applied, ApplyError, Backend, Change, RuleCounts, Verification};
 use crate::conntrack::Cleaner;
-use crate::desired::{Desired, Position, Touched, Trigger, View};
-use crate::plan::{NodePlan, NodeSettings, ServicePlan, plan_service};
+use crate::desired::{Desired, Position, Touched, Trigger};
+use crate::plan::{NodePlan, NodeSettings};
 use crate::report::{Failure, FamilyReport, Repairs, Standing, chain};
 
 /// First and longest wait before a failed family is tried again.
@@ -150,7 +151,10 @@ impl Pipeline {
         let started = Instant::now();
         let complete = self.behind;
         let everything = complete || touched.node_changed;
-        let services = self.plan(touched, everything, context);
+        let Planned {
+            services,
+            mut withheld,
+        } = self.plan(touched, everything, context);
         if services.is_empty() && !everything {
             // What was compared at the last position is the same at this one.
             if self.verified == self.applied {
@@ -179,12 +183,8 @@ impl Pipeline {
                 if let Some(what) = self.drifted.take() {
                     self.repairs.add(what, now.ms);
                 }
-                self.settle(
-                    touched,
-                    everything,
-                    std::mem::take(&mut applied.failures),
-                    now,
-                );
+                withheld.append(&mut applied.failures);
+                self.settle(touched, everything, withheld, now);
                 self.schedule_verification(complete, context.backend.probe_interval(), now);
                 self.hold(position, context, now);
                 self.follow(touched, everything, context);
@@ -209,30 +209,25 @@ impl Pipeline {
     }
 
     /// Plans of what was touched; of everything when the node's facts shape it anew.
-    fn plan(
-        &mut self,
-        touched: &Touched,
-        everything: bool,
-        context: &Context<'_>,
-    ) -> Vec<(ServiceKey, Option<ServicePlan>)> {
-        let unknown = NodeFacts::default();
-        let node = context.desired.node().unwrap_or(&unknown);
-        let plan = |(program, local): View<'_>| plan_service(program, local, node);
+    fn plan(&mut self, touched: &Touched, everything: bool, context: &Context<'_>) -> Planned {
+        let mut planner = Planner::new(context.desired, &context.settings.reserved);
         let ours = touched
             .services
             .iter()
             .filter(|key| key.family == self.family);
         if !everything {
-            return ours
-                .map(|key| (key.clone(), context.desired.service(key).map(plan)))
-                .collect();
+            ours.for_each(|key| planner.port(key, context.desired.service(key)));
+            return planner.finish();
         }
+        let unknown = NodeFacts::default();
+        let node = context.desired.node().unwrap_or(&unknown);
         self.node = NodePlan::new(self.family, node, context.settings);
-        let all = context.desired.services(self.family);
+        for view in context.desired.services(self.family) {
+            planner.port(&view.0.port.key, Some(view));
+        }
         let gone = ours.filter(|key| context.desired.service(key).is_none());
-        all.map(|view| (view.0.port.key.clone(), Some(plan(view))))
-            .chain(gone.map(|key| (key.clone(), None)))
-            .collect()
+        gone.for_each(|key| planner.port(key, None));
+        planner.finish()
     }
 
     /// The kernel holds a position, one that differs in nothing from the last or was just applied.

@@ -2,10 +2,12 @@
 
 mod followers;
 mod keeping;
+mod meddling;
 mod settings;
 mod steps;
 mod thread;
 mod triggers;
+mod withheld;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -30,6 +32,8 @@ struct Script {
     /// What the next readings of a family find.
     drift: Vec<(Family, &'static str)>,
     outdated: Option<&'static str>,
+    /// What others changed, as the kernel tells of it.
+    meddled: Vec<(Family, &'static str)>,
     unreadable: bool,
     /// The kernel has Services of an earlier process.
     found: bool,
@@ -134,6 +138,21 @@ impl Backend for Scripted {
         let drift = script.drift.iter().position(|(of, _)| *of == family);
         Ok(match drift.map(|at| script.drift.remove(at).1) {
             Some(what) => Verification::Drifted(what.into()),
+            None => Verification::Equal,
+        })
+    }
+
+    fn listen(&mut self) -> [bool; 2] {
+        let script = self.0.lock().unwrap();
+        Family::ALL.map(|family| script.meddled.iter().any(|(of, _)| *of == family))
+    }
+
+    fn mend(&mut self, family: Family) -> Result<Verification, ApplyError> {
+        let mut script = self.0.lock().unwrap();
+        script.calls.push(format!("mend {family}"));
+        let at = script.meddled.iter().position(|(of, _)| *of == family);
+        Ok(match at.map(|at| script.meddled.remove(at).1) {
+            Some(what) => Verification::Repaired(what.into()),
             None => Verification::Equal,
         })
     }

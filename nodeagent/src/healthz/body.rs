@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::{Condition, conditions, is_healthy};
-use crate::report::Report;
+use crate::report::{FamilyReport, Report};
 use crate::sync::Connection;
 
 /// Go's time of nothing, which kube-proxy prints for what never happened.
@@ -50,8 +50,49 @@ struct Details {
     node_known: bool,
     control_plane: ControlPlane,
     errors: Errors,
+    kernel: Kernel,
     #[serde(skip_serializing_if = "Option::is_none")]
     keeps: Option<Keeps>,
+}
+
+/// What is known of the kernel's rules.
+#[derive(Debug, Serialize)]
+struct Kernel {
+    #[serde(rename = "IPv4")]
+    v4: KernelFamily,
+    #[serde(rename = "IPv6")]
+    v6: KernelFamily,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct KernelFamily {
+    /// When it was last read back and held what it should hold.
+    verified: String,
+    /// How often what somebody else changed was put right since the start.
+    repairs: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_repair: Option<LastRepair>,
+}
+
+#[derive(Debug, Serialize)]
+struct LastRepair {
+    time: String,
+    what: String,
+}
+
+impl KernelFamily {
+    fn new(report: &FamilyReport) -> Self {
+        let repairs = &report.repairs;
+        Self {
+            verified: time(report.verified_at_ms),
+            repairs: repairs.count,
+            last_repair: (repairs.count > 0).then(|| LastRepair {
+                time: time(repairs.last_ms),
+                what: repairs.last.clone(),
+            }),
+        }
+    }
 }
 
 /// What is served although the source does not name it (any more). Without numbers nothing is known of
@@ -108,9 +149,12 @@ impl Body {
         }
     }
 
-    /// The proxy works.
-    pub(super) fn healthy(&self) -> bool {
-        self.healthy
+    /// Says of the process, and not of the rules, that it is well.
+    pub(super) fn set_alive(&mut self, alive: bool) {
+        if alive {
+            self.last_updated.clone_from(&self.current_time);
+        }
+        self.healthy = alive;
     }
 
     /// Says whether load balancers may use the node; true if the answer is 200.
@@ -132,6 +176,10 @@ impl Body {
                 since: time(connection.since_ms),
             },
             errors: Errors { v4, v6 },
+            kernel: Kernel {
+                v4: KernelFamily::new(&report.families[0]),
+                v6: KernelFamily::new(&report.families[1]),
+            },
             keeps: report.keeps.as_ref().map(|held| Keeps {
                 services: held.services,
                 without_endpoints: held.without_endpoints,

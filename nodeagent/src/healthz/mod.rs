@@ -10,8 +10,12 @@
 //! * Without a control plane: as before, since the kernel keeps serving.
 //! * A kernel that is left as it is, because nobody knows what it serves and the source may lack it:
 //!   200. It serves, and a load balancer that leaves all nodes at once would be the greater harm.
-//! * `/healthz` only: 503 while the node is being deleted or drained, so that load balancers leave
-//!   it (G3). A node that the control plane does not know counts as eligible.
+//! * 503 while the node is being deleted or drained, so that load balancers leave it (G3). A node that
+//!   the control plane does not know counts as eligible.
+//!
+//! All that is `/healthz`. `/livez` is for whoever would start the agent again, which helps against one
+//! thing only: it is 503 when the engine is `HUNG`, and 200 also while there is no control plane or the
+//! kernel refuses. (kube-proxy's says what its `/healthz` says of the rules.)
 //!
 //! The body is byte for byte kube-proxy's; `?verbose` adds what only we know.
 
@@ -27,6 +31,7 @@ use hyper::{Request, StatusCode};
 use tokio::sync::watch;
 
 use crate::desired::{Held, now_ms};
+use crate::engine::Pulse;
 use crate::report::{FamilyReport, NodeState, Report};
 use crate::sync::Connection;
 use kplane_http::{self as http, Answer};
@@ -35,6 +40,11 @@ use kplane_http::{self as http, Answer};
 /// periods, its own limit (G2).
 const GRACE: Duration = Duration::from_secs(60);
 
+/// How long the engine may be at one piece of work before it counts as hung: longer than the longest that
+/// ends by itself, listing and writing iptables of both families within the limits of the programs (60 s and
+/// 180 s each).
+const HUNG: Duration = Duration::from_secs(600);
+
 /// What the answers are made of.
 #[derive(Clone, Debug)]
 pub struct Health {
@@ -42,6 +52,8 @@ pub struct Health {
     pub reports: watch::Receiver<Report>,
     /// To the control plane.
     pub connection: watch::Receiver<Connection>,
+    /// Of the engine's thread.
+    pub pulse: Pulse,
     /// What was answered.
     pub answers: Arc<Answers>,
 }
@@ -84,7 +96,7 @@ impl Outcomes {
 }
 
 impl Health {
-    /// Packets are served as desired, whatever becomes of the node: what `/livez` says.
+    /// Packets are served as desired, whatever becomes of the node.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         is_healthy(&self.reports.borrow(), Instant::now())
@@ -116,12 +128,16 @@ impl Health {
 
     fn livez(&self, verbose: bool) -> Answer {
         let report = self.reports.borrow();
-        let mut body = body::Body::new(&report, Instant::now(), now_ms());
+        let now = Instant::now();
+        let mut body = body::Body::new(&report, now, now_ms());
+        let busy = self.pulse.busy_for(now);
+        let alive = busy.is_none_or(|busy| busy < HUNG);
+        body.set_alive(alive);
         if verbose {
             body.add_details(&report, *self.connection.borrow());
         }
         drop(report);
-        let status = self.answers.livez.count(body.healthy());
+        let status = self.answers.livez.count(alive);
         http::answer(status, http::JSON, body.to_json())
     }
 }

@@ -185,6 +185,7 @@ async fn g1_paths_and_what_is_counted() {
     let health = Health {
         reports,
         connection,
+        pulse: Pulse::default(),
         answers: Arc::default(),
     };
     let json = Some("application/json".to_owned());
@@ -208,4 +209,39 @@ async fn g1_paths_and_what_is_counted() {
     assert_eq!(respond(&health, "/readyz").await.0, 404);
     assert_eq!(health.answers.healthz.counts(), [(200, 0), (503, 1)]);
     assert_eq!(health.answers.livez.counts(), [(200, 2), (503, 0)]);
+}
+
+/// Whoever asks would start the agent again: no help without a control plane, or against a kernel that refuses.
+#[tokio::test]
+async fn livez_fails_only_when_the_engine_is_hung() {
+    let late = FamilyReport {
+        programmed: false,
+        error: standing(Instant::now() - GRACE * 2),
+        ..ready()
+    };
+    let (reports, seen) = watch::channel(Report::default());
+    let (_connection, connection) = watch::channel(Connection {
+        live: false,
+        since_ms: 1,
+    });
+    let health = Health {
+        reports: seen,
+        connection,
+        pulse: Pulse::default(),
+        answers: Arc::default(),
+    };
+    for report in [Report::default(), report(&late, &late)] {
+        reports.send_replace(report);
+        assert_eq!(respond(&health, "/healthz").await.0, 503);
+        let (status, _, body) = respond(&health, "/livez").await;
+        assert_eq!(status, 200);
+        assert!(body.contains(r#""healthy":true,"status""#), "{body}");
+    }
+    let now = Instant::now();
+    health.pulse.begin(now - HUNG / 2);
+    assert_eq!(respond(&health, "/livez").await.0, 200);
+    health.pulse.begin(now - HUNG);
+    let (status, _, body) = respond(&health, "/livez").await;
+    assert_eq!(status, 503);
+    assert!(body.contains(r#""healthy":false,"status""#), "{body}");
 }

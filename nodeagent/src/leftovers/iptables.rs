@@ -68,6 +68,18 @@ pub(super) fn find(
     (rules, problems)
 }
 
+/// What all programs list that there are.
+pub(super) fn listings() -> Vec<String> {
+    let kinds = [Flavour::Legacy, Flavour::Nft];
+    let all = kinds.map(|flavour| Family::ALL.map(|family| (flavour, family)));
+    let used = all
+        .as_flattened()
+        .iter()
+        .filter(|(flavour, family)| flavour.may_have_rules(*family));
+    used.filter_map(|(flavour, family)| Tool::find(*flavour, *family)?.list().ok())
+        .collect()
+}
+
 /// What is wrong when there is no program to look with.
 fn unseen(flavour: Flavour, family: Family) -> Option<Problem> {
     let program = format!("{}-save", flavour.name(family));

@@ -1,8 +1,9 @@
-//! What kube-proxy leaves on a node: found and removed, in the calling thread's network namespace
-//! (I4). All modes: nftables (E1), iptables of both kinds (C1, C2, C11), IPVS (D2-D4).
+//! What kube-proxy leaves on a node, and what we do: found and removed, in the calling thread's network
+//! namespace (I4). All modes: nftables (E1), iptables of both kinds (C1, C2, C11), IPVS (D2-D4).
 //!
-//! **Invariants.** Looking changes nothing. Nothing is removed but what has a name of kube-proxy's;
-//! kubelet's chains and those that rules of others need stay. A step that fails is one named
+//! **Invariants.** Looking changes nothing. Nothing is removed but what has a name of kube-proxy's or ours;
+//! kubelet's chains and those that rules of others need stay. Nothing that a kube-proxy may still need is
+//! removed: whoever removes asks [`running`] first. A step that fails is one named
 //! [`Problem`], and the others are done all the same.
 //!
 //! Everything here blocks: keep it off the async runtime.
@@ -13,16 +14,19 @@ mod rival;
 mod rules;
 mod start;
 
+use std::collections::BTreeSet;
 use std::fmt;
 
-use kplane_model::Family;
+use kplane_model::{Cidr, Family};
 
 use self::iptables::Rules;
+pub use self::rival::{Ports, Rival, running};
 use self::rules::Keeps;
-pub use self::start::remove_once_serving;
+pub use self::start::{TakeOver, remove_once_serving};
 pub use crate::backend::Serving;
-use crate::backend::iptables::{Flavour, Tool};
+use crate::backend::iptables::{Flavour, PacketCounts, Tool, remove_counters};
 use crate::backend::ipvs::left;
+use crate::backend::{Kind, Settings};
 use crate::netlink::NetlinkError;
 use crate::netlink::ipvs::ServerKey;
 pub use crate::process::RunError;
@@ -159,6 +163,7 @@ enum Item {
     VirtualServers(Vec<ServerKey>),
     Link,
     Set(String),
+    Counters,
 }
 
 /// Looks for what kube-proxy left, and what a backend of ours left that does not serve any more.
@@ -188,33 +193,65 @@ pub fn find_sparing(serving: Serving) -> Leftovers {
 fn find_but_ipvs(serving: Serving, keeps: Keeps, elsewhere: Keeps) -> Leftovers {
     let mut found = Leftovers::default();
     if !matches!(serving, Serving::Nftables) {
-        for family in Family::ALL {
-            match kernel::has_table(family, kernel::OUR_TABLE) {
-                Ok(true) => found.items.push(Item::OurTable(family)),
-                Ok(false) => {}
-                Err(error) => found.problems.push(Problem::Table {
-                    table: our_table_name(family),
-                    reason: error.to_string(),
-                }),
-            }
-        }
+        found.find_our_tables();
     }
-    for family in Family::ALL {
-        match kernel::has_table(family, kernel::TABLE) {
-            Ok(true) => found.items.push(Item::Table(family)),
-            Ok(false) => {}
-            Err(error) => found.problems.push(Problem::Table {
-                table: table_name(family),
-                reason: error.to_string(),
-            }),
-        }
+    found.find_tables();
+    found.find_rules(|family| used(serving, family), keeps, elsewhere);
+    found
+}
+
+/// Looks for what kplane has, or had, in a mode. In modes iptables and ipvs that has kube-proxy's names:
+/// all that has these names counts as ours there.
+#[must_use]
+pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
+    let mut found = Leftovers::default();
+    if kind == Kind::Noop {
+        return found;
     }
-    for family in Family::ALL {
-        let (rules, problems) = iptables::find(family, used(serving, family), keeps, elsewhere);
-        found.items.extend(rules.into_iter().map(Item::Rules));
-        found.problems.extend(problems);
+    found.find_our_tables();
+    if shares_names(kind) {
+        found.find_rules(|_| None, rules::KEEP_NONE, rules::KEEP_NONE);
+    }
+    if kind == Kind::Ipvs {
+        found.find_ipvs();
+        found.spare(&settings.ipvs.exclude_cidrs);
+    }
+    if shares_names(kind) && PacketCounts::read() != PacketCounts::default() {
+        found.items.push(Item::Counters);
     }
     found
+}
+
+/// Looks for everything of kube-proxy's but what counts as [`ours`] in that mode.
+#[must_use]
+pub fn kube_proxys(kind: Kind) -> Leftovers {
+    let mut found = Leftovers::default();
+    found.find_tables();
+    if !shares_names(kind) {
+        found.find_rules(|_| None, rules::KEEP_NONE, rules::KEEP_NONE);
+    }
+    if kind != Kind::Ipvs {
+        found.find_ipvs();
+    }
+    found
+}
+
+/// Node ports that rules of kube-proxy's mode iptables serve, as far as there is a program to list them.
+#[must_use]
+pub fn node_ports() -> BTreeSet<u16> {
+    iptables::listings()
+        .iter()
+        .flat_map(|text| rules::node_ports(text))
+        .collect()
+}
+
+/// Whether what kplane has in a mode cannot be told from what kube-proxy has.
+#[must_use]
+pub fn shares_names(kind: Kind) -> bool {
+    match kind {
+        Kind::Iptables | Kind::Ipvs => true,
+        Kind::Nftables | Kind::Noop => false,
+    }
 }
 
 /// Takes away what IPVS mode left and no established TCP connection needs, and lets no new connection
@@ -238,6 +275,56 @@ pub fn spare_connections(serving: Serving, spare: [bool; 2]) -> Result<Option<St
 }
 
 impl Leftovers {
+    fn find_our_tables(&mut self) {
+        self.find_table(kernel::OUR_TABLE, Item::OurTable, our_table_name);
+    }
+
+    fn find_tables(&mut self) {
+        self.find_table(kernel::TABLE, Item::Table, table_name);
+    }
+
+    fn find_table(
+        &mut self,
+        table: &str,
+        item: fn(Family) -> Item,
+        name: fn(Family) -> &'static str,
+    ) {
+        for family in Family::ALL {
+            match kernel::has_table(family, table) {
+                Ok(true) => self.items.push(item(family)),
+                Ok(false) => {}
+                Err(error) => self.problems.push(Problem::Table {
+                    table: name(family),
+                    reason: error.to_string(),
+                }),
+            }
+        }
+    }
+
+    fn find_rules(
+        &mut self,
+        used: impl Fn(Family) -> Option<Flavour>,
+        keeps: Keeps,
+        elsewhere: Keeps,
+    ) {
+        for family in Family::ALL {
+            let (rules, problems) = iptables::find(family, used(family), keeps, elsewhere);
+            self.items.extend(rules.into_iter().map(Item::Rules));
+            self.problems.extend(problems);
+        }
+    }
+
+    /// Leaves virtual servers on these addresses alone (D8).
+    fn spare(&mut self, ranges: &[Cidr]) {
+        self.items.retain_mut(|item| match item {
+            Item::VirtualServers(servers) => {
+                servers.retain(|key| !ranges.iter().any(|range| range.contains(key.ip)));
+                !servers.is_empty()
+            }
+            _ => true,
+        });
+    }
+
     fn find_ipvs(&mut self) {
         // The link is the mark of IPVS mode: without it, all virtual servers are somebody else's.
         if kernel::has_link() {
@@ -253,6 +340,17 @@ impl Leftovers {
             Ok(sets) => self.items.extend(sets.into_iter().map(Item::Set)),
             Err(error) => self.problems.push(Problem::Sets(error)),
         }
+    }
+
+    /// All of it, for people, an entry each.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        self.items.iter().map(ToString::to_string)
+    }
+
+    /// What could not be looked at.
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
     }
 
     /// There is nothing to remove, as far as could be seen.
@@ -305,6 +403,11 @@ impl Item {
             Self::Set(name) => {
                 kernel::remove_set(&name).map_err(|source| Problem::Set { name, source })
             }
+            Self::Counters => {
+                // Nothing depends on it: a counter that somebody else still uses stays.
+                remove_counters();
+                Ok(())
+            }
         }
     }
 }
@@ -320,6 +423,7 @@ impl fmt::Display for Item {
             }
             Self::Link => write!(f, "link {}", kernel::LINK),
             Self::Set(name) => write!(f, "IP set {name}"),
+            Self::Counters => f.write_str("packet counters (nfacct)"),
         }
     }
 }

@@ -254,6 +254,19 @@ impl<'a> Listing<'a> {
     }
 }
 
+/// Node ports that rules send on, in the text that `iptables-save` printed. The rules of our trees, which have
+/// other chains for them, are not looked at.
+pub(super) fn node_ports(text: &str) -> impl Iterator<Item = u16> {
+    let rules = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("-A KUBE-NODEPORTS "));
+    rules.filter_map(|rule| {
+        let mut words = words(rule);
+        words.find(|word| *word == "--dport")?;
+        words.next()?.parse().ok()
+    })
+}
+
 fn owned<'a>(names: impl Iterator<Item = &'a &'a str>) -> BTreeSet<String> {
     names.map(|name| (*name).to_owned()).collect()
 }

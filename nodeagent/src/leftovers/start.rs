@@ -1,40 +1,79 @@
-//! Taking over from kube-proxy: its rules go once ours serve, never before.
+//! Taking over from kube-proxy: its rules go once ours serve, never before, and never under a kube-proxy
+//! that still runs.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{Serving, find, find_sparing, rival, spare_connections};
-use crate::report::Report;
+use super::{Ports, Rival, Serving, find, find_sparing, running, spare_connections};
+use crate::desired::now_ms;
+use crate::report::{Failure, Report};
 
 /// From one look at connections that IPVS carries to the next.
 const DRAIN_LOOK: Duration = Duration::from_secs(10);
+/// From one look for a kube-proxy that runs to the next.
+const RIVAL_LOOK: Duration = Duration::from_secs(2);
+
+/// What is to be done on a node.
+#[derive(Clone, Copy, Debug)]
+pub struct TakeOver {
+    /// What of ours serves.
+    pub serving: Serving,
+    /// See [`spare_connections`].
+    pub spare: [bool; 2],
+    /// Where a kube-proxy may listen.
+    pub ports: Ports,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Begins,
+    /// A kube-proxy runs: nothing is touched.
+    Beside(Rival),
+    /// Connections through IPVS are waited for; all else is done.
+    Drains,
+    Done,
+}
 
 /// Waits until the kernel holds the first complete snapshot in all needed families, and removes
-/// what kube-proxy left in the process' network namespace, once. What established TCP connections
-/// need of IPVS stays until they have ended; for `spare` see [`spare_connections`].
+/// what kube-proxy left in the process' network namespace, once: as soon as no kube-proxy runs there, which
+/// is `told` until then. What established TCP connections need of IPVS stays until they have ended.
 ///
 /// A snapshot without a single Service does not count: no cluster is like that, and what kube-proxy
 /// left may be all that works. Nor does one of a control plane that knows that it lacks something.
 pub async fn remove_once_serving(
-    serving: Serving,
-    spare: [bool; 2],
+    task: TakeOver,
     mut reports: watch::Receiver<Report>,
+    told: watch::Sender<Option<Failure>>,
 ) {
     if reports.wait_for(serves).await.is_err() {
         return;
     }
-    let mut again = false;
+    let mut stage = Stage::Begins;
     loop {
-        let step = move || remove_and_log(serving, spare, again);
+        let step = move || step(task, stage);
         // A panic there has been printed; what is left is left.
-        let waits = tokio::task::spawn_blocking(step).await.unwrap_or(false);
-        if !waits {
+        let next = tokio::task::spawn_blocking(step).await;
+        let next = next.unwrap_or(Stage::Done);
+        let pause = match next {
+            Stage::Beside(rival) => {
+                if next != stage {
+                    told.send_replace(Some(failure(rival)));
+                }
+                RIVAL_LOOK
+            }
+            Stage::Begins | Stage::Drains | Stage::Done => {
+                told.send_if_modified(|told| told.take().is_some());
+                DRAIN_LOOK
+            }
+        };
+        if next == Stage::Done {
             return;
         }
-        again = true;
-        sleep(DRAIN_LOOK).await;
+        stage = next;
+        sleep(pause).await;
     }
 }
 
@@ -43,9 +82,42 @@ fn serves(report: &Report) -> bool {
     applied && report.counts.services > 0 && !report.partial
 }
 
+fn failure(rival: Rival) -> Failure {
+    Failure {
+        object: None,
+        reason: format!(
+            "kube-proxy works on this node too ({rival}): what one refuses the other may serve; stop \
+             kube-proxy, and its rules are removed"
+        ),
+        since_ms: now_ms(),
+        degraded: true,
+    }
+}
+
+fn step(task: TakeOver, before: Stage) -> Stage {
+    if let Some(rival) = running(task.ports) {
+        if !matches!(before, Stage::Beside(_)) {
+            tracing::warn!(
+                evidence = %rival,
+                "kube-proxy is running on this node: two proxies now do the same work, and what one \
+                 refuses the other may serve; its rules are removed when it is stopped"
+            );
+        }
+        return Stage::Beside(rival);
+    }
+    if matches!(before, Stage::Beside(_)) {
+        tracing::info!("no kube-proxy runs on this node any more");
+    }
+    match remove_and_log(task, before == Stage::Drains) {
+        true => Stage::Drains,
+        false => Stage::Done,
+    }
+}
+
 /// Returns whether connections are waited for. `again`: it was so before, and all else is done.
-fn remove_and_log(serving: Serving, spare: [bool; 2], again: bool) -> bool {
-    let used = spare_connections(serving, spare);
+fn remove_and_log(task: TakeOver, again: bool) -> bool {
+    let serving = task.serving;
+    let used = spare_connections(serving, task.spare);
     let waits = !matches!(used, Ok(None));
     match used {
         Ok(Some(used)) if !again => tracing::info!(
@@ -66,9 +138,6 @@ fn remove_and_log(serving: Serving, spare: [bool; 2], again: bool) -> bool {
     } else {
         find(serving)
     };
-    if !again {
-        warn_of_rival();
-    }
     if !leftovers.is_empty() {
         tracing::info!(found = %leftovers, "our rules serve; removing what kube-proxy left");
     }
@@ -83,16 +152,6 @@ fn remove_and_log(serving: Serving, spare: [bool; 2], again: bool) -> bool {
         );
     }
     waits
-}
-
-fn warn_of_rival() {
-    if let Some(pid) = rival::running() {
-        tracing::warn!(
-            pid,
-            "kube-proxy is running on this node and will write its rules again: two proxies now do \
-             the same work, and what one refuses the other may serve; stop kube-proxy"
-        );
-    }
 }
 
 #[cfg(test)]

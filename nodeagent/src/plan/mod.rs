@@ -1,13 +1,17 @@
 //! Planning: from desired state and node facts to what a data path must do. Pure, and the same
 //! for every backend.
 
+mod bound;
 mod node;
+mod reserved;
 mod service;
 
 #[cfg(test)]
 mod tests;
 
+pub use bound::cut;
 pub use node::{NodePlan, NodeSettings, disjoint};
+pub use reserved::Reserved;
 pub use service::plan_service;
 
 use std::fmt;

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 
 use kplane_model::{Cidr, Family, NodeFacts};
 
+use super::Reserved;
+
 /// Settings of the agent that shape every node plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSettings {
@@ -19,6 +21,8 @@ pub struct NodeSettings {
     pub nodeport_addresses: Vec<Cidr>,
     /// The node's own address in its family, whatever its Node object says (`bindAddress`).
     pub node_ip: Option<IpAddr>,
+    /// What no Service gets on this node. Not of the configuration file: what the agent finds out.
+    pub reserved: Reserved,
 }
 
 impl NodeSettings {

@@ -1,10 +1,11 @@
 //! Tests of planning, named by the behaviour they stand for.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use kplane_model::{
-    Cidr, EndpointAddr, Family, LocalEndpoint, LocalEndpoints, NodeFacts, Protocol, ServiceKey,
-    ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+    Cidr, EndpointAddr, Family, Holder, LocalEndpoint, LocalEndpoints, NodeFacts, Protocol,
+    ReservedPorts, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
 };
 
 use super::*;
@@ -175,6 +176,78 @@ fn no_place_is_planned_twice() {
     places.sort();
     places.dedup();
     assert_eq!((places.len(), all), (3, 3));
+}
+
+fn places(plan: &ServicePlan) -> Vec<String> {
+    plan.frontends.iter().map(|f| f.at.to_string()).collect()
+}
+
+/// Which of the places of [`program`] are withheld, ClusterIP, load balancer, external, node port.
+fn withheld(reserved: &Reserved) -> Vec<usize> {
+    let mut plan = plan_service(&program(), None, &node());
+    let all = places(&plan);
+    let reason = reserved.withhold(&node(), &mut plan);
+    let left = places(&plan);
+    let gone: Vec<usize> = (0..all.len())
+        .filter(|n| !left.contains(&all[*n]))
+        .collect();
+    match (gone.first(), reason) {
+        (None, None) => {}
+        (Some(first), Some(reason)) => {
+            let expected = format!("{} is where kplane's", all[*first]);
+            assert!(reason.starts_with(&expected), "{reason}");
+        }
+        (gone, reason) => panic!("{gone:?}: {reason:?}"),
+    }
+    gone
+}
+
+#[test]
+fn no_service_gets_the_way_to_the_control_plane() {
+    let peer = |place: &str| Reserved {
+        peers: BTreeSet::from([place.parse().unwrap()]),
+        own: BTreeSet::from([IpAddr::from(LB_IP)]),
+        ..Reserved::default()
+    };
+    assert_eq!(withheld(&peer("203.0.113.1:80")), [2]);
+    assert_eq!(withheld(&peer("203.0.113.1:81")), [0; 0]);
+    // A control plane may be reached through a ClusterIP.
+    assert_eq!(withheld(&peer("10.96.0.1:81")), [0; 0]);
+    // It may be on this node too, by another address than the one that we use.
+    assert_eq!(withheld(&peer("192.0.2.7:80")), [1]);
+    // With IPVS a Service's address is the node's own, whatever the port.
+    let ipvs = |place: &str| Reserved {
+        whole_peers: true,
+        ..peer(place)
+    };
+    assert_eq!(withheld(&ipvs("203.0.113.1:81")), [2]);
+    assert_eq!(withheld(&ipvs("198.51.100.1:81")), [0; 0]);
+}
+
+#[test]
+fn no_service_gets_the_ports_of_the_nodes_own_programs() {
+    let ports = |port| Reserved {
+        ports: ReservedPorts::default().with(port, Holder::NodeAgent),
+        own: BTreeSet::from([IpAddr::from(LB_IP)]),
+        ..Reserved::default()
+    };
+    assert_eq!(withheld(&Reserved::default()), [0; 0]);
+    assert_eq!(withheld(&ports(80)), [1]);
+    assert_eq!(withheld(&ports(10256)), [0; 0]);
+    assert_eq!(withheld(&ports(30080)), [3]);
+}
+
+#[test]
+fn udp_is_not_what_tcp_programs_listen_on() {
+    let mut program = program();
+    program.port.key.protocol = Protocol::Udp;
+    let reserved = Reserved {
+        peers: BTreeSet::from(["203.0.113.1:80".parse().unwrap()]),
+        ports: ReservedPorts::default().with(30080, Holder::Kubelet),
+        ..Reserved::default()
+    };
+    let mut plan = plan_service(&program, None, &node());
+    assert_eq!(reserved.withhold(&node(), &mut plan), None);
 }
 
 fn cidrs(texts: &[&str]) -> Vec<Cidr> {

@@ -1,8 +1,12 @@
 //! Virtual servers on the wire.
 
 use kplane_proto::v1 as pb;
+use prost::Message as _;
 
 use crate::backend::{Drain, Inspection, RealServer, ServerCounts, VirtualServer};
+
+/// Bytes of a family's draining servers in a report.
+const DRAINS_BYTES: usize = 16 << 10;
 
 /// A family's part of the report.
 pub(super) fn counts(counts: &ServerCounts) -> pb::ServerStats {
@@ -12,8 +16,19 @@ pub(super) fn counts(counts: &ServerCounts) -> pb::ServerStats {
         draining: counts.draining,
         active_connections: counts.connections.active,
         inactive_connections: counts.connections.inactive,
-        drains: counts.drains.iter().map(drain).collect(),
+        drains: drains(&counts.drains),
     }
+}
+
+/// As many as fit: names may be long.
+fn drains(all: &[Drain]) -> Vec<pb::DrainingServer> {
+    let mut room = DRAINS_BYTES;
+    let fits = |drain: &pb::DrainingServer| {
+        let bytes = drain.encoded_len();
+        room = room.saturating_sub(bytes);
+        room > 0
+    };
+    all.iter().map(drain).take_while(fits).collect()
 }
 
 fn drain(drain: &Drain) -> pb::DrainingServer {

@@ -103,6 +103,7 @@ impl Rig {
         let health = Health {
             reports: follow,
             connection,
+            pulse: crate::engine::Pulse::default(),
             answers: Arc::default(),
         };
         let counters = Arc::<Counters>::default();

@@ -1,14 +1,19 @@
 //! Tests in a real kernel, each in a network namespace of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+mod agent;
+mod claim;
+mod cleanup;
 mod ipset;
 mod iptables;
 mod leftovers;
 mod link;
 mod netns;
+mod privilege;
 mod sample;
 mod socket;
 mod table;
+mod unset_mode;
 
 use kp_nodeagent::backend::nftables::{Settings, push_structure};
 use kp_nodeagent::netlink::{Batch, NfSocket};
@@ -16,6 +21,7 @@ use kplane_model::Family;
 
 const SETTINGS: Settings = Settings {
     masquerade_bit: 14,
+    own_mark: 0x50,
     pod_interface: None,
 };
 

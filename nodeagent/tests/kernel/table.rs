@@ -101,7 +101,7 @@ fn tampering_is_noticed() {
             ),
             (
                 "delete table ip kplane
-                 add table ip kplane { flags dormant; comment \"kplane nftables layout 2\"; }",
+                 add table ip kplane { flags dormant; comment \"kplane nftables layout 3\"; }",
                 "flags or comment",
             ),
             (

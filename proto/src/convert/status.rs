@@ -17,6 +17,7 @@ impl From<&Issue> for pb::InputIssue {
             namespace: issue.object.namespace.clone(),
             name: issue.object.name.clone(),
             reason: issue.reason.clone(),
+            alike: 0,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use kplane_proto::v1::Confidence;
 use kplane_tests::cluster::Api;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -58,6 +59,43 @@ pub(crate) fn a_compacted_history_is_no_harm() -> Result<()> {
             plane.signal(Signal::SIGCONT)?;
         }
         world.settle()?;
+        steady.stop()
+    })
+}
+
+/// Fewer than a list must lack to be doubted by itself, and more than the cliff guard lets pass.
+pub(crate) fn a_list_that_lacks_many_is_looked_at_twice() -> Result<()> {
+    with_world(|world| {
+        let steady = steady(world)?;
+        let name = |number: u8| format!("many-{number}");
+        for number in 120..144 {
+            serve(world.api(), &name(number), number, 1)?;
+        }
+        world.settle()?;
+        for plane in &world.planes {
+            plane.signal(Signal::SIGSTOP)?;
+        }
+        for number in 120..130 {
+            remove(world.api(), &name(number))?;
+        }
+        world.cluster.compact()?;
+        world.cluster.kill_apiserver()?;
+        world.cluster.start_apiserver()?;
+        for plane in &world.planes {
+            plane.signal(Signal::SIGCONT)?;
+        }
+        world.wait_issue(&["are kept", "kpctl approve"], true)?;
+        world.leads(
+            "node-1",
+            (IpAddr::from([10, 96, 77, 120]), 80),
+            &addresses(120, 1),
+        )?;
+        world.wait_issue(&["are kept"], false)?;
+        world.settle()?;
+        for plane in &world.planes {
+            let status = plane.fleet()?.control_plane.context("no control plane")?;
+            ensure!(status.confidence() == Confidence::Confirmed, "{status:?}");
+        }
         steady.stop()
     })
 }

@@ -37,6 +37,7 @@ const TESTS: &[Test] = tests![
     random::after_random_operations_kernels_hold_what_a_fresh_start_would,
     faults::nothing_is_lost_when_the_api_server_crashes_under_changes,
     faults::a_compacted_history_is_no_harm,
+    faults::a_list_that_lacks_many_is_looked_at_twice,
     faults::rights_taken_away_delete_nothing_and_heal,
     faults::an_older_etcd_is_followed_and_resurrects_nothing_else,
     workloads::a_deployment_is_scaled_and_rolled,

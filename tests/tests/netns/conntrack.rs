@@ -626,7 +626,6 @@ pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
     let engine = engine(kind, node, NodeSettings::default(), Settings::default());
     let engine = runtime.block_on(engine)?;
     let plane = Store::new(EPOCH);
-    plane.ensure_node(&node_name(1).as_str().into());
     let mut cursor = Cursor::at(0);
     let mut apply = |services: &[Svc]| -> Result<()> {
         publish(&plane, services.iter().flat_map(Svc::published).collect());

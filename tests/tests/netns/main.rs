@@ -25,6 +25,7 @@ mod iptables_faults;
 mod latency;
 mod limits;
 mod listing;
+mod own_way;
 mod policies;
 mod restart;
 mod ruleset;
@@ -97,6 +98,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     strangers::a_foreign_table_keeps_working_and_no_other_mark_is_touched,
     strangers::foreign_commits_between_ours_are_no_drift,
     strangers::what_others_do_to_our_table_is_found_and_repaired,
+    strangers::an_engine_at_rest_puts_right_what_others_do,
     strangers::a_deleted_rule_is_found_and_repaired,
     strangers::a_change_onto_a_tampered_table_repairs_it_first,
     strangers::foreign_commits_without_a_pause_starve_nobody,
@@ -181,6 +183,8 @@ const TESTS: &[Test] = kplane_tests::tests!(
     ruleset::e8_no_rule_looks_for_invalid_packets,
     health::a23_health_checks_follow_the_nodes_own_addresses,
     latency::h_both_families_measure_each_change_once,
+    own_way::what_is_marked_as_ours_is_no_services_to_take,
+    own_way::a_service_at_the_control_planes_place_locks_no_agent_out,
     iptables::a10_without_endpoints_source_ranges_do_not_count,
     iptables::a20_unused_ports_and_addresses_are_left_alone,
     iptables::a21_node_ports_are_served_on_all_addresses_and_on_loopback,

@@ -170,7 +170,7 @@ fn serve(inbox: UnboundedReceiver<Question>) -> Result<()> {
         let mut inbox = inbox;
         let mut client = StatusServiceClient::new(Endpoint::from_static(ADDRESS).connect_lazy());
         while let Some(answer) = inbox.recv().await {
-            let asked = timeout(ANSWER, client.get_fleet(GetFleetRequest {})).await;
+            let asked = timeout(ANSWER, client.get_fleet(GetFleetRequest::default())).await;
             let fleet = match asked {
                 Ok(Ok(response)) => Ok(response.into_inner()),
                 Ok(Err(status)) => Err(anyhow!("the control plane says: {}", status.message())),

@@ -3,6 +3,7 @@
 use expect_test::{ExpectFile, expect_file};
 use serde::Serialize;
 
+use super::super::approve::ApprovalView;
 use super::super::describe::DescriptionView;
 use super::super::endpoints::EndpointListView;
 use super::super::fleet::FleetView;
@@ -27,6 +28,12 @@ fn fleet() {
     let failing = fleet.nodes[0].report.as_mut().unwrap();
     failing.failures.truncate(1);
     check(&FleetView::from(fleet), &expect_file!["golden/fleet.json"]);
+}
+
+#[test]
+fn approval() {
+    let view = ApprovalView::from(samples::holding_fleet());
+    check(&view, &expect_file!["golden/approval.json"]);
 }
 
 #[test]

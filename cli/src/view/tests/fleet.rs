@@ -3,11 +3,13 @@
 use expect_test::expect;
 use kplane_proto::v1 as pb;
 
+use super::super::approve::ApprovalView;
 use super::super::fleet::FleetView;
 use super::super::nodes::NodeListView;
 use super::super::samples::{self, fleet};
 use super::super::testing::{canvas, plain, table, wide};
 use super::super::{View, issues_text};
+use crate::style::Canvas;
 
 fn status(fleet: pb::Fleet) -> String {
     table(&FleetView::from(fleet))
@@ -21,12 +23,77 @@ fn in_sync() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           3/3 in sync
 
+        NODE    STATE   SINCE  APPLIED  VERIFIED  LAG  SYNC   OBJECTS      BACKEND
+        node-a  InSync  3h     4711     -         -    412us  10000/20000  nftables
+        node-b  InSync  3h     4711     -         -    412us  10000/20000  nftables
+        node-c  InSync  3h     4711     -         -    412us  10000/20000  nftables
+    "#]]
+    .assert_eq(&status(samples::healthy_fleet()));
+}
+
+#[test]
+fn a_control_plane_that_holds() {
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Source          manifests, in touch 2s ago
+        Picture         partial: api.yaml is refused in document 2, line 14: is not
+                        valid YAML: unclosed bracket '['; mend that, or run `kpctl
+                        approve` if nothing is missing
+        Held            991 services, the last endpoints of 3 services, for 3m12s
+                        the source no longer names them, and 991 of 1001 Services would
+                        go
+                        shop/api, shop/cart, shop/search, shop/web and 990 more
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           3/3 in sync
+
         NODE    STATE   SINCE  APPLIED  LAG  SYNC   OBJECTS      BACKEND
         node-a  InSync  3h     4711     -    412us  10000/20000  nftables
         node-b  InSync  3h     4711     -    412us  10000/20000  nftables
         node-c  InSync  3h     4711     -    412us  10000/20000  nftables
+
+        Next
+          kpctl approve, if nothing is missing
     "#]]
-    .assert_eq(&status(samples::healthy_fleet()));
+    .assert_eq(&status(samples::holding_fleet()));
+}
+
+#[test]
+fn what_there_is_to_approve() {
+    let mut fleet = samples::holding_fleet();
+    let report = fleet.nodes[1].report.as_mut().unwrap();
+    report.held = fleet.control_plane.as_ref().unwrap().held.clone();
+    let pending = ApprovalView::from(fleet);
+    expect![[r#"
+        Held            991 services, the last endpoints of 3 services, for 3m12s
+                        the source no longer names them, and 991 of 1001 Services would
+                        go
+                        shop/api, shop/cart, shop/search, shop/web and 990 more
+        In doubt        api.yaml is refused in document 2, line 14: is not valid YAML:
+                        unclosed bracket '['; mend that, or run `kpctl approve` if
+                        nothing is missing
+        Held by nodes   node-b
+    "#]]
+    .assert_eq(&table(&pending));
+    let done = ApprovalView::from(pb::ApproveResponse {
+        released: samples::holding_fleet().control_plane.unwrap().held,
+        nodes: (0..9).map(|n| format!("node-{n}")).collect(),
+        revision: 4712,
+        ..Default::default()
+    });
+    expect![[r#"
+        Approved: what the source does not name is gone.
+        Let go          991 services, the last endpoints of 3 services
+                        the source no longer names them, and 991 of 1001 Services would
+                        go
+                        shop/api, shop/cart, shop/search, shop/web and 990 more
+        Told nodes      node-0, node-1, node-2, node-3, node-4, 4 more
+    "#]]
+    .assert_eq(&table(&done));
+    let nothing = ApprovalView::from(samples::healthy_fleet());
+    expect![[r#"
+        Nothing is held, and nothing is in doubt.
+    "#]]
+    .assert_eq(&table(&nothing));
 }
 
 #[test]
@@ -38,9 +105,9 @@ fn lagging() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/2 in sync, 1 syncing
 
-        NODE    STATE    SINCE  APPLIED    LAG  SYNC   OBJECTS      BACKEND
-        node-a  InSync   3h     4711       -    412us  10000/20000  nftables
-        node-b  Syncing  4s     4698/4711  13   3.1ms  10000/20000  nftables
+        NODE    STATE    SINCE  APPLIED    VERIFIED  LAG  SYNC   OBJECTS      BACKEND
+        node-a  InSync   3h     4711       -         -    412us  10000/20000  nftables
+        node-b  Syncing  4s     4698/4711  -         13   3.1ms  10000/20000  nftables
     "#]]
     .assert_eq(&status(fleet(nodes)));
 }
@@ -54,10 +121,10 @@ fn trouble_of_every_kind() {
         Nodes           1/5 in sync, 1 syncing, 1 failing, 1 disconnected,
                         1 without an agent
 
-        NODE    STATE         SINCE  APPLIED    LAG  SYNC   OBJECTS      BACKEND
-        node-a  InSync        3h     4711       -    412us  10000/20000  nftables
-        node-b  Syncing       4s     4698/4711  13   3.1ms  10000/20000  nftables
-        node-c  Failing       3m12s  4711       -    412us  10000/20000  nftables
+        NODE    STATE         SINCE  APPLIED    VERIFIED  LAG  SYNC   OBJECTS
+        node-a  InSync        3h     4711       -         -    412us  10000/20000
+        node-b  Syncing       4s     4698/4711  -         13   3.1ms  10000/20000
+        node-c  Failing       3m12s  4711       -         -    412us  10000/20000
           5 objects are not applied as desired
           shop/web:http/TCP (IPv4): node port 30080 is in use by another program (pid
             4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
@@ -66,10 +133,10 @@ fn trouble_of_every_kind() {
           shop/search:http/TCP (IPv4): node port 30080 is in use by another program (pid
             4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
           and 1 object more: -o wide
-        node-d  Disconnected  14m    4650/4711  61   412us  10000/20000  nftables
+        node-d  Disconnected  14m    4650/4711  -         61   412us  10000/20000
           connection reset by peer
           last heard of 14m ago; its kernel keeps what it held
-        node-e  NoAgent       3d4h   -          -    -      -            -
+        node-e  NoAgent       3d4h   -          -         -    -      -
 
         DEGRADED                  NODES
         shop/api:http/TCP (IPv4)  1
@@ -99,20 +166,20 @@ fn wide_shows_everything() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/5 in sync, 1 syncing, 1 failing, 1 disconnected, 1 without an agent
 
-        NODE    STATE         SINCE  RECEIVED  APPLIED    VERIFIED  LAG  SYNC   KERNEL  CHANGE-P50  CHANGE-MAX  OBJECTS      BACKEND
-        node-a  InSync        3h     4711      4711       4711      -    412us  341us   9ms         1.3s        10000/20000  nftables
-        node-b  Syncing       4s     4711      4698/4711  4698      13   3.1ms  341us   9ms         1.3s        10000/20000  nftables
-        node-c  Failing       3m12s  4711      4711       4711      -    412us  341us   9ms         1.3s        10000/20000  nftables
+        NODE    STATE         SINCE  RECEIVED  APPLIED    VERIFIED-REV  VERIFIED  LAG  SYNC   KERNEL  CHANGE-P50  CHANGE-MAX  OBJECTS      BACKEND
+        node-a  InSync        3h     4711      4711       4711          -         -    412us  341us   9ms         1.3s        10000/20000  nftables
+        node-b  Syncing       4s     4711      4698/4711  4698          -         13   3.1ms  341us   9ms         1.3s        10000/20000  nftables
+        node-c  Failing       3m12s  4711      4711       4711          -         -    412us  341us   9ms         1.3s        10000/20000  nftables
           5 objects are not applied as desired
           shop/web:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
           shop/api:http/TCP (IPv4): degraded: the kernel has no nft_fib: martian sources pass (for 3m12s)
           shop/cart:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
           shop/search:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
           shop/login:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
-        node-d  Disconnected  14m    4650      4650/4711  4650      61   412us  341us   9ms         1.3s        10000/20000  nftables
+        node-d  Disconnected  14m    4650      4650/4711  4650          -         61   412us  341us   9ms         1.3s        10000/20000  nftables
           connection reset by peer
           last heard of 14m ago; its kernel keeps what it held
-        node-e  NoAgent       3d4h   -         -          -         -    -      -       -           -           -            -
+        node-e  NoAgent       3d4h   -         -          -             -         -    -      -       -           -           -            -
 
         DEGRADED                  NODES
         shop/api:http/TCP (IPv4)  1
@@ -140,8 +207,8 @@ fn disconnected_is_stale_since() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           0/1 in sync, 1 disconnected
 
-        NODE    STATE         SINCE  APPLIED    LAG  SYNC   OBJECTS      BACKEND
-        node-d  Disconnected  14m    4650/4711  61   412us  10000/20000  nftables
+        NODE    STATE         SINCE  APPLIED    VERIFIED  LAG  SYNC   OBJECTS
+        node-d  Disconnected  14m    4650/4711  -         61   412us  10000/20000
           connection reset by peer
           last heard of 14m ago; its kernel keeps what it held
 
@@ -197,10 +264,10 @@ fn no_agents() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           0/3 in sync, 3 without an agent
 
-        NODE    STATE    SINCE  APPLIED  LAG  SYNC  OBJECTS  BACKEND
-        node-a  NoAgent  3d4h   -        -    -     -        -
-        node-b  NoAgent  3d4h   -        -    -     -        -
-        node-c  NoAgent  3d4h   -        -    -     -        -
+        NODE    STATE    SINCE  APPLIED  VERIFIED  LAG  SYNC  OBJECTS  BACKEND
+        node-a  NoAgent  3d4h   -        -         -    -     -        -
+        node-b  NoAgent  3d4h   -        -         -    -     -        -
+        node-c  NoAgent  3d4h   -        -         -    -     -        -
 
         Next
           start kp-nodeagent on node-a and 2 more
@@ -265,15 +332,15 @@ fn long_names_and_large_numbers_fit() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/2 in sync, 1 failing
 
-        NODE                          STATE    SINCE  APPLIED              LAG     SYNC
-        ip-10-0-12-34.eu..long-name.  Failing  3m12s  123456789/123999999  543210  412us
+        NODE                       STATE    SINCE  APPLIED              VERIFIED  LAG
+        ip-10-0-12-34...ong-name.  Failing  3m12s  123456789/123999999  -         543210
           5 objects are not applied as desired
           xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx/xxxxxxxxxxxxxxxxx
             xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx:xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
             xxxxxxxxxxxxxxxxxxxxxxxxxxxx/TCP (IPv6): node port 30080 is in use by
             another program (pid 4242, /usr/bin/haproxy); stop it or choose another port
             (for 3m12s)
-        node-b                        InSync   3h     4711                 -       412us
+        node-b                     InSync   3h     4711                 -         -
 
         Next
           kpctl describe service
@@ -296,8 +363,8 @@ fn revisions_of_an_earlier_start_do_not_compare() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           0/1 in sync, 1 syncing
 
-        NODE    STATE    SINCE  APPLIED  LAG  SYNC   OBJECTS      BACKEND
-        node-a  Syncing  4s     -        -    3.1ms  10000/20000  nftables
+        NODE    STATE    SINCE  APPLIED  VERIFIED  LAG  SYNC   OBJECTS      BACKEND
+        node-a  Syncing  4s     -        -         -    3.1ms  10000/20000  nftables
           no report since the control plane started
     "#]]
     .assert_eq(&table(&view));
@@ -343,10 +410,37 @@ fn wide_tells_what_became_of_the_list_of_all_services() {
 #[test]
 fn only_the_first_issues_are_shown() {
     let view = FleetView::from(samples::troubled_fleet());
-    let many = vec![view.issues[0].clone(); 12];
-    let text = plain(&issues_text(&many, &canvas()));
+    let mut many = vec![view.issues[0].clone(); 12];
+    for (n, issue) in many.iter_mut().enumerate() {
+        issue.reason = format!("port 99999 is wrong {n}");
+    }
+    let text = plain(&issues_text(&many, 7, &canvas()));
     assert_eq!(text.matches("port 99999").count(), 10);
-    assert!(text.ends_with("2 issues more: -o wide\n"), "{text}");
+    let end = "2 issues more: -o wide\n7 issues more are not told: mend these first\n";
+    assert!(text.ends_with(end), "{text}");
+}
+
+/// One mistake in a template must not fill the screen.
+#[test]
+fn objects_with_the_same_issue_are_told_together() {
+    let view = FleetView::from(samples::troubled_fleet());
+    let mut alike = vec![view.issues[0].clone(); 6];
+    for (n, issue) in alike.iter_mut().enumerate() {
+        issue.name = format!("shop-{n}");
+    }
+    alike[5].alike = 2_994;
+    let text = plain(&issues_text(&alike, 0, &canvas()));
+    assert_eq!(text.matches("port 99999").count(), 1, "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let others = "the same of 2999 others, such as Service shop/shop-1, Service shop/shop-2, Service shop/shop-3";
+    assert!(words.contains(others), "{words}");
+    let in_full = Canvas {
+        wide: true,
+        ..canvas()
+    };
+    let text = plain(&issues_text(&alike, 0, &in_full));
+    assert_eq!(text.matches("port 99999").count(), 6, "{text}");
+    assert!(text.contains("the same of 2994 others\n"), "{text}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ async fn open_text(text: &str, master: Option<&str>) -> Result<Api, AccessError>
     let file = folder.path().join("config");
     std::fs::write(&file, text).unwrap();
     let master = master.map(str::to_owned);
-    Api::new(Access::Kubeconfig { file, master }).await
+    Api::new(Access::Kubeconfig { file, master }, 0).await
 }
 
 #[tokio::test]
@@ -27,9 +27,12 @@ async fn a_good_one_opens_without_a_server() {
         .await
         .unwrap();
     assert_eq!(api.server(), "https://[2001:db8::1]:1");
-    let api = Api::new(Access::Anonymous {
-        master: "192.0.2.9:8080".to_owned(),
-    });
+    let api = Api::new(
+        Access::Anonymous {
+            master: "192.0.2.9:8080".to_owned(),
+        },
+        0,
+    );
     assert_eq!(api.await.unwrap().server(), "http://192.0.2.9:8080");
 }
 
@@ -102,7 +105,7 @@ async fn bad_ones_are_refused_in_one_line_that_says_what_to_do() {
         file: "/no/such".into(),
         master: None,
     };
-    let error = Api::new(missing).await.unwrap_err().to_string();
+    let error = Api::new(missing, 0).await.unwrap_err().to_string();
     assert!(
         error.contains("cannot read the kubeconfig /no/such"),
         "{error}"
@@ -121,7 +124,7 @@ async fn credentials_are_read_again() {
         file: file.clone(),
         master: None,
     };
-    let api = Api::new(access).await.unwrap();
+    let api = Api::new(access, 0).await.unwrap();
     std::fs::write(&file, GOOD.replace("192.0.2.1", "192.0.2.2")).unwrap();
     api.renew().await.unwrap();
     assert_eq!(api.server(), "https://192.0.2.1:6443", "a moment ago");
@@ -132,4 +135,25 @@ async fn credentials_are_read_again() {
     tokio::time::advance(RENEW_EVERY).await;
     api.renew().await.unwrap_err();
     assert_eq!(api.server(), "https://192.0.2.2:6443");
+}
+
+/// After a reboot the ClusterIP leads nowhere, and whoever would make it lead somewhere waits for an answer.
+#[test]
+fn a_pod_hears_of_the_trap_that_its_address_is() {
+    let told = |master: Option<&str>| {
+        let master = master.map(str::to_owned);
+        let failure = Failure::Unreachable("timed out".to_owned());
+        match (Access::InCluster { master }).explain(failure) {
+            Failure::Unreachable(why) => why,
+            other => panic!("{other:?}"),
+        }
+    };
+    let why = told(None);
+    assert!(
+        why.starts_with("timed out; ") && why.contains("KPLANE_API_SERVER"),
+        "{why}"
+    );
+    assert_eq!(told(Some("https://192.0.2.1:6443")), "timed out");
+    let other = (Access::InCluster { master: None }).explain(Failure::Unauthorized);
+    assert_eq!(other, Failure::Unauthorized);
 }

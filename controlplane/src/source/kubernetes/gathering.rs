@@ -83,19 +83,37 @@ impl Gathering {
         &self.named
     }
 
+    /// It is the first of all.
+    pub(super) fn is_first(&self) -> bool {
+        self.direct
+    }
+
+    /// Objects that it names.
+    pub(super) fn len(&self) -> usize {
+        self.named.len()
+    }
+
     /// The list counts: what it changes, and what cannot be read. What is gone comes last, so that
-    /// nothing is taken away before its replacement is there.
+    /// nothing is taken away before its replacement is there; it is a second look at what others before
+    /// it lacked, and at what it lacks itself if it is `confirmed`.
     pub(super) fn accept(
         self,
         kind: Kind,
         memory: &mut Memory,
         version: u64,
+        confirmed: bool,
     ) -> (Vec<Event>, Vec<Unreadable>) {
         let events = if self.direct {
             vec![Event::InitDone(kind)]
         } else {
-            let gone = memory.missing(&self.named).into_iter().map(Event::Delete);
-            applied(self.differing).chain(gone).collect()
+            let missing = memory.missing(&self.named);
+            let vanished = (!missing.is_empty()).then_some(Event::Vanished(missing));
+            let looked = Some(Event::Looked(kind));
+            let (first, second) = match confirmed {
+                true => (vanished, looked),
+                false => (looked, vanished),
+            };
+            applied(self.differing).chain(first).chain(second).collect()
         };
         memory.replace(version, self.named);
         (events, self.unreadable)

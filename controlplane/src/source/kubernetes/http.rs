@@ -57,7 +57,7 @@ impl Http {
         let client = self.api.client();
         let answer = timeout(PATIENCE, client.send(request)).await;
         let answer = answer.map_err(|_| Failure::Silent(PATIENCE))?;
-        let answer = answer.map_err(|error| Failure::of_client(&error))?;
+        let answer = answer.map_err(|error| self.api.failure(&error))?;
         if answer.status().is_success() {
             return Ok(answer);
         }

@@ -24,7 +24,7 @@ const BACKWARDS_PAUSE: Duration = Duration::from_secs(2);
 /// Time between them for a list that lacks many objects.
 const SHRUNK_PAUSE: Duration = Duration::from_secs(3);
 /// Time for which there must be nothing at all, where every real server has something.
-const EMPTY_FOR: Duration = Duration::from_secs(60);
+pub(super) const EMPTY_FOR: Duration = Duration::from_secs(60);
 /// Time between lists meanwhile.
 const EMPTY_PAUSE: Duration = Duration::from_secs(5);
 /// Fewer missing objects than this are everyday life, unless they are all.
@@ -41,6 +41,10 @@ pub(super) struct Census {
 }
 
 impl Census {
+    pub(super) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
     /// An object is not there after all.
     pub(super) fn strike(&mut self, id: &ObjectId) {
         self.objects.remove(id);
@@ -84,6 +88,8 @@ struct Reasons {
 pub(super) enum Verdict {
     /// It is the truth.
     Accept,
+    /// It was doubted, and is the truth all the same: others before it said so, too.
+    Confirmed,
     /// What it names is newer than what is known, but what it lacks may be there: list again.
     KeepMissing(Hold),
     /// It is older than what is known: list again.
@@ -196,7 +202,7 @@ impl Memory {
         };
         let long_enough = !reasons.lost() || now - doubt.first_at >= EMPTY_FOR;
         if doubt.confirmations >= CONFIRMATIONS && long_enough {
-            return Verdict::Accept;
+            return Verdict::Confirmed;
         }
         let hold = Hold {
             pause: reasons.pause(),

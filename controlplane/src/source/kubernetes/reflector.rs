@@ -7,7 +7,7 @@
 //! Streaming -> Paging                    the server has no streaming lists
 //! Unwatched -> Watching | Unlisted       a watch is open; away for so long that it is not trusted
 //! Watching  -> Watching | Unwatched      something was said; the watch ended
-//! Watching  -> Unlisted                  410, or the server went back in time
+//! Watching  -> Unlisted                  410, the server went back in time, or a second look is due
 //! any       -> Waiting -> Unlisted | Unwatched    a failure, or a list that is not believed
 //! ```
 //!
@@ -16,12 +16,14 @@
 
 mod failing;
 mod listing;
+mod looking;
 
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
+use self::looking::SecondLook;
 use super::backoff::Backoff;
 use super::gathering::{Gathering, located};
 use super::memory::Memory;
@@ -58,6 +60,18 @@ const OPTIONAL_AFTER: Duration = Duration::from_secs(30);
 pub(super) struct Told {
     pub(super) events: Vec<Event>,
     pub(super) at: SystemTime,
+    /// Why there may be objects of the kind that were never told, where that has changed.
+    pub(super) doubt: Option<(Kind, Option<String>)>,
+}
+
+impl Told {
+    fn now(events: Vec<Event>) -> Self {
+        Self {
+            events,
+            at: SystemTime::now(),
+            doubt: None,
+        }
+    }
 }
 
 /// Nobody listens any more.
@@ -120,6 +134,9 @@ pub(super) struct Reflector<T> {
     /// A complete list was told, if only an empty one because there can be none.
     synced: bool,
     started: Instant,
+    second_look: SecondLook,
+    /// What was told of why objects may be missing.
+    doubt: Option<String>,
 }
 
 impl<T: Transport> Reflector<T> {
@@ -129,6 +146,8 @@ impl<T: Transport> Reflector<T> {
             transport,
             kind,
             memory: Memory::new(kind),
+            second_look: SecondLook::new(kind, report.looks()),
+            doubt: None,
             backoff: Backoff::default(),
             report,
             outbox,
@@ -191,6 +210,8 @@ impl<T: Transport> Reflector<T> {
         let silent_at = watching.heard_at + WATCH_SILENCE;
         let said = tokio::select! {
             biased;
+            // What the watch has to say is in the list as well.
+            () = self.second_look.due() => return Ok(State::Unlisted),
             said = watching.watch.next() => Some(said),
             () = sleep_until(watching.probe_at.min(silent_at)) => None,
             () = self.outbox.closed() => return Err(Closed),
@@ -249,6 +270,7 @@ impl<T: Transport> Reflector<T> {
             self.poke().await?;
         }
         self.tell(events).await?;
+        self.tell_doubt().await?;
         Ok(State::Watching(watching))
     }
 
@@ -336,17 +358,17 @@ impl<T: Transport> Reflector<T> {
             if events.is_empty() {
                 return Ok(());
             }
-            let told = Told { events, at };
+            let told = Told {
+                at,
+                ..Told::now(events)
+            };
             self.outbox.send(told).await.map_err(|_| Closed)?;
         }
     }
 
     /// Makes somebody look at the report.
     async fn poke(&mut self) -> Result<(), Closed> {
-        let told = Told {
-            events: Vec::new(),
-            at: SystemTime::now(),
-        };
+        let told = Told::now(Vec::new());
         self.outbox.send(told).await.map_err(|_| Closed)
     }
 }

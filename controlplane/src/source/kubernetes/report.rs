@@ -1,10 +1,11 @@
 //! What one reflector says of itself: into [`Upstream`], and from there to issues, status, metrics.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use kplane_model::{Issue, ObjectRef, Severity};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::transport::Unreadable;
@@ -24,6 +25,8 @@ pub(super) struct Reporter {
     upstream: Upstream,
     troubled: bool,
     unreadable: BTreeMap<(Arc<str>, Arc<str>), Issue>,
+    /// Namespaces and names of objects that the first list had and nobody could ever read.
+    never_read: BTreeSet<(Arc<str>, Arc<str>)>,
 }
 
 impl Reporter {
@@ -34,7 +37,23 @@ impl Reporter {
             upstream,
             troubled: false,
             unreadable: BTreeMap::new(),
+            never_read: BTreeSet::new(),
         }
+    }
+
+    /// Wakes up when somebody wants a second look.
+    pub(super) fn looks(&self) -> watch::Receiver<u64> {
+        self.upstream.looks()
+    }
+
+    /// Why there may be objects that were never told, if there are any.
+    pub(super) fn doubt(&self) -> Option<String> {
+        let (namespace, name) = self.never_read.first()?;
+        Some(format!(
+            "{} {}s of the API server cannot be read, the first is {namespace}/{name}",
+            self.never_read.len(),
+            self.kind
+        ))
     }
 
     /// Something was wrong when it was last told.
@@ -42,8 +61,16 @@ impl Reporter {
         self.troubled
     }
 
-    /// A complete list was believed.
-    pub(super) fn listed(&mut self, unreadable: &[Unreadable]) {
+    /// A complete list was believed; the `first` or a later one.
+    pub(super) fn listed(&mut self, unreadable: &[Unreadable], first: bool) {
+        let names = unreadable.iter();
+        let names = names.map(|one| (one.namespace.clone(), one.name.clone()));
+        if first {
+            self.never_read = names.collect();
+        } else if !self.never_read.is_empty() {
+            let names: BTreeSet<_> = names.collect();
+            self.never_read.retain(|name| names.contains(name));
+        }
         self.unreadable.clear();
         for one in unreadable.iter().take(MAX_UNREADABLE) {
             self.keep(one.clone());
@@ -73,6 +100,9 @@ impl Reporter {
         self.upstream
             .update(self.kind, |state| state.counts.events += 1);
         let known = readable.map(|id| (id.namespace.clone(), id.name.clone()));
+        if let Some(name) = &known {
+            self.never_read.remove(name);
+        }
         if known.is_some_and(|name| self.unreadable.remove(&name).is_some()) {
             self.share_unreadable();
         }

@@ -11,6 +11,7 @@ use kplane_model::{Issue, ObjectRef, Severity};
 
 use super::claims::{Claim, Claims};
 use super::document::{Contents, Memo, Place, read};
+use super::doubts::{Doubts, is_cut};
 use super::object::{Found, Keeps, Problem};
 use super::{Loaded, MAX_ISSUES, MAX_OBJECTS};
 use crate::k8s::{Kind, Object, ObjectId};
@@ -28,6 +29,8 @@ pub(super) enum Change {
     Unreadable(String),
     /// It is not there.
     Gone,
+    /// Somebody removed it, and did nothing else.
+    Removed,
 }
 
 /// The state of a source of manifests.
@@ -39,6 +42,8 @@ pub(super) struct Catalog {
     /// Problems of the folder as a whole.
     notices: Vec<Issue>,
     told_issues: Vec<Issue>,
+    doubts: Doubts,
+    told_doubts: Vec<String>,
 }
 
 /// A file and what it says.
@@ -47,12 +52,16 @@ struct File {
     ids: HashSet<ObjectId>,
     issues: Vec<Issue>,
     memo: Memo,
+    /// All of it was understood, now or once.
+    was_whole: bool,
 }
 
 /// A file between its old state and the new.
 struct Update {
     file: Arc<str>,
     before: Vec<(ObjectId, Claim)>,
+    /// Why there may be more in it than was read.
+    cut: Option<&'static str>,
     problems: Vec<(Option<Place>, Problem)>,
     keeps_all: bool,
     keeps: HashSet<ObjectId>,
@@ -72,9 +81,17 @@ impl Catalog {
         notices: Vec<Issue>,
     ) -> Vec<Event> {
         let mut touched = BTreeSet::new();
+        let mut removed = HashSet::new();
         let updates: Vec<Update> = changes
             .into_iter()
-            .map(|(file, change)| self.replace(file, change, &mut touched))
+            .map(|(file, change)| {
+                if change == Change::Removed
+                    && let Some(file) = self.files.get(&file)
+                {
+                    removed.extend(file.ids.iter().cloned());
+                }
+                self.replace(file, change, &mut touched)
+            })
             .collect();
         // Only now is it known which objects have moved to another file.
         for update in updates {
@@ -84,13 +101,38 @@ impl Catalog {
             .into_iter()
             .filter_map(|id| self.settle(id))
             .collect();
+        gather_vanished(&mut events, &removed);
         self.notices = notices;
         let issues = self.issues();
         if issues != self.told_issues {
             self.told_issues.clone_from(&issues);
             events.push(Event::Issues(issues));
         }
+        let doubts = self
+            .doubts
+            .all(self.serves(Kind::Service), self.serves(Kind::EndpointSlice));
+        if doubts != self.told_doubts {
+            self.told_doubts.clone_from(&doubts);
+            events.push(Event::Doubts(doubts));
+        }
         events
+    }
+
+    /// Folders that cannot be listed, and files that nobody could read so far: what is in them is not
+    /// known. Told with the next change.
+    pub(super) fn set_unseen(&mut self, unseen: BTreeSet<String>) {
+        self.doubts.folder = unseen;
+    }
+
+    /// There is an object of the kind.
+    fn serves(&self, kind: Kind) -> bool {
+        let first = ObjectId {
+            kind,
+            namespace: "".into(),
+            name: "".into(),
+        };
+        let next = self.served.range(first..).next();
+        next.is_some_and(|(id, _)| id.kind == kind)
     }
 
     /// Everything there is, as at the start.
@@ -104,6 +146,7 @@ impl Catalog {
             events.push(Event::InitDone(kind));
         }
         events.push(Event::Issues(self.told_issues.clone()));
+        events.push(Event::Doubts(self.told_doubts.clone()));
         events
     }
 
@@ -116,6 +159,7 @@ impl Catalog {
                 .filter_map(|id| self.located(id))
                 .collect(),
             issues: self.told_issues,
+            doubts: self.told_doubts,
         }
     }
 
@@ -138,14 +182,21 @@ impl Catalog {
         let mut update = Update {
             before: self.claims.release(&file, &old.ids),
             file,
+            cut: None,
             problems: Vec::new(),
             keeps_all: false,
             keeps: HashSet::new(),
         };
         touched.extend(old.ids);
-        let mut new = File::default();
+        let mut new = File {
+            was_whole: old.was_whole,
+            ..File::default()
+        };
         match change {
-            Change::Gone => return update,
+            Change::Gone | Change::Removed => {
+                self.doubts.set(&update.file, None);
+                return update;
+            }
             Change::Unreadable(reason) => update.refuse_file(format!("cannot be read: {reason}")),
             Change::Contents(bytes) => match String::from_utf8(bytes) {
                 Err(error) => {
@@ -153,6 +204,7 @@ impl Catalog {
                     update.refuse_file(format!("is not UTF-8 text (line {line}); convert it"));
                 }
                 Ok(text) => {
+                    update.cut = is_cut(&text);
                     let is_json = update.file.ends_with(".json");
                     let contents = read(&text, is_json, &old.memo);
                     self.take_in(contents, &mut update, &mut new, touched);
@@ -205,6 +257,7 @@ impl Catalog {
 
     /// Keeps what an update must not delete, and says so in its issues.
     fn keep(&mut self, update: Update) {
+        let doubt = update.doubt();
         let mut kept = HashSet::new();
         for (index, (id, claim)) in update.before.into_iter().enumerate() {
             let keeps = update.keeps_all || update.keeps.contains(&id);
@@ -229,6 +282,9 @@ impl Catalog {
         let Some(file) = self.files.get_mut(&update.file) else {
             return;
         };
+        file.was_whole |= doubt.is_none();
+        let doubt = doubt.filter(|_| !file.was_whole);
+        self.doubts.set(&update.file, doubt);
         for (place, problem) in update.problems {
             let keeps = match &problem.keeps {
                 Keeps::Nothing => String::new(),
@@ -284,6 +340,23 @@ impl Catalog {
     }
 }
 
+/// Makes one event of all objects that no file names any more. Those of files that somebody removed are
+/// deleted by name.
+fn gather_vanished(events: &mut Vec<Event>, removed: &HashSet<ObjectId>) {
+    let vanished = events.extract_if(.., |event| match event {
+        Event::Delete(id) => !removed.contains(id),
+        _ => false,
+    });
+    let vanished = vanished.filter_map(|event| match event {
+        Event::Delete(id) => Some(id),
+        _ => None,
+    });
+    let vanished: Vec<ObjectId> = vanished.collect();
+    if !vanished.is_empty() {
+        events.push(Event::Vanished(vanished));
+    }
+}
+
 /// What was not read anew is the same thing in memory, which is quick to see.
 fn same(a: &Arc<Object>, b: &Arc<Object>) -> bool {
     Arc::ptr_eq(a, b) || a == b
@@ -334,6 +407,23 @@ impl Update {
             keeps: Keeps::All,
         };
         self.problems.push((None, problem));
+    }
+
+    /// Why objects may be missing from the file, if it was not seen whole before.
+    fn doubt(&self) -> Option<String> {
+        let keeps = |problem: &Problem| problem.keeps != Keeps::Nothing;
+        let mut refused = self.problems.iter().filter(|(_, problem)| keeps(problem));
+        let Some((place, first)) = refused.next() else {
+            return self.cut.map(str::to_owned);
+        };
+        Some(match (place, refused.count()) {
+            (None, _) => first.reason.clone(),
+            (Some(place), 0) => format!("is refused in {place}: {}", first.reason),
+            (Some(place), more) => format!(
+                "is refused in {place}: {}, and in {more} other places",
+                first.reason
+            ),
+        })
     }
 
     fn refuse(&mut self, place: Place, problem: Problem) {

@@ -1,15 +1,21 @@
 //! The folder or file of manifests as the file system shows it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use nix::fcntl::OFlag;
+
 use super::catalog::Change;
+use super::disk::{Beat, Disk, Question};
 use super::{MAX_FILE_BYTES, MAX_FOLDER_DEPTH};
+
+/// Bytes after which a reader says that it is not stuck.
+const PART_BYTES: u64 = 1 << 20;
 
 /// Name endings of files that are read.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
@@ -42,8 +48,15 @@ pub(super) struct Listing {
     pub(super) folders: Vec<PathBuf>,
     /// Subfolders that cannot be listed.
     pub(super) unlisted: Vec<(PathBuf, io::Error)>,
-    /// Some manifest is a symbolic link: its contents may change without any event on it.
-    pub(super) has_links: bool,
+    /// Manifests that are symbolic links: their contents may change without any event on them.
+    pub(super) links: BTreeSet<PathBuf>,
+}
+
+/// What is in one folder: links that may be manifests are told apart from files.
+#[derive(Debug, Default)]
+struct Entries {
+    files: Vec<Question>,
+    folders: Vec<PathBuf>,
 }
 
 impl Root {
@@ -79,35 +92,56 @@ impl Root {
     }
 
     /// Lists the folder; fails only if the folder itself cannot be listed.
-    pub(super) fn list(&self) -> io::Result<Listing> {
+    pub(super) fn list(&self, disk: &mut Disk) -> io::Result<Listing> {
         let mut listing = Listing::default();
-        self.list_into(Path::new(""), &mut listing)?;
+        let mut files = Vec::new();
+        let mut level = vec![Question::plain(PathBuf::new())];
+        while !level.is_empty() {
+            let root = self.clone();
+            let listed = disk.each(level, move |folder, _| root.list_folder(folder));
+            level = Vec::new();
+            for (folder, entries) in listed {
+                match entries.unwrap_or_else(|silence| Err(io::Error::other(silence))) {
+                    Ok(entries) => {
+                        listing.folders.push(folder);
+                        files.extend(entries.files);
+                        level.extend(entries.folders.into_iter().map(Question::plain));
+                    }
+                    Err(error) if folder.as_os_str().is_empty() => return Err(error),
+                    Err(error) => listing.unlisted.push((folder, error)),
+                }
+            }
+        }
+        let links = files.iter().filter(|file| file.is_link);
+        listing.links = links.map(|link| link.path.clone()).collect();
+        let root = self.clone();
+        let stamps = disk.each(files, move |path, _| root.stamp(path).ok());
+        let stamps = stamps.into_iter();
+        listing.files = stamps
+            .map(|(path, stamp)| (path, stamp.ok().flatten()))
+            .collect();
         Ok(listing)
     }
 
-    fn list_into(&self, folder: &Path, listing: &mut Listing) -> io::Result<()> {
-        let entries = fs::read_dir(self.folder.join(folder))?;
-        listing.folders.push(folder.to_owned());
-        for entry in entries {
+    /// What is in one folder.
+    fn list_folder(&self, folder: &Path) -> io::Result<Entries> {
+        let mut found = Entries::default();
+        for entry in fs::read_dir(self.folder.join(folder))? {
             let entry = entry?;
             let path = folder.join(entry.file_name());
             // The type of the entry itself: links to folders are not followed, they may be rings.
             let file_type = entry.file_type()?;
             if file_type.is_dir() {
                 let deep = path.components().count() > MAX_FOLDER_DEPTH;
-                if self.only.is_some() || is_hidden(&path) || deep {
-                    continue;
-                }
-                if let Err(error) = self.list_into(&path, listing) {
-                    listing.unlisted.push((path, error));
+                if self.only.is_none() && !is_hidden(&path) && !deep {
+                    found.folders.push(path);
                 }
             } else if self.is_manifest(&path) {
-                listing.has_links |= file_type.is_symlink();
-                let stamp = self.stamp(&path).ok();
-                listing.files.insert(path, stamp);
+                let is_link = file_type.is_symlink();
+                found.files.push(Question { path, is_link });
             }
         }
-        Ok(())
+        Ok(found)
     }
 
     /// The stamp of a manifest, or of what it is a link to.
@@ -128,14 +162,14 @@ impl Root {
     }
 
     /// Reads a manifest.
-    pub(super) fn read(&self, path: &Path) -> Change {
+    pub(super) fn read(&self, path: &Path, beat: &Beat) -> Change {
         let full = self.folder.join(path);
         match fs::symlink_metadata(&full) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Change::Gone,
             Err(error) => return Change::Unreadable(error.to_string()),
             Ok(_) => {}
         }
-        match read_file(&full) {
+        match read_file(&full, beat) {
             Ok(bytes) => Change::Contents(bytes),
             Err(error) => Change::Unreadable(error.to_string()),
         }
@@ -152,23 +186,47 @@ fn is_hidden(path: &Path) -> bool {
     name.as_encoded_bytes().starts_with(b".")
 }
 
-fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    // Opening a pipe would wait for a writer.
-    if !fs::metadata(path)?.is_file() {
+/// Reads a regular file, and nothing else: a pipe may never have a writer, and opening a device may do
+/// something. What became of the path meanwhile is not waited for either.
+fn read_file(path: &Path, beat: &Beat) -> io::Result<Vec<u8>> {
+    must_be_file(&fs::metadata(path)?)?;
+    let at_once = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let mut options = fs::OpenOptions::new();
+    let file = options.read(true).custom_flags(at_once.bits()).open(path)?;
+    must_be_file(&file.metadata()?)?;
+    read_limited(file, beat).map_err(|error| match error.kind() {
+        // Such as /proc/kmsg, which says that it is a file.
+        io::ErrorKind::WouldBlock => {
+            io::Error::other("reading it would have to wait; is it a log?")
+        }
+        _ => error,
+    })
+}
+
+fn must_be_file(metadata: &fs::Metadata) -> io::Result<()> {
+    if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    read_limited(fs::File::open(path)?)
+    if metadata.len() > MAX_FILE_BYTES {
+        return Err(too_large());
+    }
+    Ok(())
+}
+
+fn too_large() -> io::Error {
+    let mebibytes = MAX_FILE_BYTES >> 20;
+    io::Error::other(format!("it is larger than {mebibytes} MiB"))
 }
 
 /// Reads to the end, or fails where there is more than the limit.
-pub(super) fn read_limited(input: impl Read) -> io::Result<Vec<u8>> {
+pub(super) fn read_limited(input: impl Read, beat: &Beat) -> io::Result<Vec<u8>> {
+    let mut input = input.take(MAX_FILE_BYTES + 1);
     let mut bytes = Vec::new();
-    input.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    while input.by_ref().take(PART_BYTES).read_to_end(&mut bytes)? > 0 {
+        beat.beat();
+    }
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        let mebibytes = MAX_FILE_BYTES >> 20;
-        return Err(io::Error::other(format!(
-            "it is larger than {mebibytes} MiB"
-        )));
+        return Err(too_large());
     }
     Ok(bytes)
 }

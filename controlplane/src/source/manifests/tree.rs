@@ -15,8 +15,12 @@ use serde_saphyr::{Localizer, Location, NonFiniteFloatPolicy, Spanned, UserMessa
 const MAX_DEPTH: usize = 48;
 /// Aliases (`*name`) of a document that are followed.
 const MAX_ALIASES: usize = 10_000;
-/// Room for escapes and aliases in a small document, in bytes.
-const EXPANSION_SLACK_BYTES: usize = 1 << 20;
+/// Nodes that aliases and merge keys of a document may stand for: so many for each byte of its text, ...
+const EXPANSION_PER_BYTE: usize = 4;
+/// ... and so many that a small one has room. A file of many small documents stays cheap as well.
+const EXPANSION_SLACK: usize = 1_024;
+/// Room for text that aliases repeat in a small document, in bytes.
+const EXPANSION_SLACK_BYTES: usize = 64 * 1024;
 /// Written by the API server for itself, half of a dump, and never read.
 const SKIPPED_FIELD: &str = "managedFields";
 
@@ -69,17 +73,26 @@ pub(super) struct SyntaxError {
     pub(super) message: String,
 }
 
-/// Parses one YAML document. What aliases expand to is limited to twice the text and a bit, so a
-/// small file cannot become a large tree.
+/// Parses one YAML document. What aliases expand to is limited by the length of the text, so that a
+/// small file can neither become a large tree nor take long.
 pub(super) fn parse_yaml(text: &str) -> Result<Node, SyntaxError> {
-    let limit = 2 * text.len() + EXPANSION_SLACK_BYTES;
+    let bytes = text.len();
+    let expansion = EXPANSION_PER_BYTE * bytes + EXPANSION_SLACK;
+    // Without aliases a node takes a byte of the text at least.
+    let nodes = bytes + expansion;
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_depth: MAX_DEPTH,
             max_aliases: MAX_ALIASES,
-            max_events: 2 * limit,
-            max_nodes: limit,
-            max_total_scalar_bytes: limit,
+            max_merge_keys: expansion,
+            max_recorded_anchor_events: nodes,
+            // A list or mapping has a beginning and an end.
+            max_events: 2 * nodes,
+            max_nodes: nodes,
+            max_total_scalar_bytes: 2 * bytes + EXPANSION_SLACK_BYTES,
+        },
+        alias_limits: serde_saphyr::alias_limits! {
+            max_total_replayed_events: expansion,
         },
         // `yes` and `on` are texts, as in YAML 1.2: a Service may be called so.
         strict_booleans: true,
@@ -140,8 +153,16 @@ fn line(location: Location) -> usize {
 
 // === impl Deserialize for Node ===
 
+#[cfg(test)]
+thread_local! {
+    /// Nodes that were begun, in tests of what a text costs.
+    static NODES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[cfg(test)]
+        NODES.set(NODES.get() + 1);
         let spanned = Spanned::<Value>::deserialize(deserializer)?;
         Ok(Self {
             line: line(spanned.referenced),
@@ -311,5 +332,39 @@ mod tests {
     fn managed_fields_are_not_kept() {
         let tree = parse_yaml("metadata:\n  managedFields: [{a: b}]\n  name: x\n").unwrap();
         assert_eq!(tree.get("metadata").unwrap().get("managedFields"), None);
+    }
+
+    /// Lists or mappings of aliases of such, each level so many times the one before.
+    fn nested(leaf: &str, open: &str, close: &str, depth: usize) -> String {
+        (1..depth).fold(format!("a0: &a0 {leaf}\n"), |text, level| {
+            let alias = format!("*a{}", level - 1);
+            let aliases = vec![alias; 8].join(",");
+            format!("{text}a{level}: &a{level} {open}{aliases}{close}\n")
+        })
+    }
+
+    #[test]
+    fn a_bomb_costs_no_more_than_its_text_allows() {
+        let lists = nested("[x,x,x,x,x,x,x,x]", "[", "]", 9);
+        let merges = nested("{x: 1, y: 2, z: 3}", "{<<: [", "]}", 9);
+        let items = "- k: &k [x,x,x,x,x,x,x,x]\n".to_owned() + &"- [*k,*k,*k,*k,*k]\n".repeat(10);
+        let texts = format!(
+            "a: &a {}\nb: [{}]",
+            "x".repeat(1_000),
+            ["*a"; 900].join(",")
+        );
+        for (bomb, line) in [(&lists, 4), (&merges, 1), (&texts, 2)] {
+            NODES.set(0);
+            let error = parse_yaml(bomb).unwrap_err();
+            let work = NODES.get();
+            let most = (1 + EXPANSION_PER_BYTE) * bomb.len() + EXPANSION_SLACK;
+            assert!(work <= most, "{work} nodes of {} bytes", bomb.len());
+            assert!(
+                error.message.contains("too large or too complex"),
+                "{error}"
+            );
+            assert_eq!(error.line, line, "{error}");
+        }
+        assert!(parse_yaml(&items).is_ok(), "aliases that people write");
     }
 }

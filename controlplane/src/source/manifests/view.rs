@@ -9,6 +9,7 @@ use inotify::{EventMask, EventOwned, WatchDescriptor, WatchMask, Watches};
 use kplane_model::{Issue, ObjectRef, Severity};
 
 use super::catalog::{Catalog, Change, keep};
+use super::disk::{Disk, Question};
 use super::folder::{Listing, Root, Stamp, display_name};
 use crate::source::{Event, SourceError};
 
@@ -32,9 +33,18 @@ pub(super) struct View {
     stamps: BTreeMap<PathBuf, Option<Stamp>>,
     /// Device and inode of the root; `None` before the start, and once it has been away.
     identity: Option<(u64, u64)>,
-    has_links: bool,
+    /// Manifests that are links, as the folder was last listed.
+    links: BTreeSet<PathBuf>,
+    disk: Disk,
     /// Problems of the folder as a whole.
     notices: Vec<Issue>,
+    /// Files of which events said that they are gone.
+    removed: BTreeSet<PathBuf>,
+    /// Files that were there at the first look and could not be read, since somebody was writing; `None`
+    /// before that look.
+    unread: Option<BTreeSet<PathBuf>>,
+    /// Folders that could not be listed, and nothing of them is known, for people.
+    unseen: BTreeSet<String>,
 }
 
 /// What events said that has not been looked at yet.
@@ -56,8 +66,12 @@ impl View {
             pending: Pending::default(),
             stamps: BTreeMap::new(),
             identity: None,
-            has_links: false,
+            links: BTreeSet::new(),
+            disk: Disk::default(),
             notices: Vec::new(),
+            removed: BTreeSet::new(),
+            unread: None,
+            unseen: BTreeSet::new(),
         }
     }
 
@@ -79,7 +93,7 @@ impl View {
 
     /// Time has passed: looks where changes cause no events.
     pub(super) fn poll(&mut self) {
-        self.pending.everything |= self.has_links || !self.notices.is_empty();
+        self.pending.everything |= !self.links.is_empty() || !self.notices.is_empty();
     }
 
     /// Events were lost.
@@ -120,13 +134,16 @@ impl View {
             self.pending.everything |= comes_or_goes && self.root.only.is_none();
         } else if !self.root.is_manifest(&path) {
             // `..data` of a mounted ConfigMap: every manifest is a link through it.
-            self.pending.everything |= comes_or_goes && self.has_links;
+            self.pending.everything |= comes_or_goes && !self.links.is_empty();
         } else if mask.contains(EventMask::MODIFY)
             || (mask.contains(EventMask::CREATE) && !self.root.appears_complete(&path))
         {
             self.writing.insert(path);
         } else if !(mask.contains(EventMask::ATTRIB) && self.writing.contains(&path)) {
             self.writing.remove(&path);
+            if mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {
+                self.removed.insert(path.clone());
+            }
             self.pending.files.insert(path);
         }
     }
@@ -140,6 +157,8 @@ impl View {
                 Ok(changed) => paths.extend(changed),
                 Err(error) => {
                     self.identity = None;
+                    // Whoever takes a folder away does not mean each of its files.
+                    self.removed.clear();
                     self.notices = vec![self.vanished(&error)];
                     return Read::new();
                 }
@@ -148,39 +167,54 @@ impl View {
         let quiet = paths
             .into_iter()
             .filter(|path| !self.writing.contains(path));
-        let read = quiet.map(|path| {
-            let stamp = self.root.stamp(&path).ok();
-            let change = self.root.read(&path);
-            (path, stamp, change)
+        let quiet = quiet.map(|path| Question {
+            is_link: self.links.contains(&path),
+            path,
         });
-        read.collect()
+        read_all(&self.root, &mut self.disk, quiet.collect())
     }
 
     /// Takes in what was read. What has been written to meanwhile may have been read half: it is
     /// left for later, also if its writer is done by now.
     pub(super) fn accept(&mut self, read: Read) -> Vec<Event> {
         let mut changes = Vec::with_capacity(read.len());
-        for (path, stamp, change) in read {
+        let first = self.unread.is_none();
+        let mut unread = self.unread.take().unwrap_or_else(|| self.writing.clone());
+        let alone = read.len() == 1;
+        for (path, stamp, mut change) in read {
             let unsure = self.pending.everything || self.pending.files.contains(&path);
             if unsure || self.writing.contains(&path) {
+                unread.extend(first.then_some(path));
                 continue;
             }
+            unread.remove(&path);
             let name = display_name(&path);
+            let named = self.removed.remove(&path);
             if change == Change::Gone {
                 self.stamps.remove(&path);
+                // `rm` of a file is meant. Where more has changed a file may have been renamed and
+                // damaged, and a folder that lacks many may be half of one.
+                if named && alone {
+                    change = Change::Removed;
+                }
             } else {
                 self.stamps.insert(path, stamp);
             }
             changes.push((name, change));
         }
+        let writing = unread.iter();
+        let writing = writing.map(|path| format!("{} is being written", path.display()));
+        let unseen = self.unseen.iter().cloned().chain(writing).collect();
+        self.catalog.set_unseen(unseen);
+        self.unread = Some(unread);
         self.catalog.apply(changes, self.notices.clone())
     }
 
     /// Lists the folder, watches all of it, and returns the files that are not as they were read.
     fn look_around(&mut self) -> io::Result<Vec<PathBuf>> {
-        let identity = self.root.identity()?;
+        let identity = self.identity()?;
         let (listing, mut notices) = loop {
-            let listing = self.root.list()?;
+            let listing = self.root.list(&mut self.disk)?;
             let (grown, notices) = self.watch(&listing.folders)?;
             // What came into a new folder before it was watched is seen by looking again.
             if !grown {
@@ -194,9 +228,10 @@ impl View {
             ));
         }
         self.identity = Some(identity);
-        self.has_links = listing.has_links;
+        self.links.clone_from(&listing.links);
         notices.extend(unlisted(&listing));
         self.notices = notices;
+        self.unseen = unseen(&listing, &self.stamps);
 
         let unlisted = |path: &Path| {
             listing
@@ -211,6 +246,18 @@ impl View {
             stamp.is_none() || self.stamps.get(*path).is_none_or(|known| known != *stamp)
         });
         Ok(gone.chain(changed.map(|(path, _)| path)).cloned().collect())
+    }
+
+    /// Which directory the folder is at the moment, if it answers.
+    fn identity(&mut self) -> io::Result<(u64, u64)> {
+        let root = self.root.clone();
+        let question = Question::plain(PathBuf::new());
+        let mut answers = self.disk.each(vec![question], move |_, _| root.identity());
+        let answer = answers.pop().map(|(_, answer)| answer);
+        answer.map_or_else(
+            || Err(io::ErrorKind::NotFound.into()),
+            |answer| answer.map_err(io::Error::other)?,
+        )
     }
 
     /// Watches these folders and no others. True if one was not watched before.
@@ -255,6 +302,31 @@ impl View {
             ),
         )
     }
+}
+
+/// Reads files, as far as they can be read in time.
+pub(super) fn read_all(root: &Root, disk: &mut Disk, files: Vec<Question>) -> Read {
+    let root = root.clone();
+    let read = disk.each(files, move |path, beat| {
+        (root.stamp(path).ok(), root.read(path, beat))
+    });
+    let read = read.into_iter().map(|(path, answer)| match answer {
+        Ok((stamp, change)) => (path, stamp, change),
+        Err(silence) => (path, None, Change::Unreadable(silence.to_string())),
+    });
+    read.collect()
+}
+
+/// Subfolders that cannot be listed and of which nothing was ever read, for people.
+pub(super) fn unseen(
+    listing: &Listing,
+    read: &BTreeMap<PathBuf, Option<Stamp>>,
+) -> BTreeSet<String> {
+    let unlisted = listing.unlisted.iter();
+    let unseen = unlisted.filter(|(dir, _)| !read.keys().any(|path| path.starts_with(dir)));
+    unseen
+        .map(|(dir, error)| format!("{} cannot be listed: {error}", dir.display()))
+        .collect()
 }
 
 /// Issues of subfolders that cannot be listed.

@@ -41,7 +41,7 @@ pub(super) async fn run(path: &Path, sink: mpsc::Sender<Batch>) -> Result<(), So
         path: path.display().to_string(),
         source,
     };
-    let root = Root::at(path).map_err(unreadable)?;
+    let root = open(path).await.map_err(unreadable)?;
     let inotify = Inotify::init().map_err(unwatchable)?;
     let mut view = View::new(root, inotify.watches());
     let buffer = vec![0; EVENT_BUFFER_BYTES];
@@ -81,6 +81,13 @@ pub(super) async fn run(path: &Path, sink: mpsc::Sender<Batch>) -> Result<(), So
             return Ok(());
         }
     }
+}
+
+/// Looks what there is at a path, on a thread that the end of the process does not wait for.
+async fn open(path: &Path) -> io::Result<Root> {
+    let path = path.to_owned();
+    let opened = tokio::task::spawn_blocking(move || Root::at(&path)).await;
+    opened.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
 /// Sends everything that standard input has, once.

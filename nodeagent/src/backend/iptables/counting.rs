@@ -56,7 +56,7 @@ pub(super) fn make_all() -> Result<(), NetlinkError> {
 }
 
 /// Deletes the counters that no rule adds to any more.
-pub(super) fn remove() {
+pub(crate) fn remove() {
     // Nothing depends on it: a counter that stays counts nothing.
     if let Ok(mut socket) = NfSocket::open() {
         for counter in Counter::ALL {

@@ -121,6 +121,7 @@ pub(super) fn open(settings: &backend::Settings) -> Result<Box<dyn Backend>, Ope
 
 impl Driver<Programs> {
     fn open(settings: &backend::Settings) -> Result<Self, OpenError> {
+        backend::check_privilege(NAME)?;
         let side = |family| {
             let tool = Tool::choose(family).map_err(|error| error.to_string())?;
             tracing::info!(%family, tool = tool.name(), "programming iptables");

@@ -47,6 +47,7 @@ pub(in crate::backend) mod tool;
 mod tests;
 
 pub use counting::PacketCounts;
+pub(crate) use counting::remove as remove_counters;
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub use restore::Limits;

@@ -90,6 +90,17 @@ pub enum ToolError {
         /// Its version.
         version: String,
     },
+    /// They may not change rules.
+    #[error(
+        "{name} may not change rules ({source}): give this process CAP_NET_ADMIN, and CAP_NET_RAW for \
+         legacy iptables"
+    )]
+    NotPermitted {
+        /// The program.
+        name: String,
+        /// What it said.
+        source: RunError,
+    },
     /// They, or the kernel, lack a table, match or target.
     #[error("{name} or the kernel lacks {what}: {source}; load the kernel module or install it")]
     Lacking {
@@ -359,6 +370,10 @@ impl Tool {
         }
         match first {
             None => Ok(missing),
+            Some(source) if is_denied(&source) => Err(ToolError::NotPermitted {
+                name: self.name.clone(),
+                source,
+            }),
             Some(source) => Err(ToolError::Lacking {
                 name: self.name.clone(),
                 what: lacking.join(", "),
@@ -390,6 +405,12 @@ impl Tool {
 #[must_use]
 pub(super) fn is_locked(error: &RunError) -> bool {
     matches!(error, RunError::Failed { complaint, .. } if complaint.contains(LOCKED))
+}
+
+/// The program lacks a privilege; whether anything else is missing is not known.
+fn is_denied(error: &RunError) -> bool {
+    let signs = ["Permission denied", "Operation not permitted"];
+    matches!(error, RunError::Failed { complaint, .. } if signs.iter().any(|s| complaint.contains(s)))
 }
 
 impl Flavour {

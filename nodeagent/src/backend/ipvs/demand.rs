@@ -2,7 +2,9 @@
 //!
 //! A virtual server has one list of real servers for everybody, so that clients inside and outside
 //! of the cluster cannot be told apart as the other backends do (A16); and where a Local policy has
-//! no endpoint here, those of the cluster serve unless [`Settings::strict_local`] says no (A29).
+//! no endpoint here, those of the cluster serve unless [`Settings::strict_local`] says no (A29). The node's
+//! own packets to external addresses are served in any case: they do not come through INPUT, where packets of
+//! others to a place that no set opens are refused.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -129,9 +131,7 @@ struct Planner {
 
 impl Planner {
     fn reals(&self, frontend: &Frontend) -> Arc<[EndpointAddr]> {
-        let falls_back = frontend.policy == TrafficPolicy::Local
-            && frontend.endpoints.is_empty()
-            && !self.strict_local;
+        let falls_back = lacks_local(frontend) && !self.strict_local;
         if falls_back || *frontend.endpoints == *self.cluster {
             Arc::clone(&self.cluster)
         } else {
@@ -150,7 +150,31 @@ impl Planner {
 
     fn address(&mut self, key: ServerKey, frontend: &Frontend, ips: &NodeIps) {
         let ServerKey { ip, protocol, port } = key;
-        let entry = Entry::IpPort(ip, protocol, port);
+        // An address that the node has anyway must not be on two links (D2).
+        let is_bound = frontend.origin == Origin::ClusterIp || !ips.contains(ip);
+        let for_node_only = self.strict_local
+            && lacks_local(frontend)
+            && frontend.origin != Origin::ClusterIp
+            && is_bound;
+        if !for_node_only {
+            self.open(frontend, Entry::IpPort(ip, protocol, port));
+        }
+        if frontend.origin == Origin::LoadBalancer {
+            self.restrict(key, &frontend.source_ranges);
+        }
+        if is_bound {
+            self.demand.addresses.push(ip);
+            self.enter(SetId::IpvsIps, Entry::Ip(ip));
+        }
+        let reals = match for_node_only {
+            true => Arc::clone(&self.cluster),
+            false => self.reals(frontend),
+        };
+        self.serve(key, reals);
+    }
+
+    /// Lets packets from elsewhere come to a place.
+    fn open(&mut self, frontend: &Frontend, entry: Entry) {
         let is_local = frontend.policy == TrafficPolicy::Local;
         match frontend.origin {
             Origin::ClusterIp => self.enter(SetId::ClusterIp, entry),
@@ -161,16 +185,8 @@ impl Planner {
                 if is_local {
                     self.enter(SetId::LoadBalancerLocal, entry);
                 }
-                self.restrict(key, &frontend.source_ranges);
             }
         }
-        // An address that the node has anyway must not be on two links (D2).
-        let is_bound = frontend.origin == Origin::ClusterIp || !ips.contains(ip);
-        if is_bound {
-            self.demand.addresses.push(ip);
-            self.enter(SetId::IpvsIps, Entry::Ip(ip));
-        }
-        self.serve(key, self.reals(frontend));
     }
 
     /// Who may use a load balancer's address (A8, A9).
@@ -218,6 +234,11 @@ impl Planner {
             self.serve(key, Arc::clone(&reals));
         }
     }
+}
+
+/// The policy is Local, and the node has none of the endpoints.
+fn lacks_local(frontend: &Frontend) -> bool {
+    frontend.policy == TrafficPolicy::Local && frontend.endpoints.is_empty()
 }
 
 /// The kernel has no entry for everything: that is two halves.

@@ -102,6 +102,7 @@ impl Driver<Machine> {
             backend: NAME,
             reason,
         };
+        backend::check_privilege(NAME)?;
         probe::machine(settings.ipvs.scheduler).map_err(failed)?;
         prepare(&settings.ipvs);
         let side = |family| {

@@ -90,7 +90,7 @@ impl Driver<Netlink> {
                 family: Family::V6,
                 missing,
             }) => {
-                tracing::warn!(
+                tracing::info!(
                     missing,
                     "this kernel cannot run the IPv6 table; serving IPv4 only"
                 );

@@ -13,6 +13,9 @@
 //! VIP below means `ip daddr . meta l4proto . th dport`. A class chain is jumped to several times:
 //! each time it draws an index, and a draw beyond the last endpoint misses and returns.
 //!
+//! Our own connections, which carry a mark, pass `output-*`, `output` and `input` untouched, unless they
+//! are to a ClusterIP: nothing that a Service claims keeps an agent from its control plane.
+//!
 //! **Session affinity** (A11): before the classes, `sticky-*` leads to a chain of the ServicePort
 //! that knows the client's last endpoint; if it knows none, an endpoint is drawn. Either way
 //! `remember`, right behind the NAT chains of the same hook, takes note of the endpoint. What the
@@ -100,6 +103,8 @@ pub(super) enum Step {
     NotToLoopback,
     /// `meta l4proto PROTOCOL`
     Is(Protocol),
+    /// `meta mark MARK`: a connection of our own. Rules with this one are left out without a mark.
+    OfOurs,
     /// `meta mark & BIT == BIT`
     Marked,
     /// `meta mark set meta mark | BIT`
@@ -134,7 +139,7 @@ pub(super) enum Step {
 use Step::{
     Dnat, Dnatted, Drop, FlipMark, FromPodInterface, FromThisNode, Goto, In, Is, Jump, Lead,
     Marked, Masquerade, NewConnection, NotDnatted, NotFromPodInterface, NotIn, NotToLoopback,
-    OriginalLead, OriginalNotIn, Return, SetMark, TcpReset, ToThisNode, Unreachable,
+    OfOurs, OriginalLead, OriginalNotIn, Return, SetMark, TcpReset, ToThisNode, Unreachable,
 };
 
 impl Rule {
@@ -142,6 +147,11 @@ impl Rule {
     pub(super) fn is_about_interfaces(&self) -> bool {
         let about = |step: &Step| matches!(step, FromPodInterface | NotFromPodInterface);
         self.steps.iter().any(about)
+    }
+
+    /// Whether it only makes sense where our own connections have a mark.
+    pub(super) fn is_about_ours(&self) -> bool {
+        self.steps.contains(&OfOurs)
     }
 }
 
@@ -237,10 +247,18 @@ pub(super) fn chains() -> Vec<Chain> {
 }
 
 fn base_chains() -> [Chain; 10] {
-    let nat = |name, point| Chain::base(name, "nat", (point, -100)).rule([Jump("services")]);
-    let filter = |name, point| Chain::base(name, "filter", (point, 0));
+    // What this node sends, or receives from itself: a mark does not leave the node.
+    let spared = |chain: Chain| match chain.hook.map(|hook| hook.point) {
+        Some(HookPoint::Output | HookPoint::Input) => chain
+            .rule([OfOurs, NotIn(Set::ClusterIps), Return])
+            .because("our own connections"),
+        _ => chain,
+    };
+    let base = |name, chain_type, at| spared(Chain::base(name, chain_type, at));
+    let nat = |name, point| base(name, "nat", (point, -100)).rule([Jump("services")]);
+    let filter = |name, point| base(name, "filter", (point, 0));
     let firewall = |name, point| {
-        Chain::base(name, "filter", (point, -110)).rule([
+        base(name, "filter", (point, -110)).rule([
             NewConnection,
             In(Set::FirewallServices),
             Goto("firewall"),

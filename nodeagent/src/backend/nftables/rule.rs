@@ -78,6 +78,10 @@ impl Expressions<'_, '_> {
                 self.load(Field::Protocol, FIRST, 0);
                 self.compare(NFT_CMP_EQ, &[protocol.number()]);
             }
+            Step::OfOurs => {
+                self.load_mark();
+                self.compare(NFT_CMP_EQ, &self.settings.own_mark.to_ne_bytes());
+            }
             Step::Marked => {
                 self.load_mark();
                 self.mask_xor(mark, 0);

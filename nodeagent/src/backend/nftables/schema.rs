@@ -1,5 +1,6 @@
 //! Names, keys and classes: everything about the table that planner and tables share.
 
+use kp_controlplane::dial::OWN_MARK;
 use kplane_model::Family;
 
 use crate::backend::PodInterface;
@@ -7,7 +8,7 @@ use crate::backend::PodInterface;
 /// Name of the table, one in family `ip` and one in `ip6`.
 pub const TABLE: &str = "kplane";
 /// Comment of the table. The number goes up with every change of chains, rules or sets.
-pub const TABLE_COMMENT: &str = "kplane nftables layout 2";
+pub const TABLE_COMMENT: &str = "kplane nftables layout 3";
 
 /// Sizes of the classes: see [`Class`].
 pub const CLASSES: [u32; 17] = [
@@ -19,6 +20,8 @@ pub const CLASSES: [u32; 17] = [
 pub struct Settings {
     /// Bit of the packet mark that asks for masquerading: 0..=31.
     pub masquerade_bit: u8,
+    /// Mark of our own connections, which no rule applies to; 0 = none.
+    pub own_mark: u32,
     /// Packets that come in through this interface come from pods of this node.
     pub pod_interface: Option<PodInterface>,
 }
@@ -28,6 +31,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             masquerade_bit: 14,
+            own_mark: OWN_MARK,
             pod_interface: None,
         }
     }

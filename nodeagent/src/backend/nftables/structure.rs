@@ -290,7 +290,9 @@ impl Table<'_> {
 
     fn add_rules(&mut self, chain: &Chain, settings: Settings) {
         for rule in &chain.rules {
-            if settings.pod_interface.is_some() || !rule.is_about_interfaces() {
+            let no_interface = settings.pod_interface.is_none() && rule.is_about_interfaces();
+            let no_mark = settings.own_mark == 0 && rule.is_about_ours();
+            if !no_interface && !no_mark {
                 self.add_rule(chain, rule, settings);
             }
         }

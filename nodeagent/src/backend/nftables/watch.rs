@@ -222,3 +222,6 @@ fn family_of_ours(message: Message<'_>) -> Option<Family> {
     let family = families.find(|family| nfproto(*family) == message.family())?;
     (table == Some(TABLE)).then_some(family)
 }
+
+#[cfg(test)]
+mod tests;

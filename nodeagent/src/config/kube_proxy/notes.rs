@@ -154,12 +154,24 @@ fn families(
             ));
         }
         if there {
-            notes.push(Note::warning(format!(
-                "{field} has no range of {other}: in a cluster that has {other}, {lost}"
-            )));
+            let text =
+                format!("{field} has no range of {other}: in a cluster that has {other}, {lost}");
+            // A cluster of one family is none the worse; the first Service of the other is told of.
+            notes.push(match names_family(settings, other) {
+                true => Note::warning(text),
+                false => Note::info(text),
+            });
         }
     }
     Ok(())
+}
+
+/// The configuration itself has something of a family.
+fn names_family(settings: &Settings, family: Family) -> bool {
+    let node = &settings.node;
+    let mut ranges = node.cluster_cidrs.iter().chain(&node.nodeport_addresses);
+    ranges.any(|range| range.family() == family)
+        || node.node_ip.is_some_and(|ip| Family::of(ip) == family)
 }
 
 fn single_family(cidrs: &[Cidr]) -> Option<Family> {

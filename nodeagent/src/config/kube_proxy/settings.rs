@@ -13,7 +13,7 @@ use super::types::{self, KubeProxyConfiguration};
 use super::{address, detect};
 use crate::backend;
 use crate::config::problem::Problem;
-use crate::plan::NodeSettings;
+use crate::plan::{NodeSettings, Reserved};
 use crate::sysctl;
 
 /// Problems that are named: a list may have thousands of wrong items.
@@ -79,6 +79,7 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
             masquerade_all,
             nodeport_addresses,
             node_ip,
+            reserved: Reserved::default(),
         },
         kind: match &*config.mode {
             "iptables" => backend::Kind::Iptables,

@@ -166,8 +166,8 @@ fn i1_a_file_goes_with_our_own_flags() {
 fn i4_cleanup_takes_the_settings_of_the_file() {
     let file = file("mode: nftables\nnftables: {masqueradeBit: 7}\n");
     let task = checked(&file, "--cleanup").unwrap().task;
-    let Task::Cleanup { settings, .. } = task else {
+    let Task::Cleanup(cleanup) = task else {
         panic!("{task:?}");
     };
-    assert_eq!(settings.masquerade_bit, 7);
+    assert_eq!(cleanup.settings.masquerade_bit, 7);
 }

@@ -1,6 +1,7 @@
 //! The engine on its thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use super::*;
 use crate::backend::ServerCounts;
@@ -89,9 +90,19 @@ async fn a_busy_kernel_makes_the_stream_wait() {
         () = tokio::task::yield_now() => {}
     }
     assert_eq!(engine.commands.capacity(), 0);
+    // Whoever asks whether it is hung hears how long it has been at it.
+    let begin = Instant::now();
+    while engine.pulse().busy_for(Instant::now()).is_none() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "not busy");
+        std::thread::yield_now();
+    }
     drop(release);
     second.await.unwrap().unwrap();
     third.await.unwrap().unwrap();
+    while engine.pulse().busy_for(Instant::now()).is_some() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "busy for ever");
+        std::thread::yield_now();
+    }
 }
 
 /// A kernel that is looked at a thousand times a second; each time there is one connection more.

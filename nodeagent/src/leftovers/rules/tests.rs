@@ -198,3 +198,12 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn node_ports_are_read_from_kube_proxys_chain() {
+    let text = "*nat\n:KUBE-NODEPORTS - [0:0]\n\
+        -A KUBE-NODEPORTS -p tcp -m comment --comment \"a/b --dport 1\" -m tcp --dport 30080 -j KUBE-EXT-A\n\
+        -A KUBE-NODEPORTS -p udp -m udp --dport x -j KUBE-EXT-A\n\
+        -A KUBE-SERVICES -p tcp -m tcp --dport 80 -j KUBE-SVC-A\nCOMMIT\n";
+    assert_eq!(Vec::from_iter(node_ports(text)), [30_080]);
+}

@@ -43,9 +43,9 @@ impl Status {
     /// The fleet at this moment.
     pub(crate) fn fleet(&self) -> Result<Fleet> {
         let mut client = self.client.clone();
-        let answer = self
-            .runtime
-            .spawn(async move { timeout(ANSWER, client.get_fleet(GetFleetRequest {})).await });
+        let answer = self.runtime.spawn(async move {
+            timeout(ANSWER, client.get_fleet(GetFleetRequest::default())).await
+        });
         let answer = self.runtime.block_on(answer)?.context("no answer")??;
         Ok(answer.into_inner())
     }

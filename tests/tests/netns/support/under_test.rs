@@ -29,7 +29,7 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 29] = [
+const NFTABLES_ONLY: [(&str, &str); 31] = [
     (
         "unserved::a18_refusals_come_at_once",
         "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
@@ -61,6 +61,10 @@ const NFTABLES_ONLY: [(&str, &str); 29] = [
     ("strangers::a_foreign_table", "marks and tables of nftables"),
     ("strangers::foreign_commits", "generations of nftables"),
     ("strangers::what_others_do", "iptables::what_others_do_.."),
+    (
+        "strangers::an_engine_at_rest",
+        "iptables::what_others_do_..",
+    ),
     ("strangers::a_deleted_rule", "iptables::what_others_do_.."),
     ("strangers::a_change_onto", "iptables-restore has no guard"),
     ("listing::", "prints nftables"),
@@ -90,6 +94,10 @@ const NFTABLES_ONLY: [(&str, &str); 29] = [
     ("runtime::c5_e7_any_bit", "lists nftables"),
     ("runtime::e12_a_failed", "locks nftables"),
     ("runtime::a20_", "A20: as above"),
+    (
+        "own_way::what_is_marked",
+        "a rule of nftables; what the others do: own_way::a_service_at_..",
+    ),
     ("ruleset::", "tables of nftables"),
     ("walk::", "elements of nftables"),
 ];
@@ -101,7 +109,7 @@ const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
 
 /// Of the common tests those that IPVS has something of its own to say about: packets are slow in a
 /// virtual machine. `KPLANE_VM_ALL=1` runs the others too.
-const COMMON_OF_IPVS: [&str; 19] = [
+const COMMON_OF_IPVS: [&str; 20] = [
     "addresses::a15_external",
     "addresses::a15_an_endpoint",
     "addresses::a15_endpoints_with",
@@ -121,6 +129,7 @@ const COMMON_OF_IPVS: [&str; 19] = [
     "affinity::a11_affinity_comes",
     "churn::an_address_passes",
     "health::",
+    "own_way::",
 ];
 
 /// Common tests whose words are not true of IPVS, and why.

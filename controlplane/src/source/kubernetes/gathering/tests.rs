@@ -92,7 +92,7 @@ fn a_list_tells_exactly_the_differences_and_is_then_known() {
             assert_tells(&known, &wanted, &events);
             // The same again is no news.
             let again: Vec<_> = wanted.values().map(|o| Said::Put(o.clone(), 2)).collect();
-            assert_eq!(list(&mut memory, &again), []);
+            assert_eq!(list(&mut memory, &again), [Event::Looked(Kind::Service)]);
         }
     }
 }
@@ -104,7 +104,7 @@ fn list(memory: &mut Memory, history: &[Said]) -> Vec<Event> {
         assert_eq!(list.said(memory, said.clone()), None);
     }
     list.complete(memory);
-    list.accept(Kind::Service, memory, 2).0
+    list.accept(Kind::Service, memory, 2, false).0
 }
 
 fn assert_tells(known: &World, wanted: &World, events: &[Event]) {
@@ -115,14 +115,20 @@ fn assert_tells(known: &World, wanted: &World, events: &[Event]) {
                 let object = located.object.clone();
                 world.insert(object.id(), object.clone()) != Some(object)
             }
-            Event::Delete(id) => world.remove(id).is_some(),
+            Event::Vanished(ids) => ids.iter().all(|id| world.remove(id).is_some()),
+            Event::Looked(_) => true,
             other => panic!("{other:?}"),
         };
         assert!(news, "{events:?} of {known:?}");
     }
     assert_eq!(&world, wanted);
-    let deletes = events.iter().map(|event| matches!(event, Event::Delete(_)));
-    assert!(deletes.is_sorted(), "{events:?}");
+    // What is gone comes last, and the look is a second one for what vanished before it.
+    let order = events.iter().map(|event| match event {
+        Event::Looked(_) => 1,
+        Event::Vanished(_) => 2,
+        _ => 0,
+    });
+    assert!(order.is_sorted(), "{events:?}");
 }
 
 /// Legacy Endpoints that cannot be read keep all of their slices, and no one else's.
@@ -140,6 +146,6 @@ fn unreadable_endpoints_keep_their_slices() {
     let mut unreadable = unreadable.last().unwrap();
     unreadable.name = "web".into();
     let events = list(&mut memory, &[Said::Unreadable(unreadable, 1)]);
-    let gone = Event::Delete(object("webs/0/IPv4", "").id());
-    assert_eq!(events, [gone]);
+    let gone = Event::Vanished(vec![object("webs/0/IPv4", "").id()]);
+    assert_eq!(events, [Event::Looked(Kind::Service), gone]);
 }

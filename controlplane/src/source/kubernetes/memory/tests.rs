@@ -63,7 +63,7 @@ fn a_list_from_the_past_counts_when_two_more_say_so() {
         };
         assert_eq!(hold.pause, BACKWARDS_PAUSE);
     }
-    assert_eq!(memory.judge(91, &named, now), Verdict::Accept);
+    assert_eq!(memory.judge(91, &named, now), Verdict::Confirmed);
     memory.replace(91, named);
     assert_eq!(memory.seen(), 91);
 }
@@ -94,7 +94,7 @@ fn a_list_that_lacks_most_objects_counts_when_two_more_say_so() {
         memory.judge(102, &named, now),
         Verdict::KeepMissing(_)
     ));
-    assert_eq!(memory.judge(103, &named, now), Verdict::Accept);
+    assert_eq!(memory.judge(103, &named, now), Verdict::Confirmed);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn all_of_a_few_are_many() {
             Verdict::KeepMissing(_)
         ));
     }
-    assert_eq!(memory.judge(101, &nothing, now), Verdict::Accept);
+    assert_eq!(memory.judge(101, &nothing, now), Verdict::Confirmed);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn no_services_at_all_takes_a_minute() {
         }
         assert_eq!(
             memory.judge(101, &nothing, start + 60 * SECOND),
-            Verdict::Accept
+            Verdict::Confirmed
         );
     }
 }
@@ -159,7 +159,7 @@ fn a_lost_database_takes_a_minute() {
     }
     assert_eq!(
         memory.judge(5, &named, start + 60 * SECOND),
-        Verdict::Accept
+        Verdict::Confirmed
     );
 }
 

@@ -77,7 +77,7 @@ impl<T: Transport> Reflector<T> {
     pub(super) async fn not_served(&mut self, failure: Failure) -> Result<State<T::Watch>, Closed> {
         let instead = match self.transport.resource() {
             Resource::ServiceCidrs => {
-                self.report.listed(&[]);
+                self.report.listed(&[], false);
                 self.report.current(Instant::now());
                 self.serve_without().await?;
                 // Not synced with it: when it comes it is listed as for the first time.
@@ -92,7 +92,7 @@ impl<T: Transport> Reflector<T> {
             }
         };
         tracing::warn!(
-            ?instead,
+            instead = %instead.kind(),
             "the API server has none of what is asked for; asking for something else"
         );
         let wait = match instead {

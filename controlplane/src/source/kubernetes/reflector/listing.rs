@@ -10,6 +10,7 @@ use crate::source::kubernetes::transport::{Page, PageRequest, Said, Transport, W
 
 impl<T: Transport> Reflector<T> {
     pub(super) async fn list(&mut self) -> Result<State<T::Watch>, Closed> {
+        self.second_look.begins();
         let list = Gathering::new(&self.memory);
         if self.no_streams {
             return self.begin_pages(list).await;
@@ -128,19 +129,8 @@ impl<T: Transport> Reflector<T> {
         self.outage_since = None;
         let named = list.complete(&self.memory);
         match self.memory.judge(version, named, Instant::now()) {
-            Verdict::Accept => {
-                let (events, unreadable) = list.accept(self.kind, &mut self.memory, version);
-                self.synced = true;
-                self.report.listed(&unreadable);
-                if events.is_empty() {
-                    self.poke().await?;
-                }
-                self.tell(events).await?;
-                Ok(match watch {
-                    Some(watch) => State::Watching(Watching::new(watch)),
-                    None => State::Unwatched,
-                })
-            }
+            Verdict::Accept => self.accept(list, version, watch, false).await,
+            Verdict::Confirmed => self.accept(list, version, watch, true).await,
             Verdict::KeepMissing(hold) => {
                 self.memory.advance(version);
                 let events = list.additions(&mut self.memory);
@@ -155,6 +145,34 @@ impl<T: Transport> Reflector<T> {
                 Ok(State::after(hold.pause, Then::List))
             }
         }
+    }
+
+    /// A list is believed; `confirmed` if others before it said the same.
+    async fn accept(
+        &mut self,
+        list: Gathering,
+        version: u64,
+        watch: Option<T::Watch>,
+        confirmed: bool,
+    ) -> Result<State<T::Watch>, Closed> {
+        let (first, empty) = (list.is_first(), list.len() == 0);
+        let (events, unreadable) = list.accept(self.kind, &mut self.memory, version, confirmed);
+        self.synced = true;
+        self.report.listed(&unreadable, first);
+        self.second_look.listed(first, empty);
+        if first {
+            self.tell_doubt().await?;
+        }
+        if events.is_empty() {
+            self.poke().await?;
+        }
+        self.tell(events).await?;
+        // What a second look found comes before the word that nothing is missing.
+        self.tell_doubt().await?;
+        Ok(match watch {
+            Some(watch) => State::Watching(Watching::new(watch)),
+            None => State::Unwatched,
+        })
     }
 }
 

@@ -23,7 +23,7 @@ impl Folder {
     }
 
     fn remove(&mut self, name: &str) -> Vec<String> {
-        self.apply(vec![(name, Change::Gone)])
+        self.apply(vec![(name, Change::Removed)])
     }
 
     fn apply(&mut self, changes: Vec<(&str, Change)>) -> Vec<String> {
@@ -40,6 +40,9 @@ fn lines(events: Vec<Event>) -> Vec<String> {
         match event {
             Event::Apply(o) => lines.push(format!("apply {} ({})", name(&o.object), o.location)),
             Event::Delete(id) => lines.push(format!("delete {}", id.name)),
+            Event::Vanished(ids) => lines.push(vanished(&ids)),
+            // They have tests of their own.
+            Event::Doubts(_) => {}
             Event::Issues(issues) if issues.is_empty() => lines.push("no issues".to_owned()),
             Event::Issues(issues) => {
                 lines.extend(issues.iter().map(|i| format!("{}: {i}", i.severity)));
@@ -48,6 +51,11 @@ fn lines(events: Vec<Event>) -> Vec<String> {
         }
     }
     lines
+}
+
+fn vanished(ids: &[ObjectId]) -> String {
+    let names: Vec<&str> = ids.iter().map(|id| &*id.name).collect();
+    format!("vanished {}", names.join(" "))
 }
 
 /// The name and the cluster address, to tell versions apart.
@@ -98,8 +106,8 @@ fn only_differences_are_told() {
         folder.write(&[("x.yaml", &services("a=10.0.0.1 c"))]),
         [
             "apply a=10.0.0.1 (x.yaml, document 1, line 2)",
-            "delete b",
-            "apply c (x.yaml, document 2, line 7)"
+            "apply c (x.yaml, document 2, line 7)",
+            "vanished b"
         ]
     );
     assert_eq!(folder.remove("x.yaml"), ["delete a", "delete c"]);
@@ -116,6 +124,7 @@ fn a_snapshot_has_all_kinds_in_one_batch() {
         .map(|event| match event {
             Event::InitApply(located) => format!("{} {}", name(&located.object), located.location),
             Event::Issues(issues) => format!("{} issues", issues.len()),
+            Event::Doubts(doubts) => format!("{} doubts", doubts.len()),
             other => format!("{other:?}"),
         })
         .collect();
@@ -133,6 +142,7 @@ fn a_snapshot_has_all_kinds_in_one_batch() {
             "Init(ServiceCidr)",
             "InitDone(ServiceCidr)",
             "1 issues",
+            "2 doubts",
         ]
     );
 }
@@ -216,7 +226,7 @@ fn a_broken_document_keeps_what_the_file_had() {
     );
     assert_eq!(
         folder.write(&[("x.yaml", &services("b"))]),
-        ["delete a", "delete c", "no issues"]
+        ["vanished a c", "no issues"]
     );
 }
 
@@ -228,7 +238,7 @@ fn a_malformed_object_keeps_its_last_good_state() {
     assert_eq!(
         folder.write(&[("x.yaml", &text)]),
         [
-            "delete c",
+            "vanished c",
             "error: x.yaml, document 1, line 5: Service default/a: spec must be a mapping, not the \
              number 5; correct it; its last good state stays",
         ]
@@ -290,7 +300,7 @@ fn an_empty_list_removes_the_objects() {
     folder.write(&[("x.yaml", &services("a"))]);
     assert_eq!(
         folder.write(&[("x.yaml", "kind: List\nitems: []\n")]),
-        ["delete a"]
+        ["vanished a"]
     );
 }
 
@@ -379,7 +389,10 @@ proptest! {
                         prop_assert_ne!(before, Some(located.object));
                     }
                     Event::Delete(id) => prop_assert!(follower.remove(&id).is_some()),
-                    Event::Issues(_) => {}
+                    Event::Vanished(ids) => for id in ids {
+                        prop_assert!(follower.remove(&id).is_some());
+                    }
+                    Event::Issues(_) | Event::Doubts(_) => {}
                     other => prop_assert!(false, "{:?}", other),
                 }
             }

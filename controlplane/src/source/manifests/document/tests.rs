@@ -194,6 +194,23 @@ fn aliases_between_items_work() {
     );
 }
 
+/// Each document pays for itself, and the others are served.
+#[test]
+fn a_bomb_is_refused_by_its_line_and_the_rest_is_served() {
+    let bomb = (1..9).fold("a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned(), |text, level| {
+        let aliases = vec![format!("*a{}", level - 1); 9].join(",");
+        format!("{text}a{level}: &a{level} [{aliases}]\n")
+    });
+    let web = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n";
+    let found = found(&format!("{web}---\n{bomb}---\n{web}"));
+    assert_eq!(found.len(), 3, "{found:?}");
+    assert_eq!(found[0], "document 1, line 1: Service default/web");
+    let refused = "document 2, line 8: error: document: is not valid YAML: YAML document too large or \
+                   too complex: total_replayed_events";
+    assert!(found[1].starts_with(refused), "{}", found[1]);
+    assert_eq!(found[2], "document 3, line 15: Service default/web");
+}
+
 #[test]
 fn json_with_and_without_the_name() {
     let service = r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}}"#;

@@ -10,7 +10,6 @@ mod walk;
 
 use std::time::SystemTime;
 
-use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::index::Index;
 use kp_controlplane::k8s::Kind;
 use kp_controlplane::publish::{Publication, Published};
@@ -51,7 +50,7 @@ fn publication(manifests: &str) -> Publication {
         events,
         observed_at: SystemTime::UNIX_EPOCH,
     };
-    let outcome = Index::new(ExternalIps::default()).apply(batch);
+    let outcome = Index::default().apply(batch);
     outcome.publication.unwrap()
 }
 

@@ -127,9 +127,24 @@ fn a29_local_policies_fall_back_to_the_clusters_endpoints() {
         strict_local: true,
         ..Settings::default()
     };
-    let strict = of(&local(), &strict);
-    assert_eq!(reals(&strict, node_port), [""; 0]);
-    assert_eq!(reals(&strict, cluster_ip), [""; 0]);
+    let demand = of(&local(), &strict);
+    assert_eq!(reals(&demand, node_port), [""; 0]);
+    assert_eq!(reals(&demand, cluster_ip), [""; 0]);
+    // The node's own packets do not come by the chain that closes what no set opens.
+    let vip = "203.0.113.1";
+    let balanced = || local().load_balancer(vip, &[]);
+    let demand = of(&balanced(), &strict);
+    assert_eq!(reals(&demand, "203.0.113.1:80"), both);
+    assert_eq!(sets(&demand, vip), [SetId::IpvsIps]);
+    assert!(demand.addresses.contains(&vip.parse().unwrap()));
+    // With an endpoint here it is everybody's.
+    let here = of(&balanced().here(&["10.1.0.2:8080"]), &strict);
+    assert_eq!(reals(&here, "203.0.113.1:80"), ["10.1.0.2:8080"]);
+    assert!(sets(&here, vip).contains(&SetId::LoadBalancerLocal));
+    // Nothing closes an address that the node has anyway.
+    let own = of(&local().load_balancer(NODE_IP, &[]), &strict);
+    assert_eq!(reals(&own, &format!("{NODE_IP}:80")), [""; 0]);
+    assert!(sets(&own, NODE_IP).contains(&SetId::LoadBalancer));
 }
 
 /// A8, A9: who may use a load balancer, and whether the node itself may.

@@ -12,6 +12,7 @@ use crate::netlink::Batch;
 const HEADERS_BYTES: usize = 20;
 const SETTINGS: Settings = Settings {
     masquerade_bit: 31,
+    own_mark: 0x50,
     pod_interface: None,
 };
 const NLA_F_NESTED: u16 = 0x8000;

@@ -132,6 +132,10 @@ pub(super) struct Rig {
     reflector: Option<Reflector<Scripted>>,
     inbox: mpsc::Receiver<Told>,
     events: VecDeque<String>,
+    /// Second looks are events, too.
+    pub(super) shows_looks: bool,
+    /// What was told of doubts, in order.
+    pub(super) doubts: Vec<Option<String>>,
 }
 
 impl Rig {
@@ -152,6 +156,8 @@ impl Rig {
             upstream,
             inbox,
             events: VecDeque::new(),
+            shows_looks: false,
+            doubts: Vec::new(),
         }
     }
 
@@ -230,18 +236,33 @@ impl Rig {
         let patience = Duration::from_secs(600);
         let told = timeout(patience, self.inbox.recv()).await;
         let told = told.unwrap_or_else(|_| panic!("nothing more: {:?}", self.asked()));
-        self.events.extend(told.unwrap().events.iter().map(name));
+        let told = told.unwrap();
+        if let Some((_, doubt)) = told.doubt {
+            self.doubts.push(doubt);
+        }
+        let shown = told
+            .events
+            .iter()
+            .filter(|event| self.shows_looks || !matches!(event, Event::Looked(_)));
+        self.events.extend(shown.map(name));
     }
 }
 
 fn name(event: &Event) -> String {
     match event {
+        Event::Looked(_) => "looked".to_owned(),
+        Event::Vanished(ids) => {
+            let names: Vec<&str> = ids.iter().map(|id| &*id.name).collect();
+            format!("vanished {}", names.join(" "))
+        }
         Event::Init(_) => "init".to_owned(),
         Event::InitApply(located) => format!("+{}", located.object.metadata().name),
         Event::InitDone(_) => "done".to_owned(),
         Event::Apply(located) => format!("apply {}", located.object.metadata().name),
         Event::Delete(id) => format!("delete {}", id.name),
-        Event::Issues(_) | Event::Alive => panic!("{event:?}"),
+        Event::Issues(_) | Event::ApiServer(_) | Event::Doubts(_) | Event::Alive => {
+            panic!("{event:?}")
+        }
     }
 }
 

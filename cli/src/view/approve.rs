@@ -1,0 +1,153 @@
+//! What waits for a person's agreement, and what became of it.
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::nodes::HeldView;
+use super::{API_VERSION, View};
+use crate::style::{Canvas, Tone};
+use crate::text::{Span, field, long_field, paragraph, plural};
+use crate::time::Time;
+
+/// Nodes that are named; the rest is counted.
+const NODES_NAMED: usize = 5;
+
+/// `kpctl approve`: what is held or doubted, by whom, and whether it was let go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ApprovalView {
+    api_version: &'static str,
+    kind: &'static str,
+    /// False while it waits, and if there was nothing to agree to.
+    pub(crate) approved: bool,
+    /// What the control plane holds, or held.
+    pub(crate) held: Option<HeldView>,
+    /// Why its picture is not whole, or was not; `null` when it is.
+    pub(crate) doubt: Option<String>,
+    /// Nodes that hold something, or held.
+    pub(crate) nodes: Vec<String>,
+    /// The revision in which it is so.
+    pub(crate) revision: u64,
+    #[serde(skip)]
+    now: Option<Time>,
+}
+
+impl From<pb::Fleet> for ApprovalView {
+    /// What there is to agree to.
+    fn from(fleet: pb::Fleet) -> Self {
+        let status = fleet.control_plane.unwrap_or_default();
+        let holds = |node: &pb::NodeStatus| node.report.as_ref().is_some_and(|r| r.held.is_some());
+        let nodes = fleet.nodes.into_iter().filter(holds).map(|node| node.name);
+        Self {
+            now: Time::from_wire(status.now_ms),
+            ..Self::new(
+                false,
+                status.held,
+                status.doubt,
+                nodes.collect(),
+                status.revision,
+            )
+        }
+    }
+}
+
+impl From<pb::ApproveResponse> for ApprovalView {
+    /// What was agreed to.
+    fn from(done: pb::ApproveResponse) -> Self {
+        let mut view = Self::new(true, done.released, done.doubt, done.nodes, done.revision);
+        view.approved = !view.is_empty();
+        view
+    }
+}
+
+impl ApprovalView {
+    fn new(
+        approved: bool,
+        held: Option<pb::Held>,
+        doubt: String,
+        nodes: Vec<String>,
+        revision: u64,
+    ) -> Self {
+        Self {
+            api_version: API_VERSION,
+            kind: "Approval",
+            approved,
+            held: held.map(HeldView::from),
+            doubt: Some(doubt).filter(|doubt| !doubt.is_empty()),
+            nodes,
+            revision,
+            now: None,
+        }
+    }
+
+    /// There is nothing to agree to.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held.is_none() && self.doubt.is_none() && self.nodes.is_empty()
+    }
+
+    /// What the person has seen when agreeing to it.
+    pub(crate) fn request(&self) -> pb::ApproveRequest {
+        let held = self.held.as_ref();
+        pb::ApproveRequest {
+            services: held.map_or(0, |held| held.services),
+            without_endpoints: held.map_or(0, |held| held.without_endpoints),
+        }
+    }
+}
+
+impl View for ApprovalView {
+    fn text(&self, canvas: &Canvas) -> String {
+        if self.is_empty() {
+            return "Nothing is held, and nothing is in doubt.\n".to_owned();
+        }
+        let mut out = String::new();
+        if self.approved {
+            let done = "Approved: what the source does not name is gone.";
+            out.push_str(&paragraph(&Span::new(done, Tone::Good), canvas, 0));
+        }
+        let what = match self.approved {
+            true => ["Let go", "Answered", "Told nodes"],
+            false => ["Held", "In doubt", "Held by nodes"],
+        };
+        if let Some(held) = &self.held {
+            out.push_str(&held_text(what[0], held, self.now, canvas));
+        }
+        if let Some(doubt) = &self.doubt {
+            out.push_str(&long_field(what[1], &Span::new(doubt, Tone::Warn), canvas));
+        }
+        if !self.nodes.is_empty() {
+            let shown = self.nodes.len().min(NODES_NAMED);
+            let mut spans: Vec<_> = self.nodes[..shown].iter().map(Span::plain).collect();
+            let more = self.nodes.len() - shown;
+            spans.extend((more > 0).then(|| Span::plain(format!("{more} more"))));
+            out.push_str(&field(what[2], &spans, canvas));
+        }
+        out
+    }
+}
+
+/// What a control plane holds, after a key.
+pub(super) fn held_text(key: &str, held: &HeldView, now: Option<Time>, canvas: &Canvas) -> String {
+    let services = |count: u64| plural(usize::try_from(count).unwrap_or(usize::MAX), "service");
+    let mut counts = Vec::new();
+    if held.services > 0 {
+        counts.push(Span::new(services(held.services), Tone::Warn));
+    }
+    if held.without_endpoints > 0 {
+        let text = format!("the last endpoints of {}", services(held.without_endpoints));
+        counts.push(Span::new(text, Tone::Warn));
+    }
+    if let (Some(since), Some(now)) = (held.since, now) {
+        counts.push(Span::plain(format!("for {}", since.age_text(now))));
+    }
+    let all = held.services.saturating_add(held.without_endpoints);
+    let more = all.saturating_sub(held.examples.len() as u64);
+    let more = (more > 0).then(|| format!(" and {more} more"));
+    let names = held.examples.join(", ") + &more.unwrap_or_default();
+    [
+        field(key, &counts, canvas),
+        long_field("", &Span::plain(&held.reason), canvas),
+        long_field("", &Span::plain(names), canvas),
+    ]
+    .concat()
+}

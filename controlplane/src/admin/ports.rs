@@ -1,0 +1,70 @@
+//! Metrics of the control plane's ports.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kplane_http::Guests;
+use kplane_http::metrics::Name;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+use crate::doors::{Counts, Door};
+
+/// Who may come in where.
+#[derive(Debug)]
+pub(super) struct Ports {
+    pub(super) agents: Arc<Door>,
+    pub(super) status: Arc<Door>,
+    pub(super) http: Arc<Guests>,
+}
+
+impl Ports {
+    fn counts(&self) -> [(&'static str, Counts); 3] {
+        let http = Counts {
+            open: self.http.open(),
+            displaced: self.http.displaced(),
+            failures: self.http.failures(),
+            ..Counts::default()
+        };
+        [
+            ("agents", self.agents.counts()),
+            ("http", http),
+            ("status", self.status.counts()),
+        ]
+    }
+}
+
+impl Collector for Ports {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let counts = self.counts();
+        let open = counts.map(|(port, counts)| ([("port", port)], counts.open as f64));
+        Name(
+            "kplane_controlplane_connections",
+            "Open connections by port",
+        )
+        .gauge(&mut to, open.iter().map(|(labels, n)| (&labels[..], *n)))?;
+        let closed = counts.iter().flat_map(|(port, counts)| {
+            let reasons = [
+                ("displaced", counts.displaced),
+                ("expired", counts.expired),
+                ("refused", counts.refused),
+            ];
+            reasons.map(|(reason, n)| ([("port", *port), ("reason", reason)], n as f64))
+        });
+        let closed: Vec<_> = closed.collect();
+        Name(
+            "kplane_controlplane_connections_closed",
+            "Connections that were refused, had to go for newer ones, or were of no use for too long",
+        )
+        .counter(&mut to, closed.iter().map(|(labels, n)| (&labels[..], *n)))?;
+        let failures = counts.map(|(port, counts)| ([("port", port)], counts.failures as f64));
+        Name(
+            "kplane_controlplane_accept_failures",
+            "Connections that could not be accepted, mostly for lack of open files",
+        )
+        .counter(
+            &mut to,
+            failures.iter().map(|(labels, n)| (&labels[..], *n)),
+        )
+    }
+}

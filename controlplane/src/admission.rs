@@ -1,0 +1,260 @@
+//! What Services may have, as the operator says: the same for all of them.
+//!
+//! Whoever may write a Service may name any address in it (CVE-2020-8554). Some addresses with a
+//! port are never a Service's, since the cluster's own programs listen there: a Service at the control
+//! plane's own would take the agents' streams for itself, and deleting it would reach no agent.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use kplane_model::{
+    Holder, KUBELET_PORTS, ParsePortRangeError, PortRange, Protocol, ReservedPorts, parse_ip,
+};
+use nix::ifaddrs::getifaddrs;
+
+use crate::convert::ExternalIps;
+
+/// Ports of the control plane where nothing else is said: agents, status, readiness and metrics.
+const CONTROL_PLANE_PORTS: [u16; 3] = [7443, 7444, 7445];
+/// Ports of agents where nothing else is said: health checks and metrics.
+pub const AGENT_PORTS: [u16; 2] = [10256, 10249];
+/// The device that holds the addresses of Services in mode ipvs: these are not the machine's.
+const SERVICES_LINK: &str = "kube-ipvs0";
+/// Names the address of the pod that this process runs in.
+const POD_IP: &str = "POD_IP";
+
+/// What Services may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Admission {
+    /// Which external addresses.
+    pub external_ips: ExternalIps,
+    /// Which addresses with ports, and node ports, no Service gets.
+    pub reserved: Reserved,
+}
+
+impl From<ExternalIps> for Admission {
+    fn from(external_ips: ExternalIps) -> Self {
+        Self {
+            external_ips,
+            ..Self::default()
+        }
+    }
+}
+
+/// Addresses with ports, and node ports, that no Service gets, whatever else the cluster has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// On the addresses of all nodes, and as node ports.
+    on_nodes: ReservedPorts,
+    /// On other addresses.
+    elsewhere: HashMap<IpAddr, ReservedPorts>,
+}
+
+impl Default for Reserved {
+    /// The ports that programs have when nobody says otherwise.
+    fn default() -> Self {
+        let reserved = CONTROL_PLANE_PORTS
+            .into_iter()
+            .fold(Self::empty(), |reserved, port| {
+                reserved.on_nodes(port, Holder::ControlPlane)
+            });
+        reserved.with_agents()
+    }
+}
+
+impl Reserved {
+    fn empty() -> Self {
+        Self {
+            on_nodes: ReservedPorts::default(),
+            elsewhere: HashMap::new(),
+        }
+    }
+
+    /// For a control plane that listens at `listeners` on a machine with the addresses `own`, in a
+    /// cluster whose agents have their usual ports.
+    #[must_use]
+    pub fn new(listeners: &[SocketAddr], own: &[IpAddr]) -> Self {
+        Self::empty()
+            .with_listeners(Holder::ControlPlane, listeners, own)
+            .with_agents()
+    }
+
+    /// Adds a program that listens on a machine with the addresses `own`.
+    #[must_use]
+    pub fn with_listeners(self, holder: Holder, listeners: &[SocketAddr], own: &[IpAddr]) -> Self {
+        listeners.iter().fold(self, |mut reserved, listener| {
+            let port = listener.port();
+            let addresses = match listener.ip() {
+                ip if ip.is_unspecified() => own,
+                ip => &[ip][..],
+            };
+            for ip in addresses {
+                let ports = reserved.elsewhere.entry(ip.to_canonical()).or_default();
+                *ports = std::mem::take(ports).with(port, holder);
+            }
+            reserved.on_nodes(port, holder)
+        })
+    }
+
+    /// Adds what the operator lists.
+    #[must_use]
+    pub fn with_listed(mut self, listed: &[ReservedPlace]) -> Self {
+        for place in listed {
+            let ports = match place.ip {
+                Some(ip) => self.elsewhere.entry(ip).or_default(),
+                None => &mut self.on_nodes,
+            };
+            *ports = std::mem::take(ports).and_listed([place.ports]);
+        }
+        self
+    }
+
+    /// The usual ports of agents, and kubelet's.
+    fn with_agents(self) -> Self {
+        let agents = AGENT_PORTS.map(|port| (port, Holder::NodeAgent));
+        let kubelet = KUBELET_PORTS.map(|port| (port, Holder::Kubelet));
+        let ports = agents.into_iter().chain(kubelet);
+        ports.fold(self, |reserved, (port, holder)| {
+            reserved.on_nodes(port, holder)
+        })
+    }
+
+    fn on_nodes(mut self, port: u16, holder: Holder) -> Self {
+        self.on_nodes = self.on_nodes.with(port, holder);
+        self
+    }
+
+    /// Who has a port on the addresses of nodes, and as a node port.
+    #[must_use]
+    pub fn holder_on_nodes(&self, protocol: Protocol, port: u16) -> Option<Holder> {
+        self.on_nodes.holder(protocol, port)
+    }
+
+    /// Who has a port on an address that need not be a node's.
+    #[must_use]
+    pub fn holder_at(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Option<Holder> {
+        self.elsewhere.get(&ip)?.holder(protocol, port)
+    }
+}
+
+/// What `--reserved-ports` lists: ports on the addresses of all nodes, or on one address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReservedPlace {
+    /// The address; `None` = all nodes'.
+    ip: Option<IpAddr>,
+    /// The ports.
+    ports: PortRange,
+}
+
+/// Text that is no [`ReservedPlace`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseReservedPlaceError {
+    /// The ports.
+    #[error(transparent)]
+    Ports(#[from] ParsePortRangeError),
+    /// The address.
+    #[error("{0:?} is no IP address: write such as 192.0.2.1:6443 or [2001:db8::1]:6443")]
+    Address(String),
+}
+
+impl FromStr for ReservedPlace {
+    type Err = ParseReservedPlaceError;
+
+    /// Reads `22`, `2379-2380`, `192.0.2.1:6443` or `[2001:db8::1]:6443`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        let (ip, ports) = match text.rsplit_once(':') {
+            None => (None, text),
+            Some((ip, ports)) => {
+                let wrong = || ParseReservedPlaceError::Address(ip.to_owned());
+                let inner = ip.strip_prefix('[').and_then(|ip| ip.strip_suffix(']'));
+                let bare = inner.unwrap_or(ip);
+                let parsed = parse_ip(bare).map_err(|_| wrong())?;
+                if parsed.is_ipv6() != inner.is_some() {
+                    return Err(wrong());
+                }
+                (Some(parsed), ports)
+            }
+        };
+        let ports = ports.parse()?;
+        Ok(Self { ip, ports })
+    }
+}
+
+/// Addresses of this machine, or of the pod that this process is in: those of its interfaces, and the
+/// one that the environment names. Loopback and link-local ones are no Service's anyway.
+#[must_use]
+pub fn own_addresses() -> Vec<IpAddr> {
+    let named = std::env::var(POD_IP).ok();
+    let named = named.and_then(|text| parse_ip(&text).ok());
+    let interfaces = getifaddrs().inspect_err(|error| {
+        tracing::warn!(
+            %error,
+            "the addresses of this machine cannot be read: Services that take its ports are refused \
+             on the addresses of nodes only"
+        );
+    });
+    let interfaces = interfaces.into_iter().flatten();
+    let interfaces = interfaces.filter(|interface| interface.interface_name != SERVICES_LINK);
+    let interfaces = interfaces.filter_map(|interface| {
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        v4.or_else(|| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())))
+    });
+    named.into_iter().chain(interfaces).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn listed_places_are_read_as_people_write_them() {
+        let place = |text: &str| text.parse::<ReservedPlace>();
+        let listed = ["22", " 2379-2380", "192.0.2.1:6443", "[2001:db8::1]:1-9"];
+        let places: Vec<_> = listed.iter().map(|text| place(text).unwrap()).collect();
+        let reserved = Reserved::default().with_listed(&places);
+        let tcp = Protocol::Tcp;
+        for protocol in Protocol::ALL {
+            assert_eq!(
+                reserved.holder_on_nodes(protocol, 2380),
+                Some(Holder::Listed)
+            );
+        }
+        let (v4, v6) = (ip("192.0.2.1"), ip("2001:db8::1"));
+        assert_eq!(reserved.holder_at(v4, tcp, 6443), Some(Holder::Listed));
+        assert_eq!(reserved.holder_at(v6, tcp, 9), Some(Holder::Listed));
+        assert_eq!(reserved.holder_at(v6, tcp, 10), None);
+        for wrong in [
+            "",
+            "x",
+            "1.2.3:4",
+            "2001:db8::1:22",
+            "[1.2.3.4]:22",
+            "1.2.3.4:",
+            ":22",
+        ] {
+            assert!(place(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_wildcard_means_the_machines_own_addresses() {
+        let listeners = ["0.0.0.0:9443", "192.0.2.7:9444"].map(|text| text.parse().unwrap());
+        let reserved = Reserved::new(&listeners, &[ip("198.51.100.1")]);
+        let at = |ip, port| reserved.holder_at(ip, Protocol::Tcp, port);
+        assert_eq!(at(ip("198.51.100.1"), 9443), Some(Holder::ControlPlane));
+        assert_eq!(at(ip("198.51.100.1"), 9444), None);
+        assert_eq!(at(ip("192.0.2.7"), 9444), Some(Holder::ControlPlane));
+        // It may be on a node whose addresses it cannot see.
+        let on_nodes = |port| reserved.holder_on_nodes(Protocol::Tcp, port);
+        assert_eq!([9443, 9444].map(on_nodes), [Some(Holder::ControlPlane); 2]);
+        assert_eq!(on_nodes(10250), Some(Holder::Kubelet));
+        assert_eq!(on_nodes(7443), None);
+    }
+}

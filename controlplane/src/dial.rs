@@ -1,0 +1,224 @@
+//! Connections of our own: to the API server, and of agents to the control plane.
+//!
+//! They carry a mark by which the node's rules know them, so that none of our rules ever applies to
+//! them: whatever a Service claims, no agent is locked out by it.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, Once};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use nix::errno::Errno;
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::net::{TcpSocket, TcpStream, lookup_host};
+use tokio::time::timeout;
+
+/// The mark of our own connections unless another one is chosen. Rules compare the whole mark, so
+/// that nobody's bit is taken for it; and it has no bit that other programs look at: not those of
+/// kube-proxy (0x4000, 0x8000), CNI portmap (0x2000), AWS (0x80), Cilium (0xf00), Weave, Tailscale or
+/// Calico (0x10000 and up), nor bit 0, which is in everybody's examples.
+pub const OWN_MARK: u32 = 0x50;
+
+/// Reads a mark such as `0x50` or `80`; 0 = none.
+///
+/// # Errors
+/// What it must be.
+pub fn parse_mark(text: &str) -> Result<u32, &'static str> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| "must be a mark of 32 bits such as 0x50, or 0 for none")
+}
+
+/// Longest that a connection may take to come about, all addresses of a name together.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Silence after which the kernel asks whether the other side is still there, in seconds, ...
+const KEEPALIVE_IDLE_S: u32 = 15;
+/// ... how often, in seconds, ...
+const KEEPALIVE_INTERVAL_S: u32 = 5;
+/// ... and how many questions may stay unanswered: dead within 15 + 3 * 5 = 30 s.
+const KEEPALIVE_PROBES: u32 = 3;
+/// Addresses of one name that count.
+const MAX_ADDRESSES: usize = 64;
+
+/// Says once that marks cannot be set.
+static UNMARKED: Once = Once::new();
+
+/// Opens connections with our mark.
+#[derive(Clone, Copy, Debug)]
+pub struct Dialer {
+    /// 0 = none.
+    mark: u32,
+}
+
+impl Dialer {
+    /// With a mark; 0 = none.
+    #[must_use]
+    pub fn new(mark: u32) -> Self {
+        Self { mark }
+    }
+
+    /// Connects to the first of some addresses that answers.
+    ///
+    /// # Errors
+    /// Why the last one did not answer.
+    pub async fn connect(self, addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+        let each = CONNECT / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+        let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for address in addresses {
+            match timeout(each, self.connect_one(*address)).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(error)) => failed = error,
+                Err(_) => failed = io::ErrorKind::TimedOut.into(),
+            }
+        }
+        Err(failed)
+    }
+
+    /// A connector to these addresses, whatever the URL says.
+    #[must_use]
+    pub fn to(
+        self,
+        addresses: Vec<SocketAddr>,
+    ) -> impl tower::Service<
+        Uri,
+        Response = TokioIo<TcpStream>,
+        Error = io::Error,
+        Future = impl Future<Output = io::Result<TokioIo<TcpStream>>> + Send,
+    > + Send {
+        let addresses: Arc<[SocketAddr]> = addresses.into();
+        tower::service_fn(move |_: Uri| {
+            let addresses = Arc::clone(&addresses);
+            async move { self.connect(&addresses).await.map(TokioIo::new) }
+        })
+    }
+
+    async fn connect_one(self, address: SocketAddr) -> io::Result<TcpStream> {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        self.mark(&socket)?;
+        socket.set_nodelay(true)?;
+        socket.set_keepalive(true)?;
+        setsockopt(&socket, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE_S)?;
+        setsockopt(&socket, sockopt::TcpKeepInterval, &KEEPALIVE_INTERVAL_S)?;
+        setsockopt(&socket, sockopt::TcpKeepCount, &KEEPALIVE_PROBES)?;
+        socket.connect(address).await
+    }
+
+    /// Marks a socket, if this process may.
+    fn mark(self, socket: &TcpSocket) -> io::Result<()> {
+        if self.mark == 0 {
+            return Ok(());
+        }
+        match setsockopt(socket, sockopt::Mark, &self.mark) {
+            Ok(()) => Ok(()),
+            Err(Errno::EPERM) => {
+                UNMARKED.call_once(|| {
+                    tracing::info!(
+                        "connections are not marked as our own, which needs CAP_NET_ADMIN: Services \
+                         at the addresses and ports that we use are refused all the same"
+                    );
+                });
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The addresses and ports of a URL; the scheme says the port where it names none.
+///
+/// # Errors
+/// The name cannot be resolved now.
+pub async fn resolve(url: &Uri) -> io::Result<Vec<SocketAddr>> {
+    let by_scheme = if url.scheme_str() == Some("http") {
+        80
+    } else {
+        443
+    };
+    let port = url.port_u16().unwrap_or(by_scheme);
+    if let Some(ip) = literal(url) {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let host = url.host().unwrap_or_default();
+    let found = timeout(CONNECT, lookup_host((host, port))).await;
+    let found = found.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    let found = found.take(MAX_ADDRESSES);
+    Ok(found
+        .map(|at| SocketAddr::new(at.ip().to_canonical(), port))
+        .collect())
+}
+
+/// The address of a URL that has one in the place of a name.
+#[must_use]
+pub fn literal(url: &Uri) -> Option<IpAddr> {
+    let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
+    host.parse().ok().map(|ip: IpAddr| ip.to_canonical())
+}
+
+impl tower::Service<Uri> for Dialer {
+    type Response = TokioIo<TcpStream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, url: Uri) -> Self::Future {
+        let dialer = *self;
+        Box::pin(async move {
+            let addresses = resolve(&url).await?;
+            dialer.connect(&addresses).await.map(TokioIo::new)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_urls_place_is_its_address_and_port() {
+        for (url, place) in [
+            ("https://192.0.2.1:6443", "192.0.2.1:6443"),
+            ("https://192.0.2.1", "192.0.2.1:443"),
+            ("http://[2001:db8::1]", "[2001:db8::1]:80"),
+        ] {
+            let found = resolve(&url.parse().unwrap()).await.unwrap();
+            assert_eq!(found, [place.parse().unwrap()], "{url}");
+        }
+        let localhost = resolve(&"https://localhost:6443".parse().unwrap())
+            .await
+            .unwrap();
+        assert!(
+            localhost
+                .iter()
+                .all(|at| at.ip().is_loopback() && at.port() == 6443)
+        );
+    }
+
+    #[tokio::test]
+    async fn the_next_address_is_tried_and_who_may_not_mark_connects_all_the_same() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let there = listener.local_addr().unwrap();
+        // Nobody listens at a port that was just given back.
+        let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let nobody = gone.local_addr().unwrap();
+        drop(gone);
+        let stream = Dialer::new(OWN_MARK)
+            .connect(&[nobody, there])
+            .await
+            .unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), there);
+        let refused = Dialer::new(0).connect(&[nobody]).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+}

@@ -1,0 +1,116 @@
+//! Who has come through a door, and who has to go for others. No I/O.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use super::{Limits, Occupancy};
+
+/// The connections of a door.
+#[derive(Debug, Default)]
+pub(super) struct Book {
+    last: u64,
+    /// All of them by number, which grows with time, and where they come from.
+    open: HashMap<u64, IpAddr>,
+    /// Those that wait.
+    waiting: BTreeMap<u64, Occupancy>,
+    addresses: HashMap<IpAddr, Address>,
+}
+
+/// The connections from one address.
+#[derive(Debug, Default)]
+struct Address {
+    open: usize,
+    waiting: BTreeSet<u64>,
+}
+
+/// What becomes of a connection.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// It has this number.
+    Admitted(u64),
+    /// It has this number, and another one has to go.
+    InsteadOf(Occupancy, u64),
+    /// It is closed, for this reason.
+    Refused(&'static str),
+}
+
+impl Book {
+    /// Connections, and those that wait.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.open.len(), self.waiting.len())
+    }
+
+    /// Lets a connection in, if there is room or somebody waits who can go.
+    pub(super) fn admit(&mut self, from: IpAddr, limits: &Limits) -> Verdict {
+        let from = network(from);
+        let here = self.addresses.get(&from);
+        let (open, waiting) = here.map_or((0, 0), |here| (here.open, here.waiting.len()));
+        let crowded = open >= limits.per_address || waiting >= limits.waiting_per_address;
+        let full = self.open.len() >= limits.connections || self.waiting.len() >= limits.waiting;
+        let oldest = if crowded {
+            here.and_then(|here| here.waiting.first()).copied()
+        } else {
+            self.waiting.keys().next().copied()
+        };
+        if !crowded && !full {
+            return Verdict::Admitted(self.enter(from));
+        }
+        let Some(goes) = oldest.and_then(|oldest| self.leave(oldest)) else {
+            return Verdict::Refused(if crowded {
+                "too many from this address; see --max-connections-per-address"
+            } else {
+                "there are too many; see --max-connections"
+            });
+        };
+        Verdict::InsteadOf(goes, self.enter(from))
+    }
+
+    fn enter(&mut self, from: IpAddr) -> u64 {
+        self.last += 1;
+        self.open.insert(self.last, from);
+        self.addresses.entry(from).or_default().open += 1;
+        self.last
+    }
+
+    /// A connection waits (again). One that is not here (any more) does not matter.
+    pub(super) fn waits(&mut self, number: u64, connection: &Occupancy) {
+        if let Some(from) = self.open.get(&number) {
+            self.waiting.insert(number, connection.clone());
+            let here = self.addresses.entry(*from).or_default();
+            here.waiting.insert(number);
+        }
+    }
+
+    /// A connection is in use.
+    pub(super) fn is_used(&mut self, number: u64) -> Option<Occupancy> {
+        let from = self.open.get(&number)?;
+        if let Some(here) = self.addresses.get_mut(from) {
+            here.waiting.remove(&number);
+        }
+        self.waiting.remove(&number)
+    }
+
+    /// A connection is gone, or as good as that. Returns it if it was waiting.
+    pub(super) fn leave(&mut self, number: u64) -> Option<Occupancy> {
+        let waited = self.is_used(number);
+        if let Some(from) = self.open.remove(&number)
+            && let Some(here) = self.addresses.get_mut(&from)
+        {
+            here.open -= 1;
+            if here.open == 0 {
+                self.addresses.remove(&from);
+            }
+        }
+        waited
+    }
+}
+
+/// What counts as one address: whoever has an IPv6 address has all of its network.
+fn network(address: IpAddr) -> IpAddr {
+    /// The part of an IPv6 address that its host chooses.
+    const HOST: u128 = u64::MAX as u128;
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6((u128::from(address) & !HOST).into()),
+        v4 => v4,
+    }
+}

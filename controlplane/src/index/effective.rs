@@ -1,0 +1,245 @@
+//! What of a Service is served: its ports without the places that it does not get, and its endpoints.
+
+use std::net::IpAddr;
+
+use kplane_model::select::merge;
+use kplane_model::{
+    Cidr, Endpoint, Holder, Issue, MAX_SERVICE_ELEMENTS, ObjectRef, ServiceName, ServicePort,
+    ServiceSize, Severity,
+};
+
+use super::claims::{CONFLICT_ADVICE, Claim, address_claim, node_port_claim};
+use super::{Index, ServiceEntry};
+use crate::convert::MAX_ISSUES_PER_OBJECT;
+use crate::k8s::Kind;
+
+/// Endpoints of one ServicePort that are served: what the largest class of the data path holds,
+/// and above the 10,000 that kplane promises.
+const MAX_ENDPOINTS: usize = 16_384;
+
+/// The API server's own Service, in any cluster: namespace and name.
+pub(super) const API_SERVICE: (&str, &str) = ("default", "kubernetes");
+
+/// Collects the issues that a Service has with others; costs nothing while there are none.
+pub(super) struct Issues<'a> {
+    service: &'a ServiceName,
+    location: &'a str,
+    list: Vec<Issue>,
+    omitted: usize,
+}
+
+impl<'a> Issues<'a> {
+    fn new(service: &'a ServiceName, location: &'a str) -> Self {
+        Self {
+            service,
+            location,
+            list: Vec::new(),
+            omitted: 0,
+        }
+    }
+
+    fn add(&mut self, severity: Severity, reason: impl FnOnce() -> String) {
+        if self.list.len() == MAX_ISSUES_PER_OBJECT {
+            self.omitted += 1;
+            return;
+        }
+        self.list.push(Issue {
+            severity,
+            location: self.location.to_owned(),
+            object: ObjectRef {
+                kind: Kind::Service.to_string(),
+                namespace: self.service.namespace.to_string(),
+                name: self.service.name.to_string(),
+            },
+            reason: reason(),
+        });
+    }
+
+    fn finish(mut self) -> Vec<Issue> {
+        if self.omitted > 0 {
+            let omitted = std::mem::take(&mut self.omitted);
+            self.list.pop();
+            self.add(Severity::Error, || {
+                format!(
+                    "has {} further problems that are not listed; mend the listed ones first",
+                    omitted + 1
+                )
+            });
+        }
+        self.list
+    }
+}
+
+/// A Service as it is served.
+#[derive(Debug, Default)]
+pub(super) struct Effective {
+    /// Each port that is served, with its endpoints, sorted.
+    pub(super) ports: Vec<(ServicePort, Vec<Endpoint>)>,
+    /// Problems that it has with others.
+    pub(super) issues: Vec<Issue>,
+}
+
+impl Index {
+    /// Works a Service out. Work: its own ports, addresses and endpoints.
+    pub(super) fn effective(&self, name: &ServiceName) -> Effective {
+        let Some(entry) = self.services.get(name) else {
+            return Effective::default();
+        };
+        let mut issues = Issues::new(name, &entry.location);
+        self.warn_of_ranges(entry, &mut issues);
+        let ports = entry.ports.iter();
+        let ports: Vec<_> = ports
+            .filter_map(|port| self.effective_port(port, &mut issues))
+            .collect();
+        let ports = self.with_endpoints(ports, &mut issues);
+        Effective {
+            ports,
+            issues: issues.finish(),
+        }
+    }
+
+    /// A port without the places that it does not get; `None` without its ClusterIP.
+    fn effective_port(&self, port: &ServicePort, issues: &mut Issues<'_>) -> Option<ServicePort> {
+        let mut gets = |claim: Claim, consequence: &dyn Fn() -> String| {
+            if let Some(holder) = self.holder(&port.key.service, &claim) {
+                issues.add(Severity::Error, || {
+                    format!(
+                        "{claim} is where {holder}, and a Service there would take over its \
+                         connections: {}; use another port or another address",
+                        consequence()
+                    )
+                });
+                return false;
+            }
+            match self.claims.owner(&claim) {
+                Some(owner) if *owner != port.key => {
+                    issues.add(Severity::Error, || {
+                        let consequence = consequence();
+                        format!("{claim} belongs to {owner}: {consequence}; {CONFLICT_ADVICE}")
+                    });
+                    false
+                }
+                _ => true,
+            }
+        };
+        let not_served = || format!("{} is not served", port.key);
+        if !gets(address_claim(port, port.cluster_ip), &not_served) {
+            return None;
+        }
+        let not_here = || "this Service is not served there".to_owned();
+        let mut fitting = |ips: &[IpAddr]| -> Vec<IpAddr> {
+            let ips = ips.iter().copied();
+            ips.filter(|ip| gets(address_claim(port, *ip), &not_here))
+                .collect()
+        };
+        let external_ips = fitting(&port.external_ips);
+        let load_balancer_ips = fitting(&port.load_balancer_ips);
+        let node_port = port.node_port;
+        let node_port = node_port.filter(|number| gets(node_port_claim(port, *number), &not_here));
+        Some(ServicePort {
+            external_ips,
+            load_balancer_ips,
+            node_port,
+            ..port.clone()
+        })
+    }
+
+    /// Who listens at a place, so that this Service does not get it.
+    fn holder(&self, service: &ServiceName, claim: &Claim) -> Option<Holder> {
+        let holder = match *claim {
+            Claim::Address { ip, protocol, port } => self.places.holder(ip, protocol, port),
+            Claim::NodePort { protocol, port, .. } => self.places.node_port_holder(protocol, port),
+        };
+        let api_service = (&*service.namespace, &*service.name) == API_SERVICE;
+        holder.filter(|holder| !(api_service && *holder == Holder::ApiServer))
+    }
+
+    /// External addresses within the cluster's own ranges are served, as kube-proxy does, and named:
+    /// they may take connections away from a pod, or go to another Service.
+    fn warn_of_ranges(&self, entry: &ServiceEntry, issues: &mut Issues<'_>) {
+        let Some(port) = entry.ports.first() else {
+            return;
+        };
+        // All ports of a family have the same addresses, and the families lie side by side.
+        let family = |port: &ServicePort| port.key.family;
+        let other = entry
+            .ports
+            .iter()
+            .find(|other| family(other) != family(port));
+        for port in [Some(port), other].into_iter().flatten() {
+            for ip in port.external_ips.iter().chain(&port.load_balancer_ips) {
+                if let Some(range) = self.places.pod_range(*ip) {
+                    issues.add(Severity::Warning, || {
+                        format!(
+                            "external address {ip} is in the pod range {range} of a node: \
+                             connections to a pod that has it would reach this Service instead; use \
+                             an address outside of the cluster's own ranges"
+                        )
+                    });
+                }
+                if let Some(range) = self.service_range(*ip) {
+                    issues.add(Severity::Warning, || {
+                        format!(
+                            "external address {ip} is in the range {range} of ClusterIPs: it is \
+                             lost to any Service that gets it as its ClusterIP; use an address \
+                             outside of the cluster's own ranges"
+                        )
+                    });
+                }
+            }
+        }
+    }
+
+    /// The range of ClusterIPs that an address is in.
+    fn service_range(&self, ip: IpAddr) -> Option<Cidr> {
+        let mut ranges = self.cidrs.values().flatten().copied();
+        ranges.find(|range| range.contains(ip))
+    }
+
+    /// The ports with their endpoints, as many as nodes are made to hold for one Service. Addresses were
+    /// cut when the Service was read; endpoints that are too many are never collected.
+    fn with_endpoints(
+        &self,
+        ports: Vec<ServicePort>,
+        issues: &mut Issues<'_>,
+    ) -> Vec<(ServicePort, Vec<Endpoint>)> {
+        let mut size = ServiceSize::default();
+        ports.iter().for_each(|port| size.add(port, MAX_ENDPOINTS));
+        let allowed = size.allowance().endpoints;
+        let mut most = 0;
+        let with_endpoints = ports.into_iter().map(|port| {
+            let mut endpoints = self.endpoints(&port);
+            most = most.max(endpoints.len());
+            endpoints.truncate(allowed);
+            endpoints.shrink_to_fit();
+            (port, endpoints)
+        });
+        let with_endpoints = with_endpoints.collect();
+        if most > allowed {
+            issues.add(Severity::Error, || {
+                format!(
+                    "{most} endpoints on {} ports with {} addresses each are more than nodes are made \
+                     to hold for one Service ({MAX_ENDPOINTS} endpoints, {MAX_SERVICE_ELEMENTS} \
+                     elements): only the first {allowed} endpoints of a port are served, split the \
+                     Service",
+                    size.ports,
+                    1 + size.load_balancer_ips + size.external_ips,
+                )
+            });
+        }
+        with_endpoints
+    }
+
+    /// The endpoints of a port from all its slices (A27, A28).
+    fn endpoints(&self, port: &ServicePort) -> Vec<Endpoint> {
+        let key = &port.key;
+        let slices = self.slices_of.get(&key.service).into_iter().flatten();
+        let ports = slices
+            .filter_map(|id| self.slices.get(id))
+            .flat_map(|slice| &slice.ports);
+        let ours = ports.filter(|p| {
+            p.family == key.family && p.protocol == key.protocol && p.port_name == key.port_name
+        });
+        merge(ours.flat_map(|p| p.endpoints.iter().cloned()))
+    }
+}

@@ -1,0 +1,190 @@
+//! The cliff guard: how much a step may take away before somebody has to agree. Pure.
+
+use std::time::{Duration, SystemTime};
+
+use clap::ValueEnum;
+
+/// Time over which deletions by name count together.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// When deletions are held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CliffGuard {
+    /// Which deletions are guarded.
+    pub deletions: Guarded,
+    /// A step may take so many percent of the Services, or leave so many percent of those that have
+    /// endpoints without any: 0..=100.
+    pub share: u8,
+    /// A step that takes fewer Services than this is never held back.
+    pub minimum: usize,
+}
+
+/// Which deletions are guarded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Guarded {
+    /// Of what a list, a folder or a rewritten file no longer names.
+    #[default]
+    Absence,
+    /// Also of what is deleted by its name (`kubectl delete`, `rm`), within a minute.
+    All,
+    /// None.
+    Off,
+}
+
+impl Default for CliffGuard {
+    fn default() -> Self {
+        Self {
+            deletions: Guarded::default(),
+            share: 30,
+            minimum: 10,
+        }
+    }
+}
+
+/// What a step takes away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Loss {
+    /// Services that go, and how many there are.
+    pub(super) services: usize,
+    pub(super) of_services: usize,
+    /// Services that stay and lose their last endpoint, and how many have any.
+    pub(super) emptied: usize,
+    pub(super) of_served: usize,
+}
+
+impl CliffGuard {
+    /// Why a step is a cliff, if it is one.
+    pub(super) fn cliff(&self, loss: Loss) -> Option<String> {
+        let Loss {
+            services,
+            of_services,
+            emptied,
+            of_served,
+        } = loss;
+        if self.exceeds(services, of_services) {
+            return Some(format!("{services} of {of_services} Services would go"));
+        }
+        self.exceeds(emptied, of_served)
+            .then(|| format!("{emptied} of {of_served} Services would lose their last endpoint"))
+    }
+
+    /// Whether deletions by name are guarded, too.
+    pub(super) fn guards_names(&self) -> bool {
+        self.deletions == Guarded::All
+    }
+
+    /// Whether deletions by absence are.
+    pub(super) fn guards_absence(&self) -> bool {
+        self.deletions != Guarded::Off
+    }
+
+    fn exceeds(&self, lost: usize, of: usize) -> bool {
+        lost > 0 && lost >= self.minimum && lost * 100 > of * usize::from(self.share)
+    }
+}
+
+/// What has been deleted by name within the window: `kubectl delete` comes one by one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Recent {
+    since: Option<SystemTime>,
+    loss: Loss,
+}
+
+impl Recent {
+    /// With a step at `now`, what the window has lost. Shares are of what there was when it began.
+    pub(super) fn with(&self, step: Loss, now: SystemTime) -> Self {
+        let age = self.since.map(|since| now.duration_since(since));
+        let fresh = age.is_some_and(|age| age.is_ok_and(|age| age < WINDOW));
+        if !fresh {
+            return Self {
+                since: Some(now),
+                loss: step,
+            };
+        }
+        let loss = Loss {
+            services: self.loss.services + step.services,
+            emptied: self.loss.emptied + step.emptied,
+            ..self.loss
+        };
+        Self { loss, ..*self }
+    }
+
+    pub(super) fn loss(&self) -> Loss {
+        self.loss
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn services(services: usize, of_services: usize) -> Loss {
+        Loss {
+            services,
+            of_services,
+            ..Loss::default()
+        }
+    }
+
+    #[test]
+    fn a_cliff_is_more_than_the_share_and_at_least_the_minimum() {
+        let guard = CliffGuard::default();
+        let is_cliff = |lost, of| guard.cliff(services(lost, of)).is_some();
+        assert!(!is_cliff(0, 0));
+        assert!(!is_cliff(9, 9));
+        assert!(is_cliff(10, 10));
+        assert!(!is_cliff(30, 100));
+        assert!(is_cliff(31, 100));
+        assert!(!is_cliff(3_000, 10_000));
+        let everything = CliffGuard {
+            share: 0,
+            minimum: 0,
+            ..guard
+        };
+        assert_eq!(everything.cliff(services(0, 5)), None);
+        assert!(everything.cliff(services(1, 1_000)).is_some());
+        let nothing = CliffGuard {
+            share: 100,
+            ..guard
+        };
+        assert_eq!(nothing.cliff(services(1_000, 1_000)), None);
+    }
+
+    #[test]
+    fn losing_the_last_endpoint_counts_as_much_as_going() {
+        let guard = CliffGuard::default();
+        let loss = Loss {
+            services: 5,
+            of_services: 100,
+            emptied: 31,
+            of_served: 100,
+        };
+        assert_eq!(
+            guard.cliff(loss).unwrap(),
+            "31 of 100 Services would lose their last endpoint"
+        );
+        assert_eq!(
+            guard.cliff(services(991, 1_001)).unwrap(),
+            "991 of 1001 Services would go"
+        );
+    }
+
+    #[test]
+    fn deletions_by_name_count_together_for_a_minute() {
+        let guard = CliffGuard::default();
+        let start = SystemTime::UNIX_EPOCH;
+        let mut recent = Recent::default();
+        let mut left = 100;
+        let mut step = |recent: &mut Recent, seconds| {
+            let now = start + Duration::from_secs(seconds);
+            *recent = recent.with(services(10, left), now);
+            left -= 10;
+            guard.cliff(recent.loss()).is_some()
+        };
+        assert!(!step(&mut recent, 0));
+        assert!(!step(&mut recent, 20));
+        assert!(!step(&mut recent, 40));
+        assert!(step(&mut recent, 59), "40 of 100");
+        assert!(!step(&mut recent, 60), "10 of 60");
+    }
+}

@@ -1,0 +1,154 @@
+//! What is served although the source does not name it any more.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use kplane_model::ServiceName;
+
+use crate::k8s::{Kind, ObjectId};
+
+/// Names that are shown.
+pub(super) const EXAMPLES: usize = 8;
+
+/// Services that are served although the source does not name them, or their endpoints, any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Services that are not named.
+    pub services: usize,
+    /// Services that are named and keep endpoints which are not.
+    pub without_endpoints: usize,
+    /// Why that is not believed, for people.
+    pub reason: Arc<str>,
+    /// Since when.
+    pub since: SystemTime,
+    /// The first of their names, at most 8.
+    pub examples: Vec<ServiceName>,
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            services,
+            without_endpoints,
+            reason,
+            ..
+        } = self;
+        match (services, without_endpoints) {
+            (0, emptied) => write!(f, "the last endpoints of {emptied} Services are kept")?,
+            (gone, 0) => write!(f, "{gone} Services are kept")?,
+            (gone, emptied) => write!(
+                f,
+                "{gone} Services, and the last endpoints of {emptied} others, are kept"
+            )?,
+        }
+        write!(
+            f,
+            ": {reason}; put them back, or run `kpctl approve` to let them go"
+        )
+    }
+}
+
+/// How the source said that an object is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// It no longer names it: a later look may confirm that.
+    Nothing,
+    /// It named it: only a person may confirm that.
+    Gone,
+}
+
+/// Objects whose deletion is held back.
+#[derive(Debug)]
+pub(super) struct Holding {
+    objects: BTreeMap<ObjectId, Said>,
+    reason: Arc<str>,
+    since: SystemTime,
+    services: usize,
+}
+
+impl Holding {
+    pub(super) fn new(since: SystemTime) -> Self {
+        Self {
+            objects: BTreeMap::new(),
+            reason: "".into(),
+            since,
+            services: 0,
+        }
+    }
+
+    /// Holds another object, for the newest reason.
+    pub(super) fn add(&mut self, id: ObjectId, said: Said) {
+        let is_service = id.kind == Kind::Service;
+        if self.objects.insert(id, said).is_none() {
+            self.services += usize::from(is_service);
+        }
+    }
+
+    pub(super) fn explain(&mut self, reason: &str) {
+        self.reason = reason.into();
+    }
+
+    /// An object is back, or gone; false if it was not held.
+    pub(super) fn remove(&mut self, id: &ObjectId) -> bool {
+        let held = self.objects.remove(id).is_some();
+        self.services -= usize::from(held && id.kind == Kind::Service);
+        held
+    }
+
+    pub(super) fn contains(&self, id: &ObjectId) -> bool {
+        self.objects.contains_key(id)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// Number of Services among the objects.
+    pub(super) fn services(&self) -> usize {
+        self.services
+    }
+
+    pub(super) fn objects(&self) -> impl Iterator<Item = &ObjectId> {
+        self.objects.keys()
+    }
+
+    /// Objects of a kind that a later look of the source may confirm.
+    pub(super) fn unnamed(&self, kind: Kind) -> Vec<ObjectId> {
+        let objects = self.objects.iter();
+        let objects = objects.filter(|(id, said)| id.kind == kind && **said == Said::Nothing);
+        objects.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// For people: `without_endpoints` are named and keep endpoints that are not.
+    pub(super) fn describe(
+        &self,
+        without_endpoints: impl ExactSizeIterator<Item = ServiceName>,
+    ) -> Held {
+        let services = self.objects.keys().filter(|id| id.kind == Kind::Service);
+        let services = services.map(service_name);
+        let emptied = without_endpoints.len();
+        let mut examples: Vec<_> = services
+            .take(EXAMPLES)
+            .chain(without_endpoints.take(EXAMPLES))
+            .collect();
+        examples.sort();
+        examples.truncate(EXAMPLES);
+        Held {
+            services: self.services,
+            without_endpoints: emptied,
+            reason: self.reason.clone(),
+            since: self.since,
+            examples,
+        }
+    }
+}
+
+/// The name of a Service object.
+pub(super) fn service_name(id: &ObjectId) -> ServiceName {
+    ServiceName {
+        namespace: id.namespace.clone(),
+        name: id.name.clone(),
+    }
+}

@@ -1,0 +1,224 @@
+//! Places that no Service gets, and which Services have to be looked at again when these change.
+//!
+//! What is reserved follows the cluster: nodes and API servers come and go. Work for such a change is
+//! proportional to the Services that name one of its addresses, not to all of them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+
+use kplane_model::{Cidr, Family, Holder, NodeFacts, Protocol, ServiceName, ServicePort};
+
+use crate::admission::Reserved;
+
+/// Who has what, and who wants an address.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    reserved: Reserved,
+    /// Addresses of Nodes, and how many Nodes have each.
+    nodes: HashMap<IpAddr, usize>,
+    /// Where API servers listen: as their EndpointSlices say, ...
+    api_endpoints: BTreeSet<SocketAddr>,
+    /// ... and where this process reaches one.
+    api_server: BTreeSet<SocketAddr>,
+    pod_ranges: Ranges,
+    /// Who names an address.
+    users: BTreeMap<IpAddr, BTreeSet<ServiceName>>,
+}
+
+impl Places {
+    pub(super) fn new(reserved: Reserved) -> Self {
+        Self {
+            reserved,
+            ..Self::default()
+        }
+    }
+
+    /// Replaces the addresses that a Service names.
+    pub(super) fn replace_user(
+        &mut self,
+        service: &ServiceName,
+        before: &[ServicePort],
+        after: &[ServicePort],
+    ) {
+        for ip in named(before) {
+            if let Some(users) = self.users.get_mut(&ip) {
+                users.remove(service);
+                if users.is_empty() {
+                    self.users.remove(&ip);
+                }
+            }
+        }
+        for ip in named(after) {
+            self.users.entry(ip).or_default().insert(service.clone());
+        }
+    }
+
+    /// Replaces a Node; returns the Services that name an address of its.
+    pub(super) fn replace_node(
+        &mut self,
+        before: Option<&NodeFacts>,
+        after: Option<&NodeFacts>,
+    ) -> BTreeSet<ServiceName> {
+        let addresses = |node: Option<&NodeFacts>| match node {
+            Some(node) => (node.addresses.clone(), node.pod_cidrs.clone()),
+            None => Default::default(),
+        };
+        let (before, after) = (addresses(before), addresses(after));
+        if before == after {
+            return BTreeSet::new();
+        }
+        for ip in &before.0 {
+            if let Some(nodes) = self.nodes.get_mut(ip) {
+                *nodes -= 1;
+                if *nodes == 0 {
+                    self.nodes.remove(ip);
+                }
+            }
+        }
+        for ip in &after.0 {
+            *self.nodes.entry(*ip).or_default() += 1;
+        }
+        before
+            .1
+            .iter()
+            .for_each(|range| self.pod_ranges.remove(*range));
+        after
+            .1
+            .iter()
+            .for_each(|range| self.pod_ranges.insert(*range));
+        let mut users = BTreeSet::new();
+        for (ips, ranges) in [before, after] {
+            users.extend(ips.iter().flat_map(|ip| self.users_of(*ip)).cloned());
+            users.extend(
+                ranges
+                    .iter()
+                    .flat_map(|range| self.users_in(*range))
+                    .cloned(),
+            );
+        }
+        users
+    }
+
+    /// Replaces where API servers listen, as their EndpointSlices say; returns the Services that name
+    /// an address of theirs.
+    pub(super) fn replace_api_endpoints(
+        &mut self,
+        now: BTreeSet<SocketAddr>,
+    ) -> BTreeSet<ServiceName> {
+        let before = std::mem::replace(&mut self.api_endpoints, now);
+        self.users_of_differing(&before, &self.api_endpoints)
+    }
+
+    /// Replaces where the API server is reached; returns the Services that name an address of its.
+    pub(super) fn replace_api_server(
+        &mut self,
+        now: BTreeSet<SocketAddr>,
+    ) -> BTreeSet<ServiceName> {
+        let before = std::mem::replace(&mut self.api_server, now);
+        self.users_of_differing(&before, &self.api_server)
+    }
+
+    fn users_of_differing(
+        &self,
+        before: &BTreeSet<SocketAddr>,
+        after: &BTreeSet<SocketAddr>,
+    ) -> BTreeSet<ServiceName> {
+        let differing = before.symmetric_difference(after);
+        differing
+            .flat_map(|place| self.users_of(place.ip()))
+            .cloned()
+            .collect()
+    }
+
+    fn users_of(&self, ip: IpAddr) -> impl Iterator<Item = &ServiceName> {
+        self.users.get(&ip).into_iter().flatten()
+    }
+
+    /// The Services that name an address of a range.
+    pub(super) fn users_in(&self, range: Cidr) -> impl Iterator<Item = &ServiceName> {
+        let users = self.users.range(range.first()..=range.last());
+        users.flat_map(|(_, services)| services)
+    }
+
+    #[cfg(test)]
+    pub(super) fn users(&self) -> impl Iterator<Item = &ServiceName> {
+        self.users.values().flatten()
+    }
+
+    /// Who listens at an address and port, so that no Service gets it.
+    pub(super) fn holder(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Option<Holder> {
+        let place = SocketAddr::new(ip, port);
+        let api = || {
+            let is_one = self.api_endpoints.contains(&place) || self.api_server.contains(&place);
+            (protocol == Protocol::Tcp && is_one).then_some(Holder::ApiServer)
+        };
+        let of_a_node = || {
+            let is_one = self.nodes.contains_key(&ip);
+            is_one.then(|| self.reserved.holder_on_nodes(protocol, port))?
+        };
+        let elsewhere = self.reserved.holder_at(ip, protocol, port);
+        elsewhere.or_else(of_a_node).or_else(api)
+    }
+
+    /// Who listens at a port of every node, so that it is no node port.
+    pub(super) fn node_port_holder(&self, protocol: Protocol, port: u16) -> Option<Holder> {
+        self.reserved.holder_on_nodes(protocol, port)
+    }
+
+    /// The pod range of a Node that an address is in.
+    pub(super) fn pod_range(&self, ip: IpAddr) -> Option<Cidr> {
+        self.pod_ranges.find(ip)
+    }
+}
+
+/// External and load-balancer addresses: those that whoever writes the Service chooses. A ClusterIP is
+/// the API server's choice, from ranges in which nobody listens.
+fn named(ports: &[ServicePort]) -> BTreeSet<IpAddr> {
+    let ips = |port: &'_ ServicePort| {
+        let others = port.external_ips.iter().chain(&port.load_balancer_ips);
+        others.copied().collect::<Vec<_>>()
+    };
+    ports.iter().flat_map(ips).collect()
+}
+
+/// Ranges of addresses in which one is found by its length: a cluster's have very few lengths.
+#[derive(Debug, Default)]
+struct Ranges {
+    /// How often each is there.
+    count: HashMap<Cidr, usize>,
+    /// How many ranges have a length.
+    lengths: BTreeMap<(Family, u8), usize>,
+}
+
+impl Ranges {
+    fn insert(&mut self, range: Cidr) {
+        *self.count.entry(range).or_default() += 1;
+        *self.lengths.entry(length(range)).or_default() += 1;
+    }
+
+    fn remove(&mut self, range: Cidr) {
+        if let Some(count) = self.count.get_mut(&range) {
+            *count -= 1;
+            if *count == 0 {
+                self.count.remove(&range);
+            }
+        }
+        if let Some(count) = self.lengths.get_mut(&length(range)) {
+            *count -= 1;
+            if *count == 0 {
+                self.lengths.remove(&length(range));
+            }
+        }
+    }
+
+    fn find(&self, ip: IpAddr) -> Option<Cidr> {
+        let family = Family::of(ip);
+        let lengths = self.lengths.keys().filter(|(of, _)| *of == family);
+        let mut ranges = lengths.filter_map(|(_, length)| Cidr::new(ip, *length));
+        ranges.find(|range| self.count.contains_key(range))
+    }
+}
+
+fn length(range: Cidr) -> (Family, u8) {
+    (range.family(), range.prefix_len())
+}

@@ -1,0 +1,305 @@
+//! One batch taken in: what is there, what goes, and what must not go yet.
+//!
+//! What a batch takes away is collected first and judged as a whole: if it is a cliff, nothing of it
+//! goes until it is back, a later look agrees, or a person approves ([`CliffGuard`]). What comes or
+//! changes in the same batch counts at once.
+
+use std::collections::BTreeSet;
+use std::time::SystemTime;
+
+use kplane_model::{Issue, ObjectRef, ServiceName, Severity};
+
+use super::guard::Loss;
+use super::holding::{Held, Holding, Said, service_name};
+use super::{Index, Outcome, SliceEntry};
+use crate::k8s::{Kind, ObjectId};
+use crate::source::{Batch, Event, Located};
+use crate::trust::Trust;
+
+/// A batch on its way.
+#[derive(Debug, Default)]
+struct Step {
+    /// Somebody was served before it.
+    live: bool,
+    /// Objects that the source no longer names.
+    unnamed: BTreeSet<ObjectId>,
+    /// Objects of which it said that they are gone; only where these are guarded as well.
+    gone: BTreeSet<ObjectId>,
+    issues_changed: bool,
+    held_changed: bool,
+    held_more: bool,
+}
+
+impl Index {
+    /// Takes in a batch.
+    pub fn apply(&mut self, batch: Batch) -> Outcome {
+        let at = batch.observed_at;
+        let mut step = Step {
+            live: self.is_synced(),
+            ..Step::default()
+        };
+        self.pending.observed_at.get_or_insert(at);
+        for event in batch.events {
+            self.take_in(event, at, &mut step);
+        }
+        self.judge(&mut step, at);
+        self.finish(step)
+    }
+
+    /// A person agrees with what the source names: everything that is held goes. Returns what was.
+    pub fn approve(&mut self, at: SystemTime) -> (Option<Held>, Outcome) {
+        let held = self.held();
+        let mut step = Step::default();
+        self.pending.observed_at.get_or_insert(at);
+        self.belief.approve();
+        if let Some(holding) = self.holding.take() {
+            step.held_changed = true;
+            for id in holding.objects() {
+                step.issues_changed |= self.delete_object(id);
+            }
+        }
+        (held, self.finish(step))
+    }
+
+    /// What is served although the source does not name it any more.
+    #[must_use]
+    pub fn held(&self) -> Option<Held> {
+        let holding = self.holding.as_ref()?;
+        let slices = holding.objects().filter_map(|id| self.slices.get(id));
+        let services: BTreeSet<&ServiceName> = slices.map(|slice| &slice.service).collect();
+        let named = services.into_iter().filter(|name| {
+            let entry = self.services.get(*name);
+            entry.is_some_and(|entry| !entry.held) && !self.has_other_endpoints(name, &[])
+        });
+        let named: Vec<_> = named.cloned().collect();
+        Some(holding.describe(named.into_iter()))
+    }
+
+    /// How far what is not named may be taken for gone.
+    #[must_use]
+    pub fn trust(&self) -> Trust {
+        self.belief.trust()
+    }
+
+    fn take_in(&mut self, event: Event, at: SystemTime, step: &mut Step) {
+        match event {
+            Event::Init(kind) => self.resync.begin(kind),
+            Event::InitApply(located) => self.is_there(*located, None, step),
+            Event::InitDone(kind) => step.unnamed.extend(self.resync.finish(kind)),
+            Event::Apply(located) => {
+                let changed_at = self.is_synced().then_some(at);
+                self.is_there(*located, changed_at, step);
+            }
+            Event::Delete(id) => {
+                self.resync.gone(&id);
+                step.unnamed.remove(&id);
+                if step.live && self.guard.guards_names() {
+                    step.gone.insert(id);
+                } else {
+                    self.let_go(&id, step);
+                }
+            }
+            Event::Vanished(ids) => {
+                ids.iter().for_each(|id| self.resync.gone(id));
+                step.unnamed.extend(ids);
+            }
+            Event::Looked(kind) => self.looked_again(kind, step),
+            Event::Issues(issues) => {
+                step.issues_changed |= issues != self.source_issues;
+                self.source_issues = issues;
+            }
+            Event::Doubts(doubts) => self.belief.doubt(doubts),
+            Event::ApiServer(places) => {
+                let users = self.places.replace_api_server(places);
+                self.pending.services.extend(users);
+            }
+            Event::Alive => {}
+        }
+    }
+
+    fn is_there(&mut self, located: Located, changed_at: Option<SystemTime>, step: &mut Step) {
+        let id = located.object.id();
+        self.resync.seen(id.clone());
+        step.unnamed.remove(&id);
+        step.gone.remove(&id);
+        let holding = self.holding.as_mut();
+        step.held_changed |= holding.is_some_and(|holding| holding.remove(&id));
+        step.issues_changed |= self.apply_object(located, changed_at);
+        if self.holding.is_some() && id.kind == Kind::EndpointSlice {
+            self.replace_held_slices(&id, step);
+        }
+    }
+
+    /// A slice is there. If it has endpoints, those of its Service that are held have done their work.
+    fn replace_held_slices(&mut self, id: &ObjectId, step: &mut Step) {
+        let Some(slice) = self.slices.get(id).filter(|slice| slice.has_endpoints()) else {
+            return;
+        };
+        let slices = self.slices_of.get(&slice.service).into_iter().flatten();
+        let held: Vec<_> = slices.filter(|id| self.holds(id)).cloned().collect();
+        held.iter().for_each(|id| self.let_go(id, step));
+    }
+
+    /// A later look agrees: what it did not name either is gone.
+    fn looked_again(&mut self, kind: Kind, step: &mut Step) {
+        self.belief.looked_again(kind);
+        let mut agreed = self
+            .holding
+            .as_ref()
+            .map_or_else(Vec::new, |holding| holding.unnamed(kind));
+        agreed.extend(step.unnamed.extract_if(.., |id| id.kind == kind));
+        agreed.iter().for_each(|id| self.let_go(id, step));
+    }
+
+    /// Decides what of a batch goes.
+    fn judge(&mut self, step: &mut Step, at: SystemTime) {
+        let unnamed = std::mem::take(&mut step.unnamed);
+        let guards = step.live && !unnamed.is_empty() && self.guard.guards_absence();
+        let cliff = guards.then(|| self.guard.cliff(self.loss(&unnamed)));
+        let cliff = cliff.flatten();
+        let reason = cliff.map(|cliff| format!("the source no longer names them, and {cliff}"));
+        self.decide(unnamed, Said::Nothing, reason.as_deref(), at, step);
+
+        let gone = std::mem::take(&mut step.gone);
+        if gone.is_empty() {
+            return;
+        }
+        let recent = self.recent.with(self.loss(&gone), at);
+        let cliff = self.guard.cliff(recent.loss());
+        if cliff.is_none() {
+            self.recent = recent;
+        }
+        let reason = cliff.map(|cliff| format!("{cliff} within a minute, by deletions"));
+        self.decide(gone, Said::Gone, reason.as_deref(), at, step);
+    }
+
+    /// Holds objects for a reason, or lets them go without one; slices stay with a Service that is held.
+    fn decide(
+        &mut self,
+        ids: BTreeSet<ObjectId>,
+        said: Said,
+        reason: Option<&str>,
+        at: SystemTime,
+        step: &mut Step,
+    ) {
+        if let Some(reason) = reason {
+            let holding = self.holding.get_or_insert_with(|| Holding::new(at));
+            holding.explain(reason);
+        }
+        for id in ids {
+            if (reason.is_some() || self.belongs_to_held(&id)) && self.serves(&id) {
+                self.hold(id, said, at, step);
+            } else {
+                self.let_go(&id, step);
+            }
+        }
+        self.holding.take_if(|holding| holding.is_empty());
+    }
+
+    fn hold(&mut self, id: ObjectId, said: Said, at: SystemTime, step: &mut Step) {
+        if id.kind == Kind::Service {
+            let name = service_name(&id);
+            if let Some(entry) = self.services.get_mut(&name) {
+                // Its places go to whoever is named and wants them.
+                entry.held = true;
+                self.pending.services.insert(name);
+            }
+        }
+        step.held_changed = true;
+        step.held_more |= said == Said::Nothing;
+        let holding = self.holding.get_or_insert_with(|| Holding::new(at));
+        holding.add(id, said);
+    }
+
+    fn let_go(&mut self, id: &ObjectId, step: &mut Step) {
+        if let Some(holding) = &mut self.holding {
+            step.held_changed |= holding.remove(id);
+        }
+        step.issues_changed |= self.delete_object(id);
+    }
+
+    /// An object means anything to anybody.
+    fn serves(&self, id: &ObjectId) -> bool {
+        match id.kind {
+            Kind::Service => self.services.contains_key(&service_name(id)),
+            Kind::EndpointSlice => self.slices.contains_key(id),
+            Kind::Node | Kind::ServiceCidr => true,
+        }
+    }
+
+    fn holds(&self, id: &ObjectId) -> bool {
+        self.holding
+            .as_ref()
+            .is_some_and(|holding| holding.contains(id))
+    }
+
+    fn belongs_to_held(&self, id: &ObjectId) -> bool {
+        let slice = self.slices.get(id).filter(|_| self.holding.is_some());
+        let service = slice.and_then(|slice| self.services.get(&slice.service));
+        service.is_some_and(|service| service.held)
+    }
+
+    /// What it would mean if these objects went. Costs as much as they are many.
+    fn loss(&self, ids: &BTreeSet<ObjectId>) -> Loss {
+        let services = ids.iter().filter(|id| id.kind == Kind::Service);
+        let is_served = |name: &ServiceName| {
+            let entry = self.services.get(name);
+            entry.is_some_and(|entry| !entry.published.is_empty())
+        };
+        let services: BTreeSet<_> = services.map(service_name).filter(is_served).collect();
+        let slices = ids.iter().filter_map(|id| self.slices.get(id));
+        let theirs: BTreeSet<&ServiceName> = slices.map(|slice| &slice.service).collect();
+        let leaving: Vec<_> = ids.iter().collect();
+        let emptied = theirs.into_iter().filter(|name| {
+            let entry = self.services.get(*name);
+            entry.is_some_and(|entry| entry.has_endpoints() && !entry.held)
+                && !services.contains(*name)
+                && !self.has_other_endpoints(name, &leaving)
+        });
+        let held = self.holding.as_ref().map_or(0, Holding::services);
+        Loss {
+            services: services.len(),
+            // As they were before the step: what it adds does not make up for what it takes.
+            of_services: self.totals.services.saturating_sub(held),
+            emptied: emptied.count(),
+            of_served: self.with_endpoints.saturating_sub(held),
+        }
+    }
+
+    /// A Service has endpoints by what is named, without these slices; sorted.
+    fn has_other_endpoints(&self, service: &ServiceName, without: &[&ObjectId]) -> bool {
+        let slices = self.slices_of.get(service).into_iter().flatten();
+        let mut others = slices.filter(|id| without.binary_search(id).is_err() && !self.holds(id));
+        others.any(|id| self.slices.get(id).is_some_and(SliceEntry::has_endpoints))
+    }
+
+    fn finish(&mut self, mut step: Step) -> Outcome {
+        self.holding.take_if(|holding| holding.is_empty());
+        let publication = if self.is_synced() {
+            self.take_publication(&mut step.issues_changed)
+        } else {
+            None
+        };
+        Outcome {
+            publication,
+            issues_changed: step.issues_changed || step.held_changed,
+            held_changed: step.held_changed,
+            held_more: step.held_more,
+        }
+    }
+
+    /// That something is held, as a problem with the input.
+    pub(super) fn holding_issue(&self) -> Option<Issue> {
+        let held = self.held()?;
+        Some(Issue {
+            severity: Severity::Error,
+            location: String::new(),
+            object: ObjectRef {
+                kind: "source".to_owned(),
+                namespace: String::new(),
+                name: String::new(),
+            },
+            reason: held.to_string(),
+        })
+    }
+}

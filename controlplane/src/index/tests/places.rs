@@ -1,0 +1,247 @@
+//! Places that no Service gets, and what one Service may cost.
+
+use super::*;
+use crate::admission::Reserved;
+
+/// A Service at an address and port, with a node port.
+fn at_address(name: &str, external: &str, port: u16, node_port: u16) -> Value {
+    let mut service = service(name, "10.96.0.1");
+    service["spec"]["externalIPs"] = json!([external]);
+    service["spec"]["ports"] = json!([
+        {"name": "http", "port": port, "nodePort": node_port},
+        {"name": "other", "port": 9999},
+    ]);
+    service
+}
+
+fn node(addresses: &[&str], pod_cidr: &str) -> Value {
+    let addresses: Vec<Value> = addresses
+        .iter()
+        .map(|ip| json!({"type": "InternalIP", "address": ip}))
+        .collect();
+    json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": {"podCIDR": pod_cidr},
+           "status": {"addresses": addresses}})
+}
+
+/// Ports that are served at an external address, and node ports.
+fn served(publication: &Publication) -> Vec<String> {
+    let ports = publication.services.iter().filter_map(|(_, published)| {
+        let port = &published.as_ref()?.port;
+        let node_port = port
+            .node_port
+            .map_or(String::new(), |n| format!(" node port {n}"));
+        let external = port.external_ips.iter();
+        let external: Vec<_> = external.map(|ip| format!("{ip}:{}", port.port)).collect();
+        Some(format!("{}{node_port}", external.join(" ")))
+    });
+    let mut ports: Vec<_> = ports.filter(|text| !text.is_empty()).collect();
+    ports.sort();
+    ports
+}
+
+fn reasons(index: &Index) -> Vec<String> {
+    index
+        .issues()
+        .iter()
+        .map(|issue| issue.reason.clone())
+        .collect()
+}
+
+#[test]
+fn no_service_gets_a_port_of_the_clusters_programs_on_a_node() {
+    for (port, node_port, refused) in [
+        (7443, 0, "7443/TCP is where kplane's control plane listens"),
+        (10256, 0, "10256/TCP is where kplane's node agent listens"),
+        (10250, 0, "10250/TCP is where kubelet listens"),
+        (
+            80,
+            10250,
+            "node port 10250/TCP (IPv4) is where kubelet listens",
+        ),
+    ] {
+        let hijacker = at_address("hijacker", "192.0.2.1", port, node_port);
+        let (index, first) = index(&[hijacker, node(&["192.0.2.1"], "")]);
+        let expected = match node_port {
+            0 => vec!["192.0.2.1:9999".to_owned()],
+            _ => vec!["192.0.2.1:80".to_owned(), "192.0.2.1:9999".to_owned()],
+        };
+        assert_eq!(served(&first), expected, "the rest is served");
+        let reasons = reasons(&index);
+        assert_eq!(reasons.len(), 1);
+        assert!(reasons[0].contains(refused), "{}", reasons[0]);
+        assert!(reasons[0].ends_with("use another port or another address"));
+        assert_eq!(index.issues()[0].severity, Severity::Error);
+    }
+}
+
+#[test]
+fn other_ports_and_protocols_of_a_node_are_a_services_to_take() {
+    let mut balancer = at_address("traefik", "192.0.2.1", 443, 30443);
+    balancer["spec"]["ports"][1] = json!({"name": "other", "port": 10250, "protocol": "UDP"});
+    let (index, first) = index(&[balancer, node(&["192.0.2.1"], "")]);
+    assert_eq!(
+        served(&first),
+        ["192.0.2.1:10250", "192.0.2.1:443 node port 30443"]
+    );
+    assert_eq!(index.issues(), []);
+}
+
+#[test]
+fn a_node_that_comes_and_goes_takes_its_ports_and_gives_them_back() {
+    let (mut index, first) = index(&[
+        at_address("web", "192.0.2.1", 10250, 0),
+        service("bystander", "10.96.0.9"),
+    ]);
+    assert_eq!(served(&first), ["192.0.2.1:10250", "192.0.2.1:9999"]);
+    let change = apply(&mut index, &node(&["192.0.2.1"], ""));
+    assert_eq!(served(&change), ["192.0.2.1:9999"]);
+    assert_eq!(reasons(&index).len(), 1);
+    // Nobody else is looked at.
+    assert!(
+        change
+            .services
+            .iter()
+            .all(|(key, _)| &*key.service.name == "web")
+    );
+    let change = apply(&mut index, &node(&["192.0.2.2"], ""));
+    assert_eq!(served(&change), ["192.0.2.1:10250", "192.0.2.1:9999"]);
+    assert_eq!(index.issues(), []);
+    let change = apply(&mut index, &node(&["192.0.2.3"], ""));
+    assert!(change.services.is_empty());
+}
+
+#[test]
+fn nobody_but_its_own_service_gets_the_api_servers_place() {
+    let mut api = service("kubernetes", "10.96.0.1");
+    api["metadata"]["namespace"] = json!("default");
+    api["spec"]["externalIPs"] = json!(["192.0.2.9"]);
+    api["spec"]["ports"] = json!([{"name": "http", "port": 6443}]);
+    let mut endpoints = slice("kubernetes", "kubernetes", &["192.0.2.9"]);
+    endpoints["metadata"]["namespace"] = json!("default");
+    endpoints["ports"] = json!([{"name": "http", "port": 6443}]);
+    let mut hijacker = at_address("hijacker", "192.0.2.9", 6443, 0);
+    hijacker["spec"]["clusterIP"] = json!("10.96.0.2");
+    hijacker["spec"]["clusterIPs"] = json!(["10.96.0.2"]);
+    hijacker["metadata"]["creationTimestamp"] = json!("2020-01-01T00:00:00Z");
+    let (mut index, first) = index(&[hijacker.clone(), endpoints.clone()]);
+    assert_eq!(served(&first), ["192.0.2.9:9999"]);
+    assert!(reasons(&index)[0].contains("192.0.2.9:6443/TCP is where the Kubernetes API server"));
+    // Where it is reached counts as well as where its endpoints are.
+    let change = delete(&mut index, &endpoints);
+    assert_eq!(served(&change), ["192.0.2.9:6443", "192.0.2.9:9999"]);
+    let server = "192.0.2.9:6443".parse().unwrap();
+    let told = Event::ApiServer(BTreeSet::from([server]));
+    let change = index.apply(batch(vec![told])).publication.unwrap();
+    assert_eq!(served(&change), ["192.0.2.9:9999"]);
+    delete(&mut index, &hijacker);
+    assert_eq!(served(&apply(&mut index, &api)), ["192.0.2.9:6443"]);
+}
+
+#[test]
+fn what_the_operator_lists_and_where_the_control_plane_listens_is_reserved() {
+    let listeners = ["198.51.100.1:9443".parse().unwrap()];
+    let listed = ["22".parse().unwrap(), "203.0.113.1:443".parse().unwrap()];
+    for (address, port, refused) in [
+        ("198.51.100.1", 9443, true),
+        ("198.51.100.1", 22, false),
+        ("192.0.2.1", 22, true),
+        ("192.0.2.1", 7443, false),
+        ("203.0.113.1", 443, true),
+        ("203.0.113.2", 443, false),
+    ] {
+        let mut index = Index::new(Admission {
+            reserved: Reserved::new(&listeners, &[]).with_listed(&listed),
+            ..Admission::default()
+        });
+        let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
+        let objects = [
+            at_address("web", address, port, 0),
+            node(&["192.0.2.1"], ""),
+        ];
+        events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
+        events.extend(Kind::ALL.into_iter().map(Event::InitDone));
+        index.apply(batch(events));
+        assert_eq!(!index.issues().is_empty(), refused, "{address}:{port}");
+    }
+}
+
+#[test]
+fn addresses_in_the_clusters_own_ranges_are_served_and_named() {
+    let cidr = json!({"kind": "ServiceCIDR", "metadata": {"name": "c"}, "spec": {"cidrs": ["10.98.0.0/16"]}});
+    let in_pods = at_address("pods", "10.244.1.7", 80, 0);
+    let (mut index, first) = index(&[in_pods.clone(), node(&["192.0.2.1"], "10.244.1.0/24")]);
+    assert_eq!(served(&first), ["10.244.1.7:80", "10.244.1.7:9999"]);
+    assert!(reasons(&index)[0].contains("10.244.1.7 is in the pod range 10.244.1.0/24"));
+    assert_eq!(index.issues()[0].severity, Severity::Warning);
+    apply(&mut index, &node(&["192.0.2.1"], "10.244.2.0/24"));
+    assert_eq!(index.issues(), []);
+    apply(&mut index, &at_address("pods", "10.98.3.4", 80, 0));
+    assert_eq!(index.issues(), []);
+    apply(&mut index, &cidr);
+    assert!(reasons(&index)[0].contains("10.98.3.4 is in the range 10.98.0.0/16 of ClusterIPs"));
+    delete(&mut index, &cidr);
+    assert_eq!(index.issues(), []);
+    assert_eq!(index.places.users().count(), 1);
+    delete(&mut index, &in_pods);
+    assert_eq!(index.places.users().count(), 0);
+}
+
+#[test]
+fn ports_times_addresses_are_cut_and_all_others_are_served() {
+    let mut hostile = service("hostile", "10.96.0.1");
+    let ports: Vec<Value> = (1..=1_000)
+        .map(|n| json!({"name": format!("p{n}"), "port": n}))
+        .collect();
+    let ips: Vec<String> = (0..1_000)
+        .map(|n| format!("198.18.{}.{}", n / 250, n % 250 + 1))
+        .collect();
+    hostile["spec"]["ports"] = json!(ports);
+    hostile["spec"]["externalIPs"] = json!(ips);
+    let (mut index, first) = index(&[hostile, service("good", "10.96.0.2")]);
+    assert_eq!(first.services.len(), 1_001);
+    let places = |publication: &Publication| -> usize {
+        let ports = publication.services.iter().filter_map(|(_, p)| p.as_ref());
+        ports.map(|p| 1 + p.port.external_ips.len()).sum()
+    };
+    assert_eq!(places(&first), 16_000 + 1);
+    assert_eq!(reasons(&index).len(), 1);
+    assert!(
+        reasons(&index)[0]
+            .starts_with("spec.externalIPs has 1000 addresses, which with 1000 ports")
+    );
+    // Places of others, each of which would be an issue, are not told one by one.
+    let mut twin = service("twin", "10.96.0.3");
+    twin["spec"]["ports"] = json!(ports);
+    twin["spec"]["externalIPs"] = json!(ips);
+    apply(&mut index, &twin);
+    assert_eq!(reasons(&index).len(), 1 + 1 + 20);
+}
+
+#[test]
+fn endpoints_times_places_are_cut_and_every_port_keeps_some() {
+    let mut wide = service("wide", "10.96.0.1");
+    let ports = |from: u16| -> Vec<Value> {
+        (0..100)
+            .map(|n| json!({"name": format!("p{n}"), "port": from + n}))
+            .collect()
+    };
+    wide["spec"]["ports"] = json!(ports(1_000));
+    let ips: Vec<String> = (0..5_000)
+        .map(|n| format!("10.1.{}.{}", n / 250, n % 250))
+        .collect();
+    let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
+    let mut slice = slice("wide-1", "wide", &ips);
+    slice["ports"] = json!(ports(8_000)[..50]);
+    let (mut index, first) = index(&[wide.clone(), slice.clone()]);
+    let endpoints = |publication: &Publication| -> Vec<usize> {
+        let ports = publication.services.iter().filter_map(|(_, p)| p.as_ref());
+        ports.map(|p| p.variants.default.len()).collect()
+    };
+    let all: usize = endpoints(&first).iter().sum();
+    assert_eq!(all, 50 * (262_144 / 100));
+    assert!(reasons(&index)[0].starts_with("5000 endpoints on 100 ports with 1 addresses each"));
+    wide["spec"]["ports"] = json!(ports(1_000)[..10]);
+    let change = apply(&mut index, &wide);
+    assert_eq!(endpoints(&change).iter().sum::<usize>(), 50_000);
+    assert_eq!(index.issues(), []);
+}

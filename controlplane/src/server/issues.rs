@@ -1,0 +1,154 @@
+//! Problems with the input, in a bounded part of an answer.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use kplane_model::{Issue, Severity};
+use kplane_proto::v1 as pb;
+use prost::Message as _;
+
+/// Bytes of all problems in an answer.
+const BYTES: usize = 1 << 20;
+/// Problems in an answer.
+const LISTED: usize = 1_000;
+/// Of problems that differ in nothing but the object, so many are listed where not all fit.
+const LISTED_ALIKE: usize = 8;
+/// Longest text of a problem, in bytes.
+const TEXT_BYTES: usize = 1 << 10;
+
+/// The problems that fit, and how many there are.
+#[derive(Debug, Default)]
+pub(super) struct Issues {
+    /// Errors first.
+    pub(super) listed: Vec<pb::InputIssue>,
+    /// Neither listed nor counted as alike.
+    pub(super) omitted: u64,
+    pub(super) errors: u64,
+    pub(super) warnings: u64,
+}
+
+impl Issues {
+    /// As many as fit. If there are too many, only the first objects of each problem are listed, so that
+    /// one problem of a thousand objects hides no other.
+    pub(super) fn bounded(all: &[Issue]) -> Self {
+        let errors = all.iter().filter(|i| i.severity == Severity::Error).count();
+        let mut groups = BTreeMap::<_, Vec<&Issue>>::new();
+        for issue in all {
+            let problem = (Reverse(issue.severity), &issue.object.kind, &issue.reason);
+            groups.entry(problem).or_default().push(issue);
+        }
+        let size = |issue: &Issue| issue.reason.len() + issue.location.len();
+        let few = all.len() <= LISTED && all.iter().map(size).sum::<usize>() < BYTES / 2;
+        let mut issues = Self {
+            errors: errors as u64,
+            warnings: (all.len() - errors) as u64,
+            ..Self::default()
+        };
+        let mut room = BYTES;
+        for group in groups.values() {
+            issues.list(group, if few { LISTED } else { LISTED_ALIKE }, &mut room);
+        }
+        issues
+    }
+
+    /// Lists the first of some problems that are alike.
+    fn list(&mut self, group: &[&Issue], most: usize, room: &mut usize) {
+        let mut listed = 0;
+        for issue in group.iter().take(most) {
+            let issue = cut((*issue).into());
+            let bytes = issue.encoded_len();
+            if bytes > *room || self.listed.len() >= LISTED {
+                break;
+            }
+            *room -= bytes;
+            self.listed.push(issue);
+            listed += 1;
+        }
+        let left_out = (group.len() - listed) as u64;
+        match self.listed.last_mut().filter(|_| listed > 0) {
+            Some(last) => last.alike = left_out,
+            None => self.omitted += left_out,
+        }
+    }
+}
+
+/// A problem whose texts are not too long.
+fn cut(mut issue: pb::InputIssue) -> pb::InputIssue {
+    let texts = [
+        &mut issue.location,
+        &mut issue.kind,
+        &mut issue.namespace,
+        &mut issue.name,
+        &mut issue.reason,
+    ];
+    for text in texts {
+        if text.len() > TEXT_BYTES {
+            text.truncate(text.floor_char_boundary(TEXT_BYTES));
+            text.push_str(" ..");
+        }
+    }
+    issue
+}
+
+#[cfg(test)]
+mod tests {
+    use kplane_model::ObjectRef;
+
+    use super::*;
+
+    fn issue(name: usize, severity: Severity, reason: &str) -> Issue {
+        Issue {
+            severity,
+            location: String::new(),
+            object: ObjectRef {
+                kind: "Service".to_owned(),
+                namespace: "shop".to_owned(),
+                name: format!("svc-{name}"),
+            },
+            reason: reason.to_owned(),
+        }
+    }
+
+    #[test]
+    fn few_are_listed_one_by_one_errors_first() {
+        let all = [
+            issue(1, Severity::Warning, "is odd"),
+            issue(2, Severity::Error, "is wrong"),
+            issue(3, Severity::Error, "is wrong"),
+        ];
+        let issues = Issues::bounded(&all);
+        let names: Vec<&str> = issues.listed.iter().map(|i| i.name.as_str()).collect();
+        assert_eq!(names, ["svc-2", "svc-3", "svc-1"]);
+        assert!(issues.listed.iter().all(|issue| issue.alike == 0));
+        assert_eq!((issues.errors, issues.warnings, issues.omitted), (2, 1, 0));
+    }
+
+    #[test]
+    fn a_problem_of_thousands_hides_no_other() {
+        let mut all: Vec<Issue> = (0..3_000)
+            .map(|n| issue(n, Severity::Error, &"is wrong ".repeat(600)))
+            .collect();
+        all.push(issue(7, Severity::Warning, "is odd"));
+        let issues = Issues::bounded(&all);
+        assert_eq!(issues.listed.len(), LISTED_ALIKE + 1);
+        let alike: Vec<u64> = issues.listed.iter().map(|issue| issue.alike).collect();
+        assert_eq!(alike, [0, 0, 0, 0, 0, 0, 0, 2_992, 0]);
+        assert_eq!(
+            (issues.errors, issues.warnings, issues.omitted),
+            (3_000, 1, 0)
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted() {
+        let reason = |n| format!("{n} {}", "is wrong ".repeat(600));
+        let all: Vec<Issue> = (0..3_000)
+            .map(|n| issue(n, Severity::Error, &reason(n)))
+            .collect();
+        let issues = Issues::bounded(&all);
+        let bytes: usize = issues.listed.iter().map(pb::InputIssue::encoded_len).sum();
+        assert!(bytes <= BYTES, "{bytes}");
+        assert!(issues.listed.len() > 900, "{}", issues.listed.len());
+        assert_eq!(issues.omitted, 3_000 - issues.listed.len() as u64);
+    }
+}

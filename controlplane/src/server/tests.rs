@@ -1,0 +1,213 @@
+//! The servers over TCP, fed by hand.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use kplane_model::{Issue, NodeFacts, ObjectRef, Severity};
+use kplane_proto::shared::AgentServiceServer;
+use kplane_proto::v1::agent_service_client::AgentServiceClient;
+use kplane_proto::v1::status_service_client::StatusServiceClient;
+use kplane_proto::v1::status_service_server::StatusServiceServer;
+use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message};
+use prost::Message as _;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Code, Status};
+
+use super::{AgentServer, StatusServer};
+use crate::admission::Admission;
+use crate::doors::{Door, Limits};
+use crate::fleet::Session;
+use crate::hub::Hub;
+use crate::index::CliffGuard;
+use crate::k8s::Kind;
+use crate::publish::Publication;
+use crate::source::{Batch, Event, kubernetes};
+
+/// Far longer than anything here takes.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// What gRPC's clients take unless they are told to take more.
+const USUAL_LIMIT: usize = 4 << 20;
+
+/// Both services of a hub on one port.
+async fn serve(hub: &Arc<Hub>) -> Channel {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let door = Door::new("tests", Limits::STATUS);
+    let router = Server::builder()
+        .add_service(AgentServiceServer::new(AgentServer::new(Arc::clone(hub))))
+        .add_service(StatusServiceServer::new(StatusServer::new(Arc::clone(hub))));
+    tokio::spawn(router.serve_with_incoming(door.incoming(listener)));
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    endpoint.connect().await.unwrap()
+}
+
+fn publish_node(hub: &Hub, name: &str) {
+    hub.store.publish(Publication {
+        services: Vec::new(),
+        nodes: vec![NodeFacts {
+            name: name.into(),
+            known: true,
+            ..NodeFacts::default()
+        }],
+        service_cidrs: None,
+        observed_at: SystemTime::now(),
+        triggers: Vec::new(),
+    });
+}
+
+fn hello(node: &str) -> Hello {
+    Hello {
+        protocol_version: 1,
+        node_name: node.to_owned(),
+        ..Hello::default()
+    }
+}
+
+/// What an agent of this name gets after its Hello, until something comes of it.
+async fn first_update(channel: &Channel, node: &str) -> Result<pb::Update, Status> {
+    let (send, outbound) = mpsc::channel(1);
+    let kind = Some(agent_message::Kind::Hello(hello(node)));
+    send.send(AgentMessage { kind }).await.unwrap();
+    let mut client = AgentServiceClient::new(channel.clone());
+    let stream = client.sync(ReceiverStream::new(outbound)).await?;
+    let mut stream = stream.into_inner();
+    loop {
+        let message = timeout(DEADLINE, stream.message()).await.unwrap()?;
+        if let Some(pb::server_message::Kind::Update(update)) = message.unwrap().kind {
+            return Ok(update);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_is_no_node_of_the_cluster_is_refused() {
+    let (_, batches) = mpsc::channel(1);
+    let (hub, _) = Hub::new(
+        1,
+        kubernetes::NAME,
+        Admission::default(),
+        CliffGuard::default(),
+        batches,
+    );
+    let channel = serve(&hub).await;
+    // Before the first list nobody is known: agents wait, and are refused then.
+    let early = tokio::spawn({
+        let channel = channel.clone();
+        async move { first_update(&channel, "laptop").await }
+    });
+    let mut changes = hub.fleet.changes();
+    let came = changes.wait_for(|_| hub.fleet.record("laptop").is_some());
+    timeout(DEADLINE, came).await.unwrap().unwrap();
+    publish_node(&hub, "n1");
+    hub.store.set_synced();
+    let early = timeout(DEADLINE, early).await.unwrap().unwrap();
+    let late = first_update(&channel, "laptop").await;
+    for refused in [early, late] {
+        let status = refused.unwrap_err();
+        assert_eq!(status.code(), Code::NotFound);
+        assert!(status.message().contains("no Node \"laptop\""), "{status}");
+    }
+    assert!(first_update(&channel, "n1").await.unwrap().snapshot);
+    // It is a Node a moment later.
+    publish_node(&hub, "laptop");
+    assert!(first_update(&channel, "laptop").await.unwrap().snapshot);
+}
+
+/// A hub whose input has 3,000 problems of 5 kB.
+async fn troubled_hub() -> Arc<Hub> {
+    let (sink, batches) = mpsc::channel(1);
+    let (hub, index) = Hub::new(
+        1,
+        "test",
+        Admission::default(),
+        CliffGuard::default(),
+        batches,
+    );
+    tokio::spawn(index);
+    let issues = (0..3_000).map(|n| Issue {
+        severity: Severity::Error,
+        location: String::new(),
+        object: ObjectRef {
+            kind: Kind::Service.to_string(),
+            namespace: "shop".to_owned(),
+            name: format!("svc-{n}"),
+        },
+        reason: format!("{n} is wrong: {}", "because ".repeat(700)),
+    });
+    let batch = Batch {
+        events: vec![Event::Issues(issues.collect())],
+        observed_at: SystemTime::now(),
+    };
+    sink.send(batch).await.unwrap();
+    let mut summary = hub.summary();
+    summary.wait_for(|s| !s.issues.is_empty()).await.unwrap();
+    hub
+}
+
+/// An agent whose report has 200 kB.
+fn wordy_agent(hub: &Arc<Hub>, name: &str) -> Session {
+    let report = pb::Report {
+        failures: vec![pb::ObjectFailure {
+            reason: "x".repeat(200_000),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    let begun = Session::begin(hub, &name.into(), &hello(name), String::new());
+    let (session, _, _) = begun.unwrap();
+    session.report(report);
+    session
+}
+
+#[tokio::test]
+async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
+    let hub = troubled_hub().await;
+    let expected: Vec<String> = (0..60).map(|n| format!("n{n:02}")).collect();
+    let agents = expected.iter().map(|name| wordy_agent(&hub, name));
+    let agents: Vec<Session> = agents.collect();
+
+    let mut status = StatusServiceClient::new(serve(&hub).await);
+    let mut pages = Vec::new();
+    let mut request = pb::GetFleetRequest::default();
+    loop {
+        let page = status.get_fleet(request.clone()).await.unwrap();
+        let page = page.into_inner();
+        request.page_token.clone_from(&page.next_page_token);
+        pages.push(page);
+        if request.page_token.is_empty() {
+            break;
+        }
+    }
+    let watch = status.watch_fleet(pb::GetFleetRequest::default());
+    let mut watch = watch.await.unwrap().into_inner();
+    for page in &pages {
+        let watched = timeout(DEADLINE, watch.message()).await.unwrap();
+        let watched = watched.unwrap().unwrap();
+        assert_eq!(watched.next_page_token, page.next_page_token);
+        assert!(watched.encoded_len() < USUAL_LIMIT);
+    }
+    assert!(pages.len() > 3 && pages.iter().all(|page| page.encoded_len() < USUAL_LIMIT));
+    let names = pages.iter().flat_map(|page| &page.nodes);
+    let names: Vec<&str> = names.map(|node| node.name.as_str()).collect();
+    assert_eq!(names, expected);
+    let about = pages[0].control_plane.as_ref().unwrap();
+    assert_eq!((about.errors, about.warnings), (3_000, 0));
+    assert_eq!(about.issues.len() as u64 + about.issues_omitted, 3_000);
+    assert!(pages[1..].iter().all(|page| page.control_plane.is_none()));
+
+    let request = pb::GetFleetRequest {
+        page_size: 3,
+        page_token: "n10".to_owned(),
+    };
+    let page = status.get_fleet(request).await.unwrap().into_inner();
+    assert_eq!(
+        (page.nodes.len(), page.next_page_token.as_str()),
+        (3, "n13")
+    );
+    drop(agents);
+}

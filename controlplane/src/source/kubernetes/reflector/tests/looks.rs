@@ -1,0 +1,125 @@
+//! Second looks, and first lists that nobody may believe.
+
+use super::*;
+use crate::source::kubernetes::memory::EMPTY_FOR;
+use crate::source::kubernetes::reflector::looking::PAUSE;
+
+fn rig(resource: Resource) -> Rig {
+    let mut rig = Rig::new(resource);
+    rig.shows_looks = true;
+    rig.probes(10);
+    rig
+}
+
+/// Somebody keeps what the list lacked: there is another one, once, and not at once.
+#[tokio::test(start_paused = true)]
+async fn a_second_look_is_taken_when_somebody_wants_one() {
+    let mut rig = rig(Resource::Services);
+    rig.watch([
+        Step::Say(vec![put("a", 5), put("b", 6), end(10)]),
+        Step::Hang,
+    ]);
+    rig.watch([
+        Step::Say(vec![put("a", 5), put("c", 7), end(10)]),
+        Step::Hang,
+    ]);
+    rig.watch([
+        Step::Say(vec![put("a", 5), put("c", 7), end(12)]),
+        Step::Hang,
+    ]);
+    rig.start();
+    rig.told_until("done").await;
+    let before = Instant::now();
+    for _ in 0..100 {
+        rig.upstream.look_again();
+    }
+    // What vanishes in it has not been looked at twice.
+    assert_eq!(rig.told(3).await, ["apply c", "looked", "vanished b"]);
+    assert_eq!(before.elapsed(), PAUSE);
+    assert_eq!(rig.pass(Duration::from_secs(30)).await, [""; 0]);
+    rig.upstream.look_again();
+    assert_eq!(rig.told(1).await, ["looked"]);
+    let lists = rig.asked().into_iter().filter(|asked| asked == "stream");
+    assert_eq!(lists.count(), 3);
+    assert!(rig.doubts.is_empty());
+}
+
+/// Nodes and ServiceCIDRs make no Service vanish.
+#[tokio::test(start_paused = true)]
+async fn other_kinds_are_not_looked_at_again() {
+    let mut rig = rig(Resource::Nodes(None));
+    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
+    rig.watch([Step::Hang]);
+    rig.start();
+    rig.told_until("done").await;
+    rig.upstream.look_again();
+    assert_eq!(rig.pass(Duration::from_secs(60)).await, [""; 0]);
+}
+
+/// A look that fails is tried again until it succeeds.
+#[tokio::test(start_paused = true)]
+async fn a_second_look_is_not_forgotten() {
+    let mut rig = rig(Resource::Slices);
+    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
+    rig.no_watch(Failure::Unreachable("no route".to_owned()));
+    rig.no_watch(Failure::Unreachable("no route".to_owned()));
+    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
+    rig.start();
+    rig.told_until("done").await;
+    rig.upstream.look_again();
+    assert_eq!(rig.told(1).await, ["looked"]);
+}
+
+/// No cluster is without Services: an empty list is doubted, and believed when another says the same.
+#[tokio::test(start_paused = true)]
+async fn a_first_list_without_anything_is_doubted_until_a_second_one() {
+    for resource in [Resource::Services, Resource::Slices] {
+        let mut rig = rig(resource);
+        rig.watch([Step::Say(vec![end(10)]), Step::Hang]);
+        // The world begins: that is news, and the second look.
+        rig.watch([Step::Say(vec![put("a", 11), end(12)]), Step::Hang]);
+        rig.start();
+        assert_eq!(rig.told(2).await, ["init", "done"]);
+        let doubt = rig.doubts.remove(0).unwrap();
+        assert!(
+            doubt.contains("first list") && doubt.contains("was empty"),
+            "{doubt}"
+        );
+        let before = Instant::now();
+        rig.pass(EMPTY_FOR / 2).await;
+        assert!(rig.doubts.is_empty());
+        assert_eq!(rig.told(2).await, ["apply a", "looked"]);
+        assert!(before.elapsed() >= EMPTY_FOR);
+        rig.pass(Duration::ZERO).await;
+        assert_eq!(rig.doubts, [None]);
+    }
+}
+
+/// What the first list had and nobody could read is missing, until it can be read or is gone.
+#[tokio::test(start_paused = true)]
+async fn what_could_never_be_read_is_missing() {
+    let mut rig = rig(Resource::Services);
+    rig.watch([
+        Step::Say(vec![
+            put("a", 5),
+            unreadable("b", 6),
+            unreadable("c", 6),
+            end(10),
+        ]),
+        Step::Say(vec![put("b", 11)]),
+        Step::Say(vec![unreadable("a", 12), gone("c", 13)]),
+        Step::Hang,
+    ]);
+    rig.start();
+    rig.told_until("delete c").await;
+    rig.pass(Duration::ZERO).await;
+    let doubts: Vec<_> = rig.doubts.iter().map(|doubt| doubt.as_deref()).collect();
+    assert_eq!(
+        doubts,
+        [
+            Some("2 Services of the API server cannot be read, the first is default/b"),
+            Some("1 Services of the API server cannot be read, the first is default/c"),
+            None
+        ]
+    );
+}

@@ -1,0 +1,46 @@
+//! Where the API server is reached, so that no Service gets its address and port.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+use super::{Batch, Event};
+use crate::dial::resolve;
+use crate::kubernetes::Api;
+
+/// How often the server's name is resolved again.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
+/// Tells where the server is, and again when that changes, until nobody listens.
+pub(super) async fn follow(api: Arc<Api>, sink: mpsc::Sender<Batch>) {
+    let mut told = BTreeSet::new();
+    loop {
+        // A name that cannot be resolved at the moment has not moved.
+        if let Some(now) = place(&api.server()).await
+            && now != told
+        {
+            told.clone_from(&now);
+            let batch = Batch {
+                events: vec![Event::ApiServer(now)],
+                observed_at: SystemTime::now(),
+            };
+            if sink.send(batch).await.is_err() {
+                return;
+            }
+        }
+        tokio::select! {
+            () = sleep(LOOK_EVERY) => {}
+            () = sink.closed() => return,
+        }
+    }
+}
+
+async fn place(server: &str) -> Option<BTreeSet<SocketAddr>> {
+    let url = server.parse().ok()?;
+    let found = resolve(&url).await.ok()?;
+    Some(found.into_iter().collect())
+}

@@ -1,0 +1,151 @@
+//! Ports that belong to the cluster's own programs, so that no Service may take them.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use crate::net::Protocol;
+
+/// Ports on which kubelet listens: its API (10250) and its health checks (10248).
+pub const KUBELET_PORTS: [u16; 2] = [10250, 10248];
+
+/// Who listens on a reserved place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Holder {
+    /// kplane's control plane.
+    ControlPlane,
+    /// kplane's node agents.
+    NodeAgent,
+    /// kubelet.
+    Kubelet,
+    /// The Kubernetes API server.
+    ApiServer,
+    /// Whatever the operator has in mind.
+    Listed,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ControlPlane => "kplane's control plane listens",
+            Self::NodeAgent => "kplane's node agent listens",
+            Self::Kubelet => "kubelet listens",
+            Self::ApiServer => "the Kubernetes API server listens",
+            Self::Listed => "no Service may be (--reserved-ports)",
+        })
+    }
+}
+
+/// Ports from the first to the last, 1..=65535.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRange {
+    first: u16,
+    last: u16,
+}
+
+impl PortRange {
+    /// One port.
+    #[must_use]
+    pub fn single(port: u16) -> Self {
+        Self {
+            first: port,
+            last: port,
+        }
+    }
+
+    /// Whether a port is inside.
+    #[must_use]
+    pub fn contains(self, port: u16) -> bool {
+        RangeInclusive::new(self.first, self.last).contains(&port)
+    }
+}
+
+/// Text that is no port and no range of ports.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no port and no range of ports: write such as 22 or 2379-2380")]
+pub struct ParsePortRangeError(pub String);
+
+impl FromStr for PortRange {
+    type Err = ParsePortRangeError;
+
+    /// Reads `22` or `2379-2380`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let port = |text: &str| {
+            let digits = text.bytes().all(|b| b.is_ascii_digit());
+            text.parse().ok().filter(|port| digits && *port != 0)
+        };
+        let range = || {
+            let (first, last) = text.split_once('-').unwrap_or((text, text));
+            let (first, last) = (port(first)?, port(last)?);
+            (first <= last).then_some(Self { first, last })
+        };
+        range().ok_or_else(|| ParsePortRangeError(text.to_owned()))
+    }
+}
+
+/// Ports that are reserved wherever this list is said to hold, such as on every node's addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReservedPorts {
+    /// Ports, of one protocol or of all, and who listens there.
+    rules: Vec<(PortRange, Option<Protocol>, Holder)>,
+}
+
+impl ReservedPorts {
+    /// Adds a TCP port.
+    #[must_use]
+    pub fn with(mut self, port: u16, holder: Holder) -> Self {
+        let rule = (PortRange::single(port), Some(Protocol::Tcp), holder);
+        if port != 0 && !self.rules.contains(&rule) {
+            self.rules.push(rule);
+        }
+        self
+    }
+
+    /// Adds ports that the operator lists, of all protocols.
+    #[must_use]
+    pub fn and_listed(mut self, ports: impl IntoIterator<Item = PortRange>) -> Self {
+        let rules = ports.into_iter().map(|range| (range, None, Holder::Listed));
+        self.rules.extend(rules);
+        self
+    }
+
+    /// Who has a port, if it is reserved.
+    #[must_use]
+    pub fn holder(&self, protocol: Protocol, port: u16) -> Option<Holder> {
+        let mut rules = self.rules.iter();
+        let (_, _, holder) = rules.find(|(range, only, _)| {
+            range.contains(port) && only.is_none_or(|only| only == protocol)
+        })?;
+        Some(*holder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_read_as_people_write_them() {
+        let range: PortRange = "2379-2380".parse().unwrap();
+        let inside = [2378, 2379, 2380, 2381].map(|port| range.contains(port));
+        assert_eq!(inside, [false, true, true, false]);
+        assert_eq!("22".parse(), Ok(PortRange::single(22)));
+        for wrong in [
+            "", "0", "-", "22-", "-22", "3-2", "65536", "+22", "22-23-24", "ssh", "1 ",
+        ] {
+            assert!(wrong.parse::<PortRange>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn programs_hold_tcp_ports_and_the_operator_holds_all_protocols() {
+        let ports = ReservedPorts::default()
+            .with(10250, Holder::Kubelet)
+            .with(0, Holder::ControlPlane)
+            .and_listed(["53".parse().unwrap()]);
+        assert_eq!(ports.holder(Protocol::Tcp, 10250), Some(Holder::Kubelet));
+        assert_eq!(ports.holder(Protocol::Udp, 10250), None);
+        assert_eq!(ports.holder(Protocol::Udp, 53), Some(Holder::Listed));
+        assert_eq!(ports.holder(Protocol::Tcp, 0), None);
+    }
+}

@@ -1,0 +1,117 @@
+//! A file of kube-proxy's that names no mode: kube-proxy takes iptables and serves node ports on all addresses
+//! of the node, we take nftables and serve them on the node's own.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use kplane_model::Family;
+use nix::ifaddrs::getifaddrs;
+
+use super::kube_proxy::Note;
+use super::load::Loaded;
+use super::problem::listed;
+use crate::backend;
+use crate::leftovers;
+
+/// What kube-proxy serves on a node, or would.
+#[derive(Debug, Default)]
+pub(super) struct Served {
+    /// Addresses of the node, without IPv6 link-local ones.
+    pub(super) addresses: BTreeSet<IpAddr>,
+    /// Node ports in rules of iptables that it left.
+    pub(super) ports: BTreeSet<u16>,
+}
+
+impl Served {
+    /// Looks at this node.
+    pub(super) fn here() -> Self {
+        let all = getifaddrs().into_iter().flatten();
+        let of_node = all.filter(|one| one.interface_name != backend::ipvs::LINK);
+        let ips = of_node.filter_map(|one| {
+            let address = one.address?;
+            let v4 = address.as_sockaddr_in().map(|at| IpAddr::from(at.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|at| IpAddr::from(at.ip())))
+        });
+        let served = |ip: &IpAddr| match ip {
+            IpAddr::V4(_) => true,
+            IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+        };
+        Self {
+            addresses: ips.filter(served).collect(),
+            ports: leftovers::node_ports(),
+        }
+    }
+}
+
+/// Whether a configuration changes its meaning with the program that reads it.
+pub(super) fn is_unset(loaded: &Loaded, backend: Option<backend::Kind>) -> bool {
+    loaded.config.mode.is_empty()
+        && backend.is_none()
+        && loaded.settings.node.nodeport_addresses.is_empty()
+}
+
+/// Names what is served no more.
+pub(super) fn note(loaded: &Loaded, mut served: Served) -> Note {
+    let own = loaded.settings.node.node_ip;
+    let localhost = loaded.config.iptables.localhost_node_ports;
+    served
+        .addresses
+        .retain(|ip| Some(*ip) != own && (localhost || !ip.is_loopback()));
+    let texts = |ips: &BTreeSet<IpAddr>| ips.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let except = match own.map(Family::of) {
+        Some(_) => "",
+        None => ", but for the InternalIP of the Node object",
+    };
+    let ports: Vec<String> = served.ports.iter().map(ToString::to_string).collect();
+    let ports = match &*ports {
+        [] => "every node port (30000-32767 unless the API server says otherwise)".to_owned(),
+        ports => format!("node ports {}", listed(ports)),
+    };
+    Note::warning(format!(
+        "mode is not set: kube-proxy takes iptables then and serves node ports on all addresses of the node, \
+         kplane takes nftables and serves them on the node's own address of each family; {ports} are served no \
+         more on: {}{except}. To keep them: nodePortAddresses: [\"0.0.0.0/0\", \"::/0\"], or mode: iptables \
+         for loopback too",
+        listed(&texts(&served.addresses))
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::kube_proxy::{KubeProxyFlags, document};
+    use crate::config::load::{Loader, from_flags};
+
+    #[test]
+    fn what_is_served_no_more_is_listed() {
+        let loaded = from_flags(&KubeProxyFlags::default()).unwrap();
+        assert!(is_unset(&loaded, None));
+        assert!(!is_unset(&loaded, Some(backend::Kind::Iptables)));
+        let served = || Served {
+            addresses: ["192.0.2.7", "127.0.0.1", "fd00::7"]
+                .map(|ip| ip.parse().unwrap())
+                .into(),
+            ports: [30_080, 30_443].into(),
+        };
+        let Note { text, .. } = note(&loaded, served());
+        assert!(text.contains("node ports 30080, 30443 are served no more on: 127.0.0.1, 192.0.2.7, fd00::7, but for the InternalIP"), "{text}");
+        let file = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                    bindAddress: 192.0.2.7\niptables: {localhostNodePorts: false}\n";
+        assert!(document(file).is_ok());
+        let loader = Loader::new("config.conf".into(), KubeProxyFlags::default());
+        let loaded = loader.parse(file).unwrap();
+        let Note { text, .. } = note(
+            &loaded,
+            Served {
+                ports: BTreeSet::new(),
+                ..served()
+            },
+        );
+        assert!(text.contains("every node port (30000-32767"), "{text}");
+        assert!(text.contains("no more on: fd00::7. To keep"), "{text}");
+        for other in ["mode: iptables\n", "nodePortAddresses: [10.0.0.0/8]\n"] {
+            let loaded = loader.parse(&format!("{file}{other}")).unwrap();
+            assert!(!is_unset(&loaded, None), "{other}");
+        }
+    }
+}

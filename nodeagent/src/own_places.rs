@@ -1,0 +1,69 @@
+//! Where this agent listens, and how its own connections are known: what no Service gets on this node.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use kp_controlplane::admission::{Reserved as ForAllNodes, own_addresses};
+use kp_controlplane::dial::Dialer;
+use kplane_model::{Holder, KUBELET_PORTS, ReservedPorts};
+
+use crate::backend::Kind;
+use crate::config::Config;
+use crate::plan::{NodeSettings, Reserved};
+
+/// Places of an agent's own.
+pub(crate) struct OwnPlaces {
+    listeners: Vec<SocketAddr>,
+    addresses: Vec<IpAddr>,
+    mark: u32,
+    backend: Kind,
+}
+
+impl OwnPlaces {
+    /// Of an agent with this configuration, on this machine.
+    pub(crate) fn new(config: &Config) -> Self {
+        let listeners = [config.healthz, config.metrics].into_iter().flatten();
+        Self {
+            listeners: listeners.collect(),
+            addresses: own_addresses(),
+            mark: config.backend_settings.own_mark,
+            backend: config.backend,
+        }
+    }
+
+    /// Opens connections that the node's rules leave alone.
+    pub(crate) fn dialer(&self) -> Dialer {
+        Dialer::new(self.mark)
+    }
+
+    /// The settings with what no Service gets on this node. Its peers are not known yet.
+    pub(crate) fn settings(&self, settings: NodeSettings) -> NodeSettings {
+        let kubelet = KUBELET_PORTS.map(|port| (port, Holder::Kubelet));
+        let ours = self.listeners.iter();
+        let ours = ours.map(|listener| (listener.port(), Holder::NodeAgent));
+        let ports = ours
+            .chain(kubelet)
+            .fold(ReservedPorts::default(), |ports, (port, holder)| {
+                ports.with(port, holder)
+            });
+        let reserved = Reserved {
+            ports,
+            own: self.addresses.iter().copied().collect(),
+            peers: BTreeSet::new(),
+            whole_peers: self.backend == Kind::Ipvs,
+        };
+        NodeSettings {
+            reserved,
+            ..settings
+        }
+    }
+
+    /// What a control plane in this process, which serves its status at an address, refuses for all.
+    pub(crate) fn for_all_nodes(&self, status: Option<SocketAddr>) -> ForAllNodes {
+        ForAllNodes::new(status.as_slice(), &self.addresses).with_listeners(
+            Holder::NodeAgent,
+            &self.listeners,
+            &self.addresses,
+        )
+    }
+}
