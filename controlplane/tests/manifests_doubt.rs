@@ -8,8 +8,8 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::admission::Admission;
+use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::hub::{Seen, Summary};
 use kp_controlplane::index::{CliffGuard, Guarded, Held};
 use kp_controlplane::trust::Trust;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::doors::{Limits, PATIENCE};
+use kp_controlplane::index::CliffGuard;
 use kplane_http::client::{get, until};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
@@ -35,6 +36,7 @@ async fn control_plane(agent_limits: Limits) -> (Bound, tempfile::TempDir) {
         status_listen: any,
         http_listen: any,
         agent_limits,
+        cliff_guard: CliffGuard::default(),
         admission: Admission::default(),
         events: false,
     };

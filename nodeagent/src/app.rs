@@ -7,7 +7,7 @@ use std::time::Duration;
 use hyper::Request;
 use hyper::body::Incoming;
 use kp_controlplane::admission::Admission;
-use kp_controlplane::index::CliffGuard;
+use kp_controlplane::index::{CliffGuard, Guarded};
 use kplane_model::Family;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -18,6 +18,7 @@ use crate::cache::Cache;
 use crate::claim::{Claim, Taken};
 use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
+use crate::desired;
 use crate::engine::{Engine, Followers, Recall, Stopped};
 use crate::healthz::Health;
 use crate::leftovers::{self, Ports, TakeOver};
@@ -142,23 +143,15 @@ pub async fn build_with(
     let addresses = Addresses::new(&config.node_settings.nodeport_addresses);
     let rival = watch::Sender::new(None);
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
-    let cache = config.cache_dir.as_deref();
-    let recall = Recall {
-        guard: config.cliff_guard,
-        cache: cache.map(|folder| Cache::new(folder, config.node_name.clone())),
-    };
+    let recall = recall(&config);
     let own = OwnPlaces::new(&config);
     let settings = own.settings(config.node_settings);
     let engine = Engine::start(open, settings, followers, recall).await?;
     let mut tasks = JoinSet::new();
-    let (transport, status_addr) = connect(config.source, own, &engine, &mut tasks).await?;
+    let (transport, status_addr) =
+        connect(config.source, config.cliff_guard, own, &engine, &mut tasks).await?;
     let identity = Identity::new(config.node_name);
-    tracing::info!(
-        node = %identity.node,
-        backend = engine.backend(),
-        version = env!("CARGO_PKG_VERSION"),
-        "agent starts; what the kernel holds stays until a complete snapshot is here"
-    );
+    announce(&identity, &engine);
     let client = Client::new(transport, identity, engine.clone());
     let connection = client.connection();
     let health = Health {
@@ -213,6 +206,24 @@ pub async fn build_with(
     })
 }
 
+/// How the agent deals with what is not named any more.
+fn recall(config: &Config) -> Recall {
+    let cache = config.cache_dir.as_deref();
+    Recall {
+        guard: config.cliff_guard,
+        cache: cache.map(|folder| Cache::new(folder, config.node_name.clone())),
+    }
+}
+
+fn announce(identity: &Identity, engine: &Engine) {
+    tracing::info!(
+        node = %identity.node,
+        backend = engine.backend(),
+        version = env!("CARGO_PKG_VERSION"),
+        "agent starts; what the kernel holds stays until a complete snapshot is here"
+    );
+}
+
 fn healthz_port(address: SocketAddr) -> Port {
     Port {
         what: "health checks",
@@ -239,8 +250,21 @@ fn spawn_errand(tasks: &mut Tasks, errand: impl Future<Output = ()> + Send + 'st
     });
 }
 
+/// The guard of the control plane within: what the agent's own looks at, it looks at as well.
+fn guard_within(guard: desired::CliffGuard) -> CliffGuard {
+    CliffGuard {
+        deletions: match guard.enabled {
+            true => Guarded::Absence,
+            false => Guarded::Off,
+        },
+        share: guard.share_percent,
+        minimum: usize::try_from(guard.minimum).unwrap_or(usize::MAX),
+    }
+}
+
 async fn connect(
     source: Source,
+    guard: desired::CliffGuard,
     own: OwnPlaces,
     engine: &Engine,
     tasks: &mut Tasks,
@@ -268,7 +292,7 @@ async fn connect(
                     external_ips,
                     reserved: own.for_all_nodes(status).with_listed(&reserved),
                 },
-                cliff_guard: CliffGuard::default(),
+                cliff_guard: guard_within(guard),
                 events: true,
             };
             let control_plane = kp_controlplane::app::build(config).await?;

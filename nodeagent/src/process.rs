@@ -46,6 +46,15 @@ pub enum RunError {
     },
 }
 
+impl RunError {
+    /// The program said that it lacks a privilege.
+    #[must_use]
+    pub(crate) fn is_denied(&self) -> bool {
+        let signs = ["Permission denied", "Operation not permitted"];
+        matches!(self, Self::Failed { complaint, .. } if signs.iter().any(|s| complaint.contains(s)))
+    }
+}
+
 /// Runs a program in the calling thread's network namespace; returns what it prints.
 ///
 /// # Errors
@@ -150,6 +159,9 @@ mod tests {
     fn failures_say_why() {
         let error = shell("echo no way >&2; exit 3", &[b'x'; 500_000], LIMITS).unwrap_err();
         assert_eq!(error.to_string(), "failed (exit status: 3): no way");
+        assert!(!error.is_denied());
+        let denied = shell("echo nat: Permission denied >&2; exit 4", b"", LIMITS);
+        assert!(denied.unwrap_err().is_denied());
         let missing = run(Path::new("/no/such/program"), &[], b"", LIMITS);
         assert!(matches!(missing, Err(RunError::Io(_))));
     }

@@ -263,6 +263,14 @@ impl FleetView {
     }
 }
 
+/// How long ago something was.
+fn ago(at: Option<Time>, now: Option<Time>) -> Span {
+    match (at, now) {
+        (Some(at), Some(now)) => Span::plain(format!("{} ago", at.age_text(now))),
+        _ => Span::none(),
+    }
+}
+
 /// The table of nodes: what they hold, and why not.
 fn nodes_text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> String {
     let duration = |us: Option<u64>| {
@@ -288,10 +296,7 @@ fn nodes_text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> String 
             number(node.revisions.verified)
         })
         .column(Column::new("VERIFIED").optional(4), |node| {
-            match (node.verified_time(), now) {
-                (Some(at), Some(now)) => Span::plain(format!("{} ago", at.age_text(now))),
-                _ => Span::none(),
-            }
+            ago(node.verified_time(), now)
         })
         .column(Column::new("LAG"), |node| match node.revisions.lag {
             Some(0) | None => Span::none(),

@@ -34,11 +34,11 @@ Examples:
   Serve this node from a folder of YAML, without any cluster:
     kp-nodeagent --standalone --manifests deploy/demo
   Take kube-proxy's place, with nothing else in the cluster:
-    kp-nodeagent --standalone --config /var/lib/kube-proxy/config.conf \
-      --hostname-override $(NODE_NAME)
+    kp-nodeagent --standalone --config /var/lib/kube-proxy/config.conf \\
+      --hostname-override node-1
   The same, fed by a control plane:
     kp-nodeagent --control-plane http://kplane.example:7443 \\
-      --config /var/lib/kube-proxy/config.conf --hostname-override $(NODE_NAME)
+      --config /var/lib/kube-proxy/config.conf --hostname-override node-1
   See what kube-proxy's file means here:
     kp-nodeagent --check-config --config /var/lib/kube-proxy/config.conf
   See what kplane has in the kernel, and remove it:
@@ -266,15 +266,7 @@ impl Flags {
         let mut problems = Vec::new();
         let loaded = loaded.map_err(|wrong| problems.extend(wrong)).ok();
         let node_name = loaded.as_ref().and_then(|loaded| {
-            let file = self.config.as_deref();
-            let flag = self.kube_proxy.value("hostname-override");
-            let name = match (flag, file) {
-                (None | Some(""), Some(file)) => {
-                    let name = node_name("hostnameOverride", &loaded.config.hostname_override);
-                    name.map_err(|wrong| wrong.in_file(file))
-                }
-                _ => node_name("--hostname-override", &loaded.config.hostname_override),
-            };
+            let name = self.own_name(loaded);
             name.map_err(|wrong| problems.push(wrong)).ok()
         });
         let explicit = |flag| self.kube_proxy.value(flag).unwrap_or_default();
@@ -338,6 +330,18 @@ impl Flags {
                 .chain(unset_mode)
                 .collect(),
         })
+    }
+
+    /// The node's name, by the flag or else by the file.
+    fn own_name(&self, loaded: &Loaded) -> Result<NodeName, Problem> {
+        let name = &loaded.config.hostname_override;
+        match (self.kube_proxy.value("hostname-override"), &self.config) {
+            (None | Some(""), Some(file)) => {
+                let name = node_name("hostnameOverride", name);
+                name.map_err(|wrong| wrong.in_file(file))
+            }
+            _ => node_name("--hostname-override", name),
+        }
     }
 
     /// What kube-proxy's file means to kube-proxy and not to us.

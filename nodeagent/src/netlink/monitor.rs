@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
 use socket2::{SockFilter, SockRef};
 
+use super::attribute::Attribute;
 use super::error::NetlinkError;
 use super::message::{Message, Messages};
 use super::socket::{DATAGRAM_BYTES, errno_of};
@@ -53,8 +54,12 @@ impl Generation {
             return None;
         }
         let attributes = message.attributes();
-        let thread = attributes.get(NFTA_GEN_PROC_PID).and_then(|a| a.as_u32());
-        let name = attributes.get(NFTA_GEN_PROC_NAME).and_then(|a| a.as_str());
+        let thread = attributes
+            .get(NFTA_GEN_PROC_PID)
+            .and_then(Attribute::as_u32);
+        let name = attributes
+            .get(NFTA_GEN_PROC_NAME)
+            .and_then(Attribute::as_str);
         Some(Self {
             number: attributes.get(NFTA_GEN_ID)?.as_u32()?,
             by: thread.zip(name.map(str::to_owned)),

@@ -56,6 +56,10 @@ fn main() -> ExitCode {
             "iptables_i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back",
             takeover::i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back,
         ),
+        (
+            "nftables_i4_the_way_back_is_safe",
+            takeover::i4_the_way_back_is_safe,
+        ),
     ];
     harness::run(1, tests.iter().copied())
 }

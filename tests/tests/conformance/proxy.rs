@@ -81,6 +81,12 @@ pub(crate) fn prepare() -> Result<()> {
     Ok(())
 }
 
+/// The agent's program.
+pub(crate) fn node_agent() -> Result<&'static Path> {
+    let product = PRODUCT.get().context("built before the first test")?;
+    Ok(&product.node_agent)
+}
+
 impl Proxy {
     /// Starts one of them on a node; its log beside it.
     pub(crate) fn start(
@@ -97,8 +103,7 @@ impl Proxy {
         let mut command = match self {
             Self::KubeProxy => cluster.programs().command("kube-proxy"),
             Self::Kplane => {
-                let product = PRODUCT.get().context("built before the first test")?;
-                let mut agent = Command::new(&product.node_agent);
+                let mut agent = Command::new(node_agent()?);
                 agent
                     .arg("--standalone")
                     .args(["--status-bind-address", "", "--cache-dir", ""]);

@@ -1,6 +1,7 @@
 //! A node goes from kube-proxy to kplane and back, under way of traffic: nobody notices (I4), and of
 //! the one before nothing stays that is in the way.
 
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use crate::api::Api;
 use crate::chains;
 use crate::picked::{everywhere, with};
-use crate::proxy::{Configuration, Mode, Proxy};
+use crate::proxy::{Configuration, Mode, Proxy, node_agent};
 use crate::scenario::admissible;
 use crate::stand::Stand;
 use crate::support::cluster::node;
@@ -61,7 +62,7 @@ pub(crate) fn i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back() -> 
     if !require_tool("iptables-nft")? {
         return Ok(());
     }
-    let mut journey = Journey::begin()?;
+    let mut journey = Journey::begin(Mode::Iptables, Proxy::KubeProxy)?;
     let mut traffic = Traffic::begin(&journey.stand)?;
     traffic.goes_on(20)?;
 
@@ -85,10 +86,60 @@ pub(crate) fn i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back() -> 
     traffic.none_lost()
 }
 
+/// As the README describes it: stop the agents, start kube-proxy, clean up. What people do in another order
+/// than that is refused.
+pub(crate) fn i4_the_way_back_is_safe() -> Result<()> {
+    let mut journey = Journey::begin(Mode::Nftables, Proxy::Kplane)?;
+    let mut traffic = Traffic::begin(&journey.stand)?;
+    traffic.goes_on(20)?;
+    let beside_an_agent = journey.clean_up("--cleanup")?;
+    beside_an_agent.is(1, "", "beside a kp-nodeagent that runs")?;
+    journey.stand.stop()?;
+    traffic.goes_on(20)?;
+    journey.start(Proxy::KubeProxy)?;
+    traffic.goes_on(20)?;
+
+    let theirs = journey.clean_up("--cleanup-kube-proxy")?;
+    theirs.is(1, "", "is a kube-proxy in this network namespace")?;
+    let dry = journey.clean_up("--cleanup --dry-run")?;
+    dry.is(0, "would go: kplane's nftables table ip kplane", "")?;
+    let ours = journey.clean_up("--cleanup")?;
+    ours.is(0, "gone: kplane's nftables table ip kplane", "")?;
+    let again = journey.clean_up("--cleanup")?;
+    again.is(0, "there was nothing to remove", "")?;
+    // kube-proxy alone serves, and goes on programming.
+    traffic.goes_on(20)?;
+    journey.delete(DOOMED[0])?;
+    journey.programmed()?;
+    traffic.none_lost()
+}
+
+/// What a clean-up said.
+struct Cleaned(Output);
+
+impl Cleaned {
+    fn is(&self, code: i32, stdout: &str, stderr: &str) -> Result<()> {
+        let Self(output) = self;
+        let texts = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        let as_it_must = output.status.code() == Some(code)
+            && texts[0].contains(stdout)
+            && texts[1].contains(stderr);
+        ensure!(as_it_must, "{}: {texts:#?}", output.status);
+        Ok(())
+    }
+}
+
 impl Journey {
-    /// kube-proxy serves.
-    fn begin() -> Result<Self> {
-        let mode = Mode::Iptables;
+    /// Runs the agent's program with these flags on the first node.
+    fn clean_up(&self, flags: &str) -> Result<Cleaned> {
+        let node = self.stand.world.node(1)?;
+        let mut agent = Command::new(node_agent()?);
+        agent.args(flags.split(' ')).env_remove("RUST_LOG");
+        node.run(|| Ok(Cleaned(agent.output()?)))
+    }
+
+    /// One of the proxies serves.
+    fn begin(mode: Mode, proxy: Proxy) -> Result<Self> {
         mode.under_test().set();
         let api = Api::start()?;
         let namespace =
@@ -102,7 +153,7 @@ impl Journey {
             node_port_addresses: Vec::new(),
         };
         let mut journey = Self {
-            stand: Stand::open(Proxy::KubeProxy, &api, &configuration)?,
+            stand: Stand::open(proxy, &api, &configuration)?,
             api,
             configuration,
             sentinels: 0,

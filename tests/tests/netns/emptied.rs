@@ -9,7 +9,6 @@ use anyhow::{Result, bail, ensure};
 use clap::Parser as _;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
-use kp_nodeagent::desired::Held;
 use kp_nodeagent::report::Report;
 use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
@@ -124,7 +123,10 @@ pub(crate) fn a_start_beside_an_emptied_folder_cuts_nobody_off() -> Result<()> {
     session.echo(DEADLINE)?;
     // Without memory nobody can tell which these are: nothing is touched.
     let untouched = |report: &Report| {
-        let untouched = report.keeps.as_ref().is_some_and(Held::is_untouched);
+        let untouched = report
+            .keeps
+            .as_ref()
+            .is_some_and(kp_nodeagent::desired::Held::is_untouched);
         report.applied.is_none() && untouched
     };
     start("", Some(&load), &untouched)?;

@@ -153,7 +153,7 @@ impl Node {
     /// Has kplane remove what both have left.
     pub(crate) fn clean_up(&self) -> Result<()> {
         let mut command = Command::new(setting(NODE_AGENT)?);
-        command.args(["--cleanup", "--cache-dir", ""]);
+        command.args(["--cleanup-kube-proxy", "--cache-dir", ""]);
         self.ns()?.output(command)?;
         ipvs::ensure_nothing(self.ns()?)
     }

@@ -4,8 +4,9 @@
 //! Everybody on a node must use the same; as kube-proxy's images do, we take the kind in which
 //! kubelet left a sign, else the one with more rules, else the one that plain `iptables` is.
 
+mod version;
+
 use std::env;
-use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 use std::thread;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use kplane_model::Family;
 use nix::sched::{CloneFlags, unshare};
 
+use self::version::{OLDEST, Version};
 use super::counting;
 use crate::process::{Limits, RunError, run};
 
@@ -38,9 +40,6 @@ const LOCK_WAIT_S: &str = "5";
 const LOCKED: &str = "xtables lock";
 /// Where system programs are when `PATH` does not say so.
 const FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
-/// The oldest version that will do: `iptables-restore --wait` and `--random-fully`, of 2018.
-const OLDEST: Version = Version([1, 6, 2]);
-
 /// Chains of kubelet's in table mangle that say which kind of iptables it uses.
 const HINTS: [&str; 2] = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
 
@@ -52,10 +51,6 @@ pub enum Flavour {
     /// A layer above nf_tables.
     Nft,
 }
-
-/// A version of the programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Version([u32; 3]);
 
 /// The programs of one kind of iptables and one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -370,7 +365,7 @@ impl Tool {
         }
         match first {
             None => Ok(missing),
-            Some(source) if is_denied(&source) => Err(ToolError::NotPermitted {
+            Some(source) if source.is_denied() => Err(ToolError::NotPermitted {
                 name: self.name.clone(),
                 source,
             }),
@@ -407,12 +402,6 @@ pub(super) fn is_locked(error: &RunError) -> bool {
     matches!(error, RunError::Failed { complaint, .. } if complaint.contains(LOCKED))
 }
 
-/// The program lacks a privilege; whether anything else is missing is not known.
-fn is_denied(error: &RunError) -> bool {
-    let signs = ["Permission denied", "Operation not permitted"];
-    matches!(error, RunError::Failed { complaint, .. } if signs.iter().any(|s| complaint.contains(s)))
-}
-
 impl Flavour {
     /// What its programs begin with.
     #[must_use]
@@ -441,26 +430,6 @@ impl Flavour {
             }
             Self::Nft => true,
         }
-    }
-}
-
-impl Version {
-    /// Of `iptables-restore v1.8.9 (nf_tables)`.
-    fn parse(text: &str) -> Option<Self> {
-        let mut words = text.split_whitespace();
-        let number = words.find_map(|word| word.strip_prefix('v'))?;
-        let mut version = [0; 3];
-        for (to, from) in version.iter_mut().zip(number.split('.')) {
-            *to = from.parse().ok()?;
-        }
-        Some(Self(version))
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self([major, minor, patch]) = self;
-        write!(f, "{major}.{minor}.{patch}")
     }
 }
 
@@ -493,17 +462,6 @@ fn on_path(program: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_are_read() {
-        let read = |text| Version::parse(text).map(|v| v.to_string());
-        let nft = read("iptables-restore v1.8.9 (nf_tables)\n");
-        assert_eq!(nft.as_deref(), Some("1.8.9"));
-        assert_eq!(read("iptables-restore v1.8\n").as_deref(), Some("1.8.0"));
-        assert_eq!(read("bash: not found"), None);
-        assert_eq!(read("iptables-restore v1.x"), None);
-        assert!(Version([1, 6, 1]) < OLDEST && Version([1, 10, 0]) > OLDEST);
-    }
 
     #[test]
     fn hints_count_in_mangle_only() {

@@ -89,7 +89,7 @@ impl Meddling {
                 elements.extend(new.into_iter().map(|e| ((e.set, e.key), Some(e))));
             }
             Some((false, gone)) => {
-                elements.extend(gone.into_iter().map(|e| ((e.set, e.key), None)))
+                elements.extend(gone.into_iter().map(|e| ((e.set, e.key), None)));
             }
             None => self.changed = Changed::Anything,
         }
@@ -167,7 +167,7 @@ impl Ledger {
     /// Takes one message; `own` is the port of our socket.
     pub(super) fn take(&mut self, message: Message<'_>, own: u32) {
         if let Some(generation) = Generation::of(message) {
-            self.end(generation);
+            self.end(&generation);
         } else if message.port != own
             && let Some(family) = family_of_ours(message)
         {
@@ -176,7 +176,7 @@ impl Ledger {
         }
     }
 
-    fn end(&mut self, generation: Generation) {
+    fn end(&mut self, generation: &Generation) {
         let open = std::mem::take(&mut self.open);
         let Some(head) = self.head else {
             return;

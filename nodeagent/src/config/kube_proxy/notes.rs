@@ -166,11 +166,11 @@ fn families(
     Ok(())
 }
 
-/// The configuration itself has something of a family.
+/// The configuration itself has something of a family, more than all of its addresses.
 fn names_family(settings: &Settings, family: Family) -> bool {
     let node = &settings.node;
     let mut ranges = node.cluster_cidrs.iter().chain(&node.nodeport_addresses);
-    ranges.any(|range| range.family() == family)
+    ranges.any(|range| range.family() == family && range.prefix_len() > 0)
         || node.node_ip.is_some_and(|ip| Family::of(ip) == family)
 }
 

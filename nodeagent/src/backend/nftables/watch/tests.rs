@@ -58,7 +58,7 @@ fn end(port: u32, number: u32) -> Vec<u8> {
 
 fn table(kind: u16, family: Family, name: &str) -> Vec<u8> {
     from(OTHER, |batch| {
-        push(batch, kind, family, |w| w.str(NFTA_TABLE_NAME, name))
+        push(batch, kind, family, |w| w.str(NFTA_TABLE_NAME, name));
     })
 }
 
@@ -77,7 +77,7 @@ fn element(octet: u8) -> Element {
 fn elements(port: u32, op: ElementOp, octets: &[u8]) -> Vec<u8> {
     let elements: Vec<_> = octets.iter().copied().map(element).collect();
     from(port, |batch| {
-        push_elements(batch, Family::V4, op, &elements)
+        push_elements(batch, Family::V4, op, &elements);
     })
 }
 
