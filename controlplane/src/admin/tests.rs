@@ -12,21 +12,22 @@ use crate::k8s::{Kind, Object};
 use crate::source::upstream::Trouble;
 use crate::source::{Batch, Event, Located};
 
-#[tokio::test]
-async fn ready_once_every_kind_is_listed_and_for_ever_after() {
+/// A control plane without agents, whose readiness and metrics are served.
+async fn served() -> (mpsc::Sender<Batch>, Arc<Hub>, std::net::SocketAddr) {
     let (sink, batches) = mpsc::channel(1);
-    let (hub, index) = Hub::new(
-        1,
-        "test",
-        Admission::default(),
-        CliffGuard::default(),
-        batches,
-    );
+    let (admission, guard) = (Admission::default(), CliffGuard::default());
+    let (hub, index) = Hub::new(1, "test", admission, guard, batches);
     tokio::spawn(index);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let doors = ["agents", "the status API"].map(|what| Door::new(what, Limits::STATUS));
     tokio::spawn(Admin::new(Arc::clone(&hub), doors).serve(listener));
+    (sink, hub, address)
+}
+
+#[tokio::test]
+async fn ready_once_every_kind_is_listed_and_for_ever_after() {
+    let (sink, hub, address) = served().await;
 
     hub.upstream.begin(Kind::Service);
     hub.upstream.update(Kind::Service, |state| {
@@ -98,19 +99,7 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
 /// What is doubted or held is said, and changes nothing: see the top of `admin`.
 #[tokio::test]
 async fn ready_while_something_is_held() {
-    let (sink, batches) = mpsc::channel(1);
-    let (hub, index) = Hub::new(
-        1,
-        "test",
-        Admission::default(),
-        CliffGuard::default(),
-        batches,
-    );
-    tokio::spawn(index);
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let doors = ["agents", "the status API"].map(|what| Door::new(what, Limits::STATUS));
-    tokio::spawn(Admin::new(Arc::clone(&hub), doors).serve(listener));
+    let (sink, hub, address) = served().await;
     let service = |n: u8| {
         let service = serde_json::json!({
             "metadata": {"name": format!("s{n:02}")},

@@ -1,7 +1,7 @@
 //! One batch taken in: what is there, what goes, and what must not go yet.
 //!
 //! What a batch takes away is collected first and judged as a whole: if it is a cliff, nothing of it
-//! goes until it is back, a later look agrees, or a person approves ([`CliffGuard`]). What comes or
+//! goes until it is back, a later look agrees, or a person approves ([`super::CliffGuard`]). What comes or
 //! changes in the same batch counts at once.
 
 use std::collections::BTreeSet;

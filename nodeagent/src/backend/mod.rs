@@ -300,7 +300,7 @@ pub enum Kind {
 pub struct Settings {
     /// Bit of the packet mark that asks for masquerading, 0..=31 (C5; default 14).
     pub masquerade_bit: u8,
-    /// nftables: mark of our own connections, which the rules leave alone; 0 = none.
+    /// nftables and iptables: mark of our own connections, which the rules leave alone; 0 = none.
     pub own_mark: u32,
     /// Packets that come in there count as from pods, besides those from the plan's pod sources.
     pub pod_interface: Option<PodInterface>,

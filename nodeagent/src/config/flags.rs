@@ -142,7 +142,7 @@ struct DataPathFlags {
     iptables_probe_interval: Duration,
 
     /// Packet mark of our own connections, to the control plane or the API server, which none of our
-    /// rules applies to (mode nftables); 0 = none.
+    /// rules applies to in modes nftables and iptables; 0 = none.
     #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
     own_mark: u32,
 

@@ -56,23 +56,29 @@ impl Reserved {
             return None;
         }
         match frontend.at {
-            FrontendAddr::NodePort { protocol, port } => self.holder_here(protocol, port),
+            FrontendAddr::NodePort { protocol, port } => self.holder_here(node, protocol, port),
             FrontendAddr::Address { ip, protocol, port } => {
-                let here = self.own.contains(&ip) || node.addresses.contains(&ip);
+                let here = self.is_here(node, ip);
                 let is_peer = |peer: &SocketAddr| {
                     let same_port = protocol == Protocol::Tcp && peer.port() == port;
                     peer.ip() == ip && (same_port || self.whole_peers && !here)
                 };
                 let peer = self.peers.iter().any(is_peer);
                 let of_peer = peer.then_some(Holder::ControlPlane);
-                of_peer.or_else(|| here.then(|| self.holder_here(protocol, port))?)
+                of_peer.or_else(|| here.then(|| self.holder_here(node, protocol, port))?)
             }
         }
     }
 
-    /// Who has a port of this node. The control plane may be on it, at an address that we do not use.
-    fn holder_here(&self, protocol: Protocol, port: u16) -> Option<Holder> {
-        let is_peers = |peer: &SocketAddr| peer.port() == port && protocol == Protocol::Tcp;
+    fn is_here(&self, node: &NodeFacts, ip: IpAddr) -> bool {
+        self.own.contains(&ip) || node.addresses.contains(&ip)
+    }
+
+    /// Who has a port of this node. A control plane on it listens on its other addresses too.
+    fn holder_here(&self, node: &NodeFacts, protocol: Protocol, port: u16) -> Option<Holder> {
+        let is_peers = |peer: &SocketAddr| {
+            protocol == Protocol::Tcp && peer.port() == port && self.is_here(node, peer.ip())
+        };
         let of_peer = self.peers.iter().any(is_peers);
         let held = self.ports.holder(protocol, port);
         held.or(of_peer.then_some(Holder::ControlPlane))

@@ -213,8 +213,11 @@ fn no_service_gets_the_way_to_the_control_plane() {
     assert_eq!(withheld(&peer("203.0.113.1:81")), [0; 0]);
     // A control plane may be reached through a ClusterIP.
     assert_eq!(withheld(&peer("10.96.0.1:81")), [0; 0]);
-    // It may be on this node too, by another address than the one that we use.
-    assert_eq!(withheld(&peer("192.0.2.7:80")), [1]);
+    // On this node it listens on the node's other addresses too, and at node ports; elsewhere a port
+    // says nothing.
+    assert_eq!(withheld(&peer("172.18.0.2:80")), [1]);
+    assert_eq!(withheld(&peer("172.18.0.2:30080")), [3]);
+    assert_eq!(withheld(&peer("192.0.2.7:80")), [0; 0]);
     // With IPVS a Service's address is the node's own, whatever the port.
     let ipvs = |place: &str| Reserved {
         whole_peers: true,

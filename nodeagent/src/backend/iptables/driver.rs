@@ -128,6 +128,7 @@ impl Driver<Programs> {
             let settings = Settings {
                 family,
                 masquerade_bit: settings.masquerade_bit,
+                own_mark: settings.own_mark,
                 random_fully: true,
                 localhost_nodeports: settings.localhost_nodeports && family == Family::V4,
                 tcp_be_liberal: is_set(TCP_BE_LIBERAL),

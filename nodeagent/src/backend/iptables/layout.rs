@@ -6,7 +6,7 @@ use kplane_model::{Cidr, Family};
 
 use super::name::{BuiltIn, ChainName, TableName};
 use super::rule::{Comment, Counter, Mark, Match, Rule, Sense, States, Target};
-use super::ruleset::Settings;
+use super::ruleset::{Layout, Settings};
 use crate::backend::PodInterface;
 use crate::plan::NodePlan;
 
@@ -174,6 +174,22 @@ pub(in crate::backend) fn loopback(family: Family) -> Cidr {
 /// The counted rule's destination: node ports on the loopback address.
 pub(super) fn localhost() -> Cidr {
     loopback(Family::V4)
+}
+
+/// The first rule of chains that may take packets elsewhere, or refuse them: our own connections pass,
+/// unless they are to a ClusterIP. Only in the layout of our own, and where the range of ClusterIPs is known
+/// and one, since a rule has one condition on the destination.
+pub(super) fn spare_ours(settings: &Settings, node: &NodePlan, chain: ChainName) -> Option<Rule> {
+    const CHAINS: [ChainName; 2] = [ChainName::SERVICES, ChainName::PROXY_FIREWALL];
+    let [range] = node.service_cidrs[..] else {
+        return None;
+    };
+    let ours = settings.own_mark != 0 && settings.layout == Layout::Tree;
+    (ours && CHAINS.contains(&chain)).then(|| {
+        Rule::new(Target::Return)
+            .destination(Sense::IsNot, range)
+            .when(Match::MarkIs(Mark::whole(settings.own_mark)))
+    })
 }
 
 /// The last rules of `KUBE-SERVICES`: what is for the node itself may be for a node port (C6).

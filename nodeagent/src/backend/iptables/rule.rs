@@ -70,6 +70,8 @@ pub(in crate::backend) enum Match {
     State(Sense, States),
     /// The bit of the mark is set.
     Marked(Sense, Mark),
+    /// The whole mark is this one.
+    MarkIs(Mark),
     /// True for one packet out of so many.
     OneOf(usize),
     /// The source was remembered on a list, less than so many seconds ago; older ones go (C4).
@@ -116,7 +118,7 @@ impl States {
     }
 }
 
-/// The bit of the packet mark that asks for masquerading (C5).
+/// A packet mark: the bit that asks for masquerading (C5), or that of our own connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backend) struct Mark(u32);
 
@@ -124,6 +126,11 @@ impl Mark {
     /// Bit 0..=31.
     pub(in crate::backend) fn bit(bit: u8) -> Self {
         Self(1_u32.wrapping_shl(u32::from(bit)))
+    }
+
+    /// All of it.
+    pub(in crate::backend) fn whole(mark: u32) -> Self {
+        Self(mark)
     }
 }
 
@@ -352,6 +359,7 @@ impl Match {
                 write!(f, " -m conntrack {sense}--ctstate {}", states.as_str())
             }
             Self::Marked(sense, mark) => write!(f, " -m mark {sense}--mark {mark}/{mark}"),
+            Self::MarkIs(mark) => write!(f, " -m mark --mark {mark}"),
             Self::OneOf(count) => {
                 let probability = probability(*count);
                 write!(f, " -m statistic --mode random --probability {probability}")

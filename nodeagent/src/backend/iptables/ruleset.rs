@@ -24,6 +24,8 @@ pub struct Settings {
     pub family: Family,
     /// Bit of the packet mark that asks for masquerading, 0..=31 (C5).
     pub masquerade_bit: u8,
+    /// Mark of our own connections, which no rule applies to in layout tree; 0 = none.
+    pub own_mark: u32,
     /// The tools know `MASQUERADE --random-fully` (iptables 1.6.2 or later, C5).
     pub random_fully: bool,
     /// Node ports are served on the loopback address too, IPv4 only (C8).
@@ -45,6 +47,7 @@ impl Settings {
         Self {
             family,
             masquerade_bit: 14,
+            own_mark: 0,
             random_fully: true,
             localhost_nodeports: true,
             tcp_be_liberal: false,

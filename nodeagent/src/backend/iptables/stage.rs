@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use kplane_model::{Protocol, ServiceKey};
 
 use super::dispatch::{Dispatch, List, Overlay};
-use super::layout::{Pods, constants, jumps, to_node_ports};
+use super::layout::{Pods, constants, jumps, spare_ours, to_node_ports};
 use super::name::{ChainName, TableName};
 use super::prefix::Point;
 use super::rule::Rule;
@@ -335,6 +335,9 @@ impl<'a> Staging<'a> {
         for (name, (touched, mut rules)) in roots {
             if (table, name) == (TableName::Nat, ChainName::SERVICES) {
                 rules.extend(to_node_ports(&ruleset.settings, &self.after.node));
+            }
+            if let Some(rule) = spare_ours(&ruleset.settings, &self.after.node, name) {
+                rules.insert(0, rule);
             }
             if touched {
                 self.put(step, name, 0, &rules);

@@ -29,7 +29,7 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 31] = [
+const NFTABLES_ONLY: [(&str, &str); 30] = [
     (
         "unserved::a18_refusals_come_at_once",
         "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
@@ -94,10 +94,6 @@ const NFTABLES_ONLY: [(&str, &str); 31] = [
     ("runtime::c5_e7_any_bit", "lists nftables"),
     ("runtime::e12_a_failed", "locks nftables"),
     ("runtime::a20_", "A20: as above"),
-    (
-        "own_way::what_is_marked",
-        "a rule of nftables; what the others do: own_way::a_service_at_..",
-    ),
     ("ruleset::", "tables of nftables"),
     ("walk::", "elements of nftables"),
 ];
@@ -133,7 +129,7 @@ const COMMON_OF_IPVS: [&str; 20] = [
 ];
 
 /// Common tests whose words are not true of IPVS, and why.
-const NOT_IPVS: [(&str, &str); 12] = [
+const NOT_IPVS: [(&str, &str); 13] = [
     (
         "affinity::a11_a_client_stays",
         "each virtual server remembers for itself: D7",
@@ -160,6 +156,10 @@ const NOT_IPVS: [(&str, &str); 12] = [
         "pods reach what others do under a Local policy: A16",
     ),
     ("combined::b2_b3_b5_", "the same"),
+    (
+        "own_way::what_is_marked",
+        "a virtual server takes packets whatever the rules say",
+    ),
     (
         "combined::a11_a16_",
         "each virtual server remembers for itself: D7",
