@@ -35,6 +35,9 @@ const SWEEP: Duration = Duration::from_secs(60);
 /// Draining real servers that a report may name for each: as many as agents do.
 const DRAINS: usize = 16;
 
+/// A rival that was not heard of for so long has given up: it tries again every few seconds.
+const RIVAL_REMEMBERED: Duration = Duration::from_secs(60);
+
 /// All agents by node. Written by their streams, read by the status API.
 #[derive(Debug, Default)]
 pub struct Fleet {
@@ -89,6 +92,19 @@ pub struct AgentRecord {
     pub verified_at: SystemTime,
     /// How long the latest changes in the cluster took until its kernel held them.
     pub latencies: Latencies,
+    /// Another agent that wanted to speak for the node while this one did.
+    pub rival: Option<Rival>,
+}
+
+/// An agent that says that it is a node for which another one speaks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rival {
+    /// Where it comes from.
+    pub peer: String,
+    /// When it first wanted to.
+    pub since: SystemTime,
+    /// When it last wanted to.
+    pub last: SystemTime,
 }
 
 /// A question to an agent about one Service.
@@ -111,10 +127,19 @@ pub struct Session {
 /// A stream that may speak for a node; how it learns that another one does now; and its questions.
 pub type Begun = (Session, oneshot::Receiver<()>, mpsc::Receiver<Question>);
 
-/// There are too many agents whose names are no Nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{MAX_STRANGERS} agents are connected whose names are no Nodes: no more are taken")]
-pub struct TooMany;
+/// Why a stream may not speak for a node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotBegun {
+    /// There are too many agents whose names are no Nodes.
+    #[error("{MAX_STRANGERS} agents are connected whose names are no Nodes: no more are taken")]
+    TooMany,
+    /// Another agent, which is alive, speaks for the node.
+    #[error(
+        "the agent at {0} speaks for this node: are two agents running with the same --node-name \
+         (--hostname-override)? Stop one of them"
+    )]
+    Taken(String),
+}
 
 impl Fleet {
     /// Wakes up when anything changed.
@@ -207,15 +232,55 @@ impl Fleet {
 }
 
 impl Agents {
+    /// Refuses an agent that is another process than the one that speaks for the node at the moment: which
+    /// of them is right nobody can tell, and the first one serves. One that has ended, or was not heard of
+    /// for as long as streams may be silent, has no stream any more.
+    fn refuse_rival(
+        &mut self,
+        node: &NodeName,
+        hello: &Hello,
+        peer: &str,
+        now: SystemTime,
+    ) -> Result<(), NotBegun> {
+        let Some(agent) = self.by_node.get_mut(node) else {
+            return Ok(());
+        };
+        if !agent.record.connected || agent.record.instance == hello.instance {
+            return Ok(());
+        }
+        let record = Arc::make_mut(&mut agent.record);
+        let before = record
+            .rival
+            .take()
+            .filter(|rival| rival.peer_ip() == peer_ip(peer));
+        if before.is_none() {
+            tracing::warn!(
+                %node,
+                agent = record.peer,
+                other = peer,
+                "two agents say that they are this node: the second is refused. Is --node-name the same on two \
+                 nodes?"
+            );
+        }
+        record.rival = Some(Rival {
+            peer: peer.to_owned(),
+            since: before.map_or(now, |rival| rival.since),
+            last: now,
+        });
+        Err(NotBegun::Taken(record.peer.clone()))
+    }
+
     /// Makes room for one more stranger; the one that has been gone for longest is forgotten.
-    fn make_room(&mut self) -> Result<(), TooMany> {
+    fn make_room(&mut self) -> Result<(), NotBegun> {
         if self.strangers < MAX_STRANGERS {
             return Ok(());
         }
         let gone = self.by_node.iter();
         let gone = gone.filter(|(_, agent)| agent.stranger && !agent.record.connected);
         let oldest = gone.min_by_key(|(_, agent)| agent.record.since);
-        let oldest = oldest.map(|(name, _)| name.clone()).ok_or(TooMany)?;
+        let oldest = oldest
+            .map(|(name, _)| name.clone())
+            .ok_or(NotBegun::TooMany)?;
         self.by_node.remove(&oldest);
         self.strangers -= 1;
         Ok(())
@@ -253,6 +318,23 @@ fn verified(report: &Report) -> Option<u64> {
     families.filter(|at| *at > 0).min()
 }
 
+impl Rival {
+    fn peer_ip(&self) -> &str {
+        peer_ip(&self.peer)
+    }
+
+    /// It has not given up.
+    #[must_use]
+    pub fn is_there(&self, now: SystemTime) -> bool {
+        now.duration_since(self.last).unwrap_or_default() < RIVAL_REMEMBERED
+    }
+}
+
+/// The address of a peer, without the port that is another one each time.
+fn peer_ip(peer: &str) -> &str {
+    peer.rsplit_once(':').map_or(peer, |(ip, _)| ip)
+}
+
 impl AgentRecord {
     /// For how long nothing was heard of the agent comparing its kernel with what it should hold; `None` for
     /// agents that do not tell.
@@ -285,18 +367,21 @@ impl Session {
     /// receiver of that session fails. Questions to the agent come by the other receiver.
     ///
     /// # Errors
-    /// [`TooMany`].
+    /// [`NotBegun`].
     pub fn begin(
         hub: &Arc<Hub>,
         node: &NodeName,
         hello: &Hello,
         peer: String,
-    ) -> Result<Begun, TooMany> {
+    ) -> Result<Begun, NotBegun> {
         let now = SystemTime::now();
         let (lives, superseded) = oneshot::channel();
         let (questions, asked) = mpsc::channel(QUESTIONS);
         let stranger = !hub.store.knows(node);
         let mut agents = hub.fleet.lock();
+        agents
+            .refuse_rival(node, hello, &peer, now)
+            .inspect_err(|_| hub.fleet.changed())?;
         if stranger && !agents.by_node.contains_key(node) {
             agents.make_room()?;
         }
@@ -305,9 +390,8 @@ impl Session {
         let before = agents.by_node.remove(node);
         agents.strangers -= usize::from(before.as_ref().is_some_and(|before| before.stranger));
         agents.strangers += usize::from(stranger);
-        if let Some(before) = before.as_ref().filter(|b| b.record.connected) {
-            let same_process = before.record.instance == hello.instance;
-            tracing::warn!(%node, same_process, "a new stream takes the node over from an older one");
+        if before.as_ref().is_some_and(|b| b.record.connected) {
+            tracing::info!(%node, "the agent opened a new stream; the older one ends");
         }
         // What the old stream reported stays visible until the new one reports.
         let (report, latencies) = before
@@ -331,6 +415,7 @@ impl Session {
             applied_at: now,
             verified_at: now,
             latencies,
+            rival: None,
         };
         agents.by_node.insert(
             node.clone(),

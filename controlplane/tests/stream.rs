@@ -361,7 +361,7 @@ async fn the_newest_stream_speaks_for_a_node() {
         }
     };
     assert_eq!(status.code(), Code::Aborted);
-    assert!(status.message().contains("two agents"), "{status}");
+    assert!(status.message().contains("newer stream"), "{status}");
 }
 
 #[tokio::test]
@@ -425,7 +425,7 @@ async fn the_status_api_tells_what_agents_reported() {
         .into_inner();
     let mut agent = Agent::connect(&bound, hello("n1", None)).await;
     agent.update().await;
-    assert!(agent.revision > revision);
+    assert_eq!(agent.revision, revision, "nobody else is told of the agent");
     let mut until = async |state: pb::NodeState| {
         let wait = async {
             loop {
@@ -630,4 +630,52 @@ async fn tools_can_watch_what_a_node_should_have() {
         .unwrap()
         .unwrap();
     assert_eq!((next.objects.len(), next.deleted.len()), (0, 1));
+}
+
+/// One name on two nodes: the agent that serves goes on, the other is told, and status names both.
+#[tokio::test]
+async fn a_second_agent_of_a_node_is_refused_while_the_first_is_there() {
+    let (bound, _folder) = control_plane().await;
+    let revision = publish(&bound, vec![published(1, 1)]);
+    let address = format!("http://{}", bound.status_addr.unwrap());
+    let mut status = StatusServiceClient::connect(address).await.unwrap();
+    let mut first = Agent::connect(&bound, hello("n1", None)).await;
+    first.update().await;
+    first.report(revision).await;
+    let other = Hello {
+        instance: 2,
+        ..hello("n1", None)
+    };
+    let mut second = Agent::connect(&bound, other.clone()).await;
+    match second.next().await.unwrap() {
+        server_message::Kind::ComeBackLater(later) => {
+            assert!(later.reason.contains("--node-name"), "{}", later.reason);
+            assert!(later.after_ms > 0);
+        }
+        other => panic!("{other:?}"),
+    }
+    let fleet = status.get_fleet(pb::GetFleetRequest::default()).await;
+    let node = fleet.unwrap().into_inner().nodes.remove(0);
+    assert_eq!(node.state(), pb::NodeState::Conflict);
+    assert!(
+        node.last_error.contains("two agents"),
+        "{}",
+        node.last_error
+    );
+    // The first one hears of changes as before.
+    publish(&bound, vec![published(2, 1)]);
+    first.update().await;
+    // A newer stream of the same process is no rival, and one that has ended leaves its place.
+    let mut first = Agent::connect(&bound, hello("n1", None)).await;
+    first.update().await;
+    drop(first);
+    let taken = async {
+        loop {
+            let mut second = Agent::connect(&bound, other.clone()).await;
+            if let Ok(server_message::Kind::Welcome(_)) = second.next().await {
+                break;
+            }
+        }
+    };
+    timeout(DEADLINE, taken).await.unwrap();
 }

@@ -300,7 +300,7 @@ async fn an_agent_of_no_node_is_not_in_sync() {
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
     };
-    let agent = app::build(config("n1-", source)).await.unwrap();
+    let agent = app::build(config("n1x", source)).await.unwrap();
     let status = format!("http://{}", agent.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(status).await.unwrap();
     let watch = client
@@ -312,7 +312,7 @@ async fn an_agent_of_no_node_is_not_in_sync() {
         let found = async {
             loop {
                 let fleet = watch.message().await.unwrap().unwrap();
-                let node = fleet.nodes.into_iter().find(|node| node.name == "n1-");
+                let node = fleet.nodes.into_iter().find(|node| node.name == "n1x");
                 if let Some(node) = node.filter(|node| node.state() == state) {
                     return node.last_error;
                 }
@@ -329,7 +329,7 @@ async fn an_agent_of_no_node_is_not_in_sync() {
         error,
         "no Node object has this name: is --node-name of its agent right? Nodes are called n1"
     );
-    std::fs::write(&file, node("n1-", "")).unwrap();
+    std::fs::write(&file, node("n1x", "")).unwrap();
     until(pb::NodeState::InSync).await;
 }
 

@@ -74,6 +74,7 @@ pub(crate) fn report(applied: u64) -> pb::Report {
         families: vec![pb::FamilyStatus {
             family: pb::Family::Ipv4.into(),
             programmed: true,
+            verified_at_ms: ago(192),
             error: String::new(),
             error_since_ms: 0,
             ..Default::default()

@@ -54,6 +54,7 @@ fn agent() -> AgentRecord {
         report: Some(Arc::default()),
         applied_at: at(0),
         verified_at: at(0),
+        rival: None,
         latencies: crate::fleet::Latencies::default(),
     }
 }

@@ -27,7 +27,7 @@ fn hello() -> Hello {
     }
 }
 
-fn begin(hub: &Arc<Hub>, node: &str) -> Result<Session, TooMany> {
+fn begin(hub: &Arc<Hub>, node: &str) -> Result<Session, NotBegun> {
     let begun = Session::begin(hub, &node.into(), &hello(), String::new());
     begun.map(|(session, _, _)| session)
 }
@@ -60,7 +60,7 @@ fn names_that_are_no_nodes_are_bounded() {
     let hub = hub();
     let sessions = (0..MAX_STRANGERS).map(|n| begin(&hub, &format!("stranger-{n}")));
     let mut sessions: Vec<Session> = sessions.collect::<Result<_, _>>().unwrap();
-    assert_eq!(begin(&hub, "one-more").unwrap_err(), TooMany);
+    assert_eq!(begin(&hub, "one-more").unwrap_err(), NotBegun::TooMany);
     // A Node, and whoever comes again, is no stranger.
     publish_node(&hub, "n1");
     let _node = begin(&hub, "n1").unwrap();

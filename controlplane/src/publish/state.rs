@@ -94,7 +94,8 @@ pub(super) struct View {
     pub(super) agents: usize,
     /// Its Node object is gone: what is kept of it is for its agent only.
     pub(super) orphaned: bool,
-    /// The newest revision when it was made: what was said of the node before is forgotten.
+    /// The newest revision at which anything was forgotten of a node, when this was made: of before that
+    /// deletions may not be known.
     pub(super) since: u64,
 }
 
@@ -196,8 +197,11 @@ impl State {
         if !self.views.get(node).is_some_and(View::is_vacant) {
             return;
         }
-        self.views.remove(node);
-        self.freed_at = self.revision;
+        let freed = self.views.remove(node);
+        if freed.is_some_and(|view| view.log.newest_first().next().is_some()) {
+            // Deletions are forgotten with it: an agent that comes back hears of them no more.
+            self.freed_at = self.revision;
+        }
         let left = self.views.len();
         if left < self.views.capacity() / SPARSE {
             self.views.shrink_to(2 * left);
@@ -275,7 +279,7 @@ impl State {
     pub(super) fn set_local(&mut self, key: &ServiceKey, before: &[NodeName], encoded: &Encoded) {
         let local = DesiredKey::Local(key.clone());
         for (node, object) in &encoded.local {
-            let view = view_of(&mut self.views, node, self.revision);
+            let view = view_of(&mut self.views, node, self.freed_at);
             if view.put(local.clone(), object.clone(), self.revision + 1) {
                 self.revision += 1;
             }
@@ -291,7 +295,7 @@ impl State {
 
     pub(super) fn take_local(&mut self, node: &NodeName, key: &DesiredKey) {
         let revision = self.revision + 1;
-        let view = view_of(&mut self.views, node, self.revision);
+        let view = view_of(&mut self.views, node, self.freed_at);
         if view.take(key, revision) {
             self.revision = revision;
             self.tombstones.push_back(Tombstone {
@@ -348,7 +352,7 @@ impl State {
             }
         }
         for (node, blob) in &shared.by_node {
-            let view = view_of(&mut self.views, node, self.revision);
+            let view = view_of(&mut self.views, node, self.freed_at);
             let otherwise = shared.resolve_zone(view.zone.as_deref());
             count(&mut view.variants_digest, blob, Some(otherwise));
         }
@@ -358,7 +362,7 @@ impl State {
         node.service_cidrs.clone_from(&self.service_cidrs);
         let (name, zone) = (node.name.clone(), node.zone.clone());
         let object = encode(&DesiredObject::Node(node.clone()));
-        let view = view_of(&mut self.views, &name, self.revision);
+        let view = view_of(&mut self.views, &name, self.freed_at);
         let before = view.facts.replace(Arc::new(node));
         let known = view.facts.as_ref().is_some_and(|facts| facts.known);
         view.orphaned = !known && (view.orphaned || before.is_some_and(|facts| facts.known));
@@ -397,7 +401,7 @@ impl State {
 
     /// A node is in another zone now: it must look again at everything that depends on zones.
     pub(super) fn move_node(&mut self, name: &NodeName, zone: Option<ZoneName>) {
-        let view = view_of(&mut self.views, name, self.revision);
+        let view = view_of(&mut self.views, name, self.freed_at);
         view.zone = zone;
         view.variants_digest = Digest::default();
         for key in &self.varied {
@@ -440,7 +444,7 @@ impl State {
     }
 }
 
-/// What a node has of its own, made at a revision if there is nothing yet.
+/// What a node has of its own. If there is nothing yet, deletions before `since` are not known.
 pub(super) fn view_of<'a>(
     views: &'a mut HashMap<NodeName, View>,
     node: &NodeName,

@@ -123,7 +123,7 @@ impl Store {
     /// whatever becomes of the objects that mention it.
     pub fn attend(&self, name: &NodeName) {
         let mut state = self.write();
-        let since = state.revision;
+        let since = state.freed_at;
         view_of(&mut state.views, name, since).agents += 1;
     }
 

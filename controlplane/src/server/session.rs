@@ -22,7 +22,7 @@ use super::attendance::Attendance;
 use super::questions::Questions;
 use super::{confidence, millis};
 use crate::doors::Occupancy;
-use crate::fleet::Session;
+use crate::fleet::{NotBegun, Session};
 use crate::hub::Hub;
 use crate::publish::{Cursor, Head, Piece};
 
@@ -33,6 +33,8 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 /// An agent that is silent for longer (it answers pings) is gone: half-open connections are
 /// noticed within 20 s.
 const SILENCE: Duration = Duration::from_secs(15);
+/// An agent whose node has another agent tries again after so long.
+const RETRY: Duration = Duration::from_secs(2);
 /// Longest name of a Node: a DNS subdomain (RFC 1123), as the API server has it.
 const MAX_NODE_NAME: usize = 253;
 
@@ -67,8 +69,13 @@ pub(super) async fn run(
     }
     let _attendance = Attendance::begin(&hub, &node);
     let begun = Session::begin(&hub, &node, &hello, peer.address);
-    let begun = begun.map_err(|error| Status::resource_exhausted(error.to_string()))?;
-    let (session, superseded, questions) = begun;
+    let (session, superseded, questions) = match begun {
+        Ok(begun) => begun,
+        Err(error @ NotBegun::TooMany) => {
+            return Err(Status::resource_exhausted(error.to_string()));
+        }
+        Err(error @ NotBegun::Taken(_)) => return send(outbox, come_back_later(&error)).await,
+    };
     let _occupied = peer.connection.as_ref().map(Occupancy::occupy);
     send(outbox, welcome(&hub)).await?;
     let stream = AgentStream {
@@ -90,14 +97,20 @@ pub(super) async fn run(
     tokio::select! {
         result = stream.serve(inbound, outbox) => result,
         () = hub.shutdown.cancelled() => Err(closing()),
-        _ = superseded => Err(Status::aborted(
-            "another agent connected for this node; are two agents running with the same --node-name?",
-        )),
+        _ = superseded => Err(Status::aborted("the agent has opened a newer stream")),
     }
 }
 
 fn closing() -> Status {
     Status::unavailable("the control plane is shutting down")
+}
+
+/// The agent that it may not take the place of is gone soon, or never.
+fn come_back_later(reason: &NotBegun) -> server_message::Kind {
+    server_message::Kind::ComeBackLater(pb::ComeBackLater {
+        after_ms: u32::try_from(RETRY.as_millis()).unwrap_or(u32::MAX),
+        reason: reason.to_string(),
+    })
 }
 
 fn check_hello(hello: &Hello) -> Result<NodeName, Status> {

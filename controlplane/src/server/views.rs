@@ -159,6 +159,15 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
         let error = "the agent is not connected; the node keeps serving what it held".to_owned();
         return state(pb::NodeState::Disconnected, millis(record.since), error);
     }
+    let rival = record.rival.as_ref();
+    if let Some(rival) = rival.filter(|rival| rival.is_there(SystemTime::now())) {
+        let error = format!(
+            "two agents say that they are this node: the one at {}, which serves it, and one at {}, which is \
+             refused; give one of them its own --node-name, or stop it",
+            record.peer, rival.peer
+        );
+        return state(pb::NodeState::Conflict, millis(rival.since), error);
+    }
     if let Some(report) = report
         && let Some((since_ms, error)) = failure(report)
     {

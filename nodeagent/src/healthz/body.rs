@@ -111,6 +111,9 @@ struct Keeps {
 struct ControlPlane {
     connected: bool,
     since: String,
+    /// Why it is not.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -174,6 +177,7 @@ impl Body {
             control_plane: ControlPlane {
                 connected: connection.live,
                 since: time(connection.since_ms),
+                reason: connection.reason,
             },
             errors: Errors { v4, v6 },
             kernel: Kernel {

@@ -120,7 +120,7 @@ impl Health {
         let mut body = body::Body::new(&report, Instant::now(), now_ms());
         let ok = body.add_node(is_eligible(report.node));
         if verbose {
-            body.add_details(&report, *self.connection.borrow());
+            body.add_details(&report, self.connection.borrow().clone());
         }
         drop(report);
         http::answer(self.answers.healthz.count(ok), http::JSON, body.to_json())
@@ -134,7 +134,7 @@ impl Health {
         let alive = busy.is_none_or(|busy| busy < HUNG);
         body.set_alive(alive);
         if verbose {
-            body.add_details(&report, *self.connection.borrow());
+            body.add_details(&report, self.connection.borrow().clone());
         }
         drop(report);
         let status = self.answers.livez.count(alive);

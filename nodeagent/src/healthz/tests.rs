@@ -181,6 +181,7 @@ async fn g1_paths_and_what_is_counted() {
     let (_connection, connection) = watch::channel(Connection {
         live: true,
         since_ms: 1,
+        reason: String::new(),
     });
     let health = Health {
         reports,
@@ -223,6 +224,7 @@ async fn livez_fails_only_when_the_engine_is_hung() {
     let (_connection, connection) = watch::channel(Connection {
         live: false,
         since_ms: 1,
+        reason: String::new(),
     });
     let health = Health {
         reports: seen,

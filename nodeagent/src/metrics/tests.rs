@@ -81,6 +81,7 @@ impl Rig {
         let (_connection, connection) = watch::channel(Connection {
             live: true,
             since_ms: 1,
+            reason: String::new(),
         });
         let sources = Sources {
             counters: counters.clone(),

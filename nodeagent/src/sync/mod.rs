@@ -71,12 +71,14 @@ impl Identity {
 }
 
 /// Whether the control plane is there. Without it the node is served as it last was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// A stream is open and welcome.
     pub live: bool,
     /// Since when it is (not), milliseconds since 1970.
     pub since_ms: u64,
+    /// Why not, for people; empty while it is.
+    pub reason: String,
 }
 
 /// Keeps a stream to a control plane for as long as it runs.
@@ -173,6 +175,7 @@ impl<T: Transport> Client<T> {
         let disconnected = Connection {
             live: false,
             since_ms: now_ms(),
+            reason: String::new(),
         };
         Self {
             transport,
@@ -311,6 +314,8 @@ impl<T: Transport> Client<T> {
                 wait_ms,
                 "not connected to the control plane: the kernel keeps what it holds"
             );
+            self.connection
+                .send_modify(|connection| connection.reason.clone_from(&reason));
             self.complaint = reason;
         }
         Ok(State::Disconnected { wait })
@@ -323,8 +328,11 @@ impl<T: Transport> Client<T> {
         self.connection.send_if_modified(|connection| {
             let changed = connection.live != live;
             if changed {
-                let since_ms = now_ms();
-                *connection = Connection { live, since_ms };
+                *connection = Connection {
+                    live,
+                    since_ms: now_ms(),
+                    reason: String::new(),
+                };
             }
             changed
         });

@@ -11,8 +11,8 @@ use serde_json::Value;
 pub(crate) fn binary(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kp-nodeagent"));
     command
-        .args(args)
         .arg("--cache-dir=")
+        .args(args)
         .env_remove("RUST_LOG")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

@@ -23,10 +23,10 @@ fn in_sync() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           3/3 in sync
 
-        NODE    STATE   SINCE  APPLIED  VERIFIED  LAG  SYNC   OBJECTS      BACKEND
-        node-a  InSync  3h     4711     -         -    412us  10000/20000  nftables
-        node-b  InSync  3h     4711     -         -    412us  10000/20000  nftables
-        node-c  InSync  3h     4711     -         -    412us  10000/20000  nftables
+        NODE    STATE   SINCE  APPLIED  VERIFIED   LAG  SYNC   OBJECTS      BACKEND
+        node-a  InSync  3h     4711     3m12s ago  -    412us  10000/20000  nftables
+        node-b  InSync  3h     4711     3m12s ago  -    412us  10000/20000  nftables
+        node-c  InSync  3h     4711     3m12s ago  -    412us  10000/20000  nftables
     "#]]
     .assert_eq(&status(samples::healthy_fleet()));
 }
@@ -46,10 +46,10 @@ fn a_control_plane_that_holds() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           3/3 in sync
 
-        NODE    STATE   SINCE  APPLIED  LAG  SYNC   OBJECTS      BACKEND
-        node-a  InSync  3h     4711     -    412us  10000/20000  nftables
-        node-b  InSync  3h     4711     -    412us  10000/20000  nftables
-        node-c  InSync  3h     4711     -    412us  10000/20000  nftables
+        NODE    STATE   SINCE  APPLIED  VERIFIED   LAG  SYNC   OBJECTS      BACKEND
+        node-a  InSync  3h     4711     3m12s ago  -    412us  10000/20000  nftables
+        node-b  InSync  3h     4711     3m12s ago  -    412us  10000/20000  nftables
+        node-c  InSync  3h     4711     3m12s ago  -    412us  10000/20000  nftables
 
         Next
           kpctl approve, if nothing is missing
@@ -105,9 +105,9 @@ fn lagging() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/2 in sync, 1 syncing
 
-        NODE    STATE    SINCE  APPLIED    VERIFIED  LAG  SYNC   OBJECTS      BACKEND
-        node-a  InSync   3h     4711       -         -    412us  10000/20000  nftables
-        node-b  Syncing  4s     4698/4711  -         13   3.1ms  10000/20000  nftables
+        NODE    STATE    SINCE  APPLIED    VERIFIED   LAG  SYNC   OBJECTS      BACKEND
+        node-a  InSync   3h     4711       3m12s ago  -    412us  10000/20000  nftables
+        node-b  Syncing  4s     4698/4711  3m12s ago  13   3.1ms  10000/20000  nftables
     "#]]
     .assert_eq(&status(fleet(nodes)));
 }
@@ -121,10 +121,10 @@ fn trouble_of_every_kind() {
         Nodes           1/5 in sync, 1 syncing, 1 failing, 1 disconnected,
                         1 without an agent
 
-        NODE    STATE         SINCE  APPLIED    VERIFIED  LAG  SYNC   OBJECTS
-        node-a  InSync        3h     4711       -         -    412us  10000/20000
-        node-b  Syncing       4s     4698/4711  -         13   3.1ms  10000/20000
-        node-c  Failing       3m12s  4711       -         -    412us  10000/20000
+        NODE    STATE         SINCE  APPLIED    VERIFIED   LAG  SYNC   OBJECTS
+        node-a  InSync        3h     4711       3m12s ago  -    412us  10000/20000
+        node-b  Syncing       4s     4698/4711  3m12s ago  13   3.1ms  10000/20000
+        node-c  Failing       3m12s  4711       3m12s ago  -    412us  10000/20000
           5 objects are not applied as desired
           shop/web:http/TCP (IPv4): node port 30080 is in use by another program (pid
             4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
@@ -133,10 +133,10 @@ fn trouble_of_every_kind() {
           shop/search:http/TCP (IPv4): node port 30080 is in use by another program (pid
             4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
           and 1 object more: -o wide
-        node-d  Disconnected  14m    4650/4711  -         61   412us  10000/20000
+        node-d  Disconnected  14m    4650/4711  3m12s ago  61   412us  10000/20000
           connection reset by peer
           last heard of 14m ago; its kernel keeps what it held
-        node-e  NoAgent       3d4h   -          -         -    -      -
+        node-e  NoAgent       3d4h   -          -          -    -      -
 
         DEGRADED                  NODES
         shop/api:http/TCP (IPv4)  1
@@ -166,20 +166,20 @@ fn wide_shows_everything() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/5 in sync, 1 syncing, 1 failing, 1 disconnected, 1 without an agent
 
-        NODE    STATE         SINCE  RECEIVED  APPLIED    VERIFIED-REV  VERIFIED  LAG  SYNC   KERNEL  CHANGE-P50  CHANGE-MAX  OBJECTS      BACKEND
-        node-a  InSync        3h     4711      4711       4711          -         -    412us  341us   9ms         1.3s        10000/20000  nftables
-        node-b  Syncing       4s     4711      4698/4711  4698          -         13   3.1ms  341us   9ms         1.3s        10000/20000  nftables
-        node-c  Failing       3m12s  4711      4711       4711          -         -    412us  341us   9ms         1.3s        10000/20000  nftables
+        NODE    STATE         SINCE  RECEIVED  APPLIED    VERIFIED-REV  VERIFIED   LAG  SYNC   KERNEL  CHANGE-P50  CHANGE-MAX  OBJECTS      BACKEND
+        node-a  InSync        3h     4711      4711       4711          3m12s ago  -    412us  341us   9ms         1.3s        10000/20000  nftables
+        node-b  Syncing       4s     4711      4698/4711  4698          3m12s ago  13   3.1ms  341us   9ms         1.3s        10000/20000  nftables
+        node-c  Failing       3m12s  4711      4711       4711          3m12s ago  -    412us  341us   9ms         1.3s        10000/20000  nftables
           5 objects are not applied as desired
           shop/web:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
           shop/api:http/TCP (IPv4): degraded: the kernel has no nft_fib: martian sources pass (for 3m12s)
           shop/cart:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
           shop/search:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
           shop/login:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
-        node-d  Disconnected  14m    4650      4650/4711  4650          -         61   412us  341us   9ms         1.3s        10000/20000  nftables
+        node-d  Disconnected  14m    4650      4650/4711  4650          3m12s ago  61   412us  341us   9ms         1.3s        10000/20000  nftables
           connection reset by peer
           last heard of 14m ago; its kernel keeps what it held
-        node-e  NoAgent       3d4h   -         -          -             -         -    -      -       -           -           -            -
+        node-e  NoAgent       3d4h   -         -          -             -          -    -      -       -           -           -            -
 
         DEGRADED                  NODES
         shop/api:http/TCP (IPv4)  1
@@ -207,8 +207,8 @@ fn disconnected_is_stale_since() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           0/1 in sync, 1 disconnected
 
-        NODE    STATE         SINCE  APPLIED    VERIFIED  LAG  SYNC   OBJECTS
-        node-d  Disconnected  14m    4650/4711  -         61   412us  10000/20000
+        NODE    STATE         SINCE  APPLIED    VERIFIED   LAG  SYNC   OBJECTS
+        node-d  Disconnected  14m    4650/4711  3m12s ago  61   412us  10000/20000
           connection reset by peer
           last heard of 14m ago; its kernel keeps what it held
 
@@ -238,11 +238,11 @@ fn a_node_that_keeps_what_nobody_names() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/2 in sync, 1 holding what is not named
 
-        NODE    STATE    SINCE  APPLIED  LAG  SYNC   OBJECTS      BACKEND
-        node-a  Holding  3h     4711     -    412us  10000/20000  nftables
+        NODE    STATE    SINCE  APPLIED  VERIFIED   LAG  SYNC   OBJECTS      BACKEND
+        node-a  Holding  3h     4711     3m12s ago  -    412us  10000/20000  nftables
           keeps 991 Services that the source does not name, because 991 of 1001 Services
             would go at once: fix the source, or kpctl approve
-        node-b  InSync   3h     4711     -    412us  10000/20000  nftables
+        node-b  InSync   3h     4711     3m12s ago  -    412us  10000/20000  nftables
 
         Next
           kpctl approve, if what node-a keeps is to go
@@ -332,15 +332,15 @@ fn long_names_and_large_numbers_fit() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/2 in sync, 1 failing
 
-        NODE                       STATE    SINCE  APPLIED              VERIFIED  LAG
-        ip-10-0-12-34...ong-name.  Failing  3m12s  123456789/123999999  -         543210
+        NODE                      STATE    SINCE  APPLIED              VERIFIED   LAG
+        ip-10-0-12-34...ng-name.  Failing  3m12s  123456789/123999999  3m12s ago  543210
           5 objects are not applied as desired
           xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx/xxxxxxxxxxxxxxxxx
             xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx:xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
             xxxxxxxxxxxxxxxxxxxxxxxxxxxx/TCP (IPv6): node port 30080 is in use by
             another program (pid 4242, /usr/bin/haproxy); stop it or choose another port
             (for 3m12s)
-        node-b                     InSync   3h     4711                 -         -
+        node-b                    InSync   3h     4711                 3m12s ago  -
 
         Next
           kpctl describe service
@@ -363,8 +363,8 @@ fn revisions_of_an_earlier_start_do_not_compare() {
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           0/1 in sync, 1 syncing
 
-        NODE    STATE    SINCE  APPLIED  VERIFIED  LAG  SYNC   OBJECTS      BACKEND
-        node-a  Syncing  4s     -        -         -    3.1ms  10000/20000  nftables
+        NODE    STATE    SINCE  APPLIED  VERIFIED   LAG  SYNC   OBJECTS      BACKEND
+        node-a  Syncing  4s     -        3m12s ago  -    3.1ms  10000/20000  nftables
           no report since the control plane started
     "#]]
     .assert_eq(&table(&view));

@@ -28,9 +28,9 @@ fn from<'a>(text: &'a str, begin: &str) -> &'a str {
 #[test]
 fn status_counts_what_drains() {
     expect![[r#"
-        NODE    STATE   SINCE  APPLIED  VERIFIED  LAG  SYNC   OBJECTS      BACKEND
-        node-a  InSync  3h     4711     -         -    412us  10000/20000  ipvs
-        node-b  InSync  3h     4711     -         -    412us  10000/20000  nftables
+        NODE    STATE   SINCE  APPLIED  VERIFIED   LAG  SYNC   OBJECTS      BACKEND
+        node-a  InSync  3h     4711     3m12s ago  -    412us  10000/20000  ipvs
+        node-b  InSync  3h     4711     3m12s ago  -    412us  10000/20000  nftables
     "#]]
     .assert_eq(from(&table(&ipvs_fleet()), "NODE "));
 }
@@ -38,11 +38,11 @@ fn status_counts_what_drains() {
 #[test]
 fn wide_status_names_what_drains() {
     expect![[r#"
-        NODE    STATE   SINCE  RECEIVED  APPLIED  VERIFIED-REV  VERIFIED  LAG  SYNC   KERNEL  CHANGE-P50  CHANGE-MAX  OBJECTS      BACKEND   ACTIVE  INACTIVE  DRAINING
-        node-a  InSync  3h     4711      4711     4711          -         -    412us  341us   9ms         1.3s        10000/20000  ipvs      13      3         1
+        NODE    STATE   SINCE  RECEIVED  APPLIED  VERIFIED-REV  VERIFIED   LAG  SYNC   KERNEL  CHANGE-P50  CHANGE-MAX  OBJECTS      BACKEND   ACTIVE  INACTIVE  DRAINING
+        node-a  InSync  3h     4711      4711     4711          3m12s ago  -    412us  341us   9ms         1.3s        10000/20000  ipvs      13      3         1
           IPv4: 10000 virtual servers, 20001 real servers, 1 draining; 13 active connections, 3 inactive
           draining: 10.244.3.9:8080 of shop/web:http/TCP (IPv4) at 10.96.0.10:80: 1 active connection, 0 inactive
-        node-b  InSync  3h     4711      4711     4711          -         -    412us  341us   9ms         1.3s        10000/20000  nftables  -       -         -
+        node-b  InSync  3h     4711      4711     4711          3m12s ago  -    412us  341us   9ms         1.3s        10000/20000  nftables  -       -         -
     "#]].assert_eq(from(&wide(&ipvs_fleet()), "NODE "));
 }
 
