@@ -17,6 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Status};
 
+use super::views::{UNVERIFIED_AFTER, node_state};
 use super::{AgentServer, StatusServer};
 use crate::admission::Admission;
 use crate::doors::{Door, Limits};
@@ -210,4 +211,39 @@ async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
         (3, "n13")
     );
     drop(agents);
+}
+
+/// The kernel of such a node may hold anything by now.
+#[test]
+fn an_agent_that_does_not_look_at_its_kernel_is_not_in_sync() {
+    let (_, batches) = mpsc::channel(1);
+    let (admission, guard) = (Admission::default(), CliffGuard::default());
+    let (hub, _) = Hub::new(1, "test", admission, guard, batches);
+    let (session, _, _) = Session::begin(&hub, &"n1".into(), &hello("n1"), String::new()).unwrap();
+    let report = |verified_at_ms| pb::Report {
+        epoch: 1,
+        applied_revision: hub.store.wanted("n1"),
+        families: vec![pb::FamilyStatus {
+            programmed: true,
+            verified_at_ms,
+            ..pb::FamilyStatus::default()
+        }],
+        ..pb::Report::default()
+    };
+    let state = |age: Duration| {
+        let mut record = (*hub.fleet.record("n1").unwrap()).clone();
+        record.verified_at -= age;
+        node_state(&hub, Some(&record), hub.store.wanted("n1"), None).state
+    };
+    let long = UNVERIFIED_AFTER + Duration::from_secs(1);
+    session.report(report(1_000));
+    assert_eq!(state(Duration::ZERO), pb::NodeState::InSync);
+    assert_eq!(state(UNVERIFIED_AFTER / 2), pb::NodeState::InSync);
+    assert_eq!(state(long), pb::NodeState::Unverified);
+    // Another look is a new beginning, whatever the agent's clock says.
+    session.report(report(900));
+    assert_eq!(state(Duration::ZERO), pb::NodeState::InSync);
+    // Agents of before do not say.
+    session.report(report(0));
+    assert_eq!(state(long), pb::NodeState::InSync);
 }

@@ -17,7 +17,7 @@ use crate::publish::Store;
 
 /// An agent looks at its kernel every five minutes, and says so. After three times that it is not known any
 /// more what the kernel holds.
-const UNVERIFIED_AFTER: Duration = Duration::from_secs(15 * 60);
+pub(super) const UNVERIFIED_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// The control plane, with as many problems of its input as fit into an answer.
 pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
