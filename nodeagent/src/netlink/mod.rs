@@ -10,6 +10,7 @@ mod accounting;
 mod attribute;
 mod batch;
 pub mod conntrack;
+mod dump;
 mod error;
 pub mod ipset;
 pub mod ipvs;

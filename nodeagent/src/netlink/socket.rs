@@ -9,10 +9,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::batch::SealedBatch;
 use super::error::{CommitError, NetlinkError, Refusal, Rejection};
-use super::message::{
-    self, Acknowledgement, Message, Messages, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLMSG_DONE,
-    Request,
-};
+use super::message::{self, Acknowledgement, Message, Messages, NLM_F_ACK, NLMSG_DONE, Request};
 
 /// Requested send buffer; the kernel doubles it and refuses longer batches. It is a limit, no
 /// memory is set aside. 100,000 Services take about 17 MB.
@@ -26,8 +23,6 @@ const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 pub(super) const DATAGRAM_BYTES: usize = 64 << 10;
 /// The kernel answers before `sendto` returns, so this passes only when an answer was lost.
 const ANSWER_TIMEOUT_S: i64 = 5;
-/// How often a dump is begun again when the rules changed meanwhile.
-const DUMP_ATTEMPTS: u32 = 10;
 
 /// Requests in one datagram: should all of them be refused, the answers fit into the smallest
 /// receive buffer that a kernel gives (some 200 KiB, about 1 KiB each).
@@ -53,7 +48,7 @@ pub struct NfSocket {
     /// Of the next message. Numbers are never used twice, so late answers are told apart.
     sequence: u32,
     max_batch_bytes: usize,
-    datagram: Vec<u8>,
+    pub(super) datagram: Vec<u8>,
 }
 
 impl NfSocket {
@@ -154,93 +149,6 @@ impl NfSocket {
                         reason,
                     });
                 }
-            }
-        }
-    }
-
-    /// Asks once for all objects of a kind and returns their messages, and whether some rules changed
-    /// meanwhile: for a caller who can tell whether they were those that it asked for.
-    ///
-    /// # Errors
-    /// [`NetlinkError`]; `ENOENT` when the table or set to look in is not there.
-    pub fn dump_through(&mut self, mut request: Request) -> Result<(Vec<u8>, bool), NetlinkError> {
-        let mut messages = Vec::new();
-        let whole = self.dump_once(&mut request, |datagram| {
-            messages.extend_from_slice(datagram);
-        })?;
-        Ok((messages, !whole))
-    }
-
-    /// Asks for all objects of a kind and returns their messages. Begins again, a bounded number
-    /// of times, when the rules change meanwhile.
-    ///
-    /// The kernel notices changes between two chunks of a dump only (about 32 KiB), so an answer
-    /// may be half old, half new unless the generation is the same before and after; a commit
-    /// guarded with the generation from before is refused in that case.
-    ///
-    /// # Errors
-    /// [`NetlinkError`]; `ENOENT` when the table or set to look in is not there.
-    pub fn dump(&mut self, mut request: Request) -> Result<Vec<u8>, NetlinkError> {
-        for _ in 0..DUMP_ATTEMPTS {
-            let mut messages = Vec::new();
-            if self.dump_once(&mut request, |datagram| {
-                messages.extend_from_slice(datagram);
-            })? {
-                return Ok(messages);
-            }
-        }
-        Err(keeps_changing(&request))
-    }
-
-    /// Asks for all objects of a kind and hands each message over as it comes, so that a list of
-    /// any length takes no memory. Begins again, a bounded number of times, when the kernel says
-    /// that the list changed under way: messages may come more than once.
-    ///
-    /// # Errors
-    /// [`NetlinkError`]; what was handed over before it is part of the list.
-    pub fn dump_each(
-        &mut self,
-        mut request: Request,
-        mut each: impl FnMut(Message<'_>),
-    ) -> Result<(), NetlinkError> {
-        for _ in 0..DUMP_ATTEMPTS {
-            if self.dump_once(&mut request, |datagram| {
-                Messages(datagram).for_each(&mut each);
-            })? {
-                return Ok(());
-            }
-        }
-        Err(keeps_changing(&request))
-    }
-
-    /// One dump; `false` when the rules changed meanwhile.
-    fn dump_once(
-        &mut self,
-        request: &mut Request,
-        mut each: impl FnMut(&[u8]),
-    ) -> Result<bool, NetlinkError> {
-        let what = request.what;
-        let sequence = self.ask(request, NLM_F_DUMP)?;
-        let mut changed = false;
-        loop {
-            self.receive(MsgFlags::empty())
-                .map_err(|errno| NetlinkError::Socket { what, errno })?;
-            let (mut listed, mut done) = (0, false);
-            for message in Messages(&self.datagram) {
-                if message.sequence == sequence {
-                    changed |= message.flags & NLM_F_DUMP_INTR != 0;
-                    refusal(what, message)?;
-                    done |= message.kind == NLMSG_DONE;
-                }
-                if done {
-                    break;
-                }
-                listed += message.aligned_len();
-            }
-            // Newer kernels (seen with 6.18) put the end behind the last objects.
-            each(self.datagram.get(..listed).unwrap_or(&self.datagram));
-            if done {
-                return Ok(!changed);
             }
         }
     }
@@ -407,7 +315,7 @@ impl NfSocket {
     }
 
     /// Sends a request under a new sequence number.
-    fn ask(&mut self, request: &mut Request, flags: u16) -> Result<u32, NetlinkError> {
+    pub(super) fn ask(&mut self, request: &mut Request, flags: u16) -> Result<u32, NetlinkError> {
         let sequence = self.sequence;
         self.sequence = sequence.wrapping_add(1);
         message::add_flags(&mut request.bytes, 0, flags);
@@ -422,7 +330,7 @@ impl NfSocket {
     }
 
     /// Receives the next datagram of the kernel into `self.datagram`.
-    fn receive(&mut self, flags: MsgFlags) -> Result<(), Errno> {
+    pub(super) fn receive(&mut self, flags: MsgFlags) -> Result<(), Errno> {
         loop {
             self.datagram.clear();
             let flags = (flags | MsgFlags::MSG_TRUNC).bits();
@@ -438,15 +346,8 @@ impl NfSocket {
     }
 }
 
-fn keeps_changing(request: &Request) -> NetlinkError {
-    NetlinkError::KeepsChanging {
-        what: request.what,
-        attempts: DUMP_ATTEMPTS,
-    }
-}
-
 /// Turns an error message into an error.
-fn refusal(what: &'static str, message: Message<'_>) -> Result<(), NetlinkError> {
+pub(super) fn refusal(what: &'static str, message: Message<'_>) -> Result<(), NetlinkError> {
     let done = match message.kind {
         // A dump that fails at its end says so here.
         NLMSG_DONE => message.body.first_chunk().map(|b| i32::from_ne_bytes(*b)),
