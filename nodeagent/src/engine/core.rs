@@ -312,14 +312,13 @@ impl Core {
         self.backend.readiness()
     }
 
-    /// Listens to what others change. What is ours is put right by [`Core::tick`].
-    pub(super) fn listen(&mut self, now: Now) {
+    /// Listens to what others change, and says whether any of it is ours. That is put right by [`Core::tick`].
+    pub(super) fn listen(&mut self, now: Now) -> bool {
         let meddled = self.backend.listen();
-        for (pipeline, meddled) in self.families.iter_mut().zip(meddled) {
-            if meddled {
-                pipeline.meddled(now);
-            }
-        }
+        let families = self.families.iter_mut().zip(meddled);
+        families
+            .filter(|(_, meddled)| *meddled)
+            .fold(false, |news, (pipeline, _)| news | pipeline.meddled(now))
     }
 
     /// Does one thing that is due: putting right what others changed comes before retries, these before

@@ -361,7 +361,9 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             }
         }
         // What was heard by the way counts as well: nothing rings for it any more.
-        core.listen(Now::real());
+        if core.listen(Now::real()) {
+            reports.send_replace(core.report());
+        }
     }
 }
 

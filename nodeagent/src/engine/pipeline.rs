@@ -348,16 +348,18 @@ impl Pipeline {
         self.looked(outcome, now);
     }
 
-    /// Others changed what is ours. It is put right at once, unless they keep on changing it.
-    pub(super) fn meddled(&mut self, now: Now) {
+    /// Others changed what is ours. It is put right at once, unless they keep on changing it. Returns whether
+    /// that is news.
+    pub(super) fn meddled(&mut self, now: Now) -> bool {
         // What the kernel holds is not known anyway, and everything is about to be applied.
         if self.behind || self.mend_at.is_some() {
-            return;
+            return false;
         }
         let fresh = self.mend_backoff.is_fresh();
         let wait = self.mend_backoff.half_jitter();
         let wait = if fresh { Duration::ZERO } else { wait };
         self.mend_at = Some(now.instant + wait);
+        true
     }
 
     /// Puts right what others changed.

@@ -30,6 +30,8 @@ pub(super) fn install(root: &Path) -> Result<()> {
         install_packages(&missing)?;
     }
     install_deny(root)?;
+    // What only other platforms need is looked at as well, and not downloaded by a build.
+    cargo(root, &["fetch", "--locked", "--quiet"], &[])?;
     // For tests/tests/cluster: they leave the machine's network, and then Go cannot download.
     Programs::ensure()?;
     Vm::ensure().map(drop)
