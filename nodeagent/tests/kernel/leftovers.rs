@@ -12,11 +12,19 @@ use crate::netns::{in_netns, nft};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
+/// With endpoints: Services without any EndpointSlice are a picture that lacks something.
 pub(crate) const SERVICE: &str = "
 apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: shop}
 spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-x, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: '', port: 8080}]
+endpoints: [{addresses: [10.244.0.9]}]
 ";
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: n1}}\n";
 pub(crate) const TABLES: &str = "table ip kube-proxy {}\ntable ip6 kube-proxy {}\n";
