@@ -34,6 +34,13 @@ apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: shop}
 spec: {clusterIP: 10.96.0.20, clusterIPs: [10.96.0.20], ports: [{name: http, port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-x, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.244.1.9]}]
 ";
 
 /// A Service at the control plane's address and port, with an endpoint that answers.
