@@ -263,17 +263,15 @@ pub(crate) fn an_engine_at_rest_puts_right_what_others_do() -> Result<()> {
         })?;
         let before = count(&cluster);
         nft(&node, command).context(what)?;
+        // One family after the other.
         eventually(DEADLINE, what, || {
-            ensure!(count(&cluster) > before, "not put right");
+            let report = &cluster.reports()[0];
+            let by = |text: &str| text.contains("by nft (process");
+            let said = report.families.iter().any(|f| by(&f.repairs.last));
+            let right = count(&cluster) > before && said && report.applied == report.held;
+            ensure!(right, "not put right: {report:?}");
             Ok(())
         })?;
-        let report = &cluster.reports()[0];
-        let said = report
-            .families
-            .iter()
-            .any(|f| f.repairs.last.contains("by nft (process"));
-        ensure!(said, "{what}: {:?}", report.families);
-        ensure!(report.applied == report.held, "{what}: {report:?}");
     }
     for family in Family::ALL {
         let to = svc(1).address(At::ClusterIp, family, 1);
