@@ -98,6 +98,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     strangers::a_foreign_table_keeps_working_and_no_other_mark_is_touched,
     strangers::foreign_commits_between_ours_are_no_drift,
     strangers::what_others_do_to_our_table_is_found_and_repaired,
+    strangers::an_engine_at_rest_puts_right_what_others_do,
     strangers::a_deleted_rule_is_found_and_repaired,
     strangers::a_change_onto_a_tampered_table_repairs_it_first,
     strangers::foreign_commits_without_a_pause_starve_nobody,

@@ -29,7 +29,7 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 29] = [
+const NFTABLES_ONLY: [(&str, &str); 30] = [
     (
         "unserved::a18_refusals_come_at_once",
         "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
@@ -61,6 +61,10 @@ const NFTABLES_ONLY: [(&str, &str); 29] = [
     ("strangers::a_foreign_table", "marks and tables of nftables"),
     ("strangers::foreign_commits", "generations of nftables"),
     ("strangers::what_others_do", "iptables::what_others_do_.."),
+    (
+        "strangers::an_engine_at_rest",
+        "iptables::what_others_do_..",
+    ),
     ("strangers::a_deleted_rule", "iptables::what_others_do_.."),
     ("strangers::a_change_onto", "iptables-restore has no guard"),
     ("listing::", "prints nftables"),
