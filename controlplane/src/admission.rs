@@ -31,6 +31,8 @@ pub struct Admission {
     pub external_ips: ExternalIps,
     /// Which addresses with ports, and node ports, no Service gets.
     pub reserved: Reserved,
+    /// Elements that the Services of one namespace may ask for together; 0 = any number.
+    pub namespace_elements: usize,
 }
 
 impl From<ExternalIps> for Admission {

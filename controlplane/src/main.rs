@@ -94,6 +94,12 @@ struct Args {
     #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
     reserved_ports: Vec<ReservedPlace>,
 
+    /// Elements that the Services of one namespace may ask of every node together: for each Service its
+    /// ports x addresses x endpoints. Younger Services that do not fit are refused; 0 = no limit. One
+    /// Service never gets more than 262144.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    namespace_elements: usize,
+
     /// Packet mark of our own connections to the API server, by which the rules of an agent on the same
     /// node leave them alone; as the agent's; 0 = none.
     #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
@@ -169,6 +175,7 @@ impl Args {
         Admission {
             external_ips: ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone()),
             reserved: reserved.with_listed(&self.reserved_ports),
+            namespace_elements: self.namespace_elements,
         }
     }
 

@@ -87,6 +87,17 @@ impl ServiceSize {
         self.allowance() == all
     }
 
+    /// Elements that it gets: [`ServiceSize::allowance`], multiplied out. A place without endpoints counts as
+    /// one.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        let allowed = self.allowance();
+        let addresses = 1 + allowed.load_balancer_ips + allowed.external_ips;
+        let places = self.ports * addresses + self.node_ports;
+        let firewall = self.firewall(self.ports, allowed.load_balancer_ips);
+        places * allowed.endpoints.max(1) + firewall
+    }
+
     /// Elements that so many load-balancer addresses need for their source ranges. On a node that is
     /// in a range the addresses themselves are sources too (A9).
     fn firewall(&self, ports: usize, ips: usize) -> usize {
@@ -184,6 +195,7 @@ mod tests {
             prop_assert!(places <= MAX_SERVICE_PLACES);
             let firewall = size.firewall(ports, got.load_balancer_ips);
             prop_assert!(places * got.endpoints + firewall <= MAX_SERVICE_ELEMENTS);
+            prop_assert!(size.elements() <= MAX_SERVICE_ELEMENTS);
             // What was cut once is not cut again.
             let cut = ServiceSize {
                 load_balancer_ips: got.load_balancer_ips,

@@ -291,6 +291,7 @@ async fn connect(
                 admission: Admission {
                     external_ips,
                     reserved: own.for_all_nodes(status).with_listed(&reserved),
+                    namespace_elements: 0,
                 },
                 cliff_guard: guard_within(guard),
                 events: true,

@@ -64,7 +64,8 @@ where
         let timed = name.clone();
         let body = move || {
             let outcome = times.take(timed, body);
-            outcome.map_err(|error| Failed::from(format!("{error:?}")))
+            // Without a backtrace: what failed must be readable at the end of a long log.
+            outcome.map_err(|error| Failed::from(format!("{error:#}")))
         };
         Trial::test(name, body).with_ignored_flag(!usable)
     };

@@ -9,8 +9,9 @@ use kplane_model::{
 };
 
 use super::claims::{CONFLICT_ADVICE, Claim, address_claim, node_port_claim};
+use super::quota::Turn;
 use super::{Index, ServiceEntry};
-use crate::convert::MAX_ISSUES_PER_OBJECT;
+use crate::convert::{MAX_ISSUES_PER_OBJECT, SliceEndpoints};
 use crate::k8s::Kind;
 
 /// Endpoints of one ServicePort that are served: what the largest class of the data path holds,
@@ -86,6 +87,13 @@ impl Index {
             return Effective::default();
         };
         let mut issues = Issues::new(name, &entry.location);
+        if let Some(refusal) = self.quota.refusal(name) {
+            issues.add(Severity::Error, || refusal);
+            return Effective {
+                ports: Vec::new(),
+                issues: issues.finish(),
+            };
+        }
         self.warn_of_ranges(entry, &mut issues);
         let ports = entry.ports.iter();
         let ports: Vec<_> = ports
@@ -96,6 +104,21 @@ impl Index {
             ports,
             issues: issues.finish(),
         }
+    }
+
+    /// Takes note of what a Service asks of its namespace's bound. The API server's own is outside of it.
+    pub(super) fn note_size(&mut self, name: &ServiceName) {
+        if !self.quota.is_on() || (&*name.namespace, &*name.name) == API_SERVICE {
+            return;
+        }
+        let entry = self.services.get(name);
+        let asks = entry.filter(|entry| !entry.ports.is_empty()).map(|entry| {
+            let mut size = ServiceSize::default();
+            let ports = entry.ports.iter();
+            ports.for_each(|port| size.add(port, self.listed_endpoints(port)));
+            (Turn::new(name, entry.created.as_ref(), entry.held), size)
+        });
+        self.quota.replace(name, asks);
     }
 
     /// A port without the places that it does not get; `None` without its ClusterIP.
@@ -232,14 +255,24 @@ impl Index {
 
     /// The endpoints of a port from all its slices (A27, A28).
     fn endpoints(&self, port: &ServicePort) -> Vec<Endpoint> {
+        let listed = self.listed(port);
+        merge(listed.flat_map(|listed| listed.endpoints.iter().cloned()))
+    }
+
+    /// How many endpoints its slices list for a port, each as often as it is listed.
+    fn listed_endpoints(&self, port: &ServicePort) -> usize {
+        self.listed(port).map(|listed| listed.endpoints.len()).sum()
+    }
+
+    /// What slices list for a port.
+    fn listed(&self, port: &ServicePort) -> impl Iterator<Item = &SliceEndpoints> {
         let key = &port.key;
         let slices = self.slices_of.get(&key.service).into_iter().flatten();
         let ports = slices
             .filter_map(|id| self.slices.get(id))
             .flat_map(|slice| &slice.ports);
-        let ours = ports.filter(|p| {
+        ports.filter(move |p| {
             p.family == key.family && p.protocol == key.protocol && p.port_name == key.port_name
-        });
-        merge(ours.flat_map(|p| p.endpoints.iter().cloned()))
+        })
     }
 }

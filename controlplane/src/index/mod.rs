@@ -8,6 +8,7 @@ mod effective;
 mod guard;
 mod holding;
 mod places;
+mod quota;
 mod resync;
 mod step;
 mod triggers;
@@ -41,6 +42,7 @@ use effective::{API_SERVICE, Effective};
 use guard::Recent;
 use holding::{Holding, service_name};
 use places::Places;
+use quota::Quota;
 use resync::Resync;
 use triggers::Triggers;
 
@@ -56,6 +58,7 @@ pub struct Index {
     cidrs: BTreeMap<Arc<str>, Vec<Cidr>>,
     claims: Claims,
     places: Places,
+    quota: Quota,
     resync: Resync,
     /// Problems that the source has, that objects have by themselves, and that Services have with
     /// each other.
@@ -159,6 +162,7 @@ impl Index {
         Self {
             external_ips: admission.external_ips,
             places: Places::new(admission.reserved),
+            quota: Quota::new(admission.namespace_elements),
             ..Self::default()
         }
     }
@@ -402,8 +406,10 @@ impl Index {
                     self.claims
                         .replace(&name, created, entry.held, &entry.ports),
                 );
+                self.note_size(&name);
             }
         }
+        names.extend(self.quota.settle());
         names
     }
 

@@ -1,11 +1,13 @@
 //! The differences that are meant: each is a row of `docs/kube-proxy-compat.md`.
 
-use kplane_model::Protocol;
+use std::net::IpAddr;
+
+use kplane_model::{Cidr, Protocol};
 
 use crate::compare::Compared;
 use crate::fate::{End, Fate};
 use crate::proxy::Mode;
-use crate::support::Client;
+use crate::support::{Client, SERVICE_RANGES};
 
 /// Packets that meet another fate on purpose.
 pub(crate) struct Difference {
@@ -81,12 +83,18 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
                 End::Silent,
                 End::Other("unreachable".to_owned()),
             ];
-            compared.scenario.name == "A20 addresses that no Service has"
+            is_in_service_ranges(compared.packet.question.to.ip())
                 && compared.kube_proxy.iter().all(|end| lost.contains(end))
                 && (is(&compared.kplane, &End::Silent) || is(&compared.kplane, &End::Denied))
         },
     },
 ];
+
+/// Whether an address is one that ClusterIPs are taken from.
+fn is_in_service_ranges(ip: IpAddr) -> bool {
+    let range = |range: &str| range.parse::<Cidr>().is_ok_and(|range| range.contains(ip));
+    SERVICE_RANGES.into_iter().any(range)
+}
 
 /// A new flow of UDP to a Service without endpoints.
 fn is_unserved(compared: &Compared<'_>) -> bool {

@@ -245,3 +245,35 @@ fn endpoints_times_places_are_cut_and_every_port_keeps_some() {
     assert_eq!(endpoints(&change).iter().sum::<usize>(), 50_000);
     assert_eq!(index.issues(), []);
 }
+
+#[test]
+fn services_that_do_not_fit_into_their_namespace_are_refused_and_all_others_served() {
+    let mut index = Index::new(Admission {
+        namespace_elements: 4,
+        ..Admission::default()
+    });
+    let mut elsewhere = service("c", "10.96.0.3");
+    elsewhere["metadata"]["namespace"] = json!("other");
+    let objects = [
+        service("a", "10.96.0.1"),
+        slice("a-1", "a", &["10.244.1.1", "10.244.1.2", "10.244.1.3"]),
+        service("b", "10.96.0.2"),
+        elsewhere,
+    ];
+    let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
+    events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
+    events.extend(Kind::ALL.into_iter().map(Event::InitDone));
+    index.apply(batch(events));
+    assert_eq!(index.issues(), []);
+    assert_eq!(index.totals().services, 3);
+    // One endpoint more of the Service that comes first, and the other one does not fit any more.
+    let more = ["10.244.1.1", "10.244.1.2", "10.244.1.3", "10.244.1.4"];
+    let publication = apply(&mut index, &slice("a-1", "a", &more));
+    let gone = publication.services.iter().filter(|(_, new)| new.is_none());
+    assert_eq!(gone.count(), 1);
+    assert!(reasons(&index)[0].contains("does not fit into its namespace: it costs every node 1 "));
+    // The way back.
+    apply(&mut index, &slice("a-1", "a", &more[..1]));
+    assert_eq!(index.issues(), []);
+    assert_eq!(index.totals().services, 3);
+}

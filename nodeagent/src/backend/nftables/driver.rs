@@ -338,7 +338,12 @@ impl<K: Kernel> Backend for Driver<K> {
     }
 
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        let outcome = self.look(family, Meddling::anything())?;
+        let heard = self.kernel.meddling(family);
+        let heard = heard.map_err(|error| ApplyError::new(family, StepError::from(error)))?;
+        let outcome = self.look(
+            family,
+            Meddling::anything_by(heard.and_then(|heard| heard.by)),
+        )?;
         if let (Some(table), Verification::Equal) = (&self.tables[family as usize], &outcome) {
             // Nothing is stale now; what a former attempt could not do is made up for here.
             let groups = table.groups().into_iter().map(|group| group.id);
@@ -431,4 +436,5 @@ fn add(total: &mut Applied, part: Applied) {
     total.encode += part.encode;
     total.kernel += part.kernel;
     total.failures.extend(part.failures);
+    total.repaired = part.repaired.or(total.repaired.take());
 }

@@ -53,11 +53,11 @@ impl Default for Changed {
 }
 
 impl Meddling {
-    /// It is not known what.
-    pub(super) fn anything() -> Self {
+    /// It is not known what; as far as the kernel told it was this program.
+    pub(super) fn anything_by(by: Option<(u32, String)>) -> Self {
         Self {
             changed: Changed::Anything,
-            by: None,
+            by,
         }
     }
 
@@ -161,7 +161,7 @@ impl Ledger {
     pub(super) fn lose(&mut self) {
         self.head = None;
         self.open = [None, None];
-        self.meddled = Family::ALL.map(|_| Some(Meddling::anything()));
+        self.meddled = Family::ALL.map(|_| Some(Meddling::anything_by(None)));
     }
 
     /// Takes one message; `own` is the port of our socket.
