@@ -7,7 +7,8 @@ use kplane_model::{Cidr, Protocol};
 use crate::compare::Compared;
 use crate::fate::{End, Fate};
 use crate::proxy::Mode;
-use crate::support::{Client, SERVICE_RANGES};
+use crate::support::Client;
+use crate::support::world::SERVICE_RANGES;
 
 /// Packets that meet another fate on purpose.
 pub(crate) struct Difference {

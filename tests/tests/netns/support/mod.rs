@@ -18,7 +18,7 @@ pub(crate) mod programs;
 mod scenario;
 mod service;
 pub(crate) mod under_test;
-mod world;
+pub(crate) mod world;
 
 pub(crate) use agent::Agent;
 pub(crate) use ask::{PATIENCE, Question, SILENCE, Seen, answers, ask};
@@ -26,6 +26,4 @@ pub(crate) use scenario::{
     ALL, ALL_MASQUERADED, DROPPED, HERE, HERE_MASQUERADED, REFUSED, Row, Scenario, Want,
 };
 pub(crate) use service::{At, Ep, PORT, Svc, TARGET, node_ip, node_name, pod_ips, svc};
-pub(crate) use world::{
-    Client, Net, SERVICE_RANGES, Setup, World, cidrs, ep, facts, second_ip, take_address,
-};
+pub(crate) use world::{Client, Net, Setup, World, cidrs, ep, facts, second_ip, take_address};
