@@ -1,0 +1,199 @@
+//! What the Services of one namespace may cost together, where the operator bounds it.
+//!
+//! A Service gets in if it fits beside those that come before it: a Service that the source names before
+//! one that is only held, then the older one, then the smaller name. So every control plane decides alike,
+//! whatever came first. Work for a change is constant while a namespace keeps to its bound, and
+//! proportional to its Services while it does not.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use kplane_model::{ServiceName, ServiceSize};
+
+/// When a Service's turn comes; the smallest is first.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Turn {
+    held: bool,
+    /// Services without a creation time come after those with one.
+    not_dated: bool,
+    created: Option<Arc<str>>,
+    name: ServiceName,
+}
+
+impl Turn {
+    pub(super) fn new(name: &ServiceName, created: Option<&Arc<str>>, held: bool) -> Self {
+        Self {
+            held,
+            not_dated: created.is_none(),
+            created: created.cloned(),
+            name: name.clone(),
+        }
+    }
+}
+
+/// Keeps account of every namespace.
+#[derive(Debug, Default)]
+pub(super) struct Quota {
+    /// Elements of one namespace; 0 = any number.
+    limit: usize,
+    namespaces: HashMap<Arc<str>, Namespace>,
+    /// Those whose Services have to be let in anew.
+    changed: BTreeSet<Arc<str>>,
+}
+
+#[derive(Debug, Default)]
+struct Namespace {
+    /// Elements that each Service asks for.
+    services: BTreeMap<Turn, usize>,
+    turns: HashMap<ServiceName, Turn>,
+    total: usize,
+    refused: BTreeSet<ServiceName>,
+}
+
+impl Quota {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            ..Self::default()
+        }
+    }
+
+    /// Whether there is a bound at all.
+    pub(super) fn is_on(&self) -> bool {
+        self.limit > 0
+    }
+
+    /// Takes note of what a Service asks for; `None` = it is gone.
+    pub(super) fn replace(&mut self, service: &ServiceName, asks: Option<(Turn, ServiceSize)>) {
+        let namespace = self.namespaces.entry(service.namespace.clone());
+        let namespace = namespace.or_default();
+        if let Some(turn) = namespace.turns.remove(service) {
+            namespace.total -= namespace.services.remove(&turn).unwrap_or_default();
+        }
+        if let Some((turn, size)) = asks {
+            let elements = size.elements();
+            namespace.total += elements;
+            namespace.turns.insert(service.clone(), turn.clone());
+            namespace.services.insert(turn, elements);
+        }
+        self.changed.insert(service.namespace.clone());
+    }
+
+    /// Lets Services in anew, and returns those for which that is another answer than before.
+    pub(super) fn settle(&mut self) -> BTreeSet<ServiceName> {
+        let mut affected = BTreeSet::new();
+        for name in std::mem::take(&mut self.changed) {
+            let Some(namespace) = self.namespaces.get_mut(&name) else {
+                continue;
+            };
+            let refused = namespace.beyond(self.limit);
+            let before = std::mem::replace(&mut namespace.refused, refused);
+            affected.extend(before.symmetric_difference(&namespace.refused).cloned());
+            if namespace.services.is_empty() {
+                self.namespaces.remove(&name);
+            }
+        }
+        affected
+    }
+
+    /// Why a Service is not served; `None` if it is.
+    pub(super) fn refusal(&self, service: &ServiceName) -> Option<String> {
+        let namespace = self.namespaces.get(&service.namespace)?;
+        if !namespace.refused.contains(service) {
+            return None;
+        }
+        let asks = namespace.services.get(namespace.turns.get(service)?)?;
+        Some(format!(
+            "does not fit into its namespace: it costs every node {asks} (ports x addresses x endpoints), and \
+             the older Services of {} leave less of the {} that --namespace-elements allows: this \
+             Service is not served; delete what the namespace does not need, or raise the limit",
+            service.namespace, self.limit
+        ))
+    }
+}
+
+impl Namespace {
+    /// The Services that do not fit beside those whose turn came before.
+    fn beyond(&self, limit: usize) -> BTreeSet<ServiceName> {
+        if self.total <= limit {
+            return BTreeSet::new();
+        }
+        let mut room = limit;
+        let refused = self.services.iter().filter(|(_, elements)| {
+            let fits = **elements <= room;
+            room -= if fits { **elements } else { 0 };
+            !fits
+        });
+        refused.map(|(turn, _)| turn.name.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(name: &str) -> ServiceName {
+        ServiceName::new("tenant", name)
+    }
+
+    /// Asks for `endpoints` elements.
+    fn ask(quota: &mut Quota, service: &str, created: &str, endpoints: usize) {
+        let created = Arc::from(created);
+        let turn = Turn::new(&name(service), Some(&created), false);
+        let size = ServiceSize {
+            ports: 1,
+            endpoints,
+            ..ServiceSize::default()
+        };
+        quota.replace(&name(service), Some((turn, size)));
+    }
+
+    fn refused(quota: &Quota, services: &[&str]) -> Vec<bool> {
+        let refusal = |service: &&str| quota.refusal(&name(service)).is_some();
+        services.iter().map(refusal).collect()
+    }
+
+    #[test]
+    fn older_services_get_in_and_smaller_ones_behind_one_that_does_not_fit() {
+        let mut quota = Quota::new(100);
+        ask(&mut quota, "young", "2026-03-01T00:00:00Z", 30);
+        ask(&mut quota, "big", "2026-02-01T00:00:00Z", 80);
+        ask(&mut quota, "old", "2026-01-01T00:00:00Z", 40);
+        assert_eq!(quota.settle(), BTreeSet::from([name("big")]));
+        assert_eq!(
+            refused(&quota, &["old", "big", "young"]),
+            [false, true, false]
+        );
+        // Room is made: it gets in, and the youngest is out.
+        quota.replace(&name("old"), None);
+        assert_eq!(quota.settle(), BTreeSet::from([name("big"), name("young")]));
+        assert_eq!(refused(&quota, &["big", "young"]), [false, true]);
+        quota.replace(&name("young"), None);
+        quota.replace(&name("big"), None);
+        quota.settle();
+        assert!(quota.namespaces.is_empty());
+    }
+
+    #[test]
+    fn what_came_first_does_not_matter() {
+        let services = [
+            ("a", "1", 60),
+            ("b", "2", 60),
+            ("c", "3", 40),
+            ("d", "4", 1),
+        ];
+        let settled = |order: &[usize]| {
+            let mut quota = Quota::new(100);
+            for index in order {
+                let (service, created, elements) = services[*index];
+                ask(&mut quota, service, created, elements);
+                quota.settle();
+            }
+            refused(&quota, &["a", "b", "c", "d"])
+        };
+        let wanted = [false, true, false, true];
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]] {
+            assert_eq!(settled(&order), wanted, "{order:?}");
+        }
+    }
+}
