@@ -9,7 +9,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use kplane_model::{
-    Holder, KUBELET_PORTS, ParsePortRangeError, PortRange, Protocol, ReservedPorts, parse_ip,
+    HEALTHZ_PORT, Holder, KUBELET_PORTS, METRICS_PORT, ParsePortRangeError, PortRange, Protocol,
+    ReservedPorts, parse_ip,
 };
 use nix::ifaddrs::getifaddrs;
 
@@ -17,8 +18,6 @@ use crate::convert::ExternalIps;
 
 /// Ports of the control plane where nothing else is said: agents, status, readiness and metrics.
 const CONTROL_PLANE_PORTS: [u16; 3] = [7443, 7444, 7445];
-/// Ports of agents where nothing else is said: health checks and metrics.
-pub const AGENT_PORTS: [u16; 2] = [10256, 10249];
 /// The device that holds the addresses of Services in mode ipvs: these are not the machine's.
 const SERVICES_LINK: &str = "kube-ipvs0";
 /// Names the address of the pod that this process runs in.
@@ -114,7 +113,7 @@ impl Reserved {
 
     /// The usual ports of agents, and kubelet's.
     fn with_agents(self) -> Self {
-        let agents = AGENT_PORTS.map(|port| (port, Holder::NodeAgent));
+        let agents = [HEALTHZ_PORT, METRICS_PORT].map(|port| (port, Holder::NodeAgent));
         let kubelet = KUBELET_PORTS.map(|port| (port, Holder::Kubelet));
         let ports = agents.into_iter().chain(kubelet);
         ports.fold(self, |reserved, (port, holder)| {

@@ -17,12 +17,6 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::timeout;
 
-/// The mark of our own connections unless another one is chosen. Rules compare the whole mark, so
-/// that nobody's bit is taken for it; and it has no bit that other programs look at: not those of
-/// kube-proxy (0x4000, 0x8000), CNI portmap (0x2000), AWS (0x80), Cilium (0xf00), Weave, Tailscale or
-/// Calico (0x10000 and up), nor bit 0, which is in everybody's examples.
-pub const OWN_MARK: u32 = 0x50;
-
 /// Reads a mark such as `0x50` or `80`; 0 = none.
 ///
 /// # Errors
@@ -183,6 +177,8 @@ impl tower::Service<Uri> for Dialer {
 
 #[cfg(test)]
 mod tests {
+    use kplane_model::OWN_MARK;
+
     use super::*;
 
     #[tokio::test]

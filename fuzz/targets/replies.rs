@@ -2,11 +2,11 @@
 
 #![no_main]
 
-use kp_nodeagent::backend::nftables::{Set, decode_elements};
-use kp_nodeagent::netlink::Messages;
-use kp_nodeagent::netlink::conntrack::Flow;
-use kp_nodeagent::netlink::ipset::Found;
-use kp_nodeagent::netlink::ipvs::{Listing, Server};
+use kplane_dataplane::backend::nftables::{Set, decode_elements};
+use kplane_netlink::Messages;
+use kplane_netlink::conntrack::Flow;
+use kplane_netlink::ipset::Found;
+use kplane_netlink::ipvs::{Listing, Server};
 use kplane_model::Family;
 use libfuzzer_sys::fuzz_target;
 

@@ -29,6 +29,9 @@ pub use net::{
 };
 pub use node::{NodeFacts, NodeName, ZoneName};
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
-pub use reserved::{Holder, KUBELET_PORTS, ParsePortRangeError, PortRange, ReservedPorts};
+pub use reserved::{
+    HEALTHZ_PORT, Holder, KUBELET_PORTS, METRICS_PORT, OWN_MARK, ParsePortRangeError, PortRange,
+    ReservedPorts,
+};
 pub use scheduler::IpvsScheduler;
 pub use service::{Endpoint, ServicePort, TrafficPolicy};

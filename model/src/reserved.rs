@@ -9,6 +9,18 @@ use crate::net::Protocol;
 /// Ports on which kubelet listens: its API (10250) and its health checks (10248).
 pub const KUBELET_PORTS: [u16; 2] = [10250, 10248];
 
+/// Port of kube-proxy's health checks, and of an agent's, unless another one is set.
+pub const HEALTHZ_PORT: u16 = 10256;
+
+/// Port of kube-proxy's metrics, and of an agent's, unless another one is set.
+pub const METRICS_PORT: u16 = 10249;
+
+/// The mark of our own connections unless another one is chosen. Rules compare the whole mark, so
+/// that nobody's bit is taken for it; and it has no bit that other programs look at: not those of
+/// kube-proxy (0x4000, 0x8000), CNI portmap (0x2000), AWS (0x80), Cilium (0xf00), Weave, Tailscale or
+/// Calico (0x10000 and up), nor bit 0, which is in everybody's examples.
+pub const OWN_MARK: u32 = 0x50;
+
 /// Who listens on a reserved place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Holder {

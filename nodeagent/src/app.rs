@@ -13,7 +13,6 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{self, Backend, OpenError};
 use crate::cache::Cache;
 use crate::claim::{Claim, Taken};
 use crate::config::kube_proxy::KubeProxyConfiguration;
@@ -21,13 +20,15 @@ use crate::config::{Config, Source};
 use crate::desired;
 use crate::engine::{Engine, Followers, Recall, Stopped};
 use crate::healthz::Health;
-use crate::leftovers::{self, Ports, TakeOver};
 use crate::metrics::{Counters, Metrics, Sources};
 use crate::own_places::OwnPlaces;
 use crate::reload;
 use crate::report::{Failure, Report};
 use crate::service_health::{self, Addresses};
 use crate::sync::{Client, Connection, Grpc, Identity};
+use crate::take_over::{self, TakeOver};
+use kplane_dataplane::backend::{self, Backend, OpenError};
+use kplane_dataplane::leftovers::Ports;
 use kplane_http::{Answer, BindError, Port, REBIND};
 
 /// Longest wait for the engine when the agent ends: the kernel may be in the middle of a large
@@ -108,7 +109,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
             spare,
             ports,
         };
-        let errand = leftovers::remove_once_serving(task, bound.reports(), bound.rival.clone());
+        let errand = take_over::remove_once_serving(task, bound.reports(), bound.rival.clone());
         spawn_errand(&mut bound.tasks, errand);
     }
     match claim.as_ref().map(Claim::watch) {

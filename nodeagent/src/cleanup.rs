@@ -6,10 +6,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::backend;
 use crate::cache::Cache;
 use crate::claim::{self, Claim, Taken};
-use crate::leftovers::{self, Ports, Rival};
+use kplane_dataplane::backend;
+use kplane_dataplane::leftovers::{self, Ports, Rival};
 
 /// What to take out.
 #[derive(Clone, Debug)]

@@ -8,25 +8,20 @@
 //! thin shell around it.
 
 pub mod app;
-pub mod backend;
 pub mod cache;
 pub mod claim;
 pub mod cleanup;
 pub mod config;
-pub mod conntrack;
 pub mod desired;
 pub mod engine;
 pub mod healthz;
-pub mod leftovers;
 pub mod log;
 pub mod metrics;
-pub mod netlink;
 pub mod oom;
 mod own_places;
-pub mod plan;
-mod process;
 pub mod reload;
 pub mod report;
 pub mod service_health;
 pub mod sync;
 pub mod sysctl;
+mod take_over;

@@ -7,9 +7,9 @@ use kp_controlplane::admission::{Reserved as ForAllNodes, own_addresses};
 use kp_controlplane::dial::Dialer;
 use kplane_model::{Holder, KUBELET_PORTS, ReservedPorts};
 
-use crate::backend::Kind;
 use crate::config::Config;
-use crate::plan::{NodeSettings, Reserved};
+use kplane_dataplane::backend::Kind;
+use kplane_dataplane::plan::{NodeSettings, Reserved};
 
 /// Places of an agent's own.
 pub(crate) struct OwnPlaces {

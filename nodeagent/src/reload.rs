@@ -10,7 +10,7 @@ use tokio::sync;
 use crate::config::kube_proxy::{KubeProxyConfiguration, Level, change, resolve};
 use crate::config::{ConfigError, Loaded, Loader, listed};
 use crate::engine::Engine;
-use crate::plan::NodeSettings;
+use kplane_dataplane::plan::NodeSettings;
 
 use self::watch::FileWatch;
 

@@ -4,7 +4,6 @@
 pub(crate) mod servers;
 
 use std::collections::VecDeque;
-use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,9 +11,9 @@ use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
-use crate::backend::{RuleCounts, ServerCounts};
-use crate::conntrack::ConntrackTotals;
 use crate::desired::{Counts, Held, Position, Reject, Resume};
+use kplane_dataplane::backend::{RuleCounts, ServerCounts};
+use kplane_dataplane::conntrack::ConntrackTotals;
 
 /// Failures that a report names at most.
 const MAX_FAILURES: usize = 400;
@@ -392,23 +391,6 @@ fn clip(text: &str) -> &str {
 #[must_use]
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// An error with everything that led to it, on one line.
-#[must_use]
-pub fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut line = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Many errors repeat their source in their own text.
-        if !line.contains(&cause_text) {
-            line.push_str(": ");
-            line.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    line
 }
 
 #[cfg(test)]

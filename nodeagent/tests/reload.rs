@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use clap::Parser;
 use kp_nodeagent::app;
-use kp_nodeagent::backend::noop::Noop;
-use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Verification};
 use kp_nodeagent::config::{Config, Flags, Task};
-use kp_nodeagent::plan::NodePlan;
+use kplane_dataplane::backend::noop::Noop;
+use kplane_dataplane::backend::{Applied, ApplyError, Backend, Change, Verification};
+use kplane_dataplane::plan::NodePlan;
 use kplane_model::Family;
 use tempfile::TempDir;
 use tokio::sync::mpsc;

@@ -23,8 +23,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kp_controlplane::publish::{Cursor, Store};
-use kp_nodeagent::backend::{Kind, Settings};
-use kp_nodeagent::plan::NodeSettings;
+use kplane_dataplane::backend::{Kind, Settings};
+use kplane_dataplane::plan::NodeSettings;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_tests::netns::NetNs;

@@ -19,13 +19,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use kp_controlplane::publish::{Cursor, Published, Store};
-use kp_nodeagent::backend::{Kind, Settings};
-use kp_nodeagent::conntrack::ConntrackTotals;
 use kp_nodeagent::engine::Engine;
-use kp_nodeagent::netlink::NfSocket;
-use kp_nodeagent::netlink::conntrack::{Flow, Selection};
-use kp_nodeagent::plan::NodeSettings;
+use kplane_dataplane::backend::{Kind, Settings};
+use kplane_dataplane::conntrack::ConntrackTotals;
+use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Endpoint, EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
+use kplane_netlink::NfSocket;
+use kplane_netlink::conntrack::{Flow, Selection};
 use kplane_tests::topology::{LINK, Topology};
 use kplane_tests::wait::eventually;
 

@@ -22,14 +22,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kp_controlplane::publish::{Cursor, Store};
-use kp_nodeagent::backend::nftables::{
+use kp_nodeagent::engine::Engine;
+use kplane_dataplane::backend::nftables::{
     Element, ElementOp, Key, Set, push_delete_table, push_elements,
 };
-use kp_nodeagent::backend::{Kind, Settings};
-use kp_nodeagent::engine::Engine;
-use kp_nodeagent::netlink::{Batch, Generation, Label, Monitor, NfSocket, Operation};
-use kp_nodeagent::plan::NodeSettings;
+use kplane_dataplane::backend::{Kind, Settings};
+use kplane_dataplane::plan::NodeSettings;
 use kplane_model::Family;
+use kplane_netlink::{Batch, Generation, Label, Monitor, NfSocket, Operation};
 use kplane_tests::netns::NetNs;
 
 use plane::{EPOCH, collect, engine, publish, submit};

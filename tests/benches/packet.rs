@@ -21,8 +21,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use kp_controlplane::publish::{Cursor, Store};
-use kp_nodeagent::backend::{Kind, Settings};
-use kp_nodeagent::plan::NodeSettings;
+use kplane_dataplane::backend::{Kind, Settings};
+use kplane_dataplane::plan::NodeSettings;
 use kplane_model::Protocol;
 use kplane_tests::netns::NetNs;
 

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::nftables::{Data, Element, Key, read_elements};
-use kp_nodeagent::netlink::NfSocket;
+use kplane_dataplane::backend::nftables::{Data, Element, Key, read_elements};
 use kplane_model::{EndpointAddr, Family};
+use kplane_netlink::NfSocket;
 use kplane_tests::netns::NetNs;
 
 /// Differences that are named; a message is read, not searched.

@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
 use kp_controlplane::publish::{Cursor, Publication, Published, Store};
-use kp_nodeagent::backend::{Kind, OpenError, Settings};
 use kp_nodeagent::desired::{Collector, Update};
 use kp_nodeagent::engine::Engine;
-use kp_nodeagent::plan::NodeSettings;
 use kp_nodeagent::report::Sync;
+use kplane_dataplane::backend::{Kind, OpenError, Settings};
+use kplane_dataplane::plan::NodeSettings;
 use kplane_model::ServiceKey;
 use kplane_proto::v1::{self as pb, server_message};
 use kplane_tests::netns::NetNs;

@@ -23,7 +23,7 @@ use kplane_model::{DesiredObject, Digest, NodeName, ObjectHash};
 
 use self::file::FileError;
 use crate::desired::{Position, Remembered};
-use crate::report::chain;
+use kplane_dataplane::chain;
 
 /// Longest wait for the disk at the start and at the end.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::backend;
 use crate::desired::CliffGuard;
+use kplane_dataplane::backend;
 
 /// Where an agent writes down what it serves.
 const CACHE: &str = "/var/lib/kplane";

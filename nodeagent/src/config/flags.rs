@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kp_controlplane::app::Origin;
 use kp_controlplane::dial::parse_mark;
 use kplane_model::NodeName;
@@ -14,10 +15,10 @@ use super::kube_proxy::{GoDuration, KubeProxyFlags, Note};
 use super::load::{Loaded, Loader, from_flags};
 use super::source::{ApiFlags, Source, SourceFlags};
 use super::{Checked, Config, ConfigError, Problem, Task, unset_mode};
-use crate::backend;
-use crate::backend::iptables::Layout;
 use crate::cleanup;
-use crate::leftovers::Ports;
+use kplane_dataplane::backend;
+use kplane_dataplane::backend::iptables::Layout;
+use kplane_dataplane::leftovers::Ports;
 
 /// Longest name of a node: a DNS subdomain.
 const MAX_NODE_NAME: usize = 253;
@@ -124,16 +125,38 @@ pub struct Flags {
     kube_proxy: KubeProxyFlags,
 }
 
+/// Parses a backend's name.
+fn backends() -> impl TypedValueParser<Value = backend::Kind> {
+    let value = |kind: backend::Kind| PossibleValue::new(kind.name()).help(kind.summary());
+    let names = PossibleValuesParser::new(backend::Kind::ALL.map(value));
+    names.try_map(|name| {
+        let mut kinds = backend::Kind::ALL.into_iter();
+        kinds
+            .find(|kind| kind.name() == name)
+            .ok_or("no such backend")
+    })
+}
+
+/// Parses a layout of mode iptables.
+fn layouts() -> impl TypedValueParser<Value = Layout> {
+    let compat = PossibleValue::new("compat").help("One list of all of them, as kube-proxy has it");
+    let tree = PossibleValue::new("tree").help("A tree of short chains, by address prefix");
+    PossibleValuesParser::new([compat, tree]).map(|name| match &*name {
+        "compat" => Layout::Compat,
+        _ => Layout::Tree,
+    })
+}
+
 /// Flags of our own about backends.
 #[derive(Debug, clap::Args)]
 struct DataPathFlags {
     /// What puts the rules into the kernel [default: as --proxy-mode says, or nftables]
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "BACKEND", value_parser = backends())]
     backend: Option<backend::Kind>,
 
     /// How mode iptables finds Services by their addresses: in one list, as kube-proxy does
     /// (compat), or in a tree of short chains, which is faster.
-    #[arg(long, value_enum, default_value = "tree")]
+    #[arg(long, value_name = "LAYOUT", default_value = "tree", value_parser = layouts())]
     iptables_layout: Layout,
 
     /// How often modes iptables and ipvs look whether others changed what they wrote, which they put

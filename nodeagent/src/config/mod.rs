@@ -19,11 +19,11 @@ use std::time::Duration;
 use kplane_model::NodeName;
 
 use self::kube_proxy::{KubeProxyConfiguration, LogSettings, Note};
-use crate::backend;
 use crate::cleanup;
 use crate::desired::CliffGuard;
-use crate::plan::NodeSettings;
 use crate::sysctl;
+use kplane_dataplane::backend;
+use kplane_dataplane::plan::NodeSettings;
 
 pub use flags::Flags;
 pub use load::{Loaded, Loader};

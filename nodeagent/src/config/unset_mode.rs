@@ -10,8 +10,8 @@ use nix::ifaddrs::getifaddrs;
 use super::kube_proxy::Note;
 use super::load::Loaded;
 use super::problem::listed;
-use crate::backend;
-use crate::leftovers;
+use kplane_dataplane::backend;
+use kplane_dataplane::leftovers;
 
 /// What kube-proxy serves on a node, or would.
 #[derive(Debug, Default)]

@@ -8,13 +8,13 @@ use kplane_model::{Cidr, DesiredKey, Family, NodeFacts, ServiceName};
 use super::followers::Followers;
 use super::keeping::{Keeping, Recall};
 use super::pipeline::{Context, Outcome, Pipeline};
-use crate::backend::{Applied, Backend, Inspection, Serving};
-use crate::conntrack::Cleaner;
 use crate::desired::{
     Changes, Confidence, Counts, Desired, Position, Refusal, Touched, Update, now_ms,
 };
-use crate::plan::NodeSettings;
 use crate::report::{Failure, NodeState, Report, Sync, micros};
+use kplane_dataplane::backend::{Applied, Backend, Inspection, Serving};
+use kplane_dataplane::conntrack::Cleaner;
+use kplane_dataplane::plan::NodeSettings;
 
 /// A moment by both clocks: waiting goes by the one that nobody sets.
 #[derive(Clone, Copy, Debug)]

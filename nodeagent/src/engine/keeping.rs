@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use kplane_model::Family;
 
 use super::core::Now;
-use crate::backend::Backend;
 use crate::cache::{Cache, Keeper, Picture};
 use crate::desired::{CliffGuard, Confidence, Desired, Held};
+use kplane_dataplane::backend::Backend;
 
 /// A change is written down so long after it, with all that come meanwhile.
 const SETTLE: Duration = Duration::from_secs(1);

@@ -9,7 +9,6 @@
 //! Netlink blocks, and a network namespace belongs to a thread: hence a thread and not a task.
 
 mod alarm;
-pub(crate) mod backoff;
 mod core;
 mod followers;
 mod keeping;
@@ -30,11 +29,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::alarm::Alarm;
 use self::core::{Core, Now};
-use crate::backend::{Backend, Inspection, OpenError, Serving};
-use crate::conntrack::Cleaner;
 use crate::desired::{Refusal, Update};
-use crate::plan::{NodeSettings, Reserved};
 use crate::report::Report;
+use kplane_dataplane::backend::{Backend, Inspection, OpenError, Serving};
+use kplane_dataplane::conntrack::Cleaner;
+use kplane_dataplane::plan::{NodeSettings, Reserved};
 
 /// Updates that wait while the engine works: one, so that everything behind it is still at the
 /// control plane, where newer state replaces older.

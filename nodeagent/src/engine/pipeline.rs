@@ -11,16 +11,19 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 
-use super::backoff::Backoff;
 use super::core::Now;
 use super::followers::Followers;
 use super::planner::{Planned, Planner};
 use super::triggers::Waiting;
-use crate::backend::{self, Applied, ApplyError, Backend, Change, RuleCounts, Verification};
-use crate::conntrack::Cleaner;
 use crate::desired::{Desired, Position, Touched, Trigger};
-use crate::plan::{NodePlan, NodeSettings};
-use crate::report::{Failure, FamilyReport, Repairs, Standing, chain};
+use crate::report::{Failure, FamilyReport, Repairs, Standing};
+use kplane_dataplane::backend::{
+    self, Applied, ApplyError, Backend, Change, RuleCounts, Verification,
+};
+use kplane_dataplane::backoff::Backoff;
+use kplane_dataplane::chain;
+use kplane_dataplane::conntrack::Cleaner;
+use kplane_dataplane::plan::{NodePlan, NodeSettings};
 
 /// First and longest wait before a failed family is tried again.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));

@@ -2,9 +2,9 @@
 
 use kplane_model::{NodeFacts, ServiceKey};
 
-use crate::backend;
 use crate::desired::{Desired, View};
-use crate::plan::{Reserved, ServicePlan, cut, plan_service};
+use kplane_dataplane::backend;
+use kplane_dataplane::plan::{Reserved, ServicePlan, cut, plan_service};
 
 /// Plans for the backend.
 #[derive(Debug, Default)]

@@ -17,12 +17,12 @@ use kplane_model::{Cidr, DesiredKey, DesiredObject, Family, ServiceKey};
 
 use super::core::{Core, Now};
 use super::*;
-use crate::backend::{Applied, ApplyError, Change, Failure, Verification, noop::Noop};
 use crate::desired::Position;
 use crate::desired::fixture::{EPOCH, Plane, key_of, local, node, svc, svc6};
 use crate::metrics::{Counters, FamilyCounters, Gauge};
-use crate::plan::{NodePlan, ServicePlan};
 use crate::service_health;
+use kplane_dataplane::backend::{Applied, ApplyError, Change, Failure, Verification, noop::Noop};
+use kplane_dataplane::plan::{NodePlan, ServicePlan};
 
 /// What a scripted backend does and has seen.
 #[derive(Debug, Default)]

@@ -10,12 +10,12 @@ use prometheus_client::encoding::DescriptorEncoder;
 
 use super::counters::{Distribution, Gauge};
 use super::{FamilyCounters, Histogram, Sources};
-use crate::backend::RuleCounts;
-use crate::backend::iptables::PacketCounts;
-use crate::conntrack::{ConntrackTotals, bucket_bound};
 use crate::desired::{Counts, Position};
 use crate::healthz::Outcomes;
 use crate::report::Report;
+use kplane_dataplane::backend::RuleCounts;
+use kplane_dataplane::backend::iptables::PacketCounts;
+use kplane_dataplane::conntrack::{ConntrackTotals, bucket_bound};
 
 /// kube-proxy's metrics (section (h)), those of the mode that the backend is.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use kplane_model::Family;
 
-use crate::backend::Applied;
 use crate::desired::Changes;
+use kplane_dataplane::backend::Applied;
 
 /// Upper bounds of durations in seconds, as kube-proxy has them: 1 ms, doubled 14 times.
 pub(crate) const SYNC_BUCKETS: [f64; 15] = [

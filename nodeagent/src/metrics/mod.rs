@@ -16,7 +16,6 @@ mod serve;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use counters::SYNC_BUCKETS;
 pub use counters::{Counter, Counters, FamilyCounters, Gauge, Histogram};
 pub use serve::Metrics;
 

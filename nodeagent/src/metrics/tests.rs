@@ -1,7 +1,7 @@
 //! Names, types, labels and buckets (section (h)), and the other paths of the port (G5).
 
 use crate::config::kube_proxy::KubeProxyConfiguration;
-use crate::conntrack::ConntrackTotals;
+use kplane_dataplane::conntrack::ConntrackTotals;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use hyper::Request;
 use kplane_model::Family;
 
 use super::*;
-use crate::backend::{Applied, Lookups, RuleCounts};
 use crate::desired::{Changes, Held, Position};
 use crate::report::Failure;
+use kplane_dataplane::backend::{Applied, Lookups, RuleCounts};
 
 /// kube-proxy's metrics of the nftables mode, written down from section (h): type, name, labels.
 const KUBE_PROXY: &str = "\

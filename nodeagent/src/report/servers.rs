@@ -3,7 +3,7 @@
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
-use crate::backend::{Drain, Inspection, RealServer, ServerCounts, VirtualServer};
+use kplane_dataplane::backend::{Drain, Inspection, RealServer, ServerCounts, VirtualServer};
 
 /// Bytes of a family's draining servers in a report.
 const DRAINS_BYTES: usize = 16 << 10;

@@ -3,7 +3,7 @@
 use kplane_model::{EndpointAddr, Protocol, ServiceName};
 
 use super::*;
-use crate::backend::{Connections, Drain};
+use kplane_dataplane::backend::{Connections, Drain};
 
 fn failure(reason: String) -> Failure {
     Failure {
@@ -138,13 +138,4 @@ fn positions_of_another_epoch_are_not_reported() {
         wire.verified_revision,
     );
     assert_eq!((wire.epoch, revisions), (2, (5, 0, 4)));
-}
-
-#[test]
-fn a_chain_names_every_cause_once() {
-    #[derive(Debug, thiserror::Error)]
-    #[error("step failed")]
-    struct Step(#[source] std::io::Error);
-    let error = Step(std::io::Error::other("no buffer space"));
-    assert_eq!(chain(&error), "step failed: no buffer space");
 }

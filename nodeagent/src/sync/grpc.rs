@@ -13,7 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 
 use super::transport::{Link, OUTBOX, OpenError, Transport};
-use crate::report::chain;
+use kplane_dataplane::chain;
 
 /// Longest wait for a TCP connection to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

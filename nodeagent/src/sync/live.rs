@@ -16,10 +16,10 @@ use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
 use super::{Link, Lost, Shared};
-use crate::backend::{Inspection, ServerCounts};
 use crate::desired::{Collector, Position, Refusal, Update};
 use crate::engine::Stopped;
 use crate::report::{Report, micros, servers};
+use kplane_dataplane::backend::{Inspection, ServerCounts};
 
 /// The agent asks for a sign of life this often.
 const PING_INTERVAL: Duration = Duration::from_secs(5);

@@ -34,8 +34,8 @@ use tonic::Status;
 
 use self::live::Live;
 use crate::desired::{Refusal, Remedy, now_ms};
-use crate::engine::backoff::Backoff;
 use crate::engine::{Engine, Stopped};
+use kplane_dataplane::backoff::Backoff;
 
 /// First and longest ceiling of the wait before connecting again.
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));

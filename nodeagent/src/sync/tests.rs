@@ -12,10 +12,10 @@ use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use super::*;
-use crate::backend::noop::Noop;
 use crate::desired::Position;
 use crate::desired::fixture::{EPOCH, Plane, svc};
 use crate::report::Report;
+use kplane_dataplane::backend::noop::Noop;
 
 /// Longest that any test waits for anything; time is paused, so it costs nothing.
 const PATIENCE: Duration = Duration::from_secs(600);

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::process::Command;
 
-use kp_nodeagent::netlink::ipset::{self, Entry, IpSets, SetType};
 use kplane_model::{Cidr, Family, Protocol};
+use kplane_netlink::ipset::{self, Entry, IpSets, SetType};
 
 use crate::netns::in_netns;
 

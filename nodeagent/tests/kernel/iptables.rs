@@ -5,12 +5,12 @@ use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
-use kp_nodeagent::backend::iptables::restore::{Limits, parts};
-use kp_nodeagent::backend::iptables::{
+use kplane_dataplane::backend::iptables::restore::{Limits, parts};
+use kplane_dataplane::backend::iptables::{
     BuiltIn, ChainName, Found, Layout, Ruleset, Settings, TableName,
 };
-use kp_nodeagent::backend::{Change, PodInterface};
-use kp_nodeagent::plan::{NodePlan, NodeSettings, ServicePlan, plan_service};
+use kplane_dataplane::backend::{Change, PodInterface};
+use kplane_dataplane::plan::{NodePlan, NodeSettings, ServicePlan, plan_service};
 use kplane_model::{
     Cidr, EndpointAddr, Family, LocalEndpoint, LocalEndpoints, NodeFacts, Protocol, ServiceKey,
     ServiceName, ServicePort, ServiceProgram, TrafficPolicy,

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use kp_nodeagent::netlink::{Errno, Links, link_index};
 use kplane_model::Family;
+use kplane_netlink::{Errno, Links, link_index};
 
 use crate::netns::in_netns;
 

@@ -15,9 +15,9 @@ mod socket;
 mod table;
 mod unset_mode;
 
-use kp_nodeagent::backend::nftables::{Settings, push_structure};
-use kp_nodeagent::netlink::{Batch, NfSocket};
+use kplane_dataplane::backend::nftables::{Settings, push_structure};
 use kplane_model::Family;
+use kplane_netlink::{Batch, NfSocket};
 
 const SETTINGS: Settings = Settings {
     masquerade_bit: 14,

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use kp_nodeagent::backend::nftables::{
+use kplane_dataplane::backend::nftables::{
     Balancer, Carries, Class, Data, Destination, Element, Key, NodePort, Set,
 };
 use kplane_model::{EndpointAddr, Family, Protocol};

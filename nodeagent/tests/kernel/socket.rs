@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use kp_nodeagent::backend::nftables::{
+use kplane_dataplane::backend::nftables::{
     Element, ElementOp, Key, ProbeError, Set, probe, push_elements, push_structure, read_elements,
 };
-use kp_nodeagent::netlink::{
+use kplane_model::Family;
+use kplane_netlink::{
     AttributeWriter, Batch, CommitError, Errno, Label, MAX_ATTRIBUTE_PAYLOAD_BYTES, NfSocket,
     Operation, generation_after,
 };
-use kplane_model::Family;
 
 use crate::netns::{in_netns, nft};
 use crate::{SETTINGS, commit, sample, socket_with_tables};

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kp_nodeagent::backend::nftables::{
+use kplane_dataplane::backend::nftables::{
     Element, ElementOp, Key, Set, Settings, StructureState, push_delete_table, push_elements,
     push_structure, read_elements, read_structure,
 };
-use kp_nodeagent::netlink::NfSocket;
 use kplane_model::{Cidr, Family};
+use kplane_netlink::NfSocket;
 
 use crate::netns::{in_netns, nft};
 use crate::sample::{self, many_elements};

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::PodInterface;
+use kplane_dataplane::backend::PodInterface;
 use kplane_model::{Family, Protocol};
 use serde_json::{Value, json};
 

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::leftovers::{self, Outcome, Serving};
+use kplane_dataplane::leftovers::{self, Outcome, Serving};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::Probe;
 use kplane_tests::netns::NetNs;

@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kp_controlplane::publish::{Cursor, Store};
-use kp_nodeagent::backend::Settings;
-use kp_nodeagent::conntrack::ConntrackTotals;
-use kp_nodeagent::netlink::NfSocket;
-use kp_nodeagent::netlink::conntrack::{Flow, Selection};
-use kp_nodeagent::plan::NodeSettings;
+use kplane_dataplane::backend::Settings;
+use kplane_dataplane::conntrack::ConntrackTotals;
+use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Family, Protocol};
+use kplane_netlink::NfSocket;
+use kplane_netlink::conntrack::{Flow, Selection};
 use kplane_tests::client::{self, Probe};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;

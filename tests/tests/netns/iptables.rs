@@ -6,9 +6,9 @@ use std::slice;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use kp_nodeagent::backend::Kind;
-use kp_nodeagent::backend::iptables::{Layout, PacketCounts};
-use kp_nodeagent::leftovers::{self, Serving};
+use kplane_dataplane::backend::Kind;
+use kplane_dataplane::backend::iptables::{Layout, PacketCounts};
+use kplane_dataplane::leftovers::{self, Serving};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::{Outcome, Probe};
 use kplane_tests::netns::NetNs;

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::{Settings, Verification};
+use kplane_dataplane::backend::{Settings, Verification};
 use kplane_model::{Family, Protocol};
 use kplane_tests::wait::eventually;
 

@@ -6,10 +6,10 @@ use std::process::Command;
 use std::slice;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::Verification;
-use kp_nodeagent::backend::nftables::Class;
-use kp_nodeagent::netlink::NfSocket;
+use kplane_dataplane::backend::Verification;
+use kplane_dataplane::backend::nftables::Class;
 use kplane_model::{EndpointAddr, Family, Protocol};
+use kplane_netlink::NfSocket;
 use kplane_tests::userns;
 
 use crate::support::{
@@ -164,7 +164,7 @@ pub(crate) fn of_two_services_with_one_address_the_second_is_refused_by_name() -
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&one))?;
     let first = world.first()?;
     let done = first.update(slice::from_ref(&two))?;
-    let all_of_two = |f: &kp_nodeagent::backend::Failure| {
+    let all_of_two = |f: &kplane_dataplane::backend::Failure| {
         f.key.service.name.as_ref() == "two" && f.reason.contains("test/one")
     };
     ensure!(

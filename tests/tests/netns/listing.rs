@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::nftables::read_elements;
-use kp_nodeagent::netlink::NfSocket;
+use kplane_dataplane::backend::nftables::read_elements;
 use kplane_model::Family;
+use kplane_netlink::NfSocket;
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;
 use serde_json::Value;

@@ -6,7 +6,7 @@ use std::slice;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::Settings;
+use kplane_dataplane::backend::Settings;
 use kplane_model::{Family, Protocol};
 use kplane_tests::capture::Capture;
 use kplane_tests::client::{self, Outcome, Probe, Session};

@@ -9,9 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use kp_nodeagent::backend::Verification;
-use kp_nodeagent::netlink::{Batch, Label, NfSocket, Operation};
+use kplane_dataplane::backend::Verification;
 use kplane_model::{Cidr, Family, Protocol};
+use kplane_netlink::{Batch, Label, NfSocket, Operation};
 use kplane_tests::client::{self, Outcome, Probe};
 use kplane_tests::privilege::require_tool;
 use kplane_tests::wait::eventually;

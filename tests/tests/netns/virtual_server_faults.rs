@@ -5,8 +5,8 @@ use std::slice;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::Verification;
-use kp_nodeagent::backend::ipvs::Budget;
+use kplane_dataplane::backend::Verification;
+use kplane_dataplane::backend::ipvs::Budget;
 use kplane_model::{Family, IpvsScheduler, Protocol};
 use kplane_tests::netns::NetNs;
 use kplane_tests::vm;

@@ -5,9 +5,9 @@ use std::slice;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::ipvs::Timeouts;
-use kp_nodeagent::backend::{Connections, Kind, RealServer};
-use kp_nodeagent::leftovers::{self, Serving};
+use kplane_dataplane::backend::ipvs::Timeouts;
+use kplane_dataplane::backend::{Connections, Kind, RealServer};
+use kplane_dataplane::leftovers::{self, Serving};
 use kplane_model::{EndpointAddr, Family, IpvsScheduler, Protocol, ServiceName};
 use kplane_proto::v1::ServerStats;
 use kplane_tests::client::{Probe, Session};

@@ -4,7 +4,7 @@ use kplane_model::Cidr;
 
 use super::settings::Checker;
 use super::types::KubeProxyConfiguration;
-use crate::backend::PodInterface;
+use kplane_dataplane::backend::PodInterface;
 
 /// One way to tell pods from other clients, or none.
 #[derive(Debug, Default)]

@@ -2,10 +2,11 @@
 //! The flags themselves are rows of [`super::table`].
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use kplane_model::{HEALTHZ_PORT, METRICS_PORT};
 
 use super::address::with_port;
 use super::table::{GROUPS, Kind, Row};
-use super::types::{HEALTHZ_PORT, KubeProxyConfiguration, METRICS_PORT};
+use super::types::KubeProxyConfiguration;
 use crate::config::problem::Problem;
 
 /// The flags of a command line, as they were given.

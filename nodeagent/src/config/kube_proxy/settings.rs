@@ -11,10 +11,10 @@ use kplane_model::{Cidr, Family, IpvsScheduler, parse_ip};
 use super::duration::GoDuration;
 use super::types::{self, KubeProxyConfiguration};
 use super::{address, detect};
-use crate::backend;
 use crate::config::problem::Problem;
-use crate::plan::{NodeSettings, Reserved};
 use crate::sysctl;
+use kplane_dataplane::backend;
+use kplane_dataplane::plan::{NodeSettings, Reserved};
 
 /// Problems that are named: a list may have thousands of wrong items.
 const MAX_PROBLEMS: usize = 100;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use kplane_model::parse_ip;
+use kplane_model::{HEALTHZ_PORT, METRICS_PORT, parse_ip};
 use serde::{Deserialize, Serialize};
 
 use super::address::{default_hosts, with_port};
@@ -19,12 +19,6 @@ pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 
 /// The kind of the file.
 pub const KIND: &str = "KubeProxyConfiguration";
-
-/// Port of the health checks.
-pub const HEALTHZ_PORT: u16 = 10256;
-
-/// Port of the metrics.
-pub const METRICS_PORT: u16 = 10249;
 
 const CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf";
 const QPS: f64 = 5.0;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::*;
-use crate::backend::ServerCounts;
+use kplane_dataplane::backend::ServerCounts;
 
 #[tokio::test]
 async fn the_thread_takes_applies_and_reports() {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use kplane_model::{EndpointAddr, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES};
 
 use super::*;
-use crate::plan::Reserved;
+use kplane_dataplane::plan::Reserved;
 
 fn ip(number: usize) -> IpAddr {
     let [.., a, b] = number.to_be_bytes();

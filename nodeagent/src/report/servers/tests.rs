@@ -5,7 +5,7 @@ use kplane_proto::{MAX_REAL_SERVERS, MAX_SERVERS};
 use prost::Message as _;
 
 use super::*;
-use crate::backend::Connections;
+use kplane_dataplane::backend::Connections;
 
 /// The longest address there is.
 fn at(n: u16) -> EndpointAddr {

@@ -3,7 +3,7 @@
 use kplane_model::{Family, ServiceName};
 
 use super::*;
-use crate::backend::{
+use kplane_dataplane::backend::{
     Applied, ApplyError, Backend, Change, Inspection, ServerCounts, Verification,
 };
 

@@ -10,9 +10,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, anyhow, ensure};
-use kp_nodeagent::backend::nftables::{Data, Key, read_elements};
-use kp_nodeagent::netlink::NfSocket;
+use kplane_dataplane::backend::nftables::{Data, Key, read_elements};
 use kplane_model::{Family, Protocol};
+use kplane_netlink::NfSocket;
 use kplane_proto::v1::Fleet;
 use kplane_tests::cluster::api::key_of;
 use kplane_tests::cluster::guard::{Guard, command};

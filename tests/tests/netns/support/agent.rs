@@ -1,11 +1,11 @@
 //! The backend under test, in a node's namespace.
 
 use anyhow::{Result, ensure};
-use kp_nodeagent::backend::Verification;
-use kp_nodeagent::backend::ipvs::{self, Budget};
-use kp_nodeagent::backend::{Applied, ApplyError, Backend, Change, Failure, Kind, Settings};
-use kp_nodeagent::conntrack::Cleaner;
-use kp_nodeagent::plan::{NodePlan, NodeSettings, ServicePlan};
+use kplane_dataplane::backend::Verification;
+use kplane_dataplane::backend::ipvs::{self, Budget};
+use kplane_dataplane::backend::{Applied, ApplyError, Backend, Change, Failure, Kind, Settings};
+use kplane_dataplane::conntrack::Cleaner;
+use kplane_dataplane::plan::{NodePlan, NodeSettings, ServicePlan};
 use kplane_model::{Family, NodeFacts, ServiceKey};
 use kplane_tests::netns::NetNs;
 

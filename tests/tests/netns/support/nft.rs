@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::Result;
-use kp_nodeagent::netlink::NfSocket;
+use kplane_netlink::NfSocket;
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use kp_controlplane::publish::Published;
-use kp_nodeagent::plan::{ServicePlan, plan_service};
+use kplane_dataplane::plan::{ServicePlan, plan_service};
 use kplane_model::select::{local_by_node, merge, variants};
 use kplane_model::{
     Cidr, Endpoint, EndpointAddr, Family, IpvsScheduler, LocalEndpoints, NodeFacts, Protocol,

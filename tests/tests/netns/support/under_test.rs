@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use kp_nodeagent::backend::iptables::Flavour;
-use kp_nodeagent::backend::{Kind, Serving};
+use kplane_dataplane::backend::iptables::Flavour;
+use kplane_dataplane::backend::{Kind, Serving};
 use kplane_model::{Cidr, Family};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::backend::{PodInterface, Settings};
-use kp_nodeagent::plan::NodeSettings;
+use kplane_dataplane::backend::{PodInterface, Settings};
+use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Cidr, Family, NodeFacts};
 use kplane_tests::client::Protocol;
 use kplane_tests::netns::NetNs;

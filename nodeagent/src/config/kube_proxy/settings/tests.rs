@@ -1,7 +1,7 @@
 //! Tests of validation (I7) and of what fields mean.
 
 use super::*;
-use crate::backend::PodInterface;
+use kplane_dataplane::backend::PodInterface;
 
 type Config = KubeProxyConfiguration;
 

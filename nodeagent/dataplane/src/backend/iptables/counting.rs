@@ -1,0 +1,66 @@
+//! The packet counters that rules of iptables add to (C7, C8): kube-proxy's, by name.
+
+use super::rule::Counter;
+use super::tool::Tool;
+use kplane_netlink::{NetlinkError, NfSocket, create_counter, delete_counter, read_counter};
+
+/// What the counters of this network namespace say, in packets; `None` for those that are not there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketCounts {
+    /// Dropped because connection tracking could make nothing of them (C7).
+    pub invalid_dropped: Option<u64>,
+    /// Came for a node port on the loopback address (C8).
+    pub localhost_accepted: Option<u64>,
+}
+
+impl PacketCounts {
+    /// Reads them in this thread's network namespace.
+    #[must_use]
+    pub fn read() -> Self {
+        let Ok(mut socket) = NfSocket::open() else {
+            return Self::default();
+        };
+        let mut read = |counter: Counter| read_counter(&mut socket, counter.as_str()).ok();
+        Self {
+            invalid_dropped: read(Counter::InvalidDropped),
+            localhost_accepted: read(Counter::LocalhostAccepted),
+        }
+    }
+}
+
+/// Makes the counters; `false` if rules cannot add to them here. Tried out apart from the tables that
+/// serve: a rule that the kernel refuses would take a whole change with it.
+pub(super) fn make(tool: &Tool) -> bool {
+    let rule = format!(
+        "*filter\n:KUBE-FORWARD - [0:0]\n-A KUBE-FORWARD -m nfacct --nfacct-name {} -j DROP\nCOMMIT\n",
+        Counter::InvalidDropped.as_str()
+    );
+    let made = make_all().map_err(|error| error.to_string());
+    let usable = made.and_then(|()| tool.try_out(&rule).map_err(|error| error.to_string()));
+    if let Err(error) = &usable {
+        tracing::info!(
+            tool = tool.name(),
+            %error,
+            "packets that are dropped as invalid, or come for node ports on 127.0.0.1, are not counted: \
+             the kernel needs nfnetlink_acct and xt_nfacct"
+        );
+    }
+    usable.is_ok()
+}
+
+/// Makes the counters in this thread's network namespace.
+pub(super) fn make_all() -> Result<(), NetlinkError> {
+    let mut socket = NfSocket::open()?;
+    let mut all = Counter::ALL.into_iter();
+    all.try_for_each(|counter| create_counter(&mut socket, counter.as_str()))
+}
+
+/// Deletes the counters that no rule adds to any more.
+pub(crate) fn remove() {
+    // Nothing depends on it: a counter that stays counts nothing.
+    if let Ok(mut socket) = NfSocket::open() {
+        for counter in Counter::ALL {
+            let _ = delete_counter(&mut socket, counter.as_str());
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! One family's data path, as the driver sees it, and the real one.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::path::Path;
+
+use kplane_model::{Family, IpvsScheduler};
+
+use super::probe;
+use super::sets::{Entry, SetId, capacity_for};
+use super::state::{Op, Snapshot};
+use crate::backend::iptables::readback;
+use crate::backend::iptables::restore::{Limits, parts};
+use crate::backend::iptables::{ChainName, Flavour, Found, Step, Tool};
+use crate::leftovers;
+use crate::process::RunError;
+use kplane_netlink::ipset::{self, IpSets};
+use kplane_netlink::ipvs::{self, Ipvs};
+use kplane_netlink::{Errno, Links, NetlinkError, NfSocket, Refusal, link_index};
+
+/// The device that holds Services' addresses (D2).
+pub const LINK: &str = "kube-ipvs0";
+
+/// Sets under this name are being filled, to take another's place.
+const NEW_SET: [&str; 2] = ["KPLANE-GROWING", "KPLANE-6-GROWING"];
+
+/// What the kernel would not do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    /// Position of the operation.
+    pub(super) index: usize,
+    /// Why, for people.
+    pub(super) reason: String,
+}
+
+/// Something that keeps a family from being programmed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum KernelError {
+    /// A question failed, or it is not known what was done.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// There is no place for Services' addresses.
+    #[error("no device {LINK}: {0}; load the kernel module dummy")]
+    Link(NetlinkError),
+    /// Somebody has a set of another kind.
+    #[error("IP set {name} is of type {kind}: somebody else's; run `ipset destroy {name}`")]
+    OtherSet {
+        /// The set.
+        name: &'static str,
+        /// What it is.
+        kind: String,
+    },
+    /// The tables could not be listed.
+    #[error("iptables-save {0}")]
+    Save(RunError),
+    /// They could not be written.
+    #[error("iptables-restore {0}")]
+    Restore(RunError),
+    /// A test wants it so.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// Everything that was read, but for the rules.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) snapshot: Snapshot,
+    /// Capacity of each set that is there; 0 = no limit.
+    pub(super) capacities: HashMap<SetId, u32>,
+    /// The node's addresses, those of our device left out.
+    pub(super) node_ips: Vec<IpAddr>,
+}
+
+/// Reads and writes one family's data path.
+pub(super) trait Kernel: Send {
+    /// Reads everything but the rules. Makes what is missing of device and sets, and nothing else.
+    fn read(&mut self) -> Result<Reading, KernelError>;
+
+    /// Reads the rules.
+    fn rules(&mut self) -> Result<Found, KernelError>;
+
+    /// Whether there is a scheduler; the kernel may have to load it.
+    fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError>;
+
+    /// Whether a scheduler's module has been loaded; asking changes nothing.
+    fn has_loaded(&self, scheduler: IpvsScheduler) -> bool;
+
+    /// A number that is another after each change of rules by anybody; `None` if there is none.
+    fn generation(&mut self) -> Option<u32>;
+
+    /// Does things in order, whatever becomes of the others.
+    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError>;
+
+    /// Makes room in a set.
+    fn grow(&mut self, set: SetId, held: &HashSet<Entry>, to: usize) -> Result<u32, KernelError>;
+
+    /// Writes rules; says how many bytes that are.
+    fn restore(&mut self, steps: &[Step]) -> Result<u64, KernelError>;
+
+    /// The kind of iptables.
+    fn flavour(&self) -> Flavour;
+
+    /// Removes all chains.
+    fn remove_rules(&mut self) -> Result<(), String>;
+
+    /// Removes all sets; returns what is left, for people.
+    fn remove_sets(&mut self) -> Result<Vec<String>, KernelError>;
+}
+
+/// The real one.
+#[derive(Debug)]
+pub(super) struct Machine {
+    family: Family,
+    ipvs: Ipvs,
+    sets: IpSets,
+    links: Links,
+    link: u32,
+    tool: Tool,
+    /// Knows the generation of rules; legacy iptables has none.
+    nftables: Option<NfSocket>,
+}
+
+impl Machine {
+    pub(super) fn new(family: Family, tool: Tool) -> Result<Self, KernelError> {
+        let mut links = Links::open()?;
+        let nftables = match tool.flavour() {
+            Flavour::Legacy => None,
+            // Without it the rules are read each time.
+            Flavour::Nft => NfSocket::open().ok(),
+        };
+        Ok(Self {
+            family,
+            ipvs: Ipvs::open()?,
+            sets: IpSets::open()?,
+            link: ensure_link(&mut links)?,
+            links,
+            tool,
+            nftables,
+        })
+    }
+
+    /// A set as it is, made if there is none.
+    fn ensure_set(&mut self, id: SetId) -> Result<ipset::Found, KernelError> {
+        let (name, kind) = (id.name(self.family), id.kind());
+        for _ in 0..2 {
+            if let Some(found) = self.sets.list(name)? {
+                if found.is(kind, self.family) {
+                    return Ok(found);
+                }
+                let destroy = [ipset::Command::Destroy(name)];
+                if !self.sets.perform(&destroy)?.0.is_empty() {
+                    let kind = found.kind;
+                    return Err(KernelError::OtherSet { name, kind });
+                }
+            }
+            self.create(name, id, capacity_for(0))?;
+        }
+        let what = "make an IP set";
+        Err(NetlinkError::Unexpected { what }.into())
+    }
+
+    fn create(&mut self, name: &str, id: SetId, capacity: u32) -> Result<(), KernelError> {
+        let create = ipset::Command::Create {
+            name,
+            kind: id.kind(),
+            family: self.family,
+            capacity,
+        };
+        self.all(&[create])
+    }
+
+    /// Does things with sets, all of which must succeed.
+    fn all(&mut self, commands: &[ipset::Command<'_>]) -> Result<(), KernelError> {
+        let (refused, _) = self.sets.perform(commands)?;
+        match refused.into_iter().next() {
+            None => Ok(()),
+            Some(refusal) => Err(refusal.into_error(&[]).into()),
+        }
+    }
+
+    fn entries(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+        let family = self.family;
+        let commands = ops.iter().map(|op| match op {
+            Op::Entry(set, entry, true) => ipset::Command::Add(set.name(family), *entry),
+            Op::Entry(set, entry, false) => ipset::Command::Delete(set.name(family), *entry),
+            // Runs are of one kind.
+            Op::Ipvs(_) | Op::Address(..) => ipset::Command::Destroy(""),
+        });
+        let (refused, bytes) = self.sets.perform(&commands.collect::<Vec<_>>())?;
+        let refused = refused.into_iter().map(|refusal| Refused {
+            index: refusal.index,
+            reason: match refusal.code {
+                ipset::code::HASH_FULL => "the IP set is full".to_owned(),
+                code => told("IP set", &refusal, code),
+            },
+        });
+        Ok((refused.collect(), bytes))
+    }
+
+    fn servers(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+        let commands: Vec<ipvs::Command> = ops
+            .iter()
+            .filter_map(|op| match op {
+                Op::Ipvs(command) => Some(*command),
+                Op::Entry(..) | Op::Address(..) => None,
+            })
+            .collect();
+        let (refusals, mut bytes) = self.ipvs.perform(&commands)?;
+        let mut refused = Vec::new();
+        for refusal in refusals {
+            let Some(command) = commands.get(refusal.index) else {
+                continue;
+            };
+            let other = match (command, refusal.errno) {
+                // Somebody was faster: it is made what it must be.
+                (ipvs::Command::AddServer(key, mode), Errno::EEXIST) => {
+                    Some(ipvs::Command::SetServer(*key, *mode))
+                }
+                (ipvs::Command::AddReal(key, real, weight), Errno::EEXIST) => {
+                    Some(ipvs::Command::SetReal(*key, *real, *weight))
+                }
+                (ipvs::Command::SetReal(key, real, weight), Errno::ENOENT) => {
+                    Some(ipvs::Command::AddReal(*key, *real, *weight))
+                }
+                // It is gone already.
+                (ipvs::Command::DeleteServer(_), Errno::ESRCH)
+                | (ipvs::Command::DeleteReal(..), Errno::ESRCH | Errno::ENOENT) => continue,
+                _ => None,
+            };
+            let mut last = Some(refusal.clone());
+            if let Some(other) = other {
+                let (again, more) = self.ipvs.perform(&[other])?;
+                bytes += more;
+                last = again.into_iter().next();
+            }
+            refused.extend(last.map(|last| Refused {
+                index: refusal.index,
+                reason: reason(command, &last),
+            }));
+        }
+        Ok((refused, bytes))
+    }
+
+    fn addresses(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+        let changes: Vec<(bool, IpAddr)> = ops
+            .iter()
+            .filter_map(|op| match op {
+                Op::Address(ip, add) => Some((*add, *ip)),
+                Op::Ipvs(_) | Op::Entry(..) => None,
+            })
+            .collect();
+        let (refused, bytes) = self.links.perform(self.link, &changes)?;
+        let wrong = refused.into_iter().filter(|refusal| {
+            let added = changes.get(refusal.index).is_some_and(|(add, _)| *add);
+            let already = [Errno::EADDRNOTAVAIL, Errno::EEXIST][usize::from(added)];
+            refusal.errno != already
+        });
+        let wrong = wrong.map(|refusal| Refused {
+            index: refusal.index,
+            reason: told(LINK, &refusal, refusal.code),
+        });
+        Ok((wrong.collect(), bytes))
+    }
+}
+
+impl Kernel for Machine {
+    fn read(&mut self) -> Result<Reading, KernelError> {
+        self.link = ensure_link(&mut self.links)?;
+        // Left by an agent that was killed just then; none there is as good.
+        let _ = self
+            .sets
+            .perform(&[ipset::Command::Destroy(NEW_SET[self.family as usize])])?;
+        let mut snapshot = Snapshot::default();
+        let mut capacities = HashMap::new();
+        for id in SetId::ALL {
+            let found = self.ensure_set(id)?;
+            capacities.insert(id, found.capacity);
+            let entries = found.entries.into_iter().collect();
+            snapshot.entries.insert(id, entries);
+        }
+        snapshot.servers = self.ipvs.servers(self.family)?;
+        snapshot.reals = self.ipvs.reals(&snapshot.servers, self.family)?;
+        let mut node_ips = Vec::new();
+        for address in self.links.addresses(self.family)? {
+            if address.link == self.link {
+                // The kernel makes those itself, should somebody set the device up.
+                if !is_link_local(address.ip) {
+                    snapshot.addresses.insert(address.ip);
+                }
+            } else if !address.is_of_host {
+                node_ips.push(address.ip);
+            }
+        }
+        Ok(Reading {
+            snapshot,
+            capacities,
+            node_ips,
+        })
+    }
+
+    fn rules(&mut self) -> Result<Found, KernelError> {
+        let text = self.tool.list().map_err(KernelError::Save)?;
+        Ok(readback::parse(&text, ChainName::parse_ipvs).found)
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        self.nftables.as_mut()?.generation().ok()
+    }
+
+    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+        let (mut refused, mut bytes, mut start) = (Vec::new(), 0, 0);
+        let same = |a: &Op, b: &Op| std::mem::discriminant(a) == std::mem::discriminant(b);
+        for run in ops.chunk_by(same) {
+            let (wrong, more) = match run.first() {
+                Some(Op::Entry(..)) => self.entries(run)?,
+                Some(Op::Ipvs(_)) => self.servers(run)?,
+                Some(Op::Address(..)) => self.addresses(run)?,
+                None => continue,
+            };
+            refused.extend(wrong.into_iter().map(|wrong| Refused {
+                index: wrong.index + start,
+                ..wrong
+            }));
+            start += run.len();
+            bytes += more;
+        }
+        Ok((refused, bytes))
+    }
+
+    fn grow(&mut self, id: SetId, held: &HashSet<Entry>, to: usize) -> Result<u32, KernelError> {
+        let (name, new) = (id.name(self.family), NEW_SET[self.family as usize]);
+        let capacity = capacity_for(to);
+        self.create(new, id, capacity)?;
+        let add = held.iter().map(|entry| ipset::Command::Add(new, *entry));
+        let mut commands: Vec<ipset::Command<'_>> = add.collect();
+        commands.push(ipset::Command::Swap(new, name));
+        commands.push(ipset::Command::Destroy(new));
+        self.all(&commands)?;
+        Ok(capacity)
+    }
+
+    fn restore(&mut self, steps: &[Step]) -> Result<u64, KernelError> {
+        let limits = match self.flavour() {
+            Flavour::Legacy => Limits::LEGACY,
+            Flavour::Nft => Limits::NFT,
+        };
+        let text: String = steps.iter().flat_map(|step| parts(step, limits)).collect();
+        if !text.is_empty() {
+            self.tool.restore(&text).map_err(KernelError::Restore)?;
+        }
+        Ok(text.len() as u64)
+    }
+
+    fn flavour(&self) -> Flavour {
+        self.tool.flavour()
+    }
+
+    fn has_loaded(&self, scheduler: IpvsScheduler) -> bool {
+        Path::new(&format!("/sys/module/ip_vs_{scheduler}")).exists()
+    }
+
+    fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError> {
+        Ok(probe::has_scheduler(&mut self.ipvs, scheduler)?)
+    }
+
+    fn remove_rules(&mut self) -> Result<(), String> {
+        leftovers::remove_chains(&self.tool)
+    }
+
+    fn remove_sets(&mut self) -> Result<Vec<String>, KernelError> {
+        let names = SetId::ALL.map(|id| id.name(self.family));
+        let commands = names.map(ipset::Command::Destroy);
+        let (refused, _) = self.sets.perform(&commands)?;
+        let left = refused.into_iter().filter(|r| r.errno != Errno::ENOENT);
+        let left = left.map(|refusal| {
+            let name = names.get(refusal.index).copied().unwrap_or_default();
+            match refusal.code {
+                ipset::code::BUSY => format!("IP set {name} is in use by a rule of others"),
+                code => told(name, &refusal, code),
+            }
+        });
+        Ok(left.collect())
+    }
+}
+
+/// The number of our device, which is made if it is not there.
+pub(super) fn ensure_link(links: &mut Links) -> Result<u32, KernelError> {
+    if let Some(index) = link_index(LINK) {
+        return Ok(index);
+    }
+    match links.add_dummy(LINK) {
+        Ok(()) => {}
+        Err(error) if error.errno() == Some(Errno::EEXIST) => {}
+        Err(error) => return Err(KernelError::Link(error)),
+    }
+    let errno = Errno::ENODEV;
+    let gone = || KernelError::Link(NetlinkError::Socket { what: LINK, errno });
+    link_index(LINK).ok_or_else(gone)
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+/// Why IPVS refused something.
+fn reason(command: &ipvs::Command, refusal: &Refusal) -> String {
+    match (command, refusal.errno) {
+        (ipvs::Command::AddServer(_, mode) | ipvs::Command::SetServer(_, mode), Errno::ENOENT) => {
+            missing_scheduler(mode.scheduler)
+        }
+        _ => told("IPVS", refusal, refusal.code),
+    }
+}
+
+/// What to do about a scheduler that the kernel lacks.
+pub(super) fn missing_scheduler(scheduler: IpvsScheduler) -> String {
+    format!(
+        "the kernel has no IPVS scheduler {scheduler}: load the kernel module ip_vs_{scheduler}, or \
+         choose another"
+    )
+}
+
+fn told(who: &str, refusal: &Refusal, code: i32) -> String {
+    let words = refusal.reason.as_deref().unwrap_or_default();
+    match refusal.errno {
+        Errno::UnknownErrno => format!("{who}: error {code} {words}"),
+        errno => format!("{who}: {errno} {words}"),
+    }
+    .trim_end()
+    .to_owned()
+}

@@ -1,0 +1,183 @@
+//! What the machine must be able to do, tried out at start: each thing that is missing is named, with
+//! the kernel module to load.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::time::Duration;
+
+use kplane_model::{Family, IpvsScheduler, Protocol};
+
+use super::kernel::{ensure_link, missing_scheduler};
+use super::rules::Lacks;
+use super::sets::SetType;
+use crate::backend::iptables::Tool;
+use crate::backend::iptables::tool::Part;
+use crate::process::{Limits, run};
+use kplane_netlink::ipset::{self, IpSets};
+use kplane_netlink::ipvs::{Command, Ipvs, ServerKey, ServerMode};
+use kplane_netlink::{Errno, Links, NetlinkError};
+
+/// A virtual server that nobody reaches, on an address for documentation (D7).
+const PROBE_SERVER: ServerKey = ServerKey {
+    ip: IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
+    protocol: Protocol::Tcp,
+    port: 20_000,
+};
+/// A set that nobody uses.
+const PROBE_SET: &str = "KPLANE-PROBE";
+
+/// Where `modprobe` may be.
+const MODPROBE: [&str; 3] = ["/sbin/modprobe", "/usr/sbin/modprobe", "/bin/modprobe"];
+const MODPROBE_LIMITS: Limits = Limits {
+    within: Duration::from_secs(10),
+    output_bytes: 1 << 16,
+};
+
+/// Matches that can be done without.
+const PHYSDEV: &str = "the match physdev";
+const IPVS: &str = "the match ipvs";
+
+/// What the rules need besides what both our backends with iptables do. The rule about a set needs
+/// one, see [`tool`].
+const PARTS: [Part; 3] = [
+    Part::new(
+        "the match set",
+        "nat",
+        " -m set --match-set KPLANE-PROBE dst -j RETURN",
+    ),
+    Part {
+        what: PHYSDEV,
+        table: "nat",
+        rule: " -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
+        without: Some(
+            "packets to external addresses are not told by the bridge through which they come; they are \
+             served all the same",
+        ),
+    },
+    Part {
+        what: IPVS,
+        table: "filter",
+        rule: " -m ipvs --ipvs -j DROP",
+        without: Some(
+            "the node itself may use load balancers whose source ranges leave it out; load the kernel \
+             module xt_ipvs",
+        ),
+    },
+];
+
+/// Checks what both families need.
+///
+/// # Errors
+/// What is missing, for people.
+pub(super) fn machine(scheduler: IpvsScheduler) -> Result<(), String> {
+    load_ipvs();
+    let mut ipvs = Ipvs::open().map_err(|error| match error.errno() {
+        Some(Errno::ENOENT) => {
+            "the kernel has no IPVS: load the kernel module ip_vs (modprobe ip_vs)".to_owned()
+        }
+        _ => format!("IPVS: {error}"),
+    })?;
+    let has = has_scheduler(&mut ipvs, scheduler).map_err(|error| format!("IPVS: {error}"))?;
+    if !has {
+        return Err(missing_scheduler(scheduler));
+    }
+    let mut sets = IpSets::open().map_err(|error| format!("IP sets: {error}"))?;
+    for kind in SetType::ALL {
+        try_set(&mut sets, kind)?;
+    }
+    let mut links = Links::open().map_err(|error| error.to_string())?;
+    ensure_link(&mut links).map_err(|error| error.to_string())?;
+    Ok(())
+}
+
+/// The programs of iptables for a family, if they can do what is needed, and what they cannot do.
+///
+/// # Errors
+/// What is missing, for people.
+pub(super) fn tool(family: Family) -> Result<(Tool, Lacks), String> {
+    let mut sets = IpSets::open().map_err(|error| error.to_string())?;
+    // Ports are of no family.
+    make_set(&mut sets, SetType::Port, family)?;
+    let chosen = Tool::choose_for(family, &PARTS).map_err(|error| error.to_string());
+    remove_set(&mut sets);
+    let (tool, missing) = chosen?;
+    let lacks = Lacks {
+        physdev: missing.contains(&PHYSDEV),
+        ipvs: missing.contains(&IPVS),
+    };
+    Ok((tool, lacks))
+}
+
+/// Whether the kernel has a scheduler, which it may have to load (D7).
+///
+/// # Errors
+/// Virtual servers cannot be made at all.
+pub(super) fn has_scheduler(
+    ipvs: &mut Ipvs,
+    scheduler: IpvsScheduler,
+) -> Result<bool, NetlinkError> {
+    let mode = ServerMode {
+        scheduler,
+        persistent_s: None,
+    };
+    let (refused, _) = ipvs.perform(&[Command::AddServer(PROBE_SERVER, mode)])?;
+    match refused.first().map(|refusal| refusal.errno) {
+        None | Some(Errno::EEXIST) => {}
+        Some(Errno::ENOENT) => return Ok(false),
+        Some(errno) => {
+            let what = "make a virtual server";
+            return Err(NetlinkError::Socket { what, errno });
+        }
+    }
+    ipvs.perform(&[Command::DeleteServer(PROBE_SERVER)])?;
+    Ok(true)
+}
+
+fn try_set(sets: &mut IpSets, kind: SetType) -> Result<(), String> {
+    make_set(sets, kind, Family::V4)?;
+    remove_set(sets);
+    Ok(())
+}
+
+fn make_set(sets: &mut IpSets, kind: SetType, family: Family) -> Result<(), String> {
+    remove_set(sets);
+    let create = ipset::Command::Create {
+        name: PROBE_SET,
+        kind,
+        family,
+        capacity: 1,
+    };
+    let missing = |error: String| {
+        let (name, module) = (kind.as_str(), kind.module());
+        format!("no IP sets of type {name}: {error}; load the kernel module {module}")
+    };
+    let (refused, _) = sets
+        .perform(&[create])
+        .map_err(|error| missing(error.to_string()))?;
+    match refused.first() {
+        None => Ok(()),
+        Some(refusal) => Err(missing(refusal.errno.to_string())),
+    }
+}
+
+fn remove_set(sets: &mut IpSets) {
+    // Mostly there is none.
+    let _ = sets.perform(&[ipset::Command::Destroy(PROBE_SET)]);
+}
+
+/// Has the kernel load IPVS if it has not, and if that can be done from here: the kernel does not do it
+/// by itself, since it does not know who offers what is asked for.
+pub(super) fn load_ipvs() {
+    let open = Ipvs::open();
+    if open.is_err_and(|error| error.errno() == Some(Errno::ENOENT)) {
+        load("ip_vs");
+    }
+}
+
+fn load(module: &str) {
+    let program = MODPROBE.iter().map(Path::new).find(|path| path.is_file());
+    if let Some(program) = program {
+        // Whether it helped is seen by asking again.
+        let _ = run(program, &["-q", module], b"", MODPROBE_LIMITS);
+    }
+}

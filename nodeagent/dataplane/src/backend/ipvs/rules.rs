@@ -1,0 +1,383 @@
+//! The iptables rules around IPVS: kube-proxy's, chain by chain (D4). They speak of sets, not of
+//! Services, and so hardly ever change. Pure.
+//!
+//! kube-proxy leaves out rules about sets that are empty; here they stand, and match nothing. Left
+//! out all the same are those that make the kernel load what changes how packets pass bridges
+//! (`physdev`), as long as no Service has external addresses.
+
+use kplane_model::{Cidr, Family, Protocol};
+
+use super::sets::SetId;
+use crate::backend::iptables::Found;
+use crate::backend::iptables::layout::{self, Constant, Jump, Pods};
+use crate::backend::iptables::rule::{Comment, Mark, Match, Rule, Sense, States, Target};
+use crate::backend::iptables::{
+    BuiltIn, ChainName, Content, JumpOp, Settings, Step, TableName, Written,
+};
+use crate::plan::NodePlan;
+use kplane_netlink::ipvs::ServerKey;
+
+/// Matches that the kernel lacks; rules with them are left out, and everything else goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lacks {
+    /// Which bridge port a packet came through.
+    pub(super) physdev: bool,
+    /// Whether IPVS has to do with a packet: [`Shape::denied`] needs it.
+    pub(super) ipvs: bool,
+}
+
+/// What shapes the rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) settings: Settings,
+    pub(super) node: NodePlan,
+    /// Some Service has external addresses.
+    pub(super) external_ips: bool,
+    /// Load balancers that the node itself may not use, sorted.
+    pub(super) denied: Vec<ServerKey>,
+    /// Packets of no known connection are not forwarded.
+    pub(super) drop_invalid: bool,
+    pub(super) lacks: Lacks,
+}
+
+/// A rule about a set.
+struct InSet(Family);
+
+impl InSet {
+    /// With kube-proxy's comment.
+    fn told(&self, rule: Rule, set: SetId, parts: &'static str) -> Rule {
+        let comment = Match::Comment(Comment::Fixed(set.comment()));
+        self.silent(rule.when(comment), set, parts)
+    }
+
+    fn silent(&self, rule: Rule, set: SetId, parts: &'static str) -> Rule {
+        rule.when(Match::InSet(set.name(self.0), parts))
+    }
+}
+
+/// Address and port of the destination.
+const PLACE: &str = "dst,dst";
+/// The destination's port or address.
+const ONE: &str = "dst";
+/// Address and port of the destination, and the source.
+const PLACE_AND_SOURCE: &str = "dst,dst,src";
+
+impl Shape {
+    fn family(&self) -> Family {
+        self.settings.family
+    }
+
+    fn mark(&self) -> Mark {
+        Mark::bit(self.settings.masquerade_bit)
+    }
+
+    /// All chains with their rules.
+    fn chains(&self) -> Vec<Constant> {
+        let (filter, nat) = (TableName::Filter, TableName::Nat);
+        let chain = |table, name, rules| Constant {
+            table,
+            name,
+            rules: Some(rules),
+        };
+        let mark = vec![Rule::new(Target::SetMark(self.mark()))];
+        let pods = Pods::new(&self.settings, &self.node);
+        let mut chains = vec![
+            chain(nat, ChainName::MARK_MASQ, mark),
+            chain(nat, ChainName::POSTROUTING, self.postrouting()),
+            chain(nat, ChainName::LOAD_BALANCER, self.load_balancer()),
+            chain(nat, ChainName::NODE_PORT, self.node_ports()),
+            chain(filter, ChainName::FORWARD, self.forward()),
+            chain(filter, ChainName::NODE_PORT, self.health_checks()),
+            chain(filter, ChainName::SOURCE_RANGES, self.source_ranges()),
+            chain(filter, ChainName::PROXY_FIREWALL, self.firewall()),
+            chain(filter, ChainName::IPVS_FILTER, self.closed_ports()),
+            chain(filter, ChainName::IPVS_OUT_FILTER, self.denied()),
+        ];
+        if let Some(rules) = pods.mark_not_pod() {
+            chains.push(chain(nat, ChainName::MARK_NOT_POD, rules));
+        }
+        chains.push(chain(nat, ChainName::SERVICES, self.services(&pods)));
+        chains
+    }
+
+    /// Masquerades hairpins, and what is marked.
+    fn postrouting(&self) -> Vec<Rule> {
+        let hairpin = Rule::new(Target::Masquerade {
+            random_fully: false,
+        });
+        let hairpin = InSet(self.family()).told(hairpin, SetId::LoopBack, PLACE_AND_SOURCE);
+        let mut rules = vec![hairpin];
+        rules.extend(layout::postrouting(&self.settings, self.mark()));
+        rules
+    }
+
+    fn load_balancer(&self) -> Vec<Rule> {
+        let exempt = Rule::new(Target::Return);
+        let exempt = InSet(self.family()).told(exempt, SetId::LoadBalancerLocal, PLACE);
+        vec![exempt, Rule::jump(ChainName::MARK_MASQ)]
+    }
+
+    fn node_ports(&self) -> Vec<Rule> {
+        let mut rules = Vec::new();
+        for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
+            let (all, local) = SetId::of_node_ports(protocol);
+            let parts = match protocol {
+                Protocol::Sctp => PLACE,
+                Protocol::Tcp | Protocol::Udp => ONE,
+            };
+            for (set, target) in [
+                (local, Target::Return),
+                (all, Target::Jump(ChainName::MARK_MASQ)),
+            ] {
+                let rule = Rule::new(target).protocol(protocol);
+                rules.push(InSet(self.family()).told(rule, set, parts));
+            }
+        }
+        rules
+    }
+
+    fn services(&self, pods: &Pods) -> Vec<Rule> {
+        let sets = InSet(self.family());
+        let loopback = layout::loopback(self.family());
+        let mut rules = vec![
+            Rule::new(Target::Return).source(Sense::Is, loopback),
+            sets.told(
+                Rule::jump(ChainName::LOAD_BALANCER),
+                SetId::LoadBalancer,
+                PLACE,
+            ),
+        ];
+        let to_cluster_ip = |parts| sets.told(Rule::new(Target::Continue), SetId::ClusterIp, parts);
+        rules.push(match pods.masquerade_others(to_cluster_ip(PLACE)) {
+            Some(rule) => rule,
+            // Nobody is told from pods; but the node's own packets must not have a Service's address
+            // as their source, which they get since the node has that address.
+            None => to_cluster_ip("src,dst").with(Target::Jump(ChainName::MARK_MASQ)),
+        });
+        if self.external_ips {
+            rules.extend(self.external_ips());
+        }
+        rules.push(Rule::jump(ChainName::NODE_PORT).when(Match::DestinationLocal));
+        for set in [SetId::ClusterIp, SetId::LoadBalancer] {
+            rules.push(sets.silent(Rule::new(Target::Accept), set, PLACE));
+        }
+        rules
+    }
+
+    fn external_ips(&self) -> Vec<Rule> {
+        let sets = InSet(self.family());
+        let to = |set, target| sets.told(Rule::new(target), set, PLACE);
+        let jump = Target::Jump(ChainName::MARK_MASQ);
+        let mut rules = vec![to(SetId::ExternalIp, jump)];
+        for set in [SetId::ExternalIp, SetId::ExternalIpLocal] {
+            let accept = || to(set, Target::Accept);
+            if !self.lacks.physdev {
+                let elsewhere = accept().when(Match::NotBridged);
+                rules.push(elsewhere.when(Match::SourceElsewhere));
+            }
+            rules.push(accept().when(Match::DestinationLocal));
+        }
+        rules
+    }
+
+    /// No packet is dropped for being of no known connection, unless that is asked for (D9).
+    fn forward(&self) -> Vec<Rule> {
+        let settings = Settings {
+            tcp_be_liberal: !self.drop_invalid,
+            ..self.settings
+        };
+        layout::forward(&settings, self.mark())
+    }
+
+    fn health_checks(&self) -> Vec<Rule> {
+        let accept = Rule::new(Target::Accept);
+        let set = SetId::HealthCheckNodePort;
+        vec![InSet(self.family()).told(accept, set, ONE)]
+    }
+
+    fn firewall(&self) -> Vec<Rule> {
+        let jump = Rule::jump(ChainName::SOURCE_RANGES);
+        vec![InSet(self.family()).told(jump, SetId::LoadBalancerFw, PLACE)]
+    }
+
+    fn source_ranges(&self) -> Vec<Rule> {
+        let sets = [SetId::LoadBalancerSourceCidr, SetId::LoadBalancerSourceIp];
+        let mut rules: Vec<Rule> = sets
+            .into_iter()
+            .map(|set| {
+                let rule = Rule::new(Target::Return);
+                InSet(self.family()).told(rule, set, PLACE_AND_SOURCE)
+            })
+            .collect();
+        rules.push(Rule::new(Target::Drop));
+        rules
+    }
+
+    /// Other ports of Services' addresses are not the node's own ports.
+    fn closed_ports(&self) -> Vec<Rule> {
+        let sets = InSet(self.family());
+        let open = [
+            (SetId::LoadBalancer, PLACE),
+            (SetId::ClusterIp, PLACE),
+            (SetId::ExternalIp, PLACE),
+            (SetId::ExternalIpLocal, PLACE),
+            (SetId::HealthCheckNodePort, ONE),
+        ];
+        let mut rules: Vec<Rule> = open
+            .into_iter()
+            .map(|(set, parts)| sets.silent(Rule::new(Target::Return), set, parts))
+            .collect();
+        let reject =
+            Rule::new(Target::Reject(self.family())).when(Match::State(Sense::Is, States::New));
+        rules.push(sets.silent(reject, SetId::IpvsIps, ONE));
+        rules
+    }
+
+    fn denied(&self) -> Vec<Rule> {
+        let rule = |key: &ServerKey| {
+            Rule::new(Target::Drop)
+                .source(Sense::Is, Cidr::single(key.ip))
+                .when(Match::Virtual(*key))
+        };
+        let possible = self.denied.iter().filter(|_| !self.lacks.ipvs);
+        possible.map(rule).collect()
+    }
+}
+
+/// The jumps from built-in chains, in the order in which they are put first.
+fn jumps() -> Vec<Jump> {
+    let (filter, nat) = (TableName::Filter, TableName::Nat);
+    let jump = |table, from, to, text| Jump {
+        table,
+        from,
+        rule: Rule::new(Target::Continue)
+            .when(Match::Comment(Comment::Fixed(text)))
+            .with(Target::Jump(to)),
+    };
+    let portals = "kubernetes service portals";
+    let firewall = "kube-proxy firewall rules";
+    let access = "kubernetes ipvs access filter";
+    vec![
+        jump(nat, BuiltIn::Output, ChainName::SERVICES, portals),
+        jump(nat, BuiltIn::Prerouting, ChainName::SERVICES, portals),
+        jump(
+            nat,
+            BuiltIn::Postrouting,
+            ChainName::POSTROUTING,
+            "kubernetes postrouting rules",
+        ),
+        jump(
+            filter,
+            BuiltIn::Forward,
+            ChainName::FORWARD,
+            "kubernetes forwarding rules",
+        ),
+        jump(
+            filter,
+            BuiltIn::Input,
+            ChainName::NODE_PORT,
+            "kubernetes health check rules",
+        ),
+        jump(filter, BuiltIn::Input, ChainName::PROXY_FIREWALL, firewall),
+        jump(
+            filter,
+            BuiltIn::Forward,
+            ChainName::PROXY_FIREWALL,
+            firewall,
+        ),
+        jump(filter, BuiltIn::Input, ChainName::IPVS_FILTER, access),
+        jump(filter, BuiltIn::Output, ChainName::IPVS_OUT_FILTER, access),
+    ]
+}
+
+/// What makes the rules that were found those that must be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Steps {
+    /// Before addresses are bound.
+    pub(super) first: Vec<Step>,
+    /// After that: when the rules translate packets themselves, as in mode iptables, they do so until
+    /// IPVS can.
+    pub(super) last: Vec<Step>,
+}
+
+impl Steps {
+    /// Number of chains written, and of jumps set.
+    pub(super) fn len(&self) -> usize {
+        self.first.iter().chain(&self.last).map(Step::len).sum()
+    }
+
+    /// The first thing that is not as it must be, for people.
+    pub(super) fn describe(&self) -> Option<String> {
+        let step = self.first.iter().chain(&self.last).next()?;
+        let table = step.table;
+        let chain = step.write.first().map(|chain| chain.name.to_string());
+        let jump = || Some(step.jumps.first()?.chain.to_string());
+        let chain = chain.or_else(jump).unwrap_or_default();
+        Some(format!("{table} {chain} has other rules"))
+    }
+}
+
+/// Compares what was found with what must be there.
+pub(super) fn compare(shape: &Shape, found: &Found) -> Steps {
+    let mut steps = [TableName::Filter, TableName::Nat].map(Step::new);
+    let mut last = Step::new(TableName::Nat);
+    for chain in shape.chains() {
+        let id = (chain.table, chain.name);
+        let before = found.chains().get(&id);
+        let written = written(&chain);
+        if before == Some(&written.content) {
+            continue;
+        }
+        let translates = id == (TableName::Nat, ChainName::SERVICES)
+            && before.is_some_and(|content| content.rules() > 0);
+        match chain.table {
+            TableName::Nat if translates => last.write.push(written),
+            TableName::Nat => steps[1].write.push(written),
+            TableName::Filter | TableName::Mangle => steps[0].write.push(written),
+        }
+    }
+    for jump in jumps() {
+        let line = jump.rule.line_in(jump.from);
+        let count = found.jumps.get(&(jump.table, line)).copied().unwrap_or(0);
+        let op = JumpOp {
+            chain: jump.from,
+            insert: count == 0,
+            rule: jump.rule.to_string(),
+        };
+        let times = if count == 0 { 1 } else { count - 1 };
+        let step = &mut steps[usize::from(jump.table == TableName::Nat)];
+        step.jumps.extend(std::iter::repeat_n(op, times));
+    }
+    let full = |step: &Step| !step.is_empty();
+    Steps {
+        first: steps.into_iter().filter(full).collect(),
+        last: Some(last).into_iter().filter(full).collect(),
+    }
+}
+
+/// A chain as it is written.
+fn written(chain: &Constant) -> Written {
+    let mut lines = String::new();
+    for rule in chain.rules.iter().flatten() {
+        rule.push(chain.name, &mut lines);
+    }
+    Written {
+        name: chain.name,
+        depth: 0,
+        content: Content::of(&lines),
+        lines,
+    }
+}
+
+/// What the rules are found to be once the steps were carried out.
+pub(super) fn accept(found: &mut Found, steps: &[Step]) {
+    for step in steps {
+        for chain in &step.write {
+            found.put(step.table, chain);
+        }
+        for jump in &step.jumps {
+            let line = format!("-A {}{}", jump.chain, jump.rule);
+            found.set_jumps(step.table, line, 1);
+        }
+    }
+}

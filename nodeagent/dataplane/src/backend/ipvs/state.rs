@@ -1,0 +1,478 @@
+//! What a family's data path must hold, what it does hold, and what leads from one to the other.
+//! Pure.
+//!
+//! * **What must be there** is counted: an entry of a set or an address goes when nobody needs it
+//!   any more. A virtual server has one owner.
+//! * **Whose a virtual server is** the sets say: kube-proxy and we enter each one's place in a set.
+//!   One that is in none is somebody else's and stays.
+//! * **A real server that is not wanted any more** keeps its connections: its weight becomes 0, and it
+//!   goes when they have ended (D5). Nothing has to be remembered for that; weight 0 says it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kplane_model::{Cidr, EndpointAddr, Protocol, ServiceKey};
+
+use super::demand::{Demand, Wanted};
+use super::sets::{Entry, SetId};
+use crate::backend::{Connections, Failure};
+use kplane_netlink::ipvs::{Command, Real, Server, ServerKey, ServerMode};
+
+mod owners;
+mod places;
+mod seen;
+
+pub(super) use self::places::Places;
+
+/// Gets connections.
+const SERVES: u32 = 1;
+/// Gets no new connections.
+const DRAINS: u32 = 0;
+
+/// One thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Op {
+    /// To IPVS.
+    Ipvs(Command),
+    /// To a set: add the entry (`true`) or remove it.
+    Entry(SetId, Entry, bool),
+    /// To the dummy device: add the address (`true`) or remove it.
+    Address(IpAddr, bool),
+}
+
+/// What to do, in order; the rules are looked after between [`Ops::ready`] and [`Ops::bind`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ops {
+    /// Everything that must be there before packets come: entries, servers.
+    pub(super) ready: Vec<Op>,
+    /// Lets packets come: addresses.
+    pub(super) bind: Vec<Op>,
+    /// Takes away what is not wanted: addresses, then servers, then entries.
+    pub(super) clear: Vec<Op>,
+}
+
+impl Ops {
+    pub(super) fn len(&self) -> usize {
+        self.ready.len() + self.bind.len() + self.clear.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Op> {
+        self.ready.iter().chain(&self.bind).chain(&self.clear)
+    }
+
+    pub(super) fn retain(&mut self, keep: impl Fn(&Op) -> bool) {
+        for ops in [&mut self.ready, &mut self.bind, &mut self.clear] {
+            ops.retain(&keep);
+        }
+    }
+}
+
+/// What a change touched.
+#[derive(Debug, Default)]
+struct Touched {
+    servers: BTreeSet<ServerKey>,
+    entries: BTreeSet<(SetId, Entry)>,
+    addresses: BTreeSet<IpAddr>,
+}
+
+/// A virtual server that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    /// `None`: it works in a way that we never ask for.
+    pub(super) mode: Option<ServerMode>,
+    pub(super) reals: BTreeMap<EndpointAddr, HeldReal>,
+}
+
+/// A real server that is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HeldReal {
+    /// `None` if packets are not translated.
+    pub(super) weight: Option<u32>,
+    /// By the last look.
+    pub(super) connections: Connections,
+}
+
+/// What was read from the kernel.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Snapshot {
+    pub(super) servers: Vec<Server>,
+    pub(super) reals: Vec<Real>,
+    pub(super) entries: HashMap<SetId, HashSet<Entry>>,
+    /// Of the dummy device.
+    pub(super) addresses: HashSet<IpAddr>,
+}
+
+/// A server that must be there.
+#[derive(Clone, Debug)]
+struct Claim {
+    mode: ServerMode,
+    reals: Arc<[EndpointAddr]>,
+    owner: ServiceKey,
+}
+
+impl Claim {
+    /// A server that is there has all that is wanted, and nothing else.
+    fn is(&self, held: &Held) -> bool {
+        let weight = |real| held.reals.get(real).and_then(|held| held.weight);
+        let right = |real| weight(real) == Some(SERVES);
+        held.mode == Some(self.mode)
+            && held.reals.len() == self.reals.len()
+            && self.reals.iter().all(right)
+    }
+}
+
+/// One family.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    services: HashMap<ServiceKey, Demand>,
+    claims: HashMap<ServerKey, Claim>,
+    entries: HashMap<(SetId, Entry), u32>,
+    addresses: HashMap<IpAddr, u32>,
+    denied: HashMap<ServerKey, u32>,
+    /// How many entries each set must have.
+    sizes: [usize; SetId::ALL.len()],
+    held: HashMap<ServerKey, Held>,
+    held_entries: HashMap<SetId, HashSet<Entry>>,
+    held_addresses: HashSet<IpAddr>,
+}
+
+impl State {
+    /// Takes over what a change asks for, and says what has to be done. Afterwards it must be told
+    /// what was done ([`State::done`]).
+    pub(super) fn stage(
+        &mut self,
+        changes: Vec<(ServiceKey, Option<Demand>)>,
+        complete: bool,
+        protected: &[Cidr],
+    ) -> (Ops, Vec<Failure>) {
+        let mut touched = Touched::default();
+        if complete {
+            let all = std::mem::take(&mut self.services);
+            for (key, demand) in all {
+                self.release(&key, &demand, &mut touched);
+            }
+        } else {
+            for (key, _) in &changes {
+                if let Some(demand) = self.services.remove(key) {
+                    self.release(key, &demand, &mut touched);
+                }
+            }
+        }
+        let mut failures = Vec::new();
+        for (key, demand) in changes {
+            if let Some(demand) = demand {
+                failures.extend(self.claim(&key, &demand, &mut touched));
+                self.services.insert(key, demand);
+            }
+        }
+        let ops = match complete {
+            true => self.compare(protected),
+            false => self.ops(&touched, protected),
+        };
+        (ops, failures)
+    }
+
+    fn release(&mut self, key: &ServiceKey, demand: &Demand, touched: &mut Touched) {
+        for server in &demand.servers {
+            if self
+                .claims
+                .get(&server.key)
+                .is_some_and(|c| c.owner == *key)
+            {
+                self.claims.remove(&server.key);
+                touched.servers.insert(server.key);
+            }
+        }
+        for entry in &demand.entries {
+            if forget(&mut self.entries, entry) {
+                self.sizes[entry.0 as usize] -= 1;
+                touched.entries.insert(*entry);
+            }
+        }
+        for ip in &demand.addresses {
+            if forget(&mut self.addresses, ip) {
+                touched.addresses.insert(*ip);
+            }
+        }
+        for server in &demand.denied {
+            forget(&mut self.denied, server);
+        }
+    }
+
+    fn claim(
+        &mut self,
+        key: &ServiceKey,
+        demand: &Demand,
+        touched: &mut Touched,
+    ) -> Option<Failure> {
+        let mut failure = None;
+        for Wanted {
+            key: at,
+            mode,
+            reals,
+        } in &demand.servers
+        {
+            if let Some(other) = self.claims.get(at) {
+                if other.owner == *key {
+                    // A node port and an address of the node with the same number: one server is both.
+                    continue;
+                }
+                failure = Some(Failure {
+                    key: key.clone(),
+                    reason: format!("{at} belongs to {}", other.owner),
+                    degraded: true,
+                });
+                continue;
+            }
+            let claim = Claim {
+                mode: *mode,
+                reals: Arc::clone(reals),
+                owner: key.clone(),
+            };
+            self.claims.insert(*at, claim);
+            touched.servers.insert(*at);
+        }
+        for entry in &demand.entries {
+            if remember(&mut self.entries, *entry) {
+                self.sizes[entry.0 as usize] += 1;
+                touched.entries.insert(*entry);
+            }
+        }
+        for ip in &demand.addresses {
+            if remember(&mut self.addresses, *ip) {
+                touched.addresses.insert(*ip);
+            }
+        }
+        for server in &demand.denied {
+            remember(&mut self.denied, *server);
+        }
+        failure
+    }
+
+    /// Everything that is not as it must be.
+    pub(super) fn compare(&self, protected: &[Cidr]) -> Ops {
+        let has = |set: &SetId, entry: &Entry| {
+            let held = self.held_entries.get(set);
+            held.is_some_and(|entries| entries.contains(entry))
+        };
+        let held = self.held_entries.iter();
+        let held = held.flat_map(|(set, entries)| entries.iter().map(|entry| (*set, *entry)));
+        let entries = self.entries.keys().copied();
+        let wanted = self.claims.iter();
+        let wrong = wanted.filter(|(key, claim)| self.held.get(key).is_none_or(|h| !claim.is(h)));
+        let gone = self
+            .held
+            .keys()
+            .filter(|key| !self.claims.contains_key(key));
+        let bound = self.addresses.keys();
+        let unbound = bound.filter(|ip| !self.held_addresses.contains(ip));
+        let left = self.held_addresses.iter();
+        let left = left.filter(|ip| !self.addresses.contains_key(ip));
+        let touched = Touched {
+            servers: wrong.map(|(key, _)| key).chain(gone).copied().collect(),
+            entries: entries
+                .filter(|(set, entry)| !has(set, entry))
+                .chain(held.filter(|id| !self.entries.contains_key(id)))
+                .collect(),
+            addresses: unbound.chain(left).copied().collect(),
+        };
+        self.ops(&touched, protected)
+    }
+
+    fn ops(&self, touched: &Touched, protected: &[Cidr]) -> Ops {
+        let mut ops = Ops::default();
+        let (mut early, mut late) = (Vec::new(), Vec::new());
+        let mut gone = Vec::new();
+        for id @ (set, entry) in &touched.entries {
+            let held = self.held_entries.get(set);
+            let held = held.is_some_and(|entries| entries.contains(entry));
+            match (self.entries.contains_key(id), held) {
+                (true, false) if set.is_exemption() => late.push(Op::Entry(*set, *entry, true)),
+                (true, false) => early.push(Op::Entry(*set, *entry, true)),
+                (false, true) if set.is_exemption() => {
+                    ops.ready.push(Op::Entry(*set, *entry, false));
+                }
+                (false, true) => gone.push(Op::Entry(*set, *entry, false)),
+                _ => {}
+            }
+        }
+        ops.ready.append(&mut early);
+        // First of what goes, so that no packet comes to the node's own ports instead.
+        for ip in &touched.addresses {
+            let held = self.held_addresses.contains(ip);
+            match (self.addresses.contains_key(ip), held) {
+                (true, false) => ops.bind.push(Op::Address(*ip, true)),
+                (false, true) => ops.clear.push(Op::Address(*ip, false)),
+                _ => {}
+            }
+        }
+        for key in &touched.servers {
+            self.server_ops(*key, &mut ops, protected);
+        }
+        ops.ready.append(&mut late);
+        // What makes rules ask goes before what answers them.
+        ops.clear.extend(gone.into_iter().rev());
+        ops
+    }
+
+    fn server_ops(&self, key: ServerKey, ops: &mut Ops, protected: &[Cidr]) {
+        let ipvs = Op::Ipvs;
+        let (claim, held) = match (self.claims.get(&key), self.held.get(&key)) {
+            (None, None) => return,
+            (None, Some(_)) => {
+                if !protected.iter().any(|range| range.contains(key.ip)) {
+                    ops.clear.push(ipvs(Command::DeleteServer(key)));
+                }
+                return;
+            }
+            (Some(claim), None) => {
+                ops.ready.push(ipvs(Command::AddServer(key, claim.mode)));
+                let reals = claim.reals.iter();
+                let reals = reals.map(|real| ipvs(Command::AddReal(key, *real, SERVES)));
+                ops.ready.extend(reals);
+                return;
+            }
+            (Some(claim), Some(held)) => (claim, held),
+        };
+        if held.mode != Some(claim.mode) {
+            ops.ready.push(ipvs(Command::SetServer(key, claim.mode)));
+        }
+        for real in &*claim.reals {
+            ops.ready
+                .extend(match held.reals.get(real).map(|r| r.weight) {
+                    None => Some(ipvs(Command::AddReal(key, *real, SERVES))),
+                    Some(Some(SERVES)) => None,
+                    Some(_) => Some(ipvs(Command::SetReal(key, *real, SERVES))),
+                });
+        }
+        for (real, HeldReal { weight, .. }) in &held.reals {
+            if claim.reals.binary_search(real).is_ok() {
+                continue;
+            }
+            ops.ready.extend(match key.protocol {
+                Protocol::Tcp if *weight == Some(DRAINS) => None,
+                Protocol::Tcp => Some(ipvs(Command::SetReal(key, *real, DRAINS))),
+                Protocol::Udp | Protocol::Sctp => Some(ipvs(Command::DeleteReal(key, *real))),
+            });
+        }
+    }
+
+    /// The kernel has done something.
+    pub(super) fn done(&mut self, op: Op) {
+        match op {
+            Op::Ipvs(command) => self.done_ipvs(command),
+            Op::Entry(set, entry, true) => {
+                self.held_entries.entry(set).or_default().insert(entry);
+            }
+            Op::Entry(set, entry, false) => {
+                self.held_entries.entry(set).or_default().remove(&entry);
+            }
+            Op::Address(ip, true) => {
+                self.held_addresses.insert(ip);
+            }
+            Op::Address(ip, false) => {
+                self.held_addresses.remove(&ip);
+            }
+        }
+    }
+
+    fn done_ipvs(&mut self, command: Command) {
+        match command {
+            Command::AddServer(key, mode) | Command::SetServer(key, mode) => {
+                let held = self.held.entry(key).or_insert_with(|| Held {
+                    mode: None,
+                    reals: BTreeMap::new(),
+                });
+                held.mode = Some(mode);
+            }
+            Command::DeleteServer(key) => {
+                self.held.remove(&key);
+            }
+            Command::AddReal(key, real, weight) | Command::SetReal(key, real, weight) => {
+                if let Some(held) = self.held.get_mut(&key) {
+                    held.reals.entry(real).or_default().weight = Some(weight);
+                }
+            }
+            Command::DeleteReal(key, real) => {
+                if let Some(held) = self.held.get_mut(&key) {
+                    held.reals.remove(&real);
+                }
+            }
+        }
+    }
+
+    /// The kernel holds what was read. Returns virtual servers that are not ours, of those on
+    /// addresses of ours.
+    ///
+    /// Ours are those that are wanted, that were there before, and, if nothing is known yet
+    /// (`first`), those whose places the sets have. Without any entry it is the address that tells.
+    pub(super) fn adopt(&mut self, snapshot: Snapshot, first: bool) -> Vec<ServerKey> {
+        let places = Places::new(&snapshot);
+        let mut foreign = Vec::new();
+        let before = std::mem::take(&mut self.held);
+        let mut reals: HashMap<ServerKey, BTreeMap<EndpointAddr, HeldReal>> = HashMap::new();
+        for real in snapshot.reals {
+            let of = reals.entry(real.server).or_default();
+            of.insert(real.at, HeldReal::new(&real));
+        }
+        for Server { key, mode } in snapshot.servers {
+            let ours = before.contains_key(&key)
+                || self.claims.contains_key(&key)
+                || (first && places.has(key, &snapshot.addresses));
+            if ours {
+                let reals = reals.remove(&key).unwrap_or_default();
+                self.held.insert(key, Held { mode, reals });
+            } else if snapshot.addresses.contains(&key.ip) {
+                foreign.push(key);
+            }
+        }
+        self.held_entries = snapshot.entries;
+        self.held_addresses = snapshot.addresses;
+        foreign
+    }
+
+    /// Removes real servers that drain and have no connection left.
+    pub(super) fn drained(&self, reals: &[Real]) -> Vec<Op> {
+        let idle = |real: &&Real| {
+            let claim = self.claims.get(&real.server);
+            let drains = claim.is_some_and(|claim| claim.drains(real.at, Some(real.weight)));
+            drains && real.active + real.inactive == 0
+        };
+        let idle = reals.iter().filter(idle);
+        idle.map(|real| Op::Ipvs(Command::DeleteReal(real.server, real.at)))
+            .collect()
+    }
+
+    /// How many entries a set must have, and those that it has.
+    pub(super) fn entries(&self, set: SetId) -> (usize, Option<&HashSet<Entry>>) {
+        (self.sizes[set as usize], self.held_entries.get(&set))
+    }
+
+    /// Load balancers that the node itself may not use, sorted.
+    pub(super) fn denied(&self) -> Vec<ServerKey> {
+        let mut denied: Vec<ServerKey> = self.denied.keys().copied().collect();
+        denied.sort_unstable();
+        denied
+    }
+}
+
+/// One more needs it; whether that is the first.
+fn remember<T: std::hash::Hash + Eq>(counts: &mut HashMap<T, u32>, what: T) -> bool {
+    let count = counts.entry(what).or_default();
+    *count += 1;
+    *count == 1
+}
+
+/// One less needs it; whether that was the last.
+fn forget<T: std::hash::Hash + Eq>(counts: &mut HashMap<T, u32>, what: &T) -> bool {
+    let Some(count) = counts.get_mut(what) else {
+        return false;
+    };
+    *count -= 1;
+    let last = *count == 0;
+    if last {
+        counts.remove(what);
+    }
+    last
+}

@@ -1,0 +1,54 @@
+//! Whose a virtual server is that is found at start.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use kplane_model::Protocol;
+
+use super::Snapshot;
+use crate::backend::ipvs::sets::{Entry, SetId};
+use kplane_netlink::ipvs::ServerKey;
+
+/// Places of virtual servers that the sets have.
+pub(in super::super) struct Places {
+    places: HashSet<ServerKey>,
+    node_ports: HashSet<(Protocol, u16)>,
+}
+
+impl Places {
+    pub(in super::super) fn new(snapshot: &Snapshot) -> Self {
+        let of = |set| snapshot.entries.get(&set).into_iter().flatten();
+        let sets = [
+            SetId::ClusterIp,
+            SetId::ExternalIp,
+            SetId::ExternalIpLocal,
+            SetId::LoadBalancer,
+            SetId::NodePortSctp,
+        ];
+        let place = |entry: &Entry| match *entry {
+            Entry::IpPort(ip, protocol, port) => Some(ServerKey { ip, protocol, port }),
+            _ => None,
+        };
+        let port = |protocol| {
+            let (set, _) = SetId::of_node_ports(protocol);
+            of(set).filter_map(move |entry| match *entry {
+                Entry::Port(port) => Some((protocol, port)),
+                _ => None,
+            })
+        };
+        Self {
+            places: sets.into_iter().flat_map(of).filter_map(place).collect(),
+            node_ports: port(Protocol::Tcp).chain(port(Protocol::Udp)).collect(),
+        }
+    }
+
+    /// Whether a virtual server is kube-proxy's or ours, given the addresses of our device.
+    pub(in super::super) fn has(&self, key: ServerKey, ours: &HashSet<IpAddr>) -> bool {
+        if self.places.is_empty() && self.node_ports.is_empty() {
+            return ours.contains(&key.ip);
+        }
+        let node_port =
+            !ours.contains(&key.ip) && self.node_ports.contains(&(key.protocol, key.port));
+        node_port || self.places.contains(&key)
+    }
+}

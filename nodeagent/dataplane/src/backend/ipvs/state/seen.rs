@@ -1,0 +1,97 @@
+//! What is told of virtual and real servers. Pure.
+
+use kplane_model::{EndpointAddr, ServiceKey, ServiceName};
+
+use super::{Claim, DRAINS, Held, HeldReal, State};
+use crate::backend::{Connections, Drain, RealServer, ServerCounts, VirtualServer};
+use kplane_netlink::ipvs::{Real, ServerKey};
+
+impl HeldReal {
+    pub(super) fn new(real: &Real) -> Self {
+        Self {
+            weight: real.translated.then_some(real.weight),
+            connections: Connections {
+                active: real.active,
+                inactive: real.inactive,
+            },
+        }
+    }
+}
+
+impl State {
+    /// All virtual servers that are there and ours. Looks at everything: once a look, no more.
+    pub(in super::super) fn counts(&self) -> ServerCounts {
+        let mut counts = ServerCounts::default();
+        let mut drains = Vec::new();
+        for (server, held) in &self.held {
+            let claim = self.claims.get(server);
+            counts.virtual_servers += 1;
+            for (at, real) in &held.reals {
+                counts.real_servers += 1;
+                counts.connections.active += real.connections.active;
+                counts.connections.inactive += real.connections.inactive;
+                if let Some(claim) = claim.filter(|claim| claim.drains(*at, real.weight)) {
+                    drains.push((real.connections, *server, *at, &claim.owner));
+                }
+            }
+        }
+        counts.draining = drains.len() as u64;
+        drains.sort_unstable_by_key(|(connections, server, at, _)| {
+            (std::cmp::Reverse(*connections), *server, *at)
+        });
+        drains.truncate(ServerCounts::DRAINS);
+        let drain = |(connections, server, at, key): (_, ServerKey, _, &ServiceKey)| Drain {
+            key: key.clone(),
+            server: server.at(),
+            at,
+            connections,
+        };
+        counts.drains = drains.into_iter().map(drain).collect();
+        counts
+    }
+
+    /// The virtual servers that are there for a Service, sorted. Looks at the names of all
+    /// ServicePorts: for people only.
+    pub(in super::super) fn inspect(&self, service: &ServiceName) -> Vec<VirtualServer> {
+        let ports = self.services.iter();
+        let ports = ports.filter(|(key, _)| key.service == *service);
+        let wanted = ports.flat_map(|(key, demand)| {
+            let servers = demand.servers.iter();
+            servers.map(move |wanted| (wanted.key, key))
+        });
+        let mut servers: Vec<(ServerKey, VirtualServer)> = wanted
+            .filter_map(|(server, key)| {
+                let claim = self.claims.get(&server).filter(|c| c.owner == *key)?;
+                let held = self.held.get(&server)?;
+                Some((server, told(server, claim, held)))
+            })
+            .collect();
+        servers.sort_unstable_by_key(|(server, _)| *server);
+        servers.into_iter().map(|(_, told)| told).collect()
+    }
+}
+
+impl Claim {
+    /// A real server of it is there for its connections only.
+    pub(super) fn drains(&self, at: EndpointAddr, weight: Option<u32>) -> bool {
+        weight == Some(DRAINS) && self.reals.binary_search(&at).is_err()
+    }
+}
+
+fn told(server: ServerKey, claim: &Claim, held: &Held) -> VirtualServer {
+    let reals = held.reals.iter();
+    VirtualServer {
+        key: claim.owner.clone(),
+        at: server.at(),
+        scheduler: held.mode.map_or("", |mode| mode.scheduler.as_str()),
+        persistent_s: held.mode.and_then(|mode| mode.persistent_s),
+        reals: reals
+            .map(|(at, real)| RealServer {
+                at: *at,
+                weight: real.weight.unwrap_or_default(),
+                connections: real.connections,
+                draining: claim.drains(*at, real.weight),
+            })
+            .collect(),
+    }
+}

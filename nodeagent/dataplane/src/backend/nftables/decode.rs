@@ -1,0 +1,246 @@
+//! Elements as the kernel returns them, made typed again: the inverse of `element.rs`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
+
+use super::element::{Data, Destination, Element, Key, NodePort};
+use super::schema::{Carries, Field, Set};
+#[allow(
+    clippy::wildcard_imports,
+    reason = "constants named as in the kernel's headers"
+)]
+use super::uapi::*;
+use kplane_netlink::Attributes;
+
+/// An element of one of our sets that we would never put there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("set {} holds an element that is not ours", set.name())]
+pub(super) struct Foreign {
+    pub(super) set: Set,
+}
+
+/// Collects the elements of one set, which come in several messages and, for ranges, in two
+/// entries each.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    family: Family,
+    set: Set,
+    elements: Vec<Element>,
+    /// Bounds of ranges: address, and whether it is the end of one.
+    bounds: Vec<(IpAddr, bool)>,
+}
+
+impl Decoder {
+    pub(super) fn new(family: Family, set: Set) -> Self {
+        Self {
+            family,
+            set,
+            elements: Vec::new(),
+            bounds: Vec::new(),
+        }
+    }
+
+    /// Takes the entries of one `NFTA_SET_ELEM_LIST_ELEMENTS`.
+    pub(super) fn take(&mut self, list: Attributes<'_>) -> Result<(), Foreign> {
+        for entry in list {
+            self.entry(entry.children())
+                .ok_or(Foreign { set: self.set })?;
+        }
+        Ok(())
+    }
+
+    /// The elements, when all entries have been taken.
+    pub(super) fn finish(mut self) -> Result<Vec<Element>, Foreign> {
+        let set = self.set;
+        // An end equal to the next start comes first.
+        self.bounds.sort_by_key(|(ip, is_end)| (*ip, !is_end));
+        let mut bounds = self.bounds.iter().copied().peekable();
+        // nft begins every set of ranges with an end that ends nothing.
+        let _ = bounds.next_if(|(ip, is_end)| *is_end && ip.is_unspecified());
+        while let Some((first, is_end)) = bounds.next() {
+            let last = match bounds.next_if(|(_, is_end)| *is_end) {
+                Some((end, _)) => previous_ip(end),
+                None if bounds.peek().is_none() => Some(last_ip(self.family)),
+                None => None,
+            };
+            let range = last.and_then(|last| range(first, last));
+            let range = range.filter(|_| !is_end).ok_or(Foreign { set })?;
+            self.elements.push(Element {
+                set,
+                key: Key::Range(range),
+                data: None,
+            });
+        }
+        Ok(self.elements)
+    }
+
+    fn entry(&mut self, entry: Attributes<'_>) -> Option<()> {
+        let value = |kind| Some(entry.get(kind)?.children().get(NFTA_DATA_VALUE)?.payload);
+        let flags = match entry.get(NFTA_SET_ELEM_FLAGS) {
+            Some(flags) => flags.as_u32()?,
+            None => 0,
+        };
+        let key = value(NFTA_SET_ELEM_KEY)?;
+        if self.set.fields().len() == 1 && self.set.is_interval() {
+            let ip = self.read(key, Reader::ip)?;
+            let is_end = match flags {
+                0 => false,
+                NFT_SET_ELEM_INTERVAL_END => true,
+                _ => return None,
+            };
+            self.bounds.push((ip, is_end));
+            return Some(());
+        }
+        let key_end = value(NFTA_SET_ELEM_KEY_END).unwrap_or(key);
+        let data = match (self.set.carries(), entry.get(NFTA_SET_ELEM_DATA)) {
+            (Carries::Endpoint, Some(data)) => {
+                let value = data.children().get(NFTA_DATA_VALUE)?.payload;
+                Some(Data::Endpoint(self.read(value, Reader::endpoint)?))
+            }
+            (Carries::Chain, Some(data)) => Some(verdict(data.children())?),
+            (Carries::Nothing, None) => None,
+            _ => return None,
+        };
+        let key = self.key(key, key_end).filter(|_| flags == 0)?;
+        let set = self.set;
+        self.elements.push(Element { set, key, data });
+        Some(())
+    }
+
+    fn key(&self, key: &[u8], key_end: &[u8]) -> Option<Key> {
+        let first = self.read(key, |r| r.fields(self.set.fields()))?;
+        let node_port = NodePort {
+            protocol: first.protocol.unwrap_or(Protocol::Tcp),
+            port: first.port,
+        };
+        let destination = |ip| Destination {
+            ip,
+            protocol: node_port.protocol,
+            port: node_port.port,
+        };
+        if self.set == Set::FirewallSources {
+            let last = self.read(key_end, |r| r.fields(self.set.fields()))?;
+            let source = range(first.source?, last.source?)?;
+            let same = Fields {
+                source: last.source,
+                ..first
+            } == last;
+            return same.then_some(Key::FirewallSource(destination(first.destination?), source));
+        }
+        if key != key_end {
+            return None;
+        }
+        match (first.source, first.destination, first.protocol, first.index) {
+            (Some(source), Some(ip), Some(_), None) if source == ip => {
+                Some(Key::Hairpin(destination(ip)))
+            }
+            (None, Some(ip), Some(_), Some(index)) => {
+                Some(Key::ServiceSlot(destination(ip), index))
+            }
+            (None, None, Some(_), Some(index)) => Some(Key::NodePortSlot(node_port, index)),
+            (None, Some(ip), Some(_), None) => Some(Key::Service(destination(ip))),
+            (None, None, Some(_), None) => Some(Key::NodePort(node_port)),
+            (None, Some(ip), None, None) => Some(Key::Ip(ip)),
+            _ => None,
+        }
+    }
+
+    /// Reads all of `bytes`, no more and no less.
+    fn read<'b, T>(
+        &self,
+        bytes: &'b [u8],
+        read: impl FnOnce(&mut Reader<'b>) -> Option<T>,
+    ) -> Option<T> {
+        let family = self.family;
+        let mut reader = Reader { bytes, family };
+        let value = read(&mut reader)?;
+        reader.bytes.is_empty().then_some(value)
+    }
+}
+
+fn verdict(data: Attributes<'_>) -> Option<Data> {
+    let verdict = data.get(NFTA_DATA_VERDICT)?.children();
+    let code = verdict.get(NFTA_VERDICT_CODE)?.payload.try_into().ok()?;
+    let chain = verdict.get(NFTA_VERDICT_CHAIN)?.as_str()?;
+    Data::from_verdict(i32::from_be_bytes(code), chain)
+}
+
+/// The fields of a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Fields {
+    source: Option<IpAddr>,
+    destination: Option<IpAddr>,
+    protocol: Option<Protocol>,
+    port: u16,
+    index: Option<u32>,
+}
+
+/// Reads fields off the front of a key.
+pub(super) struct Reader<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) family: Family,
+}
+
+impl Reader<'_> {
+    fn fields(&mut self, fields: &[Field]) -> Option<Fields> {
+        let mut found = Fields::default();
+        for field in fields {
+            match field {
+                Field::Source => found.source = Some(self.ip()?),
+                Field::Destination => found.destination = Some(self.ip()?),
+                Field::Protocol => {
+                    let number = u8::from_be_bytes(self.padded()?);
+                    found.protocol = Some(Protocol::from_number(number)?);
+                }
+                Field::Port => found.port = u16::from_be_bytes(self.padded()?),
+                Field::Index => found.index = Some(u32::from_ne_bytes(self.padded()?)),
+            }
+        }
+        Some(found)
+    }
+
+    fn endpoint(&mut self) -> Option<EndpointAddr> {
+        Some(EndpointAddr {
+            ip: self.ip()?,
+            port: u16::from_be_bytes(self.padded()?),
+        })
+    }
+
+    pub(super) fn ip(&mut self) -> Option<IpAddr> {
+        Some(match self.family {
+            Family::V4 => IpAddr::V4(Ipv4Addr::from(self.padded::<4>()?)),
+            Family::V6 => IpAddr::V6(Ipv6Addr::from(self.padded::<16>()?)),
+        })
+    }
+
+    /// `N` bytes and their padding, which must be zero.
+    fn padded<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (padded, rest) = self.bytes.split_at_checked(N.next_multiple_of(4))?;
+        let (value, padding) = padded.split_first_chunk()?;
+        self.bytes = rest;
+        padding.iter().all(|byte| *byte == 0).then_some(*value)
+    }
+}
+
+/// The prefix from `first` to `last`, if they are the bounds of one.
+fn range(first: IpAddr, last: IpAddr) -> Option<Cidr> {
+    let common_bits = match (first, last) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        _ => return None,
+    };
+    let prefix = Cidr::new(first, u8::try_from(common_bits).ok()?)?;
+    (prefix.first() == first && prefix.last() == last).then_some(prefix)
+}
+
+fn previous_ip(ip: IpAddr) -> Option<IpAddr> {
+    match ip {
+        IpAddr::V4(ip) => Some(IpAddr::V4(ip.to_bits().checked_sub(1)?.into())),
+        IpAddr::V6(ip) => Some(IpAddr::V6(ip.to_bits().checked_sub(1)?.into())),
+    }
+}
+
+fn last_ip(family: Family) -> IpAddr {
+    Cidr::everything(family).last()
+}

@@ -1,0 +1,195 @@
+//! A kernel in memory: holds elements and chains as the real one does, and checks what it is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use kplane_model::Family;
+
+use crate::backend::nftables::affinity::{AffinityId, Group};
+use crate::backend::nftables::clients::Client;
+use crate::backend::nftables::element::{Data, Element};
+use crate::backend::nftables::frontend::Ops;
+use crate::backend::nftables::kernel::{Cost, Found, Guard, Kernel};
+use crate::backend::nftables::structure::GroupOp;
+use crate::backend::nftables::watch::Meddling;
+use kplane_netlink::{CommitError, Errno, NetlinkError};
+
+/// Holds elements as the kernel does, and checks what it is told.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    pub(super) elements: Option<BTreeSet<Element>>,
+    pub(super) groups: BTreeMap<AffinityId, Group>,
+    pub(super) clients: BTreeMap<AffinityId, Vec<Client>>,
+    pub(super) capacity: usize,
+    pub(super) commits: usize,
+    /// The kernel refuses to add this set's elements with this address.
+    pub(super) poison: Option<IpAddr>,
+    /// This many commits find that others changed rules of theirs.
+    pub(super) others: usize,
+    /// What they did to our table, told with the next of these.
+    pub(super) meddling: Option<Meddling>,
+    /// Looks at the elements after each commit.
+    pub(super) between: Option<fn(&BTreeSet<Element>)>,
+}
+
+impl Memory {
+    pub(super) fn new() -> Self {
+        Self {
+            capacity: usize::MAX,
+            ..Self::default()
+        }
+    }
+
+    fn refused() -> CommitError {
+        CommitError::Refused(Errno::EINVAL)
+    }
+
+    /// The groups after these operations; `elements` are those that are there at that moment.
+    fn groups_after(
+        &self,
+        ops: impl Iterator<Item = GroupOp>,
+        elements: &BTreeSet<Element>,
+    ) -> Result<BTreeMap<AffinityId, Group>, CommitError> {
+        let mut groups = self.groups.clone();
+        for op in ops {
+            let fine = match op {
+                GroupOp::Make(group) => groups.insert(group.id, group).is_none(),
+                GroupOp::Rewrite(group) => groups.insert(group.id, group).is_some(),
+                GroupOp::Drop(group) => {
+                    let used = elements
+                        .iter()
+                        .any(|element| leads_to(element) == Some(group.id));
+                    !used && groups.remove(&group.id) == Some(group)
+                }
+            };
+            if !fine {
+                return Err(Self::refused());
+            }
+        }
+        let leads_nowhere = |group: &Group| {
+            let leads = group.inside_apart || group.shared;
+            leads && !groups.contains_key(&group.id.other())
+        };
+        if groups.values().any(leads_nowhere) {
+            return Err(Self::refused());
+        }
+        Ok(groups)
+    }
+}
+
+fn leads_to(element: &Element) -> Option<AffinityId> {
+    match element.data? {
+        Data::Endpoint(_) => None,
+        Data::Pick(id) | Data::Keep(id) | Data::Split(id) => Some(id),
+    }
+}
+
+impl Kernel for &mut Memory {
+    fn read(&mut self, _: Family) -> Result<Found, NetlinkError> {
+        Ok(match &self.elements {
+            Some(elements) => Found::Ours(
+                self.groups.values().copied().collect(),
+                elements.iter().copied().collect(),
+            ),
+            None => Found::Other("there is no table".to_owned()),
+        })
+    }
+
+    fn meddling(&mut self, _: Family) -> Result<Option<Meddling>, NetlinkError> {
+        Ok(self.meddling.take())
+    }
+
+    fn listen(&mut self) -> Result<[bool; 2], NetlinkError> {
+        Ok([self.meddling.is_some(), false])
+    }
+
+    fn readiness(&self) -> Option<OwnedFd> {
+        None
+    }
+
+    fn commit(
+        &mut self,
+        _: Family,
+        rebuild: bool,
+        guard: Guard,
+        groups: &[Ops],
+    ) -> Result<Cost, CommitError> {
+        if guard == Guard::Head && self.others > 0 {
+            self.others -= 1;
+            return Err(CommitError::GenerationMoved);
+        }
+        let mut elements = if rebuild {
+            BTreeSet::new()
+        } else {
+            self.elements.clone().ok_or_else(Memory::refused)?
+        };
+        for element in groups.iter().flat_map(|ops| &ops.delete) {
+            if !elements.remove(element) {
+                return Err(Memory::refused());
+            }
+        }
+        if rebuild {
+            self.groups.clear();
+        }
+        let ops = groups.iter().flat_map(|ops| &ops.groups).copied();
+        let affinity = self.groups_after(ops, &elements)?;
+        for element in groups.iter().flat_map(|ops| &ops.add) {
+            if leads_to(element).is_some_and(|id| !affinity.contains_key(&id)) {
+                return Err(Memory::refused());
+            }
+            let same_key = |e: &Element| e.set == element.set && e.key == element.key;
+            let poisoned = element
+                .data
+                .and_then(Data::endpoint)
+                .is_some_and(|endpoint| Some(endpoint.ip) == self.poison);
+            if poisoned
+                || (element.set.is_map() && elements.iter().any(same_key))
+                || !elements.insert(*element)
+            {
+                return Err(Memory::refused());
+            }
+        }
+        assert!(
+            groups.iter().map(Ops::weight).sum::<usize>()
+                <= self.capacity.max(groups.first().map_or(0, Ops::weight))
+        );
+        if let Some(between) = self.between {
+            between(&elements);
+        }
+        self.elements = Some(elements);
+        self.clients.retain(|id, _| affinity.contains_key(id));
+        self.groups = affinity;
+        self.commits += 1;
+        Ok(Cost {
+            bytes: 1,
+            encode: Duration::ZERO,
+            kernel: Duration::ZERO,
+        })
+    }
+
+    fn clients(&mut self, _: Family, group: AffinityId) -> Result<Vec<Client>, NetlinkError> {
+        assert!(self.groups.contains_key(&group));
+        Ok(self.clients.get(&group).cloned().unwrap_or_default())
+    }
+
+    fn forget(&mut self, _: Family, group: AffinityId, gone: &[Client]) -> Result<(), CommitError> {
+        let clients = self.clients.entry(group).or_default();
+        if !gone.iter().all(|client| clients.contains(client)) {
+            return Err(Memory::refused());
+        }
+        clients.retain(|client| !gone.contains(client));
+        Ok(())
+    }
+
+    fn delete(&mut self, _: Family) -> Result<(), CommitError> {
+        self.elements = None;
+        self.groups.clear();
+        Ok(())
+    }
+
+    fn capacity(&self, _: bool) -> usize {
+        self.capacity
+    }
+}

@@ -1,0 +1,377 @@
+//! What the kernel holds of our table, compared with what we would put there.
+
+use std::collections::BTreeMap;
+
+use kplane_model::Family;
+
+use super::affinity::{AffinityId, Group, Part};
+use super::decode::{Decoder, Foreign};
+use super::element::Element;
+use super::schema::{Set, Settings, TABLE};
+use super::structure::{GroupOp, push_groups, push_structure};
+#[allow(
+    clippy::wildcard_imports,
+    reason = "constants named as in the kernel's headers"
+)]
+use super::uapi::*;
+use super::userdata;
+use kplane_netlink::{
+    Attribute, Attributes, Batch, Errno, Messages, NetlinkError, NfSocket, Request,
+};
+
+/// How often chains, rules and sets are read when lists were torn by changes of others.
+const READ_ATTEMPTS: u32 = 50;
+
+/// The chains, rules and sets of a family's table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StructureState {
+    /// There is no table.
+    Absent,
+    /// They are exactly those of [`push_structure`], and those of these groups of session affinity.
+    Ours(Vec<Group>),
+    /// They are others. The text says in what.
+    Different(String),
+}
+
+/// The elements could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The exchange with the kernel failed.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The table holds something that we would never put there.
+    #[error("{0}")]
+    Different(String),
+}
+
+impl From<Foreign> for ReadError {
+    fn from(foreign: Foreign) -> Self {
+        Self::Different(foreign.to_string())
+    }
+}
+
+/// Compares the kernel's chains, rules and sets with those that [`push_structure`] makes.
+///
+/// Several questions are asked, so the caller must know that nobody changed our table meanwhile. Others'
+/// tables may change: of lists that the kernel may tear then, only what is all right is believed.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub fn read_structure(
+    socket: &mut NfSocket,
+    family: Family,
+    settings: Settings,
+) -> Result<StructureState, NetlinkError> {
+    for _ in 0..READ_ATTEMPTS {
+        let (state, torn) = read_structure_once(socket, family, settings)?;
+        if !torn || matches!(state, StructureState::Ours(_)) {
+            return Ok(state);
+        }
+    }
+    Err(NetlinkError::KeepsChanging {
+        what: "read chains",
+        attempts: READ_ATTEMPTS,
+    })
+}
+
+/// The state, and whether rules of somebody changed while it was read.
+fn read_structure_once(
+    socket: &mut NfSocket,
+    family: Family,
+    settings: Settings,
+) -> Result<(StructureState, bool), NetlinkError> {
+    let number = nfproto(family);
+    let table = match socket.get(Request::new("read table", msg::GETTABLE, number, |w| {
+        w.str(NFTA_TABLE_NAME, TABLE);
+    })) {
+        Err(error) if error.errno() == Some(Errno::ENOENT) => {
+            return Ok((StructureState::Absent, false));
+        }
+        table => table?,
+    };
+    let (sets, torn_sets) =
+        socket.dump_through(Request::new("read sets", msg::GETSET, number, |w| {
+            w.str(NFTA_SET_TABLE, TABLE);
+        }))?;
+    // The kernel has no filter for chains by table.
+    let (chains, torn_chains) =
+        socket.dump_through(Request::new("read chains", msg::GETCHAIN, number, |_| {}))?;
+    let (rules, torn_rules) =
+        socket.dump_through(Request::new("read rules", msg::GETRULE, number, |w| {
+            w.str(NFTA_RULE_TABLE, TABLE);
+        }))?;
+    let actual = Structure::from_messages([&table, &sets, &chains, &rules]);
+
+    // Groups as their own comments say; the comparison tells whether that is true.
+    let groups = actual.groups();
+    let mut batch = Batch::new();
+    push_structure(&mut batch, family, settings);
+    let make: Vec<GroupOp> = groups.iter().copied().map(GroupOp::Make).collect();
+    push_groups(&mut batch, family, settings, &make);
+    let expected = Structure::from_messages([batch.as_bytes()]);
+    let state = match expected.difference(&actual) {
+        None => StructureState::Ours(groups),
+        Some(reason) => StructureState::Different(reason),
+    };
+    Ok((state, torn_sets || torn_chains || torn_rules))
+}
+
+/// Reads all elements of all our sets, in no particular order. A set whose elements nobody changes is
+/// read whole, whatever becomes of other sets and tables meanwhile; the caller must know that nobody did.
+///
+/// # Errors
+/// [`ReadError::Different`] when a set is missing or holds elements that are not ours.
+pub fn read_elements(socket: &mut NfSocket, family: Family) -> Result<Vec<Element>, ReadError> {
+    let mut elements = Vec::new();
+    for set in Set::all() {
+        let what = "read elements";
+        let request = Request::new(what, msg::GETSETELEM, nfproto(family), |w| {
+            w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+            w.str(NFTA_SET_ELEM_LIST_SET, set.name());
+        });
+        let (dump, _) = match socket.dump_through(request) {
+            Err(error) if error.errno() == Some(Errno::ENOENT) => {
+                let reason = format!("set {} is missing", set.name());
+                return Err(ReadError::Different(reason));
+            }
+            dump => dump?,
+        };
+        elements.append(&mut decode_elements(&dump, family, set)?);
+    }
+    Ok(elements)
+}
+
+/// The elements in the kernel's answer to a dump of one set.
+///
+/// # Errors
+/// [`ReadError::Different`] when there are elements that are not ours.
+pub fn decode_elements(dump: &[u8], family: Family, set: Set) -> Result<Vec<Element>, ReadError> {
+    let mut decoder = Decoder::new(family, set);
+    for message in Messages(dump).filter(|m| m.kind == msg::NEWSETELEM) {
+        if let Some(list) = message.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS) {
+            decoder.take(list.children())?;
+        }
+    }
+    Ok(decoder.finish()?)
+}
+
+/// Attributes of an object that make it what it is. The kernel adds others: handles, counters.
+const TABLE_ATTRIBUTES: &[u16] = &[NFTA_TABLE_FLAGS, NFTA_TABLE_USERDATA];
+const SET_ATTRIBUTES: &[u16] = &[
+    NFTA_SET_FLAGS,
+    NFTA_SET_KEY_TYPE,
+    NFTA_SET_KEY_LEN,
+    NFTA_SET_DATA_TYPE,
+    NFTA_SET_DATA_LEN,
+    NFTA_SET_DESC,
+    NFTA_SET_TIMEOUT,
+    NFTA_SET_USERDATA,
+    NFTA_SET_OBJ_TYPE,
+    NFTA_SET_EXPR,
+    NFTA_SET_EXPRESSIONS,
+];
+const CHAIN_ATTRIBUTES: &[u16] = &[
+    NFTA_CHAIN_HOOK,
+    NFTA_CHAIN_POLICY,
+    NFTA_CHAIN_TYPE,
+    NFTA_CHAIN_USERDATA,
+];
+const RULE_ATTRIBUTES: &[u16] = &[NFTA_RULE_EXPRESSIONS, NFTA_RULE_USERDATA];
+
+/// Table, sets, chains and rules, from the operations of a batch or from the kernel's answers.
+#[derive(Debug, Default)]
+struct Structure<'a> {
+    table: Option<Attributes<'a>>,
+    sets: BTreeMap<&'a str, Attributes<'a>>,
+    chains: BTreeMap<&'a str, Attributes<'a>>,
+    /// By chain.
+    rules: BTreeMap<&'a str, Vec<Attributes<'a>>>,
+}
+
+impl<'a> Structure<'a> {
+    fn from_messages<const N: usize>(parts: [&'a [u8]; N]) -> Self {
+        let mut structure = Self::default();
+        for message in parts.into_iter().flat_map(Messages) {
+            structure.take(message.kind, message.attributes());
+        }
+        structure
+    }
+
+    /// Takes an object of our table; others are passed over.
+    fn take(&mut self, kind: u16, object: Attributes<'a>) {
+        let text = |kind| object.get(kind).and_then(Attribute::as_str);
+        let ours = |kind| text(kind) == Some(TABLE);
+        match kind {
+            msg::NEWTABLE if ours(NFTA_TABLE_NAME) => self.table = Some(object),
+            msg::NEWSET if ours(NFTA_SET_TABLE) => {
+                self.sets
+                    .extend(text(NFTA_SET_NAME).map(|name| (name, object)));
+            }
+            msg::NEWCHAIN if ours(NFTA_CHAIN_TABLE) => {
+                self.chains
+                    .extend(text(NFTA_CHAIN_NAME).map(|name| (name, object)));
+            }
+            msg::NEWRULE if ours(NFTA_RULE_TABLE) => {
+                if let Some(chain) = text(NFTA_RULE_CHAIN) {
+                    self.rules.entry(chain).or_default().push(object);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The groups of session affinity, by the comments of their rules.
+    fn groups(&self) -> Vec<Group> {
+        let keeps = self.chains.keys().filter_map(|chain| {
+            let id = AffinityId::from_name(chain, Part::Keep)?;
+            let rule = self.rules.get(chain)?.first()?;
+            let comment = userdata::comment_of(rule.get(NFTA_RULE_USERDATA)?.payload)?;
+            Group::from_comment(id, comment)
+        });
+        keeps.collect()
+    }
+
+    /// The first thing in which `actual` differs from this one.
+    fn difference(&self, actual: &Self) -> Option<String> {
+        let (Some(expected), Some(table)) = (self.table, actual.table) else {
+            return Some("the table is missing".to_owned());
+        };
+        if !same_in(TABLE_ATTRIBUTES, expected, table) {
+            return Some("the table's flags or comment are not ours".to_owned());
+        }
+        let members = self.sets.len() + self.chains.len();
+        difference("set", SET_ATTRIBUTES, &self.sets, &actual.sets)
+            .or_else(|| difference("chain", CHAIN_ATTRIBUTES, &self.chains, &actual.chains))
+            .or_else(|| self.rule_difference(actual))
+            .or_else(|| {
+                // Counts objects and flow tables too, of which we have none.
+                let used = table.get(NFTA_TABLE_USE).and_then(Attribute::as_u32);
+                let more = used.is_some_and(|used| used as usize != members);
+                more.then(|| "the table holds more than chains and sets".to_owned())
+            })
+    }
+
+    fn rule_difference(&self, actual: &Self) -> Option<String> {
+        let none = Vec::new();
+        self.chains.keys().find_map(|chain| {
+            let expected = self.rules.get(chain).unwrap_or(&none);
+            let found = actual.rules.get(chain).unwrap_or(&none);
+            let mut pairs = expected.iter().zip(found);
+            if let Some(index) = pairs.position(|(e, f)| !same_in(RULE_ATTRIBUTES, *e, *f)) {
+                return Some(format!("rule {} of chain {chain} is not ours", index + 1));
+            }
+            let (expected, found) = (expected.len(), found.len());
+            (expected != found).then(|| format!("chain {chain} has {found} rules, not {expected}"))
+        })
+    }
+}
+
+/// The first named object that is missing, unknown or other.
+fn difference(
+    what: &str,
+    attributes: &[u16],
+    expected: &BTreeMap<&str, Attributes<'_>>,
+    actual: &BTreeMap<&str, Attributes<'_>>,
+) -> Option<String> {
+    let wanted = expected.iter().find_map(|(name, object)| {
+        let Some(found) = actual.get(name) else {
+            return Some(format!("{what} {name} is missing"));
+        };
+        (!same_in(attributes, *object, *found)).then(|| format!("{what} {name} is not ours"))
+    });
+    let mut names = actual.keys();
+    wanted.or_else(|| {
+        let unknown = names.find(|name| !expected.contains_key(*name))?;
+        Some(format!("{what} {unknown} is not ours"))
+    })
+}
+
+/// Whether two objects agree in the attributes of these types.
+fn same_in(kinds: &[u16], expected: Attributes<'_>, actual: Attributes<'_>) -> bool {
+    kinds.iter().all(|kind| same_kind(*kind, expected, actual))
+}
+
+/// Whether two lists of attributes mean the same.
+fn same(expected: Attributes<'_>, actual: Attributes<'_>) -> bool {
+    let mut previous = None;
+    let mut kinds = expected.chain(actual).map(|attribute| attribute.kind);
+    // Once for a list, whose entries all have the same type.
+    kinds.all(|kind| previous.replace(kind) == Some(kind) || same_kind(kind, expected, actual))
+}
+
+/// Whether the attributes of one type are the same, in order. An attribute that is absent means
+/// the same as one of zeros: kernels differ in which they leave out. `expected` knows which
+/// attributes are nested.
+fn same_kind(kind: u16, expected: Attributes<'_>, actual: Attributes<'_>) -> bool {
+    let is_zero = |payload: &[u8]| payload.iter().all(|byte| *byte == 0);
+    let mut expected = expected.filter(|attribute| attribute.kind == kind);
+    let mut actual = actual.filter(|attribute| attribute.kind == kind);
+    loop {
+        let equal = match (expected.next(), actual.next()) {
+            (None, None) => return true,
+            (Some(e), Some(a)) if e.nested => same(e.children(), a.children()),
+            (Some(e), Some(a)) => e.payload == a.payload,
+            (Some(only), None) | (None, Some(only)) => is_zero(only.payload),
+        };
+        if !equal {
+            return false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kplane_netlink::AttributeWriter;
+
+    /// Name, and type and value of attributes.
+    type Expression<'a> = (&'a str, &'a [(u16, u32)]);
+
+    fn list(expressions: &[Expression<'_>]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        AttributeWriter::new(&mut bytes).nest(NFTA_RULE_EXPRESSIONS, |w| {
+            for (name, attributes) in expressions {
+                w.nest(NFTA_LIST_ELEM, |w| {
+                    w.str(NFTA_EXPR_NAME, name);
+                    w.nest(NFTA_EXPR_DATA, |w| {
+                        for (kind, value) in *attributes {
+                            w.u32(*kind, *value);
+                        }
+                    });
+                });
+            }
+        });
+        bytes
+    }
+
+    #[test]
+    fn attributes_are_compared_by_meaning() {
+        let ours = list(&[("a", &[(1, 7), (2, 0)]), ("b", &[(1, 8)])]);
+        let same_as = |other: &[u8]| {
+            let same = same(Attributes(&ours), Attributes(other));
+            assert_eq!(same, super::same(Attributes(other), Attributes(&ours)));
+            same
+        };
+        let equal: [&[Expression<'_>]; 4] = [
+            &[("a", &[(1, 7), (2, 0)]), ("b", &[(1, 8)])],
+            &[("a", &[(2, 0), (1, 7)]), ("b", &[(1, 8)])],
+            &[("a", &[(1, 7)]), ("b", &[(1, 8)])],
+            &[("a", &[(1, 7)]), ("b", &[(1, 8), (5, 0)])],
+        ];
+        for expressions in equal {
+            assert!(same_as(&list(expressions)), "{expressions:?}");
+        }
+        let other: [&[Expression<'_>]; 7] = [
+            &[],
+            &[("a", &[(1, 7)])],
+            &[("b", &[(1, 8)]), ("a", &[(1, 7)])],
+            &[("a", &[(1, 7)]), ("b", &[(1, 8)]), ("c", &[])],
+            &[("a", &[(1, 7), (2, 1)]), ("b", &[(1, 8)])],
+            &[("a", &[(1, 7)]), ("b", &[(1, 8), (5, 1)])],
+            &[("a", &[(1, 7)]), ("b", &[(1, 9)])],
+        ];
+        for expressions in other {
+            assert!(!same_as(&list(expressions)), "{expressions:?}");
+        }
+    }
+}

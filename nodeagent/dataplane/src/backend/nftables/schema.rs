@@ -1,0 +1,446 @@
+//! Names, keys and classes: everything about the table that planner and tables share.
+
+use kplane_model::Family;
+use kplane_model::OWN_MARK;
+
+use crate::backend::PodInterface;
+
+/// Name of the table, one in family `ip` and one in `ip6`.
+pub const TABLE: &str = "kplane";
+/// Comment of the table. The number goes up with every change of chains, rules or sets.
+pub const TABLE_COMMENT: &str = "kplane nftables layout 3";
+
+/// Sizes of the classes: see [`Class`].
+pub const CLASSES: [u32; 17] = [
+    1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
+];
+
+/// What shapes the constant rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Bit of the packet mark that asks for masquerading: 0..=31.
+    pub masquerade_bit: u8,
+    /// Mark of our own connections, which no rule applies to; 0 = none.
+    pub own_mark: u32,
+    /// Packets that come in through this interface come from pods of this node.
+    pub pod_interface: Option<PodInterface>,
+}
+
+impl Default for Settings {
+    /// Mark 0x4000, as kube-proxy.
+    fn default() -> Self {
+        Self {
+            masquerade_bit: 14,
+            own_mark: OWN_MARK,
+            pod_interface: None,
+        }
+    }
+}
+
+impl Settings {
+    /// The mark with only this bit.
+    pub(super) fn mark(self) -> u32 {
+        1_u32.wrapping_shl(u32::from(self.masquerade_bit))
+    }
+}
+
+/// How many endpoints are drawn from. A destination with K endpoints is in the smallest class of at
+/// least K; its endpoints have the indices 0..K. A draw of K or more misses and is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Class(u8);
+
+impl Class {
+    /// The most endpoints that a destination can have.
+    pub const MAX_ENDPOINTS: usize = 16384;
+
+    /// All classes, smallest first.
+    pub fn all() -> impl DoubleEndedIterator<Item = Self> {
+        (0..17).map(Self)
+    }
+
+    /// The class for a number of endpoints: `None` for 0 and for more than
+    /// [`Self::MAX_ENDPOINTS`].
+    #[must_use]
+    pub fn of(endpoints: usize) -> Option<Self> {
+        Self::all().find(|class| endpoints > 0 && endpoints <= class.modulus() as usize)
+    }
+
+    /// What is drawn from: one of [`CLASSES`].
+    #[must_use]
+    pub fn modulus(self) -> u32 {
+        CLASSES[usize::from(self.0)]
+    }
+}
+
+/// One way to spread connections: a set per class, a map of endpoints and a chain of class rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Balancer {
+    /// By destination address, protocol and port.
+    Service,
+    /// By protocol and port of a node's address.
+    Nodeport,
+    /// As `Service`, for clients inside the cluster of destinations whose external traffic policy
+    /// is Local: they reach all endpoints (A16).
+    InsideService,
+    /// As `Nodeport`, for the same clients.
+    InsideNodeport,
+}
+
+impl Balancer {
+    /// All balancers.
+    pub const ALL: [Self; 4] = [
+        Self::Service,
+        Self::Nodeport,
+        Self::InsideService,
+        Self::InsideNodeport,
+    ];
+
+    /// Whether destinations are told apart by address, not only by protocol and port.
+    #[must_use]
+    pub fn by_address(self) -> bool {
+        matches!(self, Self::Service | Self::InsideService)
+    }
+}
+
+/// A set or map of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Set {
+    /// Destinations that are balanced.
+    Services,
+    /// NodePorts that are balanced.
+    Nodeports,
+    /// Destinations whose clients are masqueraded.
+    MasqueradeServices,
+    /// NodePorts whose clients are masqueraded.
+    MasqueradeNodeports,
+    /// Destinations whose clients inside the cluster are treated apart ([`Balancer::InsideService`]).
+    InsideServices,
+    /// NodePorts whose clients inside the cluster are treated apart.
+    InsideNodeports,
+    /// Destinations without endpoints: refused.
+    RejectServices,
+    /// NodePorts without endpoints: refused.
+    RejectNodeports,
+    /// Destinations without endpoints on this node: dropped.
+    DropServices,
+    /// NodePorts without endpoints on this node: dropped.
+    DropNodeports,
+    /// Destinations that only [`Set::FirewallSources`] may reach.
+    FirewallServices,
+    /// Who may reach a destination in [`Set::FirewallServices`].
+    FirewallSources,
+    /// All ClusterIPs: connections to them are masqueraded unless they come from
+    /// [`Set::UnmasqueradedSources`], and refused on ports that no Service has.
+    ClusterIps,
+    /// Endpoints of this node that reach themselves: masqueraded.
+    Hairpin,
+    /// ClusterIP ranges: connections to addresses without a Service are dropped.
+    ServiceCidrs,
+    /// Pod ranges: clients in them are inside the cluster.
+    PodCidrs,
+    /// Clients whose connections to ClusterIPs keep their source address.
+    UnmasqueradedSources,
+    /// Addresses of the node that serve NodePorts.
+    NodeportIps,
+    /// Destinations of a balancer with session affinity: where a remembered endpoint is looked up.
+    Sticky(Balancer),
+    /// Destinations with session affinity: where the chosen endpoint is remembered.
+    RememberServices,
+    /// NodePorts with session affinity: where the chosen endpoint is remembered.
+    RememberNodeports,
+    /// The destinations of a class.
+    Class(Balancer, Class),
+    /// The endpoints of all destinations of a balancer, by index.
+    Endpoints(Balancer),
+}
+
+/// What an element carries besides its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carries {
+    /// Nothing: the set is no map.
+    Nothing,
+    /// An endpoint.
+    Endpoint,
+    /// A verdict that leads to a chain of session affinity.
+    Chain,
+}
+
+/// A part of a set's key, taken from the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Field {
+    /// `ip saddr`
+    Source,
+    /// `ip daddr`
+    Destination,
+    /// `meta l4proto`
+    Protocol,
+    /// `th dport`
+    Port,
+    /// `numgen random mod M`
+    Index,
+}
+
+/// VIP: `ip daddr . meta l4proto . th dport`.
+const SERVICE: &[Field] = &[Field::Destination, Field::Protocol, Field::Port];
+/// N: `meta l4proto . th dport`.
+const NODEPORT: &[Field] = &[Field::Protocol, Field::Port];
+
+impl Set {
+    const SINGLE: [Self; 24] = [
+        Self::Services,
+        Self::Nodeports,
+        Self::MasqueradeServices,
+        Self::MasqueradeNodeports,
+        Self::InsideServices,
+        Self::InsideNodeports,
+        Self::RejectServices,
+        Self::RejectNodeports,
+        Self::DropServices,
+        Self::DropNodeports,
+        Self::FirewallServices,
+        Self::FirewallSources,
+        Self::ClusterIps,
+        Self::Hairpin,
+        Self::ServiceCidrs,
+        Self::PodCidrs,
+        Self::UnmasqueradedSources,
+        Self::NodeportIps,
+        Self::Sticky(Balancer::Service),
+        Self::Sticky(Balancer::Nodeport),
+        Self::Sticky(Balancer::InsideService),
+        Self::Sticky(Balancer::InsideNodeport),
+        Self::RememberServices,
+        Self::RememberNodeports,
+    ];
+
+    /// All sets in the order in which they are created.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let balancers = Balancer::ALL.into_iter().flat_map(|balancer| {
+            Class::all()
+                .map(move |class| Self::Class(balancer, class))
+                .chain([Self::Endpoints(balancer)])
+        });
+        Self::SINGLE.into_iter().chain(balancers)
+    }
+
+    /// The name in the kernel.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Services => "services",
+            Self::Nodeports => "nodeports",
+            Self::MasqueradeServices => "masquerade-services",
+            Self::MasqueradeNodeports => "masquerade-nodeports",
+            Self::InsideServices => "inside-services",
+            Self::InsideNodeports => "inside-nodeports",
+            Self::RejectServices => "reject-services",
+            Self::RejectNodeports => "reject-nodeports",
+            Self::DropServices => "drop-services",
+            Self::DropNodeports => "drop-nodeports",
+            Self::FirewallServices => "firewall-services",
+            Self::FirewallSources => "firewall-sources",
+            Self::ClusterIps => "cluster-ips",
+            Self::Hairpin => "hairpin",
+            Self::ServiceCidrs => "service-cidrs",
+            Self::PodCidrs => "pod-cidrs",
+            Self::UnmasqueradedSources => "unmasqueraded-sources",
+            Self::NodeportIps => "nodeport-ips",
+            Self::Sticky(Balancer::Service) => "sticky-services",
+            Self::Sticky(Balancer::Nodeport) => "sticky-nodeports",
+            Self::Sticky(Balancer::InsideService) => "inside-sticky-services",
+            Self::Sticky(Balancer::InsideNodeport) => "inside-sticky-nodeports",
+            Self::RememberServices => "remember-services",
+            Self::RememberNodeports => "remember-nodeports",
+            Self::Class(balancer, class) => CLASS_NAMES[balancer as usize][usize::from(class.0)],
+            Self::Endpoints(Balancer::Service) => "service-endpoints",
+            Self::Endpoints(Balancer::Nodeport) => "nodeport-endpoints",
+            Self::Endpoints(Balancer::InsideService) => "inside-service-endpoints",
+            Self::Endpoints(Balancer::InsideNodeport) => "inside-nodeport-endpoints",
+        }
+    }
+
+    /// The comment in the kernel, for whoever reads the table there.
+    pub(super) fn comment(self) -> Option<&'static str> {
+        match self {
+            Self::Services | Self::Nodeports => Some("destinations with endpoints"),
+            Self::MasqueradeServices | Self::MasqueradeNodeports => Some("clients are masqueraded"),
+            Self::InsideServices | Self::InsideNodeports => {
+                Some("externalTrafficPolicy Local: pods and this node reach all endpoints")
+            }
+            Self::RejectServices | Self::RejectNodeports => Some("no endpoints: refused"),
+            Self::DropServices | Self::DropNodeports => {
+                Some("policy Local without endpoints on this node: dropped")
+            }
+            Self::FirewallServices => Some("destinations with loadBalancerSourceRanges"),
+            Self::FirewallSources => Some("loadBalancerSourceRanges"),
+            Self::Hairpin => Some("endpoints of this node that reach themselves"),
+            Self::UnmasqueradedSources => Some("clients of ClusterIPs that keep their address"),
+            Self::NodeportIps => Some("addresses of this node that serve NodePorts"),
+            Self::Sticky(_) => Some("sessionAffinity: the endpoint that a client had last"),
+            Self::RememberServices | Self::RememberNodeports => {
+                Some("sessionAffinity: the endpoint that a client got is remembered")
+            }
+            Self::ClusterIps | Self::ServiceCidrs | Self::PodCidrs => None,
+            Self::Class(..) | Self::Endpoints(_) => None,
+        }
+    }
+
+    /// Whether elements are ranges of addresses: they must not overlap within the set.
+    #[must_use]
+    pub fn is_interval(self) -> bool {
+        match self {
+            Self::FirewallSources
+            | Self::ServiceCidrs
+            | Self::PodCidrs
+            | Self::UnmasqueradedSources
+            | Self::NodeportIps => true,
+            Self::Services
+            | Self::Nodeports
+            | Self::MasqueradeServices
+            | Self::MasqueradeNodeports
+            | Self::InsideServices
+            | Self::InsideNodeports
+            | Self::RejectServices
+            | Self::RejectNodeports
+            | Self::DropServices
+            | Self::DropNodeports
+            | Self::FirewallServices
+            | Self::ClusterIps
+            | Self::Hairpin
+            | Self::Sticky(_)
+            | Self::RememberServices
+            | Self::RememberNodeports
+            | Self::Class(..)
+            | Self::Endpoints(_) => false,
+        }
+    }
+
+    /// What elements carry besides their key.
+    #[must_use]
+    pub fn carries(self) -> Carries {
+        match self {
+            Self::Endpoints(_) => Carries::Endpoint,
+            Self::Sticky(_) | Self::RememberServices | Self::RememberNodeports => Carries::Chain,
+            _ => Carries::Nothing,
+        }
+    }
+
+    /// Whether elements carry something.
+    #[must_use]
+    pub fn is_map(self) -> bool {
+        self.carries() != Carries::Nothing
+    }
+
+    /// What the key is made of, and what rules look up.
+    pub(super) fn fields(self) -> &'static [Field] {
+        match self {
+            Self::Services
+            | Self::MasqueradeServices
+            | Self::InsideServices
+            | Self::RejectServices
+            | Self::DropServices
+            | Self::FirewallServices
+            | Self::RememberServices
+            | Self::Sticky(Balancer::Service | Balancer::InsideService)
+            | Self::Class(Balancer::Service | Balancer::InsideService, _) => SERVICE,
+            Self::Nodeports
+            | Self::MasqueradeNodeports
+            | Self::InsideNodeports
+            | Self::RejectNodeports
+            | Self::DropNodeports
+            | Self::RememberNodeports
+            | Self::Sticky(Balancer::Nodeport | Balancer::InsideNodeport)
+            | Self::Class(Balancer::Nodeport | Balancer::InsideNodeport, _) => NODEPORT,
+            Self::FirewallSources => &[
+                Field::Destination,
+                Field::Protocol,
+                Field::Port,
+                Field::Source,
+            ],
+            Self::Hairpin => &[
+                Field::Source,
+                Field::Destination,
+                Field::Protocol,
+                Field::Port,
+            ],
+            Self::ClusterIps | Self::ServiceCidrs | Self::NodeportIps => &[Field::Destination],
+            Self::PodCidrs | Self::UnmasqueradedSources => &[Field::Source],
+            Self::Endpoints(Balancer::Service | Balancer::InsideService) => &[
+                Field::Destination,
+                Field::Protocol,
+                Field::Port,
+                Field::Index,
+            ],
+            Self::Endpoints(Balancer::Nodeport | Balancer::InsideNodeport) => {
+                &[Field::Protocol, Field::Port, Field::Index]
+            }
+        }
+    }
+}
+
+impl Field {
+    /// Length in the packet, in bytes.
+    pub(super) fn len(self, family: Family) -> usize {
+        match self {
+            Self::Source | Self::Destination => family.address_len(),
+            Self::Protocol => 1,
+            Self::Port => 2,
+            Self::Index => 4,
+        }
+    }
+}
+
+/// Length of a key of these fields in bytes: each is padded to a register of four bytes.
+pub(super) fn key_len(fields: &[Field], family: Family) -> usize {
+    let padded = fields.iter().map(|f| f.len(family).next_multiple_of(4));
+    padded.sum()
+}
+
+/// The names of one balancer's class sets.
+macro_rules! class_names {
+    ($prefix:literal) => {
+        class_names!($prefix: 1 2 3 4 6 8 16 32 64 128 256 512 1024 2048 4096 8192 16384)
+    };
+    ($prefix:literal: $($modulus:literal)*) => {
+        [$(concat!($prefix, $modulus)),*]
+    };
+}
+
+/// Indexed by balancer and class.
+const CLASS_NAMES: [[&str; 17]; 4] = [
+    class_names!("services-"),
+    class_names!("nodeports-"),
+    class_names!("inside-services-"),
+    class_names!("inside-nodeports-"),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_say_the_modulus() {
+        let names: BTreeSet<&str> = Set::all().map(Set::name).collect();
+        assert_eq!(names.len(), Set::all().count());
+        for balancer in Balancer::ALL {
+            for class in Class::all() {
+                let name = Set::Class(balancer, class).name();
+                let modulus = class.modulus().to_string();
+                assert_eq!(name.rsplit('-').next(), Some(modulus.as_str()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_class_is_the_smallest_that_holds_all_endpoints() {
+        let modulus = |k| Class::of(k).map(Class::modulus);
+        assert_eq!(modulus(0), None);
+        assert_eq!(modulus(1), Some(1));
+        assert_eq!(modulus(5), Some(6));
+        assert_eq!(modulus(9), Some(16));
+        assert_eq!(modulus(Class::MAX_ENDPOINTS), Some(16384));
+        assert_eq!(modulus(Class::MAX_ENDPOINTS + 1), None);
+    }
+}

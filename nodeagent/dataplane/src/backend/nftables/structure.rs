@@ -1,0 +1,377 @@
+//! The table as operations of a batch: table, sets, chains and rules, without elements.
+
+use kplane_model::Family;
+
+use super::affinity::{Group, MAX_CLIENTS, Part};
+use super::layout::{self, Chain, Rule};
+use super::rule::Expressions;
+use super::schema::{Carries, Field, Set, Settings, TABLE, TABLE_COMMENT, key_len};
+#[allow(
+    clippy::wildcard_imports,
+    reason = "constants named as in the kernel's headers"
+)]
+use super::uapi::*;
+use super::userdata;
+use kplane_netlink::{AttributeWriter, Batch, Label, Operation};
+
+/// nft's type numbers (`enum datatypes`), which the kernel keeps for it: 6 bits per part of a key.
+const TYPE_BITS: u32 = 6;
+const TYPE_INTEGER: u32 = 4;
+const TYPE_IPADDR: u32 = 7;
+const TYPE_IP6ADDR: u32 = 8;
+const TYPE_INET_PROTOCOL: u32 = 12;
+const TYPE_INET_SERVICE: u32 = 13;
+
+/// Adds the table of a family, which must not exist or be deleted earlier in the batch: sets,
+/// chains and rules, no elements. Rules are made while the sets are empty: on full ones the kernel
+/// would check every element for every rule.
+pub fn push_structure(batch: &mut Batch, family: Family, settings: Settings) {
+    push_structure_as(batch, family, settings, TABLE);
+}
+
+/// Adds the same table under another name.
+pub(super) fn push_structure_as(
+    batch: &mut Batch,
+    family: Family,
+    settings: Settings,
+    name: &'static str,
+) {
+    let mut table = Table {
+        batch,
+        family,
+        name,
+    };
+    table.add(NLM_F_CREATE | NLM_F_EXCL);
+    for (id, set) in (1..).zip(Set::all()) {
+        table.add_set(set, id);
+    }
+    let chains = layout::chains();
+    for chain in &chains {
+        table.add_chain(chain);
+    }
+    for chain in &chains {
+        table.add_rules(chain, settings);
+    }
+}
+
+/// What happens to the objects of a group of session affinity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GroupOp {
+    /// They are made.
+    Make(Group),
+    /// Their rules are replaced; clients stay.
+    Rewrite(Group),
+    /// They go, clients too.
+    Drop(Group),
+}
+
+impl GroupOp {
+    fn made(&self) -> Option<&Group> {
+        match self {
+            Self::Make(group) => Some(group),
+            Self::Rewrite(_) | Self::Drop(_) => None,
+        }
+    }
+
+    fn rewritten(&self) -> Option<&Group> {
+        match self {
+            Self::Rewrite(group) => Some(group),
+            Self::Make(_) | Self::Drop(_) => None,
+        }
+    }
+
+    fn dropped(&self) -> Option<&Group> {
+        match self {
+            Self::Drop(group) => Some(group),
+            Self::Make(_) | Self::Rewrite(_) => None,
+        }
+    }
+}
+
+/// Adds what happens to groups: before elements that lead to new ones, and behind the deletion of
+/// those that lead to old ones. Groups of a ServicePort lead to each other, so everything is made
+/// before rules are, and goes after rules do.
+pub(super) fn push_groups(batch: &mut Batch, family: Family, settings: Settings, ops: &[GroupOp]) {
+    let mut table = Table {
+        batch,
+        family,
+        name: TABLE,
+    };
+    let made = || ops.iter().filter_map(GroupOp::made);
+    let rewritten = || ops.iter().filter_map(GroupOp::rewritten);
+    let dropped = || ops.iter().filter_map(GroupOp::dropped);
+    for group in made() {
+        for map in Group::maps(family) {
+            table.add_clients(group, *map);
+        }
+        for chain in group.chains() {
+            table.add_chain(&chain);
+        }
+    }
+    for chain in made().flat_map(Group::chains) {
+        table.add_rules(&chain, settings);
+    }
+    for chain in rewritten().flat_map(Group::chains) {
+        table.flush_chain(&chain.name);
+        table.add_rules(&chain, settings);
+    }
+    for chain in dropped().flat_map(Group::chains) {
+        table.flush_chain(&chain.name);
+    }
+    for group in dropped() {
+        for chain in group.chains() {
+            table.delete_chain(&chain.name);
+        }
+        for map in Group::maps(family) {
+            table.delete_set(&group.id.name(*map));
+        }
+    }
+}
+
+/// Deletes the table of a family with everything in it, whether it exists or not.
+pub fn push_delete_table(batch: &mut Batch, family: Family) {
+    let mut table = Table {
+        batch,
+        family,
+        name: TABLE,
+    };
+    // Adding what exists is no error; deleting what does not exist is one.
+    table.add(NLM_F_CREATE);
+    table.delete();
+}
+
+/// Appends an operation that always fails, so that nothing of the batch is ever applied.
+pub(super) fn push_certain_failure(batch: &mut Batch, family: Family) {
+    let name = "kplane-there-is-no-such-table";
+    let mut table = Table {
+        batch,
+        family,
+        name,
+    };
+    table.delete();
+}
+
+/// Appends operations on one table.
+struct Table<'a> {
+    batch: &'a mut Batch,
+    family: Family,
+    name: &'static str,
+}
+
+impl Table<'_> {
+    fn push(
+        &mut self,
+        (action, object): (&'static str, &'static str),
+        kind: u16,
+        flags: u16,
+        fill: impl FnOnce(&mut AttributeWriter<'_>),
+    ) {
+        let operation = Operation {
+            label: Label { action, object },
+            kind,
+            flags,
+            family: nfproto(self.family),
+        };
+        self.batch.push(operation, fill);
+    }
+
+    fn add(&mut self, flags: u16) {
+        let name = self.name;
+        self.push(("add table", name), msg::NEWTABLE, flags, |w| {
+            w.str(NFTA_TABLE_NAME, name);
+            w.u32(NFTA_TABLE_FLAGS, 0);
+            w.bytes(NFTA_TABLE_USERDATA, &userdata::comment(TABLE_COMMENT));
+        });
+    }
+
+    fn delete(&mut self) {
+        let name = self.name;
+        self.push(("delete table", name), msg::DELTABLE, 0, |w| {
+            w.str(NFTA_TABLE_NAME, name);
+        });
+    }
+
+    fn add_set(&mut self, set: Set, id: u32) {
+        let (table, family, fields) = (self.name, self.family, set.fields());
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        self.push(("add set", set.name()), msg::NEWSET, flags, |w| {
+            w.str(NFTA_SET_TABLE, table);
+            w.str(NFTA_SET_NAME, set.name());
+            w.u32(NFTA_SET_FLAGS, set_flags(set));
+            w.u32(NFTA_SET_KEY_TYPE, key_type(fields, family));
+            w.u32(NFTA_SET_KEY_LEN, length(key_len(fields, family)));
+            match set.carries() {
+                Carries::Nothing => {}
+                Carries::Endpoint => put_data(w, &[Field::Destination, Field::Port], family),
+                Carries::Chain => {
+                    w.u32(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT);
+                    w.u32(NFTA_SET_DATA_LEN, VERDICT_LEN);
+                }
+            }
+            if set_flags(set) & NFT_SET_CONCAT != 0 {
+                w.nest(NFTA_SET_DESC, |w| put_field_lengths(w, fields, family));
+            }
+            // Only for references within the batch, which we make by name; the kernel insists.
+            w.u32(NFTA_SET_ID, id);
+            w.bytes(NFTA_SET_USERDATA, &userdata::set(set, family));
+        });
+    }
+
+    /// A map that packets write.
+    fn add_clients(&mut self, group: &Group, map: Part) {
+        let (table, family, name) = (self.name, self.family, group.id.name(map));
+        let data: &[Field] = match (map, family) {
+            (Part::Ports, _) => &[Field::Port],
+            (_, Family::V4) => &[Field::Destination, Field::Port],
+            (_, Family::V6) => &[Field::Destination],
+        };
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        let object = ("add map", "of session affinity");
+        self.push(object, msg::NEWSET, flags, |w| {
+            w.str(NFTA_SET_TABLE, table);
+            w.str(NFTA_SET_NAME, &name);
+            w.u32(NFTA_SET_FLAGS, NFT_SET_MAP | NFT_SET_TIMEOUT | NFT_SET_EVAL);
+            w.u32(NFTA_SET_KEY_TYPE, key_type(&[Field::Source], family));
+            w.u32(NFTA_SET_KEY_LEN, length(key_len(&[Field::Source], family)));
+            put_data(w, data, family);
+            w.nest(NFTA_SET_DESC, |w| w.u32(NFTA_SET_DESC_SIZE, MAX_CLIENTS));
+            w.u32(NFTA_SET_ID, 0);
+            w.bytes(NFTA_SET_USERDATA, &userdata::clients(data, family));
+        });
+    }
+
+    fn delete_set(&mut self, name: &str) {
+        let table = self.name;
+        let object = ("delete map", "of session affinity");
+        self.push(object, msg::DELSET, 0, |w| {
+            w.str(NFTA_SET_TABLE, table);
+            w.str(NFTA_SET_NAME, name);
+        });
+    }
+
+    fn delete_chain(&mut self, name: &str) {
+        let table = self.name;
+        let object = ("delete chain", "of session affinity");
+        self.push(object, msg::DELCHAIN, 0, |w| {
+            w.str(NFTA_CHAIN_TABLE, table);
+            w.str(NFTA_CHAIN_NAME, name);
+        });
+    }
+
+    fn flush_chain(&mut self, name: &str) {
+        let table = self.name;
+        let object = ("delete rules of", "session affinity");
+        self.push(object, msg::DELRULE, 0, |w| {
+            w.str(NFTA_RULE_TABLE, table);
+            w.str(NFTA_RULE_CHAIN, name);
+        });
+    }
+
+    fn add_chain(&mut self, chain: &Chain) {
+        let table = self.name;
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        let object = ("add chain", chain.label());
+        self.push(object, msg::NEWCHAIN, flags, |w| {
+            w.str(NFTA_CHAIN_TABLE, table);
+            w.str(NFTA_CHAIN_NAME, &chain.name);
+            if let Some(hook) = chain.hook {
+                w.str(NFTA_CHAIN_TYPE, hook.chain_type);
+                w.u32(NFTA_CHAIN_POLICY, NF_ACCEPT);
+                w.nest(NFTA_CHAIN_HOOK, |w| {
+                    w.u32(NFTA_HOOK_HOOKNUM, hook.point as u32);
+                    w.bytes(NFTA_HOOK_PRIORITY, &hook.priority.to_be_bytes());
+                });
+            }
+            if let Some(text) = chain.comment {
+                w.bytes(NFTA_CHAIN_USERDATA, &userdata::comment(text));
+            }
+        });
+    }
+
+    fn add_rules(&mut self, chain: &Chain, settings: Settings) {
+        for rule in &chain.rules {
+            let no_interface = settings.pod_interface.is_none() && rule.is_about_interfaces();
+            let no_mark = settings.own_mark == 0 && rule.is_about_ours();
+            if !no_interface && !no_mark {
+                self.add_rule(chain, rule, settings);
+            }
+        }
+    }
+
+    fn add_rule(&mut self, chain: &Chain, rule: &Rule, settings: Settings) {
+        let (table, family) = (self.name, self.family);
+        let flags = NLM_F_CREATE | NLM_F_APPEND;
+        let object = ("add rule to", chain.label());
+        self.push(object, msg::NEWRULE, flags, |w| {
+            w.str(NFTA_RULE_TABLE, table);
+            w.str(NFTA_RULE_CHAIN, &chain.name);
+            w.nest(NFTA_RULE_EXPRESSIONS, |list| {
+                let mut expressions = Expressions {
+                    list,
+                    family,
+                    settings,
+                };
+                for step in &rule.steps {
+                    expressions.step(*step);
+                }
+            });
+            if let Some(text) = &rule.comment {
+                w.bytes(NFTA_RULE_USERDATA, &userdata::comment(text));
+            }
+        });
+    }
+}
+
+/// What the elements of a map carry.
+fn put_data(w: &mut AttributeWriter<'_>, fields: &[Field], family: Family) {
+    w.u32(NFTA_SET_DATA_TYPE, key_type(fields, family));
+    w.u32(NFTA_SET_DATA_LEN, length(data_len(fields, family)));
+}
+
+/// What a concatenation of ranges consists of.
+fn put_field_lengths(w: &mut AttributeWriter<'_>, fields: &[Field], family: Family) {
+    w.nest(NFTA_SET_DESC_CONCAT, |w| {
+        for field in fields {
+            w.nest(NFTA_LIST_ELEM, |w| {
+                w.u32(NFTA_SET_FIELD_LEN, length(field.len(family)));
+            });
+        }
+    });
+}
+
+/// Concatenations say so only where they hold intervals: kernel.md 1.11.
+fn set_flags(set: Set) -> u32 {
+    let map = if set.is_map() { NFT_SET_MAP } else { 0 };
+    let interval = match (set.is_interval(), set.fields().len()) {
+        (false, _) => 0,
+        (true, 1) => NFT_SET_INTERVAL,
+        (true, _) => NFT_SET_INTERVAL | NFT_SET_CONCAT,
+    };
+    map | interval
+}
+
+fn key_type(fields: &[Field], family: Family) -> u32 {
+    fields.iter().fold(0, |types, field| {
+        let field_type = match (field, family) {
+            (Field::Source | Field::Destination, Family::V4) => TYPE_IPADDR,
+            (Field::Source | Field::Destination, Family::V6) => TYPE_IP6ADDR,
+            (Field::Protocol, _) => TYPE_INET_PROTOCOL,
+            (Field::Port, _) => TYPE_INET_SERVICE,
+            (Field::Index, _) => TYPE_INTEGER,
+        };
+        types << TYPE_BITS | field_type
+    })
+}
+
+/// A single value is not padded, unlike the parts of several.
+fn data_len(fields: &[Field], family: Family) -> usize {
+    match fields {
+        [field] => field.len(family),
+        _ => key_len(fields, family),
+    }
+}
+
+/// A length for the kernel. All of ours are below 64.
+fn length(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,344 @@
+//! Our bytes against those that `nft` sends for the same text: `golden.txt`.
+//!
+//! nft leaves out what the kernel fills in; we send it, so that what we send is what is read back.
+
+use std::collections::BTreeMap;
+
+use kplane_model::{Family, Protocol};
+
+use super::super::affinity::{AffinityId, Group};
+use super::super::layout::Step;
+use super::super::rule::Expressions;
+use super::super::schema::{Balancer, Class, Set, Settings};
+use super::super::structure::{GroupOp, push_groups};
+#[allow(
+    clippy::wildcard_imports,
+    reason = "constants named as in the kernel's headers"
+)]
+use super::super::uapi::*;
+use super::super::userdata;
+use super::super::{
+    Data, Destination, Element, ElementOp, Key, NodePort, push_elements, push_structure,
+};
+use crate::backend::PodInterface;
+use kplane_netlink::{Attribute, AttributeWriter, Attributes, Batch, Message, Messages};
+
+/// `NFTA_LOOKUP_SET_ID`: nft names sets by number within a batch, too.
+const NFTA_LOOKUP_SET_ID: u16 = 4;
+/// `NFTA_DYNSET_SET_ID`: the same.
+const NFTA_DYNSET_SET_ID: u16 = 2;
+/// `NFTA_BITWISE_OP`: 0 (`NFT_BITWISE_MASK_XOR`), which nft sends in some rules.
+const NFTA_BITWISE_OP: u16 = 6;
+/// `NFTA_SET_ELEM_USERDATA`: nft's own note that a range has no end.
+const NFTA_SET_ELEM_USERDATA: u16 = 6;
+
+/// The group of session affinity in `golden.txt`.
+const SEVEN: AffinityId = AffinityId::from_bits(7);
+
+struct Golden {
+    kind: &'static str,
+    family: Family,
+    set: &'static str,
+    text: &'static str,
+    /// Attributes of the message.
+    bytes: Vec<u8>,
+}
+
+fn golden() -> Vec<Golden> {
+    let lines = include_str!("golden.txt").lines();
+    let lines = lines.filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (front, hex) = line.rsplit_once(" | ").unwrap();
+            let mut front = front.splitn(4, " | ");
+            let mut part = || front.next().unwrap();
+            Golden {
+                kind: part(),
+                family: match part() {
+                    "ip" => Family::V4,
+                    _ => Family::V6,
+                },
+                set: part(),
+                text: part(),
+                bytes: (0..hex.len())
+                    .step_by(2)
+                    .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+                    .collect(),
+            }
+        })
+        .collect()
+}
+
+/// A rule as names and attributes of its expressions, without what may differ.
+fn expressions(list: Attributes<'_>) -> Vec<(String, BTreeMap<u16, Vec<u8>>)> {
+    list.map(|expression| {
+        let name = expression.children().get(NFTA_EXPR_NAME).unwrap();
+        let name = name.as_str().unwrap();
+        let data = expression.children().get(NFTA_EXPR_DATA).unwrap();
+        let filled_in: &[u16] = match name {
+            "lookup" => &[NFTA_LOOKUP_SET_ID],
+            "dynset" => &[NFTA_DYNSET_SET_ID],
+            "bitwise" => &[NFTA_BITWISE_OP],
+            "nat" => &[
+                NFTA_NAT_REG_ADDR_MAX,
+                NFTA_NAT_REG_PROTO_MAX,
+                NFTA_NAT_FLAGS,
+            ],
+            _ => &[],
+        };
+        let attributes = data
+            .children()
+            .filter(|a| !filled_in.contains(&a.kind))
+            .filter(|a| (name, a.kind, a.payload) != ("lookup", NFTA_LOOKUP_FLAGS, &[0; 4][..]))
+            .map(|a| (a.kind, a.payload.to_vec()));
+        (name.to_owned(), attributes.collect())
+    })
+    .collect()
+}
+
+/// Our steps for the rules of `golden.txt`; IPv6 texts are looked up as IPv4 ones.
+fn steps(text: &str) -> Vec<Step> {
+    let text = text.replace("ip6 daddr != ::1", "ip daddr != 127.0.0.0/8");
+    let vip = "ip daddr . meta l4proto . th dport";
+    let original_vip = "ip daddr . meta l4proto . ct original proto-dst";
+    let text = text.replace("ip6", "ip");
+    match text
+        .replace(vip, "VIP")
+        .replace(original_vip, "VIP")
+        .as_str()
+    {
+        "VIP @services drop" => vec![Step::In(Set::Services), Step::Drop],
+        "meta l4proto . th dport @nodeports return" => vec![Step::In(Set::Nodeports), Step::Return],
+        "ip daddr @cluster-ips goto refuse" => {
+            vec![Step::In(Set::ClusterIps), Step::Goto("refuse")]
+        }
+        "ip saddr @pod-cidrs jump refuse" => vec![Step::In(Set::PodCidrs), Step::Jump("refuse")],
+        "ip saddr != @pod-cidrs drop" => vec![Step::NotIn(Set::PodCidrs), Step::Drop],
+        "ip saddr . VIP @hairpin drop" => vec![Step::In(Set::Hairpin), Step::Drop],
+        "ct state new" => vec![Step::NewConnection],
+        "ct status dnat" => vec![Step::Dnatted],
+        "ct status ! dnat" => vec![Step::NotDnatted],
+        "fib daddr type local" => vec![Step::ToThisNode],
+        "fib saddr type local" => vec![Step::FromThisNode],
+        "ip daddr != 127.0.0.0/8" => vec![Step::NotToLoopback],
+        "meta l4proto tcp reject with tcp reset" => vec![Step::Is(Protocol::Tcp), Step::TcpReset],
+        "reject" => vec![Step::Unreachable],
+        "meta mark & 0x4000 == 0x4000" => vec![Step::Marked],
+        "meta mark set meta mark | 0x4000" => vec![Step::SetMark],
+        "meta mark set meta mark ^ 0x4000" => vec![Step::FlipMark],
+        "masquerade fully-random" => vec![Step::Masquerade],
+        "dnat to VIP . numgen random mod 3 map @service-endpoints" => {
+            vec![Step::Dnat(Balancer::Service, Class::of(3).unwrap())]
+        }
+        "dnat to meta l4proto . th dport . numgen random mod 16384 map @nodeport-endpoints" => {
+            vec![Step::Dnat(Balancer::Nodeport, Class::of(16384).unwrap())]
+        }
+        "VIP vmap @sticky-services" => vec![Step::Lead(Set::Sticky(Balancer::Service))],
+        "meta l4proto udp ct original VIP vmap @sticky-services" => vec![
+            Step::Is(Protocol::Udp),
+            Step::OriginalLead(Set::Sticky(Balancer::Service)),
+        ],
+        "meta l4proto sctp ct original VIP != @services \
+         meta l4proto . ct original proto-dst vmap @remember-nodeports" => vec![
+            Step::Is(Protocol::Sctp),
+            Step::OriginalNotIn(Set::Services),
+            Step::OriginalLead(Set::RememberNodeports),
+        ],
+        "iifname \"cni0\" drop" => vec![Step::FromPodInterface, Step::Drop],
+        "iifname != \"cali*\" drop" => vec![Step::NotFromPodInterface, Step::Drop],
+        text if text.starts_with("meta l4proto tcp dnat to ip saddr map @affinity-") => {
+            vec![Step::Is(Protocol::Tcp), Step::Recall(SEVEN)]
+        }
+        text if text.starts_with("update @affinity-") => vec![Step::Remember(SEVEN, 10_800)],
+        "drop comment \"an address that no Service has\"" => vec![Step::Drop],
+        other => panic!("no steps for {other}"),
+    }
+}
+
+#[test]
+fn expressions_are_those_of_nft() {
+    let rules = golden().into_iter().filter(|g| g.kind == "rule");
+    for Golden {
+        family,
+        text,
+        bytes,
+        ..
+    } in rules
+    {
+        let theirs = Attributes(&bytes);
+        let mut ours = Vec::new();
+        let mut list = AttributeWriter::new(&mut ours);
+        let pod_interface = match text {
+            text if text.contains("cni0") => PodInterface::new("cni0", false),
+            _ => PodInterface::new("cali", true),
+        };
+        let settings = Settings {
+            pod_interface,
+            ..Settings::default()
+        };
+        let mut writer = Expressions {
+            list: &mut list,
+            family,
+            settings,
+        };
+        for step in steps(text) {
+            writer.step(step);
+        }
+        let expected = theirs.get(NFTA_RULE_EXPRESSIONS).unwrap().children();
+        assert_eq!(
+            expressions(Attributes(&ours)),
+            expressions(expected),
+            "{family}: {text}"
+        );
+        if let Some(userdata) = theirs.get(NFTA_RULE_USERDATA) {
+            let ours = userdata::comment("an address that no Service has");
+            assert_eq!(ours, userdata.payload);
+        }
+    }
+}
+
+#[test]
+fn sets_are_those_of_nft() {
+    for Golden {
+        family,
+        set,
+        text,
+        bytes,
+        ..
+    } in golden()
+        .into_iter()
+        .filter(|g| ["set", "clients"].contains(&g.kind))
+    {
+        let group = Group {
+            id: SEVEN,
+            protocol: Protocol::Tcp,
+            timeout_s: 1,
+            inside_apart: false,
+            shared: false,
+        };
+        let mut batch = Batch::new();
+        push_structure(&mut batch, family, Settings::default());
+        push_groups(
+            &mut batch,
+            family,
+            Settings::default(),
+            &[GroupOp::Make(group)],
+        );
+        let ours = Messages(batch.as_bytes())
+            .map(Message::attributes)
+            .find(|a| a.get(NFTA_SET_NAME).and_then(Attribute::as_str) == Some(set))
+            .unwrap();
+        // Everything but the number within the batch, and the length of verdicts, which nft leaves
+        // to the kernel.
+        let is_verdict = text.contains(": verdict");
+        let fixed = |attributes: Attributes<'_>| {
+            let fixed = attributes.filter(|a| a.kind != NFTA_SET_ID);
+            let fixed = fixed.filter(|a| a.kind != NFTA_SET_DATA_LEN || !is_verdict);
+            fixed
+                .map(|a| (a.kind, a.payload.to_vec()))
+                .collect::<BTreeMap<_, _>>()
+        };
+        assert_eq!(fixed(ours), fixed(Attributes(&bytes)), "{family}: {text}");
+    }
+}
+
+/// The element that `text` is.
+fn element(family: Family, set: &str, text: &str) -> Element {
+    let set = Set::all().find(|s| s.name() == set).unwrap();
+    let (key, data) = match text.split_once(" : ") {
+        Some((key, data)) => (key, Some(data)),
+        None => (text, None),
+    };
+    let parts: Vec<&str> = key.split(" . ").collect();
+    let protocol = |text: &str| text.to_uppercase().parse().unwrap();
+    let destination = |parts: &[&str]| Destination {
+        ip: parts[0].parse().unwrap(),
+        protocol: protocol(parts[1]),
+        port: parts[2].parse().unwrap(),
+    };
+    let node_port = |parts: &[&str]| NodePort {
+        protocol: protocol(parts[0]),
+        port: parts[1].parse().unwrap(),
+    };
+    let key = match set {
+        Set::Services | Set::Sticky(_) => Key::Service(destination(&parts)),
+        Set::Nodeports | Set::RememberNodeports => Key::NodePort(node_port(&parts)),
+        Set::ClusterIps => Key::Ip(parts[0].parse().unwrap()),
+        Set::Hairpin => Key::Hairpin(destination(&parts[1..])),
+        Set::FirewallSources => Key::FirewallSource(destination(&parts), parts[3].parse().unwrap()),
+        Set::PodCidrs => Key::Range(parts[0].parse().unwrap()),
+        Set::Endpoints(Balancer::Service) => {
+            Key::ServiceSlot(destination(&parts), parts[3].parse().unwrap())
+        }
+        _ => Key::NodePortSlot(node_port(&parts), parts[2].parse().unwrap()),
+    };
+    let data = data.map(|data| {
+        if let Some((verdict, chain)) = data.split_once(" affinity-") {
+            let code = if verdict == "jump" {
+                NFT_JUMP
+            } else {
+                NFT_GOTO
+            };
+            return Data::from_verdict(code, &format!("affinity-{chain}")).unwrap();
+        }
+        let (ip, port) = data.split_once(" . ").unwrap();
+        Data::Endpoint(kplane_model::EndpointAddr {
+            ip: ip.parse().unwrap(),
+            port: port.parse().unwrap(),
+        })
+    });
+    assert_eq!(data.is_some(), set.is_map(), "{family}");
+    Element { set, key, data }
+}
+
+/// Entries of a list of elements, without nft's notes and its end that ends nothing.
+fn entries(list: Attributes<'_>) -> Vec<BTreeMap<u16, Vec<u8>>> {
+    let entries = list.map(|entry| {
+        let attributes = entry
+            .children()
+            .filter(|a| a.kind != NFTA_SET_ELEM_USERDATA);
+        attributes
+            .map(|a| (a.kind, a.payload.to_vec()))
+            .collect::<BTreeMap<_, _>>()
+    });
+    let is_lone_end = |entry: &BTreeMap<u16, Vec<u8>>| {
+        let key = Attributes(&entry[&NFTA_SET_ELEM_KEY]);
+        let key = key.get(NFTA_DATA_VALUE).unwrap().payload;
+        entry.contains_key(&NFTA_SET_ELEM_FLAGS) && key.iter().all(|byte| *byte == 0)
+    };
+    entries.filter(|entry| !is_lone_end(entry)).collect()
+}
+
+#[test]
+fn elements_are_those_of_nft() {
+    for Golden {
+        kind,
+        family,
+        set,
+        text,
+        bytes,
+    } in golden()
+    {
+        let (op, message) = match kind {
+            "add" => (ElementOp::Add, msg::NEWSETELEM),
+            "delete" => (ElementOp::Delete, msg::DELSETELEM),
+            _ => continue,
+        };
+        let mut batch = Batch::new();
+        push_elements(&mut batch, family, op, &[element(family, set, text)]);
+        let ours = Messages(batch.as_bytes()).next().unwrap();
+        assert_eq!(ours.kind, message);
+        let list = |attributes: Attributes<'_>| {
+            let list = attributes.get(NFTA_SET_ELEM_LIST_ELEMENTS).unwrap();
+            entries(list.children())
+        };
+        let mut theirs = list(Attributes(&bytes));
+        if kind == "delete" {
+            // nft names the data too; the kernel does not look at it.
+            for entry in &mut theirs {
+                entry.remove(&NFTA_SET_ELEM_DATA);
+            }
+        }
+        assert_eq!(list(ours.attributes()), theirs, "{kind} {set} {text}");
+    }
+}

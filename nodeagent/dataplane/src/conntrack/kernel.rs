@@ -1,0 +1,194 @@
+//! Listing and deleting flows in the kernel.
+
+use std::cell::OnceCell;
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+
+use kplane_model::Family;
+use nix::ifaddrs::getifaddrs;
+
+use super::{Verdict, Work};
+use crate::plan::FrontendAddr;
+use kplane_netlink::conntrack::{Flow, Selection, probe_filter, probe_reply_filter};
+use kplane_netlink::{Errno, NetlinkError, NfSocket, Request};
+
+/// Above so many questions one list of all UDP flows is cheaper: for each of them the kernel walks its
+/// whole table (9 ms with the usual 262,144 buckets), which it does for the list only once.
+pub(super) const MAX_QUESTIONS: usize = 2;
+
+/// Flows that are remembered for deletion at once, some 150 bytes each.
+const MAX_STALE: usize = 1 << 16;
+
+/// Requests that are encoded at once, some 100 bytes each.
+const REQUESTS: usize = 1024;
+
+/// Rounds of listing and deleting; together they clear a table of four million entries.
+const MAX_ROUNDS: usize = 64;
+
+/// Why a look failed. All of them are tried again.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ExamineError {
+    /// The kernel, or the way to it.
+    #[error(
+        "conntrack: {0} (deleting flows needs CAP_NET_ADMIN and the module nf_conntrack_netlink)"
+    )]
+    Netlink(#[from] NetlinkError),
+    /// The node's own addresses, for node ports.
+    #[error("cannot list the node's own addresses: {0}")]
+    Addresses(Errno),
+    /// There are still more.
+    #[error("stale flows are made faster than they can be deleted")]
+    NoEnd,
+}
+
+/// What the kernel can filter by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Filter {
+    /// Before 5.8: nothing.
+    Nothing,
+    /// Destinations only.
+    Destinations,
+    /// Destinations, and sources of replies.
+    Both,
+}
+
+/// A socket, once it is needed, in the network namespace of the thread that works with it.
+#[derive(Debug, Default)]
+pub(super) struct Kernel {
+    open: Option<(NfSocket, Filter)>,
+}
+
+impl Kernel {
+    /// Looks at flows and deletes the stale ones. Returns how many were deleted, also on failure.
+    pub(super) fn examine(
+        &mut self,
+        family: Family,
+        work: &Work,
+        verdict: impl Fn(&Flow) -> Verdict,
+    ) -> (u64, Result<(), ExamineError>) {
+        let mut deleted = 0;
+        let result = self.try_examine(family, work, verdict, &mut deleted);
+        if result.is_err() {
+            // Answers may be left over; and the kernel may have been replaced by a better one.
+            self.open = None;
+        }
+        (deleted, result)
+    }
+
+    fn try_examine(
+        &mut self,
+        family: Family,
+        work: &Work,
+        verdict: impl Fn(&Flow) -> Verdict,
+        deleted: &mut u64,
+    ) -> Result<(), ExamineError> {
+        let (socket, filter) = match &mut self.open {
+            Some(open) => open,
+            closed => closed.insert(open()?),
+        };
+        let own = OnceCell::new();
+        let is_local = |ip| match own.get_or_init(own_addresses) {
+            Ok(own) => own.contains(&ip),
+            Err(_) => false,
+        };
+        let is_stale = |flow: &Flow| match verdict(flow) {
+            Verdict::Keep => false,
+            Verdict::Stale => true,
+            Verdict::StaleIfLocal => is_local(flow.original.destination.ip()),
+        };
+        for selection in selections(work, *filter) {
+            clear(socket, family, selection, deleted, is_stale)?;
+        }
+        match own.into_inner() {
+            Some(Err(errno)) => Err(ExamineError::Addresses(errno)),
+            Some(Ok(_)) | None => Ok(()),
+        }
+    }
+}
+
+/// Lists and deletes until a list was short enough to be remembered.
+fn clear(
+    socket: &mut NfSocket,
+    family: Family,
+    selection: Selection,
+    deleted: &mut u64,
+    is_stale: impl Fn(&Flow) -> bool,
+) -> Result<(), ExamineError> {
+    for _ in 0..MAX_ROUNDS {
+        let (mut stale, mut more) = (Vec::new(), false);
+        let listed = socket.dump_each(selection.request(family), |message| {
+            if let Some(flow) = Flow::parse(message).filter(&is_stale) {
+                match stale.len() {
+                    ..MAX_STALE => stale.push(flow),
+                    _ => more = true,
+                }
+            }
+        });
+        // What was found is stale, whatever became of the rest of the list.
+        for lot in stale.chunks(REQUESTS) {
+            let requests: Vec<_> = lot.iter().map(Flow::delete).collect();
+            let missing = socket.request_all(&requests)?;
+            *deleted += (lot.len() - missing) as u64;
+        }
+        listed?;
+        if !more {
+            return Ok(());
+        }
+    }
+    Err(ExamineError::NoEnd)
+}
+
+/// What to ask the kernel for.
+pub(super) fn selections(work: &Work, filter: Filter) -> Vec<Selection> {
+    let questions = work.places.len() + work.retired.len();
+    let can = match filter {
+        Filter::Nothing => false,
+        Filter::Destinations => work.retired.is_empty(),
+        Filter::Both => true,
+    };
+    if work.everything || !can || questions > MAX_QUESTIONS {
+        return vec![Selection::All];
+    }
+    let places = work.places.iter().map(|at| match *at {
+        FrontendAddr::Address { ip, port, .. } => Selection::To(SocketAddr::new(ip, port)),
+        FrontendAddr::NodePort { port, .. } => Selection::ToPort(port),
+    });
+    let retired = work.retired.iter();
+    let retired = retired.map(|at| Selection::RepliesFrom(SocketAddr::new(at.ip, at.port)));
+    places.chain(retired).collect()
+}
+
+fn open() -> Result<(NfSocket, Filter), NetlinkError> {
+    let mut socket = NfSocket::open()?;
+    let filter = if !refuses(&mut socket, probe_filter(Family::V4))? {
+        Filter::Nothing
+    } else if !refuses(&mut socket, probe_reply_filter(Family::V4))? {
+        Filter::Destinations
+    } else {
+        Filter::Both
+    };
+    tracing::debug!(?filter, "conntrack entries can be filtered in the kernel");
+    Ok((socket, filter))
+}
+
+/// Whether the kernel refuses to understand a probe, as opposed to answering with a list.
+fn refuses(socket: &mut NfSocket, probe: Request) -> Result<bool, NetlinkError> {
+    match socket.dump_each(probe, |_| {}) {
+        Ok(()) => Ok(false),
+        Err(NetlinkError::Refused {
+            errno: Errno::EINVAL | Errno::EOPNOTSUPP,
+            ..
+        }) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// The addresses of this thread's network namespace.
+fn own_addresses() -> Result<HashSet<IpAddr>, Errno> {
+    let addresses = getifaddrs()?.filter_map(|interface| {
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+    });
+    Ok(addresses.collect())
+}

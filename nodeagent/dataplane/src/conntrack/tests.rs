@@ -1,0 +1,486 @@
+//! What a commit makes worth looking at, which flows are stale, and when to look.
+
+use std::net::{IpAddr, SocketAddr};
+
+use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
+
+use super::kernel::{Filter, MAX_QUESTIONS, selections};
+use super::*;
+use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
+use kplane_netlink::conntrack::{Flow, IPS_DST_NAT, Selection, Tuple};
+
+const CLUSTER_IP: &str = "10.96.0.1:53";
+const LB_IP: &str = "198.51.100.1:53";
+const NODE: &str = "172.18.0.2:30053";
+const CLIENT: &str = "10.244.1.9:40000";
+
+/// What a client's flow looks like, translated if the server is not where it was sent to.
+fn flow(to: &str, server: &str) -> Flow {
+    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+    Flow {
+        original: Tuple {
+            source: at(CLIENT),
+            destination: at(to),
+        },
+        reply: Tuple {
+            source: at(server),
+            destination: at(CLIENT),
+        },
+        status: if to == server { 0 } else { IPS_DST_NAT },
+        id: Some(1),
+        zone: None,
+        original_zone: None,
+    }
+}
+
+fn key(name: &str, protocol: Protocol) -> ServiceKey {
+    ServiceKey {
+        service: ServiceName::new("test", name),
+        port_name: "dns".into(),
+        protocol,
+        family: Family::V4,
+    }
+}
+
+fn address(text: &str) -> FrontendAddr {
+    let at: SocketAddr = text.parse().unwrap();
+    FrontendAddr::Address {
+        ip: at.ip(),
+        protocol: Protocol::Udp,
+        port: at.port(),
+    }
+}
+
+const NODE_PORT: FrontendAddr = FrontendAddr::NodePort {
+    protocol: Protocol::Udp,
+    port: 30053,
+};
+
+fn endpoint(octet: u8) -> EndpointAddr {
+    EndpointAddr {
+        ip: IpAddr::from([10, 244, 1, octet]),
+        port: 5353,
+    }
+}
+
+fn plan(name: &str, places: &[FrontendAddr], serving: &[u8]) -> (ServiceKey, Option<ServicePlan>) {
+    let key = key(name, Protocol::Udp);
+    let frontend = |at: &FrontendAddr| Frontend {
+        at: *at,
+        origin: Origin::ClusterIp,
+        endpoints: Vec::new(),
+        policy: kplane_model::TrafficPolicy::Cluster,
+        inside: None,
+        masquerade: false,
+        unserved: None,
+        source_ranges: Vec::new(),
+    };
+    let plan = ServicePlan {
+        key: key.clone(),
+        cluster_ip: IpAddr::from([10, 96, 0, 1]),
+        frontends: places.iter().map(frontend).collect(),
+        local: Vec::new(),
+        affinity_timeout_s: None,
+        health_check_node_port: None,
+        ipvs_scheduler: None,
+        serving: serving.iter().map(|octet| endpoint(*octet)).collect(),
+    };
+    (key, Some(plan))
+}
+
+fn gone(name: &str) -> (ServiceKey, Option<ServicePlan>) {
+    (key(name, Protocol::Udp), None)
+}
+
+struct Case {
+    tracker: Tracker,
+    node: NodePlan,
+}
+
+type Services<'a> = &'a [(ServiceKey, Option<ServicePlan>)];
+
+impl Case {
+    /// After a first complete commit.
+    fn of(services: Services<'_>) -> Self {
+        let mut case = Self {
+            tracker: Tracker::default(),
+            node: NodePlan {
+                nodeport_ips: vec!["172.18.0.0/16".parse().unwrap()],
+                ..NodePlan::default()
+            },
+        };
+        case.commit(services, true, &[]);
+        case
+    }
+
+    fn commit(&mut self, services: Services<'_>, complete: bool, failures: &[Failure]) -> Work {
+        let change = Change {
+            family: Family::V4,
+            node: &self.node,
+            services,
+            complete,
+        };
+        self.tracker.commit(&change, failures)
+    }
+
+    fn update(&mut self, services: Services<'_>) -> Work {
+        self.commit(services, false, &[])
+    }
+
+    fn verdict(&self, work: &Work, to: &str, server: &str) -> Verdict {
+        self.tracker.verdict(&flow(to, server), work)
+    }
+}
+
+fn work(places: &[FrontendAddr], retired: &[u8]) -> Work {
+    Work {
+        everything: false,
+        places: places.iter().copied().collect(),
+        retired: retired.iter().map(|octet| endpoint(*octet)).collect(),
+    }
+}
+
+#[test]
+fn f1_only_what_stopped_serving_is_work() {
+    let mut case = Case::of(&[plan("dns", &[address(CLUSTER_IP)], &[1, 2])]);
+    let update = |case: &mut Case, serving: &[u8]| {
+        case.update(&[plan("dns", &[address(CLUSTER_IP)], serving)])
+    };
+    assert!(update(&mut case, &[1, 2]).is_empty());
+    assert!(update(&mut case, &[1, 2, 3]).is_empty());
+    assert_eq!(update(&mut case, &[2, 4]), work(&[], &[1, 3]));
+    assert_eq!(update(&mut case, &[]), work(&[], &[2, 4]));
+    assert!(update(&mut case, &[5]).is_empty());
+}
+
+#[test]
+fn f4_places_that_come_go_and_change_hands_are_work() {
+    let both = [address(CLUSTER_IP), address(LB_IP)];
+    let mut case = Case::of(&[plan("one", &both[..1], &[1])]);
+    let update = case.update(&[plan("one", &both, &[1])]);
+    assert_eq!(update, work(&both[1..], &[]));
+    let update = case.update(&[plan("one", &both[..1], &[1]), plan("two", &both[1..], &[2])]);
+    assert_eq!(update, work(&both[1..], &[]));
+    assert_eq!(
+        case.verdict(&update, LB_IP, "10.244.1.1:5353"),
+        Verdict::Stale
+    );
+    assert_eq!(
+        case.verdict(&update, LB_IP, "10.244.1.2:5353"),
+        Verdict::Keep
+    );
+    // In the other order.
+    let update = case.update(&[plan("one", &both, &[1]), plan("two", &[], &[2])]);
+    assert_eq!(update, work(&both[1..], &[]));
+    assert_eq!(
+        case.verdict(&update, LB_IP, "10.244.1.2:5353"),
+        Verdict::Stale
+    );
+    assert_eq!(case.update(&[gone("one")]), work(&both, &[]));
+    assert!(case.update(&[gone("one"), gone("two")]).is_empty());
+}
+
+#[test]
+fn f5_tcp_and_sctp_are_no_work() {
+    let other = |protocol| {
+        let (_, plan) = plan("dns", &[address(CLUSTER_IP)], &[1]);
+        (key("dns", protocol), plan)
+    };
+    let all = [other(Protocol::Tcp), other(Protocol::Sctp)];
+    let mut case = Case::of(&all);
+    assert!(case.commit(&all, true, &[]).is_empty());
+    assert!(case.update(&[(key("dns", Protocol::Tcp), None)]).is_empty());
+}
+
+#[test]
+fn a_complete_change_is_about_everything() {
+    let one = plan("one", &[address(CLUSTER_IP)], &[1]);
+    let two = plan("two", &[address(LB_IP)], &[1]);
+    let mut case = Case::of(&[one.clone(), two]);
+    let everything = case.commit(&[one], true, &[]);
+    assert!(everything.everything && everything.retired.is_empty());
+    // What is gone is still known by name.
+    assert_eq!(everything.places, [address(LB_IP)].into());
+    assert_eq!(
+        case.verdict(&everything, LB_IP, "10.244.1.1:5353"),
+        Verdict::Stale
+    );
+    let nothing_left = case.commit(&[], true, &[]);
+    assert!(nothing_left.everything);
+    assert!(
+        case.commit(&[], true, &[]).is_empty(),
+        "no UDP Service at all"
+    );
+}
+
+/// The kernel still does what it did before.
+#[test]
+fn what_failed_stays_as_it_was() {
+    let mut case = Case::of(&[plan("dns", &[address(CLUSTER_IP)], &[1])]);
+    let failure = |degraded| Failure {
+        key: key("dns", Protocol::Udp),
+        reason: "too many".to_owned(),
+        degraded,
+    };
+    let next = [plan("dns", &[address(CLUSTER_IP)], &[2])];
+    assert!(case.commit(&next, false, &[failure(false)]).is_empty());
+    let complete = case.commit(&[], true, &[failure(false)]);
+    assert_eq!(
+        case.verdict(&complete, CLUSTER_IP, "10.244.1.1:5353"),
+        Verdict::Keep
+    );
+    assert_eq!(case.commit(&next, false, &[failure(true)]), work(&[], &[1]));
+}
+
+#[test]
+fn node_ports_on_other_addresses_are_work_for_all() {
+    let mut case = Case::of(&[plan("dns", &[NODE_PORT], &[1])]);
+    assert!(case.update(&[]).is_empty());
+    case.node.nodeport_ips = vec!["172.19.0.0/16".parse().unwrap()];
+    assert!(case.update(&[]).everything);
+    let mut case = Case::of(&[plan("dns", &[address(CLUSTER_IP)], &[1])]);
+    case.node.nodeport_ips.clear();
+    assert!(case.update(&[]).is_empty());
+}
+
+/// F2, F3, F4: what is stale, by destination and the source of replies.
+#[test]
+fn f2_f3_f4_verdicts() {
+    let places = [address(CLUSTER_IP), NODE_PORT];
+    let mut case = Case::of(&[
+        plan("dns", &places, &[1]),
+        plan("empty", &[address(LB_IP)], &[]),
+    ]);
+    let cases = [
+        (CLUSTER_IP, "10.244.1.1:5353", Verdict::Keep),
+        (CLUSTER_IP, "10.244.1.2:5353", Verdict::Stale),
+        // The port counts too.
+        (CLUSTER_IP, "10.244.1.1:53", Verdict::Stale),
+        // F3: from before the rules.
+        (CLUSTER_IP, CLUSTER_IP, Verdict::Stale),
+        // F4: nobody serves.
+        (LB_IP, "10.244.1.1:5353", Verdict::Stale),
+        (NODE, "10.244.1.1:5353", Verdict::Keep),
+        (NODE, "10.244.1.2:5353", Verdict::StaleIfLocal),
+        (NODE, NODE, Verdict::StaleIfLocal),
+        // Not served there: a port number is nothing by itself.
+        ("172.19.0.1:30053", "172.19.0.1:30053", Verdict::Keep),
+        ("127.0.0.1:30053", "127.0.0.1:30053", Verdict::Keep),
+        // Another port of a Service's address, a pod, the outside.
+        ("10.96.0.1:54", "10.96.0.1:54", Verdict::Keep),
+        ("10.244.1.2:5353", "10.244.1.2:5353", Verdict::Keep),
+        ("8.8.8.8:53", "8.8.8.8:53", Verdict::Keep),
+    ];
+    for (to, server, want) in cases {
+        assert_eq!(
+            case.verdict(&Work::default(), to, server),
+            want,
+            "{to} {server}"
+        );
+    }
+    let gone = case.update(&[gone("dns")]);
+    let cases = [
+        (CLUSTER_IP, "10.244.1.1:5353", Verdict::Stale),
+        (NODE, "10.244.1.1:5353", Verdict::StaleIfLocal),
+        // Where no Service is any more, what is not translated is somebody else's.
+        (CLUSTER_IP, CLUSTER_IP, Verdict::Keep),
+        (NODE, NODE, Verdict::Keep),
+    ];
+    for (to, server, want) in cases {
+        assert_eq!(case.verdict(&gone, to, server), want, "gone: {to} {server}");
+    }
+}
+
+/// What a virtual switch keeps track of has not met our rules.
+#[test]
+fn zones_of_switches_are_left_alone() {
+    let case = Case::of(&[plan("dns", &[address(CLUSTER_IP)], &[1])]);
+    let verdict = |server| {
+        let flow = Flow {
+            zone: Some(7),
+            ..flow(CLUSTER_IP, server)
+        };
+        case.tracker.verdict(&flow, &Work::default())
+    };
+    assert_eq!(verdict(CLUSTER_IP), Verdict::Keep);
+    assert_eq!(verdict("10.244.1.2:5353"), Verdict::Stale);
+}
+
+#[test]
+fn few_questions_are_asked_one_by_one_and_many_at_once() {
+    let places = work(&[address(CLUSTER_IP)], &[]);
+    let retired = work(&[], &[1]);
+    let to = Selection::To(CLUSTER_IP.parse().unwrap());
+    let from = Selection::RepliesFrom("10.244.1.1:5353".parse().unwrap());
+    assert_eq!(selections(&places, Filter::Both), [to]);
+    assert_eq!(selections(&places, Filter::Destinations), [to]);
+    assert_eq!(selections(&places, Filter::Nothing), [Selection::All]);
+    assert_eq!(selections(&retired, Filter::Both), [from]);
+    assert_eq!(selections(&retired, Filter::Destinations), [Selection::All]);
+    let node_port = work(&[NODE_PORT], &[]);
+    assert_eq!(
+        selections(&node_port, Filter::Both),
+        [Selection::ToPort(30053)]
+    );
+    let many: Vec<u8> = (0..=MAX_QUESTIONS)
+        .map(|n| u8::try_from(n).unwrap())
+        .collect();
+    assert_eq!(
+        selections(&work(&[], &many), Filter::Both),
+        [Selection::All]
+    );
+    assert_eq!(
+        selections(&work(&[], &many[1..]), Filter::Both).len(),
+        MAX_QUESTIONS
+    );
+}
+
+mod schedule {
+    use super::super::schedule::Schedule;
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn retired(octet: u8) -> Work {
+        work(&[], &[octet])
+    }
+
+    /// Takes what is due, in no time.
+    fn look(schedule: &mut Schedule, now: Instant) -> Option<Work> {
+        let job = schedule.take(now)?;
+        let work = job.work().clone();
+        schedule.done(job, now, Duration::ZERO);
+        Some(work)
+    }
+
+    #[test]
+    fn everything_is_looked_at_at_once_and_a_second_later() {
+        let mut schedule = Schedule::default();
+        let start = Instant::now();
+        assert_eq!(schedule.due(start), None);
+        schedule.add(retired(1));
+        assert_eq!(look(&mut schedule, start), Some(retired(1)));
+        let second = schedule.due(start).unwrap();
+        assert!(second >= start + 500 * MS && second <= start + 2_000 * MS);
+        assert_eq!(look(&mut schedule, second - MS), None);
+        assert_eq!(look(&mut schedule, second), Some(retired(1)));
+        assert_eq!(schedule.due(second), None);
+    }
+
+    /// Changes that go on and on neither push the second look away nor shorten it.
+    #[test]
+    fn second_looks_keep_their_distance_under_load() {
+        let mut schedule = Schedule::default();
+        let start = Instant::now();
+        let mut first = vec![None; 200];
+        let mut second = vec![None; 200];
+        for step in 0_u32..300 {
+            let now = start + step * 20 * MS;
+            if let Some(octet) = u8::try_from(step).ok().filter(|n| *n < 200) {
+                schedule.add(retired(octet));
+            }
+            let looked = look(&mut schedule, now)
+                .into_iter()
+                .flat_map(|work| work.retired);
+            for at in looked {
+                let IpAddr::V4(ip) = at.ip else { continue };
+                let n = usize::from(ip.octets()[3]);
+                let slot = if first[n].is_none() {
+                    &mut first[n]
+                } else {
+                    &mut second[n]
+                };
+                assert!(slot.replace(now).is_none(), "{n} looked at three times");
+            }
+        }
+        for (n, (first, second)) in first.into_iter().zip(second).enumerate() {
+            let distance = second.unwrap() - first.unwrap();
+            assert!(
+                distance >= 1_000 * MS && distance <= 2_100 * MS,
+                "{n}: {distance:?}"
+            );
+        }
+        assert_eq!(schedule.due(start), None);
+    }
+
+    #[test]
+    fn a_long_look_is_followed_by_a_longer_rest() {
+        let mut schedule = Schedule::default();
+        let start = Instant::now();
+        schedule.add(retired(1));
+        let job = schedule.take(start).unwrap();
+        let end = start + 100 * MS;
+        schedule.done(job, end, 100 * MS);
+        schedule.add(retired(2));
+        schedule.add(retired(3));
+        assert!(schedule.take(end + 800 * MS).is_none());
+        assert_eq!(schedule.due(end), Some(end + 900 * MS));
+        assert_eq!(
+            look(&mut schedule, end + 900 * MS),
+            Some(work(&[], &[2, 3]))
+        );
+    }
+
+    #[test]
+    fn a_failed_look_is_tried_again_later_and_later() {
+        let mut schedule = Schedule::default();
+        let mut now = Instant::now();
+        let mut longest = Duration::ZERO;
+        schedule.add(retired(1));
+        for _ in 0..20 {
+            let job = schedule.take(now).unwrap();
+            let wait = schedule.failed(job, now);
+            longest = longest.max(wait);
+            schedule.add(retired(2));
+            assert!(schedule.take(now + wait - MS).is_none());
+            now = schedule.due(now).unwrap();
+        }
+        assert!(longest > Duration::from_secs(10) && longest <= Duration::from_secs(30));
+        assert_eq!(look(&mut schedule, now), Some(work(&[], &[1, 2])));
+        assert!(schedule.due(now).is_some(), "the second look");
+    }
+}
+
+#[test]
+fn work_is_bounded() {
+    let mut sum = Work::default();
+    for port in 0..=u16::MAX {
+        for ip in 0..4 {
+            let at = SocketAddr::new(IpAddr::from([10, 96, 0, ip]), port);
+            sum.places.insert(address(&at.to_string()));
+        }
+    }
+    sum.merge(work(&[], &[1]));
+    assert!(sum.everything && sum.retired.is_empty());
+    assert!(sum.places.len() <= 1 << 17);
+}
+
+#[test]
+fn durations_fall_into_kube_proxys_buckets() {
+    let bounds: Vec<_> = (0..BUCKETS).map(bucket_bound).collect();
+    assert_eq!(bounds[0], Some(Duration::from_millis(1)));
+    assert_eq!(bounds[14], Some(Duration::from_millis(16_384)));
+    assert_eq!(bounds[15], None);
+    let mut totals = ConntrackTotals::default();
+    for (ms, failed) in [(1, false), (2, false), (3, true), (100_000, false)] {
+        totals.count(ms, failed, Duration::from_millis(ms));
+    }
+    assert_eq!(totals.durations[..4], [1, 1, 1, 0]);
+    assert_eq!((totals.durations[15], totals.failures), (1, 1));
+    assert_eq!((totals.deleted, totals.looks()), (100_006, 4));
+}
+
+/// The thread ends with its handle, and without privilege or work it asks nobody.
+#[test]
+fn the_thread_ends_with_its_handle() {
+    let cleaner = Cleaner::start(|_| {}).unwrap();
+    let node = NodePlan::default();
+    let change = Change {
+        family: Family::V6,
+        node: &node,
+        services: &[],
+        complete: true,
+    };
+    cleaner.committed(&change, &[]);
+    assert_eq!(cleaner.totals(), <[ConntrackTotals; 2]>::default());
+}

@@ -1,0 +1,154 @@
+//! What kube-proxy left in the kernel, asked for and removed over netlink.
+
+use std::path::Path;
+
+use kplane_model::Family;
+use nix::net::if_::if_nametoindex;
+
+use super::rules::is_kube_proxys;
+use crate::backend::ipvs::is_set_name;
+use crate::backend::nftables::uapi::{NFTA_CHAIN_NAME, NFTA_CHAIN_TABLE, NFTA_TABLE_NAME, msg};
+use kplane_netlink::{
+    Attribute, Batch, Errno, Label, Messages, NetlinkError, NfSocket, Operation, Request,
+    delete_link, ipset, nfproto,
+};
+
+/// kube-proxy's table in nftables mode, one a family (E1).
+pub(super) const TABLE: &str = "kube-proxy";
+/// The table of our nftables backend, one a family.
+pub(super) const OUR_TABLE: &str = crate::backend::nftables::TABLE;
+/// The link that holds all addresses of Services in IPVS mode (D2).
+pub(super) const LINK: &str = crate::backend::ipvs::LINK;
+
+/// Whether an nftables table of a family is there.
+///
+/// # Errors
+/// [`NetlinkError`]. A kernel without nf_tables or without the family has no table.
+pub(super) fn has_table(family: Family, table: &str) -> Result<bool, NetlinkError> {
+    let number = nfproto(family);
+    let kind = msg::GETTABLE;
+    let request = Request::new("look for a table", kind, number, |w| {
+        w.str(NFTA_TABLE_NAME, table);
+    });
+    match NfSocket::open()?.get(request) {
+        Ok(_) => Ok(true),
+        Err(error) => match error.errno() {
+            Some(Errno::ENOENT | Errno::EINVAL | Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP) => {
+                Ok(false)
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+/// Removes an nftables table of a family; one that is not there is removed already.
+///
+/// # Errors
+/// Why the table is still there.
+pub(super) fn remove_table(family: Family, table: &'static str) -> Result<(), String> {
+    let mut batch = Batch::new();
+    let operation = Operation {
+        label: Label {
+            action: "delete table",
+            object: table,
+        },
+        kind: msg::DELTABLE,
+        flags: 0,
+        family: nfproto(family),
+    };
+    batch.push(operation, |w| w.str(NFTA_TABLE_NAME, table));
+    let mut socket = NfSocket::open().map_err(|error| error.to_string())?;
+    let Err(error) = socket.commit(batch.seal(None)) else {
+        return Ok(());
+    };
+    // An acknowledgement may be lost, and somebody else may have been faster.
+    match has_table(family, table) {
+        Ok(false) => Ok(()),
+        _ => Err(error.to_string()),
+    }
+}
+
+/// Whether nf_tables holds chains of kube-proxy's that an `iptables-nft` made.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn has_iptables_chains(family: Family) -> Result<bool, NetlinkError> {
+    let number = nfproto(family);
+    let kind = msg::GETCHAIN;
+    let chains = match NfSocket::open()?.dump(Request::new("list chains", kind, number, |_| {})) {
+        // No nf_tables in this kernel.
+        Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(false),
+        chains => chains?,
+    };
+    Ok(Messages(&chains).any(|message| {
+        let text = |kind| message.attributes().get(kind).and_then(Attribute::as_str);
+        let (table, chain) = (text(NFTA_CHAIN_TABLE), text(NFTA_CHAIN_NAME));
+        is_kube_proxys(table.unwrap_or_default(), chain.unwrap_or_default())
+    }))
+}
+
+/// Whether the link of IPVS mode is there.
+pub(super) fn has_link() -> bool {
+    if_nametoindex(LINK).is_ok()
+}
+
+/// Removes the link of IPVS mode with all its addresses.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn remove_link() -> Result<(), NetlinkError> {
+    match delete_link(LINK) {
+        Err(error) if error.errno() == Some(Errno::ENODEV) => Ok(()),
+        result => result,
+    }
+}
+
+/// kube-proxy's IP sets.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn sets() -> Result<Vec<String>, NetlinkError> {
+    // The question alone would make the kernel load the module.
+    if Path::new("/sys/module").is_dir() && !Path::new("/sys/module/ip_set").is_dir() {
+        return Ok(Vec::new());
+    }
+    let names = match ipset::IpSets::open()?.names() {
+        // No IP sets in this kernel.
+        Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(Vec::new()),
+        names => names?,
+    };
+    Ok(names.into_iter().filter(|name| is_set_name(name)).collect())
+}
+
+/// Removes an IP set. No rule may use it any more.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn remove_set(name: &str) -> Result<(), NetlinkError> {
+    match ipset::destroy_set(name) {
+        Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(()),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// D3: both families' sets, and nobody else's.
+    #[test]
+    fn i4_d3_sets_are_kube_proxys_letter_by_letter() {
+        for name in ["KUBE-CLUSTER-IP", "KUBE-6-LOOP-BACK", "KUBE-NODE-PORT-UDP"] {
+            assert!(is_set_name(name), "{name}");
+        }
+        for name in [
+            "KUBE-",
+            "KUBE-6-",
+            "KUBE-DST-ABC",
+            "CLUSTER-IP",
+            "kube-cluster-ip",
+        ] {
+            assert!(!is_set_name(name), "{name}");
+        }
+    }
+}

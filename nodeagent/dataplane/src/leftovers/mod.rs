@@ -1,0 +1,442 @@
+//! What kube-proxy leaves on a node, and what we do: found and removed, in the calling thread's network
+//! namespace (I4). All modes: nftables (E1), iptables of both kinds (C1, C2, C11), IPVS (D2-D4).
+//!
+//! **Invariants.** Looking changes nothing. Nothing is removed but what has a name of kube-proxy's or ours;
+//! kubelet's chains and those that rules of others need stay. Nothing that a kube-proxy may still need is
+//! removed: whoever removes asks [`running`] first. A step that fails is one named
+//! [`Problem`], and the others are done all the same.
+//!
+//! Everything here blocks: keep it off the async runtime.
+
+mod iptables;
+mod kernel;
+mod rival;
+mod rules;
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use kplane_model::{Cidr, Family};
+
+use self::iptables::Rules;
+pub use self::rival::{Ports, Rival, running};
+use self::rules::Keeps;
+pub use crate::backend::Serving;
+use crate::backend::iptables::{Flavour, PacketCounts, Tool, remove_counters};
+use crate::backend::ipvs::left;
+use crate::backend::{Kind, Settings};
+pub use crate::process::RunError;
+use kplane_netlink::NetlinkError;
+use kplane_netlink::ipvs::ServerKey;
+
+/// What kube-proxy left, in the order in which it is removed: rules before what they refer to.
+#[derive(Debug, Default)]
+pub struct Leftovers {
+    items: Vec<Item>,
+    problems: Vec<Problem>,
+}
+
+/// What became of it.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// What is gone, for people, an entry each.
+    pub removed: Vec<String>,
+    /// What could not be looked at or removed.
+    pub problems: Vec<Problem>,
+}
+
+/// Something that is still there, or may be, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    /// The nftables table.
+    #[error("nftables table {table}: {reason}; run `nft delete table {table}`")]
+    Table {
+        /// Family and name, as `nft` writes them.
+        table: &'static str,
+        /// Why not.
+        reason: String,
+    },
+    /// The rules could not be listed.
+    #[error("{tool}-save {source}; remove kube-proxy's chains with `kube-proxy --cleanup`")]
+    Save {
+        /// The kind of iptables.
+        tool: String,
+        /// Why not.
+        source: RunError,
+    },
+    /// A table's chains could not be removed.
+    #[error(
+        "{tool}-restore for table {table} {source}; remove kube-proxy's chains with \
+         `kube-proxy --cleanup`"
+    )]
+    Restore {
+        /// The kind of iptables.
+        tool: String,
+        /// The table.
+        table: &'static str,
+        /// Why not.
+        source: RunError,
+    },
+    /// Chains stay on purpose.
+    #[error(
+        "{tool} table {table}: {chains} kept, because rules of others jump there; see \
+         `{tool}-save -t {table}`"
+    )]
+    Kept {
+        /// The kind of iptables.
+        tool: String,
+        /// The table.
+        table: &'static str,
+        /// Their names.
+        chains: String,
+    },
+    /// There are chains, but nothing to remove them with.
+    #[error(
+        "kube-proxy has chains in iptables, but there is no {program}: install iptables, or run \
+         `kube-proxy --cleanup`"
+    )]
+    NoTool {
+        /// The program that is missing.
+        program: String,
+    },
+    /// There may be chains.
+    #[error(
+        "legacy iptables has tables, perhaps with chains of kube-proxy's, but there is no \
+         {program} to see: install iptables, or run `kube-proxy --cleanup`"
+    )]
+    Unseen {
+        /// The program that is missing.
+        program: String,
+    },
+    /// The virtual servers.
+    #[error("IPVS: {0}; run `ipvsadm --clear`")]
+    VirtualServers(NetlinkError),
+    /// The link with the addresses of all Services.
+    #[error("link kube-ipvs0: {0}; run `ip link delete kube-ipvs0`")]
+    Link(NetlinkError),
+    /// The IP sets could not be listed.
+    #[error("IP sets: {0}; see `ipset list -name`")]
+    Sets(NetlinkError),
+    /// One IP set.
+    #[error("IP set {name}: {source}; is a rule still using it? Run `ipset destroy {name}`")]
+    Set {
+        /// Its name.
+        name: String,
+        /// Why not.
+        source: NetlinkError,
+    },
+}
+
+/// Removes all chains of kube-proxy's and ours that one kind of iptables has.
+///
+/// # Errors
+/// What is left, for people.
+pub(crate) fn remove_chains(tool: &Tool) -> Result<(), String> {
+    iptables::remove_all(tool).map_err(|problem| problem.to_string())
+}
+
+/// The kind of iptables in which our chains serve.
+fn used(serving: Serving, family: Family) -> Option<Flavour> {
+    match serving {
+        Serving::Nftables => None,
+        Serving::Iptables(flavours) | Serving::Ipvs(flavours) => flavours[family as usize],
+    }
+}
+
+/// Tells chains that the backend which serves looks after.
+fn keeps(serving: Serving) -> Keeps {
+    match serving {
+        Serving::Nftables => rules::KEEP_NONE,
+        Serving::Iptables(_) => rules::of_iptables,
+        Serving::Ipvs(_) => rules::of_ipvs,
+    }
+}
+
+/// One thing that is removed in one step.
+#[derive(Debug)]
+enum Item {
+    OurTable(Family),
+    Table(Family),
+    Rules(Rules),
+    VirtualServers(Vec<ServerKey>),
+    Link,
+    Set(String),
+    Counters,
+}
+
+/// Looks for what kube-proxy left, and what a backend of ours left that does not serve any more.
+/// Nothing there costs a few questions to the kernel and, where iptables is installed, a listing of
+/// each of its kinds.
+#[must_use]
+pub fn find(serving: Serving) -> Leftovers {
+    let mut found = find_but_ipvs(serving, keeps(serving), rules::KEEP_NONE);
+    if !matches!(serving, Serving::Ipvs(_)) {
+        found.find_ipvs();
+    }
+    found
+}
+
+/// The same but for what connections through IPVS may need: virtual servers, addresses, sets, and the
+/// chain that closes all other ports of these addresses.
+#[must_use]
+pub fn find_sparing(serving: Serving) -> Leftovers {
+    let keeps = match serving {
+        Serving::Iptables(_) => rules::of_iptables_and_closed_ports,
+        Serving::Nftables | Serving::Ipvs(_) => rules::of_closed_ports,
+    };
+    find_but_ipvs(serving, keeps, rules::of_closed_ports)
+}
+
+/// Keeps chains where the backend that serves has its own, and elsewhere.
+fn find_but_ipvs(serving: Serving, keeps: Keeps, elsewhere: Keeps) -> Leftovers {
+    let mut found = Leftovers::default();
+    if !matches!(serving, Serving::Nftables) {
+        found.find_our_tables();
+    }
+    found.find_tables();
+    found.find_rules(|family| used(serving, family), keeps, elsewhere);
+    found
+}
+
+/// Looks for what kplane has, or had, in a mode. In modes iptables and ipvs that has kube-proxy's names:
+/// all that has these names counts as ours there.
+#[must_use]
+pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
+    let mut found = Leftovers::default();
+    if kind == Kind::Noop {
+        return found;
+    }
+    found.find_our_tables();
+    if shares_names(kind) {
+        found.find_rules(|_| None, rules::KEEP_NONE, rules::KEEP_NONE);
+    }
+    if kind == Kind::Ipvs {
+        found.find_ipvs();
+        found.spare(&settings.ipvs.exclude_cidrs);
+    }
+    if shares_names(kind) && PacketCounts::read() != PacketCounts::default() {
+        found.items.push(Item::Counters);
+    }
+    found
+}
+
+/// Looks for everything of kube-proxy's but what counts as [`ours`] in that mode.
+#[must_use]
+pub fn kube_proxys(kind: Kind) -> Leftovers {
+    let mut found = Leftovers::default();
+    found.find_tables();
+    if !shares_names(kind) {
+        found.find_rules(|_| None, rules::KEEP_NONE, rules::KEEP_NONE);
+    }
+    if kind != Kind::Ipvs {
+        found.find_ipvs();
+    }
+    found
+}
+
+/// Node ports that rules of kube-proxy's mode iptables serve, as far as there is a program to list them.
+#[must_use]
+pub fn node_ports() -> BTreeSet<u16> {
+    iptables::listings()
+        .iter()
+        .flat_map(|text| rules::node_ports(text))
+        .collect()
+}
+
+/// Whether what kplane has in a mode cannot be told from what kube-proxy has.
+#[must_use]
+pub fn shares_names(kind: Kind) -> bool {
+    match kind {
+        Kind::Iptables | Kind::Ipvs => true,
+        Kind::Nftables | Kind::Noop => false,
+    }
+}
+
+/// Takes away what IPVS mode left and no established TCP connection needs, and lets no new connection
+/// come to the rest; says what is waited for, if anything is. Then it is to be asked again, and until it
+/// says nothing [`find_sparing`] is what else can go. `spare` says for each family whether addresses of
+/// Services may stay on the node for that; if not, connections to them are cut.
+///
+/// # Errors
+/// [`Problem`]: it is not known what is needed, so all of it stays.
+pub fn spare_connections(serving: Serving, spare: [bool; 2]) -> Result<Option<String>, Problem> {
+    if matches!(serving, Serving::Ipvs(_)) || !kernel::has_link() {
+        return Ok(None);
+    }
+    let left = left::servers().and_then(|servers| left::drain(&servers, spare));
+    let left::InUse {
+        connections,
+        addresses,
+    } = left.map_err(Problem::VirtualServers)?;
+    let waits = connections > 0 || addresses > 0;
+    Ok(waits.then(|| format!("{connections} connections through IPVS, {addresses} addresses")))
+}
+
+impl Leftovers {
+    fn find_our_tables(&mut self) {
+        self.find_table(kernel::OUR_TABLE, Item::OurTable, our_table_name);
+    }
+
+    fn find_tables(&mut self) {
+        self.find_table(kernel::TABLE, Item::Table, table_name);
+    }
+
+    fn find_table(
+        &mut self,
+        table: &str,
+        item: fn(Family) -> Item,
+        name: fn(Family) -> &'static str,
+    ) {
+        for family in Family::ALL {
+            match kernel::has_table(family, table) {
+                Ok(true) => self.items.push(item(family)),
+                Ok(false) => {}
+                Err(error) => self.problems.push(Problem::Table {
+                    table: name(family),
+                    reason: error.to_string(),
+                }),
+            }
+        }
+    }
+
+    fn find_rules(
+        &mut self,
+        used: impl Fn(Family) -> Option<Flavour>,
+        keeps: Keeps,
+        elsewhere: Keeps,
+    ) {
+        for family in Family::ALL {
+            let (rules, problems) = iptables::find(family, used(family), keeps, elsewhere);
+            self.items.extend(rules.into_iter().map(Item::Rules));
+            self.problems.extend(problems);
+        }
+    }
+
+    /// Leaves virtual servers on these addresses alone (D8).
+    fn spare(&mut self, ranges: &[Cidr]) {
+        self.items.retain_mut(|item| match item {
+            Item::VirtualServers(servers) => {
+                servers.retain(|key| !ranges.iter().any(|range| range.contains(key.ip)));
+                !servers.is_empty()
+            }
+            _ => true,
+        });
+    }
+
+    fn find_ipvs(&mut self) {
+        // The link is the mark of IPVS mode: without it, all virtual servers are somebody else's.
+        if kernel::has_link() {
+            match left::servers() {
+                Ok(servers) if servers.is_empty() => {}
+                Ok(servers) => self.items.push(Item::VirtualServers(servers)),
+                // Without link and sets nobody would know whose they are.
+                Err(error) => return self.problems.push(Problem::VirtualServers(error)),
+            }
+            self.items.push(Item::Link);
+        }
+        match kernel::sets() {
+            Ok(sets) => self.items.extend(sets.into_iter().map(Item::Set)),
+            Err(error) => self.problems.push(Problem::Sets(error)),
+        }
+    }
+
+    /// All of it, for people, an entry each.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        self.items.iter().map(ToString::to_string)
+    }
+
+    /// What could not be looked at.
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// There is nothing to remove, as far as could be seen.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Removes everything, each step on its own. Safe to repeat.
+    #[must_use]
+    pub fn remove(self) -> Outcome {
+        let mut outcome = Outcome {
+            removed: Vec::new(),
+            problems: self.problems,
+        };
+        for item in self.items {
+            let name = item.to_string();
+            match item.remove() {
+                Ok(()) => outcome.removed.push(name),
+                Err(problem) => outcome.problems.push(problem),
+            }
+        }
+        outcome
+    }
+}
+
+/// All of it on one line.
+impl fmt::Display for Leftovers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, item) in self.items.iter().enumerate() {
+            write!(f, "{}{item}", if index > 0 { "; " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl Item {
+    fn remove(self) -> Result<(), Problem> {
+        let table = |family, name, table| {
+            kernel::remove_table(family, name).map_err(|reason| Problem::Table { table, reason })
+        };
+        match self {
+            Self::OurTable(family) => table(family, kernel::OUR_TABLE, our_table_name(family)),
+            Self::Table(family) => table(family, kernel::TABLE, table_name(family)),
+            Self::Rules(rules) => rules.remove(),
+            Self::VirtualServers(servers) => {
+                left::remove(&servers).map_err(Problem::VirtualServers)
+            }
+            Self::Link => kernel::remove_link().map_err(Problem::Link),
+            Self::Set(name) => {
+                kernel::remove_set(&name).map_err(|source| Problem::Set { name, source })
+            }
+            Self::Counters => {
+                // Nothing depends on it: a counter that somebody else still uses stays.
+                remove_counters();
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OurTable(family) => write!(f, "nftables table {}", our_table_name(*family)),
+            Self::Table(family) => write!(f, "nftables table {}", table_name(*family)),
+            Self::Rules(rules) => rules.fmt(f),
+            Self::VirtualServers(servers) => {
+                write!(f, "{} IPVS virtual servers", servers.len())
+            }
+            Self::Link => write!(f, "link {}", kernel::LINK),
+            Self::Set(name) => write!(f, "IP set {name}"),
+            Self::Counters => f.write_str("packet counters (nfacct)"),
+        }
+    }
+}
+
+/// As `nft` writes it.
+fn table_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip kube-proxy",
+        Family::V6 => "ip6 kube-proxy",
+    }
+}
+
+fn our_table_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip kplane",
+        Family::V6 => "ip6 kplane",
+    }
+}

@@ -1,0 +1,19 @@
+//! kplane's data path, without the agent around it.
+//!
+//! ```text
+//! model -> plan (pure) -> backend (nftables, iptables, ipvs) -> kernel
+//!                            '-> conntrack: which flows a change made stale
+//! leftovers: what kube-proxy or an earlier agent left
+//! ```
+//!
+//! Everything here is synchronous, and belongs to the network namespace of the calling thread.
+
+pub mod backend;
+pub mod backoff;
+pub mod conntrack;
+mod error;
+pub mod leftovers;
+pub mod plan;
+mod process;
+
+pub use error::chain;

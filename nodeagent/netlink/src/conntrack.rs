@@ -1,0 +1,321 @@
+//! Conntrack entries over netlink (linux/netfilter/nfnetlink_conntrack.h): asking for UDP entries of
+//! a family, reading them, deleting one.
+
+use std::net::{IpAddr, SocketAddr};
+
+use kplane_model::{Family, Protocol};
+
+use super::attribute::{Attribute, AttributeWriter};
+use super::message::{Message, Request};
+use super::nfproto;
+
+/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: how entries are listed.
+const ENTRY: u16 = 1 << 8;
+/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET`.
+const GET: u16 = 1 << 8 | 1;
+/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE`.
+const DELETE: u16 = 1 << 8 | 2;
+
+const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_STATUS: u16 = 3;
+const CTA_ID: u16 = 12;
+const CTA_ZONE: u16 = 18;
+const CTA_FILTER: u16 = 25;
+
+const CTA_TUPLE_IP: u16 = 1;
+const CTA_TUPLE_PROTO: u16 = 2;
+const CTA_TUPLE_ZONE: u16 = 3;
+
+const CTA_IP_V4_SRC: u16 = 1;
+const CTA_IP_V4_DST: u16 = 2;
+const CTA_IP_V6_SRC: u16 = 3;
+const CTA_IP_V6_DST: u16 = 4;
+
+const CTA_PROTO_NUM: u16 = 1;
+const CTA_PROTO_SRC_PORT: u16 = 2;
+const CTA_PROTO_DST_PORT: u16 = 3;
+
+const CTA_FILTER_ORIG_FLAGS: u16 = 1;
+const CTA_FILTER_REPLY_FLAGS: u16 = 2;
+/// `CTA_FILTER_F_*` (linux/netfilter/nf_internals.h): parts of a tuple that must be equal.
+const FILTER_IP_SRC: u32 = 1 << 0;
+const FILTER_IP_DST: u32 = 1 << 1;
+const FILTER_PROTO_NUM: u32 = 1 << 3;
+const FILTER_SRC_PORT: u32 = 1 << 4;
+const FILTER_DST_PORT: u32 = 1 << 5;
+/// A part that no kernel has.
+const FILTER_UNKNOWN: u32 = 1 << 31;
+
+/// `IPS_DST_NAT` (linux/netfilter/nf_conntrack_common.h): the destination is translated.
+pub const IPS_DST_NAT: u32 = 1 << 5;
+
+/// Addresses and ports of one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tuple {
+    /// The sender.
+    pub source: SocketAddr,
+    /// The receiver.
+    pub destination: SocketAddr,
+}
+
+/// A UDP entry of the kernel's conntrack table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// What the client sends, before translation.
+    pub original: Tuple,
+    /// What is expected back: its source is where the client's packets really go.
+    pub reply: Tuple,
+    /// `IPS_*`.
+    pub status: u32,
+    /// Tells the entry from a later one with the same tuple, unless that came to lie in the same
+    /// memory.
+    pub id: Option<u32>,
+    /// The zone of both directions, if it is not the default one.
+    pub zone: Option<u16>,
+    /// The zone of the original direction only.
+    pub original_zone: Option<u16>,
+}
+
+impl Flow {
+    /// The destination is translated.
+    #[must_use]
+    pub fn is_translated(&self) -> bool {
+        self.status & IPS_DST_NAT != 0
+    }
+
+    /// It is in a zone of its own, where somebody else (a virtual switch) keeps track of packets
+    /// that the rules of this namespace may see again.
+    #[must_use]
+    pub fn is_zoned(&self) -> bool {
+        self.zone.is_some() || self.original_zone.is_some()
+    }
+
+    /// Reads one message of a dump; `None` for anything but a complete UDP entry.
+    #[must_use]
+    pub fn parse(message: Message<'_>) -> Option<Self> {
+        if message.kind != ENTRY {
+            return None;
+        }
+        let (mut original, mut reply) = (None, None);
+        let (mut status, mut id, mut zone) = (0, None, None);
+        for attribute in message.attributes() {
+            match attribute.kind {
+                CTA_TUPLE_ORIG => original = parse_tuple(attribute),
+                CTA_TUPLE_REPLY => reply = parse_tuple(attribute),
+                CTA_STATUS => status = attribute.as_u32()?,
+                CTA_ID => id = attribute.as_u32(),
+                CTA_ZONE => zone = as_u16(attribute),
+                _ => {}
+            }
+        }
+        let (original, original_zone) = original?;
+        Some(Self {
+            original,
+            reply: reply?.0,
+            status,
+            id,
+            zone,
+            original_zone,
+        })
+    }
+
+    /// Asks the kernel to delete this entry, and hardly ever a later one with the same tuple.
+    #[must_use]
+    pub fn delete(&self) -> Request {
+        let family = Family::of(self.original.source.ip());
+        Request::new("delete conntrack entry", DELETE, nfproto(family), |w| {
+            w.nest(CTA_TUPLE_ORIG, |w| {
+                write_tuple(w, self.original);
+                if let Some(zone) = self.original_zone {
+                    w.bytes(CTA_TUPLE_ZONE, &zone.to_be_bytes());
+                }
+            });
+            if let Some(zone) = self.zone {
+                w.bytes(CTA_ZONE, &zone.to_be_bytes());
+            }
+            if let Some(id) = self.id {
+                w.u32(CTA_ID, id);
+            }
+        })
+    }
+}
+
+/// Which UDP entries of a family the kernel shall list. Kernels before 5.8 list all entries
+/// whatever is asked, so an answer is always looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// All of them.
+    All,
+    /// Those to this destination, before translation.
+    To(SocketAddr),
+    /// Those to any address and this port, before translation.
+    ToPort(u16),
+    /// Those whose replies come from here.
+    RepliesFrom(SocketAddr),
+}
+
+impl Selection {
+    /// The question to ask.
+    #[must_use]
+    pub fn request(self, family: Family) -> Request {
+        let (kind, flags_kind) = match self {
+            Self::All | Self::To(_) | Self::ToPort(_) => (CTA_TUPLE_ORIG, CTA_FILTER_ORIG_FLAGS),
+            Self::RepliesFrom(_) => (CTA_TUPLE_REPLY, CTA_FILTER_REPLY_FLAGS),
+        };
+        // For IPv6 kernels up to at least 6.1 list exactly the entries with other addresses
+        // (`ctnetlink_filter_match_tuple` takes the result of ipv6_addr_cmp() the wrong way round).
+        let by_address = family == Family::V4;
+        let (address, port) = match self {
+            Self::All => (None, None),
+            Self::ToPort(port) => (None, Some((CTA_PROTO_DST_PORT, FILTER_DST_PORT, port))),
+            Self::To(to) => (
+                by_address.then_some((false, to.ip())),
+                Some((CTA_PROTO_DST_PORT, FILTER_DST_PORT, to.port())),
+            ),
+            Self::RepliesFrom(from) => (
+                by_address.then_some((true, from.ip())),
+                Some((CTA_PROTO_SRC_PORT, FILTER_SRC_PORT, from.port())),
+            ),
+        };
+        let mut flags = FILTER_PROTO_NUM;
+        flags |= port.map_or(0, |(_, flag, _)| flag);
+        flags |= address.map_or(0, |(source, _)| match source {
+            true => FILTER_IP_SRC,
+            false => FILTER_IP_DST,
+        });
+        Request::new("list conntrack entries", GET, nfproto(family), |w| {
+            w.nest(kind, |w| {
+                if let Some((source, ip)) = address {
+                    w.nest(CTA_TUPLE_IP, |w| write_ip(w, source, ip));
+                }
+                w.nest(CTA_TUPLE_PROTO, |w| {
+                    w.u8(CTA_PROTO_NUM, Protocol::Udp.number());
+                    if let Some((kind, _, port)) = port {
+                        w.bytes(kind, &port.to_be_bytes());
+                    }
+                });
+            });
+            // In host byte order, unlike the rest.
+            w.nest(CTA_FILTER, |w| w.bytes(flags_kind, &flags.to_ne_bytes()));
+        })
+    }
+}
+
+/// A question with a filter that no kernel has: one that filters at all refuses with `EOPNOTSUPP` or
+/// `EINVAL`, others list everything.
+#[must_use]
+pub fn probe_filter(family: Family) -> Request {
+    probe(
+        family,
+        CTA_TUPLE_ORIG,
+        CTA_FILTER_ORIG_FLAGS,
+        FILTER_UNKNOWN,
+    )
+}
+
+/// A question for replies from an address that it does not name: a kernel that filters by replies
+/// refuses with `EINVAL`; one that reads the tuple by the flags of the other direction lists nothing.
+#[must_use]
+pub fn probe_reply_filter(family: Family) -> Request {
+    probe(
+        family,
+        CTA_TUPLE_REPLY,
+        CTA_FILTER_REPLY_FLAGS,
+        FILTER_IP_SRC,
+    )
+}
+
+fn probe(family: Family, tuple: u16, flags_kind: u16, flags: u32) -> Request {
+    Request::new("probe conntrack filter", GET, nfproto(family), |w| {
+        w.nest(tuple, |w| {
+            w.nest(CTA_TUPLE_PROTO, |w| {
+                w.u8(CTA_PROTO_NUM, Protocol::Udp.number());
+            });
+        });
+        w.nest(CTA_FILTER, |w| w.bytes(flags_kind, &flags.to_ne_bytes()));
+    })
+}
+
+fn write_ip(w: &mut AttributeWriter<'_>, source: bool, ip: IpAddr) {
+    match (ip, source) {
+        (IpAddr::V4(ip), true) => w.bytes(CTA_IP_V4_SRC, &ip.octets()),
+        (IpAddr::V4(ip), false) => w.bytes(CTA_IP_V4_DST, &ip.octets()),
+        (IpAddr::V6(ip), true) => w.bytes(CTA_IP_V6_SRC, &ip.octets()),
+        (IpAddr::V6(ip), false) => w.bytes(CTA_IP_V6_DST, &ip.octets()),
+    }
+}
+
+fn write_tuple(w: &mut AttributeWriter<'_>, tuple: Tuple) {
+    w.nest(CTA_TUPLE_IP, |w| {
+        write_ip(w, true, tuple.source.ip());
+        write_ip(w, false, tuple.destination.ip());
+    });
+    w.nest(CTA_TUPLE_PROTO, |w| {
+        w.u8(CTA_PROTO_NUM, Protocol::Udp.number());
+        w.bytes(CTA_PROTO_SRC_PORT, &tuple.source.port().to_be_bytes());
+        w.bytes(CTA_PROTO_DST_PORT, &tuple.destination.port().to_be_bytes());
+    });
+}
+
+/// A UDP tuple, and its zone if it has one of its own.
+fn parse_tuple(attribute: Attribute<'_>) -> Option<(Tuple, Option<u16>)> {
+    let (mut addresses, mut ports, mut zone) = (None, None, None);
+    for part in attribute.children() {
+        match part.kind {
+            CTA_TUPLE_IP => addresses = parse_addresses(part),
+            CTA_TUPLE_PROTO => ports = parse_udp_ports(part),
+            CTA_TUPLE_ZONE => zone = as_u16(part),
+            _ => {}
+        }
+    }
+    let ((source, destination), (source_port, destination_port)) = (addresses?, ports?);
+    let tuple = Tuple {
+        source: SocketAddr::new(source, source_port),
+        destination: SocketAddr::new(destination, destination_port),
+    };
+    (source.is_ipv4() == destination.is_ipv4()).then_some((tuple, zone))
+}
+
+fn parse_addresses(attribute: Attribute<'_>) -> Option<(IpAddr, IpAddr)> {
+    let (mut source, mut destination) = (None, None);
+    for part in attribute.children() {
+        match part.kind {
+            CTA_IP_V4_SRC | CTA_IP_V6_SRC => source = as_ip(part),
+            CTA_IP_V4_DST | CTA_IP_V6_DST => destination = as_ip(part),
+            _ => {}
+        }
+    }
+    source.zip(destination)
+}
+
+fn parse_udp_ports(attribute: Attribute<'_>) -> Option<(u16, u16)> {
+    let (mut source, mut destination) = (None, None);
+    for part in attribute.children() {
+        match part.kind {
+            CTA_PROTO_NUM if part.payload != [Protocol::Udp.number()] => return None,
+            CTA_PROTO_SRC_PORT => source = as_u16(part),
+            CTA_PROTO_DST_PORT => destination = as_u16(part),
+            _ => {}
+        }
+    }
+    source.zip(destination)
+}
+
+fn as_ip(attribute: Attribute<'_>) -> Option<IpAddr> {
+    match attribute.kind {
+        CTA_IP_V4_SRC | CTA_IP_V4_DST => <[u8; 4]>::try_from(attribute.payload)
+            .ok()
+            .map(IpAddr::from),
+        _ => <[u8; 16]>::try_from(attribute.payload)
+            .ok()
+            .map(IpAddr::from),
+    }
+}
+
+fn as_u16(attribute: Attribute<'_>) -> Option<u16> {
+    attribute.payload.try_into().ok().map(u16::from_be_bytes)
+}
+
+#[cfg(test)]
+mod tests;

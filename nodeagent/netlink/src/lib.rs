@@ -1,0 +1,41 @@
+//! Our own thin netlink: a blocking socket, attributes, messages and nfnetlink batches.
+//!
+//! Nothing here knows a table or a Service. Encoders append to one `Vec<u8>`; decoders take any
+//! bytes and never panic. Every number of the kernel's interface is a constant with its uapi name.
+//!
+//! **Invariants.** A [`Batch`] becomes a [`SealedBatch`] once, and only that can be committed. Of a
+//! commit that fails we say what is known: refused as a whole, or outcome unknown.
+
+mod accounting;
+mod attribute;
+mod batch;
+pub mod conntrack;
+mod dump;
+mod error;
+pub mod ipset;
+pub mod ipvs;
+mod link;
+mod message;
+mod monitor;
+mod socket;
+
+pub use accounting::{create_counter, delete_counter, read_counter};
+pub use attribute::{Attribute, AttributeWriter, Attributes, MAX_ATTRIBUTE_PAYLOAD_BYTES};
+pub use batch::{Batch, Label, Operation, SealedBatch};
+pub use error::{CommitError, NetlinkError, Refusal, Rejection};
+pub use link::{LinkAddress, Links, delete_link, link_index};
+pub use message::{Message, Messages, Request};
+pub use monitor::{Generation, Monitor};
+pub use nix::errno::Errno;
+pub use socket::{NfSocket, generation_after};
+
+use kplane_model::Family;
+
+/// `NFPROTO_IPV4` or `NFPROTO_IPV6` (linux/netfilter.h).
+#[must_use]
+pub fn nfproto(family: Family) -> u8 {
+    match family {
+        Family::V4 => 2,
+        Family::V6 => 10,
+    }
+}
