@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use kplane_model::{Cidr, Family};
@@ -25,6 +25,9 @@ use crate::support::{At, Client, PATIENCE, Question, Seen, TARGET, World, ep, no
 
 /// How soon a proxy must have programmed what the API server has, on a busy machine.
 const SYNCED: Duration = Duration::from_secs(60);
+
+/// Longer than that is worth a line.
+const LONG: Duration = Duration::from_secs(10);
 
 /// How soon a proxy must have ended.
 const GRACE: Duration = Duration::from_secs(20);
@@ -140,7 +143,11 @@ impl Stand {
             let ns = self.world.node(number)?;
             let probe = Probe::tcp(to).timeout(Duration::from_millis(200));
             let log = || format!("its last words: {}", last_words(log));
+            let begin = Instant::now();
             eventually(SYNCED, &what, || probe.reply(ns)).with_context(log)?;
+            if begin.elapsed() > LONG {
+                println!("{what} after {:.1?}: {}", begin.elapsed(), log());
+            }
         }
         Ok(())
     }
