@@ -5,7 +5,7 @@ use std::env;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use kplane_model::Family;
 use kplane_tests::privilege::require_tool;
 use serde_json::{Value, json};
@@ -22,13 +22,17 @@ use crate::scenario::Scenario;
 use crate::stand::{Kept, Stand};
 use crate::support::Setup;
 use crate::support::cluster::node;
-use crate::support::objects::{service, with_pods};
+use crate::support::objects::{ready_in, service, with_endpoints, with_pods};
 use crate::{generated, picked};
 
 /// Set to play only scenarios whose names hold this.
 pub(crate) const ONLY_VAR: &str = "KPLANE_SCENARIO";
 /// Number of the first Service by which is seen that everything before is programmed.
 const FIRST_SENTINEL: u16 = 2_000;
+/// Number of the Service by which is seen that a node knows its zone.
+const ZONE_SENTINEL: u16 = 1_999;
+/// How often kube-proxy may be started until it does.
+const STARTS: usize = 8;
 /// How long a proxy may take to cut flows that a change made stale, on a busy machine.
 const STALE: Duration = Duration::from_secs(30);
 /// Differences that are told in full.
@@ -137,6 +141,9 @@ impl Bench {
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "test"}});
         self.api.apply(&[namespace, node(1), node(2)])?;
+        let in_each_zone = [("a", ready_in("zone-1")), ("c", ready_in("zone-2"))];
+        let zoned = with_endpoints(service(ZONE_SENTINEL), &in_each_zone);
+        self.api.apply(&Scenario::new("").objects(zoned).objects)?;
         let objects: Vec<Value> = scenarios.iter().flat_map(|s| s.objects.clone()).collect();
         self.api.apply(&objects)
     }
@@ -156,6 +163,31 @@ impl Bench {
         on_each(stands, |stand| stand.wait(number)).map(drop)
     }
 
+    /// Starts kube-proxy again until it knows the zones of its nodes. It looks at the zone when it hears of
+    /// its Node, and if that comes before the part that asks for zones has registered, it goes on without
+    /// one until the label changes (B9, `NodeTopologyConfig` of v1.36).
+    fn until_zones_are_known(
+        &self,
+        stands: &mut [Stand],
+        configuration: &Configuration,
+        tally: &mut Tally,
+    ) -> Result<()> {
+        for _ in 0..STARTS {
+            let [kube_proxy, kplane] = stands else {
+                bail!("two stands");
+            };
+            ensure!(kplane.knows_zones(ZONE_SENTINEL)?, "kplane knows no zones");
+            if kube_proxy.knows_zones(ZONE_SENTINEL)? {
+                return Ok(());
+            }
+            println!("kube-proxy missed the zone of its node and is started again");
+            kube_proxy.stop()?;
+            kube_proxy.start(Proxy::KubeProxy, &self.api, configuration)?;
+            self.synced(stands, tally)?;
+        }
+        bail!("kube-proxy missed the zone of its node {STARTS} times")
+    }
+
     fn round(
         &self,
         configuration: &Configuration,
@@ -168,6 +200,7 @@ impl Bench {
             .map(open)
             .collect::<Result<Vec<_>>>()?;
         self.synced(&mut stands, tally)?;
+        self.until_zones_are_known(&mut stands, configuration, tally)?;
         if configuration.compat {
             chains::c2_chains_are_those_of_a_running_kube_proxy(&stands)?;
         }

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use kplane_model::{Cidr, Family};
@@ -21,10 +21,13 @@ use crate::fate::{End, Fate, Packet};
 use crate::look::Scene;
 use crate::proxy::{Configuration, Mode, Proxy};
 use crate::support::model::SECOND_TARGET;
-use crate::support::{At, Client, PATIENCE, Question, Seen, TARGET, World, node_name, svc};
+use crate::support::{At, Client, PATIENCE, Question, Seen, TARGET, World, ep, node_name, svc};
 
 /// How soon a proxy must have programmed what the API server has, on a busy machine.
 const SYNCED: Duration = Duration::from_secs(60);
+
+/// Longer than that is worth a line.
+const LONG: Duration = Duration::from_secs(10);
 
 /// How soon a proxy must have ended.
 const GRACE: Duration = Duration::from_secs(20);
@@ -140,9 +143,31 @@ impl Stand {
             let ns = self.world.node(number)?;
             let probe = Probe::tcp(to).timeout(Duration::from_millis(200));
             let log = || format!("its last words: {}", last_words(log));
+            let begin = Instant::now();
             eventually(SYNCED, &what, || probe.reply(ns)).with_context(log)?;
+            if begin.elapsed() > LONG {
+                println!("{what} after {:.1?}: {}", begin.elapsed(), log());
+            }
         }
         Ok(())
+    }
+
+    /// Whether each node sends its own connections to the endpoint of its zone, of a Service that has one in
+    /// either.
+    pub(crate) fn knows_zones(&self, hinted: u16) -> Result<bool> {
+        /// A node that does not know its zone takes the other endpoint half of the time.
+        const CONNECTIONS: usize = 24;
+        let to = svc(hinted).address(At::ClusterIp, Family::V4, 1);
+        for (number, pod) in NODES.into_iter().zip(["a", "c"]) {
+            let ns = self.world.node(number)?;
+            for _ in 0..CONNECTIONS {
+                let reply = Probe::tcp(to).timeout(PATIENCE).reply(ns)?;
+                if reply.local != ep(pod).address(Family::V4) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// New sockets of all clients take ports that none had since the last few changes: a node goes on
