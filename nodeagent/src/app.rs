@@ -15,7 +15,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
 use crate::claim::{Claim, Taken};
-use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::config::{Config, Source};
 use crate::desired;
 use crate::engine::{Engine, Followers, Recall, Stopped};
@@ -30,6 +29,7 @@ use crate::take_over::{self, TakeOver};
 use kplane_dataplane::backend::{self, Backend, OpenError};
 use kplane_dataplane::leftovers::Ports;
 use kplane_http::{Answer, BindError, Port, REBIND};
+use kplane_kube_proxy_config::KubeProxyConfiguration;
 
 /// Longest wait for the engine when the agent ends: the kernel may be in the middle of a large
 /// transaction, which is not torn in any case.

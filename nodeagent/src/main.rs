@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use kp_nodeagent::config::kube_proxy::{KubeProxyConfiguration, Level, Note, to_file, with_dashes};
+use kp_nodeagent::config::kube_proxy::{Level, Note, with_dashes};
 use kp_nodeagent::config::{Checked, Config, Flags, Task};
 use kp_nodeagent::log::LogControl;
 use kp_nodeagent::{app, cleanup, log, oom, sysctl};
 use kplane_dataplane::backend;
 use kplane_dataplane::chain;
+use kplane_kube_proxy_config::{KubeProxyConfiguration, to_file};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 

@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use tokio::sync;
 
-use crate::config::kube_proxy::{KubeProxyConfiguration, Level, change, resolve};
-use crate::config::{ConfigError, Loaded, Loader, listed};
+use crate::config::kube_proxy::{Level, resolve};
+use crate::config::{ConfigError, Loaded, Loader};
 use crate::engine::Engine;
 use kplane_dataplane::plan::NodeSettings;
+use kplane_kube_proxy_config::listed;
+use kplane_kube_proxy_config::{KubeProxyConfiguration, change};
 
 use self::watch::FileWatch;
 

@@ -160,7 +160,10 @@ fn i1_what_is_written_is_read_and_written_again_as_the_same() {
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (first, second) = (path("first"), path("second"));
-    let kubeadm = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/kubeadm.conf");
+    let kubeadm = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/kube-proxy-config/tests/data/kubeadm.conf"
+    );
     for (from, to) in [(kubeadm, &first), (&*first, &second)] {
         let output = binary(&["--config", from, "--write-config-to", to])
             .output()

@@ -39,6 +39,7 @@ pub mod cluster;
 pub mod echo;
 pub mod harness;
 pub mod histogram;
+pub mod kernel;
 pub mod link;
 pub mod load;
 pub mod netns;

@@ -11,7 +11,7 @@ use kp_controlplane::dial::parse_mark;
 use kplane_model::NodeName;
 
 use super::absence::AbsenceFlags;
-use super::kube_proxy::{GoDuration, KubeProxyFlags, Note};
+use super::kube_proxy::{KubeProxyFlags, Note};
 use super::load::{Loaded, Loader, from_flags};
 use super::source::{ApiFlags, Source, SourceFlags};
 use super::{Checked, Config, ConfigError, Problem, Task, unset_mode};
@@ -19,6 +19,7 @@ use crate::cleanup;
 use kplane_dataplane::backend;
 use kplane_dataplane::backend::iptables::Layout;
 use kplane_dataplane::leftovers::Ports;
+use kplane_kube_proxy_config::GoDuration;
 
 /// Longest name of a node: a DNS subdomain.
 const MAX_NODE_NAME: usize = 253;

@@ -4,9 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use super::Problem;
-use super::kube_proxy::{
-    self, Host, KubeProxyConfiguration, KubeProxyFlags, Note, Settings, document, resolve, text_of,
-};
+use super::kube_proxy::{self, Host, KubeProxyFlags, Note, Settings, resolve};
+use kplane_kube_proxy_config::{KubeProxyConfiguration, document, text_of};
 
 /// Reads a configuration, as often as it changes.
 #[derive(Clone, Debug)]

@@ -4,7 +4,6 @@ mod absence;
 mod flags;
 pub mod kube_proxy;
 mod load;
-mod problem;
 mod source;
 mod unset_mode;
 
@@ -18,17 +17,17 @@ use std::time::Duration;
 
 use kplane_model::NodeName;
 
-use self::kube_proxy::{KubeProxyConfiguration, LogSettings, Note};
+use self::kube_proxy::{LogSettings, Note};
 use crate::cleanup;
 use crate::desired::CliffGuard;
 use crate::sysctl;
 use kplane_dataplane::backend;
 use kplane_dataplane::plan::NodeSettings;
+use kplane_kube_proxy_config::KubeProxyConfiguration;
 
 pub use flags::Flags;
+pub use kplane_kube_proxy_config::{ConfigError, Problem};
 pub use load::{Loaded, Loader};
-pub(crate) use problem::listed;
-pub use problem::{ConfigError, Problem};
 pub use source::Source;
 
 /// A command line that makes sense.

@@ -9,9 +9,9 @@ use nix::ifaddrs::getifaddrs;
 
 use super::kube_proxy::Note;
 use super::load::Loaded;
-use super::problem::listed;
 use kplane_dataplane::backend;
 use kplane_dataplane::leftovers;
+use kplane_kube_proxy_config::listed;
 
 /// What kube-proxy serves on a node, or would.
 #[derive(Debug, Default)]
@@ -79,8 +79,9 @@ pub(super) fn note(loaded: &Loaded, mut served: Served) -> Note {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::kube_proxy::{KubeProxyFlags, document};
+    use crate::config::kube_proxy::KubeProxyFlags;
     use crate::config::load::{Loader, from_flags};
+    use kplane_kube_proxy_config::document;
 
     #[test]
     fn what_is_served_no_more_is_listed() {

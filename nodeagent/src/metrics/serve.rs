@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::Sources;
 use super::collect::{Agent, KubeProxy};
-use crate::config::kube_proxy::KubeProxyConfiguration;
+use kplane_kube_proxy_config::KubeProxyConfiguration;
 
 /// Under this name kube-proxy shows its configuration.
 const CONFIGZ: &str = "kubeproxy.config.k8s.io";

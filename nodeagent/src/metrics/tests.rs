@@ -1,7 +1,7 @@
 //! Names, types, labels and buckets (section (h)), and the other paths of the port (G5).
 
-use crate::config::kube_proxy::KubeProxyConfiguration;
 use kplane_dataplane::conntrack::ConntrackTotals;
+use kplane_kube_proxy_config::KubeProxyConfiguration;
 use std::collections::BTreeSet;
 use std::time::Duration;
 

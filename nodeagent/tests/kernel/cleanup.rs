@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::agent::{Agent, binary};
 use crate::leftovers::{Rival, SERVICE, TABLES};
-use crate::netns::{in_netns, nft};
+use kplane_tests::kernel::{in_netns, nft};
 
 const OURS: &str = "table ip kplane {}\ntable ip6 kplane {}\n";
 const GONE: &str =

@@ -4,41 +4,6 @@
 mod agent;
 mod claim;
 mod cleanup;
-mod ipset;
-mod iptables;
 mod leftovers;
-mod link;
-mod netns;
 mod privilege;
-mod sample;
-mod socket;
-mod table;
 mod unset_mode;
-
-use kplane_dataplane::backend::nftables::{Settings, push_structure};
-use kplane_model::Family;
-use kplane_netlink::{Batch, NfSocket};
-
-const SETTINGS: Settings = Settings {
-    masquerade_bit: 14,
-    own_mark: 0x50,
-    pod_interface: None,
-};
-
-fn commit(socket: &mut NfSocket, fill: impl FnOnce(&mut Batch)) {
-    let mut batch = Batch::new();
-    fill(&mut batch);
-    socket
-        .commit(batch.seal(None))
-        .unwrap_or_else(|error| panic!("{error}"));
-}
-
-fn socket_with_tables() -> NfSocket {
-    let mut socket = NfSocket::open().unwrap();
-    commit(&mut socket, |batch| {
-        for family in Family::ALL {
-            push_structure(batch, family, SETTINGS);
-        }
-    });
-    socket
-}

@@ -3,8 +3,8 @@
 use kplane_model::Cidr;
 
 use super::settings::Checker;
-use super::types::KubeProxyConfiguration;
 use kplane_dataplane::backend::PodInterface;
+use kplane_kube_proxy_config::KubeProxyConfiguration;
 
 /// One way to tell pods from other clients, or none.
 #[derive(Debug, Default)]

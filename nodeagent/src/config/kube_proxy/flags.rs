@@ -4,10 +4,10 @@
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use kplane_model::{HEALTHZ_PORT, METRICS_PORT};
 
-use super::address::with_port;
 use super::table::{GROUPS, Kind, Row};
-use super::types::KubeProxyConfiguration;
-use crate::config::problem::Problem;
+use kplane_kube_proxy_config::KubeProxyConfiguration;
+use kplane_kube_proxy_config::Problem;
+use kplane_kube_proxy_config::with_port;
 
 /// The flags of a command line, as they were given.
 #[derive(Clone, Debug, Default)]

@@ -3,10 +3,10 @@
 
 use kplane_model::{Cidr, Family};
 
-use super::change::changed_fields;
 use super::settings::Settings;
-use super::types::KubeProxyConfiguration;
-use crate::config::problem::{Problem, listed};
+use kplane_kube_proxy_config::KubeProxyConfiguration;
+use kplane_kube_proxy_config::changed_fields;
+use kplane_kube_proxy_config::{Problem, listed};
 
 /// How much a note matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

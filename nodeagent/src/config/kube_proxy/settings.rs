@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use kplane_model::{Cidr, Family, IpvsScheduler, parse_ip};
 
-use super::duration::GoDuration;
-use super::types::{self, KubeProxyConfiguration};
-use super::{address, detect};
-use crate::config::problem::Problem;
+use super::detect;
 use crate::sysctl;
 use kplane_dataplane::backend;
 use kplane_dataplane::plan::{NodeSettings, Reserved};
+use kplane_kube_proxy_config::GoDuration;
+use kplane_kube_proxy_config::Problem;
+use kplane_kube_proxy_config::{self as types, KubeProxyConfiguration};
 
 /// Problems that are named: a list may have thousands of wrong items.
 const MAX_PROBLEMS: usize = 100;
@@ -282,7 +282,7 @@ impl Checker {
     }
 
     fn address(&mut self, field: &str, text: &str) -> Option<SocketAddr> {
-        let address = address::parse(text);
+        let address = kplane_kube_proxy_config::parse_address(text);
         if address.is_none() && !text.is_empty() {
             let reason = "must be IP:port such as 0.0.0.0:10256 or [::]:10256";
             self.bad(field, text, reason);

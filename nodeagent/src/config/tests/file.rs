@@ -8,7 +8,10 @@ use super::*;
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-pub(super) const KUBEADM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/kubeadm.conf");
+pub(super) const KUBEADM: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/kube-proxy-config/tests/data/kubeadm.conf"
+);
 
 fn file(fields: &str) -> NamedTempFile {
     let mut file = NamedTempFile::new().unwrap();

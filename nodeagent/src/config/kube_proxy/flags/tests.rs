@@ -76,7 +76,7 @@ fn i1_every_flag_sets_its_fields() {
         let changed = values.iter().find_map(|value| {
             let flags = parse(&format!("--{}={value}", row.flag)).ok()?;
             let (config, problems) = flags.configuration();
-            let changed = super::super::change::changed_fields(&default, &config);
+            let changed = kplane_kube_proxy_config::changed_fields(&default, &config);
             (problems.is_empty() && !changed.is_empty()).then_some(changed)
         });
         let mut changed = changed.unwrap_or_else(|| panic!("--{} does nothing", row.flag));

@@ -334,3 +334,27 @@ fn f6_zeros_leave_the_kernel_alone() {
     );
     assert_eq!(conntrack.udp_timeout, Duration::from_millis(1500));
 }
+
+/// A new field must be either in the list of those taken over, with code that does it, or not.
+#[test]
+fn i3_fields_that_are_taken_over_are_those_that_shape_plans() {
+    let mut wanted = Config::default();
+    wanted.fill_defaults();
+    "10.0.0.0/8".clone_into(&mut wanted.cluster_cidr);
+    "10.0.0.1".clone_into(&mut wanted.bind_address);
+    wanted.iptables.masquerade_all = true;
+    wanted.node_port_addresses = vec!["10.0.0.0/8".to_owned()];
+    let effective = kplane_kube_proxy_config::change(&Config::default(), &wanted).effective;
+    assert_eq!(
+        resolve(&effective).unwrap().node,
+        resolve(&wanted).unwrap().node
+    );
+}
+
+/// Whatever is wrong stands on one line, whatever text it has.
+#[test]
+fn i7_text_of_a_file_stays_on_the_line_of_the_problem() {
+    let said = problems(|c| "\n\u{1b}".clone_into(&mut c.mode));
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(!said[0].contains(['\n', '\u{1b}']), "{said:?}");
+}

@@ -7,7 +7,7 @@ mod used;
 
 use self::unused::{DEPRECATED, UNUSED, WINDOWS};
 use self::used::{API, CONNTRACK, DETECT, LOGGING, NODE, RULES, SERVERS};
-use super::types::KubeProxyConfiguration;
+use kplane_kube_proxy_config::KubeProxyConfiguration;
 
 pub(crate) use self::set::truth;
 

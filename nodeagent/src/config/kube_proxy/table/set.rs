@@ -1,8 +1,8 @@
 //! Puts the text of a flag into a field.
 
-use crate::config::kube_proxy::duration::{self, GoDuration};
-use crate::config::kube_proxy::quantity::Quantity;
-use crate::config::kube_proxy::types::{KubeProxyConfiguration, Vmodule};
+use kplane_kube_proxy_config::{
+    EXPECTED_DURATION, GoDuration, KubeProxyConfiguration, Quantity, Vmodule,
+};
 
 type Read = Result<(), &'static str>;
 
@@ -27,7 +27,7 @@ pub(super) fn decimal(field: &mut f64, value: &str) -> Read {
 }
 
 pub(super) fn period(field: &mut GoDuration, value: &str) -> Read {
-    put(field, value.parse().ok(), duration::EXPECTED)
+    put(field, value.parse().ok(), EXPECTED_DURATION)
 }
 
 pub(super) fn quantity(field: &mut Quantity, value: &str) -> Read {

@@ -23,7 +23,7 @@ pub struct Problem {
 
 impl Problem {
     /// A problem with the value of a field or flag.
-    pub(crate) fn new(
+    pub fn new(
         place: impl Into<String>,
         value: impl fmt::Display,
         reason: impl Into<String>,
@@ -36,7 +36,7 @@ impl Problem {
     }
 
     /// A problem that is nobody's value.
-    pub(crate) fn general(reason: impl Into<String>) -> Self {
+    pub fn general(reason: impl Into<String>) -> Self {
         Self {
             place: String::new(),
             value: String::new(),
@@ -45,7 +45,7 @@ impl Problem {
     }
 
     /// The same problem, in a file.
-    pub(crate) fn in_file(mut self, file: &Path) -> Self {
+    pub fn in_file(mut self, file: &Path) -> Self {
         let file = file.display();
         self.place = match &*self.place {
             "" => file.to_string(),
@@ -95,7 +95,7 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 /// Text of a user, on one line and not too long; in quotes where it would not be clear without.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let cut: String = text.chars().take(SHOWN_CHARS).collect();
     let rest = if cut.len() < text.len() { "..." } else { "" };
     let plain = |c: char| c.is_ascii_graphic() && c != '"';
@@ -107,7 +107,7 @@ pub(crate) fn shown(text: &str) -> String {
 }
 
 /// Names on one line, and how many more there are.
-pub(crate) fn listed<T: AsRef<str>>(names: &[T]) -> String {
+pub fn listed<T: AsRef<str>>(names: &[T]) -> String {
     let shown: Vec<_> = names.iter().take(LISTED).map(AsRef::as_ref).collect();
     match names.len() - shown.len() {
         0 => shown.join(", "),

@@ -1,6 +1,5 @@
 //! Tests of what takes effect at once (I3).
 
-use super::super::settings::resolve;
 use super::*;
 
 fn nothing() -> KubeProxyConfiguration {
@@ -72,20 +71,4 @@ fn i3_to_and_from_interfaces_needs_a_restart() {
         assert_eq!(change.needs_restart, ["detectLocalMode"]);
         assert_eq!(change.effective.detect_local_mode, from);
     }
-}
-
-/// A new field must be either in the list of those taken over, with code that does it, or not.
-#[test]
-fn i3_fields_that_are_taken_over_are_those_that_shape_plans() {
-    let mut wanted = nothing();
-    wanted.fill_defaults();
-    "10.0.0.0/8".clone_into(&mut wanted.cluster_cidr);
-    "10.0.0.1".clone_into(&mut wanted.bind_address);
-    wanted.iptables.masquerade_all = true;
-    wanted.node_port_addresses = vec!["10.0.0.0/8".to_owned()];
-    let effective = change(&nothing(), &wanted).effective;
-    assert_eq!(
-        resolve(&effective).unwrap().node,
-        resolve(&wanted).unwrap().node
-    );
 }

@@ -12,9 +12,9 @@ use kplane_dataplane::backend::nftables::{
 use kplane_model::{Cidr, Family};
 use kplane_netlink::NfSocket;
 
-use crate::netns::{in_netns, nft};
 use crate::sample::{self, many_elements};
 use crate::{SETTINGS, commit, socket_with_tables};
+use kplane_tests::kernel::{in_netns, nft};
 
 fn sorted(elements: impl IntoIterator<Item = Element>) -> BTreeSet<Element> {
     elements.into_iter().collect()

@@ -12,8 +12,8 @@ use serde_saphyr::{
     DuplicateKeyPolicy, Localizer, Location, NonFiniteFloatPolicy, UserMessageFormatter,
 };
 
-use super::types::{API_VERSION, KIND, KubeProxyConfiguration};
-use crate::config::problem::{Problem, listed, shown};
+use crate::problem::{Problem, listed, shown};
+use crate::types::{API_VERSION, KIND, KubeProxyConfiguration};
 
 /// Longest file that is read, in bytes: the size of a ConfigMap.
 const MAX_FILE: u64 = 1 << 20;

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::types::KubeProxyConfiguration;
-use crate::config::problem::shown;
+use crate::problem::shown;
+use crate::types::KubeProxyConfiguration;
 
 /// Fields that the running agent takes over. All they do is to shape plans, or the log.
 const LIVE: [&str; 6] = [
@@ -82,10 +82,7 @@ fn take_over(
 }
 
 /// Paths of the fields that are different, by name. A list counts as one field.
-pub(super) fn changed_fields(
-    one: &KubeProxyConfiguration,
-    other: &KubeProxyConfiguration,
-) -> Vec<String> {
+pub fn changed_fields(one: &KubeProxyConfiguration, other: &KubeProxyConfiguration) -> Vec<String> {
     let mut changed = Vec::new();
     // A configuration can always be written: there is nothing in it that JSON does not have.
     if let (Ok(one), Ok(other)) = (serde_json::to_value(one), serde_json::to_value(other)) {

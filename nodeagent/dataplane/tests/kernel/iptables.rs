@@ -16,7 +16,7 @@ use kplane_model::{
     ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
 };
 
-use crate::netns::in_netns;
+use kplane_tests::kernel::in_netns;
 
 const FLAVOURS: [&str; 2] = ["nft", "legacy"];
 

@@ -16,7 +16,7 @@ pub(super) fn default_hosts(v6: bool) -> (&'static str, &'static str) {
 
 /// An address with a port: its own, or else `port`. Text that is no address stays as it is, for
 /// the validation to name.
-pub(super) fn with_port(text: &str, port: u16) -> String {
+pub fn with_port(text: &str, port: u16) -> String {
     let bare = text
         .strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'));
@@ -28,7 +28,7 @@ pub(super) fn with_port(text: &str, port: u16) -> String {
 }
 
 /// Reads `10.0.0.1:80` or `[fd00::1]:80`. Port 0 lets the kernel choose one.
-pub(super) fn parse(text: &str) -> Option<SocketAddr> {
+pub fn parse(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.rsplit_once(':')?;
     let bracketed = host
         .strip_prefix('[')

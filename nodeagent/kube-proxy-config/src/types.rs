@@ -283,7 +283,7 @@ impl KubeProxyConfiguration {
     }
 
     /// Modes iptables and ipvs serve node ports on all addresses (A21), where the list stays empty.
-    pub(super) fn fill_node_port_addresses(&mut self) {
+    pub fn fill_node_port_addresses(&mut self) {
         if self.node_port_addresses.is_empty() && !matches!(&*self.mode, "iptables" | "ipvs") {
             self.node_port_addresses = vec!["primary".to_owned()];
         }
@@ -325,7 +325,7 @@ impl KubeProxyConfiguration {
     }
 
     /// Health checks on every address and metrics on loopback, of the family of `bindAddress`.
-    pub(super) fn fill_addresses(&mut self) {
+    pub fn fill_addresses(&mut self) {
         let v6 = matches!(parse_ip(&self.bind_address), Ok(IpAddr::V6(_)));
         let (everywhere, loopback) = default_hosts(v6);
         for (address, host, port) in [

@@ -8,7 +8,7 @@ use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// What stands where a duration is expected and is none.
-pub(crate) const EXPECTED: &str = "a duration such as 30s, 1m30s or 24h0m0s";
+pub const EXPECTED: &str = "a duration such as 30s, 1m30s or 24h0m0s";
 
 /// Longest text that is read, in bytes: `-2562047h47m16.854775808s` has 25.
 const MAX_TEXT: usize = 64;

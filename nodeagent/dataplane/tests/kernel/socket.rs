@@ -13,8 +13,8 @@ use kplane_netlink::{
     Operation, generation_after,
 };
 
-use crate::netns::{in_netns, nft};
 use crate::{SETTINGS, commit, sample, socket_with_tables};
+use kplane_tests::kernel::{in_netns, nft};
 
 #[test]
 fn a_commit_is_guarded_by_the_generation() {

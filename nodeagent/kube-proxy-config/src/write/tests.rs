@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 
-use super::super::duration::GoDuration;
-use super::super::quantity::Quantity;
-use super::super::read::document;
-use super::super::types::*;
 use super::*;
+use crate::duration::GoDuration;
+use crate::quantity::Quantity;
+use crate::read::document;
+use crate::types::*;
 
 /// Texts that YAML takes for something else unless they are quoted, and any others.
 fn text() -> impl Strategy<Value = String> {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 
-use super::types::KubeProxyConfiguration;
+use crate::types::KubeProxyConfiguration;
 
 /// The YAML of a configuration; reads back to the same.
 ///

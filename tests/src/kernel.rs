@@ -1,37 +1,41 @@
-//! Kernel tests run in a network namespace of their own, on a thread of their own.
+//! Tests that need a kernel and nothing else: a network namespace of their own, on a thread of their own.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "for tests")]
 
-use std::process::Command;
+use std::io::Write as _;
+use std::panic::resume_unwind;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use nix::sched::{CloneFlags, unshare};
 
-/// Runs `test` in an empty network namespace. Without the privilege to make one the test is
-/// skipped with a printed line, or fails when `CI` or `REQUIRE_NETNS=1` is set.
-pub(crate) fn in_netns(test: impl FnOnce() + Send) {
+use crate::privilege::is_strict;
+
+/// Runs `test` in an empty network namespace. Without the privilege to make one the test is skipped with a
+/// printed line, or fails if [missing privileges are failures](is_strict).
+///
+/// # Panics
+/// When the test does.
+pub fn in_netns(test: impl FnOnce() + Send) {
     let outcome = thread::scope(|scope| scope.spawn(|| enter_and(test)).join());
     if let Err(panic) = outcome {
-        std::panic::resume_unwind(panic);
+        resume_unwind(panic);
     }
 }
 
 fn enter_and(test: impl FnOnce()) {
     match unshare(CloneFlags::CLONE_NEWNET) {
         Ok(()) => test(),
-        Err(errno) if must_run() => panic!("cannot make a network namespace: {errno}"),
+        Err(errno) if is_strict() => panic!("cannot make a network namespace: {errno}"),
         Err(errno) => println!("skipped: cannot make a network namespace: {errno}"),
     }
 }
 
-fn must_run() -> bool {
-    let is = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    is("CI") || std::env::var("REQUIRE_NETNS").is_ok_and(|value| value == "1")
-}
-
 /// Runs `nft` in this thread's namespace, with `script` on its standard input if it is not empty.
-/// Panics unless it succeeds silently; returns what it prints.
-pub(crate) fn nft(arguments: &[&str], script: &str) -> String {
-    use std::io::Write;
-    use std::process::Stdio;
+/// Returns what it prints.
+///
+/// # Panics
+/// Unless it succeeds silently.
+pub fn nft(arguments: &[&str], script: &str) -> String {
     let mut child = Command::new("nft")
         .args(arguments)
         .stdin(Stdio::piped())
