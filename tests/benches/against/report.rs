@@ -14,17 +14,17 @@ const END: &str = "<!-- end -->";
 
 const HEADINGS: [&str; 12] = [
     "Services",
-    "who",
+    "proxy",
     "cold start",
-    "its CPU",
+    "start CPU",
     "change p50",
     "p99",
     "after answer p50",
-    "CPU a change",
+    "CPU per change",
     "idle CPU",
-    "memory (most)",
-    "bytes: start, a change",
-    "first packet, slowest",
+    "memory (peak)",
+    "bytes: start, per change",
+    "first packet: median, slowest",
 ];
 
 /// Cells of a row, as people read them.
@@ -119,8 +119,9 @@ pub(crate) fn summary(rows: &[Row]) -> Vec<String> {
         for ours in ours.filter(|row| row.contender.rivals(theirs.contender)) {
             let times = |of: fn(&Row) -> f64| of(theirs) / of(ours);
             lines.push(format!(
-                "{largest} Services, {} against {}: a change is in the kernel {:.0} times sooner \
-                 with {:.0} times less CPU; start {:.0} times faster; 1/{:.1} of the memory.",
+                "{largest} Services, {} compared with {}: a change reaches the kernel {:.0} times \
+                 sooner, using 1/{:.0} of the CPU; kplane starts {:.0} times faster and uses 1/{:.1} \
+                 of the memory.",
                 ours.contender.name(),
                 theirs.contender.name(),
                 times(|row| percentile(&row.from_request, 50).as_secs_f64()),

@@ -114,7 +114,7 @@ fn main() -> Result<()> {
 }
 
 const HEAD: &str = "\
-| Services | | cold start | its CPU | its bytes | one endpoint, p50 | its CPU | memory |
+| Services | proxy | cold start | start CPU | start bytes | one endpoint, p50 | CPU per change | memory |
 |---:|---|---:|---:|---:|---:|---:|---:|
 ";
 
