@@ -6,6 +6,7 @@
 mod args;
 mod client;
 mod commands;
+mod failure;
 mod output;
 mod style;
 mod table;

@@ -7,7 +7,7 @@ use kplane_proto::v1 as pb;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
 use crate::client::{Client, Error, FleetStream};
-use crate::commands::Failure;
+use crate::failure::Failure;
 use crate::output::Output;
 use crate::view::View;
 

@@ -12,6 +12,7 @@ pub mod cache;
 pub mod claim;
 pub mod cleanup;
 pub mod config;
+pub mod connection;
 pub mod desired;
 pub mod engine;
 pub mod healthz;

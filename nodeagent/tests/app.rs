@@ -188,10 +188,6 @@ impl Backend for Gated {
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
         self.1.verify(family)
     }
-
-    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
-        Ok(())
-    }
 }
 
 #[tokio::test]
@@ -684,10 +680,6 @@ impl Backend for Breakable {
 
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
         self.1.verify(family)
-    }
-
-    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
-        Ok(())
     }
 }
 

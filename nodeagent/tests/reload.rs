@@ -39,10 +39,6 @@ impl Backend for Told {
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
         self.1.verify(family)
     }
-
-    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
-        Ok(())
-    }
 }
 
 /// The volume of a ConfigMap: a file behind two links, of which one is swapped.

@@ -1,7 +1,7 @@
 //! Links, addresses and routes of one namespace, over rtnetlink.
 
 use std::net::IpAddr;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd, AsRawFd as _};
 
 use anyhow::{Context as _, Result};
 use futures_util::TryStreamExt as _;
@@ -13,8 +13,6 @@ use rtnetlink::{
     Error, Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection,
 };
 use tokio::runtime::{Builder, Runtime};
-
-use crate::netns::NetNs;
 
 /// A connection to the namespace in which it was opened, usable from any thread.
 #[derive(Debug)]
@@ -75,16 +73,16 @@ impl Netlink {
     ///
     /// # Errors
     /// See the kernel's answer; a name has at most 15 bytes.
-    pub fn veth(&self, name: &str, peer_ns: &NetNs, peer: &str) -> Result<()> {
+    pub fn veth(&self, name: &str, peer_ns: &impl AsFd, peer: &str) -> Result<()> {
         let far = LinkUnspec::new_with_name(peer)
-            .setns_by_fd(peer_ns.file().as_raw_fd())
+            .setns_by_fd(peer_ns.as_fd().as_raw_fd())
             .build();
         let near = LinkVeth::new(name, peer)
             .set_info_data(InfoData::Veth(InfoVeth::Peer(far)))
             .up()
             .build();
         self.create(near)
-            .with_context(|| format!("create link {name} to {peer} in {}", peer_ns.name()))
+            .with_context(|| format!("create link {name} to {peer} in another namespace"))
     }
 
     /// Makes a link a port of a bridge.

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::fs::File;
 use std::marker::PhantomData;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::resume_unwind;
 use std::process::Command;
 use std::sync::Arc;
@@ -36,6 +37,13 @@ struct Inner {
 pub struct Entered {
     home: File,
     _this_thread_only: PhantomData<*const ()>,
+}
+
+/// For netlink messages that name this namespace.
+impl AsFd for NetNs {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.file.as_fd()
+    }
 }
 
 impl NetNs {
@@ -143,11 +151,6 @@ impl NetNs {
     /// See [`sysctl::set_all`].
     pub fn sysctl(&self, settings: &[(&str, &str)]) -> Result<()> {
         self.run(|| sysctl::set_all(settings))
-    }
-
-    /// For netlink messages that name this namespace.
-    pub(crate) fn file(&self) -> &File {
-        &self.0.file
     }
 
     fn join(&self) -> Result<()> {

@@ -160,10 +160,6 @@ impl Backend for Scripted {
     fn has_services(&mut self, _: Family) -> bool {
         self.0.lock().unwrap().found
     }
-
-    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
-        Ok(())
-    }
 }
 
 /// A control plane, an engine without its thread, and a clock that stands still.

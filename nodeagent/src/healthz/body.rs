@@ -6,8 +6,8 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::{Condition, conditions, is_healthy};
+use crate::connection::Connection;
 use crate::report::{FamilyReport, Report};
-use crate::sync::Connection;
 
 /// Go's time of nothing, which kube-proxy prints for what never happened.
 const NEVER: &str = "0001-01-01T00:00:00Z";

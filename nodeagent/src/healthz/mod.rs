@@ -30,10 +30,10 @@ use std::time::{Duration, Instant};
 use hyper::{Request, StatusCode};
 use tokio::sync::watch;
 
+use crate::connection::Connection;
 use crate::desired::{Held, now_ms};
 use crate::engine::Pulse;
 use crate::report::{FamilyReport, NodeState, Report};
-use crate::sync::Connection;
 use kplane_http::{self as http, Answer};
 
 /// How long a family may be behind before the node is called unhealthy: two of kube-proxy's sync

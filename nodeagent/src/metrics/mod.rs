@@ -23,9 +23,9 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use crate::connection::Connection;
 use crate::healthz::Answers;
 use crate::report::Report;
-use crate::sync::Connection;
 
 /// Where the numbers come from.
 #[derive(Clone, Debug)]

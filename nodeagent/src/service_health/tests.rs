@@ -10,10 +10,10 @@ use kplane_model::{
 };
 
 use super::*;
+use crate::connection::Connection;
 use crate::desired::Desired;
 use crate::desired::fixture::{Plane, key_of, svc, svc6};
 use crate::report::{FamilyReport, Report};
-use crate::sync::Connection;
 use kplane_http::client::{Reply, ask, becomes, get, until};
 
 /// A port that is free in both families, below those that the kernel gives to clients: nobody takes

@@ -33,6 +33,7 @@ use tokio::time::{sleep, timeout};
 use tonic::Status;
 
 use self::live::Live;
+use crate::connection::Connection;
 use crate::desired::{Refusal, Remedy, now_ms};
 use crate::engine::{Engine, Stopped};
 use kplane_dataplane::backoff::Backoff;
@@ -68,17 +69,6 @@ impl Identity {
         let instance = rand::random();
         Self { node, instance }
     }
-}
-
-/// Whether the control plane is there. Without it the node is served as it last was.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Connection {
-    /// A stream is open and welcome.
-    pub live: bool,
-    /// Since when it is (not), milliseconds since 1970.
-    pub since_ms: u64,
-    /// Why not, for people; empty while it is.
-    pub reason: String,
 }
 
 /// Keeps a stream to a control plane for as long as it runs.

@@ -261,12 +261,6 @@ pub trait Backend: Send {
     fn leaves_conntrack_entries(&self) -> bool {
         false
     }
-
-    /// Removes everything of ours from the data path. Safe to call twice.
-    ///
-    /// # Errors
-    /// Everything that could not be removed; what could be is gone.
-    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>>;
 }
 
 /// Which backend of ours serves: what it has is not left over.

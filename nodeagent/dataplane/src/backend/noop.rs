@@ -42,9 +42,4 @@ impl Backend for Noop {
     fn verify(&mut self, _family: Family) -> Result<Verification, ApplyError> {
         Ok(Verification::Equal)
     }
-
-    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
-        self.services.clear();
-        Ok(())
-    }
 }

@@ -9,7 +9,7 @@ use kplane_model::Family;
 
 use super::Problem;
 use super::kernel;
-use super::rules::{self, KEEP_NONE, Keeps, Table};
+use super::rules::{self, Keeps, Table};
 use crate::backend::iptables::{Flavour, Tool};
 use crate::process::RunError;
 
@@ -95,25 +95,6 @@ fn unseen(flavour: Flavour, family: Family) -> Option<Problem> {
 
 fn look(tool: &Tool, keeps: Keeps) -> Result<Vec<Table>, RunError> {
     Ok(rules::parse(&tool.list()?, keeps))
-}
-
-/// Removes all chains of kube-proxy's and ours that one kind of iptables has.
-pub(super) fn remove_all(tool: &Tool) -> Result<(), Problem> {
-    let tables = look(tool, KEEP_NONE).map_err(|source| Problem::Save {
-        tool: tool.name().to_owned(),
-        source,
-    })?;
-    let mut kept = Ok(());
-    for table in tables {
-        let problem = self::kept(tool, &table);
-        let (tool, keeps) = (tool.clone(), KEEP_NONE);
-        let rules = Rules { tool, keeps, table };
-        rules.remove()?;
-        if let Some(problem) = problem {
-            kept = Err(problem);
-        }
-    }
-    kept
 }
 
 fn kept(tool: &Tool, table: &Table) -> Option<Problem> {

@@ -22,7 +22,7 @@ use self::iptables::Rules;
 pub use self::rival::{Ports, Rival, running};
 use self::rules::Keeps;
 pub use crate::backend::Serving;
-use crate::backend::iptables::{Flavour, PacketCounts, Tool, remove_counters};
+use crate::backend::iptables::{Flavour, PacketCounts, remove_counters};
 use crate::backend::ipvs::left;
 use crate::backend::{Kind, Settings};
 pub use crate::process::RunError;
@@ -125,14 +125,6 @@ pub enum Problem {
         /// Why not.
         source: NetlinkError,
     },
-}
-
-/// Removes all chains of kube-proxy's and ours that one kind of iptables has.
-///
-/// # Errors
-/// What is left, for people.
-pub(crate) fn remove_chains(tool: &Tool) -> Result<(), String> {
-    iptables::remove_all(tool).map_err(|problem| problem.to_string())
 }
 
 /// The kind of iptables in which our chains serve.

@@ -67,9 +67,6 @@ async fn a_busy_kernel_makes_the_stream_wait() {
         fn verify(&mut self, _: Family) -> Result<Verification, ApplyError> {
             Ok(Verification::Equal)
         }
-        fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
-            Ok(())
-        }
     }
     let (release, gate) = std::sync::mpsc::channel();
     let open = move || Ok(Box::new(Stuck(gate)) as Box<dyn Backend>);
@@ -130,10 +127,6 @@ impl Backend for Busy {
         let mut counts = ServerCounts::default();
         counts.connections.active = self.0.load(Ordering::Relaxed);
         Some(counts)
-    }
-
-    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
-        Ok(())
     }
 }
 

@@ -248,10 +248,6 @@ impl Backend for Telling {
             ..Inspection::default()
         })
     }
-
-    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
-        Ok(())
-    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,8 +3,9 @@
 use anyhow::{Result, ensure};
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backend::ipvs::{self, Budget};
-use kplane_dataplane::backend::{Applied, ApplyError, Backend, Change, Failure, Kind, Settings};
+use kplane_dataplane::backend::{Applied, Backend, Change, Failure, Kind, Settings};
 use kplane_dataplane::conntrack::Cleaner;
+use kplane_dataplane::leftovers;
 use kplane_dataplane::plan::{NodePlan, NodeSettings, ServicePlan};
 use kplane_model::{Family, NodeFacts, ServiceKey};
 use kplane_tests::netns::NetNs;
@@ -181,10 +182,12 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes everything of ours out of the data path.
-    pub(crate) fn cleanup(&mut self) -> Result<()> {
-        let cleaned: Result<(), Vec<ApplyError>> = self.ns.run(|| Ok(self.backend.cleanup()))?;
-        ensure!(cleaned.is_ok(), "{cleaned:?}");
+    /// Takes everything of ours out of the data path, as `--cleanup` does.
+    pub(crate) fn cleanup(&self) -> Result<()> {
+        let (kind, settings) = (self.kind, &self.backend_settings);
+        let ours = || leftovers::ours(kind, settings).remove();
+        let problems = self.ns.run(|| Ok(ours().problems))?;
+        ensure!(problems.is_empty(), "{problems:?}");
         Ok(())
     }
 

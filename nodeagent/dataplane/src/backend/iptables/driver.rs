@@ -417,24 +417,6 @@ impl<T: Tables> Backend for Driver<T> {
     fn leaves_conntrack_entries(&self) -> bool {
         true
     }
-
-    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
-        let mut errors = Vec::new();
-        for (family, side) in Family::ALL.into_iter().zip(&mut self.sides) {
-            // Where iptables cannot be used there is nothing of ours.
-            let Ok(side) = side else { continue };
-            (side.ruleset, side.known) = (None, None);
-            if let Err(reason) = side.tables.remove() {
-                errors.push(ApplyError::new(family, StepError::Unusable(reason)));
-            }
-        }
-        counting::remove();
-        if errors.is_empty() {
-            Ok(())
-        } else {
-            Err(errors)
-        }
-    }
 }
 
 fn is_set(file: &str) -> bool {

@@ -21,7 +21,6 @@ use crate::backend::{
 use crate::plan::NodePlan;
 use kplane_netlink::ipvs::{Ipvs, ServerKey, Timeouts};
 
-mod remove;
 mod ruleset;
 mod schedulers;
 mod seen;
@@ -83,9 +82,6 @@ enum StepError {
     /// A change that is not complete came while it is not known what the kernel holds.
     #[error("what the kernel holds is not known any more; everything has to be applied again")]
     Unknown,
-    /// Something could not be removed.
-    #[error("{0}")]
-    Left(String),
 }
 
 /// Opens the backend for this thread's network namespace.
@@ -465,31 +461,6 @@ impl<K: Kernel> Backend for Driver<K> {
     /// IPVS tells connection tracking where it sends a flow.
     fn leaves_conntrack_entries(&self) -> bool {
         true
-    }
-
-    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
-        let mut errors = Vec::new();
-        for (family, side) in Family::ALL.into_iter().zip(&mut self.sides) {
-            // Where the family cannot be programmed there is nothing of ours.
-            let Ok(side) = side else { continue };
-            errors.extend(
-                side.remove()
-                    .into_iter()
-                    .map(|error| ApplyError::new(family, error)),
-            );
-        }
-        if errors.is_empty() {
-            errors.extend(
-                remove::link()
-                    .err()
-                    .map(|error| ApplyError::new(Family::V4, error)),
-            );
-        }
-        if errors.is_empty() {
-            Ok(())
-        } else {
-            Err(errors)
-        }
     }
 }
 

@@ -12,7 +12,6 @@ use super::state::{Op, Snapshot};
 use crate::backend::iptables::readback;
 use crate::backend::iptables::restore::{Limits, parts};
 use crate::backend::iptables::{ChainName, Flavour, Found, Step, Tool};
-use crate::leftovers;
 use crate::process::RunError;
 use kplane_netlink::ipset::{self, IpSets};
 use kplane_netlink::ipvs::{self, Ipvs};
@@ -99,12 +98,6 @@ pub(super) trait Kernel: Send {
 
     /// The kind of iptables.
     fn flavour(&self) -> Flavour;
-
-    /// Removes all chains.
-    fn remove_rules(&mut self) -> Result<(), String>;
-
-    /// Removes all sets; returns what is left, for people.
-    fn remove_sets(&mut self) -> Result<Vec<String>, KernelError>;
 }
 
 /// The real one.
@@ -361,25 +354,6 @@ impl Kernel for Machine {
 
     fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError> {
         Ok(probe::has_scheduler(&mut self.ipvs, scheduler)?)
-    }
-
-    fn remove_rules(&mut self) -> Result<(), String> {
-        leftovers::remove_chains(&self.tool)
-    }
-
-    fn remove_sets(&mut self) -> Result<Vec<String>, KernelError> {
-        let names = SetId::ALL.map(|id| id.name(self.family));
-        let commands = names.map(ipset::Command::Destroy);
-        let (refused, _) = self.sets.perform(&commands)?;
-        let left = refused.into_iter().filter(|r| r.errno != Errno::ENOENT);
-        let left = left.map(|refusal| {
-            let name = names.get(refusal.index).copied().unwrap_or_default();
-            match refusal.code {
-                ipset::code::BUSY => format!("IP set {name} is in use by a rule of others"),
-                code => told(name, &refusal, code),
-            }
-        });
-        Ok(left.collect())
     }
 }
 

@@ -381,21 +381,6 @@ impl<K: Kernel> Backend for Driver<K> {
     fn leaves_conntrack_entries(&self) -> bool {
         true
     }
-
-    fn cleanup(&mut self) -> Result<(), Vec<ApplyError>> {
-        let mut errors = Vec::new();
-        for family in Family::ALL {
-            self.tables[family as usize] = None;
-            if let Err(error) = self.kernel.delete(family) {
-                errors.push(ApplyError::new(family, StepError::from(error)));
-            }
-        }
-        if errors.is_empty() {
-            Ok(())
-        } else {
-            Err(errors)
-        }
-    }
 }
 
 /// Lets clients of these groups choose anew if the endpoint that they had is gone.

@@ -85,9 +85,6 @@ pub(super) trait Kernel: Send {
         clients: &[Client],
     ) -> Result<(), CommitError>;
 
-    /// Deletes our table, whether it exists or not.
-    fn delete(&mut self, family: Family) -> Result<(), CommitError>;
-
     /// Element operations that fit into one transaction.
     fn capacity(&self, rebuild: bool) -> usize;
 }
@@ -241,12 +238,6 @@ impl Kernel for Netlink {
     ) -> Result<(), CommitError> {
         let mut batch = Batch::new();
         clients::push_forget(&mut batch, family, group, clients);
-        self.send(family, batch, Guard::None)
-    }
-
-    fn delete(&mut self, family: Family) -> Result<(), CommitError> {
-        let mut batch = Batch::new();
-        push_delete_table(&mut batch, family);
         self.send(family, batch, Guard::None)
     }
 

@@ -5,7 +5,6 @@ use super::super::name::ChainName;
 use super::super::readback::{self, Listing};
 use super::super::restore::Limits;
 use super::super::tool::{Flavour, Tool};
-use crate::leftovers;
 use crate::process::RunError;
 use kplane_netlink::{NetlinkError, NfSocket};
 
@@ -36,9 +35,6 @@ pub(super) trait Tables: Send {
 
     /// A number that is another after each change by anybody; `None` if there is none.
     fn generation(&mut self) -> Option<u32>;
-
-    /// Removes everything of ours that nobody else needs.
-    fn remove(&mut self) -> Result<(), String>;
 }
 
 /// The real ones.
@@ -83,9 +79,5 @@ impl Tables for Programs {
 
     fn generation(&mut self) -> Option<u32> {
         self.socket.as_mut()?.generation().ok()
-    }
-
-    fn remove(&mut self) -> Result<(), String> {
-        leftovers::remove_chains(&self.tool)
     }
 }

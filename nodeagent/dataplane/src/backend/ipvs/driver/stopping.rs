@@ -123,12 +123,4 @@ impl<K: Kernel> Kernel for Stopping<K> {
     fn flavour(&self) -> Flavour {
         self.kernel.flavour()
     }
-
-    fn remove_rules(&mut self) -> Result<(), String> {
-        self.kernel.remove_rules()
-    }
-
-    fn remove_sets(&mut self) -> Result<Vec<String>, KernelError> {
-        self.kernel.remove_sets()
-    }
 }

@@ -243,15 +243,4 @@ impl Kernel for Fake {
     fn flavour(&self) -> Flavour {
         Flavour::Nft
     }
-
-    fn remove_rules(&mut self) -> Result<(), String> {
-        self.inside().world.rules = Found::default();
-        Ok(())
-    }
-
-    fn remove_sets(&mut self) -> Result<Vec<String>, KernelError> {
-        self.inside().world.entries.clear();
-        self.inside().world.capacities.clear();
-        Ok(Vec::new())
-    }
 }

@@ -183,12 +183,6 @@ impl Kernel for &mut Memory {
         Ok(())
     }
 
-    fn delete(&mut self, _: Family) -> Result<(), CommitError> {
-        self.elements = None;
-        self.groups.clear();
-        Ok(())
-    }
-
     fn capacity(&self, _: bool) -> usize {
         self.capacity
     }
