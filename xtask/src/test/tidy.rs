@@ -9,18 +9,6 @@ use anyhow::{Context, Result, ensure};
 /// A file this long has more than one subject. Files of tests are data and may be longer.
 const MAX_LINES: usize = 500;
 
-/// What `model` must never depend on: it is what everything else depends on.
-const IMPURE: [&str; 8] = [
-    "kube",
-    "k8s-openapi",
-    "tonic",
-    "prost",
-    "tokio",
-    "netlink-sys",
-    "nix",
-    "serde",
-];
-
 /// Looks at every Rust file that is under version control or would be.
 pub(super) fn check(root: &Path) -> Result<()> {
     let listing = output(
@@ -71,34 +59,6 @@ fn problems_of(file: &str, text: &str) -> Vec<String> {
         }
     }
     problems
-}
-
-/// The model depends on nothing that does I/O.
-pub(super) fn model_is_pure(root: &Path) -> Result<()> {
-    let args = [
-        "tree",
-        "--package",
-        "kplane-model",
-        "--edges",
-        "normal",
-        "--prefix",
-        "none",
-    ];
-    let tree = output(Command::new("cargo").args(args).current_dir(root))?;
-    let names: BTreeSet<&str> = tree
-        .lines()
-        .filter_map(|line| line.split(' ').next())
-        .collect();
-    let impure: Vec<&str> = IMPURE
-        .into_iter()
-        .filter(|name| names.contains(name))
-        .collect();
-    ensure!(
-        impure.is_empty(),
-        "kplane-model depends on {}",
-        impure.join(", ")
-    );
-    Ok(())
 }
 
 pub(super) fn output(command: &mut Command) -> Result<String> {
