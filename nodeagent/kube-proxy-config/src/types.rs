@@ -1,5 +1,5 @@
 //! `KubeProxyConfiguration` of `kubeproxy.config.k8s.io/v1alpha1`: every field, with kube-proxy's
-//! defaults. What the fields mean to us is in [`super::settings`].
+//! defaults. What they mean to an agent is in its `config::kube_proxy::settings`.
 //!
 //! A value of `Default` is complete: kube-proxy fills in defaults for absent fields and, for most,
 //! also for empty texts and zeros ([`KubeProxyConfiguration::fill_defaults`]).
