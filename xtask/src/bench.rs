@@ -1,70 +1,73 @@
 //! `cargo xtask bench`: speeds, printed as tables. Nothing here gates CI.
 
-use anyhow::{Context, Result, ensure};
+use std::process::ExitCode;
 
-/// What is measured.
-#[derive(clap::Args, Debug)]
-pub(crate) struct Args {
-    /// Compare with another proxy on a real API server, instead of measuring kplane alone: ten
-    /// minutes, and the first time on a machine as long again to build Kubernetes with Go
-    #[arg(long, value_name = "PROXY")]
-    against: Option<Proxy>,
+use anyhow::{Result, bail};
 
-    /// Numbers of Services, separated by commas [default: 1000,5000,10000]
-    #[arg(long, value_name = "NUMBERS", requires = "against")]
-    services: Option<String>,
+use crate::cargo::run as cargo;
 
-    /// Changes of one endpoint, for each proxy and size [default: 50]
-    #[arg(long, value_name = "NUMBER", requires = "against")]
-    changes: Option<u32>,
+const HELP: &str = "\
+Measure how long changes take, in a real kernel, and print tables
 
-    /// Who is measured, of: kube-proxy-nftables, kube-proxy-iptables, kube-proxy-iptables-legacy,
-    /// kplane-standalone, kplane, kplane-iptables, kplane-iptables-legacy [default: those of nftables]
-    #[arg(long, value_name = "NAMES", requires = "against")]
-    contenders: Option<String>,
+Usage: cargo xtask bench [OPTIONS]
 
-    /// Put the results into docs/benchmarks.md and docs/benchmarks.svg
-    #[arg(long, requires = "against")]
-    write: bool,
-}
+Options:
+      --against <PROXY>     Compare with another proxy on a real API server, instead of measuring kplane alone:
+                            ten minutes, and the first time on a machine as long again to build Kubernetes with Go.
+                            kube-proxy: modes nftables and iptables
+                            kube-proxy-ipvs: mode ipvs, in a virtual machine; takes --services and --changes only
+      --services <NUMBERS>  Numbers of Services, separated by commas [default: 1000,5000,10000]
+      --changes <NUMBER>    Changes of one endpoint, for each proxy and size [default: 50]
+      --contenders <NAMES>  What is measured, of: kube-proxy-nftables, kube-proxy-iptables,
+                            kube-proxy-iptables-legacy, kplane-standalone, kplane, kplane-iptables,
+                            kplane-iptables-legacy [default: those of nftables]
+      --write               Put the results into docs/benchmarks.md and docs/benchmarks.svg
+  -h, --help                Print help
 
-#[derive(clap::ValueEnum, Clone, Copy, Debug)]
-enum Proxy {
-    KubeProxy,
-    /// In mode ipvs, in a virtual machine; only --services and --changes count
-    KubeProxyIpvs,
-}
+--services, --changes, --contenders and --write need --against.
+";
+
+/// Benchmarks of kplane alone.
+const ALONE: [&str; 4] = ["change", "drift", "packet", "conntrack"];
 
 /// Builds everything as it is shipped and runs the benchmarks.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
+    if args.iter().any(|arg| arg == "--help" || arg == "-h") {
+        print!("{HELP}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let against = match take(&mut args, "--against").as_deref() {
+        None if args.is_empty() => None,
+        None => bail!(
+            "{} needs --against; see `cargo xtask bench --help`",
+            args[0]
+        ),
+        Some("kube-proxy") => Some("against"),
+        Some("kube-proxy-ipvs") => Some("ipvs"),
+        Some(other) => bail!("--against {other}: must be kube-proxy or kube-proxy-ipvs"),
+    };
+    println!("Building kplane's programs as they are shipped, and the benchmarks.");
     // With the tests, so that both builds take the same dependencies.
     let programs = ["kp-controlplane", "kp-nodeagent", "kplane-tests"];
     let programs = programs.map(|name| ["--package", name]);
     cargo(&[&["build", "--release"][..], &programs.concat()].concat())?;
-    match args.against {
-        Some(Proxy::KubeProxy) => bench("against", &args.options()),
-        Some(Proxy::KubeProxyIpvs) => bench("ipvs", &args.options()),
-        None => ["change", "drift", "packet", "conntrack"]
-            .into_iter()
-            .try_for_each(|name| bench(name, &[])),
+    match against {
+        Some(name) => bench(name, &args)?,
+        None => ALONE.into_iter().try_for_each(|name| bench(name, &[]))?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
-impl Args {
-    /// What the comparison itself is told; it has the defaults.
-    fn options(&self) -> Vec<String> {
-        let changes = self.changes.map(|number| number.to_string());
-        let values = [
-            ("--services", &self.services),
-            ("--changes", &changes),
-            ("--contenders", &self.contenders),
-        ];
-        let given = values.into_iter().filter_map(|(flag, value)| {
-            let value = value.as_ref()?;
-            Some(format!("{flag}={value}"))
-        });
-        let write = self.write.then(|| "--write".to_owned());
-        given.chain(write).collect()
+/// Takes a flag with its value out of the arguments.
+fn take(args: &mut Vec<String>, flag: &str) -> Option<String> {
+    let place = args
+        .iter()
+        .position(|arg| arg == flag || arg.starts_with(&format!("{flag}=")))?;
+    let found = args.remove(place);
+    match found.split_once('=') {
+        Some((_, value)) => Some(value.to_owned()),
+        None if place < args.len() => Some(args.remove(place)),
+        None => Some(String::new()),
     }
 }
 
@@ -74,10 +77,24 @@ fn bench(name: &str, options: &[String]) -> Result<()> {
     cargo(&args)
 }
 
-fn cargo(args: &[&str]) -> Result<()> {
-    let mut command = kplane_tests::product::cargo();
-    command.current_dir(crate::test::root()?).args(args);
-    let status = command.status().context("cannot run cargo")?;
-    ensure!(status.success(), "cargo {}: {status}", args.join(" "));
-    Ok(())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_is_taken_with_its_value_however_it_is_written() {
+        for words in [
+            &["--against", "x", "--write"][..],
+            &["--against=x", "--write"],
+        ] {
+            let mut args: Vec<String> = words.iter().map(ToString::to_string).collect();
+            assert_eq!(take(&mut args, "--against").as_deref(), Some("x"));
+            assert_eq!(args, ["--write"]);
+        }
+        assert_eq!(take(&mut Vec::new(), "--against"), None);
+        assert_eq!(
+            take(&mut vec!["--against".to_owned()], "--against").as_deref(),
+            Some("")
+        );
+    }
 }

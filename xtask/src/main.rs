@@ -1,61 +1,52 @@
-//! `cargo xtask`: kplane's only scripts.
+//! `cargo xtask`: kplane's only scripts. This program builds and starts what does the work, and has next to no
+//! dependencies, so that it is ready in seconds.
 
 mod bench;
-mod cluster;
-mod demo;
+mod cargo;
+mod start;
 mod test;
-mod vm;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+const HELP: &str = "\
+kplane's scripts
 
-/// kplane's scripts.
-#[derive(Debug, Parser)]
-#[command(
-    name = "cargo xtask",
-    bin_name = "cargo xtask",
-    disable_help_subcommand = true
-)]
-struct Cli {
-    #[command(subcommand)]
-    task: Task,
-}
+Usage: cargo xtask COMMAND [OPTIONS]
 
-#[derive(Debug, Subcommand)]
-enum Task {
-    /// See kplane work: a small cluster on this machine, real packets, in under a minute
-    Demo(demo::Args),
-    /// Check everything that must hold before a change lands: CI runs exactly this
-    Test(test::Args),
-    /// Measure how long changes take, in a real kernel, and print tables
-    Bench(bench::Args),
-    /// A real Kubernetes API server on this machine, to try things with
-    Cluster(cluster::Args),
-    /// A virtual machine whose kernel has IPVS, to try things with
-    Vm(vm::Args),
-    /// Stand in a network namespace until standard input ends (`demo --keep` uses it)
-    #[command(hide = true)]
-    Hold,
-}
+Commands:
+  demo     See kplane work: a small cluster on this machine, real packets
+  test     Check everything that must hold before a change lands: CI runs exactly this
+  bench    Measure how long changes take, in a real kernel, and print tables
+  cluster  Start a real Kubernetes API server on this machine, to try things with
+  vm       Start a virtual machine whose kernel has IPVS, to try things with
+
+`cargo xtask COMMAND --help` lists the options of a command.
+";
 
 fn main() -> ExitCode {
-    match Cli::parse().task {
-        Task::Demo(args) => demo::run(&args),
-        Task::Test(args) => exit(test::run(&args)),
-        Task::Bench(args) => exit(bench::run(&args)),
-        Task::Cluster(args) => exit(cluster::run(&args)),
-        Task::Vm(args) => vm::run(&args).unwrap_or_else(|error| exit(Err(error))),
-        Task::Hold => demo::hold(),
-    }
-}
-
-fn exit(result: anyhow::Result<()>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
+    let mut args = std::env::args().skip(1);
+    let task = args.next().unwrap_or_default();
+    let args: Vec<String> = args.collect();
+    let done = match &*task {
+        "demo" => start::demo(args),
+        "test" => test::run(&args),
+        "bench" => bench::run(args),
+        "cluster" | "vm" => start::dev(&task, &args),
+        "help" | "--help" | "-h" => {
+            print!("{HELP}");
+            Ok(ExitCode::SUCCESS)
         }
-    }
+        "" => {
+            eprint!("{HELP}");
+            Ok(ExitCode::from(2))
+        }
+        _ => {
+            eprint!("xtask: there is no command {task:?}\n\n{HELP}");
+            Ok(ExitCode::from(2))
+        }
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("xtask: {error:#}");
+        ExitCode::FAILURE
+    })
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::tidy::output;
+use crate::cargo::output;
 
 const PAGE: &str = "docs/kube-proxy-compat.md";
 

@@ -6,10 +6,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::tidy::output;
+use crate::cargo::output;
 
 /// A crate of the workspace: its folder, its name, and the crates of the workspace that it may use.
-const CRATES: [(&str, &str, &[&str]); 11] = [
+const CRATES: [(&str, &str, &[&str]); 12] = [
     ("model", "kplane-model", &[]),
     ("proto", "kplane-proto", &["kplane-model"]),
     ("http", "kplane-http", &[]),
@@ -44,8 +44,8 @@ const CRATES: [(&str, &str, &[&str]); 11] = [
     ("cli", "kpctl", &["kplane-model", "kplane-proto"]),
     ("tests", "kplane-tests", &["kplane-model"]),
     (
-        "xtask",
-        "xtask",
+        "devtools",
+        "kplane-dev",
         &[
             "kp-controlplane",
             "kplane-model",
@@ -53,6 +53,7 @@ const CRATES: [(&str, &str, &[&str]); 11] = [
             "kplane-tests",
         ],
     ),
+    ("xtask", "xtask", &[]),
 ];
 
 /// What a crate must not depend on, not even through others.

@@ -5,31 +5,29 @@ mod ladder;
 mod tidy;
 mod tools;
 
-use std::env;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
-/// Options of `cargo xtask test`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// Run only the steps whose name contains this, such as `lints` or `demo`.
-    #[arg(value_name = "STEP")]
-    only: Option<String>,
-}
+use crate::cargo::{self, programs, root, status};
+
+const HELP: &str = "\
+Check everything that must hold before a change lands: CI runs exactly this
+
+Usage: cargo xtask test [STEP]
+
+Arguments:
+  [STEP]  Run only the steps whose name contains this, such as `lints` or `demo`
+";
 
 /// One step: a name that a person can ask for, and what it does.
 struct Step {
     name: &'static str,
     run: fn(&Path) -> Result<()>,
 }
-
-/// Where this program was when it began.
-static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
 /// Cheap and often failing first.
 const STEPS: [Step; 12] = [
@@ -39,7 +37,7 @@ const STEPS: [Step; 12] = [
     },
     Step {
         name: "format",
-        run: |root| cargo(root, &["fmt", "--all", "--check"], &[]),
+        run: |_| cargo::run(&["fmt", "--all", "--check"]),
     },
     Step {
         name: "tidy",
@@ -55,19 +53,15 @@ const STEPS: [Step; 12] = [
     },
     Step {
         name: "lints",
-        run: |root| {
-            cargo(
-                root,
-                &[
-                    "clippy",
-                    "--workspace",
-                    "--all-targets",
-                    "--",
-                    "-D",
-                    "warnings",
-                ],
-                &[],
-            )
+        run: |_| {
+            cargo::run(&[
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--",
+                "-D",
+                "warnings",
+            ])
         },
     },
     Step {
@@ -76,23 +70,11 @@ const STEPS: [Step; 12] = [
     },
     Step {
         name: "docs",
-        run: |root| {
-            let deny = [("RUSTDOCFLAGS", "-D warnings")];
-            cargo(
-                root,
-                &[
-                    "doc",
-                    "--workspace",
-                    "--no-deps",
-                    "--document-private-items",
-                ],
-                &deny,
-            )
-        },
+        run: docs,
     },
     Step {
         name: "tests",
-        run: |root| cargo(root, &["test", "--workspace"], &[]),
+        run: |_| cargo::run(&["test", "--workspace"]),
     },
     Step {
         name: "vm",
@@ -100,25 +82,28 @@ const STEPS: [Step; 12] = [
     },
     Step {
         name: "demo",
-        run: |root| demo(root, &[]),
+        run: |_| demo(&[]),
     },
     Step {
         name: "demo on a real cluster's objects",
-        run: |root| demo(root, &["--objects", "tests/data/cluster-dump.yaml"]),
+        run: |_| demo(&["--objects", "tests/data/cluster-dump.yaml"]),
     },
 ];
 
 /// Runs the steps in order and stops at the first that fails.
-pub(crate) fn run(args: &Args) -> Result<()> {
-    let root = root()?;
-    // Asked first: a build may put a new program in the place of this one.
-    PROGRAM.get_or_init(|| env::current_exe().unwrap_or_default());
-    let wanted = |step: &&Step| {
-        args.only
-            .as_ref()
-            .is_none_or(|only| step.name.contains(only))
+pub(crate) fn run(args: &[String]) -> Result<ExitCode> {
+    let only = match args {
+        [] => "",
+        [help] if help == "--help" || help == "-h" => {
+            print!("{HELP}");
+            return Ok(ExitCode::SUCCESS);
+        }
+        [only] => only,
+        more => anyhow::bail!("one step at most: {}", more.join(" ")),
     };
-    let steps: Vec<&Step> = STEPS.iter().filter(wanted).collect();
+    let root = root()?;
+    let steps = STEPS.iter().filter(|step| step.name.contains(only));
+    let steps: Vec<&Step> = steps.collect();
     ensure!(
         !steps.is_empty(),
         "no step is called so; there are: {}",
@@ -132,7 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         took.push((step.name, started.elapsed()));
     }
     summary(&took);
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn names() -> String {
@@ -152,40 +137,40 @@ fn summary(took: &[(&str, Duration)]) {
     );
 }
 
-/// The root of the workspace.
-pub(crate) fn root() -> Result<&'static Path> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    root.context("xtask lies in a folder of the workspace")
-}
-
-/// Runs cargo in the workspace.
-fn cargo(root: &Path, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
-    let mut command = kplane_tests::product::cargo();
-    command
-        .current_dir(root)
-        .args(args)
-        .envs(envs.iter().copied());
-    status(&mut command)
+/// Builds the pages of every crate; a broken link fails.
+fn docs(_: &Path) -> Result<()> {
+    let args = [
+        "doc",
+        "--workspace",
+        "--no-deps",
+        "--document-private-items",
+    ];
+    status(
+        cargo::cargo()?
+            .args(args)
+            .env("RUSTDOCFLAGS", "-D warnings"),
+    )
 }
 
 /// Runs the packet tests of the backend that this machine's kernel may not have: in two machines at a
 /// time, as each has one processor; what one runs takes as long as what the other does.
-fn in_vm(root: &Path) -> Result<()> {
+fn in_vm(_: &Path) -> Result<()> {
+    /// Has these tests run in the virtual machine, as `kplane_tests::vm::IN_VM` says.
+    const IN_VM: &str = "KPLANE_IN_VM";
     /// Tests of `netns` that have a machine of their own.
     const APART: &str = "ipvs::virtual_server_faults";
     let words = ["test", "--package", "kplane-tests", "--test"];
     let build = ["vm", "--test", "netns", "--no-run"];
-    cargo(root, &[&words[..], &build].concat(), &[])?;
-    let test = |more: &[&str]| {
-        let mut command = kplane_tests::product::cargo();
-        command.current_dir(root).args(words).args(more);
-        command.env(kplane_tests::vm::IN_VM, "1");
-        command
+    cargo::run(&[&words[..], &build].concat())?;
+    let test = |more: &[&str]| -> Result<Command> {
+        let mut command = cargo::cargo()?;
+        command.args(words).args(more).env(IN_VM, "1");
+        Ok(command)
     };
-    let mut others = [test(&["vm"]), test(&["netns", "--", APART])];
+    let mut others = [test(&["vm"])?, test(&["netns", "--", APART])?];
     // Shown when the first is done, so that their lines do not mix.
     let others = thread::spawn(move || others.each_mut().map(Command::output));
-    let first = status(&mut test(&["netns", "--", "ipvs::", "--skip", APART]));
+    let first = status(&mut test(&["netns", "--", "ipvs::", "--skip", APART])?);
     let others = others.join();
     let others = others.map_err(|_| anyhow::anyhow!("the other machine's thread has panicked"))?;
     let mut failed = first.is_err();
@@ -200,26 +185,10 @@ fn in_vm(root: &Path) -> Result<()> {
 }
 
 /// Runs the demo as a check, on programs that are built as the tests are.
-fn demo(root: &Path, args: &[&str]) -> Result<()> {
-    let me = PROGRAM.get().context("set when the steps begin")?;
-    let programs = me.parent().context("programs lie in a folder")?;
-    cargo(root, &["build", "--workspace", "--bins"], &[])?;
-    let mut command = Command::new(me);
-    command
-        .current_dir(root)
-        .args(["demo", "--bin-dir"])
-        .arg(programs)
-        .args(args);
-    status(&mut command)
-}
-
-fn status(command: &mut Command) -> Result<()> {
-    let shown = format!("{command:?}").replace('"', "");
-    let status = command
-        .status()
-        .with_context(|| format!("cannot run {shown}"))?;
-    if !status.success() {
-        bail!("{shown}: {status}");
-    }
-    Ok(())
+fn demo(args: &[&str]) -> Result<()> {
+    cargo::run(&["build", "--workspace", "--bins"])?;
+    let folder = programs("dev")?;
+    let mut command = Command::new(folder.join("kplane-dev"));
+    command.current_dir(root()?);
+    status(command.args(["demo", "--bin-dir"]).arg(&folder).args(args))
 }

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
+
+use crate::cargo::output;
 
 /// A file this long has more than one subject. Files of tests are data and may be longer.
 const MAX_LINES: usize = 500;
@@ -59,18 +61,4 @@ fn problems_of(file: &str, text: &str) -> Vec<String> {
         }
     }
     problems
-}
-
-pub(super) fn output(command: &mut Command) -> Result<String> {
-    let shown = format!("{command:?}").replace('"', "");
-    let output = command
-        .output()
-        .with_context(|| format!("cannot run {shown}"))?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "{shown}: {}: {errors}",
-        output.status
-    );
-    String::from_utf8(output.stdout).with_context(|| format!("{shown}: not UTF-8"))
 }

@@ -1,68 +1,23 @@
-//! What the checks need beyond Rust: installed once, kept outside of the checkout.
+//! Tools of the checks: installed once, kept outside of the checkout.
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use kplane_tests::cluster::Programs;
-use kplane_tests::vm::{self, Vm};
 
-use super::{cargo, status};
+use crate::cargo::{run, status};
 
 /// Checks licences, bans and sources.
 const CARGO_DENY: &str = "0.20.2";
 
-/// Debian packages, besides those for [`vm`]: the program that shows that one is there, and its package. Only tests need
-/// them: `nft` is an oracle for what our own netlink code did, the others make what kube-proxy
-/// leaves behind.
-const PACKAGES: [(&str, &str); 2] = [("nft", "nftables"), ("iptables", "iptables")];
-
 /// Installs what is missing.
-pub(super) fn install(root: &Path) -> Result<()> {
-    let missing: Vec<&str> = PACKAGES
-        .iter()
-        .chain(&vm::PROGRAMS)
-        .filter(|(program, _)| !has(program))
-        .map(|(_, package)| *package)
-        .collect();
-    if !missing.is_empty() {
-        install_packages(&missing)?;
-    }
-    install_deny(root)?;
-    // What only other platforms need is looked at as well, and not downloaded by a build.
-    cargo(root, &["fetch", "--locked", "--quiet"], &[])?;
-    // For tests/tests/cluster: they leave the machine's network, and then Go cannot download.
-    Programs::ensure()?;
-    Vm::ensure().map(drop)
-}
-
-fn has(program: &str) -> bool {
-    // That it starts is enough: some want privileges even to tell their version.
-    let version = Command::new(program)
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    version.is_ok()
-}
-
-fn install_packages(packages: &[&str]) -> Result<()> {
-    let list = packages.join(" ");
-    let by_hand = format!("install the Debian packages: apt-get install {list}");
-    println!("installing {list}");
-    let apt = |args: &[&str]| {
-        let mut command = Command::new("apt-get");
-        command
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .arg("-qq")
-            .args(args);
-        status(&mut command)
-    };
-    apt(&["update"]).with_context(|| by_hand.clone())?;
-    let mut args = vec!["install", "--yes", "--no-install-recommends"];
-    args.extend(packages);
-    apt(&args).context(by_hand)
+pub(super) fn install(_: &Path) -> Result<()> {
+    install_deny()?;
+    // What only other platforms need is checked as well, and not downloaded by a build.
+    run(&["fetch", "--locked", "--quiet"])?;
+    // Packages, Kubernetes and the virtual machine of the tests.
+    run(&["run", "--package", "kplane-dev", "--", "tools"])
 }
 
 /// Where tools are kept: shared by all checkouts of a user, one folder a version.
@@ -77,7 +32,7 @@ fn deny_root() -> Result<PathBuf> {
         .join(format!("cargo-deny-{CARGO_DENY}")))
 }
 
-fn install_deny(root: &Path) -> Result<()> {
+fn install_deny() -> Result<()> {
     let tool = deny_root()?;
     if tool.join("bin/cargo-deny").exists() {
         return Ok(());
@@ -85,7 +40,7 @@ fn install_deny(root: &Path) -> Result<()> {
     println!("building cargo-deny {CARGO_DENY}, once: about five minutes");
     let into = tool.to_string_lossy();
     let version = ["install", "cargo-deny", "--version", CARGO_DENY, "--locked"];
-    cargo(root, &[&version[..], &["--root", &into]].concat(), &[])
+    run(&[&version[..], &["--root", &into]].concat())
 }
 
 /// Licences, bans and sources of all dependencies. Advisories need a download that not every

@@ -74,7 +74,7 @@ enum Action {
 
 /// Does what is asked.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let folder = crate::test::root()?.join(FOLDER);
+    let folder = crate::workspace().join(FOLDER);
     match &args.action {
         Action::Up { nodes } => up(&folder, *nodes),
         Action::Down => down(&folder),

@@ -10,11 +10,11 @@ use kplane_tests::netns::NetNs;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::build::Programs;
 use super::cast::Cast;
 use super::ledger::{Check, Ledger};
 use super::manifests::Manifests;
 use super::objects::Objects;
+use super::programs::Programs;
 use super::screen::{Screen, Tone};
 use super::status::{Landing, Status};
 use super::world::{CONTROL, World};

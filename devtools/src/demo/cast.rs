@@ -14,7 +14,7 @@ use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
 use nix::sys::signal::Signal;
 
-use super::build::Programs;
+use super::programs::Programs;
 
 /// Port of the control plane for agents.
 const AGENT_PORT: u16 = 7443;

@@ -5,7 +5,6 @@
 //! processes; `status` what they say of themselves; `expect` what must happen to a packet; `call`
 //! and `survey` find out what does; `steps` show it on the `screen` and note it in the `ledger`.
 
-mod build;
 mod call;
 mod cast;
 mod expect;
@@ -14,6 +13,7 @@ mod layout;
 mod ledger;
 mod manifests;
 mod objects;
+mod programs;
 mod screen;
 mod stage;
 mod status;
@@ -21,15 +21,16 @@ mod steps;
 mod survey;
 mod world;
 
-use std::path::PathBuf;
+use std::env;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use kplane_tests::userns::{self, Entry};
 
-use self::build::{Programs, workspace};
 use self::interrupt::Interrupted;
+use self::programs::Programs;
 use self::screen::{Screen, Tone};
 use self::stage::{Show, Stage};
 pub(crate) use self::steps::hold;
@@ -38,8 +39,8 @@ pub(crate) use self::steps::hold;
 const IMPOSSIBLE: u8 = 3;
 /// Exit code after Ctrl-C, as shells have it.
 const INTERRUPTED: u8 = 130;
-/// Steps around the walk: build, network, clean-up.
-const FRAME: usize = 3;
+/// Steps around the walk: network, clean-up.
+const FRAME: usize = 2;
 
 /// Options of the demo.
 #[derive(Debug, clap::Args)]
@@ -91,12 +92,7 @@ fn open(
     args: &Args,
 ) -> Result<(Entry, Stage, Instant), (anyhow::Error, ExitCode)> {
     let failed = |error| (error, ExitCode::FAILURE);
-    show.heading("Build kp-controlplane, kp-nodeagent and kpctl");
-    let programs = match &args.bin_dir {
-        Some(folder) => Programs::in_folder(folder),
-        None => Programs::build(),
-    };
-    let programs = programs.map_err(failed)?;
+    let programs = find(args.bin_dir.as_deref()).map_err(failed)?;
     let began = Instant::now();
     // Before any thread, or the kernel refuses.
     let entry = enter().map_err(|error| {
@@ -106,7 +102,7 @@ fn open(
     })?;
     interrupt::watch().map_err(failed)?;
     show.heading("Build a cluster out of network namespaces");
-    let shop = workspace().join("deploy/demo");
+    let shop = crate::workspace().join("deploy/demo");
     let manifests = args.objects.as_ref().unwrap_or(&shop);
     let working = show.screen.working("machines, links, routes, echo servers");
     let stage = Stage::build(programs, manifests).map_err(failed)?;
@@ -117,6 +113,17 @@ fn open(
         Entry::UserNamespace => "without root, in a user namespace; this machine is not touched",
     });
     Ok((entry, stage, began))
+}
+
+/// Finds the programs in a folder; without one they lie beside this program.
+fn find(folder: Option<&Path>) -> Result<Programs> {
+    match folder {
+        Some(folder) => Programs::in_folder(folder),
+        None => {
+            let program = env::current_exe().context("find this program")?;
+            Programs::in_folder(program.parent().context("programs lie in a folder")?)
+        }
+    }
 }
 
 /// Leaves this machine's network, so that no mistake can reach it.

@@ -1,0 +1,65 @@
+//! What `cargo xtask` starts for people: the demo, the tests' cluster, and the tests' virtual machine.
+
+mod cluster;
+mod demo;
+mod tools;
+mod vm;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Starts kplane's demo, and the cluster and the virtual machine of its tests.
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// See kplane work: a small cluster on this machine, real packets, in under a minute
+    Demo(demo::Args),
+    /// A real Kubernetes API server on this machine, to try things with
+    Cluster(cluster::Args),
+    /// A virtual machine whose kernel has IPVS, to try things with
+    Vm(vm::Args),
+    /// Install what the tests need beyond Rust
+    #[command(hide = true)]
+    Tools,
+    /// Stand in a network namespace until standard input ends (`demo --keep` uses it)
+    #[command(hide = true)]
+    Hold,
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().task {
+        Task::Demo(args) => demo::run(&args),
+        Task::Cluster(args) => exit(cluster::run(&args)),
+        Task::Vm(args) => vm::run(&args).unwrap_or_else(|error| exit(Err(error))),
+        Task::Tools => exit(tools::install()),
+        Task::Hold => demo::hold(),
+    }
+}
+
+/// The workspace's folder.
+fn workspace() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package)
+}
+
+fn exit(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What the tests need beyond Rust: installed once, kept outside of the checkout.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use kplane_tests::cluster::Programs;
+use kplane_tests::vm::{self, Vm};
+
+/// Debian packages, besides those for [`vm`]: the program that shows that one is there, and its package.
+/// Only tests need them: `nft` is an oracle for kplane's own netlink code, the others make what kube-proxy
+/// leaves behind.
+const PACKAGES: [(&str, &str); 2] = [("nft", "nftables"), ("iptables", "iptables")];
+
+/// Installs what is missing.
+pub(crate) fn install() -> Result<()> {
+    let missing: Vec<&str> = PACKAGES
+        .iter()
+        .chain(&vm::PROGRAMS)
+        .filter(|(program, _)| !has(program))
+        .map(|(_, package)| *package)
+        .collect();
+    if !missing.is_empty() {
+        install_packages(&missing)?;
+    }
+    // For tests/tests/cluster: they leave the machine's network, and then Go cannot download.
+    Programs::ensure()?;
+    Vm::ensure().map(drop)
+}
+
+fn has(program: &str) -> bool {
+    // That it starts is enough: some want privileges even to print their version.
+    let version = Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    version.is_ok()
+}
+
+fn install_packages(packages: &[&str]) -> Result<()> {
+    let list = packages.join(" ");
+    let by_hand = || format!("install the Debian packages: apt-get install {list}");
+    println!("installing {list}");
+    apt(&["update"]).with_context(by_hand)?;
+    let mut args = vec!["install", "--yes", "--no-install-recommends"];
+    args.extend(packages);
+    apt(&args).with_context(by_hand)
+}
+
+fn apt(args: &[&str]) -> Result<()> {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").arg("-qq");
+    let status = command.args(args).status().context("cannot run apt-get")?;
+    ensure!(status.success(), "apt-get {}: {status}", args.join(" "));
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! Runs cargo and other programs in the workspace.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Returns the root of the workspace.
+pub(crate) fn root() -> Result<&'static Path> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    root.context("xtask lies in a folder of the workspace")
+}
+
+/// Returns the folder with a profile's programs. The folder of profile `dev` is `debug`.
+pub(crate) fn programs(profile: &str) -> Result<PathBuf> {
+    let folder = env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    let folder = root()?.join(folder);
+    Ok(folder.join(if profile == "dev" { "debug" } else { profile }))
+}
+
+/// Prepares cargo without the variables by which a cargo told this program about its package. Build scripts that
+/// read such variables (ring's does) would take them for a change of everything.
+pub(crate) fn cargo() -> Result<Command> {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root()?);
+    for (name, _) in env::vars_os() {
+        let of_package = name.to_str().is_some_and(|name| {
+            name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+        });
+        if of_package {
+            command.env_remove(name);
+        }
+    }
+    Ok(command)
+}
+
+/// Runs cargo.
+///
+/// # Errors
+/// Cargo cannot be started, or fails.
+pub(crate) fn run(args: &[&str]) -> Result<()> {
+    status(cargo()?.args(args))
+}
+
+/// Runs a program to its end.
+///
+/// # Errors
+/// The program cannot be started, or fails.
+pub(crate) fn status(command: &mut Command) -> Result<()> {
+    let shown = shown(command);
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run {shown}"))?;
+    ensure!(status.success(), "{shown}: {status}");
+    Ok(())
+}
+
+/// Runs a program and returns what it prints.
+///
+/// # Errors
+/// The program cannot be started, fails, or prints something else than UTF-8.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let shown = shown(command);
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {shown}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "{shown}: {}: {errors}",
+        output.status
+    );
+    String::from_utf8(output.stdout).with_context(|| format!("{shown}: not UTF-8"))
+}
+
+/// The program and its arguments, as a person would type them.
+fn shown(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let name = program.file_name().unwrap_or_else(|| command.get_program());
+    let mut words = vec![name.to_string_lossy().into_owned()];
+    words.extend(
+        command
+            .get_args()
+            .map(|arg| arg.to_string_lossy().into_owned()),
+    );
+    words.join(" ")
+}
