@@ -22,6 +22,8 @@ use crate::trust::Trust;
 
 /// Questions that wait for one agent; what comes on top is not asked.
 const QUESTIONS: usize = 8;
+/// Longest reason why a backend is deprecated, in bytes.
+const MAX_DEPRECATION_BYTES: usize = 256;
 /// Longest version or name of a backend that an agent may state, in bytes.
 const MAX_LABEL_BYTES: usize = 64;
 /// Address families that a report may have.
@@ -84,6 +86,8 @@ pub struct AgentRecord {
     pub version: String,
     /// Name of its backend.
     pub backend: String,
+    /// Why users should choose another backend; empty for most.
+    pub backend_deprecation: String,
     /// Its latest report.
     pub report: Option<Arc<Report>>,
     /// When the applied revision last changed.
@@ -346,9 +350,9 @@ impl AgentRecord {
 }
 
 /// A short text that an agent says of itself, for people: what no agent of ours says is cut off.
-fn label(text: &str) -> String {
+fn label(text: &str, max_bytes: usize) -> String {
     let mut label: String = text.chars().filter(|c| !c.is_control()).collect();
-    label.truncate(label.floor_char_boundary(MAX_LABEL_BYTES));
+    label.truncate(label.floor_char_boundary(max_bytes));
     label
 }
 
@@ -409,8 +413,9 @@ impl Session {
             instance: hello.instance,
             began_empty: hello.resume.is_none(),
             peer,
-            version: label(&hello.agent_version),
-            backend: label(&hello.backend),
+            version: label(&hello.agent_version, MAX_LABEL_BYTES),
+            backend: label(&hello.backend, MAX_LABEL_BYTES),
+            backend_deprecation: label(&hello.backend_deprecation, MAX_DEPRECATION_BYTES),
             report,
             applied_at: now,
             verified_at: now,

@@ -27,7 +27,7 @@ use crate::report::{Failure, Report};
 use crate::service_health::{self, Addresses};
 use crate::sync::{Client, Grpc, Identity};
 use crate::take_over::{self, TakeOver};
-use kplane_dataplane::backend::{self, Backend, OpenError};
+use kplane_dataplane::backend::{Backend, OpenError};
 use kplane_dataplane::leftovers::Ports;
 use kplane_http::{Answer, BindError, Port, REBIND};
 use kplane_kube_proxy_config::KubeProxyConfiguration;
@@ -94,7 +94,7 @@ pub struct Bound {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
-    let claim = match takes_over(config.backend) {
+    let claim = match config.backend.describe().programs_kernel {
         true => Claim::wait_and_take().await?,
         false => None,
     };
@@ -120,15 +120,6 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     }
     bound.claim = claim;
     Ok(bound)
-}
-
-/// Whether a backend takes kube-proxy's place on the node.
-#[must_use]
-pub fn takes_over(kind: backend::Kind) -> bool {
-    match kind {
-        backend::Kind::Nftables | backend::Kind::Iptables | backend::Kind::Ipvs => true,
-        backend::Kind::Noop => false,
-    }
 }
 
 /// Starts an agent with a backend of the caller's. `open` runs on the engine's own thread, which
@@ -220,7 +211,7 @@ fn recall(config: &Config) -> Recall {
 fn announce(identity: &Identity, engine: &Engine) {
     tracing::info!(
         node = %identity.node,
-        backend = engine.backend(),
+        backend = engine.backend().name,
         version = env!("CARGO_PKG_VERSION"),
         "agent starts; what the kernel holds stays until a complete snapshot is here"
     );

@@ -41,7 +41,7 @@ pub struct Done {
 #[must_use]
 pub fn run(task: &Task) -> Done {
     let mut done = Done::default();
-    if task.backend == backend::Kind::Noop && !task.kube_proxy {
+    if !task.backend.describe().programs_kernel && !task.kube_proxy {
         return done.or_nothing(task.dry_run);
     }
     // While this is held no agent starts.
@@ -162,12 +162,12 @@ fn claim(dry_run: bool, problems: &mut Vec<String>) -> Option<Claim> {
 
 /// A running kube-proxy, where it matters.
 fn rival(task: &Task) -> Option<Rival> {
-    let matters = task.kube_proxy || leftovers::shares_names(task.backend);
+    let matters = task.kube_proxy || task.backend.describe().shares_names;
     matters.then(|| leftovers::running(task.ports)).flatten()
 }
 
 fn refusal(task: &Task, rival: Rival) -> String {
-    let way_out = match leftovers::shares_names(task.backend) {
+    let way_out = match task.backend.describe().shares_names {
         true => "stop it first, since what is kplane's has its names in this mode",
         false => "stop it first, or remove what is kplane's alone with --cleanup",
     };

@@ -110,7 +110,7 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
         // Its notes are all there is.
         Task::CheckConfig => return Ok(()),
     };
-    if app::takes_over(config.backend) {
+    if config.backend.describe().programs_kernel {
         sysctl::apply_and_log(&config.conntrack);
     }
     if let Err(error) = oom::set_score(config.oom_score_adj) {

@@ -50,7 +50,7 @@ impl OwnPlaces {
             ports,
             own: self.addresses.iter().copied().collect(),
             peers: BTreeSet::new(),
-            whole_peers: self.backend == Kind::Ipvs,
+            whole_peers: self.backend.describe().has_virtual_servers,
         };
         NodeSettings {
             reserved,

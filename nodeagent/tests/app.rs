@@ -19,7 +19,9 @@ use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Source, Task};
 use kp_nodeagent::report::Report;
 use kplane_dataplane::backend::noop::Noop;
-use kplane_dataplane::backend::{Applied, ApplyError, Backend, Change, Kind, Verification};
+use kplane_dataplane::backend::{
+    Applied, ApplyError, Backend, Change, Description, Kind, Verification,
+};
 use kplane_model::Family;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
@@ -174,8 +176,8 @@ async fn becomes(address: SocketAddr, path: &str, status: u16) -> serde_json::Va
 struct Gated(Option<mpsc::Receiver<()>>, Noop);
 
 impl Backend for Gated {
-    fn name(&self) -> &'static str {
-        "gated"
+    fn describe(&self) -> &'static Description {
+        Kind::Noop.describe()
     }
 
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
@@ -664,8 +666,8 @@ endpoints:
 struct Breakable(Arc<AtomicBool>, Noop);
 
 impl Backend for Breakable {
-    fn name(&self) -> &'static str {
-        "breakable"
+    fn describe(&self) -> &'static Description {
+        Kind::Noop.describe()
     }
 
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {

@@ -11,7 +11,9 @@ use clap::Parser;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kplane_dataplane::backend::noop::Noop;
-use kplane_dataplane::backend::{Applied, ApplyError, Backend, Change, Verification};
+use kplane_dataplane::backend::{
+    Applied, ApplyError, Backend, Change, Description, Kind, Verification,
+};
 use kplane_dataplane::plan::NodePlan;
 use kplane_model::Family;
 use tempfile::TempDir;
@@ -24,8 +26,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 struct Told(mpsc::UnboundedSender<NodePlan>, Noop);
 
 impl Backend for Told {
-    fn name(&self) -> &'static str {
-        "told"
+    fn describe(&self) -> &'static Description {
+        Kind::Noop.describe()
     }
 
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {

@@ -16,10 +16,6 @@ const MAX_STANDING: usize = 10_000;
 /// Repairs of one node's rules are told of so often at most: others may undo ours all the time.
 const REPAIRS: Duration = Duration::from_secs(5 * 60);
 
-/// Said at each start of an agent with that backend (D1).
-const IPVS_NOTE: &str = "mode ipvs is deprecated in Kubernetes: off by default from 1.40, gone from \
-    kube-proxy in 1.43; mode nftables is the way out";
-
 /// What has been said so far.
 #[derive(Debug)]
 pub(super) struct Announcer {
@@ -82,10 +78,11 @@ impl Announcer {
                 continue;
             }
             let note = format!("kplane agent {} with {}", agent.version, agent.backend);
-            let deprecated = (Reason::IpvsDeprecation, IPVS_NOTE);
+            // D1.
+            let deprecated = (Reason::IpvsDeprecation, &*agent.backend_deprecation);
             let told = [(Reason::Starting, &*note)]
                 .into_iter()
-                .chain((agent.backend == "ipvs").then_some(deprecated));
+                .chain((!deprecated.1.is_empty()).then_some(deprecated));
             events.extend(told.map(|(reason, note)| {
                 let mut event = Event::new(Object::node(name), reason, note);
                 event.instance = agent.instance;

@@ -51,6 +51,7 @@ fn agent() -> AgentRecord {
         peer: String::new(),
         version: "0.1.0".into(),
         backend: "nftables".into(),
+        backend_deprecation: String::new(),
         report: Some(Arc::default()),
         applied_at: at(0),
         verified_at: at(0),
@@ -143,7 +144,7 @@ fn j1_an_agent_that_begins_is_announced_once_for_each_start() {
 #[test]
 fn d1_mode_ipvs_is_announced_as_deprecated() {
     let mut rig = Rig::new(&["n1"]);
-    rig.agent("n1").backend = "ipvs".into();
+    rig.agent("n1").backend_deprecation = "mode ipvs is deprecated".into();
     rig.agent("n1").began_empty = true;
     rig.agent("n1").instance = 2;
     let events = rig.step(5);

@@ -69,7 +69,7 @@ impl AbsenceFlags {
 
     /// What a dry run would serve is nobody's memory, unless somebody asks for it.
     pub(super) fn cache_dir(&self, backend: backend::Kind) -> Option<PathBuf> {
-        let default = (backend != backend::Kind::Noop).then_some(CACHE);
+        let default = backend.describe().programs_kernel.then_some(CACHE);
         let folder = self.cache_dir.as_deref().or(default);
         folder
             .filter(|folder| !folder.is_empty())

@@ -128,12 +128,14 @@ pub struct Flags {
 
 /// Parses a backend's name.
 fn backends() -> impl TypedValueParser<Value = backend::Kind> {
-    let value = |kind: backend::Kind| PossibleValue::new(kind.name()).help(kind.summary());
+    let value = |kind: backend::Kind| {
+        PossibleValue::new(kind.describe().name).help(kind.describe().summary)
+    };
     let names = PossibleValuesParser::new(backend::Kind::ALL.map(value));
     names.try_map(|name| {
         let mut kinds = backend::Kind::ALL.into_iter();
         kinds
-            .find(|kind| kind.name() == name)
+            .find(|kind| kind.describe().name == name)
             .ok_or("no such backend")
     })
 }
@@ -274,8 +276,12 @@ impl Flags {
         } else {
             Task::InitOnly {
                 conntrack: loaded.settings.conntrack,
-                ipvs: (self.data_path.backend.unwrap_or(loaded.settings.kind)
-                    == backend::Kind::Ipvs)
+                ipvs: self
+                    .data_path
+                    .backend
+                    .unwrap_or(loaded.settings.kind)
+                    .describe()
+                    .has_virtual_servers
                     .then_some(loaded.settings.backend.ipvs),
             }
         };

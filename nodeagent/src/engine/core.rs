@@ -12,7 +12,7 @@ use crate::desired::{
     Changes, Confidence, Counts, Desired, Position, Refusal, Touched, Update, now_ms,
 };
 use crate::report::{Failure, NodeState, Report, Sync, micros};
-use kplane_dataplane::backend::{Applied, Backend, Inspection, Serving};
+use kplane_dataplane::backend::{Applied, Backend, Description, Inspection, Serving};
 use kplane_dataplane::conntrack::Cleaner;
 use kplane_dataplane::plan::NodeSettings;
 
@@ -109,8 +109,8 @@ impl Core {
         (self.desired, self.keeping) = recall.begin();
     }
 
-    pub(super) fn backend(&self) -> &'static str {
-        self.backend.name()
+    pub(super) fn backend(&self) -> &'static Description {
+        self.backend.describe()
     }
 
     pub(super) fn serving(&self) -> Option<Serving> {

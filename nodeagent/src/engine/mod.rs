@@ -31,7 +31,7 @@ use self::alarm::Alarm;
 use self::core::{Core, Now};
 use crate::desired::{Refusal, Update};
 use crate::report::Report;
-use kplane_dataplane::backend::{Backend, Inspection, OpenError, Serving};
+use kplane_dataplane::backend::{Backend, Description, Inspection, OpenError, Serving};
 use kplane_dataplane::conntrack::Cleaner;
 use kplane_dataplane::plan::{NodeSettings, Reserved};
 
@@ -54,7 +54,7 @@ pub struct Engine {
     settings: watch::Sender<NodeSettings>,
     questions: mpsc::Sender<Question>,
     reports: watch::Receiver<Report>,
-    backend: &'static str,
+    backend: &'static Description,
     serving: Option<Serving>,
     pulse: Pulse,
 }
@@ -210,7 +210,7 @@ impl Engine {
 
     /// Name of the backend.
     #[must_use]
-    pub fn backend(&self) -> &'static str {
+    pub fn backend(&self) -> &'static Description {
         self.backend
     }
 
@@ -238,7 +238,7 @@ impl Engine {
     pub(crate) fn scripted() -> (Self, mpsc::Receiver<Command>, watch::Sender<Report>) {
         let (commands, inbox) = mpsc::channel(QUEUE);
         let (publish, reports) = watch::channel(Report::default());
-        let backend = "scripted";
+        let backend = kplane_dataplane::backend::Kind::Noop.describe();
         let engine = Self {
             commands,
             settings: watch::Sender::default(),
@@ -281,7 +281,7 @@ fn cleaner(
     backend: &dyn Backend,
     publish: &watch::Sender<Report>,
 ) -> Result<Option<Cleaner>, OpenError> {
-    if !backend.leaves_conntrack_entries() {
+    if !backend.describe().leaves_conntrack_entries {
         return Ok(None);
     }
     let publish = publish.clone();

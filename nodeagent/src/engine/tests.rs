@@ -21,7 +21,9 @@ use crate::desired::Position;
 use crate::desired::fixture::{EPOCH, Plane, key_of, local, node, svc, svc6};
 use crate::metrics::{Counters, FamilyCounters, Gauge};
 use crate::service_health;
-use kplane_dataplane::backend::{Applied, ApplyError, Change, Failure, Verification, noop::Noop};
+use kplane_dataplane::backend::{
+    Applied, ApplyError, Change, Failure, Kind, Verification, noop::Noop,
+};
 use kplane_dataplane::plan::{NodePlan, ServicePlan};
 
 /// What a scripted backend does and has seen.
@@ -85,8 +87,8 @@ fn refuse(family: Family, what: &str) -> ApplyError {
 }
 
 impl Backend for Scripted {
-    fn name(&self) -> &'static str {
-        "scripted"
+    fn describe(&self) -> &'static Description {
+        Kind::Noop.describe()
     }
 
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {

@@ -13,8 +13,8 @@ use super::{FamilyCounters, Histogram, Sources};
 use crate::desired::{Counts, Position};
 use crate::healthz::Outcomes;
 use crate::report::Report;
-use kplane_dataplane::backend::RuleCounts;
 use kplane_dataplane::backend::iptables::PacketCounts;
+use kplane_dataplane::backend::{Failures, RuleCounts};
 use kplane_dataplane::conntrack::{ConntrackTotals, bucket_bound};
 
 /// kube-proxy's metrics (section (h)), those of the mode that the backend is.
@@ -84,7 +84,7 @@ impl KubeProxy {
             "Time of one attempt to bring the kernel up to date",
         )
         .histogram(to, from.each_histogram(|c| &c.sync))?;
-        if from.backend != "ipvs" {
+        if from.backend.metrics.full_and_partial {
             self.full_and_partial(to)?;
         }
         Name(
@@ -102,11 +102,14 @@ impl KubeProxy {
             "Time from the change of a Service or pod until the kernel held it",
         )
         .histogram(to, from.each_histogram(|c| &c.programming))?;
-        match from.backend {
-            "iptables" => self.iptables(to),
-            "ipvs" => self.restores(to),
-            _ => self.nftables(to),
+        match from.backend.metrics.failures {
+            Failures::Nftables => self.nftables(to)?,
+            Failures::Restore => self.restores(to)?,
         }
+        if from.backend.metrics.rules {
+            self.rules_of_iptables(to)?;
+        }
+        Ok(())
     }
 
     /// Of all modes but IPVS.
@@ -150,9 +153,8 @@ impl KubeProxy {
     }
 
     /// Of mode iptables alone.
-    fn iptables(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn rules_of_iptables(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let from = &self.0;
-        self.restores(to)?;
         Name(
             "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures",
             "Attempts to program what had changed that failed",
@@ -332,7 +334,7 @@ impl Collector for Agent {
         self.service_health(&mut to)?;
         let version: &Labels<'_> = &[
             ("version", env!("CARGO_PKG_VERSION")),
-            ("backend", self.0.backend),
+            ("backend", self.0.backend.name),
         ];
         Name("kplane_agent_build_info", "The program; always 1").gauge(&mut to, [(version, 1.0)])
     }

@@ -26,6 +26,7 @@ use tokio::sync::watch;
 use crate::connection::Connection;
 use crate::healthz::Answers;
 use crate::report::Report;
+use kplane_dataplane::backend::Description;
 
 /// Where the numbers come from.
 #[derive(Clone, Debug)]
@@ -38,6 +39,6 @@ pub struct Sources {
     pub connection: watch::Receiver<Connection>,
     /// Of the health port.
     pub answers: Arc<Answers>,
-    /// Name of the backend.
-    pub backend: &'static str,
+    /// The backend.
+    pub backend: &'static Description,
 }

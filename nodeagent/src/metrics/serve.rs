@@ -31,7 +31,7 @@ impl Metrics {
         configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
     ) -> Self {
         let mut registry = Registry::default();
-        let mode = sources.backend;
+        let mode = sources.backend.name;
         registry.register_collector(Box::new(KubeProxy(sources.clone())));
         registry.register_collector(Box::new(Agent(sources)));
         registry.register_collector(Box::new(Process));

@@ -12,7 +12,7 @@ use kplane_model::Family;
 use super::*;
 use crate::desired::{Changes, Held, Position};
 use crate::report::Failure;
-use kplane_dataplane::backend::{Applied, Lookups, RuleCounts};
+use kplane_dataplane::backend::{Applied, Kind, Lookups, RuleCounts};
 
 /// kube-proxy's metrics of the nftables mode, written down from section (h): type, name, labels.
 const KUBE_PROXY: &str = "\
@@ -72,10 +72,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        Self::of("nftables")
+        Self::of(Kind::Nftables)
     }
 
-    fn of(backend: &'static str) -> Self {
+    fn of(backend: Kind) -> Self {
+        let backend = backend.describe();
         let counters = Arc::<Counters>::default();
         let (reports, follow) = watch::channel(Report::default());
         let (_connection, connection) = watch::channel(Connection {
@@ -91,7 +92,7 @@ impl Rig {
             backend,
         };
         let configuration = KubeProxyConfiguration {
-            mode: backend.into(),
+            mode: backend.name.into(),
             ..KubeProxyConfiguration::default()
         };
         let (_configuration, configuration) = watch::channel(Arc::new(configuration));
@@ -337,7 +338,7 @@ async fn open_metrics_for_whoever_asks() {
 /// Section (h), mode I.
 #[tokio::test]
 async fn h_mode_iptables_has_metrics_of_its_own() {
-    let rig = Rig::of("iptables");
+    let rig = Rig::of(Kind::Iptables);
     let applied = Applied {
         rules: Some(RuleCounts {
             total: [7, 70],
@@ -376,7 +377,7 @@ async fn h_mode_iptables_has_metrics_of_its_own() {
 /// Section (h), mode V.
 #[tokio::test]
 async fn h_mode_ipvs_has_no_metrics_of_other_modes() {
-    let rig = Rig::of("ipvs");
+    let rig = Rig::of(Kind::Ipvs);
     let counters = rig.counters.family(Family::V4);
     counters.attempted(Duration::from_millis(1), true, None);
     let failures = "kubeproxy_sync_proxy_rules_iptables_restore_failures_total";

@@ -268,6 +268,7 @@ impl<T: Transport> Client<T> {
                 revision: resume.position.revision,
                 digest: resume.digest.to_bytes().to_vec(),
             });
+        let backend = self.shared.engine.backend();
         let hello = pb::Hello {
             protocol_version: PROTOCOL_VERSION,
             capabilities: CAPABILITIES,
@@ -275,7 +276,8 @@ impl<T: Transport> Client<T> {
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             instance: self.identity.instance,
             resume,
-            backend: self.shared.engine.backend().to_owned(),
+            backend: backend.name.to_owned(),
+            backend_deprecation: backend.deprecation.unwrap_or_default().to_owned(),
         };
         pb::AgentMessage {
             kind: Some(agent_message::Kind::Hello(hello)),

@@ -4,6 +4,7 @@
 //! that every backend gets the same plans. How to add one: implement [`Backend`], add a variant to
 //! [`Kind`] and an arm to [`Kind::open`].
 
+mod description;
 pub mod iptables;
 pub mod ipvs;
 pub mod nftables;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use kplane_model::OWN_MARK;
 use kplane_model::{Family, ServiceKey, ServiceName};
 
+pub use self::description::{Description, Failures, ModeMetrics};
 pub use self::servers::{Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer};
 use crate::plan::{NodePlan, ServicePlan};
 use kplane_netlink::{Errno, NfSocket};
@@ -187,8 +189,8 @@ pub enum Verification {
 
 /// Puts plans into a data path. All calls come from one thread and may block it.
 pub trait Backend: Send {
-    /// The name in flags, status and metrics.
-    fn name(&self) -> &'static str;
+    /// What is true of it on every machine.
+    fn describe(&self) -> &'static Description;
 
     /// Applies a change: all of it in one transaction where the data path has transactions. The
     /// first change of a family is a complete one; what the data path already holds of ours is
@@ -254,12 +256,6 @@ pub trait Backend: Send {
     /// kernel.
     fn inspect(&self, _service: &ServiceName) -> Option<Inspection> {
         None
-    }
-
-    /// Whether the kernel remembers its decisions in conntrack entries, so that entries of UDP flows
-    /// go stale when the data path changes (section f) and the engine has to delete them.
-    fn leaves_conntrack_entries(&self) -> bool {
-        false
     }
 }
 
@@ -378,25 +374,14 @@ impl Kind {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Nftables, Self::Iptables, Self::Ipvs, Self::Noop];
 
-    /// The name in flags, status and metrics.
+    /// What is true of the backend on every machine.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub const fn describe(self) -> &'static Description {
         match self {
-            Self::Nftables => "nftables",
-            Self::Iptables => "iptables",
-            Self::Ipvs => "ipvs",
-            Self::Noop => "noop",
-        }
-    }
-
-    /// One sentence for `--help`, without a full stop.
-    #[must_use]
-    pub const fn summary(self) -> &'static str {
-        match self {
-            Self::Nftables => "nf_tables, spoken to directly over netlink",
-            Self::Iptables => "kube-proxy's chains, written by `iptables-restore`",
-            Self::Ipvs => "kube-proxy's virtual servers, IP sets and rules about these",
-            Self::Noop => "Accepts everything and does nothing: for tests and dry runs",
+            Self::Nftables => &nftables::DESCRIPTION,
+            Self::Iptables => &iptables::DESCRIPTION,
+            Self::Ipvs => &ipvs::DESCRIPTION,
+            Self::Noop => &noop::DESCRIPTION,
         }
     }
 

@@ -4,8 +4,26 @@ use std::collections::BTreeMap;
 
 use kplane_model::{Family, ServiceKey};
 
-use super::{Applied, ApplyError, Backend, Change, Kind, Verification};
+use super::{
+    Applied, ApplyError, Backend, Change, Description, Failures, ModeMetrics, Verification,
+};
 use crate::plan::ServicePlan;
+
+/// What is true of this backend on every machine.
+pub(super) const DESCRIPTION: Description = Description {
+    name: "noop",
+    summary: "Accepts everything and does nothing: for tests and dry runs",
+    deprecation: None,
+    programs_kernel: false,
+    shares_names: false,
+    has_virtual_servers: false,
+    leaves_conntrack_entries: false,
+    metrics: ModeMetrics {
+        full_and_partial: true,
+        failures: Failures::Nftables,
+        rules: false,
+    },
+};
 
 /// Remembers the plans it was given, so that tests can look at them.
 #[derive(Debug, Default)]
@@ -22,8 +40,8 @@ impl Noop {
 }
 
 impl Backend for Noop {
-    fn name(&self) -> &'static str {
-        Kind::Noop.name()
+    fn describe(&self) -> &'static Description {
+        &DESCRIPTION
     }
 
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {

@@ -199,14 +199,14 @@ pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
         return found;
     }
     found.find_our_tables();
-    if shares_names(kind) {
+    if kind.describe().shares_names {
         found.find_rules(|_| None, rules::KEEP_NONE, rules::KEEP_NONE);
     }
     if kind == Kind::Ipvs {
         found.find_ipvs();
         found.spare(&settings.ipvs.exclude_cidrs);
     }
-    if shares_names(kind) && PacketCounts::read() != PacketCounts::default() {
+    if kind.describe().shares_names && PacketCounts::read() != PacketCounts::default() {
         found.items.push(Item::Counters);
     }
     found
@@ -217,7 +217,7 @@ pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
 pub fn kube_proxys(kind: Kind) -> Leftovers {
     let mut found = Leftovers::default();
     found.find_tables();
-    if !shares_names(kind) {
+    if !kind.describe().shares_names {
         found.find_rules(|_| None, rules::KEEP_NONE, rules::KEEP_NONE);
     }
     if kind != Kind::Ipvs {
@@ -233,15 +233,6 @@ pub fn node_ports() -> BTreeSet<u16> {
         .iter()
         .flat_map(|text| rules::node_ports(text))
         .collect()
-}
-
-/// Whether what kplane has in a mode cannot be told from what kube-proxy has.
-#[must_use]
-pub fn shares_names(kind: Kind) -> bool {
-    match kind {
-        Kind::Iptables | Kind::Ipvs => true,
-        Kind::Nftables | Kind::Noop => false,
-    }
 }
 
 /// Takes away what IPVS mode left and no established TCP connection needs, and lets no new connection

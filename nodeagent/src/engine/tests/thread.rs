@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::*;
-use kplane_dataplane::backend::ServerCounts;
+use kplane_dataplane::backend::{Kind, ServerCounts};
 
 #[tokio::test]
 async fn the_thread_takes_applies_and_reports() {
     let engine = Engine::spawn(|| Ok(Box::new(Noop::default())), NodeSettings::default());
     let engine = engine.await.unwrap();
-    assert_eq!(engine.backend(), "noop");
+    assert_eq!(engine.backend().name, "noop");
     let mut plane = Plane::new([svc("a", &[])]);
     engine
         .submit(plane.snapshot_update())
@@ -57,8 +57,8 @@ async fn a_backend_that_cannot_open_is_the_callers_error() {
 async fn a_busy_kernel_makes_the_stream_wait() {
     struct Stuck(std::sync::mpsc::Receiver<()>);
     impl Backend for Stuck {
-        fn name(&self) -> &'static str {
-            "stuck"
+        fn describe(&self) -> &'static Description {
+            Kind::Noop.describe()
         }
         fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
             let _ = self.0.recv();
@@ -106,8 +106,8 @@ async fn a_busy_kernel_makes_the_stream_wait() {
 struct Busy(Arc<AtomicU64>);
 
 impl Backend for Busy {
-    fn name(&self) -> &'static str {
-        "busy"
+    fn describe(&self) -> &'static Description {
+        Kind::Noop.describe()
     }
 
     fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {

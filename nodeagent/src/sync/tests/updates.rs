@@ -4,7 +4,7 @@ use kplane_model::{Family, ServiceName};
 
 use super::*;
 use kplane_dataplane::backend::{
-    Applied, ApplyError, Backend, Change, Inspection, ServerCounts, Verification,
+    Applied, ApplyError, Backend, Change, Description, Inspection, Kind, ServerCounts, Verification,
 };
 
 #[tokio::test(start_paused = true)]
@@ -230,8 +230,8 @@ async fn connections_alone_travel_with_the_next_ping() {
 struct Telling;
 
 impl Backend for Telling {
-    fn name(&self) -> &'static str {
-        "telling"
+    fn describe(&self) -> &'static Description {
+        Kind::Noop.describe()
     }
 
     fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use kplane_model::Family;
 
 use self::tables::{Programs, Tables};
+use super::DESCRIPTION;
 use super::counting;
 use super::layout::serves_localhost;
 use super::name::{ChainName, TableName};
@@ -19,14 +20,11 @@ use super::restore::parts;
 use super::ruleset::{Ruleset, Settings, Staged, Written};
 use super::tool::{Flavour, Tool, is_locked};
 use crate::backend::{
-    self, Applied, ApplyError, Backend, Change, Kind, Lookups, OpenError, RuleCounts, Serving,
-    Verification,
+    self, Applied, ApplyError, Backend, Change, Description, Lookups, OpenError, RuleCounts,
+    Serving, Verification,
 };
 use crate::process::RunError;
 use kplane_netlink::NetlinkError;
-
-/// The backend's name.
-const NAME: &str = Kind::Iptables.name();
 
 /// Reading tables back takes at most one in so many parts of the time; 10,000 Services are read in
 /// 0.3 s (legacy) to 0.8 s, so that what others changed is found within 4 s.
@@ -121,7 +119,7 @@ pub(super) fn open(settings: &backend::Settings) -> Result<Box<dyn Backend>, Ope
 
 impl Driver<Programs> {
     fn open(settings: &backend::Settings) -> Result<Self, OpenError> {
-        backend::check_privilege(NAME)?;
+        backend::check_privilege(DESCRIPTION.name)?;
         let side = |family| {
             let tool = Tool::choose(family).map_err(|error| error.to_string())?;
             tracing::info!(%family, tool = tool.name(), "programming iptables");
@@ -142,7 +140,7 @@ impl Driver<Programs> {
             sides: Family::ALL.map(side),
             probe_interval: settings.probe_interval,
         };
-        backend::check_sides(NAME, &driver.sides)?;
+        backend::check_sides(DESCRIPTION.name, &driver.sides)?;
         Ok(driver)
     }
 }
@@ -374,8 +372,8 @@ impl<T: Tables> Side<T> {
 }
 
 impl<T: Tables> Backend for Driver<T> {
-    fn name(&self) -> &'static str {
-        NAME
+    fn describe(&self) -> &'static Description {
+        &DESCRIPTION
     }
 
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
@@ -411,11 +409,6 @@ impl<T: Tables> Backend for Driver<T> {
         let sides = self.sides.each_ref();
         let flavours = sides.map(|side| Some(side.as_ref().ok()?.tables.flavour()));
         Some(Serving::Iptables(flavours))
-    }
-
-    /// The kernel looks up the rules for the first packet of a flow only.
-    fn leaves_conntrack_entries(&self) -> bool {
-        true
     }
 }
 

@@ -54,7 +54,23 @@ pub use restore::Limits;
 pub use ruleset::{Content, Found, JumpOp, Layout, Ruleset, Settings, Staged, Step, Written};
 pub use tool::{Flavour, Tool, ToolError, plain_name};
 
-use super::{Backend, OpenError};
+use super::{Backend, Description, Failures, ModeMetrics, OpenError};
+
+/// What is true of this backend on every machine.
+pub(super) const DESCRIPTION: Description = Description {
+    name: "iptables",
+    summary: "kube-proxy's chains, written by `iptables-restore`",
+    deprecation: None,
+    programs_kernel: true,
+    shares_names: true,
+    has_virtual_servers: false,
+    leaves_conntrack_entries: true,
+    metrics: ModeMetrics {
+        full_and_partial: true,
+        failures: Failures::Restore,
+        rules: true,
+    },
+};
 
 /// Opens the backend for this thread's network namespace, having tried out that this machine can
 /// run our rules.

@@ -13,10 +13,10 @@ use super::kernel::{Kernel, KernelError, Machine, Reading, Refused};
 use super::rules::{self, Lacks, Steps};
 use super::sets::SetId;
 use super::state::{Op, Ops, State};
-use super::{NAME, probe, sysctl};
+use super::{DESCRIPTION, probe, sysctl};
 use crate::backend::{
-    self, Applied, ApplyError, Backend, Change, Failure, Inspection, OpenError, ServerCounts,
-    Serving, Verification,
+    self, Applied, ApplyError, Backend, Change, Description, Failure, Inspection, OpenError,
+    ServerCounts, Serving, Verification,
 };
 use crate::plan::NodePlan;
 use kplane_netlink::ipvs::{Ipvs, ServerKey, Timeouts};
@@ -95,10 +95,10 @@ pub(super) fn open(settings: &backend::Settings) -> Result<Box<dyn Backend>, Ope
 impl Driver<Machine> {
     fn open(settings: &backend::Settings) -> Result<Self, OpenError> {
         let failed = |reason| OpenError {
-            backend: NAME,
+            backend: DESCRIPTION.name,
             reason,
         };
-        backend::check_privilege(NAME)?;
+        backend::check_privilege(DESCRIPTION.name)?;
         probe::machine(settings.ipvs.scheduler).map_err(failed)?;
         prepare(&settings.ipvs);
         let side = |family| {
@@ -112,7 +112,7 @@ impl Driver<Machine> {
             sides: Family::ALL.map(side),
             probe_interval: settings.probe_interval,
         };
-        backend::check_sides(NAME, &driver.sides)?;
+        backend::check_sides(DESCRIPTION.name, &driver.sides)?;
         Ok(driver)
     }
 }
@@ -416,8 +416,8 @@ fn merged(failures: Vec<Failure>) -> Vec<Failure> {
 }
 
 impl<K: Kernel> Backend for Driver<K> {
-    fn name(&self) -> &'static str {
-        NAME
+    fn describe(&self) -> &'static Description {
+        &DESCRIPTION
     }
 
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
@@ -456,11 +456,6 @@ impl<K: Kernel> Backend for Driver<K> {
 
     fn inspect(&self, service: &ServiceName) -> Option<Inspection> {
         Some(self.inspection(service))
-    }
-
-    /// IPVS tells connection tracking where it sends a flow.
-    fn leaves_conntrack_entries(&self) -> bool {
-        true
     }
 }
 

@@ -36,11 +36,27 @@ use kplane_model::{Cidr, IpvsScheduler};
 pub use self::driver::stopping::{Budget, open_stopping};
 pub use self::kernel::LINK;
 pub(crate) use self::sets::is_name as is_set_name;
-use super::{Backend, Kind, OpenError};
+use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 pub use kplane_netlink::ipvs::Timeouts;
 
-/// The backend's name.
-const NAME: &str = Kind::Ipvs.name();
+/// What is true of this backend on every machine.
+pub(super) const DESCRIPTION: Description = Description {
+    name: "ipvs",
+    summary: "kube-proxy's virtual servers, IP sets and rules about these",
+    deprecation: Some(
+        "mode ipvs is deprecated in Kubernetes: off by default from 1.40, gone from kube-proxy in 1.43; mode \
+         nftables is the way out",
+    ),
+    programs_kernel: true,
+    shares_names: true,
+    has_virtual_servers: true,
+    leaves_conntrack_entries: true,
+    metrics: ModeMetrics {
+        full_and_partial: false,
+        failures: Failures::Restore,
+        rules: false,
+    },
+};
 
 /// Settings of this backend alone: `ipvs` of kube-proxy's file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use kplane_model::{Family, ServiceKey};
 
+use super::DESCRIPTION;
 use super::adopt::{adopt, serves};
 use super::affinity::AffinityId;
 use super::clients;
@@ -19,13 +20,11 @@ use super::schema::Settings;
 use super::table::{Staged, Table};
 use super::watch::Meddling;
 use crate::backend::{
-    Applied, ApplyError, Backend, Change, Failure, Kind, OpenError, Serving, Verification,
+    Applied, ApplyError, Backend, Change, Description, Failure, OpenError, Serving, Verification,
 };
 use crate::plan::ServicePlan;
 use kplane_netlink::{CommitError, NetlinkError};
 
-/// The backend's name.
-const NAME: &str = Kind::Nftables.name();
 /// Somebody else may change rules of theirs while we write; after so many times in a row we write
 /// all the same. The kernel tells afterwards if it mattered.
 const ATTEMPTS: u32 = 64;
@@ -80,7 +79,7 @@ impl Driver<Netlink> {
     /// [`OpenError`] says what is missing.
     pub(super) fn open(settings: Settings) -> Result<Self, OpenError> {
         let error = |reason: String| OpenError {
-            backend: NAME,
+            backend: DESCRIPTION.name,
             reason,
         };
         match probe(&Family::ALL) {
@@ -321,8 +320,8 @@ impl<K: Kernel> Driver<K> {
 }
 
 impl<K: Kernel> Backend for Driver<K> {
-    fn name(&self) -> &'static str {
-        NAME
+    fn describe(&self) -> &'static Description {
+        &DESCRIPTION
     }
 
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
@@ -375,11 +374,6 @@ impl<K: Kernel> Backend for Driver<K> {
 
     fn serving(&self) -> Option<Serving> {
         Some(Serving::Nftables)
-    }
-
-    /// The kernel looks up the rules for the first packet of a flow only.
-    fn leaves_conntrack_entries(&self) -> bool {
-        true
     }
 }
 

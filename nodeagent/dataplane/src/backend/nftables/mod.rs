@@ -34,7 +34,23 @@ pub use readback::{ReadError, StructureState, decode_elements, read_elements, re
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, Settings, TABLE, TABLE_COMMENT};
 pub use structure::{push_delete_table, push_structure};
 
-use super::{Backend, OpenError};
+use super::{Backend, Description, Failures, ModeMetrics, OpenError};
+
+/// What is true of this backend on every machine.
+pub(super) const DESCRIPTION: Description = Description {
+    name: "nftables",
+    summary: "nf_tables, spoken to directly over netlink",
+    deprecation: None,
+    programs_kernel: true,
+    shares_names: false,
+    has_virtual_servers: false,
+    leaves_conntrack_entries: true,
+    metrics: ModeMetrics {
+        full_and_partial: true,
+        failures: Failures::Nftables,
+        rules: false,
+    },
+};
 
 /// Opens the backend for this thread's network namespace, having tried out that the kernel can run
 /// our table.
