@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
@@ -15,6 +16,7 @@ use super::clients;
 use super::frontend::Ops;
 use super::kernel::{Cost, Found, Guard, Kernel, Netlink};
 use super::mend::mend;
+use super::phases::phases;
 use super::probe::{ProbeError, probe};
 use super::schema::Settings;
 use super::table::{Staged, Table};
@@ -187,25 +189,32 @@ impl<K: Kernel> Driver<K> {
     ) -> Result<Cost, Failed> {
         let mut cost = Cost::default();
         let mut rebuild = rebuild;
-        let mut groups = &staged.groups[..];
         let mut first = true;
-        while rebuild || !groups.is_empty() {
-            let (now, later) = groups.split_at(fitting(groups, self.kernel.capacity(rebuild)));
-            let part = if first {
-                self.commit_guarded(family, table, rebuild, now, repaired)
-            } else {
-                // The rest of a change whose beginning is in force.
-                let part = self.kernel.commit(family, false, Guard::None, now);
-                part.map_err(StepError::from)
-            };
-            let part = part.map_err(|error| Failed {
-                nothing_applied: first && error.is_refusal(),
-                error,
-            })?;
-            cost.bytes += part.bytes;
-            cost.encode += part.encode;
-            cost.kernel += part.kernel;
-            (groups, rebuild, first) = (later, false, false);
+        let phases = match rebuild {
+            // Nobody is guarded in a table that is not there yet.
+            true => vec![Cow::Borrowed(&staged.groups[..])],
+            false => phases(&staged.groups),
+        };
+        for phase in &phases {
+            let mut groups = &phase[..];
+            while rebuild || !groups.is_empty() {
+                let (now, later) = groups.split_at(fitting(groups, self.kernel.capacity(rebuild)));
+                let part = if first {
+                    self.commit_guarded(family, table, rebuild, now, repaired)
+                } else {
+                    // The rest of a change whose beginning is in force.
+                    let part = self.kernel.commit(family, false, Guard::None, now);
+                    part.map_err(StepError::from)
+                };
+                let part = part.map_err(|error| Failed {
+                    nothing_applied: first && error.is_refusal(),
+                    error,
+                })?;
+                cost.bytes += part.bytes;
+                cost.encode += part.encode;
+                cost.kernel += part.kernel;
+                (groups, rebuild, first) = (later, false, false);
+            }
         }
         Ok(cost)
     }

@@ -14,6 +14,7 @@ mod groups;
 mod kernel;
 mod layout;
 mod mend;
+mod phases;
 mod probe;
 mod readback;
 mod rule;
