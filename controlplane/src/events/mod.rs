@@ -225,7 +225,7 @@ impl Reason {
 struct Event {
     object: Object,
     reason: Reason,
-    /// At most [`MAX_NOTE`] bytes.
+    /// Text of at most [`MAX_NOTE`] bytes.
     note: String,
     /// Random number that distinguishes events with the same content, such as two starts.
     instance: u64,

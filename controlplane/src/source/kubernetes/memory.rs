@@ -53,7 +53,7 @@ impl Census {
     }
 }
 
-/// What is remembered of a kind.
+/// The memory of a kind.
 #[derive(Debug)]
 pub(super) struct Memory {
     kind: Kind,
