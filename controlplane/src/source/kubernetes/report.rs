@@ -82,7 +82,7 @@ impl Reporter {
         self.current(Instant::now());
     }
 
-    /// Records that nothing waits for a first list any more.
+    /// Records that nothing waits for a first list.
     pub(super) fn synced(&self) {
         self.upstream.update(self.kind, |state| state.synced = true);
     }
