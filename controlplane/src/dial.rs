@@ -43,7 +43,7 @@ const MAX_ADDRESSES: usize = 64;
 /// Ensures that the log reports only once that marks cannot be set.
 static UNMARKED: Once = Once::new();
 
-/// Opens connections with kplane's mark.
+/// A dialer whose connections carry kplane's mark.
 #[derive(Clone, Copy, Debug)]
 pub struct Dialer {
     /// The mark; 0 = none.

@@ -64,7 +64,7 @@ fn message(kind: agent_message::Kind) -> AgentMessage {
 struct Agent {
     send: mpsc::Sender<AgentMessage>,
     questions: mpsc::UnboundedReceiver<pb::Inspect>,
-    /// Returns the status with which its stream ended.
+    /// Status with which its stream ended.
     ended: watch::Receiver<Option<Code>>,
 }
 

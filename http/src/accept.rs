@@ -19,7 +19,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Minimum time between two log lines about missing resources.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
-/// Accepts connections. When files or memory for a connection are missing, the acceptor pauses,
+/// An acceptor of connections. When files or memory for a connection are missing, the acceptor pauses,
 /// logs this at most once a minute, and counts the failure. Connections wait in the kernel's queue
 /// meanwhile.
 #[derive(Debug)]

@@ -40,7 +40,7 @@ struct Shared {
     number: u64,
     peer: SocketAddr,
     state: Mutex<State>,
-    /// Wakes the task that reads and writes.
+    /// Waker of the task that reads and writes.
     task: AtomicWaker,
     /// Notifies that the descriptor has been given back.
     gone: Notify,

@@ -70,7 +70,7 @@ impl Announcer {
         events
     }
 
-    /// J1: announces the start of agents. An agent that already holds objects when the control plane first sees it
+    /// Announces the start of agents (J1). An agent that already holds objects when the control plane first sees it
     /// has not just started.
     fn starts(&mut self, picture: &Picture) -> Vec<Event> {
         let mut events = Vec::new();

@@ -50,7 +50,7 @@ pub(super) enum Unwritten {
     Later(Asked, Failure),
 }
 
-/// Writes events.
+/// A writer of events.
 #[derive(Debug)]
 pub(super) struct Writer {
     api: Arc<Api>,

@@ -18,7 +18,7 @@ use crate::hub::Hub;
 /// limits the cost of a slow agent: two messages of about 64 KiB at most.
 const OUTBOX: usize = 1;
 
-/// Serves agents.
+/// The server of agents' streams.
 #[derive(Clone, Debug)]
 pub struct AgentServer {
     hub: Arc<Hub>,

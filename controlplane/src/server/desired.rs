@@ -12,7 +12,7 @@ use super::attendance::Attendance;
 use crate::hub::Hub;
 use crate::publish::{Cursor, Piece};
 
-/// Serves desired state from a hub.
+/// The server of desired state.
 #[derive(Clone, Debug)]
 pub struct DesiredServer {
     hub: Arc<Hub>,

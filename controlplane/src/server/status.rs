@@ -20,7 +20,7 @@ const WATCH_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum time between two answers of a watch, so that ages stay current.
 const WATCH_REFRESH: Duration = Duration::from_secs(2);
 
-/// Serves the status API from a hub.
+/// The server of the status API.
 #[derive(Clone, Debug)]
 pub struct StatusServer {
     hub: Arc<Hub>,

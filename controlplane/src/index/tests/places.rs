@@ -273,7 +273,7 @@ fn services_that_do_not_fit_into_their_namespace_are_refused_and_all_others_serv
     let gone = publication.services.iter().filter(|(_, new)| new.is_none());
     assert_eq!(gone.count(), 1);
     assert!(reasons(&index)[0].contains("does not fit into its namespace: it costs every node 1 "));
-    // Without that endpoint both fit again.
+    // With a single endpoint both fit again.
     apply(&mut index, &slice("a-1", "a", &more[..1]));
     assert_eq!(index.issues(), []);
     assert_eq!(index.totals().services, 3);
