@@ -70,8 +70,8 @@ impl Announcer {
         events
     }
 
-    /// Announces the start of agents (J1). An agent that already holds objects when the control plane first sees it
-    /// has not just started.
+    /// Announces the start of agents (J1). An agent that already holds objects when the control plane
+    /// first sees it has not just started.
     fn starts(&mut self, picture: &Picture) -> Vec<Event> {
         let mut events = Vec::new();
         for (name, node) in &picture.nodes {
