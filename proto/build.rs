@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     let descriptors = protox::compile(FILES, ["proto"])?;
-    // Served by gRPC reflection.
+    // gRPC reflection serves these descriptors.
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(".kplane.v1.Update")
@@ -29,8 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The server side of `AgentService` once more, with answers that are already encoded: objects
-/// are encoded once, not once an agent.
+/// Generates a second server for `AgentService` whose answers are already encoded: objects are
+/// encoded once, not once per agent.
 fn shared_agent_server() {
     let sync = manual::Method::builder()
         .name("sync")

@@ -1,9 +1,10 @@
-//! The control plane's HTTP port: whether it runs, whether it is ready, and its metrics.
+//! The control plane's HTTP port: liveness, readiness and metrics.
 //!
-//! Ready means that every kind has been listed once: agents get nothing before. It stays so when
-//! the API server goes away later, for the control plane then serves what it knows; and while it holds
-//! what its source does not name any more, or doubts its source: it serves more then, not less, another
-//! replica would do no better, and agents without any control plane hear of no change at all.
+//! Ready means that every kind has been listed once; agents get nothing before. The control plane
+//! stays ready when the API server goes away later, because it then serves what it knows. It also
+//! stays ready while it holds objects that its source no longer names, or doubts its source. In
+//! this state it serves more, not less; another replica would do no better, and agents without any
+//! control plane would learn of no change at all.
 
 mod metrics;
 mod ports;
@@ -26,12 +27,12 @@ use crate::doors::Door;
 use crate::hub::Hub;
 use crate::source::upstream::KindState;
 
-/// Most connections at a time.
+/// Maximum number of connections at a time.
 const MAX_CONNECTIONS: usize = 64;
 /// Time without news after which a kind counts as stale: longer than the source's own checks take.
 const STALE_AFTER: Duration = Duration::from_secs(45);
 
-/// What the port answers.
+/// The handler of the port's requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
     hub: Arc<Hub>,
@@ -40,7 +41,7 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    /// With the doors of the other ports: of the agents' and of the status API's.
+    /// Creates the handler with the doors of the agents' port and of the status API's port.
     pub(crate) fn new(hub: Arc<Hub>, [agents, status]: [Arc<Door>; 2]) -> Self {
         let guests = Guests::new(MAX_CONNECTIONS);
         let ports = Ports {
@@ -56,7 +57,7 @@ impl Admin {
         }
     }
 
-    /// Answers for ever.
+    /// Answers requests forever.
     pub(crate) async fn serve(self, listener: TcpListener) {
         let guests = Arc::clone(&self.guests);
         serve(listener, &guests, move |request| self.respond(request)).await;
@@ -81,7 +82,7 @@ impl Admin {
         let mut body = String::new();
         if verbose || !ready {
             for (kind, state) in self.hub.upstream.kinds() {
-                // Writing to a string does not fail.
+                // Writing to a string cannot fail.
                 let _ = writeln!(body, "{kind}: {}", describe(&state));
             }
             let doubt = self.hub.store.trust();
@@ -102,7 +103,7 @@ impl Admin {
     }
 }
 
-/// What is missing of a kind, since when, and why.
+/// Describes the freshness of a kind: its age, and the problem, if there is one.
 fn describe(state: &KindState) -> String {
     let age = state.current_at.unwrap_or(state.started).elapsed();
     let seconds = age.as_secs();

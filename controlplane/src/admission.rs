@@ -1,8 +1,9 @@
-//! What Services may have, as the operator says: the same for all of them.
+//! Restrictions of the operator on what Services may have; they are the same for all Services.
 //!
-//! Whoever may write a Service may name any address in it (CVE-2020-8554). Some addresses with a
-//! port are never a Service's, since the cluster's own programs listen there: a Service at the control
-//! plane's own would take the agents' streams for itself, and deleting it would reach no agent.
+//! Anyone who may write a Service may name any address in it (CVE-2020-8554). Some addresses with a
+//! port are reserved, because the cluster's own programs listen there. A Service at the control
+//! plane's own address would take over the agents' streams, and deleting that Service would not
+//! reach any agent.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,21 +17,22 @@ use nix::ifaddrs::getifaddrs;
 
 use crate::convert::ExternalIps;
 
-/// Ports of the control plane where nothing else is said: agents, status, readiness and metrics.
+/// Default ports of the control plane: agents, status, readiness and metrics.
 const CONTROL_PLANE_PORTS: [u16; 3] = [7443, 7444, 7445];
-/// The device that holds the addresses of Services in mode ipvs: these are not the machine's.
+/// The device that holds the addresses of Services in mode ipvs. Its addresses are not the
+/// machine's own.
 const SERVICES_LINK: &str = "kube-ipvs0";
-/// Names the address of the pod that this process runs in.
+/// Environment variable with the address of the pod that this process runs in.
 const POD_IP: &str = "POD_IP";
 
-/// What Services may have.
+/// Restrictions on what Services may have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
-    /// Which external addresses.
+    /// Allowed external addresses.
     pub external_ips: ExternalIps,
-    /// Which addresses with ports, and node ports, no Service gets.
+    /// Addresses with ports, and node ports, that no Service gets.
     pub reserved: Reserved,
-    /// Elements that the Services of one namespace may ask for together; 0 = any number.
+    /// Maximum number of elements of all Services of one namespace; 0 = no limit.
     pub namespace_elements: usize,
 }
 
@@ -43,17 +45,17 @@ impl From<ExternalIps> for Admission {
     }
 }
 
-/// Addresses with ports, and node ports, that no Service gets, whatever else the cluster has.
+/// Addresses with ports, and node ports, that no Service gets in any cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// On the addresses of all nodes, and as node ports.
+    /// Ports on the addresses of all nodes, and node ports.
     on_nodes: ReservedPorts,
-    /// On other addresses.
+    /// Ports on other addresses.
     elsewhere: HashMap<IpAddr, ReservedPorts>,
 }
 
 impl Default for Reserved {
-    /// The ports that programs have when nobody says otherwise.
+    /// Reserves the default ports of all programs.
     fn default() -> Self {
         let reserved = CONTROL_PLANE_PORTS
             .into_iter()
@@ -72,8 +74,8 @@ impl Reserved {
         }
     }
 
-    /// For a control plane that listens at `listeners` on a machine with the addresses `own`, in a
-    /// cluster whose agents have their usual ports.
+    /// Reserves ports for a control plane that listens at `listeners` on a machine with the
+    /// addresses `own`, and for agents with their default ports.
     #[must_use]
     pub fn new(listeners: &[SocketAddr], own: &[IpAddr]) -> Self {
         Self::empty()
@@ -98,7 +100,7 @@ impl Reserved {
         })
     }
 
-    /// Adds what the operator lists.
+    /// Adds the places that the operator lists.
     #[must_use]
     pub fn with_listed(mut self, listed: &[ReservedPlace]) -> Self {
         for place in listed {
@@ -111,7 +113,7 @@ impl Reserved {
         self
     }
 
-    /// The usual ports of agents, and kubelet's.
+    /// Adds the default ports of agents and kubelet.
     fn with_agents(self) -> Self {
         let agents = [HEALTHZ_PORT, METRICS_PORT].map(|port| (port, Holder::NodeAgent));
         let kubelet = KUBELET_PORTS.map(|port| (port, Holder::Kubelet));
@@ -126,35 +128,35 @@ impl Reserved {
         self
     }
 
-    /// Who has a port on the addresses of nodes, and as a node port.
+    /// Returns the holder of a port on the addresses of nodes, which also holds the node port.
     #[must_use]
     pub fn holder_on_nodes(&self, protocol: Protocol, port: u16) -> Option<Holder> {
         self.on_nodes.holder(protocol, port)
     }
 
-    /// Who has a port on an address that need not be a node's.
+    /// Returns the holder of a port on an address that need not be a node's.
     #[must_use]
     pub fn holder_at(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Option<Holder> {
         self.elsewhere.get(&ip)?.holder(protocol, port)
     }
 }
 
-/// What `--reserved-ports` lists: ports on the addresses of all nodes, or on one address.
+/// One entry of `--reserved-ports`: ports on the addresses of all nodes, or on one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReservedPlace {
-    /// The address; `None` = all nodes'.
+    /// The address; `None` = all addresses of nodes.
     ip: Option<IpAddr>,
     /// The ports.
     ports: PortRange,
 }
 
-/// Text that is no [`ReservedPlace`].
+/// The error for text that is not a [`ReservedPlace`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseReservedPlaceError {
-    /// The ports.
+    /// The ports are invalid.
     #[error(transparent)]
     Ports(#[from] ParsePortRangeError),
-    /// The address.
+    /// The address is invalid.
     #[error("{0:?} is no IP address: write such as 192.0.2.1:6443 or [2001:db8::1]:6443")]
     Address(String),
 }
@@ -162,7 +164,7 @@ pub enum ParseReservedPlaceError {
 impl FromStr for ReservedPlace {
     type Err = ParseReservedPlaceError;
 
-    /// Reads `22`, `2379-2380`, `192.0.2.1:6443` or `[2001:db8::1]:6443`.
+    /// Parses `22`, `2379-2380`, `192.0.2.1:6443` or `[2001:db8::1]:6443`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
         let (ip, ports) = match text.rsplit_once(':') {
@@ -183,8 +185,8 @@ impl FromStr for ReservedPlace {
     }
 }
 
-/// Addresses of this machine, or of the pod that this process is in: those of its interfaces, and the
-/// one that the environment names. Loopback and link-local ones are no Service's anyway.
+/// Returns the addresses of this machine or pod: the addresses of its interfaces, and the one from
+/// the environment. Loopback and link-local addresses are left out, since no Service may have them.
 #[must_use]
 pub fn own_addresses() -> Vec<IpAddr> {
     let named = std::env::var(POD_IP).ok();
@@ -252,7 +254,7 @@ mod tests {
         assert_eq!(at(ip("198.51.100.1"), 9443), Some(Holder::ControlPlane));
         assert_eq!(at(ip("198.51.100.1"), 9444), None);
         assert_eq!(at(ip("192.0.2.7"), 9444), Some(Holder::ControlPlane));
-        // It may be on a node whose addresses it cannot see.
+        // The control plane may run on a node whose addresses it cannot see.
         let on_nodes = |port| reserved.holder_on_nodes(Protocol::Tcp, port);
         assert_eq!([9443, 9444].map(on_nodes), [Some(Holder::ControlPlane); 2]);
         assert_eq!(on_nodes(10250), Some(Holder::Kubelet));

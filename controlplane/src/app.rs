@@ -1,4 +1,4 @@
-//! Wiring: a configuration becomes a running control plane.
+//! Wiring: turns a configuration into a running control plane.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -34,40 +34,41 @@ use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
 use crate::{events, fleet};
 
-/// Bytes between an agent and a control plane in one process.
+/// Size of the buffer between an agent and a control plane in one process, in bytes.
 const IN_MEMORY_BYTES: usize = 64 * 1024;
-/// Bytes that a control plane may be ahead of an agent that does not read: a few messages. What
-/// changes meanwhile is sent once, in its latest state.
+/// Maximum number of bytes sent ahead to an agent that does not read: a few messages. Changes made
+/// meanwhile are sent once, in their latest state.
 pub const WINDOW: u32 = 256 * 1024;
-/// How often the transport asks a silent peer whether it is there.
+/// Interval at which the transport probes a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// Connections that the kernel keeps until they are accepted; net.core.somaxconn may lower it.
+/// Maximum number of connections that the kernel keeps until they are accepted; net.core.somaxconn
+/// may lower it.
 const BACKLOG: u32 = 4096;
-/// Streams of one connection at a time: an agent has one, a tool few.
+/// Maximum number of concurrent streams of one connection: an agent has one, a tool few.
 const MAX_STREAMS: u32 = 16;
 
-/// What a control plane is to do.
+/// Configuration of a control plane.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where objects come from.
+    /// Origin of the objects.
     pub source: Origin,
-    /// Where agents connect; `None` serves agents in the same process only.
+    /// Address for agents; `None` serves agents in the same process only.
     pub agent_listen: Option<SocketAddr>,
-    /// Where the status API is served.
+    /// Address of the status API.
     pub status_listen: Option<SocketAddr>,
-    /// Where readiness and metrics are served.
+    /// Address of readiness checks and metrics.
     pub http_listen: Option<SocketAddr>,
-    /// How many connections agents may have; lowered to what the limit of open files leaves for them.
+    /// Limits on connections of agents; lowered to what the limit of open files allows.
     pub agent_limits: Limits,
-    /// What Services may have.
+    /// Restrictions on Services.
     pub admission: Admission,
-    /// Which deletions are held back.
+    /// Configuration of the guard that holds back large deletions.
     pub cliff_guard: CliffGuard,
     /// Whether events are written to the API server that the objects come from.
     pub events: bool,
 }
 
-/// Where objects come from.
+/// The origin of objects.
 #[derive(Clone, Debug)]
 pub enum Origin {
     /// A folder or file of manifests, or `-` for standard input.
@@ -77,7 +78,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Its name in the status API.
+    /// Returns the origin's name in the status API.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -87,7 +88,7 @@ impl Origin {
     }
 }
 
-/// A control plane that cannot start.
+/// An error that prevents a control plane from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// A port cannot be opened.
@@ -95,9 +96,9 @@ pub enum BuildError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What it is for.
+        /// The port's purpose.
         purpose: &'static str,
-        /// Why not.
+        /// The kernel's error.
         source: std::io::Error,
     },
     /// The source cannot deliver anything.
@@ -111,11 +112,11 @@ pub enum BuildError {
 /// A control plane that runs until it is shut down or a part of it fails.
 #[derive(Debug)]
 pub struct Bound {
-    /// Where agents connect.
+    /// Address for agents.
     pub agent_addr: Option<SocketAddr>,
-    /// Where the status API is served.
+    /// Address of the status API.
     pub status_addr: Option<SocketAddr>,
-    /// Where readiness and metrics are served.
+    /// Address of readiness checks and metrics.
     pub http_addr: Option<SocketAddr>,
     hub: Arc<Hub>,
     in_memory: mpsc::Sender<Result<DuplexStream, std::io::Error>>,
@@ -131,7 +132,7 @@ pub enum TaskError {
     /// A gRPC server.
     #[error("gRPC server")]
     Server(#[from] tonic::transport::Error),
-    /// A bug.
+    /// A task panicked, which is a bug.
     #[error("a task panicked")]
     Panic(#[from] tokio::task::JoinError),
 }
@@ -255,7 +256,7 @@ async fn run(
         result = source.run(sink) => result?,
         () = stop.cancelled() => return Ok(()),
     }
-    // Standard input is read to its end; what it said stays in force.
+    // Standard input was read to its end; its content stays in force.
     stop.cancelled().await;
     Ok(())
 }
@@ -276,7 +277,8 @@ fn listen(
         })
 }
 
-/// Opens a port. A whole fleet may come at once: whom the kernel cannot keep tries again a second later.
+/// Opens a port. When a whole fleet connects at once, agents that do not fit into the backlog try
+/// again a second later.
 fn open(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
@@ -287,7 +289,7 @@ fn open(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// What the limit of open files leaves for agents.
+/// Lowers the limits on connections of agents to what the limit of open files allows.
 fn agent_limits(wanted: Limits) -> Limits {
     let files = kplane_http::file_limit();
     let limits = wanted.within(files);
@@ -327,7 +329,7 @@ fn server() -> Server {
 
 fn agent_router(hub: &Arc<Hub>) -> Router {
     let service = AgentServiceServer::new(AgentServer::new(Arc::clone(hub)));
-    // What an agent reports is kept.
+    // The control plane keeps agents' reports, so their size is limited.
     server().add_service(service.max_decoding_message_size(MAX_MESSAGE_BYTES))
 }
 
@@ -336,7 +338,7 @@ fn status_router(hub: &Arc<Hub>) -> Result<Router, BuildError> {
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
-    // Serving as soon as the port answers: the status API explains what is not ready.
+    // The port serves as soon as it is open: the status API explains what is not ready.
     let (_, health) = tonic_health::server::health_reporter();
     let status = StatusServiceServer::new(StatusServer::new(Arc::clone(hub)));
     let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
@@ -347,7 +349,7 @@ fn status_router(hub: &Arc<Hub>) -> Result<Router, BuildError> {
         .add_service(InterceptedService::new(reflection, in_use)))
 }
 
-/// Whoever has asked something may keep the connection.
+/// Marks the connection as in use, so that a connection with a request stays open.
 #[expect(clippy::unnecessary_wraps, reason = "an interceptor")]
 fn in_use(request: Request<()>) -> Result<Request<()>, Status> {
     if let Some(connection) = request.extensions().get::<Occupancy>() {
@@ -357,13 +359,14 @@ fn in_use(request: Request<()>) -> Result<Request<()>, Status> {
 }
 
 impl Bound {
-    /// The parts that a test or an embedding program looks at.
+    /// Returns the shared state, for tests and embedding programs.
     #[must_use]
     pub fn hub(&self) -> &Arc<Hub> {
         &self.hub
     }
 
-    /// A channel for an agent in the same process, without TCP. Reconnects by itself.
+    /// Returns a channel for an agent in the same process, without TCP. The channel reconnects on
+    /// its own.
     #[must_use]
     pub fn connect_in_memory(&self) -> Channel {
         let connections = self.in_memory.clone();
@@ -380,13 +383,13 @@ impl Bound {
         }))
     }
 
-    /// Ends the control plane; [`Bound::wait`] returns when it has ended.
+    /// Returns the token that ends the control plane; [`Bound::wait`] returns when it has ended.
     #[must_use]
     pub fn shutdown_token(&self) -> CancellationToken {
         self.hub.shutdown.clone()
     }
 
-    /// Runs until it is shut down or a part fails; then everything ends.
+    /// Runs until it is shut down or a part fails; then all parts end.
     ///
     /// # Errors
     /// The part that failed first.

@@ -1,4 +1,4 @@
-//! `--check`: what would be wrong with these manifests?
+//! The flag `--check`: reports problems of manifests without serving them.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use crate::k8s::Kind;
 use crate::source::manifests::load;
 use crate::source::{Batch, Event};
 
-/// Loads manifests without serving them and prints every problem, one a line, worst first, then a
+/// Loads manifests without serving them and prints every problem, one per line, worst first, then a
 /// summary. Exit code 0 if everything would be served, 1 if not or if nothing can be read.
 #[must_use]
 pub fn run(path: &Path, admission: Admission) -> ExitCode {

@@ -1,9 +1,9 @@
-//! Kubernetes objects become domain types: pure functions, one object at a time.
+//! Conversion of Kubernetes objects to domain types: pure functions, one object at a time.
 //!
 //! A bad object never stops the others, and a bad part of an object stops only what depends on it
-//! (design invariant 4). Whatever is not served as written is named in an [`Issue`] that says what
-//! to do. Where a value cannot be understood, the choice never widens who may reach what.
-//! Behaviour ids such as A27 refer to the list of kube-proxy behaviours that kplane matches.
+//! (an invariant in ARCHITECTURE.md). For every part that is not served as written, an [`Issue`]
+//! says what to do. Where a value is invalid, the choice never widens who may reach what. Behaviour
+//! ids such as A27 refer to the list of kube-proxy behaviours that kplane matches.
 
 use std::sync::Arc;
 
@@ -23,36 +23,41 @@ pub use cluster::{node, service_cidr};
 pub use service::service;
 pub use slice::slice;
 
-/// Ports of a Service that are served. The API sets no limit; a real Service has a handful.
+/// Maximum number of ports of a Service that are served. The API sets no limit; a real Service has
+/// a handful.
 pub const MAX_SERVICE_PORTS: usize = 1_000;
-/// External addresses, and load-balancer addresses, of a Service that are served.
+/// Maximum number of external addresses, and of load-balancer addresses, of a Service that are
+/// served.
 pub const MAX_SERVICE_ADDRESSES: usize = 1_000;
-/// Source ranges of a Service. With more, its load-balancer addresses are refused.
+/// Maximum number of source ranges of a Service. With more, its load-balancer addresses are
+/// refused.
 pub const MAX_SOURCE_RANGES: usize = 1_000;
-/// Endpoints of a slice that are served: ten times what the API server accepts.
+/// Maximum number of endpoints of a slice that are served: ten times what the API server accepts.
 pub const MAX_SLICE_ENDPOINTS: usize = 10_000;
-/// Endpoints times ports of a slice: as much as a whole cluster is expected to have.
+/// Maximum product of endpoints and ports of a slice: as many as a whole cluster is expected to
+/// have.
 pub const MAX_SLICE_TARGETS: usize = 250_000;
-/// Topology hints of an endpoint; the API server accepts 8.
+/// Maximum number of topology hints of an endpoint; the API server accepts 8.
 pub const MAX_HINTS: usize = 64;
-/// Issues that one object may cause; the rest is counted in the last one.
+/// Maximum number of issues of one object; the last one counts the rest.
 pub const MAX_ISSUES_PER_OBJECT: usize = 20;
 
-/// Which external addresses Services may have (A5). Whoever may write a Service may otherwise take
-/// any address away from the whole cluster (CVE-2020-8554).
+/// The external addresses that Services may have (A5). Without a restriction, anyone who may write
+/// a Service may take any address away from the whole cluster (CVE-2020-8554).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExternalIps {
-    /// Any, as kube-proxy has it by default.
+    /// All addresses, which is kube-proxy's default.
     #[default]
     All,
-    /// Those within the operator's ranges.
+    /// Addresses within the operator's ranges.
     Within(Vec<Cidr>),
-    /// None: kube-proxy with its gate `AllowServiceExternalIPs` off.
+    /// No addresses, like kube-proxy with its gate `AllowServiceExternalIPs` off.
     Nothing,
 }
 
 impl ExternalIps {
-    /// As the flags have it: whether there may be any, and within which ranges; no ranges = all.
+    /// Converts the flags: whether Services may have external addresses, and within which ranges;
+    /// no ranges = all.
     #[must_use]
     pub fn new(allowed: bool, within: Vec<Cidr>) -> Self {
         match (allowed, within.is_empty()) {
@@ -63,18 +68,18 @@ impl ExternalIps {
     }
 }
 
-/// What a Service means.
+/// A Service after conversion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConvertedService {
-    /// Its ports, all families, in the order in which they are written (Z2).
+    /// The Service's ports, all families, in the order in which they are written (Z2).
     pub ports: Vec<ServicePort>,
-    /// Its problems.
+    /// The Service's problems.
     pub issues: Vec<Issue>,
-    /// Why it is not ours to serve.
+    /// The reason why kplane does not serve it.
     pub skipped: Option<SkipReason>,
 }
 
-/// Why a Service is not ours to serve (A1).
+/// The reason why kplane does not serve a Service (A1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SkipReason {
     /// `clusterIP: None`.
@@ -83,31 +88,33 @@ pub enum SkipReason {
     ExternalName,
     /// The label `service.kubernetes.io/service-proxy-name` is set.
     OtherProxy,
-    /// No cluster address has been given to it yet.
+    /// The Service has no cluster address yet.
     NoClusterIp,
 }
 
-/// What an EndpointSlice means.
+/// An EndpointSlice after conversion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConvertedSlice {
-    /// The Service that it belongs to; `None` when it is not ours to serve (A27, Z1).
+    /// The Service that the slice belongs to; `None` when kplane does not serve the slice (A27,
+    /// Z1).
     pub service: Option<ServiceName>,
-    /// Its endpoints, one entry a port. A port without usable endpoints is there all the same.
+    /// The slice's endpoints, one entry per port. A port without usable endpoints has an empty
+    /// entry.
     pub ports: Vec<SliceEndpoints>,
-    /// The family of its addresses, if it has one.
+    /// The family of the slice's addresses, if it has one.
     pub family: Option<Family>,
-    /// When the change happened that led to it, milliseconds since 1970; 0 = it does not say, or
-    /// nothing that can be understood.
+    /// Time of the change that led to the slice, milliseconds since 1970; 0 = the slice states
+    /// none, or an invalid one.
     pub trigger_ms: u64,
-    /// Its problems.
+    /// The slice's problems.
     pub issues: Vec<Issue>,
 }
 
-/// The endpoints of one port of a slice, in the order in which they are written: joining slices is
-/// [`kplane_model::select::merge`]'s.
+/// The endpoints of one port of a slice, in the order in which they are written.
+/// [`kplane_model::select::merge`] joins slices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SliceEndpoints {
-    /// Name of the port, to be matched with the Service port's (A28).
+    /// Name of the port, matched with the Service port's name (A28).
     pub port_name: Arc<str>,
     /// Protocol of the port.
     pub protocol: Protocol,
@@ -117,12 +124,12 @@ pub struct SliceEndpoints {
     pub endpoints: Vec<Endpoint>,
 }
 
-/// A port number that packets can carry: 1..=65535.
+/// Returns a port number that packets can carry: 1..=65535.
 fn port_number(number: i64) -> Option<u16> {
     u16::try_from(number).ok().filter(|port| *port != 0)
 }
 
-/// A port's name as Kubernetes allows it: empty, or a DNS label.
+/// Returns whether Kubernetes allows a port's name: empty, or a DNS label.
 fn is_port_name(name: &str) -> bool {
     name.len() <= 63
         && name
@@ -130,7 +137,7 @@ fn is_port_name(name: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-/// A protocol; unset is TCP (A3).
+/// Parses a protocol; unset is TCP (A3).
 fn protocol(text: Option<&str>) -> Result<Protocol, kplane_model::UnknownProtocol> {
     text.map_or(Ok(Protocol::Tcp), str::parse)
 }

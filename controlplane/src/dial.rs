@@ -1,7 +1,7 @@
-//! Connections of our own: to the API server, and of agents to the control plane.
+//! kplane's own connections: to the API server, and from agents to the control plane.
 //!
-//! They carry a mark by which the node's rules know them, so that none of our rules ever applies to
-//! them: whatever a Service claims, no agent is locked out by it.
+//! They carry a mark that the node's rules recognize, so that kplane's rules never apply to them.
+//! No Service can lock an agent out, whatever addresses it claims.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -17,10 +17,10 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::timeout;
 
-/// Reads a mark such as `0x50` or `80`; 0 = none.
+/// Parses a mark such as `0x50` or `80`; 0 = none.
 ///
 /// # Errors
-/// What it must be.
+/// The valid forms, as text.
 pub fn parse_mark(text: &str) -> Result<u32, &'static str> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16),
@@ -29,38 +29,38 @@ pub fn parse_mark(text: &str) -> Result<u32, &'static str> {
     parsed.map_err(|_| "must be a mark of 32 bits such as 0x50, or 0 for none")
 }
 
-/// Longest that a connection may take to come about, all addresses of a name together.
+/// Maximum time to connect, for all addresses of a name together.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Silence after which the kernel asks whether the other side is still there, in seconds, ...
+/// Silence after which the kernel probes the peer, in seconds.
 const KEEPALIVE_IDLE_S: u32 = 15;
-/// ... how often, in seconds, ...
+/// Interval between two probes, in seconds.
 const KEEPALIVE_INTERVAL_S: u32 = 5;
-/// ... and how many questions may stay unanswered: dead within 15 + 3 * 5 = 30 s.
+/// Number of unanswered probes after which a connection is dead: within 15 + 3 * 5 = 30 s.
 const KEEPALIVE_PROBES: u32 = 3;
-/// Addresses of one name that count.
+/// Maximum number of addresses of one name that are used.
 const MAX_ADDRESSES: usize = 64;
 
-/// Says once that marks cannot be set.
+/// Ensures that the log reports only once that marks cannot be set.
 static UNMARKED: Once = Once::new();
 
-/// Opens connections with our mark.
+/// A dialer whose connections carry kplane's mark.
 #[derive(Clone, Copy, Debug)]
 pub struct Dialer {
-    /// 0 = none.
+    /// The mark; 0 = none.
     mark: u32,
 }
 
 impl Dialer {
-    /// With a mark; 0 = none.
+    /// Creates a dialer with a mark; 0 = none.
     #[must_use]
     pub fn new(mark: u32) -> Self {
         Self { mark }
     }
 
-    /// Connects to the first of some addresses that answers.
+    /// Connects to the first address that answers.
     ///
     /// # Errors
-    /// Why the last one did not answer.
+    /// The failure of the last address.
     pub async fn connect(self, addresses: &[SocketAddr]) -> io::Result<TcpStream> {
         let each = CONNECT / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
         let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
@@ -74,7 +74,7 @@ impl Dialer {
         Err(failed)
     }
 
-    /// A connector to these addresses, whatever the URL says.
+    /// Returns a connector to these addresses, whatever the URL names.
     #[must_use]
     pub fn to(
         self,
@@ -106,7 +106,7 @@ impl Dialer {
         socket.connect(address).await
     }
 
-    /// Marks a socket, if this process may.
+    /// Marks a socket, if this process is permitted to.
     fn mark(self, socket: &TcpSocket) -> io::Result<()> {
         if self.mark == 0 {
             return Ok(());
@@ -127,7 +127,7 @@ impl Dialer {
     }
 }
 
-/// The addresses and ports of a URL; the scheme says the port where it names none.
+/// Resolves a URL to addresses and ports; without a port in the URL, the scheme decides.
 ///
 /// # Errors
 /// The name cannot be resolved now.
@@ -150,7 +150,7 @@ pub async fn resolve(url: &Uri) -> io::Result<Vec<SocketAddr>> {
         .collect())
 }
 
-/// The address of a URL that has one in the place of a name.
+/// Returns the IP address of a URL whose host is one.
 #[must_use]
 pub fn literal(url: &Uri) -> Option<IpAddr> {
     let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
@@ -205,7 +205,7 @@ mod tests {
     async fn the_next_address_is_tried_and_who_may_not_mark_connects_all_the_same() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let there = listener.local_addr().unwrap();
-        // Nobody listens at a port that was just given back.
+        // No process listens at a port that was just given back.
         let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let nobody = gone.local_addr().unwrap();
         drop(gone);

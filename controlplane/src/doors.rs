@@ -1,11 +1,12 @@
-//! The doors of the gRPC ports: how many connections there may be, and for how long one may be of no
-//! use.
+//! The doors of the gRPC ports: limits on the number of connections, and on the time that a
+//! connection may be unused.
 //!
-//! A connection is **waiting** until it carries what the port is for: an agent that has said Hello, or a
-//! request to the status API. Who waits too long is closed, whatever it does meanwhile: says nothing,
-//! half of a preface, or a request without its first message; and so is a connection whose business is
-//! over, though its peer does not read that. Of too many that wait the oldest goes, so that whoever
-//! holds connections open shuts nobody out; a connection in use never goes for a newer one.
+//! A connection is **waiting** until it carries what the port is for: an agent's Hello, or a
+//! request to the status API. A connection that waits too long is closed, whatever its peer does
+//! meanwhile: send nothing, half of a preface, or a request without its first message. A connection
+//! whose stream or request is over is closed as well, even if its peer does not read that. When too
+//! many connections wait, the oldest of them is closed, so that clients that hold connections open
+//! cannot lock out others. A connection in use is never closed for a newer one.
 
 mod book;
 mod connection;
@@ -29,39 +30,39 @@ use tracing::{debug, warn};
 
 use self::book::{Book, Verdict};
 
-/// A connection that waits for longer is closed. Longer than an agent may take for its Hello, so that
-/// one that is too slow is told.
+/// Maximum time that a connection may wait. It is longer than the time that an agent may take for
+/// its Hello, so that an agent that is too slow gets an answer.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What was sent and is not acknowledged for so long ends a connection, also one that the process has
-/// closed: the kernel forgets it then.
+/// Time without acknowledgement of sent data after which a connection ends. This holds also for a
+/// connection that the process has closed: the kernel forgets it then.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 
-/// A connection that has to go is waited for at most so long: its task has little to do.
+/// Maximum time to wait for the end of a closed connection: its task has little to do.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Refusals are logged once in this time.
+/// Minimum time between two log lines about refusals.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
-/// Files that are not for agents: listeners, sources, the other ports.
+/// Number of files that are not for agents: listeners, sources, the other ports.
 const RESERVED_FILES: u64 = 400;
 
-/// How many connections a port takes.
+/// Limits on the number of connections of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// In all.
+    /// Maximum number of connections.
     pub connections: usize,
-    /// From one IPv4 address, or from one IPv6 network of 64 bits.
+    /// Maximum number from one IPv4 address, or from one IPv6 network of 64 bits.
     pub per_address: usize,
-    /// That wait, in all.
+    /// Maximum number that wait.
     pub waiting: usize,
-    /// That wait, from one address.
+    /// Maximum number that wait from one address.
     pub waiting_per_address: usize,
 }
 
 impl Limits {
-    /// For agents: a fleet of 10,000 and as many that come anew, all of them from one address if they
-    /// are behind a translation of addresses.
+    /// Limits for agents: a fleet of 10,000 and as many that connect anew, all from one address if
+    /// they are behind network address translation.
     pub const AGENTS: Self = Self {
         connections: 20_000,
         per_address: 12_000,
@@ -69,7 +70,7 @@ impl Limits {
         waiting_per_address: 1_024,
     };
 
-    /// For the status API.
+    /// Limits for the status API.
     pub const STATUS: Self = Self {
         connections: 256,
         per_address: 128,
@@ -77,7 +78,7 @@ impl Limits {
         waiting_per_address: 32,
     };
 
-    /// Lowered to what a process may have that may open `files`.
+    /// Lowers the limits for a process that may open `files` files.
     #[must_use]
     pub fn within(self, files: u64) -> Self {
         let room = files.saturating_sub(RESERVED_FILES).max(files / 4);
@@ -89,16 +90,16 @@ impl Limits {
     }
 }
 
-/// What happened at a door.
+/// Counters of a door.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Connections now.
+    /// Current number of connections.
     pub open: usize,
-    /// Those of them that wait.
+    /// Current number of connections that wait.
     pub waiting: usize,
-    /// Connections that were refused, since there were too many in use.
+    /// Connections that were refused because too many were in use.
     pub refused: u64,
-    /// Waiting connections that had to go for newer ones.
+    /// Waiting connections that were closed for newer ones.
     pub displaced: u64,
     /// Connections that waited for too long.
     pub expired: u64,
@@ -106,10 +107,10 @@ pub struct Counts {
     pub failures: u64,
 }
 
-/// A door.
+/// The admission of connections at one port.
 #[derive(Debug)]
 pub struct Door {
-    /// What comes through, for people.
+    /// The kind of connections, human-readable.
     what: &'static str,
     limits: Limits,
     book: Mutex<Book>,
@@ -121,7 +122,7 @@ pub struct Door {
 }
 
 impl Door {
-    /// A door; `what` comes through it, for people.
+    /// Creates a door; `what` names the kind of connections, human-readable.
     #[must_use]
     pub fn new(what: &'static str, limits: Limits) -> Arc<Self> {
         Arc::new(Self {
@@ -136,7 +137,7 @@ impl Door {
         })
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -151,7 +152,7 @@ impl Door {
         }
     }
 
-    /// The connections that come to a listener and are let in. Never ends, never fails.
+    /// Returns the admitted connections of a listener, as a stream that never ends and never fails.
     pub fn incoming(
         self: &Arc<Self>,
         listener: TcpListener,
@@ -175,7 +176,7 @@ impl Door {
             Verdict::InsteadOf(oldest, number) => {
                 self.displaced.fetch_add(1, Ordering::Relaxed);
                 oldest.dismiss();
-                // Else many would have descriptors that count no more.
+                // Without this wait, descriptors that no longer count could accumulate.
                 let _ = timeout(GOODBYE, oldest.gone()).await;
                 number
             }
@@ -206,7 +207,7 @@ impl Door {
     }
 }
 
-/// Small messages go at once, and a peer that has vanished is noticed by the kernel.
+/// Makes the kernel send small messages at once and detect a peer that has vanished.
 fn tune(stream: &TcpStream) {
     let tuned = stream.set_nodelay(true);
     let socket = SockRef::from(stream);

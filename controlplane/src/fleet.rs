@@ -1,4 +1,4 @@
-//! What agents said of themselves, and which of them are connected.
+//! The agents' reports, and which agents are connected.
 
 pub(crate) mod holding;
 mod latencies;
@@ -20,27 +20,28 @@ use crate::hub::Hub;
 
 use crate::trust::Trust;
 
-/// Questions that wait for one agent; what comes on top is not asked.
+/// Maximum number of questions that wait for one agent; further ones are dropped.
 const QUESTIONS: usize = 8;
 /// Longest reason why a backend is deprecated, in bytes.
 const MAX_DEPRECATION_BYTES: usize = 256;
-/// Longest version or name of a backend that an agent may state, in bytes.
+/// Longest version or backend name that an agent may state, in bytes.
 const MAX_LABEL_BYTES: usize = 64;
-/// Address families that a report may have.
+/// Maximum number of address families in a report.
 const FAMILIES: usize = 2;
-/// Agents with names that are no Node: as many as a fleet may have, since a folder need not have Nodes.
+/// Maximum number of strangers: agents whose names are no Nodes. As many as a fleet may have, since a manifest
+/// folder need not contain Nodes.
 const MAX_STRANGERS: usize = 10_000;
-/// An agent that has gone, and whose name is no Node, is forgotten after this time.
+/// Time after which a disconnected stranger is forgotten.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// How often it is looked who is to be forgotten.
+/// Interval between two scans for strangers to forget.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Draining real servers that a report may name for each: as many as agents do.
+/// Maximum number of draining real servers in a report; agents report at most as many.
 const DRAINS: usize = 16;
 
-/// A rival that was not heard of for so long has given up: it tries again every few seconds.
+/// Time without an attempt after which a rival counts as gone: a live rival tries again every few seconds.
 const RIVAL_REMEMBERED: Duration = Duration::from_secs(60);
 
-/// All agents by node. Written by their streams, read by the status API.
+/// All agents by node. Their streams write the records; the status API reads them.
 #[derive(Debug, Default)]
 pub struct Fleet {
     agents: Mutex<Agents>,
@@ -51,63 +52,64 @@ pub struct Fleet {
 struct Agents {
     by_node: BTreeMap<NodeName, Agent>,
     sessions: u64,
-    /// How many of them are strangers.
+    /// Number of strangers in `by_node`.
     strangers: usize,
 }
 
 #[derive(Debug)]
 struct Agent {
-    /// Shared with readers: whoever changes it copies a few words if somebody reads it just then.
+    /// The record, shared with readers. A writer copies it (a few words) while a reader uses it.
     record: Arc<AgentRecord>,
-    /// There was no Node of its name when that was last looked at.
+    /// No Node of this name existed at the last check.
     stranger: bool,
     session: u64,
     questions: mpsc::Sender<Question>,
-    /// Dropped to end the session when a newer one takes the node over.
+    /// The sender is dropped to end the session when a newer stream takes over the node.
     _session_lives: Option<oneshot::Sender<()>>,
 }
 
-/// What is known of the agent of one node.
+/// The record of one node's agent.
 #[derive(Clone, Debug)]
 pub struct AgentRecord {
-    /// Has a stream at the moment.
+    /// The agent has a stream at the moment.
     pub connected: bool,
-    /// When it connected, or when the stream ended.
+    /// Time at which the agent connected, or at which its stream ended.
     pub since: SystemTime,
-    /// When anything was heard of it.
+    /// Time of the last message from the agent.
     pub last_heard: SystemTime,
-    /// Random number of the process.
+    /// Random number of the agent's process.
     pub instance: u64,
-    /// It held nothing when it connected: it had just begun.
+    /// The agent held nothing when it connected: its process had just started.
     pub began_empty: bool,
-    /// Where the stream comes from; empty in process.
+    /// Address from which the stream comes; empty in the same process.
     pub peer: String,
-    /// Version of the program.
+    /// Version of the agent.
     pub version: String,
-    /// Name of its backend.
+    /// Name of the agent's backend.
     pub backend: String,
     /// Why users should choose another backend; empty for most.
     pub backend_deprecation: String,
-    /// Its latest report.
+    /// The agent's latest report.
     pub report: Option<Arc<Report>>,
-    /// When the applied revision last changed.
+    /// Time at which the applied revision last changed.
     pub applied_at: SystemTime,
-    /// When it was last heard that the agent has compared its kernel with what it should hold; by our clock.
+    /// Time at which the agent last reported a new comparison of its kernel with the desired state, by the control
+    /// plane's clock.
     pub verified_at: SystemTime,
-    /// How long the latest changes in the cluster took until its kernel held them.
+    /// Durations from recent changes in the cluster until the node's kernel held them.
     pub latencies: Latencies,
-    /// Another agent that wanted to speak for the node while this one did.
+    /// Another agent that asked to speak for the node while this agent did.
     pub rival: Option<Rival>,
 }
 
-/// An agent that says that it is a node for which another one speaks.
+/// An agent that claims a node for which another agent speaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rival {
-    /// Where it comes from.
+    /// The rival's address.
     pub peer: String,
-    /// When it first wanted to.
+    /// Time of its first attempt.
     pub since: SystemTime,
-    /// When it last wanted to.
+    /// Time of its last attempt.
     pub last: SystemTime,
 }
 
@@ -116,11 +118,11 @@ pub struct Rival {
 pub struct Question {
     /// The Service.
     pub service: ServiceName,
-    /// Where to answer it.
+    /// Channel for the answer.
     pub answer: oneshot::Sender<Inspection>,
 }
 
-/// A stream's right to speak for a node: ends with the value.
+/// A stream's right to speak for a node; ends when the value is dropped.
 #[derive(Debug)]
 pub struct Session {
     fleet: Arc<Hub>,
@@ -128,10 +130,11 @@ pub struct Session {
     number: u64,
 }
 
-/// A stream that may speak for a node; how it learns that another one does now; and its questions.
+/// The session of a stream that may speak for a node; a receiver that fails when another stream takes over the
+/// node; and the questions to the agent.
 pub type Begun = (Session, oneshot::Receiver<()>, mpsc::Receiver<Question>);
 
-/// Why a stream may not speak for a node.
+/// The reason why a stream may not speak for a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotBegun {
     /// There are too many agents whose names are no Nodes.
@@ -146,13 +149,14 @@ pub enum NotBegun {
 }
 
 impl Fleet {
-    /// Wakes up when anything changed.
+    /// Returns a receiver that is notified of every change.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// The agents by node. Copies pointers only: streams wait no longer for a reader than that takes.
+    /// Returns the agents by node. The lock is held only while pointers are copied, so streams wait no longer than
+    /// that.
     #[must_use]
     pub fn records(&self) -> BTreeMap<NodeName, Arc<AgentRecord>> {
         let records: Vec<_> = {
@@ -165,7 +169,7 @@ impl Fleet {
         records.into_iter().collect()
     }
 
-    /// What is known of the agent of a node.
+    /// Returns the record of a node's agent.
     #[must_use]
     pub fn record(&self, node: &str) -> Option<Arc<AgentRecord>> {
         let agents = self.lock();
@@ -173,7 +177,7 @@ impl Fleet {
         Some(Arc::clone(&agent.record))
     }
 
-    /// The nodes whose agents have virtual servers.
+    /// Returns the nodes whose agents have virtual servers.
     #[must_use]
     pub fn with_servers(&self) -> Vec<NodeName> {
         let agents = self.lock();
@@ -182,7 +186,7 @@ impl Fleet {
         with.map(|(node, _)| node.clone()).collect()
     }
 
-    /// Nodes whose agents serve what the picture does not name, sorted.
+    /// Returns the nodes whose agents serve objects that the picture does not name, sorted.
     #[must_use]
     pub fn holding(&self) -> Vec<NodeName> {
         let agents = self.lock();
@@ -195,20 +199,20 @@ impl Fleet {
         holding.map(|(node, _)| node.clone()).collect()
     }
 
-    /// Asks an agent what virtual servers there are for a Service. The answer fails to come if the agent
-    /// has too many questions, or has gone.
+    /// Asks an agent for the virtual servers of a Service. The receiver fails if the agent has too many questions,
+    /// or has gone.
     #[must_use]
     pub fn ask(&self, node: &NodeName, service: &ServiceName) -> oneshot::Receiver<Inspection> {
         let (answer, answered) = oneshot::channel();
         let service = service.clone();
         if let Some(agent) = self.lock().by_node.get(node) {
-            // The answer's sender is dropped with the question.
+            // On failure the question is dropped, and with it the answer's sender.
             let _ = agent.questions.try_send(Question { service, answer });
         }
         answered
     }
 
-    /// Forgets agents that have been gone for long and whose names are no Nodes (any more).
+    /// Forgets strangers that have been gone for a long time and still have no Node.
     fn sweep(&self, now: SystemTime, is_node: impl Fn(&str) -> bool) {
         let mut agents = self.lock();
         let before = agents.by_node.len();
@@ -236,9 +240,9 @@ impl Fleet {
 }
 
 impl Agents {
-    /// Refuses an agent that is another process than the one that speaks for the node at the moment: which
-    /// of them is right nobody can tell, and the first one serves. One that has ended, or was not heard of
-    /// for as long as streams may be silent, has no stream any more.
+    /// Refuses an agent whose process differs from the one that speaks for the node. The control plane cannot know
+    /// which of the two is right, so the first one stays. An agent that has ended, or was silent for longer than
+    /// streams may be, has no stream any more and is not in the way.
     fn refuse_rival(
         &mut self,
         node: &NodeName,
@@ -274,7 +278,7 @@ impl Agents {
         Err(NotBegun::Taken(record.peer.clone()))
     }
 
-    /// Makes room for one more stranger; the one that has been gone for longest is forgotten.
+    /// Makes room for one more stranger by forgetting the one that has been gone for longest.
     fn make_room(&mut self) -> Result<(), NotBegun> {
         if self.strangers < MAX_STRANGERS {
             return Ok(());
@@ -291,7 +295,7 @@ impl Agents {
     }
 }
 
-/// Keeps the fleet's memory in bounds until the control plane ends.
+/// Keeps the fleet's memory bounded until the control plane ends.
 pub async fn forget_strangers(hub: Arc<Hub>) {
     let mut look = interval(SWEEP);
     loop {
@@ -304,7 +308,7 @@ pub async fn forget_strangers(hub: Arc<Hub>) {
     }
 }
 
-/// Its last report says that it has virtual servers; then it understands questions about them.
+/// Returns whether the last report lists virtual servers. Such an agent understands questions about them.
 fn has_servers(record: &AgentRecord) -> bool {
     let report = record.report.as_ref();
     report.is_some_and(|report| {
@@ -315,8 +319,8 @@ fn has_servers(record: &AgentRecord) -> bool {
     })
 }
 
-/// When a report says that the kernel was last compared, milliseconds since 1970 by the agent's clock; `None`
-/// = it was not, or the agent does not say. Of several families the one for which it is longest ago.
+/// Returns when the kernel was last compared according to a report, in milliseconds since 1970 by the agent's
+/// clock. The oldest comparison of all families counts. `None` = there was none, or the agent does not report it.
 fn verified(report: &Report) -> Option<u64> {
     let families = report.families.iter().map(|family| family.verified_at_ms);
     families.filter(|at| *at > 0).min()
@@ -327,21 +331,21 @@ impl Rival {
         peer_ip(&self.peer)
     }
 
-    /// It has not given up.
+    /// Returns whether the rival still tries to connect.
     #[must_use]
     pub fn is_there(&self, now: SystemTime) -> bool {
         now.duration_since(self.last).unwrap_or_default() < RIVAL_REMEMBERED
     }
 }
 
-/// The address of a peer, without the port that is another one each time.
+/// Returns the address of a peer without its port, which differs for each connection.
 fn peer_ip(peer: &str) -> &str {
     peer.rsplit_once(':').map_or(peer, |(ip, _)| ip)
 }
 
 impl AgentRecord {
-    /// For how long nothing was heard of the agent comparing its kernel with what it should hold; `None` for
-    /// agents that do not tell.
+    /// Returns the time since the control plane last learned of a comparison of the agent's kernel with the
+    /// desired state; `None` for agents that do not report comparisons.
     #[must_use]
     pub fn unverified_for(&self, now: SystemTime) -> Option<Duration> {
         self.report.as_deref().and_then(verified)?;
@@ -349,14 +353,14 @@ impl AgentRecord {
     }
 }
 
-/// A short text that an agent says of itself, for people: what no agent of ours says is cut off.
+/// Returns an agent's short text about itself, human-readable and cut to a length. kplane's agents send no longer text.
 fn label(text: &str, max_bytes: usize) -> String {
     let mut label: String = text.chars().filter(|c| !c.is_control()).collect();
     label.truncate(label.floor_char_boundary(max_bytes));
     label
 }
 
-/// Cuts off what no agent of ours reports, so that none has more memory here.
+/// Cuts off what exceeds the limits of kplane's agents, so that no report takes more memory.
 fn bound(report: &mut Report) {
     report.families.truncate(FAMILIES);
     let servers = report.families.iter_mut();
@@ -367,8 +371,8 @@ fn bound(report: &mut Report) {
 }
 
 impl Session {
-    /// A stream begins to speak for a node. Whoever spoke for it before is told to stop: the
-    /// receiver of that session fails. Questions to the agent come by the other receiver.
+    /// Starts a stream's session for a node and ends the previous session: its receiver fails. The other receiver
+    /// yields questions to the agent.
     ///
     /// # Errors
     /// [`NotBegun`].
@@ -397,7 +401,7 @@ impl Session {
         if before.as_ref().is_some_and(|b| b.record.connected) {
             tracing::info!(%node, "the agent opened a new stream; the older one ends");
         }
-        // What the old stream reported stays visible until the new one reports.
+        // The old stream's report stays visible until the new stream reports.
         let (report, latencies) = before
             .map(|before| {
                 (
@@ -442,17 +446,17 @@ impl Session {
         Ok((session, superseded, asked))
     }
 
-    /// Anything arrived from the agent.
+    /// Records that a message arrived from the agent.
     pub fn heard(&self) {
         self.update(|record| record.last_heard = SystemTime::now());
     }
 
-    /// The agent's new report.
+    /// Stores the agent's new report.
     pub fn report(&self, mut report: Report) {
         let programmed =
             latencies::take_programmed(&mut report, &self.fleet.store, SystemTime::now());
         bound(&mut report);
-        // A doubt is not answered by looking again: the source does so by itself, or a person must.
+        // Listing again does not resolve a doubt: the source does that on its own, or the operator must.
         if report.held.is_some() && self.fleet.store.trust() == Trust::Whole {
             self.fleet.upstream.look_again();
         }

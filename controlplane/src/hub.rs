@@ -1,4 +1,4 @@
-//! What the parts of a control plane share, and the task that owns the index.
+//! State that the parts of a control plane share, and the task that owns the index.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -18,41 +18,41 @@ use crate::source::kubernetes;
 use crate::source::upstream::Upstream;
 use crate::trust::Trust;
 
-/// Questions that may wait for the index. Each is answered in milliseconds; more askers than this
-/// wait at the door.
+/// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
+/// callers wait until there is room.
 const QUERIES: usize = 16;
 
-/// Shared by all servers of one control plane.
+/// State shared by all servers of one control plane.
 #[derive(Debug)]
 pub struct Hub {
     /// Encoded desired state.
     pub store: Store,
-    /// What agents said.
+    /// The agents' reports.
     pub fleet: Fleet,
     /// Name of the source.
     pub source: &'static str,
-    /// What the source says of its own state.
+    /// The source's own state.
     pub upstream: Upstream,
-    /// When the process began to serve.
+    /// Start time of the process's service.
     pub started_at: SystemTime,
-    /// Cancelled when the control plane ends: so do all streams.
+    /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
     queries: mpsc::Sender<Query>,
 }
 
-/// What the index says of itself after each batch.
+/// The index's summary of its state after each batch.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Sizes.
     pub totals: Totals,
     /// Problems with the input, sorted.
     pub issues: Arc<Vec<Issue>>,
-    /// What is served although the source does not name it any more.
+    /// Objects that are served although the source no longer names them.
     pub held: Option<Arc<Held>>,
-    /// When the last revision was published.
+    /// Time at which the last revision was published.
     pub revision_at: Option<SystemTime>,
-    /// When the source last said anything.
+    /// Time of the source's last message.
     pub heard_at: Option<Instant>,
 }
 
@@ -65,7 +65,7 @@ enum Query {
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
 }
 
-/// What a person saw to be held when agreeing that it goes.
+/// The number of held objects that the operator saw before approving their removal.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
     /// Services that are not named.
@@ -74,18 +74,18 @@ pub struct Seen {
     pub without_endpoints: usize,
 }
 
-/// What a person's agreement led to.
+/// The result of the operator's approval.
 #[derive(Clone, Debug)]
 pub struct Approved {
-    /// What was held, and has gone.
+    /// The held objects that were removed.
     pub released: Option<Held>,
-    /// The doubt that was answered; empty if there was none.
+    /// The doubt that the approval resolved; empty if there was none.
     pub doubt: String,
-    /// The revision in which it is so.
+    /// The first revision with the approval.
     pub revision: u64,
 }
 
-/// More is held than the person saw: nothing was released.
+/// More is held than the operator saw, so nothing was released.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("more is held by now, and nothing was released: {0}")]
 pub struct HeldMore(Held);
@@ -96,7 +96,7 @@ pub struct HeldMore(Held);
 pub struct Closing;
 
 impl Hub {
-    /// A hub, and the task that owns its index. The task ends with the source.
+    /// Creates a hub and the task that owns its index. The task ends with the source.
     pub fn new(
         epoch: u64,
         source: &'static str,
@@ -125,27 +125,28 @@ impl Hub {
         (hub, owner.run(batches, queries_rx))
     }
 
-    /// What the index said last; wakes up when it changes.
+    /// Returns a receiver of the index's latest summary.
     #[must_use]
     pub fn summary(&self) -> watch::Receiver<Arc<Summary>> {
         self.summary.clone()
     }
 
-    /// Whether the source has all nodes there are: an agent's name must be one of them.
+    /// Returns whether the source knows all nodes. If so, an agent's name must be a Node's.
     #[must_use]
     pub fn names_are_nodes(&self) -> bool {
         self.source == kubernetes::NAME
     }
 
-    /// Time for which changes at the source's origin may have been missed: since the stalest of
-    /// its kinds was known to be current, or since it said anything. Zero before it begins.
+    /// Returns the time for which changes at the source's origin may have been missed: since the
+    /// stalest kind was known to be current, or since the source's last message. Zero before the
+    /// source begins.
     #[must_use]
     pub fn upstream_age(&self) -> Duration {
         let heard = || self.summary.borrow().heard_at.map(|at| at.elapsed());
         self.upstream.age().or_else(heard).unwrap_or_default()
     }
 
-    /// All ServicePorts of a namespace, or of all if it is empty.
+    /// Returns all ServicePorts of a namespace, or of all namespaces if it is empty.
     ///
     /// # Errors
     /// [`Closing`].
@@ -153,7 +154,7 @@ impl Hub {
         self.ask(|answer| Query::Ports(namespace, answer)).await
     }
 
-    /// One Service.
+    /// Returns one Service.
     ///
     /// # Errors
     /// [`Closing`].
@@ -161,7 +162,7 @@ impl Hub {
         self.ask(|answer| Query::Detail(name, answer)).await
     }
 
-    /// What tells a Service, or an object that has issues of its own, from others of its name.
+    /// Returns the UID of a Service, or of an object that has issues of its own.
     ///
     /// # Errors
     /// [`Closing`].
@@ -169,8 +170,8 @@ impl Hub {
         self.ask(|answer| Query::Uid(id, answer)).await
     }
 
-    /// A person agrees with what the source names and lacks: lets go what is held, and has agents do
-    /// the same.
+    /// Confirms the source's picture on behalf of the operator: removes the objects that are held,
+    /// and makes agents do the same.
     ///
     /// # Errors
     /// [`Closing`]; [`HeldMore`] within.
@@ -206,7 +207,8 @@ impl IndexOwner {
                 Some(query) = queries.recv() => self.answer(query),
             }
         }
-        // The source is over (standard input, say): go on answering for what there is.
+        // The source has ended (standard input, for example). The task continues to answer
+        // questions.
         while let Some(query) = queries.recv().await {
             self.answer(query);
         }
@@ -220,7 +222,7 @@ impl IndexOwner {
         self.share(outcome, Some(Instant::now()));
     }
 
-    /// Tells everybody what a step led to.
+    /// Publishes the outcome of a step to all readers.
     fn share(&mut self, outcome: Outcome, heard_at: Option<Instant>) {
         let before = self.summary.borrow().clone();
         let mut summary = Summary {
@@ -240,7 +242,8 @@ impl IndexOwner {
                 info!("nothing is held any more that the source does not name");
             }
         }
-        // Nobody may take a picture for whole before everything in it is there.
+        // Doubts are published before the objects, so that no agent takes an incomplete picture for
+        // a complete one.
         let trust = self.index.trust();
         if trust.is_partial() {
             self.believe(trust.clone());
@@ -275,7 +278,7 @@ impl IndexOwner {
         );
     }
 
-    /// Tells agents, and whoever reads the log, how far the picture is believed.
+    /// Publishes the trust in the picture to agents, and logs a change of it.
     fn believe(&self, trust: Trust) {
         if self.hub.store.trust() == trust {
             return;
@@ -307,7 +310,7 @@ impl IndexOwner {
     }
 
     fn answer(&mut self, query: Query) {
-        // An asker that went away needs no answer.
+        // The caller may have gone; then the answer is dropped.
         match query {
             Query::Ports(namespace, answer) => drop(answer.send(self.index.ports(&namespace))),
             Query::Detail(name, answer) => drop(answer.send(self.index.detail(&name))),
@@ -317,7 +320,7 @@ impl IndexOwner {
     }
 }
 
-/// Issues of `after` that are not in `before`; both sorted.
+/// Returns the issues of `after` that are not in `before`; both sorted.
 fn new_issues<'a>(before: &[Issue], after: &'a [Issue]) -> impl Iterator<Item = &'a Issue> {
     after
         .iter()

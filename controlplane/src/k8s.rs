@@ -1,7 +1,7 @@
-//! The Kubernetes objects that kplane reads, with the fields it reads and no others.
+//! The Kubernetes objects that kplane reads, with only the fields that it reads.
 //!
-//! Slim types keep the memory of the control plane to a third of what full types take, and make it
-//! plain what the product looks at. Unknown fields are ignored; absent ones are `None` or empty.
+//! Slim types need a third of the memory that full types need, and show what kplane uses. Unknown
+//! fields are ignored; absent ones are `None` or empty.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,7 +31,7 @@ impl Kind {
         Self::ServiceCidr,
     ];
 
-    /// The name as Kubernetes writes it.
+    /// Returns the name as Kubernetes writes it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -42,7 +42,7 @@ impl Kind {
         }
     }
 
-    /// The `apiVersion` that is understood.
+    /// Returns the supported `apiVersion`.
     #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Kind {
         }
     }
 
-    /// Whether objects of this kind live in a namespace.
+    /// Returns whether objects of this kind live in a namespace.
     #[must_use]
     pub fn is_namespaced(self) -> bool {
         matches!(self, Self::Service | Self::EndpointSlice)
@@ -90,7 +90,7 @@ pub enum Object {
 }
 
 impl Object {
-    /// The kind.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -101,7 +101,7 @@ impl Object {
         }
     }
 
-    /// The metadata.
+    /// Returns the metadata.
     #[must_use]
     pub fn metadata(&self) -> &ObjectMeta {
         match self {
@@ -112,7 +112,7 @@ impl Object {
         }
     }
 
-    /// The identity; a namespaced object without a namespace is in `default`.
+    /// Returns the identity; a namespaced object without a namespace is in `default`.
     #[must_use]
     pub fn id(&self) -> ObjectId {
         let kind = self.kind();
@@ -137,7 +137,7 @@ pub struct ObjectMeta {
     /// The namespace.
     #[serde(default)]
     pub namespace: Option<Arc<str>>,
-    /// Tells the object from others that had its name.
+    /// The UID, which distinguishes the object from earlier and later ones of the same name.
     #[serde(default, deserialize_with = "read_uid")]
     pub uid: Option<Uid>,
     /// Labels.
@@ -149,14 +149,14 @@ pub struct ObjectMeta {
     /// RFC 3339 time of creation: the older of two conflicting Services wins.
     #[serde(default)]
     pub creation_timestamp: Option<Arc<str>>,
-    /// Set while the object is being deleted.
+    /// Time of deletion, set while the object is being deleted.
     #[serde(default)]
     pub deletion_timestamp: Option<Arc<str>>,
 }
 
 impl ObjectMeta {
-    /// The namespace of an object of `kind`: empty for cluster-wide kinds, else what is written or
-    /// `default`.
+    /// Returns the namespace of an object of `kind`: empty for cluster-wide kinds, else the written
+    /// one or `default`.
     #[must_use]
     pub fn namespace_of(&self, kind: Kind) -> Arc<str> {
         match &self.namespace {
@@ -166,7 +166,7 @@ impl ObjectMeta {
         }
     }
 
-    /// A label's value.
+    /// Returns a label's value.
     #[must_use]
     pub fn label(&self, name: &str) -> Option<&Arc<str>> {
         self.labels.as_ref()?.get(name)
@@ -178,7 +178,7 @@ impl ObjectMeta {
 pub struct Uid([u8; 16]);
 
 impl Uid {
-    /// Reads the form in which Kubernetes writes it; `None` for anything else.
+    /// Parses the form in which Kubernetes writes a UUID; `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let is_dash = |at: usize| matches!(at, 8 | 13 | 18 | 23);
@@ -210,13 +210,14 @@ impl fmt::Display for Uid {
     }
 }
 
-/// One that is written in another way identifies nothing to us, and is no reason to refuse an object.
+/// Reads a UID. A UID in another form is ignored, because it is no reason to refuse an object.
 fn read_uid<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Uid>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     Ok(text.and_then(|text| Uid::parse(&text)))
 }
 
-/// Annotations hold whole manifests and change without meaning anything to us.
+/// Reads only the annotations that kplane uses. Other annotations may hold whole manifests and
+/// change often.
 fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Texts>, D::Error> {
     let mut annotations = Option::<Texts>::deserialize(deserializer)?;
     if let Some(all) = &mut annotations {
@@ -226,13 +227,13 @@ fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option
     Ok(annotations.filter(|kept| !kept.is_empty()))
 }
 
-/// Annotation of an EndpointSlice: when the change that led to it happened, RFC 3339.
+/// Annotation of an EndpointSlice: RFC 3339 time of the change that led to the slice.
 pub const LAST_CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Annotation of a Service: its scheduler on nodes with backend ipvs, an extension of D7.
 pub const IPVS_SCHEDULER_ANNOTATION: &str = "kplane.io/ipvs-scheduler";
 /// Label of an EndpointSlice: its Service.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
-/// Label of a Service that somebody else proxies (A1, Z1).
+/// Label of a Service that another proxy serves (A1, Z1).
 pub const SERVICE_PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 /// Label of slices of headless Services (Z1).
 pub const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
@@ -270,7 +271,7 @@ pub struct ServiceSpec {
     pub cluster_ips: Option<Vec<String>>,
     /// `IPv4`, `IPv6`, by index of `cluster_ips`.
     pub ip_families: Option<Vec<String>>,
-    /// Further addresses outside of our care.
+    /// Further addresses, which the operator routes to nodes.
     #[serde(rename = "externalIPs")]
     pub external_ips: Option<Vec<String>>,
     /// Ports.
@@ -289,7 +290,8 @@ pub struct ServiceSpec {
     pub health_check_node_port: Option<i64>,
 }
 
-/// A port of a Service. Numbers are wide so that an absurd one is refused by name, not by type.
+/// A port of a Service. Numbers are wide, so that kplane can report an out-of-range number by its
+/// field's name.
 #[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServicePort {
@@ -340,7 +342,7 @@ pub struct LoadBalancerStatus {
 #[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoadBalancerIngress {
-    /// Its IP; host names are not ours.
+    /// The address's IP. kplane ignores host names.
     pub ip: Option<String>,
     /// `VIP` (also when unset) or `Proxy` (A6).
     pub ip_mode: Option<String>,
@@ -376,15 +378,15 @@ pub struct SliceEndpoint {
     pub hints: Option<EndpointHints>,
 }
 
-/// Conditions of an endpoint; A27 says what unset means.
+/// Conditions of an endpoint; A27 defines the meaning of unset ones.
 #[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(default)]
 pub struct EndpointConditions {
-    /// May take new connections.
+    /// The endpoint may take new connections.
     pub ready: Option<bool>,
-    /// Answers requests.
+    /// The endpoint answers requests.
     pub serving: Option<bool>,
-    /// Is being shut down.
+    /// The endpoint is being shut down.
     pub terminating: Option<bool>,
 }
 
@@ -409,7 +411,7 @@ pub struct Hint {
 #[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(default)]
 pub struct SlicePort {
-    /// Name, matched with the Service port's (A28).
+    /// Name, matched with the Service port's name (A28).
     pub name: Option<Arc<str>>,
     /// TCP (also when unset), UDP or SCTP.
     pub protocol: Option<String>,
@@ -448,7 +450,7 @@ pub struct NodeSpec {
 /// A taint of a Node.
 #[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 pub struct Taint {
-    /// Its key.
+    /// The taint's key.
     pub key: String,
 }
 

@@ -1,7 +1,8 @@
-//! The way to a Kubernetes API server: where it is, who we are, and what its failures mean.
+//! Access to a Kubernetes API server: its address, the credentials, and the meaning of its
+//! failures.
 //!
-//! Used by the source (`source/kubernetes`) and by whoever else talks to the API. TLS is rustls;
-//! credentials, their renewal included, are kube's business. Nothing retries here.
+//! The source (`source/kubernetes`) and all other code that talks to the API use this module. TLS
+//! is rustls; the crate kube handles credentials and their renewal. Nothing here retries.
 
 mod access;
 mod connector;

@@ -1,4 +1,4 @@
-//! `kp-controlplane`: see `--help`.
+//! The program `kp-controlplane`; see `--help`.
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -130,7 +130,7 @@ struct Args {
     log_format: LogFormat,
 }
 
-/// What is under way may take so long after the end of everything else.
+/// Maximum time for work in progress after everything else has ended.
 const LAST_WORK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -142,9 +142,9 @@ enum LogFormat {
 }
 
 impl Args {
-    /// clap has made sure that there is exactly one.
+    /// Returns the origin of the objects; clap ensures that there is exactly one.
     fn origin(&self) -> Origin {
-        // An empty variable of the environment is none.
+        // An empty environment variable counts as unset.
         let master = self.master.clone().filter(|master| !master.is_empty());
         let access = match (&self.manifests, &self.kubeconfig) {
             (Some(path), _) => return Origin::Manifests(path.clone()),
@@ -228,7 +228,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.enable_all().build()?;
     let served = runtime.block_on(serve(args));
-    // Whoever waits for a disk that does not answer is left behind.
+    // Threads that wait for a disk without an answer are left behind.
     runtime.shutdown_timeout(LAST_WORK);
     served
 }
@@ -246,7 +246,7 @@ fn start_log(format: LogFormat) {
 }
 
 async fn serve(args: Args) -> anyhow::Result<()> {
-    // From the start, so that a signal is never missed.
+    // Signals are handled from the start, so that none is missed.
     let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
     let [terminate, interrupt] = signals;
     let (mut terminate, mut interrupt) = (terminate?, interrupt?);

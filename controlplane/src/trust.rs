@@ -1,28 +1,29 @@
-//! How far the picture that a source gives is believed where it lacks something. Pure.
+//! Trust in a source's picture where objects are missing from it. Pure.
 //!
-//! What the picture names always counts. What it does not name is gone only if the picture is whole:
-//! a start that reads half a file must not look like a cluster of half the size. An agent hears of it
-//! with every update.
+//! Objects that the picture names always count. An object that it does not name is gone only if the
+//! picture is complete. A start that reads half a file must not be taken for a cluster of half the
+//! size. Each update carries the trust to agents.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::k8s::Kind;
 
-/// How far the absence of an object means that it is gone.
+/// Trust that an object which the picture does not name is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// A part of the source was never seen whole since the start; why, for people.
+    /// A part of the source has never been read completely since the start; with the human-readable
+    /// reason.
     Partial(Arc<str>),
-    /// All of it was seen.
+    /// The source has been read completely.
     #[default]
     Whole,
-    /// A second look or a person agreed with it.
+    /// A second read or the operator confirmed the picture.
     Confirmed,
 }
 
 impl Trust {
-    /// Why the picture is not whole; empty otherwise.
+    /// Returns the reason why the picture is incomplete; empty otherwise.
     #[must_use]
     pub fn doubt(&self) -> &str {
         match self {
@@ -31,37 +32,39 @@ impl Trust {
         }
     }
 
-    /// Whether something may be missing.
+    /// Returns whether objects may be missing.
     #[must_use]
     pub fn is_partial(&self) -> bool {
         matches!(self, Self::Partial(_))
     }
 }
 
-/// Kinds whose second list confirms the picture: those that make Services vanish.
+/// Kinds whose second list confirms the picture: if objects of these kinds are missing, Services
+/// vanish.
 pub const CONFIRMING: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
-/// Doubts that are named; the rest is counted.
+/// Maximum number of doubts that are named; the others are counted.
 const DOUBTS_NAMED: usize = 3;
 
-/// What sources and people said of the picture.
+/// The statements of sources and of the operator about the picture.
 #[derive(Clone, Debug, Default)]
 pub struct Belief {
     doubts: Vec<String>,
-    /// Doubts that a person has answered; a new one counts again.
+    /// Doubts that the operator has resolved. When one ends and comes again, it counts again.
     answered: BTreeSet<String>,
     looked_again: BTreeSet<Kind>,
     confirmed: bool,
 }
 
 impl Belief {
-    /// These are all reasons, at the moment, why something may be missing; none = it is whole.
+    /// Replaces all current doubts, which are reasons why objects may be missing; none = the
+    /// picture is complete.
     pub fn doubt(&mut self, doubts: Vec<String>) {
         self.answered.retain(|known| doubts.contains(known));
         self.doubts = doubts;
     }
 
-    /// A second, newer look at a kind has been told.
+    /// Records that a second, newer list of a kind has arrived.
     pub fn looked_again(&mut self, kind: Kind) {
         self.looked_again.insert(kind);
         self.confirmed |= CONFIRMING
@@ -69,13 +72,13 @@ impl Belief {
             .all(|kind| self.looked_again.contains(kind));
     }
 
-    /// A person agrees with the picture as it is.
+    /// Records that the operator confirms the current picture.
     pub fn approve(&mut self) {
         self.answered = self.doubts.iter().cloned().collect();
         self.confirmed = true;
     }
 
-    /// What follows.
+    /// Returns the resulting trust.
     #[must_use]
     pub fn trust(&self) -> Trust {
         let open: Vec<&str> = self
@@ -134,7 +137,7 @@ mod tests {
         assert_eq!(belief.trust(), Trust::Confirmed);
         belief.doubt(doubts(&["a", "b"]));
         assert!(belief.trust().doubt().starts_with("b; mend"));
-        // It was mended and is broken again: nobody has agreed to that.
+        // The input was fixed and is broken again; the operator has not approved that.
         belief.doubt(Vec::new());
         assert_eq!(belief.trust(), Trust::Confirmed);
         belief.doubt(doubts(&["a"]));
@@ -149,7 +152,7 @@ mod tests {
         assert_eq!(belief.trust(), Trust::Whole);
         belief.looked_again(Kind::EndpointSlice);
         assert_eq!(belief.trust(), Trust::Confirmed);
-        // What cannot be read is not there however often it is looked at.
+        // Input that cannot be read stays missing, however often it is read.
         belief.doubt(doubts(&["a"]));
         assert!(belief.trust().is_partial());
     }

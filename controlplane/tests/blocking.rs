@@ -1,4 +1,5 @@
-//! The program on a folder in which reading blocks: the rest is served, and it ends when it is told to.
+//! The program on a folder in which reads block: the other files are served, and the program ends
+//! on request.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -19,7 +20,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 use tempfile::TempDir;
 
-/// Far longer than anything here takes, but for what blocks for ever.
+/// A deadline far above any step of these tests, except steps that block forever.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 const SERVICE: &str = "
@@ -43,19 +44,19 @@ fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_kp-controlplane"))
 }
 
-/// Ends with the value, whatever happens.
+/// A process that is killed when the value is dropped.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Running {
-    /// Waits for its end.
+    /// Waits for the end of the process.
     fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -68,7 +69,7 @@ impl Running {
     }
 }
 
-/// Begins `--check` of a folder; its end is what it prints, and its exit code.
+/// Starts `--check` of a folder; the result is its output and exit code.
 fn check(folder: &Path) -> impl FnOnce() -> (Option<i32>, String) {
     let output = folder.join("output");
     let mut command = program();
@@ -135,10 +136,11 @@ fn what_is_no_file_of_a_sane_size_is_named_and_keeps_nobody() {
     );
 }
 
-/// A file system whose server never answers, as that of a dead NFS: whoever asks it cannot even be
-/// interrupted. Only this thread sees it, and what it starts.
+/// A file system whose server never answers, like that of a dead NFS server: a thread that waits
+/// for it cannot be interrupted. Only this thread and its children see the file system.
 struct DeadFileSystem {
-    /// Nobody reads the questions in it; without it they fail.
+    /// Channel of the file system's requests. No program reads from it; without it the requests
+    /// fail.
     device: Option<File>,
     at: PathBuf,
 }

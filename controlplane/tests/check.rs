@@ -1,4 +1,4 @@
-//! `kp-controlplane --check`: what people see before a folder goes live.
+//! `kp-controlplane --check`: its output before a folder is used.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -16,7 +16,7 @@ spec:
   ports: [{port: 80}]
 ";
 
-/// A start on it would be a partial one: said, with the reason.
+/// A start on this folder would be partial; the output reports that, with the reason.
 #[test]
 fn a_start_that_would_be_partial_is_announced() {
     let folder = TempDir::new().unwrap();
@@ -40,7 +40,7 @@ fn a_start_that_would_be_partial_is_announced() {
     assert!(!text.contains(partial), "{text}");
 }
 
-/// A5: the Service is served but for what the operator does not allow.
+/// A5: the Service is served, except for addresses that the operator does not allow.
 #[test]
 fn a5_external_ips_are_checked_as_they_would_be_served() {
     let folder = TempDir::new().unwrap();
@@ -72,7 +72,7 @@ fn a5_external_ips_are_checked_as_they_would_be_served() {
     assert!(text.contains("switched off"), "{text}");
 }
 
-/// Logs are for programs too: an address is an address.
+/// Addresses in logs are printed as plain addresses, because programs read logs too.
 #[test]
 fn json_logs_have_no_debug_text() {
     use std::io::{BufRead as _, BufReader};

@@ -1,4 +1,5 @@
-//! The program with few open files: who holds connections takes neither status nor readiness away.
+//! The program with few open files: clients that hold connections block neither status nor
+//! readiness.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -17,7 +18,7 @@ use tokio::time::timeout;
 
 use support::{DEADLINE, Peer, hello};
 
-/// A control plane of its own on an address of its own.
+/// A separate control plane on an address of its own.
 struct Program {
     child: Child,
     address: Ipv4Addr,
@@ -25,7 +26,7 @@ struct Program {
 }
 
 impl Program {
-    /// Starts one that may open so many files, and waits until it is ready.
+    /// Starts a control plane that may open this number of files, and waits until it is ready.
     async fn start(files: u32) -> Self {
         static STARTED: AtomicU8 = AtomicU8::new(1);
         let [.., high, low] = std::process::id().to_be_bytes();
@@ -61,7 +62,7 @@ impl Program {
         streams
     }
 
-    /// A number of the metrics.
+    /// Returns a number from the metrics.
     async fn metric(&self, name: &str) -> f64 {
         let metrics = get(self.at(7445), "/metrics").await.unwrap().body;
         let line = metrics.lines().find_map(|line| line.strip_prefix(name));
@@ -78,7 +79,7 @@ impl Program {
         timeout(DEADLINE, asked).await.unwrap()
     }
 
-    /// What it logged, once it has ended.
+    /// Returns its log, once it has ended.
     fn log(mut self) -> String {
         self.child.kill().unwrap();
         let mut log = String::new();
@@ -90,7 +91,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -109,7 +110,7 @@ async fn silent_connections_take_neither_status_nor_readiness_nor_agents_away() 
         agent.is_answered().await;
         drop(silent);
     }
-    // Nothing failed for lack of files: nothing was tried again and again.
+    // Nothing failed for lack of files, so nothing was retried in a loop.
     let failures = "kplane_controlplane_accept_failures_total{port=\"agents\"}";
     assert!(program.metric(failures).await < 0.5);
     let log = program.log();
@@ -118,7 +119,7 @@ async fn silent_connections_take_neither_status_nor_readiness_nor_agents_away() 
 
 #[tokio::test]
 async fn without_files_it_pauses_says_so_once_and_recovers() {
-    // Too few even for what the status API may have.
+    // The limit is too low even for the connections of the status API.
     let program = Program::start(48).await;
     let silent = program.silent(7444, 100).await;
     let agents = program.silent(7443, 100).await;
@@ -135,6 +136,6 @@ async fn without_files_it_pauses_says_so_once_and_recovers() {
     let log = program.log();
     let said = log.matches("cannot accept connections for").count();
     assert!((1..=3).contains(&said), "once for each port: {log}");
-    // Far below what a loop without a pause would do.
+    // A loop without a pause would cause far more.
     assert!(failures < 1_000.0, "{failures}");
 }

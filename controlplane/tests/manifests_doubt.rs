@@ -1,4 +1,4 @@
-//! What a start on a broken folder means: a real folder, a real control plane, the status API's view.
+//! Starts on a broken folder: a real folder, a real control plane, the status API's view.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -16,12 +16,12 @@ use kp_controlplane::trust::Trust;
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-/// Far longer than anything here takes.
+/// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Services of a folder that is whole.
+/// Number of Services in a complete folder.
 const SERVICES: usize = 100;
 
-/// So many Services from a number on, each with one endpoint.
+/// Returns manifests of Services with these numbers, each with one endpoint.
 fn manifests(numbers: impl IntoIterator<Item = usize>) -> String {
     let mut text = String::new();
     for n in numbers {
@@ -62,7 +62,7 @@ struct Plane {
 }
 
 impl Plane {
-    /// On a folder that `fill` prepares.
+    /// Starts a control plane on a folder that `fill` prepares.
     async fn start(fill: impl FnOnce(&Folder)) -> Self {
         Self::guarded(CliffGuard::default(), fill).await
     }
@@ -111,7 +111,7 @@ impl Plane {
         assert!(waited.is_ok(), "{:?} and not {trust:?}", self.trust());
     }
 
-    /// Waits until the index says something.
+    /// Waits until the index publishes a summary.
     async fn until(&self, what: impl Fn(&Summary) -> bool) -> Summary {
         let mut summary = self.bound.hub().summary();
         let reached = summary.wait_for(|summary| what(summary));
@@ -146,7 +146,7 @@ impl Plane {
 struct Folder(PathBuf);
 
 impl Folder {
-    /// Writes a file as programs that are careful do: it is there as a whole or not at all.
+    /// Writes a file atomically, as careful programs do.
     fn put(&self, name: &str, text: impl AsRef<[u8]>) {
         let beside = self.0.join(".new");
         fs::write(&beside, text).unwrap();
@@ -162,15 +162,15 @@ impl Folder {
 async fn a_folder_that_is_whole_is_believed() {
     let plane = Plane::start(Folder::whole).await;
     assert_eq!(plane.trust(), Trust::Whole);
-    // What cannot be read once it was is kept: nothing is missing.
+    // A file that was read once and then cannot be read keeps its objects: nothing is missing.
     plane.folder().put("shop.yaml", "a: [");
     plane.until(|summary| !summary.issues.is_empty()).await;
     assert_eq!(plane.trust(), Trust::Whole);
     plane.until_services(SERVICES).await;
 }
 
-/// A start after `damage` is partial for this reason and serves so many Services, until the folder is
-/// whole.
+/// Checks that a start after `damage` is partial for this reason and serves this number of
+/// Services, until the folder is complete.
 async fn starts_partial(damage: impl FnOnce(&Folder), doubt: &str, services: usize) {
     let plane = Plane::start(damage).await;
     assert!(plane.doubt().contains(doubt), "{}", plane.doubt());
@@ -179,7 +179,7 @@ async fn starts_partial(damage: impl FnOnce(&Folder), doubt: &str, services: usi
     plane.until_services(services).await;
     let folder = plane.folder();
     for file in ["shop.json", "other.yaml"] {
-        // Not every damage has one.
+        // Not every damage causes an issue.
         let _ = fs::remove_file(folder.0.join(file));
     }
     folder.whole();
@@ -219,7 +219,7 @@ async fn a_start_with_a_file_that_is_half_written_is_partial() {
     };
     let doubt = "shop.yaml is refused in document 101, line 604: is not valid YAML";
     starts_partial(in_a_line, doubt, SERVICES / 2).await;
-    // Half of it that is valid YAML all the same.
+    // Half of the file, which is still valid YAML.
     let in_a_word = |folder: &Folder| {
         let text = manifests(0..SERVICES);
         let slice = text.find("name: svc-49-1").unwrap();
@@ -257,7 +257,7 @@ async fn a_start_on_an_empty_folder_or_one_without_a_kind_is_partial() {
     starts_partial(without_slices, doubt, SERVICES).await;
 }
 
-/// An object that is understood and makes no sense: its name is known, and what it means is decided.
+/// A Service with an invalid value causes no doubt: its name is known.
 #[tokio::test]
 async fn a_service_that_cannot_be_served_is_no_doubt() {
     let plane = Plane::start(|folder| {
@@ -282,7 +282,7 @@ async fn a_folder_that_is_not_there_is_no_start() {
         cliff_guard: CliffGuard::default(),
         events: false,
     };
-    // It ends without having served anybody: agents keep what they have.
+    // The control plane ends without having served any agent: agents keep their state.
     let bound = build(config).await.unwrap();
     let hub = bound.hub().clone();
     let error = timeout(DEADLINE, bound.wait()).await.unwrap().unwrap_err();
@@ -300,7 +300,7 @@ async fn a_person_may_agree_with_a_partial_picture() {
     assert!(plane.doubt().starts_with("a.yaml is refused"));
     plane.approve(0, 0).await.unwrap();
     assert_eq!(plane.trust(), Trust::Confirmed);
-    // Another doubt is another matter.
+    // A new doubt is not covered by the earlier approval.
     plane.folder().put("b.yaml", "b: [\n");
     let issues = plane.until(|summary| summary.issues.len() == 2).await;
     assert!(issues.held.is_none());
@@ -386,7 +386,7 @@ async fn slices_that_vanish_leave_services_their_endpoints() {
     assert_eq!(summary.held.unwrap().examples[0].to_string(), "shop/svc-99");
 }
 
-/// The places of what is held are for whoever is named.
+/// A named Service gets the places of a held one.
 #[tokio::test]
 async fn what_is_held_gives_way_to_what_is_named() {
     let plane = Plane::start(Folder::whole).await;
@@ -424,7 +424,7 @@ async fn a_volume_that_is_swapped_for_half_of_itself() {
     assert_eq!((held.services, services), (70, 101));
 }
 
-/// `rm` of one file is meant; of a folder full of them it is not believed.
+/// `rm` of one file is believed; the removal of all files of a folder is not.
 #[tokio::test]
 async fn one_file_that_is_removed_is_believed_and_many_are_not() {
     let fill = |folder: &Folder| {

@@ -1,4 +1,4 @@
-//! What `kubectl get services,endpointslices,nodes,servicecidrs -A` printed of a real cluster is
+//! The output of `kubectl get services,endpointslices,nodes,servicecidrs -A` from a real cluster is
 //! valid input, as YAML and as JSON.
 
 #![allow(

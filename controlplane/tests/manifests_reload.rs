@@ -21,7 +21,7 @@ use tokio::sync::mpsc::{self, Receiver};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Far above what a busy machine needs.
+/// A deadline far above what a busy machine needs.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A folder that is watched.
@@ -60,7 +60,7 @@ impl Watched {
         put(&self.at(path), &services(names));
     }
 
-    /// The next batch that says more than that the source is alive.
+    /// Returns the next batch with more than the event that the source is alive.
     async fn batch(&mut self) -> Vec<String> {
         loop {
             let batch = timeout(DEADLINE, self.batches.recv())
@@ -73,7 +73,7 @@ impl Watched {
         }
     }
 
-    /// Whether nothing has been told so far: the next batch is that of a new Service.
+    /// Checks that no event is pending: the next batch is that of a new Service.
     async fn told_nothing(&mut self) {
         put(
             &self.dir.path().join("m/sentinel.yaml"),
@@ -107,7 +107,7 @@ fn lines(batch: &Batch) -> Vec<String> {
                 let names: Vec<&str> = ids.iter().map(|id| &*id.name).collect();
                 lines.push(format!("vanished {}", names.join(" ")));
             }
-            // Folders of Services alone are never whole; `manifests_doubt.rs` is about that.
+            // Folders with Services alone are never complete; `manifests_doubt.rs` tests that.
             Event::Doubts(_) => {}
             Event::Issues(issues) => lines.extend(issues.iter().map(ToString::to_string)),
             other => lines.push(format!("{other:?}")),
@@ -178,11 +178,11 @@ async fn delete_and_rename_away() {
     assert_eq!(watched.batch().await, ["delete b"]);
 }
 
-/// Whoever renames a file and damages it on the way means no deletion.
+/// Renaming a file and damaging it on the way is no deletion.
 #[tokio::test]
 async fn a_file_that_is_replaced_by_a_broken_one_is_not_deleted_by_name() {
     let mut watched = Watched::folder(&[("a.yaml", "a b")]).await;
-    // What is in it is no JSON.
+    // The content is not JSON.
     fs::rename(watched.at("a.yaml"), watched.at("a.json")).unwrap();
     assert_eq!(watched.batch().await[0], "vanished a b");
 }
@@ -205,7 +205,7 @@ async fn a_file_counts_when_its_writer_closes_it() {
     let mut file = fs::File::create(watched.at("a.yaml")).unwrap();
     file.write_all(services("a").as_bytes()).unwrap();
     file.sync_all().unwrap();
-    // Truncated, and what is there is valid YAML without b: nothing may be read now.
+    // The file was truncated, and its content is valid YAML without b: it must not be read now.
     watched.told_nothing().await;
     file.write_all(services("c").as_bytes()).unwrap();
     drop(file);
@@ -219,7 +219,7 @@ async fn a_writer_that_never_rests_deletes_nothing() {
     let path = watched.at("a.yaml");
     let writer = std::thread::spawn(move || {
         for n in 0..500 {
-            // From never resting to just long enough to be read.
+            // Pauses from none to just long enough for a read.
             std::thread::sleep(Duration::from_micros(n * 37 % 9_000));
             let mut file = fs::File::create(&path).unwrap();
             // Every prefix is valid YAML with fewer Services.
@@ -285,7 +285,7 @@ async fn half_a_file_deletes_nothing() {
         ]
     );
     watched.put("a.yaml", "a b");
-    // The list of issues is empty now; nothing else is told.
+    // The list of issues is empty now; there are no other events.
     assert_eq!(watched.batch().await, [""; 0]);
 }
 
@@ -374,7 +374,7 @@ async fn a_folder_that_vanishes_deletes_nothing() {
              until then 2 objects keep their last good state"
         )]
     );
-    // It comes back, with a change: at once, and watched again.
+    // The folder comes back with a change: it is read at once, and watched again.
     put(&away.join("a.yaml"), &services("a c"));
     fs::rename(&away, watched.dir.path().join("m")).unwrap();
     assert_eq!(watched.batch().await, ["apply c"]);
@@ -449,7 +449,7 @@ async fn nothing_there_is_an_error() {
     );
 }
 
-/// How quick it is, `cargo xtask bench` measures.
+/// Reload works; `cargo xtask bench` measures its speed.
 #[tokio::test]
 async fn each_of_many_edits_is_seen() {
     let mut watched = Watched::folder(&[("a.yaml", "a0")]).await;

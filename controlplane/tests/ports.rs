@@ -24,7 +24,7 @@ use tonic::transport::Endpoint;
 
 use support::{DEADLINE, Peer, hello};
 
-/// What a client of HTTP/2 says first.
+/// The connection preface of an HTTP/2 client.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 async fn control_plane(agent_limits: Limits) -> (Bound, tempfile::TempDir) {
@@ -65,7 +65,7 @@ async fn closed(stream: &mut TcpStream) {
         .expect("the connection is closed");
 }
 
-/// Time stands still until everybody waits: then the door's patience ends.
+/// The paused clock advances only when all tasks wait; then the door's patience ends.
 #[tokio::test(start_paused = true)]
 async fn who_brings_nothing_is_closed() {
     let (bound, _folder) = control_plane(Limits::AGENTS).await;
@@ -118,7 +118,7 @@ async fn what_ended_gives_its_descriptor_back() {
     assert!(get(http, "/metrics").await.unwrap().body.contains(open));
 }
 
-/// A tool may be silent between its questions.
+/// A tool may be silent between its requests.
 #[tokio::test(start_paused = true)]
 async fn who_has_asked_something_may_stay() {
     let (bound, _folder) = control_plane(Limits::AGENTS).await;
@@ -157,7 +157,7 @@ async fn silent_connections_make_room_for_agents_and_agents_for_nobody() {
                 .unwrap(),
         );
     }
-    // From here no more, from elsewhere some.
+    // From this address no more are accepted, from another one some are.
     assert!(Peer::connect(address, hello("one-more")).await.is_err());
     let elsewhere = TcpSocket::new_v4().unwrap();
     elsewhere.bind("127.0.0.2:0".parse().unwrap()).unwrap();
@@ -173,7 +173,7 @@ async fn silent_connections_make_room_for_agents_and_agents_for_nobody() {
     }
 }
 
-/// 10,000 agents that come would otherwise send 10^8 messages.
+/// 10,000 agents that connect would otherwise cause 10^8 messages.
 #[tokio::test]
 async fn names_that_are_no_nodes_wake_nobody() {
     let (bound, _folder) = control_plane(Limits::AGENTS).await;

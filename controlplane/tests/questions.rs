@@ -1,4 +1,4 @@
-//! What agents with virtual servers are asked when a Service is described, through the real gRPC
+//! Questions to agents with virtual servers when a Service is described, through the real gRPC
 //! stack, without TCP.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Streaming};
 
-/// Far longer than anything here takes.
+/// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 const WEB: &str = "
@@ -60,11 +60,11 @@ fn message(kind: agent_message::Kind) -> AgentMessage {
     AgentMessage { kind: Some(kind) }
 }
 
-/// An agent's stream; what it is asked waits for the test.
+/// An agent's stream; the test reads the questions to the agent.
 struct Agent {
     send: mpsc::Sender<AgentMessage>,
     questions: mpsc::UnboundedReceiver<pb::Inspect>,
-    /// Why its stream ended.
+    /// Status with which its stream ended.
     ended: watch::Receiver<Option<Code>>,
 }
 
@@ -83,7 +83,7 @@ fn report(servers: Option<&pb::ServerStats>) -> pb::Report {
 }
 
 impl Agent {
-    /// One that has reported, with or without virtual servers.
+    /// Connects an agent that has reported, with or without virtual servers.
     async fn connect(bound: &Bound, node: &str, servers: Option<pb::ServerStats>) -> Self {
         let (send, outbound) = mpsc::channel(4);
         let hello = Hello {
@@ -200,7 +200,7 @@ async fn who_has_virtual_servers_is_asked_and_answers() {
     let answer = async {
         let asked = with.question().await;
         assert_eq!((&*asked.namespace, &*asked.name), ("shop", "web"));
-        // What was not asked for is not shown.
+        // Virtual servers of other Services are not shown.
         let servers = vec![server_of("web"), server_of("other")];
         with.answer(asked.token, servers).await;
     };
@@ -212,7 +212,7 @@ async fn who_has_virtual_servers_is_asked_and_answers() {
     assert!(without.questions.try_recv().is_err());
 }
 
-/// Compatible: an agent that knows no questions says nothing at all.
+/// An older agent that does not know questions never answers.
 #[tokio::test]
 async fn an_agent_that_does_not_answer_costs_two_seconds() {
     let (bound, _folder) = control_plane().await;
@@ -223,7 +223,7 @@ async fn an_agent_that_does_not_answer_costs_two_seconds() {
     assert!(since.elapsed() < Duration::from_millis(2_100));
     let error = &nodes[0].servers.as_ref().unwrap().error;
     assert_eq!(error, "the agent did not answer within 2 s");
-    // What it says at last is about an older question.
+    // Its late answer belongs to an older question.
     let late = agent.question().await;
     let answer = async {
         let asked = agent.question().await;
@@ -236,7 +236,8 @@ async fn an_agent_that_does_not_answer_costs_two_seconds() {
     assert_eq!((servers.servers.len(), &*servers.error), (1, ""));
 }
 
-/// However many people ask: an agent has one question at a time, and no more than so many wait.
+/// An agent has one question at a time, and only a limited number waits, whatever the number of
+/// clients.
 #[tokio::test]
 async fn many_questions_wait_for_each_other_and_too_many_are_not_asked() {
     let (bound, _folder) = control_plane().await;

@@ -29,10 +29,10 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-/// Far longer than anything here takes.
+/// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A control plane on an empty folder: tests publish by themselves.
+/// Starts a control plane on an empty folder: tests publish themselves.
 async fn control_plane() -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
@@ -63,7 +63,7 @@ fn key(n: usize) -> ServiceKey {
     }
 }
 
-/// Service `n` with one endpoint.
+/// Returns Service `n` with one endpoint.
 fn published(n: usize, octet: u8) -> (ServiceKey, Option<Published>) {
     let port = ServicePort {
         key: key(n),
@@ -104,16 +104,16 @@ fn publish(bound: &Bound, services: Vec<(ServiceKey, Option<Published>)>) -> u64
     })
 }
 
-/// An agent that keeps objects as the protocol says.
+/// An agent that keeps objects as the protocol requires.
 struct Agent {
     send: mpsc::Sender<AgentMessage>,
     receive: Streaming<ServerMessage>,
     objects: HashMap<DesiredKey, Bytes>,
     epoch: u64,
     revision: u64,
-    /// Objects in the last update, and whether it was a snapshot.
+    /// Number of objects in the last update, and whether it was a snapshot.
     last: (usize, bool),
-    /// How far the last update is believed, and why not.
+    /// Confidence of the last update, and the doubt.
     trust: (pb::Confidence, String),
 }
 
@@ -263,7 +263,7 @@ async fn an_agent_that_comes_back_gets_no_more_than_it_lacks() {
         agent.update().await;
         agent.last
     };
-    // Nothing changed; and an equal digest counts whatever the epoch: any replica may answer.
+    // Nothing changed. An equal digest counts in any epoch, because any replica may answer.
     assert_eq!(reconnect(token.clone()).await, (0, false));
     assert_eq!(
         reconnect(ResumeToken {
@@ -275,7 +275,7 @@ async fn an_agent_that_comes_back_gets_no_more_than_it_lacks() {
     );
     publish(&bound, vec![published(7, 2)]);
     assert_eq!(reconnect(token.clone()).await, (1, false));
-    // Another epoch, another schema, or a revision that is ahead: everything.
+    // Another epoch, another schema, or a revision that is ahead: the agent gets a snapshot.
     for token in [
         ResumeToken {
             epoch: 1,
@@ -304,7 +304,7 @@ async fn an_agent_that_does_not_read_costs_others_nothing_and_catches_up_by_keys
     let mut slow = Agent::connect(&bound, hello("slow", None)).await;
     let mut quick = Agent::connect(&bound, hello("quick", None)).await;
     quick.update().await;
-    // Far more than all buffers between the two ends hold.
+    // More data than all buffers between the two ends hold.
     for round in 0..30 {
         publish(
             &bound,
@@ -319,8 +319,8 @@ async fn an_agent_that_does_not_read_costs_others_nothing_and_catches_up_by_keys
         messages += 1;
     }
     assert_eq!(slow.objects.len(), 2_001);
-    // Not one update a round: what the window of the transport held, then the latest state of
-    // each key at once.
+    // The agent does not get one update per round. It gets the content of the transport's window,
+    // then the latest state of each key at once.
     assert!(messages < 20, "{messages}");
 }
 
@@ -454,7 +454,8 @@ async fn the_status_api_tells_what_agents_reported() {
     );
 }
 
-/// An empty folder is a picture that nobody believes; each update says so, and its end is news.
+/// An empty folder is not believed. Each update says so, and the end of this state causes an
+/// update.
 #[tokio::test]
 async fn every_update_says_how_far_it_is_believed() {
     let (bound, folder) = control_plane().await;
@@ -474,14 +475,14 @@ async fn every_update_says_how_far_it_is_believed() {
     agent.update().await;
     assert_eq!(agent.trust.0, pb::Confidence::Partial);
 
-    // Trust alone changes: an update without anything, of the same revision and digest.
+    // Only the trust changes: an empty update with the same revision and digest.
     let before = (agent.revision, agent.digest());
     bound.hub().store.set_trust(Trust::Whole);
     agent.update().await;
     assert_eq!(agent.last, (0, false));
     assert_eq!((agent.revision, agent.digest()), before);
     assert_eq!(agent.trust, (pb::Confidence::Unspecified, String::new()));
-    // Whoever comes later hears of it at once, also if there is nothing else to say.
+    // A later agent gets the trust at once, even without other news.
     bound.hub().store.set_trust(Trust::Confirmed);
     agent.update().await;
     let mut second = Agent::connect(&bound, hello("n1", Some(agent.token()))).await;
@@ -494,7 +495,8 @@ async fn every_update_says_how_far_it_is_believed() {
     drop(folder);
 }
 
-/// What an agent holds is let go by a person who asks the control plane, and by nobody without need.
+/// An agent releases held objects when the operator approves; an approval without held objects does
+/// nothing.
 #[tokio::test]
 async fn approval_reaches_agents() {
     let (bound, _folder) = control_plane().await;
@@ -522,7 +524,7 @@ async fn approval_reaches_agents() {
     while bound.hub().fleet.holding().is_empty() {
         timeout(DEADLINE, fleet.changed()).await.unwrap().unwrap();
     }
-    // A source that can is asked to look again.
+    // The source is asked for another list.
     timeout(DEADLINE, looks.changed()).await.unwrap().unwrap();
     let done = status.approve(seen).await.unwrap().into_inner();
     assert_eq!(done.nodes, ["n1"]);
@@ -545,7 +547,7 @@ async fn a_control_plane_that_ends_lets_its_agents_go() {
     assert_eq!(status.code(), Code::Unavailable, "{status}");
 }
 
-/// What grpcurl and load balancers rely on.
+/// The services that grpcurl and load balancers rely on.
 #[tokio::test]
 async fn the_status_port_describes_itself_and_its_health() {
     use tonic_health::pb::HealthCheckRequest;
@@ -632,7 +634,8 @@ async fn tools_can_watch_what_a_node_should_have() {
     assert_eq!((next.objects.len(), next.deleted.len()), (0, 1));
 }
 
-/// One name on two nodes: the agent that serves goes on, the other is told, and status names both.
+/// Two nodes use one name: the first agent continues, the second gets an error, and status names
+/// both.
 #[tokio::test]
 async fn a_second_agent_of_a_node_is_refused_while_the_first_is_there() {
     let (bound, _folder) = control_plane().await;
@@ -662,10 +665,10 @@ async fn a_second_agent_of_a_node_is_refused_while_the_first_is_there() {
         "{}",
         node.last_error
     );
-    // The first one hears of changes as before.
+    // The first agent gets changes as before.
     publish(&bound, vec![published(2, 1)]);
     first.update().await;
-    // A newer stream of the same process is no rival, and one that has ended leaves its place.
+    // A newer stream of the same process is no rival, and an agent that has ended frees the name.
     let mut first = Agent::connect(&bound, hello("n1", None)).await;
     first.update().await;
     drop(first);

@@ -1,4 +1,4 @@
-//! Taking connections from a listener when the process runs out of files.
+//! Accepting connections from a listener, also when the process runs out of file descriptors.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,17 +9,19 @@ use nix::errno::Errno;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep};
 
-/// First pause when there are no resources for a connection; it doubles up to [`LONGEST_PAUSE`].
+/// First pause when resources for a connection are missing. Each pause is twice as long as the one
+/// before, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The same trouble is logged again after this time.
+/// Minimum time between two log lines about missing resources.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
-/// Takes connections. Without files or memory for one it pauses, says so once a minute, and counts:
-/// connections wait in the kernel's queue meanwhile.
+/// An acceptor of connections. When files or memory for a connection are missing, the acceptor pauses,
+/// logs this at most once a minute, and counts the failure. Connections wait in the kernel's queue
+/// meanwhile.
 #[derive(Debug)]
 pub struct Acceptor {
     listener: TcpListener,
@@ -29,7 +31,7 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Takes connections from a listener; `what` comes through them, for people.
+    /// Creates an acceptor for a listener; `what` names the kind of connections in logs.
     pub fn new(listener: TcpListener, what: &'static str) -> Self {
         Self {
             listener,
@@ -39,7 +41,8 @@ impl Acceptor {
         }
     }
 
-    /// The next connection, and where it comes from. Counts every failure in `failures`.
+    /// Waits for the next connection; returns it with the client's address. Counts every failure in
+    /// `failures`.
     pub async fn accept(&mut self, failures: &AtomicU64) -> (TcpStream, SocketAddr) {
         loop {
             match self.listener.accept().await {
@@ -57,7 +60,7 @@ impl Acceptor {
 
     async fn failed(&mut self, error: &io::Error) {
         if !is_lack(error) {
-            // The connection's own trouble, such as a client that has gone.
+            // The failure concerns this connection only, such as a client that has gone.
             tracing::debug!(%error, "a connection for {} could not be accepted", self.what);
             return tokio::task::yield_now().await;
         }
@@ -75,7 +78,7 @@ impl Acceptor {
     }
 }
 
-/// Whether the process or the machine lacks what any connection takes.
+/// Returns whether the process or the machine lacks a resource that every connection needs.
 fn is_lack(error: &io::Error) -> bool {
     let lacks = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
     let number = error.raw_os_error().map(Errno::from_raw);

@@ -1,4 +1,4 @@
-//! A small client of HTTP: for tests and tools.
+//! A small HTTP client for tests and tools.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,29 +6,29 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Longest that anything may take on a busy machine.
+/// Longest time that one step may take on a busy machine.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug)]
 pub struct Reply {
     /// The status code.
     pub status: u16,
-    /// Names in lower case.
+    /// Header fields; names are in lower case.
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: String,
 }
 
 impl Reply {
-    /// A header field by its name in lower case.
+    /// Returns a header field by its name in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let header = self.headers.iter().find(|(key, _)| key == name);
         header.map(|(_, value)| value.as_str())
     }
 }
 
-/// Asks; `None` when nobody listens or the connection breaks.
+/// Sends a request; returns `None` when no server listens or the connection breaks.
 pub async fn ask(address: SocketAddr, request: &str) -> Option<Reply> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     stream.write_all(request.as_bytes()).await.ok()?;
@@ -47,12 +47,12 @@ pub async fn ask(address: SocketAddr, request: &str) -> Option<Reply> {
     })
 }
 
-/// A plain GET.
+/// Sends a plain GET request.
 pub async fn get(address: SocketAddr, path: &str) -> Option<Reply> {
     ask(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await
 }
 
-/// Asks until the answer is as wanted; `None` stands for nobody listening.
+/// Repeats a GET request until `wanted` accepts the reply. `None` means that no server listens.
 pub async fn until(
     address: SocketAddr,
     path: &str,
@@ -72,7 +72,7 @@ pub async fn until(
     }
 }
 
-/// Asks until the answer has a status code.
+/// Repeats a GET request until the reply has a given status code.
 #[expect(
     clippy::unwrap_used,
     reason = "there is an answer: the condition asks for one"

@@ -1,19 +1,20 @@
-//! The limit of open files: each connection takes one.
+//! The limit of open files. Each connection needs one.
 
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Raises the soft limit of open files of this process to the hard one; returns it.
+/// Raises the process's soft limit of open files to the hard limit; returns the limit.
 ///
 /// # Errors
-/// The kernel's refusal. The process goes on with what it has.
+/// The kernel's error. The process continues with its old limit.
 pub fn raise_file_limit() -> Result<u64, Errno> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     Ok(hard)
 }
 
-/// How many files this process may have open; if the kernel does not say, what it gives at least.
+/// Returns how many files this process may open, or the kernel's usual soft limit if the kernel
+/// does not report it.
 #[must_use]
 pub fn file_limit() -> u64 {
     /// The usual soft limit.

@@ -1,8 +1,9 @@
 //! A small HTTP server for health checks and metrics, made for hostile clients.
 //!
-//! One request a connection, answered from memory; every connection ends after `CONNECTION`;
-//! the number of connections of a group of servers is bounded, in all and from one address, and when
-//! there are too many the oldest one goes: whoever holds connections open shuts nobody out.
+//! Each connection carries one request, answered from memory, and ends after `CONNECTION` at the
+//! latest. A group of servers limits its connections, in total and from one address. At the limit,
+//! a new connection replaces the oldest one, so that clients that hold connections open cannot lock
+//! out others.
 
 mod accept;
 mod files;
@@ -36,22 +37,22 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
-/// Longest that a client may take to send its request's head.
+/// Longest time that a client may take to send its request's head.
 const HEAD: Duration = Duration::from_secs(5);
 
 /// Longest life of a connection: from its beginning to the last byte of the answer.
 const CONNECTION: Duration = Duration::from_secs(10);
 
-/// Most bytes of a request's head, which is also the least that hyper allows.
+/// Largest head of a request in bytes, which is also the least that hyper allows.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
 
-/// Most header fields of a request.
+/// Largest number of header fields of a request.
 const MAX_HEADERS: usize = 64;
 
-/// What a server answers.
+/// The response type of a server.
 pub type Answer = Response<Full<Bytes>>;
 
-/// Builds an answer; its type is final, a browser guesses nothing.
+/// Builds an answer. Its content type is final: browsers must not guess another one.
 pub fn answer(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
@@ -61,7 +62,7 @@ pub fn answer(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) ->
     answer
 }
 
-/// The answer to everything that is not served.
+/// Returns the answer for every path that is not served.
 pub fn not_found() -> Answer {
     answer(StatusCode::NOT_FOUND, TEXT, "404 page not found\n")
 }
@@ -82,7 +83,8 @@ pub struct Guests {
 }
 
 impl Guests {
-    /// At most `capacity` connections at a time, half of them from one address.
+    /// Creates a group with at most `capacity` connections at a time, and at most half of them from
+    /// one address.
     pub fn new(capacity: usize) -> Arc<Self> {
         Arc::new(Self {
             capacity,
@@ -92,27 +94,27 @@ impl Guests {
         })
     }
 
-    /// Connections at the moment.
+    /// Returns the number of open connections.
     pub fn open(&self) -> usize {
         let mut connections = self.lock();
         connections.retain(|(_, connection)| !connection.is_finished());
         connections.len()
     }
 
-    /// Connections that had to go for newer ones so far.
+    /// Returns how many connections were closed to make room for newer ones.
     pub fn displaced(&self) -> u64 {
         self.displaced.load(Ordering::Relaxed)
     }
 
-    /// Connections that could not be accepted so far.
+    /// Returns how many connections could not be accepted.
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Makes room for one more and lets it in.
+    /// Makes room for one more connection and starts it.
     fn admit(&self, from: IpAddr, connection: impl Future<Output = ()> + Send + 'static) {
         let mut connections = self.lock();
-        // Less than half of all are no more than half from anywhere.
+        // Below half of the capacity, no single address can exceed its half.
         if connections.len() >= self.capacity / 2 {
             connections.retain(|(_, connection)| !connection.is_finished());
             let its = connections.iter().filter(|(address, _)| *address == from);
@@ -144,8 +146,8 @@ impl Drop for Guests {
     }
 }
 
-/// Answers the requests that come to a listener, for ever. Dropping the future closes the
-/// listener; answers on their way are finished while the group of servers lives.
+/// Answers the requests that come to a listener, forever. Dropping the future closes the listener;
+/// answers in progress are finished while the group of servers lives.
 pub async fn serve<R>(listener: TcpListener, guests: &Guests, respond: R)
 where
     R: Fn(&Request<Incoming>) -> Answer + Clone + Send + Sync + 'static,
@@ -171,13 +173,13 @@ where
         .header_read_timeout(HEAD)
         .max_buf_size(MAX_HEAD_BYTES)
         .max_headers(MAX_HEADERS)
-        // Names as Go writes them, for load balancers that compare bytes.
+        // Header names are written as Go writes them, for load balancers that compare bytes.
         .title_case_headers(true)
         .keep_alive(false);
     let served = protocol.serve_connection(TokioIo::new(stream), service);
     match tokio::time::timeout(CONNECTION, served).await {
         Ok(Ok(())) => {}
-        // The client's problem, and not worth more than this.
+        // The client caused the failure, so a debug message is enough.
         Ok(Err(error)) => tracing::debug!(%error, "a client of the HTTP server"),
         Err(_) => tracing::debug!("a client of the HTTP server took too long"),
     }

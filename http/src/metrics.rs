@@ -1,4 +1,5 @@
-//! What both programs need to serve metrics: names, text formats, and the process itself.
+//! Code that both programs need to serve metrics: names, text formats, and metrics of the process
+//! itself.
 
 mod names;
 mod process;

@@ -1,4 +1,4 @@
-//! A port with a server behind it, opened again and again until it is free (G6).
+//! A port with a server. When the port is taken, the program tries again until it is free (G6).
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,33 +10,33 @@ use tokio::net::TcpListener;
 
 use super::{Answer, Guests, serve};
 
-/// Pause before a port that is taken is tried again (G6).
+/// Pause between two attempts to open a port that is taken (G6).
 pub const REBIND: Duration = Duration::from_secs(5);
 
-/// Most connections of one such port.
+/// Largest number of connections of one port.
 const MAX_CONNECTIONS: usize = 64;
 
-/// A port that cannot be opened.
+/// The error for a port that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot listen on {address} for {what}: {source}; is another proxy (kube-proxy?) running on \
      this node? See --{flag}"
 )]
 pub struct BindError {
-    /// What would be served.
+    /// The kind of content that would be served.
     what: &'static str,
     /// The address.
     address: SocketAddr,
     /// The flag that chooses the address.
     flag: &'static str,
-    /// The kernel's answer.
+    /// The kernel's error.
     source: io::Error,
 }
 
-/// Where something is served.
+/// An address on which something is served.
 #[derive(Clone, Copy, Debug)]
 pub struct Port {
-    /// What, for people.
+    /// The kind of content that is served, human-readable.
     pub what: &'static str,
     /// The flag that chooses the address, without dashes.
     pub flag: &'static str,
@@ -48,7 +48,7 @@ impl Port {
     /// Opens the port.
     ///
     /// # Errors
-    /// [`BindError`]: usually it is taken.
+    /// [`BindError`]: usually another program uses the port.
     pub async fn bind(&self) -> Result<TcpListener, BindError> {
         let listener = TcpListener::bind(self.address).await;
         listener.map_err(|source| BindError {
@@ -59,7 +59,7 @@ impl Port {
         })
     }
 
-    /// Answers for ever; without a listener the port is opened as soon as it is free.
+    /// Answers requests forever. Without a listener, the port is opened as soon as it is free.
     pub async fn serve<R>(self, mut listener: Option<TcpListener>, respond: R)
     where
         R: Fn(&Request<Incoming>) -> Answer + Clone + Send + Sync + 'static,

@@ -44,7 +44,7 @@ async fn header_names_are_written_as_go_writes_them() {
     }
 }
 
-/// Whoever holds connections open shuts nobody out.
+/// Clients that hold connections open do not lock out others.
 #[tokio::test]
 async fn many_silent_clients_are_displaced() {
     let address = server().await;
@@ -57,7 +57,7 @@ async fn many_silent_clients_are_displaced() {
     for _ in 0..CAPACITY {
         assert_eq!(get(address, "/").await.unwrap().status, 200);
     }
-    // The first of them was closed long before its time.
+    // The first connection was closed long before its time.
     let mut buffer = [0; 16];
     let read = tokio::time::timeout(HEAD / 2, silent[0].read(&mut buffer)).await;
     assert!(matches!(read, Ok(Ok(0) | Err(_))), "{read:?}");
@@ -82,7 +82,7 @@ async fn huge_heads_are_refused() {
     assert_eq!(get(address, "/").await.unwrap().status, 200);
 }
 
-/// Time stands still until everybody waits: then the server's patience ends first.
+/// The paused clock advances only when all tasks wait; then the server's patience ends first.
 #[tokio::test(start_paused = true)]
 async fn slow_clients_are_cut_off() {
     let address = server().await;

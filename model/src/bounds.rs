@@ -1,55 +1,55 @@
-//! What one Service may cost: whoever may write a Service must not be able to fill every node.
+//! Limits on what one Service may cost. Anyone who may write a Service must not be able to fill every node.
 //!
-//! A data path holds, for each place of a Service (an address with a port, or a node port), one
-//! element for each endpoint, and for each load-balancer address one for each source range. So the
-//! price is a product, and it is the product that is bounded. Addresses that are too many are not
-//! served; of endpoints that are too many the first are used, which serves every address still.
+//! A place is an address with a port, or a node port. For each place of a Service, a data path holds one element
+//! for each endpoint. For each load-balancer address, it also holds one element for each source range. The cost is
+//! therefore a product, and the limits apply to this product. Addresses above the limit are not served. Of too
+//! many endpoints only the first are used, so every address is still served.
 
 use crate::service::ServicePort;
 
-/// Places of a Service: ports x (ClusterIP + load-balancer addresses + external addresses), and node
-/// ports; both families together. Enough for 1,000 ports with 15 addresses, or for 2 ports on the
+/// Maximum number of places of a Service: ports x (ClusterIP + load-balancer addresses + external addresses), plus
+/// node ports; both families together. This is enough for 1,000 ports with 15 addresses, or for 2 ports on the
 /// addresses of 8,000 nodes.
 pub const MAX_SERVICE_PLACES: usize = 16_384;
 
-/// Elements of a Service: places x endpoints, and load-balancer addresses x source ranges; both
-/// families together. More than a whole cluster of 250,000 endpoints has; 10,000 endpoints fit at 26
+/// Maximum number of elements of a Service: places x endpoints, plus load-balancer addresses x source ranges; both
+/// families together. This is more than a whole cluster of 250,000 endpoints has. 10,000 endpoints fit at 26
 /// places.
 pub const MAX_SERVICE_ELEMENTS: usize = 262_144;
 
-/// Elements of a Service that may be spent on source ranges.
+/// Maximum number of elements of a Service that source ranges may use.
 const MAX_FIREWALL_ELEMENTS: usize = MAX_SERVICE_ELEMENTS / 2;
 
-/// How much a Service asks for. Of what differs between its ports, the most counts.
+/// The size of a Service. Where its ports differ, the largest value counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceSize {
-    /// Ports, each family apart.
+    /// Number of ports; each family counts separately.
     pub ports: usize,
-    /// Node ports, each family apart.
+    /// Number of node ports; each family counts separately.
     pub node_ports: usize,
-    /// Load-balancer addresses of a port.
+    /// Number of load-balancer addresses of a port.
     pub load_balancer_ips: usize,
-    /// External addresses of a port.
+    /// Number of external addresses of a port.
     pub external_ips: usize,
-    /// Source ranges of a port.
+    /// Number of source ranges of a port.
     pub source_ranges: usize,
-    /// Endpoints of a port.
+    /// Number of endpoints of a port.
     pub endpoints: usize,
 }
 
-/// How much of it a Service gets, for each of its ports.
+/// The part of a Service that is served, for each of its ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
-    /// Load-balancer addresses.
+    /// Number of load-balancer addresses.
     pub load_balancer_ips: usize,
-    /// External addresses.
+    /// Number of external addresses.
     pub external_ips: usize,
-    /// Endpoints.
+    /// Number of endpoints.
     pub endpoints: usize,
 }
 
 impl ServiceSize {
-    /// Adds a port with a number of endpoints.
+    /// Adds a port with its number of endpoints.
     pub fn add(&mut self, port: &ServicePort, endpoints: usize) {
         self.ports += 1;
         self.node_ports += usize::from(port.node_port.is_some());
@@ -59,8 +59,8 @@ impl ServiceSize {
         self.endpoints = self.endpoints.max(endpoints);
     }
 
-    /// What fits within [`MAX_SERVICE_PLACES`] and [`MAX_SERVICE_ELEMENTS`]: load-balancer addresses
-    /// go before external ones, and addresses before endpoints.
+    /// Returns the part of the Service that fits within [`MAX_SERVICE_PLACES`] and [`MAX_SERVICE_ELEMENTS`].
+    /// Load-balancer addresses take precedence over external ones, and addresses over endpoints.
     #[must_use]
     pub fn allowance(&self) -> Allowance {
         let ports = self.ports.max(1);
@@ -76,7 +76,7 @@ impl ServiceSize {
         }
     }
 
-    /// Whether all of it fits.
+    /// Returns whether the whole Service fits.
     #[must_use]
     pub fn fits(&self) -> bool {
         let all = Allowance {
@@ -87,8 +87,8 @@ impl ServiceSize {
         self.allowance() == all
     }
 
-    /// Elements that it gets: [`ServiceSize::allowance`], multiplied out. A place without endpoints counts as
-    /// one.
+    /// Returns the number of elements of the part that is served ([`ServiceSize::allowance`]). A place without
+    /// endpoints counts as one element.
     #[must_use]
     pub fn elements(&self) -> usize {
         let allowed = self.allowance();
@@ -98,8 +98,8 @@ impl ServiceSize {
         places * allowed.endpoints.max(1) + firewall
     }
 
-    /// Elements that so many load-balancer addresses need for their source ranges. On a node that is
-    /// in a range the addresses themselves are sources too (A9).
+    /// Returns the number of elements that `ips` load-balancer addresses need for their source ranges. On a node
+    /// inside a range, the load-balancer addresses themselves are allowed sources too (A9).
     fn firewall(&self, ports: usize, ips: usize) -> usize {
         match self.source_ranges {
             0 => 0,
@@ -107,10 +107,10 @@ impl ServiceSize {
         }
     }
 
-    /// The most load-balancer addresses whose source ranges fit.
+    /// Returns the largest number of load-balancer addresses whose source ranges fit.
     fn guarded(&self, ports: usize) -> usize {
         let fits = |ips: &usize| self.firewall(ports, *ips) <= MAX_FIREWALL_ELEMENTS;
-        // A number of addresses is bounded by its input; the search is a few steps.
+        // The input limits the number of addresses, so the binary search takes few steps.
         let (mut fitting, mut beyond) = (0, self.load_balancer_ips + 1);
         while fitting + 1 < beyond {
             let middle = usize::midpoint(fitting, beyond);
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// As a Service with a ClusterIP and node ports has it.
+    /// The size of a Service with a ClusterIP and node ports.
     fn size(ports: usize, endpoints: usize) -> ServiceSize {
         ServiceSize {
             ports,
@@ -196,7 +196,7 @@ mod tests {
             let firewall = size.firewall(ports, got.load_balancer_ips);
             prop_assert!(places * got.endpoints + firewall <= MAX_SERVICE_ELEMENTS);
             prop_assert!(size.elements() <= MAX_SERVICE_ELEMENTS);
-            // What was cut once is not cut again.
+            // A Service that was already cut to its allowance is not cut again.
             let cut = ServiceSize {
                 load_balancer_ips: got.load_balancer_ips,
                 external_ips: got.external_ips,

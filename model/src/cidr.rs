@@ -13,14 +13,14 @@ pub struct Cidr {
     prefix_len: u8,
 }
 
-/// Text that is not an address prefix.
+/// The error for text that is not an address prefix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an address prefix such as 10.0.0.0/8 or fd00::/8")]
 pub struct ParseCidrError(pub String);
 
 impl Cidr {
-    /// A prefix of `prefix_len` bits; host bits of `ip` are cleared. `None` if the length exceeds
-    /// the family's 32 or 128 bits.
+    /// Returns the prefix of `prefix_len` bits, with host bits of `ip` cleared. `None` if the
+    /// length exceeds the family's 32 or 128 bits.
     #[must_use]
     pub fn new(ip: IpAddr, prefix_len: u8) -> Option<Self> {
         let base = match ip {
@@ -38,7 +38,7 @@ impl Cidr {
         Some(Self { base, prefix_len })
     }
 
-    /// The prefix that holds every address of a family: `0.0.0.0/0` or `::/0`.
+    /// Returns the prefix that contains every address of a family: `0.0.0.0/0` or `::/0`.
     #[must_use]
     pub fn everything(family: Family) -> Self {
         let base = match family {
@@ -51,7 +51,7 @@ impl Cidr {
         }
     }
 
-    /// The prefix that holds one address only.
+    /// Returns the prefix that contains one address only.
     #[must_use]
     pub fn single(ip: IpAddr) -> Self {
         let prefix_len = match ip {
@@ -64,13 +64,13 @@ impl Cidr {
         }
     }
 
-    /// The first address.
+    /// Returns the first address.
     #[must_use]
     pub fn first(self) -> IpAddr {
         self.base
     }
 
-    /// The last address.
+    /// Returns the last address.
     #[must_use]
     pub fn last(self) -> IpAddr {
         let prefix = u32::from(self.prefix_len);
@@ -86,25 +86,25 @@ impl Cidr {
         }
     }
 
-    /// Number of leading bits that are fixed: 0..=32 or 0..=128.
+    /// Returns the number of leading bits that are fixed: 0..=32 or 0..=128.
     #[must_use]
     pub fn prefix_len(self) -> u8 {
         self.prefix_len
     }
 
-    /// The family of the prefix.
+    /// Returns the family of the prefix.
     #[must_use]
     pub fn family(self) -> Family {
         Family::of(self.base)
     }
 
-    /// Whether `ip` is inside; false for the other family.
+    /// Returns whether `ip` is inside; false for the other family.
     #[must_use]
     pub fn contains(self, ip: IpAddr) -> bool {
         Family::of(ip) == self.family() && self.first() <= ip && ip <= self.last()
     }
 
-    /// Whether every address of `other` is inside.
+    /// Returns whether every address of `other` is inside.
     #[must_use]
     pub fn covers(self, other: Self) -> bool {
         self.prefix_len <= other.prefix_len && self.contains(other.base)
@@ -120,8 +120,8 @@ impl fmt::Display for Cidr {
 impl FromStr for Cidr {
     type Err = ParseCidrError;
 
-    /// Reads a prefix as Kubernetes does: white space around it is trimmed (A8), leading zeros in
-    /// IPv4 octets are decimal (A4).
+    /// Parses a prefix as Kubernetes does. White space around it is trimmed (A8); IPv4 octets with
+    /// leading zeros are decimal (A4).
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parse = || {
             let (ip, len) = text.trim().split_once('/')?;

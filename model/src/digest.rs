@@ -1,8 +1,8 @@
 //! A digest of a set of objects that is cheap to keep up to date.
 //!
 //! The digest of a set is the sum, modulo 2^128, of a 128-bit hash of each object. Adding or
-//! removing an object is one addition or subtraction, in any order, on both ends of a stream. It
-//! finds accidents (a lost delta, a bug), not attacks: the stream itself is authenticated.
+//! removing an object is one addition or subtraction, in any order, on both ends of a stream. The
+//! digest detects accidents (a lost delta, a bug), not attacks: the stream itself is authenticated.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -15,7 +15,7 @@ pub struct ObjectHash(u128);
 
 impl ObjectHash {
     /// Hashes the encoded form of an object. The encoding contains kind and key, so equal hashes
-    /// mean the same object with the same content.
+    /// mean that kind, key and content are equal.
     #[must_use]
     pub fn of(encoded: &[u8]) -> Self {
         let mut hasher = SipHasher13::new();
@@ -29,29 +29,29 @@ impl ObjectHash {
 pub struct Digest(u128);
 
 impl Digest {
-    /// Takes an object in.
+    /// Adds an object to the set.
     pub fn add(&mut self, object: ObjectHash) {
         self.0 = self.0.wrapping_add(object.0);
     }
 
-    /// Takes an object out that was in.
+    /// Removes an object that is in the set.
     pub fn remove(&mut self, object: ObjectHash) {
         self.0 = self.0.wrapping_sub(object.0);
     }
 
-    /// The digest of the union of two disjoint sets; also adds up corrections.
+    /// Returns the digest of the union of two disjoint sets; also adds up corrections.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self(self.0.wrapping_add(other.0))
     }
 
-    /// 16 bytes, big endian, for the wire.
+    /// Returns the digest for the wire: 16 bytes, big endian.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
     }
 
-    /// From the wire.
+    /// Reads a digest from the wire.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(u128::from_be_bytes(bytes))

@@ -1,8 +1,9 @@
-//! Problems with input, kept until the input is mended: nothing is lost silently.
+//! Problems with the input. Each is kept until the input is fixed, so that no problem goes
+//! unreported.
 
 use std::fmt;
 
-/// How bad an [`Issue`] is.
+/// Severity of an [`Issue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// The object is served, but not in every respect as written.
@@ -27,7 +28,7 @@ pub struct ObjectRef {
     pub kind: String,
     /// The namespace; empty for cluster-wide kinds.
     pub namespace: String,
-    /// The name; empty when it is not known.
+    /// The name; empty when unknown.
     pub name: String,
 }
 
@@ -49,14 +50,14 @@ impl fmt::Display for ObjectRef {
 /// One problem with one object of the input.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Issue {
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// Where the object came from, such as `shop.yaml, document 2, line 14`; empty when the source
-    /// has no places.
+    /// Place where the object was read, such as `shop.yaml, document 2, line 14`; empty when the
+    /// source has no places.
     pub location: String,
     /// The object.
     pub object: ObjectRef,
-    /// What is wrong and what to do about it.
+    /// The problem, and what to do about it.
     pub reason: String,
 }
 

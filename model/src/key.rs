@@ -15,7 +15,7 @@ pub struct ServiceName {
 }
 
 impl ServiceName {
-    /// A name from its two parts.
+    /// Creates a name from its two parts.
     #[must_use]
     pub fn new(namespace: &str, name: &str) -> Self {
         Self {
@@ -32,7 +32,7 @@ impl fmt::Display for ServiceName {
 }
 
 /// Identity of one ServicePort in one family: the unit that is selected, published, planned and
-/// reported. Kubernetes identifies a port by name and protocol (behaviour Z7); the family is part
+/// reported. Kubernetes identifies a port by name and protocol (behaviour Z7). The family is part
 /// of the key because families are independent (Z2).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
@@ -47,7 +47,7 @@ pub struct ServiceKey {
 }
 
 impl fmt::Display for ServiceKey {
-    /// `namespace/name:port/TCP (IPv4)`, without the port when it has no name.
+    /// Prints `namespace/name:port/TCP (IPv4)`, without the port when it has no name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.service)?;
         if !self.port_name.is_empty() {

@@ -17,7 +17,7 @@ impl Family {
     /// Both families, in the order in which they are programmed.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// The family of an address.
+    /// Returns the family of an address.
     #[must_use]
     pub fn of(ip: IpAddr) -> Self {
         match ip {
@@ -26,7 +26,7 @@ impl Family {
         }
     }
 
-    /// Length of an address of this family in bytes: 4 or 16.
+    /// Returns the length of an address of this family in bytes: 4 or 16.
     #[must_use]
     pub fn address_len(self) -> usize {
         match self {
@@ -60,7 +60,7 @@ impl Protocol {
     /// All protocols.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// The IANA protocol number, as found in `/etc/protocols` and in packets.
+    /// Returns the IANA protocol number, as found in `/etc/protocols` and in packets.
     #[must_use]
     pub fn number(self) -> u8 {
         match self {
@@ -70,13 +70,13 @@ impl Protocol {
         }
     }
 
-    /// The protocol with this IANA number, if it is one of ours.
+    /// Returns the protocol with this IANA number, or `None` when it is not TCP, UDP or SCTP.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.number() == number)
     }
 
-    /// The name as Kubernetes writes it.
+    /// Returns the name as Kubernetes writes it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -93,7 +93,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A protocol name that is not TCP, UDP or SCTP.
+/// The error for a protocol name that is not TCP, UDP or SCTP.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown protocol {0:?}: use TCP, UDP or SCTP")]
 pub struct UnknownProtocol(pub String);
@@ -124,16 +124,16 @@ impl fmt::Display for EndpointAddr {
     }
 }
 
-/// Text that is not an IP address.
+/// The error for text that is not an IP address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an IP address")]
 pub struct ParseIpError(pub String);
 
-/// Reads an IP address as Kubernetes does (behaviour A4): IPv4 octets may carry leading zeros and
-/// are decimal then, never octal; an IPv4-mapped IPv6 address is the IPv4 address.
+/// Parses an IP address as Kubernetes does (behaviour A4). IPv4 octets may have leading zeros and
+/// are always decimal, never octal. An IPv4-mapped IPv6 address becomes the IPv4 address.
 ///
 /// # Errors
-/// [`ParseIpError`] with the text when it is no address.
+/// [`ParseIpError`] with the text when it is not an address.
 pub fn parse_ip(text: &str) -> Result<IpAddr, ParseIpError> {
     let error = || ParseIpError(text.to_owned());
     if text.contains(':') {
@@ -157,8 +157,9 @@ pub fn parse_ip(text: &str) -> Result<IpAddr, ParseIpError> {
     }
 }
 
-/// Why traffic must never be sent to an endpoint with this address (CVE-2021-25737: loopback,
-/// link-local and multicast endpoints reach things on the node itself), or `None` if it may.
+/// Returns the reason why traffic must never be sent to an endpoint with this address, or `None` if
+/// it may. Loopback, link-local and multicast endpoints would reach programs on the node itself
+/// (CVE-2021-25737).
 #[must_use]
 pub fn refused_endpoint_ip(ip: IpAddr) -> Option<&'static str> {
     match ip {

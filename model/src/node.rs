@@ -1,4 +1,4 @@
-//! What is known of a node.
+//! Facts about a node.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ pub type NodeName = Arc<str>;
 /// A zone's name: the value of the label `topology.kubernetes.io/zone` (behaviour B9).
 pub type ZoneName = Arc<str>;
 
-/// Facts of one node, and the cluster facts that every node needs, that shape its rules.
+/// Facts of one node, and the cluster facts that every node needs, that determine its rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// The node.
+    /// The node's name.
     pub name: NodeName,
-    /// Its zone; without one no zone hints apply (B2).
+    /// The node's zone. Without a zone, no zone hints apply (B2).
     pub zone: Option<ZoneName>,
-    /// Its addresses, InternalIP before ExternalIP.
+    /// The node's addresses, InternalIP before ExternalIP.
     pub addresses: Vec<IpAddr>,
     /// Pod ranges of this node.
     pub pod_cidrs: Vec<Cidr>,
@@ -27,12 +27,12 @@ pub struct NodeFacts {
     pub service_cidrs: Vec<Cidr>,
     /// False while the node is being deleted or drained by an autoscaler (G3).
     pub eligible: bool,
-    /// A Node object of this name exists; without one only `name` and `service_cidrs` are set.
+    /// A Node object of this name exists. Without one, only `name` and `service_cidrs` are set.
     pub known: bool,
 }
 
 impl NodeFacts {
-    /// The node's own address in a family: the first of it (`primary` in `nodePortAddresses`, A21).
+    /// Returns the node's first address of a family (`primary` in `nodePortAddresses`, A21).
     #[must_use]
     pub fn primary_address(&self, family: Family) -> Option<IpAddr> {
         self.addresses

@@ -1,4 +1,4 @@
-//! What is published to agents: "share, then overlay".
+//! Objects that are published to agents: a part that nodes share, and an overlay for each node.
 
 use crate::key::ServiceKey;
 use crate::net::EndpointAddr;
@@ -28,7 +28,7 @@ pub enum DesiredKey {
 }
 
 impl DesiredObject {
-    /// The object's identity.
+    /// Returns the object's identity.
     #[must_use]
     pub fn key(&self) -> DesiredKey {
         match self {
@@ -39,32 +39,33 @@ impl DesiredObject {
     }
 }
 
-/// Everything about one ServicePort that is the same on every node (or every node of a zone): the
-/// shared part. See [`crate::select::Variants`] for when there is more than one of it.
+/// The shared part of one ServicePort: everything that is the same on every node (or on every node
+/// of a zone). See [`crate::select::Variants`] for when there is more than one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceProgram {
     /// Addresses, ports and policies.
     pub port: ServicePort,
     /// Endpoints for policy Cluster, sorted and unique (B3, A27).
     pub endpoints: Vec<EndpointAddr>,
-    /// Some usable endpoint exists somewhere: decides drop against reject (A18, B6).
+    /// A usable endpoint exists somewhere in the cluster. Packets for which this node may use no
+    /// endpoint are then dropped, otherwise rejected (A18, B6).
     pub has_any: bool,
-    /// Endpoints that serve but are not in `endpoints`: established UDP flows to them go on (F2).
-    /// Sorted and unique; empty unless the protocol is UDP.
+    /// Endpoints that serve but are not in `endpoints`: established UDP flows to them continue
+    /// (F2). Sorted and unique; empty unless the protocol is UDP.
     pub serving_others: Vec<EndpointAddr>,
 }
 
-/// An endpoint that lives on the node the overlay is for.
+/// An endpoint on the node that the overlay is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LocalEndpoint {
-    /// Where packets go.
+    /// Destination of packets.
     pub addr: EndpointAddr,
-    /// Ready, as opposed to draining.
+    /// The endpoint is ready, as opposed to draining.
     pub ready: bool,
 }
 
-/// The endpoints of one ServicePort on one node: the overlay. Feeds Local policies with their
-/// terminating fallback (B5), hairpin (A15) and health checks (A25).
+/// The overlay of one ServicePort on one node: its endpoints there. Local policies with their
+/// terminating fallback (B5), hairpin (A15) and health checks (A25) use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalEndpoints {
     /// The ServicePort.
@@ -74,8 +75,8 @@ pub struct LocalEndpoints {
 }
 
 impl LocalEndpoints {
-    /// The endpoints that a Local policy may use: the ready ones, or the draining ones when none
-    /// is ready (B5).
+    /// Returns the endpoints that a Local policy may use: the ready ones, or the draining ones when
+    /// none is ready (B5).
     pub fn selected(&self) -> impl Iterator<Item = EndpointAddr> + '_ {
         let any_ready = self.endpoints.iter().any(|e| e.ready);
         self.endpoints

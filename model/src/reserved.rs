@@ -1,4 +1,4 @@
-//! Ports that belong to the cluster's own programs, so that no Service may take them.
+//! Ports that belong to the cluster's own programs, so that no Service may use them.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -9,19 +9,19 @@ use crate::net::Protocol;
 /// Ports on which kubelet listens: its API (10250) and its health checks (10248).
 pub const KUBELET_PORTS: [u16; 2] = [10250, 10248];
 
-/// Port of kube-proxy's health checks, and of an agent's, unless another one is set.
+/// Default port of the health checks of kube-proxy and of an agent.
 pub const HEALTHZ_PORT: u16 = 10256;
 
-/// Port of kube-proxy's metrics, and of an agent's, unless another one is set.
+/// Default port of the metrics of kube-proxy and of an agent.
 pub const METRICS_PORT: u16 = 10249;
 
-/// The mark of our own connections unless another one is chosen. Rules compare the whole mark, so
-/// that nobody's bit is taken for it; and it has no bit that other programs look at: not those of
-/// kube-proxy (0x4000, 0x8000), CNI portmap (0x2000), AWS (0x80), Cilium (0xf00), Weave, Tailscale or
-/// Calico (0x10000 and up), nor bit 0, which is in everybody's examples.
+/// Default mark of kplane's own connections. Rules compare the whole mark, so that other marks with
+/// the same bits do not match. No other known program uses its bits: not kube-proxy (0x4000,
+/// 0x8000), CNI portmap (0x2000), AWS (0x80), Cilium (0xf00), Weave, Tailscale or Calico (0x10000
+/// and up). Bit 0 is avoided because many examples use it.
 pub const OWN_MARK: u32 = 0x50;
 
-/// Who listens on a reserved place.
+/// The program that listens on a reserved port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Holder {
     /// kplane's control plane.
@@ -32,7 +32,7 @@ pub enum Holder {
     Kubelet,
     /// The Kubernetes API server.
     ApiServer,
-    /// Whatever the operator has in mind.
+    /// A port that the operator listed.
     Listed,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Ports from the first to the last, 1..=65535.
+/// A range of ports, first and last included; both are in 1..=65535.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortRange {
     first: u16,
@@ -56,7 +56,7 @@ pub struct PortRange {
 }
 
 impl PortRange {
-    /// One port.
+    /// Creates a range of one port.
     #[must_use]
     pub fn single(port: u16) -> Self {
         Self {
@@ -65,14 +65,14 @@ impl PortRange {
         }
     }
 
-    /// Whether a port is inside.
+    /// Returns whether a port is inside.
     #[must_use]
     pub fn contains(self, port: u16) -> bool {
         RangeInclusive::new(self.first, self.last).contains(&port)
     }
 }
 
-/// Text that is no port and no range of ports.
+/// The error for text that is neither a port nor a range of ports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no port and no range of ports: write such as 22 or 2379-2380")]
 pub struct ParsePortRangeError(pub String);
@@ -80,7 +80,7 @@ pub struct ParsePortRangeError(pub String);
 impl FromStr for PortRange {
     type Err = ParsePortRangeError;
 
-    /// Reads `22` or `2379-2380`.
+    /// Parses `22` or `2379-2380`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let port = |text: &str| {
             let digits = text.bytes().all(|b| b.is_ascii_digit());
@@ -95,10 +95,10 @@ impl FromStr for PortRange {
     }
 }
 
-/// Ports that are reserved wherever this list is said to hold, such as on every node's addresses.
+/// Ports that are reserved on a set of addresses, such as every node's addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReservedPorts {
-    /// Ports, of one protocol or of all, and who listens there.
+    /// Port ranges, each for one protocol (`None` = all), and the program that listens there.
     rules: Vec<(PortRange, Option<Protocol>, Holder)>,
 }
 
@@ -113,7 +113,7 @@ impl ReservedPorts {
         self
     }
 
-    /// Adds ports that the operator lists, of all protocols.
+    /// Adds ports that the operator lists, for all protocols.
     #[must_use]
     pub fn and_listed(mut self, ports: impl IntoIterator<Item = PortRange>) -> Self {
         let rules = ports.into_iter().map(|range| (range, None, Holder::Listed));
@@ -121,7 +121,7 @@ impl ReservedPorts {
         self
     }
 
-    /// Who has a port, if it is reserved.
+    /// Returns the holder of a port, if the port is reserved.
     #[must_use]
     pub fn holder(&self, protocol: Protocol, port: u16) -> Option<Holder> {
         let mut rules = self.rules.iter();

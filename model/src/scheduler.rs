@@ -1,13 +1,14 @@
-//! How IPVS spreads connections.
+//! Schedulers of IPVS.
 
 use std::fmt;
 
-/// How a virtual server of IPVS spreads connections: the name of a scheduler of the kernel's (D7).
+/// The name of one of the kernel's IPVS schedulers, which spread connections over a virtual
+/// server's real servers (D7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IpvsScheduler(&'static str);
 
 impl IpvsScheduler {
-    /// Those that the kernel has. The modules are called `ip_vs_` and the name.
+    /// Schedulers of the kernel. Their modules are called `ip_vs_` plus the name.
     const ALL: [&str; 14] = [
         "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf",
         "twos",
@@ -16,19 +17,19 @@ impl IpvsScheduler {
     /// Round robin.
     pub const ROUND_ROBIN: Self = Self("rr");
 
-    /// The scheduler of a name.
+    /// Returns the scheduler with this name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| *known == name).map(Self)
     }
 
-    /// Its name.
+    /// Returns the scheduler's name.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         self.0
     }
 
-    /// All names, for people.
+    /// Returns all names, human-readable.
     #[must_use]
     pub fn names() -> String {
         Self::ALL.join(", ")

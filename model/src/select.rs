@@ -1,9 +1,9 @@
-//! Endpoint selection: which endpoints may a packet reach (behaviours B1-B10, A27).
+//! Endpoint selection: decides which endpoints a packet may reach (behaviours B1-B10, A27).
 //!
-//! [`variants`] computes the shared part once for the whole cluster, [`local_by_node`] the overlay
-//! of every node at once: both O(endpoints), whatever the number of nodes. [`categorize`] states
-//! the same rules from one node's point of view, as kube-proxy does; it is what `kpctl explain`
-//! and the property tests compare against.
+//! [`variants`] computes the shared part once for the whole cluster. [`local_by_node`] computes the
+//! overlays of all nodes at once. Both are O(endpoints), whatever the number of nodes.
+//! [`categorize`] states the same rules from one node's point of view, as kube-proxy does; `kpctl
+//! explain` and the property tests compare against it.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,8 +18,9 @@ mod tests;
 
 /// Joins the endpoints of several slices of one ServicePort: sorted by address, unique.
 ///
-/// When slices disagree about an address the later one counts, unless that one is terminating and
-/// the earlier is not (A27: a pod's address may be reused while the old pod's slice still names it).
+/// When slices disagree about an address, the later one counts. The earlier one counts if only the
+/// later one is terminating: a pod's address may be reused while the old pod's slice still names it
+/// (A27).
 #[must_use]
 pub fn merge(endpoints: impl IntoIterator<Item = Endpoint>) -> Vec<Endpoint> {
     let mut merged = BTreeMap::<EndpointAddr, Endpoint>::new();
@@ -41,26 +42,27 @@ pub fn merge(endpoints: impl IntoIterator<Item = Endpoint>) -> Vec<Endpoint> {
 /// The endpoints that policy Cluster allows, for every kind of node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Variants {
-    /// For nodes without an entry below.
+    /// Endpoints for nodes without an entry below.
     pub default: Vec<EndpointAddr>,
-    /// For nodes of these zones, when zone hints apply and make a difference.
+    /// Endpoints for nodes of these zones, when zone hints apply and make a difference.
     pub by_zone: BTreeMap<ZoneName, Vec<EndpointAddr>>,
-    /// For these nodes, when same-node hints apply.
+    /// Endpoints for these nodes, when same-node hints apply.
     pub by_node: BTreeMap<NodeName, Vec<EndpointAddr>>,
     /// Some endpoint is usable somewhere (B6).
     pub has_any: bool,
-    /// All endpoints that serve or may be selected: UDP flows to them go on (F2). Empty unless the
-    /// protocol is UDP.
+    /// All endpoints that serve or may be selected: UDP flows to them continue (F2). Empty unless
+    /// the protocol is UDP.
     pub serving: Vec<EndpointAddr>,
 }
 
-/// Most endpoints in the lists of [`Variants::serving_others`] of one ServicePort and one kind of
-/// variant together: 250 nodes with one endpoint each, or 400 kB of packed IPv4 addresses. Above it
-/// a change of one endpoint would cost more than the flows that the lists protect are worth.
+/// Maximum number of endpoints in the lists of [`Variants::serving_others`], summed over all
+/// variants of one kind of one ServicePort: 250 nodes with one endpoint each, or 400 kB of packed
+/// IPv4 addresses. Above it, a change of one endpoint would cost more than the protected flows are
+/// worth.
 const MAX_SERVING_OTHERS: usize = 1 << 16;
 
 impl Variants {
-    /// What a node gets: its own variant, else its zone's, else the default.
+    /// Returns the endpoints of a node: its own variant, else its zone's, else the default.
     #[must_use]
     pub fn resolve(&self, node: &str, zone: Option<&str>) -> &[EndpointAddr] {
         self.by_node
@@ -69,9 +71,9 @@ impl Variants {
             .unwrap_or(&self.default)
     }
 
-    /// The endpoints that serve besides those of one variant, `siblings` of which are of its kind
-    /// (F2). None when all siblings together had to name more than 65,536: a Service with
-    /// same-node hints and endpoints on hundreds of nodes.
+    /// Returns the endpoints that serve but are not in `variant` (F2); `siblings` is the number of
+    /// variants of the same kind. Empty when the lists of all siblings would have more than 65,536
+    /// entries together, as with same-node hints and endpoints on hundreds of nodes.
     #[must_use]
     pub fn serving_others(&self, variant: &[EndpointAddr], siblings: usize) -> Vec<EndpointAddr> {
         if self.serving.len().saturating_mul(siblings) > MAX_SERVING_OTHERS {
@@ -119,8 +121,8 @@ pub fn variants(port: &ServicePort, endpoints: &[Endpoint]) -> Variants {
     }
 }
 
-/// The endpoints to which UDP flows may go on (F2). One that is ready but does not say that it
-/// serves is selected, so its flows are not cut either.
+/// Returns the endpoints to which UDP flows may continue (F2). An endpoint that is ready but not
+/// marked as serving is selected, so its flows continue too.
 fn serving(port: &ServicePort, endpoints: &[Endpoint]) -> Vec<EndpointAddr> {
     match port.key.protocol {
         Protocol::Udp => addrs(endpoints.iter().filter(|e| e.serving || e.is_usable())),
@@ -128,8 +130,8 @@ fn serving(port: &ServicePort, endpoints: &[Endpoint]) -> Vec<EndpointAddr> {
     }
 }
 
-/// The ready endpoints by hint, or nothing when one of them has no hint: that one disables the
-/// mode for everybody (B2).
+/// Returns the ready endpoints by hint. Empty when one of them has no hint: that disables the mode
+/// for all nodes (B2).
 fn hinted<'a>(
     ready: &[&'a Endpoint],
     hints: impl Fn(&'a Endpoint) -> &'a Vec<NodeName>,
@@ -151,7 +153,7 @@ fn addrs<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Vec<EndpointAddr>
     endpoints.map(|e| e.addr).collect()
 }
 
-/// The usable endpoints of every node that has some (B5; see [`crate::LocalEndpoints`]).
+/// Returns the usable endpoints of every node that has some (B5; see [`crate::LocalEndpoints`]).
 #[must_use]
 pub fn local_by_node(endpoints: &[Endpoint]) -> BTreeMap<NodeName, Vec<LocalEndpoint>> {
     let mut by_node = BTreeMap::<NodeName, Vec<LocalEndpoint>>::new();
@@ -169,7 +171,7 @@ pub fn local_by_node(endpoints: &[Endpoint]) -> BTreeMap<NodeName, Vec<LocalEndp
     by_node
 }
 
-/// How zone and node hints narrow the cluster endpoints on one node (B2).
+/// The hints that narrow the cluster endpoints on one node (B2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopologyMode {
     /// Hints are not used.
@@ -225,7 +227,7 @@ pub fn categorize(
     }
 }
 
-/// B2: which mode all ready endpoints agree on.
+/// Returns the mode that all ready endpoints agree on (B2).
 fn topology_mode(endpoints: &[Endpoint], node: &str, zone: Option<&str>) -> TopologyMode {
     let names = |hints: &[NodeName], name: &str| hints.iter().any(|h| **h == *name);
     let ready = || endpoints.iter().filter(|e| e.ready);
@@ -243,7 +245,7 @@ fn topology_mode(endpoints: &[Endpoint], node: &str, zone: Option<&str>) -> Topo
     }
 }
 
-/// B3: ready endpoints that carry the hint, or every draining one when nothing is ready.
+/// Returns the ready endpoints with the hint, or every draining one when nothing is ready (B3).
 fn cluster_endpoints(
     endpoints: &[Endpoint],
     mode: TopologyMode,
@@ -262,7 +264,7 @@ fn cluster_endpoints(
     selected
 }
 
-/// B5: ready endpoints of the node, or its draining ones when none is ready there.
+/// Returns the ready endpoints of the node, or its draining ones when none is ready there (B5).
 fn local_endpoints(endpoints: &[Endpoint], node: &str) -> Vec<EndpointAddr> {
     let here = || endpoints.iter().filter(|e| e.node.as_deref() == Some(node));
     let ready = addrs(here().filter(|e| e.ready));

@@ -1,4 +1,4 @@
-//! Services and endpoints as the control plane understands them, one family at a time.
+//! Services and endpoints as the control plane sees them, one family at a time.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::key::ServiceKey;
 use crate::net::EndpointAddr;
 use crate::scheduler::IpvsScheduler;
 
-/// Which endpoints a kind of traffic may reach.
+/// The endpoints that a kind of traffic may reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TrafficPolicy {
     /// Any endpoint of the cluster.
@@ -18,8 +18,7 @@ pub enum TrafficPolicy {
     Local,
 }
 
-/// One port of one Service in one family: where it is reached and by which rules, without its
-/// endpoints.
+/// One port of one Service in one family: its addresses and policies, without its endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     /// Identity.
@@ -40,16 +39,18 @@ pub struct ServicePort {
     pub external_policy: TrafficPolicy,
     /// Session affinity by client address: idle timeout in seconds, 1..=86400 (A11).
     pub affinity_timeout_s: Option<u32>,
-    /// Sources that may use load-balancer addresses; empty = everyone (A8).
+    /// Sources that may use load-balancer addresses; empty = all sources (A8).
     pub source_ranges: Vec<Cidr>,
     /// Port of the health check server (A22).
     pub health_check_node_port: Option<u16>,
-    /// Scheduler of its own where nodes have backend ipvs (an extension of D7); `None` = the node's.
+    /// The Service's own scheduler on nodes with backend ipvs (an extension of D7); `None` = the
+    /// node's.
     pub ipvs_scheduler: Option<IpvsScheduler>,
 }
 
 impl ServicePort {
-    /// Reachable from outside the cluster: has a node port, load-balancer or external address (A14).
+    /// Returns whether the port is reachable from outside the cluster: it has a node port,
+    /// load-balancer or external address (A14).
     #[must_use]
     pub fn externally_accessible(&self) -> bool {
         self.node_port.is_some()
@@ -57,13 +58,13 @@ impl ServicePort {
             || !self.external_ips.is_empty()
     }
 
-    /// Some traffic may reach endpoints anywhere (A14).
+    /// Returns whether some traffic may reach endpoints anywhere (A14).
     #[must_use]
     pub fn uses_cluster_endpoints(&self) -> bool {
         self.internal_policy == TrafficPolicy::Cluster || self.externally_accessible()
     }
 
-    /// Some traffic may reach endpoints on the node only (A14).
+    /// Returns whether some traffic may reach endpoints on the node only (A14).
     #[must_use]
     pub fn uses_local_endpoints(&self) -> bool {
         self.internal_policy == TrafficPolicy::Local
@@ -71,18 +72,18 @@ impl ServicePort {
     }
 }
 
-/// One endpoint of a ServicePort with everything that selection looks at.
+/// One endpoint of a ServicePort with everything that selection considers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Where packets go.
+    /// Destination of packets.
     pub addr: EndpointAddr,
-    /// May take new connections (A27: unset means true).
+    /// The endpoint may take new connections (A27: unset means true).
     pub ready: bool,
-    /// Answers requests, whatever its readiness (A27: unset means true).
+    /// The endpoint answers requests, whatever its readiness (A27: unset means true).
     pub serving: bool,
-    /// Is being shut down.
+    /// The endpoint is being shut down.
     pub terminating: bool,
-    /// The node on which it lives.
+    /// The node on which the endpoint runs.
     pub node: Option<Arc<str>>,
     /// `hints.forZones`.
     pub zone_hints: Vec<Arc<str>>,
@@ -91,7 +92,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// A ready endpoint without node or hints, as a start for builders and tests.
+    /// Creates a ready endpoint without node or hints, for builders and tests.
     #[must_use]
     pub fn ready(addr: EndpointAddr) -> Self {
         Self {
@@ -105,13 +106,14 @@ impl Endpoint {
         }
     }
 
-    /// Not ready, but still answering while it shuts down: used only where nothing is ready (B3, B5).
+    /// Returns whether the endpoint is not ready, but still answers while it shuts down. Such
+    /// endpoints are used only where nothing is ready (B3, B5).
     #[must_use]
     pub fn is_draining(&self) -> bool {
         !self.ready && self.serving && self.terminating
     }
 
-    /// Ready or draining. B7: serving alone is never enough.
+    /// Returns whether the endpoint is ready or draining. Serving alone is never enough (B7).
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.ready || self.is_draining()

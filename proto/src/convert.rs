@@ -1,8 +1,9 @@
-//! Conversions between wire and model: the only place where one becomes the other.
+//! Conversions between wire and model: no other code converts between them.
 //!
-//! From the model to the wire never fails. From the wire to the model everything is checked, since
-//! every byte from outside is hostile: lengths, ranges, families, and endpoint addresses that must
-//! never be reached (a second line of defence behind the control plane's own check).
+//! Conversions from the model to the wire never fail. Conversions from the wire to the model check
+//! everything, since every byte from outside is hostile: lengths, ranges, families, and endpoint
+//! addresses that must never be reached (a second line of defence behind the control plane's own
+//! check).
 
 mod address;
 mod object;
@@ -15,18 +16,18 @@ pub use object::{decode_object, encode_object, family};
 
 use tonic::Status;
 
-/// A wire message that has no meaning in the model.
+/// The error for a wire message that is invalid in the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("field {field}: {reason}")]
 pub struct ConvertError {
     /// The field, as named in the .proto file.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// The problem with the field.
     pub reason: String,
 }
 
 impl ConvertError {
-    /// An error about one field.
+    /// Creates an error about one field.
     #[must_use]
     pub fn new(field: &'static str, reason: impl Into<String>) -> Self {
         Self {

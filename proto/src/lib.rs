@@ -1,13 +1,13 @@
 //! The wire protocol `kplane.v1`: generated types and their conversions to and from the model.
 //!
-//! Wire types stop here: programs convert at once and work with `kplane_model` types.
+//! Programs convert wire types at once and work with `kplane_model` types.
 
 pub mod convert;
 pub mod shared;
 
 use prost::Message;
 
-/// Generated from `proto/kplane/v1/*.proto`.
+/// Types generated from `proto/kplane/v1/*.proto`.
 #[allow(
     missing_docs,
     unreachable_pub,
@@ -31,21 +31,22 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// Version of the object encoding under the digest (`ResumeToken.schema`).
 pub const DIGEST_SCHEMA: u32 = 1;
 
-/// How the reason of every `ObjectFailure` begins that is about a health check node port.
+/// Start of the reason of every `ObjectFailure` that is about a health check node port.
 pub const HEALTH_CHECK_PORT: &str = "health check node port ";
 
 /// Largest message that either side sends, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 256 * 1024;
 
-/// Virtual servers of one Service that an agent tells: its addresses, and a node's for each node port.
+/// Largest number of virtual servers of one Service that an agent reports: the Service's addresses,
+/// and for each node port the node's addresses.
 pub const MAX_SERVERS: usize = 256;
-/// Bytes of these virtual servers, their real servers aside: names may be long.
+/// Largest size of these virtual servers without their real servers, in bytes: names may be long.
 const SERVERS_BYTES: usize = 128 * 1024;
-/// Real servers of one Service that it tells. With 90 bytes each, and 300 for each virtual server, the
-/// answer stays below [`MAX_MESSAGE_BYTES`].
+/// Largest number of real servers of one Service that an agent reports. With 90 bytes for each of
+/// them, and 300 for each virtual server, the answer stays below [`MAX_MESSAGE_BYTES`].
 pub const MAX_REAL_SERVERS: usize = 1024;
 
-/// Cuts what is told of one Service to its bounds; returns how many real servers went.
+/// Cuts the report about one Service to these limits; returns how many real servers were removed.
 pub fn bound_servers(servers: &mut Vec<v1::VirtualServer>) -> usize {
     let count = |servers: &[v1::VirtualServer]| -> usize {
         servers.iter().map(|server| server.real_servers.len()).sum()

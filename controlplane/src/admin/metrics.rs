@@ -1,5 +1,5 @@
-//! The control plane's metrics. No label has the name of a Service or node: the number of series
-//! does not grow with the cluster.
+//! The control plane's metrics. No label contains the name of a Service or node, so the number of
+//! series does not grow with the cluster.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::k8s::Kind;
 use crate::server::node_states;
 use crate::source::upstream::KindState;
 
-/// Everything.
+/// Registers all metrics.
 pub(super) fn registry(hub: Arc<Hub>, ports: Ports) -> Registry {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Plane(hub)));
@@ -24,7 +24,7 @@ pub(super) fn registry(hub: Arc<Hub>, ports: Ports) -> Registry {
     registry
 }
 
-/// Read at each scrape.
+/// Metrics of the hub, read at each scrape.
 #[derive(Debug)]
 struct Plane(Arc<Hub>);
 

@@ -10,7 +10,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 
 use crate::doors::{Counts, Door};
 
-/// Who may come in where.
+/// The admission of connections at each port.
 #[derive(Debug)]
 pub(super) struct Ports {
     pub(super) agents: Arc<Door>,

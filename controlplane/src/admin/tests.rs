@@ -1,4 +1,4 @@
-//! The port over loopback, fed by hand.
+//! Requests to the HTTP port over loopback; the tests supply the control plane's state.
 
 use kplane_http::client::get;
 use kplane_model::{Issue, ObjectRef, Severity};
@@ -96,7 +96,7 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
     assert_eq!(get(address, "/other").await.unwrap().status, 404);
 }
 
-/// What is doubted or held is said, and changes nothing: see the top of `admin`.
+/// Doubts and held objects are reported and do not change readiness: see the top of `admin`.
 #[tokio::test]
 async fn ready_while_something_is_held() {
     let (sink, hub, address) = served().await;

@@ -1,4 +1,4 @@
-//! Where a Service is reached: external and load-balancer addresses, and who may use the latter.
+//! External and load-balancer addresses of a Service, and the sources that may use the latter.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ pub(super) fn of_family(ips: &[IpAddr], family: Family) -> Vec<IpAddr> {
     ips.iter().copied().filter(of_family).collect()
 }
 
-/// An address that a Service may have (A4); never one that belongs to the node itself.
+/// Parses an address of a Service (A4); refuses addresses that belong to the node itself.
 pub(super) fn address(field: &str, text: &str, report: &mut Report<'_>) -> Option<IpAddr> {
     let ip = match parse_ip(text) {
         Ok(ip) => ip,
@@ -32,7 +32,7 @@ pub(super) fn address(field: &str, text: &str, report: &mut Report<'_>) -> Optio
     Some(ip)
 }
 
-/// Addresses of a list, unique, those of the Service's families only (A2).
+/// Returns the unique addresses of a list that are in the Service's families (A2).
 fn addresses<'t>(
     field: &str,
     texts: impl Iterator<Item = &'t str>,
@@ -65,7 +65,7 @@ fn addresses<'t>(
     ips
 }
 
-/// A5: those that the operator allows.
+/// Returns the external addresses that the operator allows (A5).
 pub(super) fn external_ips(
     spec: &ServiceSpec,
     families: &[Family],
@@ -97,7 +97,8 @@ pub(super) fn external_ips(
     ips
 }
 
-/// A6: entries with an address whose `ipMode` is `VIP` or unset.
+/// Returns the load-balancer addresses: entries with an address whose `ipMode` is `VIP` or unset
+/// (A6).
 pub(super) fn load_balancer_ips(
     svc: &k8s::Service,
     families: &[Family],
@@ -125,19 +126,19 @@ pub(super) fn load_balancer_ips(
 #[derive(Default)]
 pub(super) struct SourceRanges {
     good: Vec<Cidr>,
-    /// Families in which something that was written could not be understood.
+    /// Families with at least one invalid range.
     doubtful: Vec<Family>,
 }
 
 impl SourceRanges {
-    /// Ranges of both families.
+    /// Returns the number of ranges of both families.
     pub(super) fn len(&self) -> usize {
         self.good.len()
     }
 
-    /// Load-balancer addresses of a family and the sources that may use them, empty = everyone.
-    /// Fails closed: where ranges were written and none could be read, nobody may use them, which
-    /// is to have no load-balancer addresses.
+    /// Returns the load-balancer addresses of a family and the sources that may use them, empty =
+    /// all. Fails closed: where ranges are written but all are invalid, no source may use the
+    /// addresses, so none is returned.
     pub(super) fn restrict(
         &self,
         ips: Vec<IpAddr>,

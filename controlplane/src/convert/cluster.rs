@@ -7,11 +7,12 @@ use kplane_model::{Cidr, Family, Issue, NodeFacts, parse_ip, refused_endpoint_ip
 use super::report::Report;
 use crate::k8s::{self, Kind, TO_BE_DELETED_TAINT, ZONE_LABEL};
 
-/// The widest ServiceCIDR of each family that is believed: unallocated addresses inside are dropped
-/// (A20), and a range that holds the Internet would cut nodes off.
+/// The shortest valid prefix of a ServiceCIDR in each family. Unallocated addresses inside a
+/// ServiceCIDR are dropped (A20), so a range that contains the Internet would cut nodes off.
 const SERVICE_CIDR_MIN_PREFIX: [(Family, u8); 2] = [(Family::V4, 8), (Family::V6, 32)];
 
-/// What a Node means. `service_cidrs` is left empty: that is the cluster's, not the node's.
+/// Converts a Node. `service_cidrs` stays empty, because they belong to the cluster, not to the
+/// node.
 #[must_use]
 pub fn node(node: &k8s::Node, location: &str) -> (NodeFacts, Vec<Issue>) {
     let mut report = Report::new(Kind::Node, &node.metadata, location);
@@ -23,7 +24,7 @@ pub fn node(node: &k8s::Node, location: &str) -> (NodeFacts, Vec<Issue>) {
         addresses: addresses(node, &mut report),
         pod_cidrs: pod_cidrs(node, &mut report),
         service_cidrs: Vec::new(),
-        // G3: any other taint is fine.
+        // G3: no other taint makes a node ineligible.
         eligible: node.metadata.deletion_timestamp.is_none()
             && !taints.any(|taint| taint.key == TO_BE_DELETED_TAINT),
         known: true,
@@ -31,7 +32,7 @@ pub fn node(node: &k8s::Node, location: &str) -> (NodeFacts, Vec<Issue>) {
     (facts, report.finish())
 }
 
-/// InternalIP before ExternalIP, unique.
+/// Returns the unique addresses, InternalIP before ExternalIP.
 fn addresses(node: &k8s::Node, report: &mut Report<'_>) -> Vec<IpAddr> {
     let mut ips = Vec::new();
     for wanted in ["InternalIP", "ExternalIP"] {
@@ -70,7 +71,7 @@ fn pod_cidrs(node: &k8s::Node, report: &mut Report<'_>) -> Vec<Cidr> {
     cidrs
 }
 
-/// The ranges of a ServiceCIDR.
+/// Returns the ranges of a ServiceCIDR.
 #[must_use]
 pub fn service_cidr(cidr: &k8s::ServiceCidr, location: &str) -> (Vec<Cidr>, Vec<Issue>) {
     let mut report = Report::new(Kind::ServiceCidr, &cidr.metadata, location);

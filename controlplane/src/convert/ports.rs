@@ -17,7 +17,8 @@ pub(super) struct Port {
     pub(super) node_port: Option<u16>,
 }
 
-/// A3, A7, Z7: a port is known by name and protocol, and packets by port and protocol.
+/// Returns the ports that are served. Name and protocol identify a port; packets are matched by
+/// port and protocol (A3, A7, Z7).
 pub(super) fn ports(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<Port> {
     let written = spec.ports.as_deref().unwrap_or_default();
     if written.len() > MAX_SERVICE_PORTS {
@@ -73,7 +74,7 @@ fn convert_port(port: &k8s::ServicePort) -> Result<Port, String> {
     })
 }
 
-/// A7: 0 is no node port.
+/// Adds the node port, or an issue if it is invalid; 0 = no node port (A7).
 fn node_port(index: usize, from: &k8s::ServicePort, port: Port, report: &mut Report<'_>) -> Port {
     let written = from.node_port.unwrap_or(0);
     let node_port = port_number(written);

@@ -1,11 +1,11 @@
-//! Collects the issues of one object.
+//! Collection of one object's issues.
 
 use kplane_model::{Issue, ObjectRef, Severity};
 
 use super::MAX_ISSUES_PER_OBJECT;
 use crate::k8s::{Kind, ObjectMeta};
 
-/// Collects the issues of one object; costs nothing while there are none.
+/// The issues of one object; costs nothing while there are none.
 pub(super) struct Report<'a> {
     kind: Kind,
     metadata: &'a ObjectMeta,
@@ -25,12 +25,12 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// A part of the object is not served as written.
+    /// Reports that a part of the object is not served as written.
     pub(super) fn error(&mut self, reason: impl Into<String>) {
         self.add(Severity::Error, reason.into());
     }
 
-    /// The object is served, not in every respect as written.
+    /// Reports that the object is served, but not in every respect as written.
     pub(super) fn warning(&mut self, reason: impl Into<String>) {
         self.add(Severity::Warning, reason.into());
     }

@@ -1,4 +1,4 @@
-//! Services (A1-A14, A22, Z1, Z2).
+//! Conversion of Services (A1-A14, A22, Z1, Z2).
 
 use std::net::IpAddr;
 
@@ -17,16 +17,16 @@ use crate::k8s::{
     self, IPVS_SCHEDULER_ANNOTATION, Kind, ObjectMeta, SERVICE_PROXY_NAME_LABEL, ServiceSpec,
 };
 
-/// Idle timeout of session affinity where none is written, in seconds: three hours (A11).
+/// Default idle timeout of session affinity, in seconds: three hours (A11).
 const AFFINITY_TIMEOUT_DEFAULT_S: u32 = 10_800;
 /// The longest idle timeout of session affinity, in seconds: a day (A11).
 const AFFINITY_TIMEOUT_MAX_S: u32 = 86_400;
 
-/// What a Service means, in both families.
+/// Converts a Service, in both families.
 ///
-/// Choices where the input cannot be understood: an unknown traffic policy counts as `Cluster`, as
-/// in kube-proxy (A12, A13); an unknown affinity as `None` (A11); a load-balancer address with an
-/// unknown `ipMode` is not captured (A6); unreadable source ranges never widen access (A8).
+/// Choices for invalid input: an unknown traffic policy counts as `Cluster`, as in kube-proxy (A12,
+/// A13); an unknown affinity counts as `None` (A11). A load-balancer address with an unknown
+/// `ipMode` is not captured (A6). Invalid source ranges never widen access (A8).
 #[must_use]
 pub fn service(svc: &k8s::Service, location: &str, allowed: &ExternalIps) -> ConvertedService {
     let mut report = Report::new(Kind::Service, &svc.metadata, location);
@@ -49,7 +49,7 @@ pub fn service(svc: &k8s::Service, location: &str, allowed: &ExternalIps) -> Con
     }
 }
 
-/// A1, Z1.
+/// Returns the reason not to serve a Service (A1, Z1).
 fn skip_reason(svc: &k8s::Service) -> Option<SkipReason> {
     if svc.metadata.label(SERVICE_PROXY_NAME_LABEL).is_some() {
         return Some(SkipReason::OtherProxy);
@@ -64,7 +64,8 @@ fn skip_reason(svc: &k8s::Service) -> Option<SkipReason> {
     }
 }
 
-/// `clusterIPs`, of which `clusterIP` is the first: a manifest may have one of the two only.
+/// Returns `clusterIPs`, of which `clusterIP` is the first: a manifest may have only one of the
+/// two.
 fn cluster_ips(spec: &ServiceSpec) -> Vec<&str> {
     match (spec.cluster_ips.as_deref(), spec.cluster_ip.as_deref()) {
         (Some(all), Some(first)) if !all.is_empty() => std::iter::once(first)
@@ -138,8 +139,8 @@ fn service_ports(
     converted
 }
 
-/// Drops addresses whose product with the ports and source ranges would be too much for nodes, before
-/// any of it is made.
+/// Drops addresses whose product with the ports and source ranges would be too large for nodes,
+/// before that product is built.
 fn within_bounds(
     ports: &[Port],
     cluster_ips: &[(Family, IpAddr)],
@@ -197,8 +198,8 @@ fn count_of(ips: &[IpAddr], family: Family) -> usize {
     ips.iter().filter(of_family).count()
 }
 
-/// A2: the index of a family in `ipFamilies` is its index in `clusterIPs`; without `ipFamilies` the
-/// family of `clusterIP` decides.
+/// Returns the cluster address of each family (A2). The index of a family in `ipFamilies` is its
+/// index in `clusterIPs`; without `ipFamilies` the family of `clusterIP` decides.
 fn cluster_ip_by_family(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<(Family, IpAddr)> {
     let texts = cluster_ips(spec);
     let declared = spec.ip_families.as_deref().unwrap_or_default();
@@ -237,12 +238,13 @@ fn cluster_ip_by_family(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<(Fam
     found
 }
 
-/// A12.
+/// Returns the internal traffic policy (A12).
 fn internal_policy(spec: &ServiceSpec, report: &mut Report<'_>) -> TrafficPolicy {
     policy("internal", spec.internal_traffic_policy.as_deref(), report)
 }
 
-/// A13: counts for LoadBalancer, NodePort, and ClusterIP with external addresses.
+/// Returns the external traffic policy, which applies to LoadBalancer, NodePort, and ClusterIP with
+/// external addresses (A13).
 fn external_policy(
     spec: &ServiceSpec,
     has_external_ips: bool,
@@ -281,7 +283,7 @@ fn policy(which: &str, text: Option<&str>, report: &mut Report<'_>) -> TrafficPo
     }
 }
 
-/// A11.
+/// Returns the idle timeout of session affinity (A11).
 fn affinity_timeout_s(spec: &ServiceSpec, report: &mut Report<'_>) -> Option<u32> {
     match spec.session_affinity.as_deref() {
         None | Some("" | "None") => return None,
@@ -309,7 +311,8 @@ fn affinity_timeout_s(spec: &ServiceSpec, report: &mut Report<'_>) -> Option<u32
     valid.or(Some(AFFINITY_TIMEOUT_DEFAULT_S))
 }
 
-/// The scheduler that the Service asks for where nodes have backend ipvs (an extension of D7).
+/// Returns the scheduler that the Service requests for nodes with backend ipvs (an extension of
+/// D7).
 fn ipvs_scheduler(metadata: &ObjectMeta, report: &mut Report<'_>) -> Option<IpvsScheduler> {
     let annotations = metadata.annotations.as_ref()?;
     let name: &str = annotations.get(IPVS_SCHEDULER_ANNOTATION)?;
@@ -324,7 +327,8 @@ fn ipvs_scheduler(metadata: &ObjectMeta, report: &mut Report<'_>) -> Option<Ipvs
     known
 }
 
-/// A22: counts for type LoadBalancer with external policy Local only.
+/// Returns the health check node port, which applies to type LoadBalancer with external policy
+/// Local only (A22).
 fn health_check_node_port(
     spec: &ServiceSpec,
     external_policy: TrafficPolicy,

@@ -1,4 +1,4 @@
-//! EndpointSlices (A27, A28, B2, Z1, Z2).
+//! Conversion of EndpointSlices (A27, A28, B2, Z1, Z2).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::k8s::{
     self, HEADLESS_LABEL, Hint, Kind, LAST_CHANGE_ANNOTATION, SERVICE_NAME_LABEL, SliceEndpoint,
 };
 
-/// What an EndpointSlice means. A refused endpoint or port leaves the rest of the slice served.
+/// Converts an EndpointSlice. A refused endpoint or port leaves the rest of the slice served.
 #[must_use]
 pub fn slice(slice: &k8s::EndpointSlice, location: &str) -> ConvertedSlice {
     let mut report = Report::new(Kind::EndpointSlice, &slice.metadata, location);
@@ -36,8 +36,8 @@ pub fn slice(slice: &k8s::EndpointSlice, location: &str) -> ConvertedSlice {
     }
 }
 
-/// Section (h). Nobody but a controller writes this, for measuring and nothing else: what cannot be
-/// read is not worth an issue.
+/// Returns the time of the change that led to the slice (section (h)). Only controllers write it,
+/// and only measurements use it, so an invalid value is not worth an issue.
 fn trigger_ms(slice: &k8s::EndpointSlice) -> u64 {
     let annotations = slice.metadata.annotations.as_ref();
     let written = annotations.and_then(|all| all.get(LAST_CHANGE_ANNOTATION));
@@ -45,7 +45,7 @@ fn trigger_ms(slice: &k8s::EndpointSlice) -> u64 {
     at.map_or(0, |at| u64::try_from(at.as_millisecond()).unwrap_or(0))
 }
 
-/// A27, Z1.
+/// Returns the Service of a slice (A27, Z1).
 fn service_name(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Option<ServiceName> {
     if slice.metadata.label(HEADLESS_LABEL).is_some() {
         return None;
@@ -64,7 +64,7 @@ fn service_name(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Option<S
     })
 }
 
-/// Z2.
+/// Returns the family of a slice (Z2).
 fn family(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Option<Family> {
     match slice.address_type.as_str() {
         "IPv4" => Some(Family::V4),
@@ -112,7 +112,7 @@ fn endpoints(
         .collect()
 }
 
-/// A27: ports without a name or number are skipped.
+/// Returns the ports of a slice; ports without a name or number are skipped (A27).
 fn ports(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Vec<(Arc<str>, Protocol, u16)> {
     let mut ports: Vec<(Arc<str>, Protocol, u16)> = Vec::new();
     for (index, port) in slice.ports.iter().flatten().enumerate() {
@@ -163,7 +163,8 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// A27: `ready` and `serving` are true where unset, each on its own; `terminating` is false.
+    /// Completes the endpoint with a port. `ready` and `serving` are true where unset, each on its
+    /// own; `terminating` is false (A27).
     fn endpoint(&self, port: u16) -> Endpoint {
         let conditions = self.from.conditions.as_ref();
         Endpoint {
@@ -192,7 +193,7 @@ fn targets<'s>(
     }
     let mut targets = Vec::new();
     for (index, from) in written.iter().take(MAX_SLICE_ENDPOINTS).enumerate() {
-        // A27: further addresses of an endpoint are the same pod again.
+        // A27: further addresses of an endpoint belong to the same pod.
         let text = from.addresses.first().map_or("", |text| &**text);
         match address(text, family) {
             Err(reason) => report.error(format!("endpoints[{index}]: {reason}")),
@@ -215,7 +216,8 @@ fn targets<'s>(
     targets
 }
 
-/// CVE-2021-25737: never an address of the node itself, in whatever notation.
+/// Parses an endpoint's address; refuses addresses of the node itself, in any notation
+/// (CVE-2021-25737).
 fn address(text: &str, family: Family) -> Result<IpAddr, String> {
     if text.is_empty() {
         return Err("has no address and is not served; give it one".to_owned());
@@ -241,8 +243,8 @@ fn address(text: &str, family: Family) -> Result<IpAddr, String> {
     Ok(ip)
 }
 
-/// Names of hints (B2). With an absurd number of them the endpoint counts as without hints, which
-/// turns topology off for its Service.
+/// Returns the names of hints (B2). An endpoint with too many hints counts as one without hints,
+/// which turns topology off for its Service.
 fn hints(index: usize, hints: Option<&[Hint]>, report: &mut Report<'_>) -> Vec<Arc<str>> {
     let hints = hints.unwrap_or_default();
     if hints.len() > MAX_HINTS {

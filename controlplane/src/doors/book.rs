@@ -1,4 +1,4 @@
-//! Who has come through a door, and who has to go for others. No I/O.
+//! The book of a door's connections; it decides which connection has to make room. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -9,9 +9,9 @@ use super::{Limits, Occupancy};
 #[derive(Debug, Default)]
 pub(super) struct Book {
     last: u64,
-    /// All of them by number, which grows with time, and where they come from.
+    /// All connections by number, which grows with time, with their addresses.
     open: HashMap<u64, IpAddr>,
-    /// Those that wait.
+    /// The waiting connections.
     waiting: BTreeMap<u64, Occupancy>,
     addresses: HashMap<IpAddr, Address>,
 }
@@ -23,24 +23,24 @@ struct Address {
     waiting: BTreeSet<u64>,
 }
 
-/// What becomes of a connection.
+/// The decision about a new connection.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// It has this number.
+    /// The connection is admitted with this number.
     Admitted(u64),
-    /// It has this number, and another one has to go.
+    /// The connection is admitted with this number, and another one has to be closed.
     InsteadOf(Occupancy, u64),
-    /// It is closed, for this reason.
+    /// The connection is refused for this reason.
     Refused(&'static str),
 }
 
 impl Book {
-    /// Connections, and those that wait.
+    /// Returns the number of connections, and the number of those that wait.
     pub(super) fn sizes(&self) -> (usize, usize) {
         (self.open.len(), self.waiting.len())
     }
 
-    /// Lets a connection in, if there is room or somebody waits who can go.
+    /// Admits a connection if there is room, or if a waiting connection can be closed for it.
     pub(super) fn admit(&mut self, from: IpAddr, limits: &Limits) -> Verdict {
         let from = network(from);
         let here = self.addresses.get(&from);
@@ -72,7 +72,7 @@ impl Book {
         self.last
     }
 
-    /// A connection waits (again). One that is not here (any more) does not matter.
+    /// Records that a connection waits, or waits again. Does nothing for an unknown connection.
     pub(super) fn waits(&mut self, number: u64, connection: &Occupancy) {
         if let Some(from) = self.open.get(&number) {
             self.waiting.insert(number, connection.clone());
@@ -81,7 +81,7 @@ impl Book {
         }
     }
 
-    /// A connection is in use.
+    /// Records that a connection is in use.
     pub(super) fn is_used(&mut self, number: u64) -> Option<Occupancy> {
         let from = self.open.get(&number)?;
         if let Some(here) = self.addresses.get_mut(from) {
@@ -90,7 +90,7 @@ impl Book {
         self.waiting.remove(&number)
     }
 
-    /// A connection is gone, or as good as that. Returns it if it was waiting.
+    /// Removes a connection that is gone or about to be. Returns it if it was waiting.
     pub(super) fn leave(&mut self, number: u64) -> Option<Occupancy> {
         let waited = self.is_used(number);
         if let Some(from) = self.open.remove(&number)
@@ -105,7 +105,7 @@ impl Book {
     }
 }
 
-/// What counts as one address: whoever has an IPv6 address has all of its network.
+/// Returns the part of an address that counts: the owner of an IPv6 address has its whole network.
 fn network(address: IpAddr) -> IpAddr {
     /// The part of an IPv6 address that its host chooses.
     const HOST: u128 = u64::MAX as u128;

@@ -16,20 +16,21 @@ use tonic::transport::server::Connected;
 
 use super::{Door, PATIENCE};
 
-/// A connection that a door let in.
+/// A connection that a door admitted.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
-    /// When it has waited for too long.
+    /// Time at which it has waited for too long.
     deadline: Pin<Box<Sleep>>,
     entry: Entry,
 }
 
-/// What a connection is good for at the moment: requests that it brings have it as an extension.
+/// The state of a connection: waiting or in use. Requests on the connection carry it as an
+/// extension.
 #[derive(Clone, Debug)]
 pub struct Occupancy(Arc<Shared>);
 
-/// A use of a connection: ends with the value.
+/// A use of a connection; ends when the value is dropped.
 #[derive(Debug)]
 pub struct Occupied(Occupancy);
 
@@ -39,9 +40,9 @@ struct Shared {
     number: u64,
     peer: SocketAddr,
     state: Mutex<State>,
-    /// Of the task that reads and writes.
+    /// Waker of the task that reads and writes.
     task: AtomicWaker,
-    /// The descriptor has been given back.
+    /// Notifies that the descriptor has been given back.
     gone: Notify,
 }
 
@@ -74,20 +75,20 @@ impl Occupancy {
         }))
     }
 
-    /// The other end.
+    /// Returns the peer's address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.0.peer
     }
 
-    /// The connection is in use until the value is dropped; then it waits anew.
+    /// Marks the connection as in use until the value is dropped; then it waits again.
     #[must_use]
     pub fn occupy(&self) -> Occupied {
         self.begin_use(&mut self.state());
         Occupied(self.clone())
     }
 
-    /// The connection is in use from now on to its end: it was good for something once.
+    /// Marks the connection as in use until its end, because it was useful once.
     pub fn keep(&self) {
         let mut state = self.state();
         if !std::mem::replace(&mut state.kept, true) {
@@ -95,7 +96,8 @@ impl Occupancy {
         }
     }
 
-    /// The state is locked while the book learns of it: both change together.
+    /// Registers a use. The state stays locked while the book changes, so that both change
+    /// together.
     fn begin_use(&self, state: &mut State) {
         state.uses += 1;
         if state.uses == 1 {
@@ -103,19 +105,19 @@ impl Occupancy {
         }
     }
 
-    /// The connection ends as soon as its task gets to it.
+    /// Ends the connection as soon as its task runs.
     pub(super) fn dismiss(&self) {
         self.state().dismissed = true;
         self.0.task.wake();
     }
 
-    /// Waits until a connection that was dismissed has given its descriptor back.
+    /// Waits until a dismissed connection has given its descriptor back.
     pub(super) async fn gone(&self) {
         self.0.gone.notified().await;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A few words that are written one by one: a panic elsewhere leaves them usable.
+        // The fields are written one by one, so a panic elsewhere leaves them usable.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -150,7 +152,8 @@ impl Connection {
         &self.entry.0
     }
 
-    /// Fails once the connection has to end. Both reading and writing ask, for a peer may do neither.
+    /// Fails once the connection has to end. Both reading and writing call this, because a peer may
+    /// do only one of them.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         self.occupancy().0.task.register(cx.waker());
         let state = *self.occupancy().state();
@@ -173,7 +176,7 @@ impl Connection {
     }
 }
 
-/// The entry in the door's book: ends after the stream, which is dropped before it.
+/// The entry in the door's book. It is dropped after the stream.
 #[derive(Debug)]
 struct Entry(Occupancy);
 

@@ -1,4 +1,4 @@
-//! Who is let in, who goes, and who is closed.
+//! Admission, displacement and expiry of connections.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,8 @@ fn peer(address: &str) -> SocketAddr {
     SocketAddr::new(address.parse().unwrap(), 1)
 }
 
-/// Lets one in and says who had to go; `None` = it was refused.
+/// Admits a connection; returns its number and the peer of the connection that it displaced. `None`
+/// = it was refused.
 fn admit(book: &mut Book, door: &Arc<Door>, from: &str) -> Option<(u64, Option<SocketAddr>)> {
     let from = peer(from);
     let (number, went) = match book.admit(from.ip(), &LIMITS) {
@@ -39,7 +40,8 @@ fn the_oldest_that_waits_goes_and_who_is_in_use_stays() {
     assert_eq!(admit(a), Some((1, None)));
     assert_eq!(admit(b), Some((2, None)));
     assert_eq!(admit(b), Some((3, None)));
-    // One address pays for itself, all of them together for each other.
+    // At the limit of one address, its own oldest connection goes; at the limit of the door, the
+    // oldest of all.
     assert_eq!(admit(b), Some((4, Some(peer(b)))));
     assert_eq!(admit(c), Some((5, Some(peer(a)))));
     assert_eq!(book.sizes(), (3, 3));
@@ -58,7 +60,7 @@ fn an_address_whose_connections_are_all_in_use_gets_no_more() {
         book.is_used(number);
     }
     assert_eq!(admit(&mut book, &door, "10.0.0.3"), None);
-    // Whose use is over can go.
+    // A connection whose use is over can go.
     let over = Occupancy::new(Arc::clone(&door), 2, peer("10.0.0.1"));
     book.waits(2, &over);
     let went = Some(peer("10.0.0.1"));
@@ -91,7 +93,7 @@ fn agents_get_what_the_limit_of_files_leaves() {
     assert_eq!(connections(64), 16);
 }
 
-/// Time stands still until everybody waits: then the door's patience ends.
+/// The paused clock advances only when all tasks wait; then the door's patience ends.
 #[tokio::test(start_paused = true)]
 async fn a_connection_lives_while_it_is_in_use() {
     let door = Door::new("tests", LIMITS);
@@ -106,7 +108,7 @@ async fn a_connection_lives_while_it_is_in_use() {
     client.write_all(b"x").await.unwrap();
     assert_eq!(connection.read_u8().await.unwrap(), b'x');
 
-    // The task that reads learns that the use is over, and waits no longer than that.
+    // The reading task learns that the use is over, and then waits no longer.
     let mut reading = Box::pin(connection.read_u8());
     assert!(reading.as_mut().now_or_never().is_none());
     let over = Instant::now();

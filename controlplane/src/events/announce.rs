@@ -1,4 +1,4 @@
-//! When to say what: the same problem once, again while it lasts, and its end. Pure.
+//! Decides when to announce a problem: once at its start, again while it lasts, and at its end. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, SystemTime};
@@ -8,30 +8,30 @@ use kplane_model::NodeName;
 use super::problems::{Key, Problem, problems};
 use super::{Event, Object, Picture, Reason};
 
-/// What lasts is said again so often: API servers forget events after an hour, by default.
+/// Interval at which a lasting problem is announced again: API servers forget events after an hour, by default.
 const REFRESH: Duration = Duration::from_secs(30 * 60);
-/// Problems that are followed at once; more are not announced. About 1 kB each.
+/// Maximum number of problems that are followed at once; further ones are not announced. About 1 kB each.
 const MAX_STANDING: usize = 10_000;
 
-/// Repairs of one node's rules are told of so often at most: others may undo ours all the time.
+/// Minimum time between two events about repairs of one node's rules: another program may undo each repair.
 const REPAIRS: Duration = Duration::from_secs(5 * 60);
 
-/// What has been said so far.
+/// The announcements made so far.
 #[derive(Debug)]
 pub(super) struct Announcer {
-    /// Problems of the input are ours to tell.
+    /// This process announces problems of the input.
     with_input: bool,
     standing: BTreeMap<Key, Standing>,
     /// The process of each node's agent.
     agents: HashMap<NodeName, u64>,
-    /// What has been told of repairs of each node's rules.
+    /// Repairs of each node's rules that were announced.
     repairs: HashMap<NodeName, Repaired>,
 }
 
-/// Repairs of one node's rules that are known.
+/// Known repairs of one node's rules.
 #[derive(Clone, Copy, Debug)]
 struct Repaired {
-    /// Of this process of the agent.
+    /// Process of the agent that made them.
     instance: u64,
     count: u64,
     told: Option<SystemTime>,
@@ -44,7 +44,7 @@ struct Standing {
 }
 
 impl Announcer {
-    /// Nothing has been said. `with_input`: problems of the input are ours to tell.
+    /// Creates an announcer that has announced nothing. `with_input`: it announces problems of the input.
     pub(super) fn new(with_input: bool) -> Self {
         Self {
             with_input,
@@ -54,7 +54,7 @@ impl Announcer {
         }
     }
 
-    /// What is to be said now.
+    /// Returns the events that are due now.
     pub(super) fn step(&mut self, picture: &Picture, now: SystemTime) -> Vec<Event> {
         let mut events = self.starts(picture);
         self.repairs(picture, now, &mut events);
@@ -66,7 +66,8 @@ impl Announcer {
         events
     }
 
-    /// J1: an agent begins. One that holds something from before the control plane knew it does not.
+    /// Announces the start of agents (J1). An agent that already holds objects when the control plane
+    /// first sees it has not just started.
     fn starts(&mut self, picture: &Picture) -> Vec<Event> {
         let mut events = Vec::new();
         for (name, node) in &picture.nodes {
@@ -94,7 +95,8 @@ impl Announcer {
         events
     }
 
-    /// Somebody else changed a node's rules, and they were put right: it is over, so there is no end to tell.
+    /// Announces repairs of rules that another program changed. A repair is complete, so no event follows at an
+    /// end.
     fn repairs(&mut self, picture: &Picture, now: SystemTime, events: &mut Vec<Event>) {
         for (name, node) in &picture.nodes {
             let agent = node.agent.as_ref();
@@ -105,7 +107,7 @@ impl Announcer {
             let instance = agent.instance;
             let first = Repaired {
                 instance,
-                // Those of before the control plane knew the agent are history.
+                // Repairs from before this control plane knew the agent are not announced.
                 count: if agent.began_empty { 0 } else { count },
                 told: None,
             };
@@ -158,7 +160,7 @@ impl Announcer {
         }
     }
 
-    /// Forgets what is over, and says so where nothing of the kind is left.
+    /// Forgets problems that are over, and announces the end where no problem of the kind is left.
     fn ends(&mut self, current: &BTreeMap<Key, Problem>, events: &mut Vec<Event>) {
         let mut over = BTreeSet::new();
         let mut lasting = BTreeSet::new();

@@ -1,24 +1,26 @@
-//! How many events there may be: one object must not fill the API server, nor all of them together.
+//! Limits on the number of events, so that neither one object nor all together fill the API server.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::{Event, Object};
 
-/// Events of one object at once, and how long one more takes then: as client-go does it.
+/// Maximum number of events of one object in a burst, and the time until one more is allowed, as in
+/// client-go.
 const OBJECT_BURST: u32 = 25;
 const OBJECT_REFILL: Duration = Duration::from_secs(300);
-/// Objects whose events are counted; of more the ones that were quiet for longest are forgotten.
+/// Maximum number of objects whose events are counted. Above it, the objects that were quiet for
+/// longest are forgotten.
 const OBJECTS: usize = 4_096;
-/// Events that wait for the API server. About 1 kB each.
+/// Maximum number of events that wait for the API server. About 1 kB each.
 const QUEUE: usize = 1_000;
 
-/// Events that wait, as many as there may be.
+/// A bounded queue of events that wait.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: VecDeque<Event>,
     spent: HashMap<Object, Bucket>,
-    /// Events that were not let in since the start.
+    /// Number of events that were refused since the start.
     pub(super) dropped: u64,
 }
 
@@ -34,7 +36,7 @@ impl Bucket {
         let steps = now.saturating_duration_since(self.since).as_secs() / OBJECT_REFILL.as_secs();
         let steps = u32::try_from(steps).unwrap_or(u32::MAX);
         self.tokens = self.tokens.saturating_add(steps).min(OBJECT_BURST);
-        // Bounded by the age of the machine: no overflow.
+        // The age of the machine bounds the result, so it cannot overflow.
         self.since += OBJECT_REFILL * steps.min(OBJECT_BURST);
         if self.tokens == OBJECT_BURST {
             self.since = now;
@@ -43,7 +45,7 @@ impl Bucket {
 }
 
 impl Queue {
-    /// Lets an event in, or counts that it did not.
+    /// Adds an event to the queue, or counts it as dropped.
     pub(super) fn push(&mut self, event: Event, now: Instant) {
         if self.waiting.len() >= QUEUE || !self.spend(&event.object, now) {
             self.dropped += 1;
@@ -52,17 +54,17 @@ impl Queue {
         self.waiting.push_back(event);
     }
 
-    /// The next event.
+    /// Takes the next event.
     pub(super) fn pop(&mut self) -> Option<Event> {
         self.waiting.pop_front()
     }
 
-    /// An event that could not be written comes back.
+    /// Puts back an event that could not be written.
     pub(super) fn put_back(&mut self, event: Event) {
         self.waiting.push_front(event);
     }
 
-    /// Nothing waits.
+    /// Returns whether the queue is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

@@ -1,15 +1,16 @@
-//! Kubernetes events: what people see with `kubectl describe` and `kubectl get events`.
+//! Kubernetes events, as `kubectl describe` and `kubectl get events` show them.
 //!
 //! ```text
 //! issues, fleet -> Picture -> problems -> Announcer -> Limits -> Writer -> API server
 //! ```
 //!
-//! Everything up to the limits is pure: a picture and a clock go in, events come out. A problem that
-//! lasts is announced once, and again as long as it lasts before the API server forgets it; when all
-//! that was announced of an object is over, that is said as well. Events have names made from what they
-//! say, so that a second replica that sees the same finds the event there.
+//! Everything up to the limits is pure: a picture and a clock go in, events come out. A problem is
+//! announced once, and again before the API server forgets the event if it lasts that long. When
+//! all announced problems of an object are over, an event reports that too. The name of an event is
+//! a hash of its content, so a second replica with the same problem finds the existing event.
 //!
-//! Best effort: nothing waits for an event, and what cannot be written is counted and dropped.
+//! Events are best effort: no other code waits for an event, and events that cannot be written are
+//! counted and dropped.
 
 mod announce;
 mod limits;
@@ -34,17 +35,18 @@ use crate::k8s::{Kind, Uid};
 
 /// Longest note that the API accepts, in bytes (`events.k8s.io/v1`: 1 kB).
 const MAX_NOTE: usize = 1_024;
-/// So much of an object's name begins the name of its event: together at most 253 bytes.
+/// Longest part of an object's name at the start of its event's name, in bytes: the whole name has
+/// at most 253.
 const MAX_OBJECT_NAME: usize = 230;
-/// Nodes that a note names before it only counts them.
+/// Maximum number of nodes that a note names; further nodes are only counted.
 const NODES_NAMED: usize = 10;
 
-/// What events are about: the state of everything at one moment.
+/// The input of events: the state of the control plane at one moment.
 #[derive(Clone, Debug, Default)]
 struct Picture {
     /// Problems with the input.
     issues: Arc<Vec<Issue>>,
-    /// What is served although the source does not name it any more.
+    /// Objects that are served although the source no longer names them.
     held: Option<Arc<Held>>,
     /// Nodes that exist, have an agent or had one.
     nodes: BTreeMap<NodeName, NodePicture>,
@@ -52,9 +54,9 @@ struct Picture {
 
 #[derive(Clone, Debug, Default)]
 struct NodePicture {
-    /// There is a Node object.
+    /// A Node object exists.
     known: bool,
-    /// What its agent said last.
+    /// The latest record of the node's agent.
     agent: Option<Arc<AgentRecord>>,
 }
 
@@ -77,48 +79,48 @@ impl Object {
     }
 }
 
-/// Why there is an event: what `kubectl get events` shows in the column REASON.
+/// The reason of an event, as `kubectl get events` shows it in the column REASON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Reason {
-    /// An agent begins (J1).
+    /// An agent has started (J1).
     Starting,
-    /// It has a backend that Kubernetes has deprecated (D1, J1).
+    /// An agent has a backend that Kubernetes has deprecated (D1, J1).
     IpvsDeprecation,
-    /// A Service cannot be served as it is written.
+    /// A Service cannot be served as written.
     ServiceRefused,
-    /// A Service wants a place that belongs to another one.
+    /// A Service claims an address and port, or a node port, of another Service.
     AddressConflict,
-    /// An EndpointSlice cannot be served as it is written.
+    /// An EndpointSlice cannot be served as written.
     EndpointSliceRefused,
-    /// A Node cannot be understood.
+    /// A Node is invalid.
     NodeRefused,
-    /// A ServiceCIDR cannot be understood.
+    /// A ServiceCIDR is invalid.
     ServiceCidrRefused,
-    /// A Service, or its endpoints, are not named any more and are served all the same.
+    /// A Service, or its endpoints, are no longer named by the source, but still served.
     ServiceHeld,
-    /// Whatever was wrong with a Service is no longer.
+    /// All problems of a Service have been resolved.
     ServiceAccepted,
     /// A Service is not in the kernels of some nodes.
     ServiceNotProgrammed,
-    /// It is again.
+    /// A Service is in the kernels of all nodes again.
     ServiceProgrammed,
     /// A health check node port cannot be opened (J1).
     FailedToStartServiceHealthcheck,
-    /// It is open now.
+    /// A health check node port has been opened after a failure.
     StartedServiceHealthcheck,
-    /// A node has no agent any more and holds what it held.
+    /// A node has lost its agent; the kernel keeps its state.
     ProxyStale,
-    /// It has one again.
+    /// A node has an agent again.
     ProxyConnected,
-    /// A node's kernel does not take what it must hold.
+    /// A node's kernel does not accept the desired state.
     SyncFailing,
-    /// It does again.
+    /// A node's kernel accepts the desired state again.
     SyncRecovered,
-    /// Somebody else changed a node's rules, and they were put right.
+    /// Another program changed a node's rules, and the agent repaired them.
     RulesRepaired,
-    /// A node serves what its source does not name (any more).
+    /// A node serves objects that its source does not name, or no longer names.
     HoldingServices,
-    /// It does not.
+    /// A node no longer serves such objects.
     HoldingEnded,
 }
 
@@ -148,7 +150,7 @@ impl Reason {
         }
     }
 
-    /// What was being done: the API wants a word for it.
+    /// Returns the `action` of the event, which the API requires.
     fn action(self) -> &'static str {
         match self {
             Self::Starting | Self::IpvsDeprecation | Self::ProxyStale | Self::ProxyConnected => {
@@ -172,7 +174,8 @@ impl Reason {
         }
     }
 
-    /// How the end of a problem is told, where it helps anybody.
+    /// Returns the reason and note of the event that reports the end of a problem, for problems
+    /// where this helps.
     fn recovery(self) -> Option<(Self, &'static str)> {
         match self {
             Self::ServiceRefused | Self::AddressConflict => Some((
@@ -222,9 +225,9 @@ impl Reason {
 struct Event {
     object: Object,
     reason: Reason,
-    /// At most [`MAX_NOTE`] bytes.
+    /// Text of at most [`MAX_NOTE`] bytes.
     note: String,
-    /// Tells it from others that say the same, such as two starts.
+    /// Random number that distinguishes events with the same content, such as two starts.
     instance: u64,
 }
 
@@ -238,9 +241,10 @@ impl Event {
         }
     }
 
-    /// Its name in the API: the same on every replica that says the same of the same object, and so
-    /// again at once. [`DefaultHasher::new`] has no secret; other versions of the library may hash in
-    /// another way, which costs one event twice.
+    /// Returns the event's name in the API. All replicas give the same name to the same content
+    /// about the same object, also when the event is repeated. [`DefaultHasher::new`] has no
+    /// secret. Another version of the library may hash differently; then one event is written
+    /// twice.
     fn api_name(&self, uid: Option<&Uid>) -> String {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
@@ -252,7 +256,7 @@ impl Event {
     }
 }
 
-/// The beginning of a text, if it is too long for a note.
+/// Cuts a text to the length of a note.
 fn clip(text: &str) -> String {
     const MORE: &str = "...";
     if text.len() <= MAX_NOTE {
@@ -262,7 +266,7 @@ fn clip(text: &str) -> String {
     format!("{}{MORE}", &text[..end])
 }
 
-/// Names of nodes for a note: `a, b and 3 more`.
+/// Lists the names of nodes for a note: `a, b and 3 more`.
 fn node_names<'a>(nodes: impl ExactSizeIterator<Item = &'a NodeName>) -> String {
     let count = nodes.len();
     let named: Vec<&str> = nodes.take(NODES_NAMED).map(|name| &**name).collect();

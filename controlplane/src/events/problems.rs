@@ -1,4 +1,4 @@
-//! What is wrong at one moment, as far as events tell of it. Pure.
+//! The problems of one moment, as far as events report them. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -12,33 +12,33 @@ use crate::fleet::holding;
 use crate::index::{CONFLICT_ADVICE, Held};
 use crate::k8s::Kind;
 
-/// A node without an agent for so long is worth an event: a restart or an upgrade is over by then.
+/// Time without an agent after which a node gets an event: restarts and upgrades are over by then.
 const STALE_AFTER: Duration = Duration::from_secs(60);
-/// A failure that lasts so long is not one that the next attempt heals.
+/// Time after which a failure counts as lasting: the next attempt is unlikely to resolve it.
 const FAILING_AFTER: Duration = Duration::from_secs(10);
 
-/// One thing that is wrong with one object.
+/// Identity of one problem with one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) object: Object,
     pub(super) reason: Reason,
-    /// Tells it from others of the same reason.
+    /// Distinguishes problems with the same reason.
     pub(super) what: String,
 }
 
-/// More about it.
+/// Details of a problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Problem {
     pub(super) note: String,
-    /// When it began, if that is known better than by having looked.
+    /// Start of the problem, if known; otherwise the time of its detection counts.
     pub(super) since: Option<SystemTime>,
-    /// It is announced when it has lasted for so long.
+    /// Duration after which the problem is announced.
     pub(super) after: Duration,
 }
 
 pub(super) type Problems = BTreeMap<Key, Problem>;
 
-/// Everything that is wrong. `with_input`: issues of the input as well.
+/// Returns all problems of a picture. `with_input`: includes issues of the input.
 pub(super) fn problems(picture: &Picture, with_input: bool) -> Problems {
     let mut found = Problems::new();
     if with_input {
@@ -58,8 +58,8 @@ pub(super) fn problems(picture: &Picture, with_input: bool) -> Problems {
     found
 }
 
-/// Warnings are left out: what is served, though not as it is written, is no reason to wake anybody,
-/// and every cluster has some.
+/// Returns the problem of an issue with severity error. Warnings are left out: their objects are
+/// served, though not as written, and every cluster has some.
 fn of_issue(issue: &Issue) -> Option<(Key, Problem)> {
     if issue.severity != Severity::Error {
         return None;
@@ -92,7 +92,8 @@ fn of_issue(issue: &Issue) -> Option<(Key, Problem)> {
     Some((key, problem))
 }
 
-/// Some of the Services that are held: one event each would be as many as there are Services.
+/// Returns the problems of some of the held Services. One event for each held Service could be as
+/// many as there are Services.
 fn of_held(held: &Held) -> impl Iterator<Item = (Key, Problem)> {
     held.examples.iter().map(move |name| {
         let key = Key {
@@ -107,7 +108,7 @@ fn of_held(held: &Held) -> impl Iterator<Item = (Key, Problem)> {
         let problem = Problem {
             note: held.to_string(),
             since: Some(held.since),
-            // A second look is taken within that.
+            // A second list from the source arrives within this time.
             after: FAILING_AFTER,
         };
         (key, problem)
@@ -162,7 +163,7 @@ fn of_node(name: &NodeName, node: &NodePicture, found: &mut Problems) {
     }
 }
 
-/// By Service and reason: the nodes, and what the first of them says.
+/// Nodes with a problem, and the note of the first of them, by Service and reason.
 type Services = BTreeMap<(ServiceName, Reason), (BTreeSet<NodeName>, String)>;
 
 fn collect(node: &NodeName, failure: &pb::ObjectFailure, services: &mut Services) {

@@ -1,4 +1,4 @@
-//! The task: looks every few seconds, and writes what is to be said.
+//! The task that checks the state every few seconds, and writes the events that are due.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -14,23 +14,25 @@ use crate::hub::Hub;
 use crate::k8s::{Kind, ObjectId, Uid};
 use crate::kubernetes::{Api, Failure};
 
-/// How often the state is looked at.
+/// Interval between two checks of the state.
 const LOOK: Duration = Duration::from_secs(5);
-/// Least time between two requests: five a second.
+/// Minimum time between two requests: five a second.
 const PACE: Duration = Duration::from_millis(200);
-/// Wait before an event is tried again, and how often: two minutes in all, as client-go does.
+/// Pause before an event is tried again, and the number of attempts: two minutes in all, as in
+/// client-go.
 const RETRY: Duration = Duration::from_secs(10);
 const TRIES: u32 = 12;
-/// Without the permission to write events nothing is tried for so long.
+/// Pause after the API server denied the permission to write events.
 const FORBIDDEN_FOR: Duration = Duration::from_secs(300);
 
-/// Whose events this process writes.
+/// The scope of the events that this process writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// A control plane: of everything.
+    /// The whole cluster: the scope of a control plane.
     Cluster,
-    /// A standalone agent: of its node, and of Services on it. What is wrong with the input every
-    /// other one sees as well, and thousands would say it at once.
+    /// One node and Services on it: the scope of a standalone agent. Problems of the input are left
+    /// out, because every other standalone agent sees them too, and thousands would write them at
+    /// once.
     Node,
 }
 
@@ -52,7 +54,7 @@ pub async fn run(hub: Arc<Hub>, api: Arc<Api>, scope: Scope) {
     }
 }
 
-/// What the log has been told, so that it is told once.
+/// Problems that were logged, so that each is logged once.
 #[derive(Debug, Default)]
 struct Complained {
     dropped: bool,
@@ -64,7 +66,7 @@ struct Task {
     announcer: Announcer,
     writer: Writer,
     queue: Queue,
-    /// Attempts at the event at the front.
+    /// Number of attempts to write the first event of the queue.
     tries: u32,
     paused_until: Instant,
     complained: Complained,
@@ -85,7 +87,7 @@ impl Task {
     }
 
     fn look(&mut self) {
-        // Before that it is not known which nodes exist.
+        // Before the first complete picture, the existing nodes are unknown.
         if !self.hub.store.head().borrow().synced {
             return;
         }
@@ -107,7 +109,7 @@ impl Task {
             return;
         };
         let uid = match self.uid(&event).await {
-            // What was wrong with it is of no interest any more.
+            // The object is gone, so the end of its problem is no longer relevant.
             None if event.object.kind == Kind::Service && !event.reason.is_warning() => return,
             uid => uid,
         };
@@ -119,7 +121,8 @@ impl Task {
             }
             Err(Unwritten::Refused(asked, failure)) => {
                 self.tries = 0;
-                // A namespace that goes away takes no more events: that is no lack of permission.
+                // A namespace that is being deleted takes no more events. This is not a missing
+                // permission.
                 let forbidden = matches!(&failure, Failure::Forbidden(why) if !why.contains("being terminated"));
                 if forbidden {
                     self.paused_until = Instant::now() + FORBIDDEN_FOR;
@@ -141,7 +144,7 @@ impl Task {
         }
     }
 
-    /// Once until it works again: events are not worth more.
+    /// Logs a problem once until writing succeeds again.
     fn complain(&mut self, problem: &str) {
         if !std::mem::replace(&mut self.complained.unwritten, true) {
             warn!(
@@ -152,7 +155,7 @@ impl Task {
         }
     }
 
-    /// The identity of the object, unless nothing is known of it (any more).
+    /// Returns the UID of the event's object, if known.
     async fn uid(&self, event: &Event) -> Option<Uid> {
         let object = &event.object;
         let id = ObjectId {

@@ -1,4 +1,4 @@
-//! Pictures in, events out.
+//! Events for given pictures.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -60,14 +60,14 @@ fn agent() -> AgentRecord {
     }
 }
 
-/// An announcer, and what it looks at.
+/// An announcer, and the picture that it gets.
 struct Rig {
     announcer: Announcer,
     picture: Picture,
 }
 
 impl Rig {
-    /// With agents on these nodes.
+    /// Creates a picture with agents on these nodes.
     fn new(nodes: &[&str]) -> Self {
         let mut rig = Self {
             announcer: Announcer::new(true),
@@ -100,7 +100,7 @@ impl Rig {
         self.report(node).failures = failures.to_vec();
     }
 
-    /// What is said after so many seconds: `Warning Reason kind name: note`.
+    /// Returns the events at this time in seconds, as `Warning Reason kind name: note`.
     fn step(&mut self, seconds: u64) -> Vec<String> {
         let events = self.announcer.step(&self.picture, at(seconds));
         let text = |event: &Event| {
@@ -127,14 +127,14 @@ const NOTHING: [&str; 0] = [];
 #[test]
 fn j1_an_agent_that_begins_is_announced_once_for_each_start() {
     let mut rig = Rig::new(&["n1"]);
-    // One that was there before the control plane is no news.
+    // The start of an agent that was there before the control plane is not announced.
     assert_eq!(rig.step(0), NOTHING);
     rig.agent("n1").instance = 2;
     rig.agent("n1").began_empty = true;
     let starting = ["Normal Starting Node n1: kplane agent 0.1.0 with nftables"];
     assert_eq!(rig.step(5), starting);
     assert_eq!(rig.step(10), NOTHING);
-    // A reconnect of the same process, with nothing in hand.
+    // The same process reconnects and holds nothing.
     rig.agent("n1").since = at(12);
     assert_eq!(rig.step(15), NOTHING);
     rig.agent("n1").instance = 3;
@@ -175,7 +175,7 @@ fn refused_input_is_announced_by_problem_and_its_end_by_object() {
     ];
     assert_eq!(rig.step(0), said);
     assert_eq!(rig.step(5), NOTHING);
-    // One of two is mended: the object is not well yet.
+    // One of two problems is fixed: the object still has the other one.
     rig.issues(&issues[1..2]);
     assert_eq!(rig.step(10), NOTHING);
     rig.issues(&[]);
@@ -184,7 +184,7 @@ fn refused_input_is_announced_by_problem_and_its_end_by_object() {
     assert_eq!(rig.step(20), NOTHING);
 }
 
-/// What the control plane holds is told of some of its Services, once a second look would have been taken.
+/// Some of the Services that the control plane holds are announced, once a second list had time to arrive.
 #[test]
 fn services_that_are_held_are_announced_when_it_lasts() {
     let mut rig = Rig::new(&[]);
@@ -203,7 +203,7 @@ fn services_that_are_held_are_announced_when_it_lasts() {
         "{told:?}"
     );
     assert_eq!(rig.step(20), [""; 0]);
-    // Where all see it nobody says it a thousand times.
+    // A standalone agent does not announce problems that every agent sees.
     let mut announcer = Announcer::new(false);
     assert!(announcer.step(&rig.picture, at(20)).is_empty());
 }
@@ -235,7 +235,7 @@ fn a_node_without_its_agent_is_stale_after_a_minute() {
     let back =
         "Normal ProxyConnected Node n1: the node's agent is connected to the control plane again";
     assert_eq!(rig.step(180), [back]);
-    // A short absence, and one of a node that is gone, are nobody's business.
+    // A short absence is not announced, nor is the absence of a node that is gone.
     rig.agent("n1").connected = false;
     rig.agent("n1").since = at(200);
     assert_eq!(rig.step(230), NOTHING);
@@ -290,7 +290,7 @@ fn a_service_that_nodes_refuse_is_one_event_of_the_service() {
     let node = "Warning SyncFailing Node n1: 1 objects are not in the kernel as desired, the first of shop/web: taken";
     assert!(said.contains(&node.to_owned()), "{said:?}");
     assert_eq!(said.len(), 1 + names.len());
-    // Fewer nodes are no news, an agent that goes away no recovery.
+    // A smaller number of nodes is not announced; an agent that goes away is no recovery.
     for name in &names[1..] {
         rig.fails(name, &[]);
     }
@@ -388,7 +388,7 @@ fn names_say_what_an_event_says() {
         uid,
     );
     assert!(long.len() <= 253 && long.contains("aa."), "{long}");
-    // Another object of the name, and another start of an agent, are something else.
+    // Another object of the same name, or another start of an agent, is another event.
     assert_ne!(one, name(&event("web"), None));
     let mut other = event("web");
     other.instance = 7;
@@ -442,7 +442,7 @@ fn repairs_of_a_nodes_rules_are_told_now_and_then() {
     assert_eq!(rig.step(700), [told(1)]);
 }
 
-/// A second look, or a person, usually agrees before anybody needs to hear of it.
+/// The event waits, because a second list or the operator usually resolves the state first.
 #[test]
 fn a_node_that_keeps_what_nobody_names_is_announced_until_it_does_not() {
     let mut rig = Rig::new(&["n1"]);

@@ -1,4 +1,4 @@
-//! The edge: one event becomes one request.
+//! The writer: turns one event into one request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,17 +16,19 @@ use super::{Event, MAX_NOTE};
 use crate::k8s::{Kind, Uid};
 use crate::kubernetes::{Api, Asked, Failure};
 
-/// Who writes, for `reportingController`.
+/// Value of `reportingController`.
 const CONTROLLER: &str = "kplane";
 /// Longest `reportingInstance` that the API accepts, in bytes.
 const MAX_INSTANCE: usize = 128;
-/// Events of objects without a namespace are kept here.
+/// Namespace for events of objects without a namespace.
 const NODE_NAMESPACE: &str = "default";
-/// An answer takes no longer, or there will be none.
+/// Maximum time for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The API server forgets events after an hour, by default: so do we that they were written.
+/// Time for which written events are remembered: the API server forgets events after an hour, by
+/// default.
 const REMEMBERED_FOR: Duration = Duration::from_secs(3_600);
-/// Events that are remembered, to count them when they happen again. 100 bytes each.
+/// Maximum number of events that are remembered, to count them when they happen again. 100 bytes
+/// each.
 const REMEMBERED: usize = 4_096;
 
 pub(super) const CREATE: Asked = Asked {
@@ -42,24 +44,24 @@ const PATCH: Asked = Asked {
 /// An event that was not written.
 #[derive(Debug)]
 pub(super) enum Unwritten {
-    /// It is not worth another try.
+    /// Another attempt would not help.
     Refused(Asked, Failure),
     /// The server may take it later.
     Later(Asked, Failure),
 }
 
-/// Writes events.
+/// A writer of events.
 #[derive(Debug)]
 pub(super) struct Writer {
     api: Arc<Api>,
-    /// Who we are, for `reportingInstance`.
+    /// Value of `reportingInstance`.
     instance: String,
-    /// By name: how often it happened, and when it was last written.
+    /// Number of occurrences and time of the last write, by the event's name.
     written: HashMap<String, (i32, Instant)>,
 }
 
 impl Writer {
-    /// Writes with these credentials, as the process on this machine.
+    /// Creates a writer with the credentials of `api`, for the process on `machine`.
     pub(super) fn new(api: Arc<Api>, machine: &str) -> Self {
         let mut instance = format!("{CONTROLLER}-{machine}");
         instance.truncate(instance.floor_char_boundary(MAX_INSTANCE));
@@ -70,10 +72,10 @@ impl Writer {
         }
     }
 
-    /// Writes an event: anew, or as another one of a series.
+    /// Writes an event: as a new event, or as another occurrence in a series.
     ///
     /// # Errors
-    /// [`Unwritten`], with what it says about another try.
+    /// [`Unwritten`], which says whether another attempt may help.
     pub(super) async fn write(&mut self, event: &Event, uid: Option<Uid>) -> Result<(), Unwritten> {
         let now = Instant::now();
         let name = event.api_name(uid.as_ref());
@@ -92,7 +94,8 @@ impl Writer {
         Ok(())
     }
 
-    /// An event that is there happened again; false when it is no longer there.
+    /// Updates an existing event that happened again; returns false when the event no longer
+    /// exists.
     async fn again(&self, event: &Event, name: &str, count: i32) -> Result<bool, Unwritten> {
         let last = MicroTime(Timestamp::now());
         let series = json!({"series": {"count": count, "lastObservedTime": last}});
@@ -112,13 +115,14 @@ impl Writer {
         let events = self.events(event);
         let request = events.create(&params, &written);
         match answered(request.await_in_time().await) {
-            // Another replica, or the process before this one, said the same: once is enough.
+            // Another replica, or an earlier process, wrote the same event, so this one is not
+            // needed.
             Ok(()) | Err(Failure::Refused { code: 409, .. }) => Ok(()),
             Err(failure) => Err(self.failed(CREATE, failure).await),
         }
     }
 
-    /// Whether to try again, with other credentials where those are the reason.
+    /// Decides whether to try again; reads the credentials again when they caused the failure.
     async fn failed(&self, asked: Asked, failure: Failure) -> Unwritten {
         if failure.wants_new_credentials()
             && let Err(error) = self.api.renew().await
@@ -142,7 +146,7 @@ impl Writer {
     fn to_api(&self, event: &Event, name: &str, uid: Option<Uid>) -> ApiEvent {
         let object = &event.object;
         let uid = match object.kind {
-            // As kubelet and kube-proxy do, and as `kubectl describe node` expects.
+            // kubelet and kube-proxy do the same, and `kubectl describe node` expects it.
             Kind::Node => Some(object.name.to_string()),
             _ => uid.map(|uid| uid.to_string()),
         };
@@ -185,7 +189,7 @@ impl Writer {
             self.written.retain(|_, (_, at)| fresh(*at));
         }
         if self.written.len() >= REMEMBERED {
-            // A flood: what happens again is told once more instead of being counted.
+            // There are too many events: repeated ones are written as new instead of being counted.
             self.written.clear();
         }
     }
@@ -198,7 +202,7 @@ fn namespace(event: &Event) -> &str {
     }
 }
 
-/// A request that is given up when nobody answers.
+/// A request with a limited waiting time for the answer.
 trait InTime: Future + Sized {
     async fn await_in_time(self) -> Option<Self::Output> {
         timeout(PATIENCE, self).await.ok()

@@ -1,15 +1,15 @@
-//! What agents serve although nobody names it (any more).
+//! Objects that agents serve although the control plane's picture does not name them.
 
 use kplane_proto::v1::{Held, Report};
 
-/// Names that a report may give as examples: as many as agents do.
+/// Maximum number of example names in a report; agents send at most as many.
 const EXAMPLES: usize = 8;
 /// Longest name of a Service with its namespace: two DNS labels.
 const MAX_NAME: usize = 127;
 /// Longest reason, in bytes.
 const MAX_REASON: usize = 300;
 
-/// Cuts off what no agent of ours reports.
+/// Cuts off what exceeds the limits of kplane's agents.
 pub(super) fn bound(report: &mut Report) {
     if let Some(held) = &mut report.held {
         held.examples.truncate(EXAMPLES);
@@ -21,12 +21,13 @@ pub(super) fn bound(report: &mut Report) {
     }
 }
 
-/// The agent leaves its kernel as it is, for want of any knowledge of what is in it.
+/// Returns whether the agent does not touch its kernel, because it does not know what the kernel
+/// holds.
 pub(crate) fn is_untouched(held: &Held) -> bool {
     held.services == 0 && held.without_endpoints == 0
 }
 
-/// What a node keeps, why, and the way out, on one line.
+/// Describes on one line what a node keeps, why, and how to resolve it.
 pub(crate) fn describe(held: &Held) -> String {
     let services = |count: u64| match count {
         1 => "1 Service".to_owned(),

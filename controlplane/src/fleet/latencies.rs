@@ -1,4 +1,4 @@
-//! How long changes in the cluster took until a node's kernel held them (section (h)).
+//! Durations from changes in the cluster until a node's kernel held them (section (h)).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use kplane_proto::v1 as pb;
 
 use crate::publish::Store;
 
-/// Changes of one node that are remembered: 56 bytes each, 3.6 kB a node, 36 MB for 10,000 nodes.
+/// Maximum number of changes remembered for one node: 56 bytes each, 3.6 kB a node, 36 MB for
+/// 10,000 nodes.
 const REMEMBERED: usize = 64;
 
 /// The latest changes that a node programmed. Cheap to clone: views share them.
@@ -21,10 +22,10 @@ pub struct Latencies(Arc<VecDeque<Programmed>>);
 pub struct Programmed {
     /// The Service whose endpoints changed.
     pub service: ServiceName,
-    /// When the control plane heard of it.
+    /// Time at which the control plane received the report.
     pub at: SystemTime,
-    /// From the change until the kernel's acknowledgement, milliseconds by two clocks; 49 days at
-    /// most.
+    /// Time from the change until the kernel's acknowledgement, milliseconds by two clocks; 49 days
+    /// at most.
     pub latency_ms: u32,
     /// Family of the endpoints.
     pub family: Family,
@@ -33,21 +34,21 @@ pub struct Programmed {
 /// A summary of [`Latencies`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatencySummary {
-    /// Changes that it is about.
+    /// Number of changes.
     pub count: usize,
-    /// The last one, their median and the longest, milliseconds.
+    /// The last duration, milliseconds.
     pub last_ms: u32,
-    /// Half of them took no longer.
+    /// The median, milliseconds.
     pub p50_ms: u32,
-    /// None took longer.
+    /// The longest duration, milliseconds.
     pub max_ms: u32,
-    /// When the control plane heard of the last one.
+    /// Time at which the control plane received the last one.
     pub last_at: SystemTime,
 }
 
-/// What a report tells once, taken out of it. What has been forgotten here, or was told by another
-/// control plane, means nothing; a Service that the report says is not in the kernel was not
-/// programmed.
+/// Takes the programmed triggers, which are reported only once, out of a report. Triggers that this
+/// control plane has forgotten, or that another control plane sent, are ignored. A Service that the
+/// report lists as failed counts as not programmed.
 pub(super) fn take_programmed(
     report: &mut pb::Report,
     store: &Store,
@@ -68,7 +69,7 @@ pub(super) fn take_programmed(
             family: trigger.family,
         })
     };
-    // An agent sends no more than are remembered; one that does is not let have more memory.
+    // Agents send no more triggers than are remembered. If one does, it gets no more memory.
     let newest = told.len().saturating_sub(REMEMBERED);
     told.into_iter()
         .skip(newest)
@@ -91,14 +92,14 @@ impl Latencies {
         }
     }
 
-    /// The last change of a Service, while it is remembered.
+    /// Returns the last change of a Service, if it is still remembered.
     #[must_use]
     pub fn of(&self, service: &ServiceName) -> Option<&Programmed> {
         let mut newest_first = self.0.iter().rev();
         newest_first.find(|programmed| programmed.service == *service)
     }
 
-    /// All of them in a few numbers; `None` without any.
+    /// Returns a summary of all changes; `None` without any.
     #[must_use]
     pub fn summary(&self) -> Option<LatencySummary> {
         let last = self.0.back()?;

@@ -1,4 +1,4 @@
-//! What is kept of agents, and of how many.
+//! Records of agents, and limits on their number.
 
 use tokio::sync::mpsc;
 
@@ -61,7 +61,7 @@ fn names_that_are_no_nodes_are_bounded() {
     let sessions = (0..MAX_STRANGERS).map(|n| begin(&hub, &format!("stranger-{n}")));
     let mut sessions: Vec<Session> = sessions.collect::<Result<_, _>>().unwrap();
     assert_eq!(begin(&hub, "one-more").unwrap_err(), NotBegun::TooMany);
-    // A Node, and whoever comes again, is no stranger.
+    // A Node is no stranger; a known stranger that reconnects is not counted twice.
     publish_node(&hub, "n1");
     let _node = begin(&hub, "n1").unwrap();
     let _again = begin(&hub, "stranger-7").unwrap();

@@ -1,8 +1,9 @@
-//! Who owns an address or node port that several Services want.
+//! Claims of several Services to the same address or node port.
 //!
-//! The same winner on every node and after every restart: a ClusterIP goes before any other use of
-//! an address (CVE-2020-8554: an externalIP must not shadow a ClusterIP), then a Service that the
-//! source names before one that is only held, then the older Service, then the smaller name. The loser is told, and gets the place when the winner goes away.
+//! The winner is the same on every node and after every restart. A ClusterIP goes before any other use of an
+//! address: an externalIP must not shadow a ClusterIP (CVE-2020-8554). A Service that the source names goes before
+//! one that is only held. Then the older Service wins, then the smaller name. The loser gets an issue, and gets
+//! the place when the winner goes away.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -11,10 +12,10 @@ use std::sync::Arc;
 
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort};
 
-/// How every issue ends that says that a place belongs to another Service.
+/// End of every issue which says that a place belongs to another Service.
 pub const CONFLICT_ADVICE: &str = "give one of the two Services another one";
 
-/// A place where packets arrive, of which there is only one.
+/// A place where packets arrive; only one Service can have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Claim {
     Address {
@@ -50,11 +51,11 @@ impl fmt::Display for Claim {
     }
 }
 
-/// A Service's right to a place: the smallest wins.
+/// A Service's rank for a place: the smallest wins.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     not_cluster_ip: bool,
-    /// The source does not name the Service any more.
+    /// The source no longer names the Service.
     held: bool,
     /// Services without a creation time come after those with one.
     not_dated: bool,
@@ -65,8 +66,8 @@ pub(super) struct Rank {
 /// All claims of all Services.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// Who wants a place, the owner first. Nearly always there is one, so a list, not a tree: a tree
-    /// makes room for eleven.
+    /// The ranks of all Services that claim a place, the owner first. There is nearly always one. A list needs
+    /// less memory than a tree, which makes room for eleven.
     ranks: HashMap<Claim, Vec<Rank>>,
     of: HashMap<ServiceName, Box<[(Claim, Rank)]>>,
 }
@@ -116,13 +117,13 @@ impl Claims {
         affected
     }
 
-    /// The ServicePort that owns a place.
+    /// Returns the ServicePort that owns a place.
     pub(super) fn owner(&self, claim: &Claim) -> Option<&ServiceKey> {
         self.ranks.get(claim)?.first().map(|rank| &rank.key)
     }
 }
 
-/// Every place that a ServicePort wants.
+/// Returns every place that a ServicePort claims.
 fn wanted<'a>(
     port: &'a ServicePort,
     created: Option<&'a Arc<str>>,

@@ -1,4 +1,4 @@
-//! What of a Service is served: its ports without the places that it does not get, and its endpoints.
+//! The served part of a Service: its ports without the places that it does not get, and its endpoints.
 
 use std::net::IpAddr;
 
@@ -14,14 +14,14 @@ use super::{Index, ServiceEntry};
 use crate::convert::{MAX_ISSUES_PER_OBJECT, SliceEndpoints};
 use crate::k8s::Kind;
 
-/// Endpoints of one ServicePort that are served: what the largest class of the data path holds,
-/// and above the 10,000 that kplane promises.
+/// Maximum number of endpoints of one ServicePort that are served: the size of the data path's largest class, and
+/// above the 10,000 that kplane promises.
 const MAX_ENDPOINTS: usize = 16_384;
 
-/// The API server's own Service, in any cluster: namespace and name.
+/// The API server's own Service in any cluster: namespace and name.
 pub(super) const API_SERVICE: (&str, &str) = ("default", "kubernetes");
 
-/// Collects the issues that a Service has with others; costs nothing while there are none.
+/// Issues of a Service with other Services; costs nothing while there are none.
 pub(super) struct Issues<'a> {
     service: &'a ServiceName,
     location: &'a str,
@@ -76,12 +76,13 @@ impl<'a> Issues<'a> {
 pub(super) struct Effective {
     /// Each port that is served, with its endpoints, sorted.
     pub(super) ports: Vec<(ServicePort, Vec<Endpoint>)>,
-    /// Problems that it has with others.
+    /// Issues of the Service with other Services.
     pub(super) issues: Vec<Issue>,
 }
 
 impl Index {
-    /// Works a Service out. Work: its own ports, addresses and endpoints.
+    /// Computes the served part of a Service. The work is proportional to the Service's own ports, addresses and
+    /// endpoints.
     pub(super) fn effective(&self, name: &ServiceName) -> Effective {
         let Some(entry) = self.services.get(name) else {
             return Effective::default();
@@ -106,7 +107,7 @@ impl Index {
         }
     }
 
-    /// Takes note of what a Service asks of its namespace's bound. The API server's own is outside of it.
+    /// Records the size of a Service for its namespace's quota. The API server's own Service is exempt.
     pub(super) fn note_size(&mut self, name: &ServiceName) {
         if !self.quota.is_on() || (&*name.namespace, &*name.name) == API_SERVICE {
             return;
@@ -121,7 +122,7 @@ impl Index {
         self.quota.replace(name, asks);
     }
 
-    /// A port without the places that it does not get; `None` without its ClusterIP.
+    /// Returns a port without the places that it does not get; `None` without its ClusterIP.
     fn effective_port(&self, port: &ServicePort, issues: &mut Issues<'_>) -> Option<ServicePort> {
         let mut gets = |claim: Claim, consequence: &dyn Fn() -> String| {
             if let Some(holder) = self.holder(&port.key.service, &claim) {
@@ -167,7 +168,7 @@ impl Index {
         })
     }
 
-    /// Who listens at a place, so that this Service does not get it.
+    /// Returns the program that listens at a place and so keeps the Service from getting it.
     fn holder(&self, service: &ServiceName, claim: &Claim) -> Option<Holder> {
         let holder = match *claim {
             Claim::Address { ip, protocol, port } => self.places.holder(ip, protocol, port),
@@ -177,13 +178,13 @@ impl Index {
         holder.filter(|holder| !(api_service && *holder == Holder::ApiServer))
     }
 
-    /// External addresses within the cluster's own ranges are served, as kube-proxy does, and named:
-    /// they may take connections away from a pod, or go to another Service.
+    /// Warns of external addresses within the cluster's own ranges. They are served, as in kube-proxy, but may
+    /// take connections away from a pod or go to another Service.
     fn warn_of_ranges(&self, entry: &ServiceEntry, issues: &mut Issues<'_>) {
         let Some(port) = entry.ports.first() else {
             return;
         };
-        // All ports of a family have the same addresses, and the families lie side by side.
+        // All ports of a family have the same addresses, and the ports are grouped by family.
         let family = |port: &ServicePort| port.key.family;
         let other = entry
             .ports
@@ -213,14 +214,14 @@ impl Index {
         }
     }
 
-    /// The range of ClusterIPs that an address is in.
+    /// Returns the range of ClusterIPs that contains an address.
     fn service_range(&self, ip: IpAddr) -> Option<Cidr> {
         let mut ranges = self.cidrs.values().flatten().copied();
         ranges.find(|range| range.contains(ip))
     }
 
-    /// The ports with their endpoints, as many as nodes are made to hold for one Service. Addresses were
-    /// cut when the Service was read; endpoints that are too many are never collected.
+    /// Adds to each port as many endpoints as nodes may hold for one Service. Addresses above the limit were
+    /// dropped when the Service was read; endpoints above it are never collected.
     fn with_endpoints(
         &self,
         ports: Vec<ServicePort>,
@@ -253,18 +254,18 @@ impl Index {
         with_endpoints
     }
 
-    /// The endpoints of a port from all its slices (A27, A28).
+    /// Returns the endpoints of a port from all its slices (A27, A28).
     fn endpoints(&self, port: &ServicePort) -> Vec<Endpoint> {
         let listed = self.listed(port);
         merge(listed.flat_map(|listed| listed.endpoints.iter().cloned()))
     }
 
-    /// How many endpoints its slices list for a port, each as often as it is listed.
+    /// Returns how many endpoints the slices list for a port, duplicates included.
     fn listed_endpoints(&self, port: &ServicePort) -> usize {
         self.listed(port).map(|listed| listed.endpoints.len()).sum()
     }
 
-    /// What slices list for a port.
+    /// Returns the entries of all slices for a port.
     fn listed(&self, port: &ServicePort) -> impl Iterator<Item = &SliceEndpoints> {
         let key = &port.key;
         let slices = self.slices_of.get(&key.service).into_iter().flatten();

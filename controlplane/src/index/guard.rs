@@ -1,4 +1,4 @@
-//! The cliff guard: how much a step may take away before somebody has to agree. Pure.
+//! The cliff guard: limits on what a step may remove before the operator has to approve. Pure.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,19 +7,19 @@ use clap::ValueEnum;
 /// Time over which deletions by name count together.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// When deletions are held back.
+/// Configuration of the guard that holds deletions back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CliffGuard {
-    /// Which deletions are guarded.
+    /// The guarded deletions.
     pub deletions: Guarded,
-    /// A step may take so many percent of the Services, or leave so many percent of those that have
-    /// endpoints without any: 0..=100.
+    /// Percentage of the Services that a step may remove, and of the Services with endpoints that
+    /// it may leave without any: 0..=100.
     pub share: u8,
-    /// A step that takes fewer Services than this is never held back.
+    /// Number of Services below which a step is never held back.
     pub minimum: usize,
 }
 
-/// Which deletions are guarded.
+/// The deletions that are guarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Guarded {
     /// Of what a list, a folder or a rewritten file no longer names.
@@ -41,19 +41,20 @@ impl Default for CliffGuard {
     }
 }
 
-/// What a step takes away.
+/// The Services that a step removes or empties.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Loss {
-    /// Services that go, and how many there are.
+    /// Number of Services that go, and of all Services.
     pub(super) services: usize,
     pub(super) of_services: usize,
-    /// Services that stay and lose their last endpoint, and how many have any.
+    /// Number of Services that stay and lose their last endpoint, and of all Services with
+    /// endpoints.
     pub(super) emptied: usize,
     pub(super) of_served: usize,
 }
 
 impl CliffGuard {
-    /// Why a step is a cliff, if it is one.
+    /// Returns the reason why a step is a cliff, if it is one.
     pub(super) fn cliff(&self, loss: Loss) -> Option<String> {
         let Loss {
             services,
@@ -68,12 +69,12 @@ impl CliffGuard {
             .then(|| format!("{emptied} of {of_served} Services would lose their last endpoint"))
     }
 
-    /// Whether deletions by name are guarded, too.
+    /// Returns whether deletions by name are guarded, too.
     pub(super) fn guards_names(&self) -> bool {
         self.deletions == Guarded::All
     }
 
-    /// Whether deletions by absence are.
+    /// Returns whether deletions by absence are guarded.
     pub(super) fn guards_absence(&self) -> bool {
         self.deletions != Guarded::Off
     }
@@ -83,7 +84,7 @@ impl CliffGuard {
     }
 }
 
-/// What has been deleted by name within the window: `kubectl delete` comes one by one.
+/// Deletions by name within the window: `kubectl delete` sends them one by one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Recent {
     since: Option<SystemTime>,
@@ -91,7 +92,8 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    /// With a step at `now`, what the window has lost. Shares are of what there was when it began.
+    /// Returns the loss of the window including a step at `now`. Shares relate to the numbers at
+    /// the window's start.
     pub(super) fn with(&self, step: Loss, now: SystemTime) -> Self {
         let age = self.since.map(|since| now.duration_since(since));
         let fresh = age.is_some_and(|age| age.is_ok_and(|age| age < WINDOW));

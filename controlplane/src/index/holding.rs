@@ -1,4 +1,4 @@
-//! What is served although the source does not name it any more.
+//! Objects that are served although the source no longer names them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,21 +9,21 @@ use kplane_model::ServiceName;
 
 use crate::k8s::{Kind, ObjectId};
 
-/// Names that are shown.
+/// Maximum number of example names.
 pub(super) const EXAMPLES: usize = 8;
 
-/// Services that are served although the source does not name them, or their endpoints, any more.
+/// Services that are served although the source no longer names them or their endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Services that are not named.
+    /// Number of Services that are not named.
     pub services: usize,
-    /// Services that are named and keep endpoints which are not.
+    /// Number of Services that are named, and keep endpoints that are not.
     pub without_endpoints: usize,
-    /// Why that is not believed, for people.
+    /// Reason why their absence is not believed, human-readable.
     pub reason: Arc<str>,
-    /// Since when.
+    /// Start of this state.
     pub since: SystemTime,
-    /// The first of their names, at most 8.
+    /// The first of the names, at most 8.
     pub examples: Vec<ServiceName>,
 }
 
@@ -50,12 +50,12 @@ impl fmt::Display for Held {
     }
 }
 
-/// How the source said that an object is gone.
+/// The source's statement that an object is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
-    /// It no longer names it: a later look may confirm that.
+    /// The source no longer names the object; a later list may confirm that.
     Nothing,
-    /// It named it: only a person may confirm that.
+    /// The source named the object as deleted; only the operator may confirm that.
     Gone,
 }
 
@@ -78,7 +78,7 @@ impl Holding {
         }
     }
 
-    /// Holds another object, for the newest reason.
+    /// Holds another object, with the newest reason.
     pub(super) fn add(&mut self, id: ObjectId, said: Said) {
         let is_service = id.kind == Kind::Service;
         if self.objects.insert(id, said).is_none() {
@@ -90,7 +90,7 @@ impl Holding {
         self.reason = reason.into();
     }
 
-    /// An object is back, or gone; false if it was not held.
+    /// Stops holding an object that is back or gone; returns false if it was not held.
     pub(super) fn remove(&mut self, id: &ObjectId) -> bool {
         let held = self.objects.remove(id).is_some();
         self.services -= usize::from(held && id.kind == Kind::Service);
@@ -105,7 +105,7 @@ impl Holding {
         self.objects.is_empty()
     }
 
-    /// Number of Services among the objects.
+    /// Returns the number of Services among the objects.
     pub(super) fn services(&self) -> usize {
         self.services
     }
@@ -114,14 +114,15 @@ impl Holding {
         self.objects.keys()
     }
 
-    /// Objects of a kind that a later look of the source may confirm.
+    /// Returns the objects of a kind that a later list of the source may confirm as gone.
     pub(super) fn unnamed(&self, kind: Kind) -> Vec<ObjectId> {
         let objects = self.objects.iter();
         let objects = objects.filter(|(id, said)| id.kind == kind && **said == Said::Nothing);
         objects.map(|(id, _)| id.clone()).collect()
     }
 
-    /// For people: `without_endpoints` are named and keep endpoints that are not.
+    /// Returns a human-readable summary. The Services in `without_endpoints` are named, and keep
+    /// endpoints that are not.
     pub(super) fn describe(
         &self,
         without_endpoints: impl ExactSizeIterator<Item = ServiceName>,
@@ -145,7 +146,7 @@ impl Holding {
     }
 }
 
-/// The name of a Service object.
+/// Returns the name of a Service object.
 pub(super) fn service_name(id: &ObjectId) -> ServiceName {
     ServiceName {
         namespace: id.namespace.clone(),

@@ -1,7 +1,8 @@
-//! The index: every object of the cluster, and which ServicePorts a change concerns.
+//! The index: every object of the cluster, and the ServicePorts that a change concerns.
 //!
-//! Synchronous, one owner, no I/O: batches of source events go in, publications come out. Work per
-//! batch is proportional to the Services that it concerns, not to all of them (design invariant 8).
+//! It is synchronous, has one owner and does no I/O: batches of source events go in, publications
+//! come out. Work per batch is proportional to the Services that it concerns, not to all of them
+//! (an invariant in ARCHITECTURE.md).
 
 mod claims;
 mod effective;
@@ -52,7 +53,7 @@ pub struct Index {
     external_ips: ExternalIps,
     services: HashMap<ServiceName, ServiceEntry>,
     slices: HashMap<ObjectId, SliceEntry>,
-    /// Sorted: the order decides between slices that disagree.
+    /// Slices by Service, sorted: the order decides between slices that disagree.
     slices_of: HashMap<ServiceName, Vec<ObjectId>>,
     nodes: BTreeMap<NodeName, NodeFacts>,
     cidrs: BTreeMap<Arc<str>, Vec<Cidr>>,
@@ -60,17 +61,16 @@ pub struct Index {
     places: Places,
     quota: Quota,
     resync: Resync,
-    /// Problems that the source has, that objects have by themselves, and that Services have with
-    /// each other.
+    /// Problems of the source (here), of single objects, and of Services with each other (below).
     source_issues: Vec<Issue>,
     object_issues: BTreeMap<ObjectId, Vec<Issue>>,
-    /// Of objects in `object_issues`.
+    /// UIDs of objects in `object_issues`.
     refused_uids: HashMap<ObjectId, Uid>,
     service_issues: BTreeMap<ServiceName, Vec<Issue>>,
     pending: Pending,
     triggers: Triggers,
     totals: Totals,
-    /// Services with an endpoint.
+    /// Number of Services with an endpoint.
     with_endpoints: usize,
     belief: Belief,
     guard: CliffGuard,
@@ -78,17 +78,17 @@ pub struct Index {
     recent: Recent,
 }
 
-/// Sizes of what is published.
+/// Totals of what is published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Services with at least one served port.
     pub services: usize,
-    /// Endpoints of all served ports, families counted apart.
+    /// Endpoints of all served ports; each family counts separately.
     pub endpoints: usize,
 }
 
 impl Totals {
-    /// A Service had these ports and has those now.
+    /// Replaces the former ports of a Service by its new ones.
     fn change(&mut self, before: &PublishedPorts, after: &PublishedPorts) {
         let endpoints = |ports: &PublishedPorts| ports.iter().map(|(_, n)| n).sum::<usize>();
         self.services += usize::from(!after.is_empty());
@@ -106,10 +106,10 @@ struct ServiceEntry {
     created: Option<Arc<str>>,
     uid: Option<Uid>,
     location: Arc<str>,
-    /// As written, before anybody else's claims are looked at.
+    /// Ports as written, before the claims of other Services are applied.
     ports: Vec<ServicePort>,
     published: PublishedPorts,
-    /// The source does not name it any more.
+    /// The source no longer names the Service.
     held: bool,
 }
 
@@ -123,7 +123,7 @@ impl ServiceEntry {
 struct SliceEntry {
     service: ServiceName,
     ports: Vec<SliceEndpoints>,
-    /// When the change happened that led to it, milliseconds since 1970; 0 = not known.
+    /// Time of the change that led to the slice, milliseconds since 1970; 0 = unknown.
     trigger_ms: u64,
 }
 
@@ -133,7 +133,7 @@ impl SliceEntry {
     }
 }
 
-/// What has to be published next.
+/// Changes that have to be published next.
 #[derive(Debug, Default)]
 struct Pending {
     services: BTreeSet<ServiceName>,
@@ -142,21 +142,22 @@ struct Pending {
     observed_at: Option<SystemTime>,
 }
 
-/// What a batch led to.
+/// The result of a batch.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// To be published; `None` when there is nothing, or while the picture is not complete.
+    /// Changes to publish; `None` when there are none, or while the picture is not complete.
     pub publication: Option<Publication>,
     /// The list of issues changed.
     pub issues_changed: bool,
-    /// What is held changed.
+    /// The set of held objects changed.
     pub held_changed: bool,
-    /// Something is held now because the source no longer names it: a second look would help.
+    /// More objects are held because the source no longer names them; another list could confirm
+    /// that.
     pub held_more: bool,
 }
 
 impl Index {
-    /// An empty index.
+    /// Creates an empty index.
     #[must_use]
     pub fn new(admission: Admission) -> Self {
         Self {
@@ -167,33 +168,33 @@ impl Index {
         }
     }
 
-    /// For a process that started then: of changes before it nothing is measured.
+    /// Sets the start time. Earlier changes are left out of latency measurements.
     #[must_use]
     pub fn started_at(mut self, started_at: SystemTime) -> Self {
         self.triggers = Triggers::since(started_at);
         self
     }
 
-    /// Holds deletions back that this guard does not let pass.
+    /// Sets the guard that holds back deletions.
     #[must_use]
     pub fn guarded(mut self, guard: CliffGuard) -> Self {
         self.guard = guard;
         self
     }
 
-    /// Every kind has been listed completely (Z3).
+    /// Returns whether every kind has been listed completely (Z3).
     #[must_use]
     pub fn is_synced(&self) -> bool {
         self.resync.is_complete()
     }
 
-    /// Sizes of what is published.
+    /// Returns the totals of what is published.
     #[must_use]
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// All problems with the input, sorted.
+    /// Returns all problems with the input, sorted.
     #[must_use]
     pub fn issues(&self) -> Vec<Issue> {
         let objects = self.object_issues.values().flatten();
@@ -210,7 +211,8 @@ impl Index {
         issues
     }
 
-    /// An object is there; `changed_at`: it was observed to change, and not found in a list.
+    /// Adds or replaces an object. `changed_at` is the time at which its change was observed;
+    /// `None` for an object from a list.
     fn apply_object(&mut self, located: Located, changed_at: Option<SystemTime>) -> bool {
         let id = located.object.id();
         let uid = located.object.metadata().uid;
@@ -277,7 +279,7 @@ impl Index {
             Kind::Service => {
                 let name = service_name(id);
                 if let Some(entry) = self.services.get_mut(&name) {
-                    // The entry goes when its ports have been withdrawn.
+                    // The entry is removed when its ports have been withdrawn.
                     self.places.replace_user(&name, &entry.ports, &[]);
                     entry.ports.clear();
                     self.pending.services.insert(name);
@@ -314,7 +316,7 @@ impl Index {
         self.pending.cidrs = true;
     }
 
-    /// Takes note of where API servers listen, if these are the slices of their Service.
+    /// Records the addresses of API servers, if the slices belong to their Service.
     fn note_api_servers(&mut self, service: &ServiceName) {
         if (&*service.namespace, &*service.name) != API_SERVICE {
             return;
@@ -396,7 +398,7 @@ impl Index {
         })
     }
 
-    /// The Services that changed, and those that won or lost a place through that.
+    /// Returns the Services that changed, and those that won or lost a place through that.
     fn contested(&mut self) -> BTreeSet<ServiceName> {
         let mut names = std::mem::take(&mut self.pending.services);
         for name in names.clone() {
@@ -414,7 +416,7 @@ impl Index {
     }
 
     fn node_facts(&self, name: &NodeName) -> NodeFacts {
-        // A node without a Node object is not being drained, as far as anybody can tell.
+        // A node without a Node object does not count as being drained.
         let unknown = || NodeFacts {
             name: name.clone(),
             eligible: true,
@@ -423,7 +425,7 @@ impl Index {
         self.nodes.get(name).cloned().unwrap_or_else(unknown)
     }
 
-    /// Works out all ports of a Service; true when its issues changed.
+    /// Computes all ports of a Service; returns true when its issues changed.
     fn recompute(
         &mut self,
         name: &ServiceName,

@@ -1,6 +1,7 @@
-//! Places that no Service gets, and which Services have to be looked at again when these change.
+//! Places that no Service gets, and the Services that must be checked again when these places
+//! change.
 //!
-//! What is reserved follows the cluster: nodes and API servers come and go. Work for such a change is
+//! Reserved places follow the cluster: nodes and API servers come and go. Work for such a change is
 //! proportional to the Services that name one of its addresses, not to all of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -10,18 +11,18 @@ use kplane_model::{Cidr, Family, Holder, NodeFacts, Protocol, ServiceName, Servi
 
 use crate::admission::Reserved;
 
-/// Who has what, and who wants an address.
+/// Holders of places, and the Services that name an address.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     reserved: Reserved,
-    /// Addresses of Nodes, and how many Nodes have each.
+    /// Addresses of Nodes, with the number of Nodes that have each.
     nodes: HashMap<IpAddr, usize>,
-    /// Where API servers listen: as their EndpointSlices say, ...
+    /// Addresses of API servers according to their EndpointSlices.
     api_endpoints: BTreeSet<SocketAddr>,
-    /// ... and where this process reaches one.
+    /// Addresses at which this process reaches an API server.
     api_server: BTreeSet<SocketAddr>,
     pod_ranges: Ranges,
-    /// Who names an address.
+    /// Services by the addresses that they name.
     users: BTreeMap<IpAddr, BTreeSet<ServiceName>>,
 }
 
@@ -53,7 +54,7 @@ impl Places {
         }
     }
 
-    /// Replaces a Node; returns the Services that name an address of its.
+    /// Replaces a Node; returns the Services that name an address of the Node.
     pub(super) fn replace_node(
         &mut self,
         before: Option<&NodeFacts>,
@@ -99,8 +100,8 @@ impl Places {
         users
     }
 
-    /// Replaces where API servers listen, as their EndpointSlices say; returns the Services that name
-    /// an address of theirs.
+    /// Replaces the addresses of API servers from their EndpointSlices; returns the Services that
+    /// name one of them.
     pub(super) fn replace_api_endpoints(
         &mut self,
         now: BTreeSet<SocketAddr>,
@@ -109,7 +110,8 @@ impl Places {
         self.users_of_differing(&before, &self.api_endpoints)
     }
 
-    /// Replaces where the API server is reached; returns the Services that name an address of its.
+    /// Replaces the addresses at which this process reaches the API server; returns the Services
+    /// that name one of them.
     pub(super) fn replace_api_server(
         &mut self,
         now: BTreeSet<SocketAddr>,
@@ -134,7 +136,7 @@ impl Places {
         self.users.get(&ip).into_iter().flatten()
     }
 
-    /// The Services that name an address of a range.
+    /// Returns the Services that name an address of a range.
     pub(super) fn users_in(&self, range: Cidr) -> impl Iterator<Item = &ServiceName> {
         let users = self.users.range(range.first()..=range.last());
         users.flat_map(|(_, services)| services)
@@ -145,7 +147,7 @@ impl Places {
         self.users.values().flatten()
     }
 
-    /// Who listens at an address and port, so that no Service gets it.
+    /// Returns the program that listens at an address and port, so that no Service gets it.
     pub(super) fn holder(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Option<Holder> {
         let place = SocketAddr::new(ip, port);
         let api = || {
@@ -160,19 +162,19 @@ impl Places {
         elsewhere.or_else(of_a_node).or_else(api)
     }
 
-    /// Who listens at a port of every node, so that it is no node port.
+    /// Returns the program that listens at a port of every node, so that it cannot be a node port.
     pub(super) fn node_port_holder(&self, protocol: Protocol, port: u16) -> Option<Holder> {
         self.reserved.holder_on_nodes(protocol, port)
     }
 
-    /// The pod range of a Node that an address is in.
+    /// Returns the pod range of a Node that contains an address.
     pub(super) fn pod_range(&self, ip: IpAddr) -> Option<Cidr> {
         self.pod_ranges.find(ip)
     }
 }
 
-/// External and load-balancer addresses: those that whoever writes the Service chooses. A ClusterIP is
-/// the API server's choice, from ranges in which nobody listens.
+/// Returns the external and load-balancer addresses, which a Service's author chooses. The API
+/// server chooses ClusterIPs, from ranges in which no program listens.
 fn named(ports: &[ServicePort]) -> BTreeSet<IpAddr> {
     let ips = |port: &'_ ServicePort| {
         let others = port.external_ips.iter().chain(&port.load_balancer_ips);
@@ -181,12 +183,12 @@ fn named(ports: &[ServicePort]) -> BTreeSet<IpAddr> {
     ports.iter().flat_map(ips).collect()
 }
 
-/// Ranges of addresses in which one is found by its length: a cluster's have very few lengths.
+/// A set of address ranges with search by prefix length: a cluster has very few lengths.
 #[derive(Debug, Default)]
 struct Ranges {
-    /// How often each is there.
+    /// Number of times that each range was added.
     count: HashMap<Cidr, usize>,
-    /// How many ranges have a length.
+    /// Number of ranges by length.
     lengths: BTreeMap<(Family, u8), usize>,
 }
 

@@ -1,8 +1,8 @@
-//! What the Services of one namespace may cost together, where the operator bounds it.
+//! The operator's limit on the cost of all Services of one namespace.
 //!
-//! A Service gets in if it fits beside those that come before it: a Service that the source names before
-//! one that is only held, then the older one, then the smaller name. So every control plane decides alike,
-//! whatever came first. Work for a change is constant while a namespace keeps to its bound, and
+//! A Service is admitted if it fits beside the Services that come before it. A Service that the source names comes
+//! before one that is only held; then the older one, then the smaller name. So every control plane decides alike,
+//! whatever the order of events. Work for a change is constant while a namespace keeps to its limit, and
 //! proportional to its Services while it does not.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use kplane_model::{ServiceName, ServiceSize};
 
-/// When a Service's turn comes; the smallest is first.
+/// A Service's position in the order of admission; the smallest is first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Turn {
     held: bool,
@@ -31,19 +31,19 @@ impl Turn {
     }
 }
 
-/// Keeps account of every namespace.
+/// The accounts of all namespaces.
 #[derive(Debug, Default)]
 pub(super) struct Quota {
-    /// Elements of one namespace; 0 = any number.
+    /// Maximum number of elements of one namespace; 0 = no limit.
     limit: usize,
     namespaces: HashMap<Arc<str>, Namespace>,
-    /// Those whose Services have to be let in anew.
+    /// Namespaces whose Services must be admitted anew.
     changed: BTreeSet<Arc<str>>,
 }
 
 #[derive(Debug, Default)]
 struct Namespace {
-    /// Elements that each Service asks for.
+    /// Number of elements that each Service requests.
     services: BTreeMap<Turn, usize>,
     turns: HashMap<ServiceName, Turn>,
     total: usize,
@@ -58,12 +58,12 @@ impl Quota {
         }
     }
 
-    /// Whether there is a bound at all.
+    /// Returns whether there is a limit.
     pub(super) fn is_on(&self) -> bool {
         self.limit > 0
     }
 
-    /// Takes note of what a Service asks for; `None` = it is gone.
+    /// Records the size of a Service; `None` = the Service is gone.
     pub(super) fn replace(&mut self, service: &ServiceName, asks: Option<(Turn, ServiceSize)>) {
         let namespace = self.namespaces.entry(service.namespace.clone());
         let namespace = namespace.or_default();
@@ -79,7 +79,7 @@ impl Quota {
         self.changed.insert(service.namespace.clone());
     }
 
-    /// Lets Services in anew, and returns those for which that is another answer than before.
+    /// Admits Services anew, and returns those whose admission has changed.
     pub(super) fn settle(&mut self) -> BTreeSet<ServiceName> {
         let mut affected = BTreeSet::new();
         for name in std::mem::take(&mut self.changed) {
@@ -96,7 +96,7 @@ impl Quota {
         affected
     }
 
-    /// Why a Service is not served; `None` if it is.
+    /// Returns the reason why a Service is not admitted; `None` if it is.
     pub(super) fn refusal(&self, service: &ServiceName) -> Option<String> {
         let namespace = self.namespaces.get(&service.namespace)?;
         if !namespace.refused.contains(service) {
@@ -113,7 +113,7 @@ impl Quota {
 }
 
 impl Namespace {
-    /// The Services that do not fit beside those whose turn came before.
+    /// Returns the Services that do not fit beside those that come before them.
     fn beyond(&self, limit: usize) -> BTreeSet<ServiceName> {
         if self.total <= limit {
             return BTreeSet::new();
@@ -136,7 +136,7 @@ mod tests {
         ServiceName::new("tenant", name)
     }
 
-    /// Asks for `endpoints` elements.
+    /// Requests `endpoints` elements.
     fn ask(quota: &mut Quota, service: &str, created: &str, endpoints: usize) {
         let created = Arc::from(created);
         let turn = Turn::new(&name(service), Some(&created), false);
@@ -164,7 +164,7 @@ mod tests {
             refused(&quota, &["old", "big", "young"]),
             [false, true, false]
         );
-        // Room is made: it gets in, and the youngest is out.
+        // Removing a Service makes room: "big" is admitted, and the youngest is refused.
         quota.replace(&name("old"), None);
         assert_eq!(quota.settle(), BTreeSet::from([name("big"), name("young")]));
         assert_eq!(refused(&quota, &["big", "young"]), [false, true]);

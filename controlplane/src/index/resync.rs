@@ -1,10 +1,10 @@
-//! Complete lists: what was not named when a list ends is gone, and nothing before that.
+//! Complete lists: objects that a list did not name are gone when the list ends, and not before.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::k8s::{Kind, ObjectId};
 
-/// Objects that are there, and lists that are under way.
+/// Existing objects, and lists in progress.
 #[derive(Debug, Default)]
 pub(super) struct Resync {
     present: HashMap<Kind, HashSet<ObjectId>>,
@@ -13,12 +13,12 @@ pub(super) struct Resync {
 }
 
 impl Resync {
-    /// A list begins; one that was under way did not count.
+    /// Begins a list; a list in progress is discarded.
     pub(super) fn begin(&mut self, kind: Kind) {
         self.under_way.insert(kind, HashSet::new());
     }
 
-    /// An object is there.
+    /// Records that an object exists.
     pub(super) fn seen(&mut self, id: ObjectId) {
         if let Some(named) = self.under_way.get_mut(&id.kind) {
             named.insert(id.clone());
@@ -26,7 +26,7 @@ impl Resync {
         self.present.entry(id.kind).or_default().insert(id);
     }
 
-    /// An object is gone.
+    /// Records that an object is gone.
     pub(super) fn gone(&mut self, id: &ObjectId) {
         for lists in [&mut self.under_way, &mut self.present] {
             if let Some(list) = lists.get_mut(&id.kind) {
@@ -35,7 +35,8 @@ impl Resync {
         }
     }
 
-    /// A list ends; returns the objects that it did not name. Without a beginning it means nothing.
+    /// Ends a list; returns the objects that it did not name. Without a beginning, the list is
+    /// ignored.
     pub(super) fn finish(&mut self, kind: Kind) -> Vec<ObjectId> {
         let Some(named) = self.under_way.remove(&kind) else {
             return Vec::new();
@@ -47,7 +48,7 @@ impl Resync {
         before.into_iter().collect()
     }
 
-    /// Every kind has been listed once.
+    /// Returns whether every kind has been listed once.
     pub(super) fn is_complete(&self) -> bool {
         Kind::ALL.iter().all(|kind| self.listed.contains(kind))
     }

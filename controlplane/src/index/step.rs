@@ -1,8 +1,8 @@
-//! One batch taken in: what is there, what goes, and what must not go yet.
+//! One step of the index: applies a batch, and decides which deletions are held back.
 //!
-//! What a batch takes away is collected first and judged as a whole: if it is a cliff, nothing of it
-//! goes until it is back, a later look agrees, or a person approves ([`super::CliffGuard`]). What comes or
-//! changes in the same batch counts at once.
+//! The deletions of a batch are collected first and judged as a whole. If they are a cliff, none of them takes
+//! effect until the objects are back, a later list agrees, or the operator approves ([`super::CliffGuard`]). New
+//! and changed objects of the same batch take effect at once.
 
 use std::collections::BTreeSet;
 use std::time::SystemTime;
@@ -16,14 +16,14 @@ use crate::k8s::{Kind, ObjectId};
 use crate::source::{Batch, Event, Located};
 use crate::trust::Trust;
 
-/// A batch on its way.
+/// A batch in progress.
 #[derive(Debug, Default)]
 struct Step {
-    /// Somebody was served before it.
+    /// Agents were served before this batch.
     live: bool,
     /// Objects that the source no longer names.
     unnamed: BTreeSet<ObjectId>,
-    /// Objects of which it said that they are gone; only where these are guarded as well.
+    /// Objects that the source named as deleted; used only if such deletions are guarded as well.
     gone: BTreeSet<ObjectId>,
     issues_changed: bool,
     held_changed: bool,
@@ -31,7 +31,7 @@ struct Step {
 }
 
 impl Index {
-    /// Takes in a batch.
+    /// Applies a batch.
     pub fn apply(&mut self, batch: Batch) -> Outcome {
         let at = batch.observed_at;
         let mut step = Step {
@@ -46,7 +46,8 @@ impl Index {
         self.finish(step)
     }
 
-    /// A person agrees with what the source names: everything that is held goes. Returns what was.
+    /// Removes everything that is held, because the operator has confirmed the source's picture. Returns what was
+    /// held.
     pub fn approve(&mut self, at: SystemTime) -> (Option<Held>, Outcome) {
         let held = self.held();
         let mut step = Step::default();
@@ -61,7 +62,7 @@ impl Index {
         (held, self.finish(step))
     }
 
-    /// What is served although the source does not name it any more.
+    /// Returns a summary of the objects that are served although the source no longer names them.
     #[must_use]
     pub fn held(&self) -> Option<Held> {
         let holding = self.holding.as_ref()?;
@@ -75,7 +76,7 @@ impl Index {
         Some(holding.describe(named.into_iter()))
     }
 
-    /// How far what is not named may be taken for gone.
+    /// Returns the trust in the picture.
     #[must_use]
     pub fn trust(&self) -> Trust {
         self.belief.trust()
@@ -130,7 +131,7 @@ impl Index {
         }
     }
 
-    /// A slice is there. If it has endpoints, those of its Service that are held have done their work.
+    /// Releases the held slices of a Service when another slice of it has endpoints.
     fn replace_held_slices(&mut self, id: &ObjectId, step: &mut Step) {
         let Some(slice) = self.slices.get(id).filter(|slice| slice.has_endpoints()) else {
             return;
@@ -140,7 +141,7 @@ impl Index {
         held.iter().for_each(|id| self.let_go(id, step));
     }
 
-    /// A later look agrees: what it did not name either is gone.
+    /// Handles a later list that agrees: held objects that it did not name either are gone.
     fn looked_again(&mut self, kind: Kind, step: &mut Step) {
         self.belief.looked_again(kind);
         let mut agreed = self
@@ -151,7 +152,7 @@ impl Index {
         agreed.iter().for_each(|id| self.let_go(id, step));
     }
 
-    /// Decides what of a batch goes.
+    /// Decides which deletions of a batch take effect.
     fn judge(&mut self, step: &mut Step, at: SystemTime) {
         let unnamed = std::mem::take(&mut step.unnamed);
         let guards = step.live && !unnamed.is_empty() && self.guard.guards_absence();
@@ -173,7 +174,7 @@ impl Index {
         self.decide(gone, Said::Gone, reason.as_deref(), at, step);
     }
 
-    /// Holds objects for a reason, or lets them go without one; slices stay with a Service that is held.
+    /// Holds objects if there is a reason, or removes them without one. Slices stay with a Service that is held.
     fn decide(
         &mut self,
         ids: BTreeSet<ObjectId>,
@@ -200,7 +201,7 @@ impl Index {
         if id.kind == Kind::Service {
             let name = service_name(&id);
             if let Some(entry) = self.services.get_mut(&name) {
-                // Its places go to whoever is named and wants them.
+                // Other Services that are named and claim its places get them.
                 entry.held = true;
                 self.pending.services.insert(name);
             }
@@ -218,7 +219,7 @@ impl Index {
         step.issues_changed |= self.delete_object(id);
     }
 
-    /// An object means anything to anybody.
+    /// Returns whether an object has any effect.
     fn serves(&self, id: &ObjectId) -> bool {
         match id.kind {
             Kind::Service => self.services.contains_key(&service_name(id)),
@@ -239,7 +240,7 @@ impl Index {
         service.is_some_and(|service| service.held)
     }
 
-    /// What it would mean if these objects went. Costs as much as they are many.
+    /// Returns the loss if these objects went. The work is proportional to their number.
     fn loss(&self, ids: &BTreeSet<ObjectId>) -> Loss {
         let services = ids.iter().filter(|id| id.kind == Kind::Service);
         let is_served = |name: &ServiceName| {
@@ -259,14 +260,14 @@ impl Index {
         let held = self.holding.as_ref().map_or(0, Holding::services);
         Loss {
             services: services.len(),
-            // As they were before the step: what it adds does not make up for what it takes.
+            // The counts are those before the step: new objects do not make up for deleted ones.
             of_services: self.totals.services.saturating_sub(held),
             emptied: emptied.count(),
             of_served: self.with_endpoints.saturating_sub(held),
         }
     }
 
-    /// A Service has endpoints by what is named, without these slices; sorted.
+    /// Returns whether a Service has endpoints in named slices other than these; `without` is sorted.
     fn has_other_endpoints(&self, service: &ServiceName, without: &[&ObjectId]) -> bool {
         let slices = self.slices_of.get(service).into_iter().flatten();
         let mut others = slices.filter(|id| without.binary_search(id).is_err() && !self.holds(id));
@@ -288,7 +289,7 @@ impl Index {
         }
     }
 
-    /// That something is held, as a problem with the input.
+    /// Returns the issue that reports held objects.
     pub(super) fn holding_issue(&self) -> Option<Issue> {
         let held = self.held()?;
         Some(Issue {

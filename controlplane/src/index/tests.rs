@@ -1,4 +1,4 @@
-//! Batches in, publications out.
+//! Publications for given batches.
 
 mod places;
 mod step;
@@ -94,7 +94,7 @@ fn delete(index: &mut Index, value: &Value) -> Publication {
         .unwrap()
 }
 
-/// `name: endpoints`, or `name: gone`, of a publication.
+/// Formats a publication as `name: endpoints` or `name: gone`.
 fn summary(publication: &Publication) -> Vec<String> {
     let line = |(key, published): &(ServiceKey, Option<Published>)| match published {
         None => format!("{}: gone", key.service.name),
@@ -283,7 +283,7 @@ fn a_cluster_ip_that_is_taken_is_not_served_twice() {
     );
 }
 
-/// A later slice wins, unless its endpoint is on its way out: a pod's address may be used again.
+/// A later slice wins, unless its endpoint is terminating: a pod's address may be used again.
 #[test]
 fn a27_of_an_address_in_several_slices_the_living_endpoint_is_served() {
     let draining = |name: &str| {

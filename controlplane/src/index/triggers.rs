@@ -1,8 +1,8 @@
-//! What made EndpointSlices change, and when: the beginning of the network programming latency
-//! (section (h)).
+//! The causes of EndpointSlice changes and their times: the start of the network programming
+//! latency (section (h)).
 //!
-//! The controller that writes a slice notes the time of the change that led to it, such as that of
-//! a pod that became ready. Pure; what is noted belongs to the next publication.
+//! The controller that writes a slice records the time of the change that led to it, such as the
+//! time at which a pod became ready. Pure; recorded triggers belong to the next publication.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,27 +11,28 @@ use kplane_model::{Family, ServiceName};
 
 use crate::publish::Trigger;
 
-/// A change may be in our future by so much: clocks of a cluster differ a little. What is further
-/// ahead is not a time that anything can be measured from.
+/// Maximum time that a change may lie in the future, since the clocks of a cluster differ a little.
+/// A time further ahead is useless for measurements.
 const MAX_SKEW: Duration = Duration::from_secs(5);
 
 /// Triggers that wait for the next publication.
 #[derive(Debug)]
 pub(super) struct Triggers {
-    /// Changes before it are not measured: most of their time passed without this process.
+    /// Start of this process. Changes before it are not measured, because most of their time passed
+    /// without this process.
     started_at: SystemTime,
     pending: BTreeSet<Trigger>,
 }
 
 impl Default for Triggers {
-    /// For a process that has always been there.
+    /// Measures all changes, whatever their time.
     fn default() -> Self {
         Self::since(UNIX_EPOCH)
     }
 }
 
 impl Triggers {
-    /// For a process that started then.
+    /// Leaves out changes before `started_at`.
     pub(super) fn since(started_at: SystemTime) -> Self {
         Self {
             started_at,
@@ -39,8 +40,8 @@ impl Triggers {
         }
     }
 
-    /// A slice of a Service was written because of a change at `at_ms`, milliseconds since 1970; 0 =
-    /// nothing is known. One of several slices that were written for one change counts.
+    /// Records that a slice of a Service was written because of a change at `at_ms`, milliseconds
+    /// since 1970; 0 = unknown. Several slices that were written for one change count once.
     pub(super) fn note(
         &mut self,
         service: &ServiceName,
@@ -59,7 +60,7 @@ impl Triggers {
         });
     }
 
-    /// Those that were noted since the last call.
+    /// Returns the triggers recorded since the last call.
     pub(super) fn take(&mut self) -> Vec<Trigger> {
         std::mem::take(&mut self.pending).into_iter().collect()
     }

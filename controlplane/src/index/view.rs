@@ -1,4 +1,4 @@
-//! Views of the index for people and tools.
+//! Human-readable views of the index.
 
 use kplane_model::select::{Categorized, categorize};
 use kplane_model::{Endpoint, Issue, NodeFacts, ServiceName, ServicePort};
@@ -9,14 +9,14 @@ use crate::k8s::{Kind, ObjectId, Uid};
 /// One ServicePort with all its endpoints, usable or not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortView {
-    /// Addresses and policies, as far as they belong to the Service.
+    /// Addresses and policies, without the places that the Service does not get.
     pub port: ServicePort,
     /// Endpoints, sorted.
     pub endpoints: Vec<Endpoint>,
 }
 
 impl PortView {
-    /// Which of the endpoints a node uses, and why.
+    /// Returns the endpoints that a node uses, and why.
     #[must_use]
     pub fn on_node(&self, node: &NodeFacts) -> Categorized {
         categorize(
@@ -33,12 +33,12 @@ impl PortView {
 pub struct ServiceDetail {
     /// All ports and families.
     pub ports: Vec<PortView>,
-    /// Its problems and those of its slices.
+    /// Problems of the Service and of its slices.
     pub issues: Vec<Issue>,
 }
 
 impl Index {
-    /// All ServicePorts, sorted by key; of one namespace, unless it is empty.
+    /// Returns all ServicePorts of a namespace, or of all if it is empty; sorted by key.
     #[must_use]
     pub fn ports(&self, namespace: &str) -> Vec<PortView> {
         let names = self.services.keys();
@@ -50,7 +50,7 @@ impl Index {
         ports
     }
 
-    /// One Service, unless nothing is known of it.
+    /// Returns one Service, if it is known.
     #[must_use]
     pub fn detail(&self, name: &ServiceName) -> Option<ServiceDetail> {
         let slices = self.slices_of.get(name);
@@ -75,7 +75,7 @@ impl Index {
         })
     }
 
-    /// What tells a Service, or an object that has issues of its own, from others of its name.
+    /// Returns the UID of a Service, or of an object that has issues of its own.
     #[must_use]
     pub fn uid(&self, id: &ObjectId) -> Option<Uid> {
         let service = || {
@@ -92,7 +92,7 @@ impl Index {
         }
     }
 
-    /// Known nodes, sorted by name.
+    /// Returns the known nodes, sorted by name.
     pub fn nodes(&self) -> impl Iterator<Item = &NodeFacts> {
         self.nodes.values()
     }

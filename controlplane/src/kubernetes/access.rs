@@ -1,4 +1,4 @@
-//! Where the API server is and who we are: a kubeconfig, or the place of a pod in a cluster.
+//! The API server's address and the credentials: from a kubeconfig, or from a pod's ServiceAccount.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,45 +11,45 @@ use tokio::time::Instant;
 use super::connector;
 use super::failure::{Failure, one_line};
 
-/// Credentials that did not help are read again at most this often.
+/// Minimum time between two attempts to read the credentials again.
 const RENEW_EVERY: Duration = Duration::from_secs(5);
 
-/// Where the API server is and who we are.
+/// Source of the API server's address and of the credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// As a kubeconfig file says.
+    /// A kubeconfig file.
     Kubeconfig {
         /// The file.
         file: PathBuf,
-        /// Another address of the server than the file's.
+        /// Address of the server that replaces the file's.
         master: Option<String>,
     },
-    /// As a pod with a ServiceAccount.
+    /// A pod's ServiceAccount.
     InCluster {
-        /// Another address of the server than the ClusterIP that the pod's environment names: it leads
-        /// nowhere on a node whose Services nobody serves yet.
+        /// Address of the server that replaces the ClusterIP from the pod's environment. That ClusterIP does not
+        /// work on a node whose Services no proxy serves yet.
         master: Option<String>,
     },
-    /// An address and no credentials, as kube-proxy does with `--master` alone.
+    /// An address without credentials, like kube-proxy with `--master` alone.
     Anonymous {
         /// The address.
         master: String,
     },
 }
 
-/// What to know of an address that only we serve.
+/// Hint about a server address that only kplane serves.
 pub const TRAP: &str = "this is the API server's ClusterIP, which kplane itself serves: on a node that has just \
                         started nobody does, and nobody can learn of it; give --master or KPLANE_API_SERVER the \
                         server's own address";
 
 impl Access {
-    /// Whether the way to the API server is one that only we program.
+    /// Returns whether the API server is reached through an address that only kplane programs.
     #[must_use]
     pub fn needs_us(&self) -> bool {
         matches!(self, Self::InCluster { master: None })
     }
 
-    /// Why a request failed, with what this access has to do with it.
+    /// Adds a hint to a failure if this kind of access may be its cause.
     fn explain(&self, failure: Failure) -> Failure {
         match failure {
             Failure::Unreachable(why) if self.needs_us() => {
@@ -60,15 +60,15 @@ impl Access {
     }
 }
 
-/// A way to the API server that cannot be taken; nothing heals it but a person. One line.
+/// An invalid configuration of the access. Only the operator can fix it. One line.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    /// The file is not there or may not be read.
+    /// The file does not exist or cannot be read.
     #[error("cannot read the kubeconfig {file}; check the path and its permissions")]
     Unreadable {
         /// The file.
         file: String,
-        /// Why not.
+        /// The kernel's error.
         source: std::io::Error,
     },
     /// The file is not a kubeconfig.
@@ -78,10 +78,10 @@ pub enum AccessError {
     NotAKubeconfig {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// The problem with the file.
         reason: String,
     },
-    /// Nothing says which of its clusters is meant.
+    /// The file does not select one of its clusters.
     #[error(
         "the kubeconfig {file} has no current-context: choose one with kubectl config use-context"
     )]
@@ -89,7 +89,7 @@ pub enum AccessError {
         /// The file.
         file: String,
     },
-    /// Something is named that is not in the file.
+    /// The file refers to an entry that it does not contain.
     #[error(
         "the kubeconfig {file} names the {what} {name:?}, but has none of that name: add it, or choose another context"
     )]
@@ -98,54 +98,54 @@ pub enum AccessError {
         file: String,
         /// `context`, `cluster` or `user`.
         what: &'static str,
-        /// Its name.
+        /// The entry's name.
         name: String,
     },
-    /// No address of a server.
+    /// The address of the server is missing or invalid.
     #[error(
         "{place}: {address:?} is no address of an API server; write one like https://192.0.2.1:6443"
     )]
     Address {
-        /// Where the address stands.
+        /// Place of the address.
         place: String,
-        /// What is there.
+        /// The text found there.
         address: String,
     },
-    /// A certificate or key cannot be used.
+    /// A certificate or key is invalid.
     #[error("{place}: {what} cannot be used: {reason}; give a file or data in PEM format")]
     Material {
-        /// Where it stands.
+        /// Place of the certificate or key.
         place: String,
-        /// What it is.
+        /// The kind of material.
         what: &'static str,
-        /// What is wrong.
+        /// The problem with the material.
         reason: String,
     },
     /// The credentials cannot be obtained.
     #[error("{place}: the user's credentials cannot be obtained: {reason}")]
     Credentials {
-        /// Where they are described.
+        /// Place that describes the credentials.
         place: String,
-        /// What is wrong.
+        /// The problem with the credentials.
         reason: String,
     },
-    /// A proxy of a kind that is not spoken.
+    /// A proxy of an unsupported kind.
     #[error("{place}: the proxy {proxy} cannot be used; reach the API server without it")]
     Proxy {
-        /// Where it stands.
+        /// Place of the proxy's address.
         place: String,
-        /// Its address.
+        /// The proxy's address.
         proxy: String,
     },
-    /// This is no pod, or one without a ServiceAccount.
+    /// The process does not run in a pod, or the pod has no ServiceAccount.
     #[error("this does not run in a pod with a ServiceAccount ({reason}): give --kubeconfig")]
     NotInCluster {
-        /// What is missing.
+        /// The missing part.
         reason: String,
     },
 }
 
-/// A connection to the API server that can be made anew. Shared by all who talk to it.
+/// A connection to the API server that can be renewed. All code that talks to the server shares it.
 #[derive(Debug)]
 pub struct Api {
     access: Access,
@@ -168,11 +168,11 @@ impl std::fmt::Debug for Current {
 }
 
 impl Api {
-    /// Reads the credentials. Does not talk to the server yet. Connections will carry the mark `own_mark`,
-    /// 0 = none.
+    /// Reads the credentials, without connecting to the server yet. Connections will carry the mark `own_mark`, 0
+    /// = none.
     ///
     /// # Errors
-    /// [`AccessError`] when they make no sense.
+    /// [`AccessError`] when the configuration is invalid.
     pub async fn new(access: Access, own_mark: u32) -> Result<Self, AccessError> {
         let current = open(&access, own_mark).await?;
         Ok(Self {
@@ -182,29 +182,29 @@ impl Api {
         })
     }
 
-    /// The client of the moment. Ask again for each piece of work.
+    /// Returns the current client. Call this again for each piece of work.
     #[must_use]
     pub fn client(&self) -> kube::Client {
         self.lock().client.clone()
     }
 
-    /// What an error of the client means.
+    /// Classifies an error of the client.
     #[must_use]
     pub fn failure(&self, error: &kube::Error) -> Failure {
         self.access.explain(Failure::of_client(error))
     }
 
-    /// The address of the server.
+    /// Returns the address of the server.
     #[must_use]
     pub fn server(&self) -> String {
         self.lock().server.clone()
     }
 
-    /// Reads the credentials again, unless that was done a moment ago: the server did not accept
-    /// them, and somebody may have put new ones into the files meanwhile.
+    /// Reads the credentials again, unless that was done a moment ago. To be called when the server refused them:
+    /// the files may have newer ones.
     ///
     /// # Errors
-    /// [`AccessError`] when they make no sense; the old ones stay then.
+    /// [`AccessError`] when they are invalid; the old ones stay then.
     pub async fn renew(&self) -> Result<(), AccessError> {
         {
             let mut current = self.lock();
@@ -219,7 +219,7 @@ impl Api {
     }
 
     fn lock(&self) -> MutexGuard<'_, Current> {
-        // Replaced as a whole, so a panic elsewhere leaves it usable.
+        // The value is replaced as a whole, so a panic elsewhere leaves it usable.
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -234,7 +234,7 @@ async fn open(access: &Access, own_mark: u32) -> Result<Current, AccessError> {
             (config, format!("the kubeconfig {}", file.display()))
         }
         Access::InCluster { master } => {
-            // With an address the environment needs to name none.
+            // With `master`, the environment need not name an address.
             let config = match master {
                 Some(_) => Config::incluster_dns(),
                 None => Config::incluster(),
@@ -296,7 +296,7 @@ async fn read(path: &Path) -> Result<Config, AccessError> {
     Ok(config)
 }
 
-/// The cluster of the current context.
+/// Returns the cluster of the current context.
 fn cluster_of(kubeconfig: &Kubeconfig) -> Option<&Cluster> {
     let current = kubeconfig.current_context.as_ref()?;
     let named = kubeconfig.contexts.iter().find(|c| c.name == *current)?;
@@ -305,7 +305,7 @@ fn cluster_of(kubeconfig: &Kubeconfig) -> Option<&Cluster> {
     named.cluster.as_ref()
 }
 
-/// A user that is named but missing would make us nobody, without a word.
+/// Checks that all names refer to existing entries. With a missing user, requests would silently be anonymous.
 fn check_names(path: &Path, kubeconfig: &Kubeconfig) -> Result<(), AccessError> {
     let file = || path.display().to_string();
     let Some(current) = kubeconfig
@@ -382,7 +382,7 @@ fn kubeconfig_error(path: &Path, error: KubeconfigError) -> AccessError {
         KubeconfigError::LoadClientKey(error) => material("client-key", error.to_string()),
         other => AccessError::NotAKubeconfig {
             file,
-            // What follows the arrow quotes the file, and with it the credentials.
+            // The text after the arrow quotes the file, and with it the credentials.
             reason: one_line(other.to_string().split("-->").next().unwrap_or_default()),
         },
     }

@@ -1,4 +1,4 @@
-//! The HTTP client: connections that notice a silent death, and no retries of its own.
+//! The HTTP client: its connections detect a dead peer, and it does not retry.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tower::ServiceBuilder;
 
 use crate::dial::Dialer;
 
-/// Unused connections are kept for this long.
+/// Time for which unused connections are kept.
 const POOL_IDLE: Duration = Duration::from_secs(45);
 
-/// A client for a configuration, whose connections carry our mark.
+/// Creates a client for a configuration, whose connections carry kplane's mark.
 pub(super) fn client(config: &Config, own_mark: u32) -> kube::Result<kube::Client> {
     let http = Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

@@ -1,17 +1,17 @@
-//! What can go wrong between us and an API server, and what a person does about it.
+//! Failures between kplane and an API server, and the operator's remedy for each.
 
 use std::io;
 use std::time::Duration;
 
-/// Longest text of a server that is repeated, in characters.
+/// Longest server text that is quoted, in characters.
 const MAX_QUOTED: usize = 300;
 
-/// What was asked for when something failed.
+/// The request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// `list`, `watch`, `create`, ...
     pub verb: &'static str,
-    /// In the plural, such as `endpointslices`.
+    /// The resource in the plural, such as `endpointslices`.
     pub resource: &'static str,
     /// The API group; empty for the core group.
     pub group: &'static str,
@@ -27,52 +27,53 @@ impl std::fmt::Display for Asked {
     }
 }
 
-/// A request that failed. All of them may heal.
+/// A failed request. Each kind of failure may be temporary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// No connection: refused, no route, no such host, nobody answers.
+    /// No connection: refused, no route, no such host, or no answer.
     Unreachable(String),
     /// TLS: one side does not trust the other's certificate.
     Certificate(String),
-    /// Our credentials cannot be obtained, such as from a program that the kubeconfig names.
+    /// kplane's credentials cannot be obtained, for example from a program that the kubeconfig
+    /// names.
     Credentials(String),
-    /// 401: the server does not know who we are (any more).
+    /// 401: the server does not accept the credentials, or no longer does.
     Unauthorized,
     /// 403 with the server's explanation.
     Forbidden(String),
     /// 404: the server has no such resource.
     NotServed,
-    /// 410: what was asked to be continued is too long ago.
+    /// 410: the version from which the request should continue is too old.
     Gone,
     /// Another 4xx: the server does not accept the request.
     Refused {
-        /// Its status.
+        /// The HTTP status.
         code: u16,
-        /// Its explanation.
+        /// The server's explanation.
         message: String,
     },
-    /// 429: later, please.
+    /// 429: the server asks to try again later.
     Busy {
-        /// How long the server wants us to wait.
+        /// Pause that the server asks for.
         after: Option<Duration>,
     },
     /// 5xx, or an ERROR event of another kind.
     Server {
-        /// Its status.
+        /// The HTTP status.
         code: u16,
-        /// Its explanation.
+        /// The server's explanation.
         message: String,
     },
-    /// The answer makes no sense.
+    /// The answer is invalid.
     Malformed(String),
     /// The connection broke in the middle of an answer.
     Broken(String),
-    /// No byte came for this long.
+    /// The server sent no byte for this long.
     Silent(Duration),
 }
 
 impl Failure {
-    /// What an HTTP status means. `message` is the server's explanation.
+    /// Classifies an HTTP status. `message` is the server's explanation.
     #[must_use]
     pub fn of_status(code: u16, message: &str, after: Option<Duration>) -> Self {
         let message = one_line(message);
@@ -87,7 +88,7 @@ impl Failure {
         }
     }
 
-    /// What an error of the client means.
+    /// Classifies an error of the client.
     #[must_use]
     pub fn of_client(error: &kube::Error) -> Self {
         if matches!(error, kube::Error::Auth(_)) {
@@ -113,7 +114,7 @@ impl Failure {
         }
     }
 
-    /// Something that concerns the whole connection, not just one resource.
+    /// Returns whether the failure concerns the whole connection, not just one resource.
     #[must_use]
     pub fn is_general(&self) -> bool {
         match self {
@@ -133,7 +134,7 @@ impl Failure {
         }
     }
 
-    /// Reading the credentials again may help.
+    /// Returns whether reading the credentials again may help.
     #[must_use]
     pub fn wants_new_credentials(&self) -> bool {
         matches!(
@@ -142,7 +143,7 @@ impl Failure {
         )
     }
 
-    /// A short name for metrics.
+    /// Returns a short name for metrics.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -162,7 +163,7 @@ impl Failure {
         }
     }
 
-    /// One line: what failed and what to do about it.
+    /// Explains on one line what failed and what to do about it.
     #[must_use]
     pub fn explain(&self, asked: Asked) -> String {
         match self {
@@ -211,7 +212,8 @@ impl From<&io::Error> for Failure {
     }
 }
 
-/// Foreign text for our own lines: without control characters, and not too much of it.
+/// Makes foreign text fit for kplane's own lines: without control characters, and limited in
+/// length.
 #[must_use]
 pub fn one_line(text: &str) -> String {
     let words = text.split(|c: char| c.is_whitespace() || c.is_control());
@@ -223,7 +225,7 @@ pub fn one_line(text: &str) -> String {
     }
 }
 
-/// What an error was in the beginning.
+/// Returns the root cause of an error.
 fn innermost(error: &dyn std::error::Error) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
@@ -232,7 +234,8 @@ fn innermost(error: &dyn std::error::Error) -> String {
     innermost.to_string()
 }
 
-/// rustls is not visible through the client: its errors are known by their text.
+/// Returns whether an error text is about certificates. The client does not expose rustls errors,
+/// so only their text identifies them.
 fn is_about_certificates(text: &str) -> bool {
     let signs = [
         "certificate",

@@ -8,12 +8,12 @@ use kplane_proto::convert::encode_object;
 
 use super::Published;
 
-/// A [`Published`] after encoding, outside of the lock.
+/// A [`Published`] after encoding, which happens outside of the lock.
 pub(super) struct Encoded {
     pub(super) default: (Bytes, ObjectHash),
     pub(super) by_zone: BTreeMap<ZoneName, (Bytes, ObjectHash)>,
     pub(super) by_node: BTreeMap<NodeName, (Bytes, ObjectHash)>,
-    /// Sorted by node.
+    /// Local endpoints, sorted by node.
     pub(super) local: Vec<(NodeName, (Bytes, ObjectHash))>,
 }
 

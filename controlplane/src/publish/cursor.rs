@@ -1,4 +1,4 @@
-//! How far an agent is, and what it lacks.
+//! An agent's position, and the objects that it lacks.
 
 use std::time::SystemTime;
 
@@ -9,26 +9,26 @@ use super::state::{Blob, FIRST_REVISION, State, View};
 use super::triggers::Sent;
 use crate::trust::Trust;
 
-/// Objects are collected into one message until it is this large, in bytes: far below every
-/// limit, large enough that framing costs nothing.
+/// Size of a message in bytes up to which objects are collected: far below every limit, and large
+/// enough that framing costs nothing.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// What a deleted key adds to a message, about.
+/// Approximate size of a deleted key in a message, in bytes.
 const DELETED_BYTES: usize = 64;
 
-/// How far an agent is: all that the control plane keeps of its state.
+/// An agent's position: all that the control plane keeps of its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
     /// Revision that the agent holds completely; 0 = nothing.
     base: u64,
-    /// Changes up to here have been collected since.
+    /// Newest revision whose changes have been collected since.
     position: u64,
-    /// Newest revision when the collecting began.
+    /// Newest revision when collecting began.
     started: u64,
 }
 
 impl Cursor {
-    /// The cursor of an agent that holds `revision` completely, or nothing if it is 0.
+    /// Creates the cursor of an agent that holds `revision` completely, or nothing if it is 0.
     #[must_use]
     pub fn at(revision: u64) -> Self {
         Self {
@@ -38,53 +38,53 @@ impl Cursor {
         }
     }
 
-    /// There are changes up to `head` that have not been collected, or a collecting under way.
+    /// Returns whether changes up to `head` have not been collected, or collecting is not complete.
     #[must_use]
     pub fn is_behind(&self, head: u64) -> bool {
         self.base < head
     }
 
-    /// Nothing has been collected yet since the agent's last complete state.
+    /// Returns whether nothing has been collected since the agent's last complete state.
     fn is_fresh(&self) -> bool {
         self.base == self.position
     }
 
-    /// A deletion need not be named to an agent that begins from nothing, unless the object may
-    /// have been sent since it began.
+    /// Returns whether a deletion must be named. An agent that begins from nothing needs it only if
+    /// the object may have been sent since it began.
     fn names_deletion(&self, revision: u64) -> bool {
         self.base != 0 || revision > self.started
     }
 }
 
-/// Part of what an agent lacks.
+/// A part of what an agent lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
     /// Encoded objects.
     pub objects: Vec<Bytes>,
-    /// Objects that are gone.
+    /// Deleted objects.
     pub deleted: Vec<DesiredKey>,
-    /// Set when nothing is left.
+    /// The end of the update; set when nothing is left.
     pub end: Option<PieceEnd>,
 }
 
-/// The state that an agent is in after the last piece.
+/// The agent's state after the last piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PieceEnd {
     /// Revision.
     pub revision: u64,
     /// Digest of everything that the agent holds.
     pub digest: Digest,
-    /// When the oldest change that the agent lacked was observed.
+    /// Time at which the oldest change that the agent lacked was observed.
     pub changed_at: Option<SystemTime>,
-    /// What led to the changes, oldest first; nothing for an agent that began from nothing.
+    /// Triggers of the changes, oldest first; empty for an agent that began from nothing.
     pub triggers: Vec<Sent>,
-    /// How far what the picture lacks may be taken for gone.
+    /// Trust that objects missing from the picture are gone.
     pub trust: Trust,
-    /// [`Head::trust`](super::Head::trust) that this tells.
+    /// Value of [`Head::trust`](super::Head::trust) that belongs to `trust`.
     pub trust_changes: u64,
 }
 
-/// Reading: everything here is relative to a node.
+/// Read access; everything here is relative to a node.
 impl State {
     pub(super) fn collect(&self, node: &str, cursor: &mut Cursor) -> Piece {
         if cursor.is_fresh() {
@@ -123,8 +123,8 @@ impl State {
         piece
     }
 
-    /// Everything that changed for a node behind a cursor, oldest change first; without an encoded
-    /// object it is gone.
+    /// Returns everything that changed for a node after a cursor, oldest change first; without an
+    /// encoded object, the key was deleted.
     pub(super) fn lacking<'a>(
         &'a self,
         node: &'a str,
@@ -142,7 +142,7 @@ impl State {
                     shared.map(|s| s.resolve(node, view.zone.as_deref())),
                 )
             })
-            // Else another variant changed, and the agent holds this one already.
+            // If not, another variant changed, and the agent already holds this one.
             .filter(move |(_, _, blob)| blob.is_none_or(|blob| blob.revision > cursor.base))
             .peekable();
         let mut own = view.log.after(cursor.position).peekable();
@@ -166,7 +166,8 @@ impl State {
         })
     }
 
-    /// When the configuration of a node last changed that is no Node, if that was after `position`.
+    /// Returns when the configuration of a node without a Node object last changed, if that was
+    /// after `position`.
     fn stranger_after(&self, view: &View, position: u64) -> Option<u64> {
         let changed = view.facts.is_none().then_some(self.strangers_revision);
         changed.filter(|revision| *revision > position)
@@ -239,7 +240,7 @@ impl State {
         if revision >= self.revision {
             return None;
         }
-        // Whoever holds nothing lacks the first publication.
+        // An agent that holds nothing lacks the first publication.
         let revision = revision.max(FIRST_REVISION);
         // The last publication that begins at or before the first missing revision.
         let after = self

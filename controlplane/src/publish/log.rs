@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// Every key once, ordered by the revision of its last change. Keys of deleted objects stay (an
-/// agent that is behind must learn of the deletion) until [`Log::forget`].
+/// Every key once, ordered by the revision of its last change. Keys of deleted objects stay until
+/// [`Log::forget`], because an agent that is behind must learn of the deletion.
 #[derive(Debug)]
 pub(super) struct Log<K> {
     by_revision: BTreeMap<u64, Arc<K>>,
@@ -22,7 +22,7 @@ impl<K> Default for Log<K> {
 }
 
 impl<K: Eq + Hash> Log<K> {
-    /// Notes that `key` changed at `revision`, which no other key of this log has.
+    /// Records that `key` changed at `revision`, which no other key of this log has.
     pub(super) fn note(&mut self, key: K, revision: u64) {
         let before = self.revision_of.get(&key).copied();
         let key = before
@@ -39,18 +39,18 @@ impl<K: Eq + Hash> Log<K> {
         }
     }
 
-    /// Revision of the key's last change.
+    /// Returns the revision of the key's last change.
     pub(super) fn revision_of(&self, key: &K) -> Option<u64> {
         self.revision_of.get(key).copied()
     }
 
-    /// Keys that changed after `revision`, oldest change first.
+    /// Returns the keys that changed after `revision`, oldest change first.
     pub(super) fn after(&self, revision: u64) -> impl Iterator<Item = (u64, &K)> {
         let from = revision.saturating_add(1);
         self.by_revision.range(from..).map(|(r, k)| (*r, &**k))
     }
 
-    /// All keys, newest change first.
+    /// Returns all keys, newest change first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = (u64, &K)> {
         self.by_revision.iter().rev().map(|(r, k)| (*r, &**k))
     }

@@ -1,9 +1,9 @@
-//! Publishing: "share, then overlay".
+//! Publishing: a part that nodes share, and an overlay for each node.
 //!
 //! Each object is encoded once per variant, whatever the number of agents. The store keeps the
-//! latest state of every object and, per object, the revision of its last change: no queue per
-//! agent, no history. An agent is a cursor into that order, so a slow one costs eight bytes and
-//! catches up by what is newest.
+//! latest state of every object and the revision of its last change. There is no queue per agent
+//! and no history. An agent is a cursor into the order of changes, so a slow agent costs eight
+//! bytes and catches up with the latest state.
 
 mod blob;
 mod cursor;
@@ -27,37 +27,37 @@ use kplane_model::{
     Cidr, Family, LocalEndpoint, NodeFacts, NodeName, ServiceKey, ServiceName, ServicePort,
 };
 
-/// All of one ServicePort, for all nodes.
+/// All published data of one ServicePort, for all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
     /// Addresses and policies.
     pub port: ServicePort,
     /// Cluster endpoints by kind of node.
     pub variants: Variants,
-    /// Endpoints by the node on which they live.
+    /// Endpoints by the node on which they run.
     pub local: BTreeMap<NodeName, Vec<LocalEndpoint>>,
 }
 
-/// What changed in the index: becomes one revision.
+/// A change of the index, which becomes one revision.
 #[derive(Clone, Debug)]
 pub struct Publication {
-    /// ServicePorts that are new or (perhaps) changed, or gone.
+    /// ServicePorts that are new, possibly changed, or gone (`None`).
     pub services: Vec<(ServiceKey, Option<Published>)>,
-    /// Nodes that are new or (perhaps) changed, or gone (`known` is false then). The store adds
-    /// the cluster's ServiceCIDRs to them.
+    /// Nodes that are new, possibly changed, or gone (`known` is false then). The store adds the
+    /// cluster's ServiceCIDRs to them.
     pub nodes: Vec<NodeFacts>,
     /// The cluster's ServiceCIDRs, if they changed.
     pub service_cidrs: Option<Vec<Cidr>>,
-    /// When the first of the changes was observed.
+    /// Time at which the first of the changes was observed.
     pub observed_at: SystemTime,
-    /// What led to the changes of endpoints among them.
+    /// Triggers of the endpoint changes among them.
     pub triggers: Vec<Trigger>,
 }
 
-/// A change in the cluster that led to other endpoints of a Service, as far as its time is known.
+/// A change in the cluster with a known time that led to other endpoints of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Trigger {
-    /// When it happened, milliseconds since 1970 by the clock of whoever wrote the EndpointSlice.
+    /// Time of the change, milliseconds since 1970 by the clock of the EndpointSlice's writer.
     pub at_ms: u64,
     /// The Service.
     pub service: ServiceName,

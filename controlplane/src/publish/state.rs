@@ -14,14 +14,14 @@ use super::log::Log;
 use super::triggers::Triggers;
 use crate::trust::Trust;
 
-/// Deleted keys that are remembered for agents that come back. An agent that missed more than
-/// these gets a snapshot instead.
+/// Maximum number of deleted keys that are remembered for agents that reconnect. An agent that
+/// missed more deletions gets a snapshot instead.
 const TOMBSTONES: usize = 16_384;
 
-/// The revision that a store begins with: that of the configuration of nodes without a Node object.
+/// First revision of a store: the revision of the configuration of nodes without a Node object.
 pub(super) const FIRST_REVISION: u64 = 1;
 
-/// Memory is given back when less than one place in so many is taken.
+/// Memory is given back when less than one place in this many is taken.
 const SPARSE: usize = 4;
 
 #[derive(Debug)]
@@ -30,25 +30,26 @@ pub(super) struct State {
     pub(super) shared: HashMap<ServiceKey, Shared>,
     pub(super) log: Log<ServiceKey>,
     pub(super) views: HashMap<NodeName, View>,
-    /// The newest revision at which the last was said of a node.
+    /// Newest revision at which the store forgot a node.
     pub(super) freed_at: u64,
     /// Digest of all default variants.
     pub(super) default_digest: Digest,
-    /// What nodes of a zone have to add to it.
+    /// Digest that the nodes of a zone add to `default_digest`.
     pub(super) zone_digests: HashMap<ZoneName, Digest>,
     /// ServicePorts with more than the default variant.
     pub(super) varied: BTreeSet<ServiceKey>,
     pub(super) tombstones: VecDeque<Tombstone>,
-    /// Deletions up to here may be forgotten.
+    /// Newest revision whose deletions may be forgotten.
     pub(super) horizon: u64,
-    /// Part of every node's configuration.
+    /// The cluster's ServiceCIDRs, a part of every node's configuration.
     pub(super) service_cidrs: Vec<Cidr>,
-    /// When the configuration of nodes without a Node object last changed. No object has this revision.
+    /// Revision at which the configuration of nodes without a Node object last changed. No object
+    /// has this revision.
     pub(super) strangers_revision: u64,
-    /// First revision of each publication, and when its change was observed.
+    /// First revision of each publication, and the time at which its change was observed.
     pub(super) times: VecDeque<(u64, SystemTime)>,
     pub(super) triggers: Triggers,
-    /// How far the picture is believed, and how often that has changed.
+    /// Trust in the picture, and the number of its changes.
     pub(super) trust: Trust,
     pub(super) trust_changes: u64,
 }
@@ -75,27 +76,27 @@ pub(super) struct Shared {
     pub(super) default: Blob,
     pub(super) by_zone: BTreeMap<ZoneName, Blob>,
     pub(super) by_node: BTreeMap<NodeName, Blob>,
-    /// Nodes that have local endpoints of it; sorted.
+    /// Nodes with local endpoints of the ServicePort; sorted.
     pub(super) local_nodes: Box<[NodeName]>,
 }
 
-/// What one node has of its own.
+/// The objects of one node.
 #[derive(Debug, Default)]
 pub(super) struct View {
     pub(super) zone: Option<ZoneName>,
     pub(super) facts: Option<Arc<NodeFacts>>,
     pub(super) objects: HashMap<DesiredKey, Blob>,
-    /// Own objects, and `Service` keys that the node must look at again.
+    /// Own objects, and `Service` keys that the node must check again.
     pub(super) log: Log<DesiredKey>,
     pub(super) digest: Digest,
-    /// What variants for this very node add to the zone's digest.
+    /// Digest that variants for this node add to the zone's digest.
     pub(super) variants_digest: Digest,
-    /// Streams of agents for it.
+    /// Number of agents' streams for this node.
     pub(super) agents: usize,
-    /// Its Node object is gone: what is kept of it is for its agent only.
+    /// The Node object is gone: the view is kept for the node's agent only.
     pub(super) orphaned: bool,
-    /// The newest revision at which anything was forgotten of a node, when this was made: of before that
-    /// deletions may not be known.
+    /// Value of `State::freed_at` when this view was created. Deletions before this revision may be
+    /// unknown.
     pub(super) since: u64,
 }
 
@@ -115,7 +116,7 @@ impl Shared {
         !self.by_zone.is_empty() || !self.by_node.is_empty()
     }
 
-    /// Whether the same kinds of nodes are told apart as in `encoded`.
+    /// Returns whether the variants are for the same zones and nodes as in `encoded`.
     pub(super) fn same_shape(&self, encoded: &Encoded) -> bool {
         self.by_zone.keys().eq(encoded.by_zone.keys())
             && self.by_node.keys().eq(encoded.by_node.keys())
@@ -123,7 +124,8 @@ impl Shared {
 }
 
 impl View {
-    /// Nobody needs it: no object mentions the node, and it has neither Node object nor agent.
+    /// Returns whether the view is unused: no object mentions the node, and it has neither Node
+    /// object nor agent.
     fn is_vacant(&self) -> bool {
         let configured = usize::from(self.facts.is_some());
         self.agents == 0
@@ -132,7 +134,7 @@ impl View {
             && self.variants_digest == Digest::default()
     }
 
-    /// Puts an object in; false if it was there.
+    /// Stores an object; returns false if it was there.
     pub(super) fn put(
         &mut self,
         key: DesiredKey,
@@ -157,7 +159,7 @@ impl View {
         true
     }
 
-    /// Takes an object out; false if it was not there.
+    /// Removes an object; returns false if it was not there.
     pub(super) fn take(&mut self, key: &DesiredKey, revision: u64) -> bool {
         let Some(blob) = self.objects.remove(key) else {
             return false;
@@ -192,14 +194,15 @@ impl Default for State {
 }
 
 impl State {
-    /// Forgets a node of which nothing is left: names come and go with the objects that mention them.
+    /// Forgets a node without data: names come and go with the objects that mention them.
     pub(super) fn free_if_vacant(&mut self, node: &NodeName) {
         if !self.views.get(node).is_some_and(View::is_vacant) {
             return;
         }
         let freed = self.views.remove(node);
         if freed.is_some_and(|view| view.log.newest_first().next().is_some()) {
-            // Deletions are forgotten with it: an agent that comes back hears of them no more.
+            // The view's deletions are forgotten too, so an agent that reconnects cannot learn of
+            // them.
             self.freed_at = self.revision;
         }
         let left = self.views.len();
@@ -230,8 +233,8 @@ impl State {
         }
     }
 
-    /// The new variants of a ServicePort: those that changed carry a new revision, or all of them
-    /// when nodes are told apart in another way than before.
+    /// Returns the new variants of a ServicePort. Changed variants get a new revision. All of them
+    /// get one if the variants are for other zones or nodes than before.
     pub(super) fn next_shared(
         &mut self,
         key: &ServiceKey,
@@ -328,7 +331,7 @@ impl State {
         });
     }
 
-    /// Adds a ServicePort's part to all digests, or takes it out.
+    /// Adds a ServicePort's part to all digests, or subtracts it.
     pub(super) fn count_digests(&mut self, shared: &Shared, add: bool) {
         let count = |digest: &mut Digest, plus: &Blob, minus: Option<&Blob>| {
             let (plus, minus) = if add {
@@ -387,9 +390,8 @@ impl State {
         }
     }
 
-    /// The configuration of a node of which nothing is known, worked out when it is asked for: names
-    /// that agents bring cost the store nothing and take no revision from others. Such a node is not
-    /// being drained, as far as anybody can tell.
+    /// Computes the configuration of an unknown node on request. Names that agents send therefore
+    /// cost the store nothing and take no revision. Such a node does not count as being drained.
     pub(super) fn stranger(&self, name: &str) -> (Bytes, ObjectHash) {
         encode(&DesiredObject::Node(NodeFacts {
             name: name.into(),
@@ -399,7 +401,7 @@ impl State {
         }))
     }
 
-    /// A node is in another zone now: it must look again at everything that depends on zones.
+    /// Moves a node to another zone: the node must check everything again that depends on zones.
     pub(super) fn move_node(&mut self, name: &NodeName, zone: Option<ZoneName>) {
         let view = view_of(&mut self.views, name, self.freed_at);
         view.zone = zone;
@@ -444,7 +446,7 @@ impl State {
     }
 }
 
-/// What a node has of its own. If there is nothing yet, deletions before `since` are not known.
+/// Returns the view of a node. A new view does not know deletions before `since`.
 pub(super) fn view_of<'a>(
     views: &'a mut HashMap<NodeName, View>,
     node: &NodeName,

@@ -1,4 +1,4 @@
-//! The store: what the index writes and every stream reads.
+//! The store, which the index writes and every stream reads.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -13,21 +13,22 @@ use super::state::{FIRST_REVISION, State, view_of};
 use super::{Publication, Trigger};
 use crate::trust::Trust;
 
-/// Publications whose time is remembered, to tell how old the oldest missing change is.
+/// Maximum number of publications whose time is remembered, to compute the age of the oldest
+/// missing change.
 const REMEMBERED_TIMES: usize = 4_096;
 
-/// The newest state, for those who wait for it.
+/// The newest state, for tasks that wait for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// Revision of the newest change.
     pub revision: u64,
-    /// The source has delivered a complete picture: before that nobody is served.
+    /// The source has delivered a complete picture. Agents get nothing before.
     pub synced: bool,
-    /// How often the trust in the picture has changed.
+    /// Number of changes of the trust in the picture.
     pub trust: u64,
 }
 
-/// Latest encoded state of every object. Written by the index, read by every stream.
+/// Latest encoded state of every object. The index writes it, every stream reads it.
 #[derive(Debug)]
 pub struct Store {
     epoch: u64,
@@ -36,7 +37,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// An empty store. `epoch` is random for each start of the control plane.
+    /// Creates an empty store. `epoch` is random for each start of the control plane.
     #[must_use]
     pub fn new(epoch: u64) -> Self {
         Self {
@@ -49,26 +50,26 @@ impl Store {
         }
     }
 
-    /// The epoch that revisions belong to.
+    /// Returns the epoch that revisions belong to.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The newest state; wakes up when it changes.
+    /// Returns a receiver of the newest state.
     #[must_use]
     pub fn head(&self) -> watch::Receiver<Head> {
         self.head.subscribe()
     }
 
-    /// Says that everything published so far is a complete picture.
+    /// Marks everything published so far as a complete picture.
     pub fn set_synced(&self) {
         self.head
             .send_if_modified(|head| !std::mem::replace(&mut head.synced, true));
     }
 
-    /// Says how far the picture is believed. Streams tell it with their next update, and with one that
-    /// changes nothing if there is no other.
+    /// Sets the trust in the picture. Streams send it with their next update, or with an empty
+    /// update if there is no other.
     pub fn set_trust(&self, trust: Trust) {
         let mut state = self.write();
         if state.trust == trust {
@@ -82,16 +83,16 @@ impl Store {
             .send_modify(|head| head.trust = head.trust.max(changes));
     }
 
-    /// How far the picture is believed.
+    /// Returns the trust in the picture.
     #[must_use]
     pub fn trust(&self) -> Trust {
         self.read().trust.clone()
     }
 
-    /// Publishes changes; what is equal to what was published before is left out. Returns the
-    /// newest revision.
+    /// Publishes changes; objects that equal the published ones are left out. Returns the newest
+    /// revision.
     pub fn publish(&self, mut publication: Publication) -> u64 {
-        // Each is dropped when it has been encoded: at a start there are many.
+        // Each one is dropped when it has been encoded, because there are many at a start.
         let encoded: Vec<_> = std::mem::take(&mut publication.services)
             .into_iter()
             .map(|(key, published)| (key, published.as_ref().map(Encoded::new)))
@@ -119,15 +120,15 @@ impl Store {
         self.finish(state, first, publication.observed_at)
     }
 
-    /// A stream about a node begins: what is said of the node is remembered until [`Store::leave`],
-    /// whatever becomes of the objects that mention it.
+    /// Registers a stream about a node. Until [`Store::leave`], the store keeps the node's view,
+    /// even if objects that mention the node go.
     pub fn attend(&self, name: &NodeName) {
         let mut state = self.write();
         let since = state.freed_at;
         view_of(&mut state.views, name, since).agents += 1;
     }
 
-    /// A stream about a node ends.
+    /// Unregisters a stream about a node.
     pub fn leave(&self, name: &NodeName) {
         let mut state = self.write();
         if let Some(view) = state.views.get_mut(name) {
@@ -136,7 +137,8 @@ impl Store {
         state.free_if_vacant(name);
     }
 
-    /// Notes when the changes since revision `first` were observed, and tells of the newest.
+    /// Records when the changes since revision `first` were observed, and announces the newest
+    /// revision.
     fn finish(
         &self,
         mut state: RwLockWriteGuard<'_, State>,
@@ -152,7 +154,8 @@ impl Store {
         }
         state.forget_old_tombstones();
         drop(state);
-        // Never back: others may have published more, and told of it, since the lock was given up.
+        // The revision never goes back: another call may have announced a newer one since the lock
+        // was released.
         self.head.send_if_modified(|head| {
             let newer = revision > head.revision;
             head.revision = head.revision.max(revision);
@@ -161,28 +164,28 @@ impl Store {
         revision
     }
 
-    /// The next part of what `node` lacks; moves the cursor behind it.
+    /// Returns the next part of what `node` lacks; moves the cursor behind it.
     #[must_use]
     pub fn collect(&self, node: &str, cursor: &mut Cursor) -> Piece {
         self.read().collect(node, cursor)
     }
 
-    /// Where an agent may go on that holds objects with this digest and, if the epoch is ours, says
-    /// that it is at `revision`; `None` if it needs a snapshot.
+    /// Returns the cursor from which an agent may continue. The agent holds objects with this
+    /// digest and, if its epoch matches, is at `revision`. `None` if it needs a snapshot.
     #[must_use]
     pub fn resume(&self, node: &str, digest: Digest, revision: Option<u64>) -> Option<Cursor> {
         let state = self.read();
         if digest == state.digest(node) {
             return Some(Cursor::at(state.revision));
         }
-        // What was deleted for a node before it was forgotten can only be told by a snapshot.
+        // Only a snapshot can report deletions from before the node was forgotten.
         let view = state.views.get(node);
         let since = view.map_or(state.freed_at, |view| view.since);
         let known = state.horizon.max(since).max(1)..=state.revision;
         revision.filter(|r| known.contains(r)).map(Cursor::at)
     }
 
-    /// Facts of all nodes that are Nodes, or were: by name.
+    /// Returns the facts of all nodes that have or had a Node object, by name.
     #[must_use]
     pub fn nodes(&self) -> BTreeMap<NodeName, Arc<NodeFacts>> {
         let facts: Vec<_> = {
@@ -194,7 +197,7 @@ impl Store {
         named.collect()
     }
 
-    /// Whether there is a Node of this name.
+    /// Returns whether a Node of this name exists.
     #[must_use]
     pub fn knows(&self, node: &str) -> bool {
         let state = self.read();
@@ -202,31 +205,32 @@ impl Store {
         facts.is_some_and(|facts| facts.known)
     }
 
-    /// Digest of everything that a node must hold.
+    /// Returns the digest of everything that a node must hold.
     #[must_use]
     pub fn digest(&self, node: &str) -> Digest {
         self.read().digest(node)
     }
 
-    /// Revision of the newest change that concerns a node.
+    /// Returns the revision of the newest change that concerns a node.
     #[must_use]
     pub fn wanted(&self, node: &str) -> u64 {
         self.read().wanted(node)
     }
 
-    /// Revision of the newest change of a ServicePort that concerns a node.
+    /// Returns the revision of the newest change of a ServicePort that concerns a node.
     #[must_use]
     pub fn wanted_of(&self, node: &str, key: &ServiceKey) -> u64 {
         self.read().wanted_of(node, key)
     }
 
-    /// What a trigger's number stands for, while it is remembered.
+    /// Returns the trigger with this number, if it is still remembered.
     #[must_use]
     pub fn trigger(&self, id: u64) -> Option<Trigger> {
         self.read().triggers.get(id).cloned()
     }
 
-    /// When the first change after `revision` was observed, if there is one and it is remembered.
+    /// Returns when the first change after `revision` was observed, if there is one and it is
+    /// remembered.
     #[must_use]
     pub fn changed_after(&self, revision: u64) -> Option<SystemTime> {
         self.read().changed_after(revision)

@@ -22,7 +22,7 @@ fn key(n: usize) -> ServiceKey {
     ServiceKey {
         service: ServiceName::new("shop", &format!("svc-{n}")),
         port_name: "http".into(),
-        // Of UDP more is published: what serves besides (F2).
+        // UDP programs also list the other serving endpoints (F2).
         protocol: [Protocol::Udp, Protocol::Tcp][n % 2],
         family: Family::V4,
     }
@@ -79,7 +79,7 @@ fn publication(
     }
 }
 
-/// An agent that does what the protocol says.
+/// An agent that follows the protocol.
 struct Agent {
     node: &'static str,
     cursor: Cursor,
@@ -133,7 +133,7 @@ impl Agent {
     }
 }
 
-/// What a cluster looks like, kept the plain way.
+/// A plain model of the cluster.
 #[derive(Default)]
 struct World {
     services: BTreeMap<usize, Published>,
@@ -218,8 +218,8 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever happens in whatever order, an agent that follows holds exactly what its node
-    /// must have, and both sides agree on the digest.
+    /// After any sequence of events, an agent that follows holds exactly what its node must have,
+    /// and both sides agree on the digest.
     #[test]
     fn followers_hold_what_their_node_must_have(steps in prop::collection::vec(any_step(), 1..60)) {
         let store = Store::new(7);
@@ -283,7 +283,7 @@ fn equal_state_is_not_published_again() {
     assert!(!head.has_changed().unwrap());
 }
 
-/// Endpoints on so many nodes, hinted for so many others, and in so many zones.
+/// Returns endpoints on this number of nodes, with hints for other nodes and for zones.
 fn on_nodes(names: std::ops::Range<usize>) -> Published {
     let endpoints: Vec<Endpoint> = names
         .map(|n| Endpoint {
@@ -344,18 +344,18 @@ fn a_node_with_an_agent_is_remembered_until_it_leaves() {
     let held = (store.digest("local-0"), store.head().borrow().revision);
     store.publish(publication(vec![(key(1), None)], vec![gone]));
     assert_eq!(store.read().views.len(), 1);
-    // While it is remembered an agent that was away hears what is gone by name.
+    // While deletions are remembered, an agent that was away gets them by name.
     assert!(store.resume("local-0", held.0, Some(held.1)).is_some());
     store.leave(&name);
     assert_eq!(store.read().views.len(), 0);
-    // Then it has to begin anew.
+    // Later the agent needs a snapshot.
     store.attend(&name);
     assert_eq!(store.resume("local-0", held.0, Some(held.1)), None);
     store.leave(&name);
     assert_eq!(store.read().views.len(), 0);
 }
 
-/// Whoever asks for a node that is none is served and costs nobody else anything.
+/// An agent of an unknown node is served, and costs other agents nothing.
 #[test]
 fn a_name_that_is_no_node_takes_no_revision() {
     let store = Store::new(7);
@@ -375,7 +375,7 @@ fn a_name_that_is_no_node_takes_no_revision() {
     assert!(!head.has_changed().unwrap());
     assert!(store.knows("n0") && store.nodes().len() == 1);
 
-    // Its own news it hears all the same: it becomes a Node.
+    // The agent still gets news about its own node: it becomes a Node.
     let mut agent = Agent::new("n1");
     agent.catch_up(&store);
     store.publish(publication(vec![], vec![node("n1", Some("x"))]));

@@ -1,8 +1,9 @@
-//! What led to changes, and when: agents measure from there until the kernel holds them.
+//! Triggers: the changes in the cluster that led to new endpoints, and their times. Agents measure
+//! from these times until the kernel holds the result.
 //!
 //! A trigger goes to an agent with the update that brings the node other endpoints of its Service.
-//! One whose change makes no difference to the data path goes nowhere: kube-proxy would count it,
-//! and measure how long nothing took. Names stay here: agents know triggers by number.
+//! A trigger whose change makes no difference to the data path is not sent: kube-proxy would count
+//! it, and measure the time of no change at all. Names stay here: agents know triggers by number.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,25 +14,25 @@ use kplane_proto::v1 as pb;
 use super::Trigger;
 use super::state::State;
 
-/// Triggers that are remembered, for agents that are behind and to tell what their answers mean:
-/// 40 s of 100 changes a second. With names and few ports 200 bytes each.
+/// Maximum number of triggers that are remembered, for agents that are behind and to interpret
+/// their reports: 40 s of 100 changes a second. With names and few ports, each takes 200 bytes.
 const REMEMBERED: usize = 4_096;
 
-/// Ports of a Service by which it is told whether a trigger concerns a node. Nearly always all ports
-/// have the same endpoints.
+/// Maximum number of ports of a Service that are checked to decide whether a trigger concerns a
+/// node. Nearly always all ports have the same endpoints.
 const KEYS: usize = 8;
 
-/// Triggers in one update; of more the oldest are left out: 4 kB.
+/// Maximum number of triggers in one update (4 kB); of more, the oldest are left out.
 const PER_UPDATE: usize = 256;
 
-/// A trigger as an agent gets it.
+/// A trigger as it is sent to an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// Names it to this control plane.
+    /// Number of the trigger within this control plane's epoch.
     pub id: u64,
     /// The family whose endpoints changed.
     pub family: Family,
-    /// When it happened, milliseconds since 1970.
+    /// Time of the change, milliseconds since 1970.
     pub at_ms: u64,
 }
 
@@ -48,23 +49,23 @@ impl From<Sent> for pb::Trigger {
 /// The latest triggers, by number.
 #[derive(Debug, Default)]
 pub(super) struct Triggers {
-    /// Numbers given so far.
+    /// Number of triggers so far.
     given: u64,
-    /// The last of them is the newest.
+    /// The latest triggers; the last one is the newest.
     latest: VecDeque<Entry>,
 }
 
 #[derive(Debug)]
 struct Entry {
     trigger: Trigger,
-    /// First revision of the publication that it led to.
+    /// First revision of the publication with the change.
     revision: u64,
-    /// ServicePorts that it changed.
+    /// ServicePorts that the change affects.
     keys: Box<[ServiceKey]>,
 }
 
 impl Triggers {
-    /// A publication that began at `revision` changed these ServicePorts.
+    /// Adds the triggers of a publication that began at `revision` and changed these ServicePorts.
     pub(super) fn note(&mut self, revision: u64, triggers: &[Trigger], changed: &[ServiceKey]) {
         if triggers.is_empty() {
             return;
@@ -92,14 +93,14 @@ impl Triggers {
         }
     }
 
-    /// What a number stands for, while it is remembered.
+    /// Returns the trigger with this number, if it is still remembered.
     pub(super) fn get(&self, id: u64) -> Option<&Trigger> {
         let back = usize::try_from(self.given.checked_sub(id)?).ok()?;
         let place = self.latest.len().checked_sub(back + 1)?;
         Some(&self.latest.get(place)?.trigger)
     }
 
-    /// Those after a revision with their numbers, newest first.
+    /// Returns the triggers after a revision with their numbers, newest first.
     fn newest_after(&self, revision: u64) -> impl Iterator<Item = (u64, &Entry)> {
         let numbered = self.latest.iter().rev().enumerate();
         numbered
@@ -109,7 +110,8 @@ impl Triggers {
 }
 
 impl State {
-    /// Triggers of what a node gets that has everything up to `base`; none for one that begins.
+    /// Returns the triggers for a node that has everything up to `base`; none for one that begins
+    /// from nothing.
     pub(super) fn triggers_for(&self, node: &str, base: u64) -> Vec<Sent> {
         if base == 0 {
             return Vec::new();

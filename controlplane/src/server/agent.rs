@@ -14,18 +14,18 @@ use super::session;
 use crate::doors::Occupancy;
 use crate::hub::Hub;
 
-/// Encoded messages that wait for a stream. Together with the transport's own window this bounds
-/// what a slow agent costs: two messages of at most 64 KiB or so.
+/// Number of encoded messages that wait for a stream. Together with the transport's own window this
+/// limits the cost of a slow agent: two messages of about 64 KiB at most.
 const OUTBOX: usize = 1;
 
-/// Serves agents.
+/// The server of agents' streams.
 #[derive(Clone, Debug)]
 pub struct AgentServer {
     hub: Arc<Hub>,
 }
 
 impl AgentServer {
-    /// Serves agents from a hub.
+    /// Creates a server for agents from a hub.
     #[must_use]
     pub fn new(hub: Arc<Hub>) -> Self {
         Self { hub }

@@ -1,4 +1,5 @@
-//! Streams about a node: while there is one, what the node has of its own is kept, deletions included.
+//! Streams about a node: while there is one, the store keeps the node's own objects, deletions
+//! included.
 
 use std::sync::Arc;
 
@@ -6,14 +7,14 @@ use kplane_model::NodeName;
 
 use crate::hub::Hub;
 
-/// One stream; it ends with the value.
+/// One stream; ends when the value is dropped.
 pub(super) struct Attendance {
     hub: Arc<Hub>,
     node: NodeName,
 }
 
 impl Attendance {
-    /// A stream begins.
+    /// Registers a stream.
     pub(super) fn begin(hub: &Arc<Hub>, node: &NodeName) -> Self {
         hub.store.attend(node);
         Self {

@@ -1,4 +1,4 @@
-//! `DesiredStateService`: what a node must have, for tools.
+//! `DesiredStateService`: a node's desired state, for tools.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use super::attendance::Attendance;
 use crate::hub::Hub;
 use crate::publish::{Cursor, Piece};
 
-/// Serves desired state from a hub.
+/// The server of desired state.
 #[derive(Clone, Debug)]
 pub struct DesiredServer {
     hub: Arc<Hub>,
 }
 
 impl DesiredServer {
-    /// Serves from a hub.
+    /// Creates a server from a hub.
     #[must_use]
     pub fn new(hub: Arc<Hub>) -> Self {
         Self { hub }
@@ -46,7 +46,7 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
     }
 }
 
-/// Follows a node until the watcher goes away or the control plane does.
+/// Follows a node until the client disconnects or the control plane ends.
 async fn watch(
     hub: Arc<Hub>,
     node: String,

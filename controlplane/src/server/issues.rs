@@ -7,29 +7,29 @@ use kplane_model::{Issue, Severity};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
-/// Bytes of all problems in an answer.
+/// Size of all problems in an answer, in bytes.
 const BYTES: usize = 1 << 20;
-/// Problems in an answer.
+/// Maximum number of problems in an answer.
 const LISTED: usize = 1_000;
-/// Of problems that differ in nothing but the object, so many are listed where not all fit.
+/// Maximum number of listed problems that differ only in the object, where not all problems fit.
 const LISTED_ALIKE: usize = 8;
 /// Longest text of a problem, in bytes.
 const TEXT_BYTES: usize = 1 << 10;
 
-/// The problems that fit, and how many there are.
+/// The problems that fit, and the number of all problems.
 #[derive(Debug, Default)]
 pub(super) struct Issues {
-    /// Errors first.
+    /// Listed problems, errors first.
     pub(super) listed: Vec<pb::InputIssue>,
-    /// Neither listed nor counted as alike.
+    /// Number of problems that are neither listed nor counted as alike.
     pub(super) omitted: u64,
     pub(super) errors: u64,
     pub(super) warnings: u64,
 }
 
 impl Issues {
-    /// As many as fit. If there are too many, only the first objects of each problem are listed, so that
-    /// one problem of a thousand objects hides no other.
+    /// Lists as many problems as fit. If there are too many, only the first objects of each problem
+    /// are listed, so that one problem of a thousand objects does not hide another.
     pub(super) fn bounded(all: &[Issue]) -> Self {
         let errors = all.iter().filter(|i| i.severity == Severity::Error).count();
         let mut groups = BTreeMap::<_, Vec<&Issue>>::new();
@@ -51,7 +51,7 @@ impl Issues {
         issues
     }
 
-    /// Lists the first of some problems that are alike.
+    /// Lists the first problems of a group of alike ones.
     fn list(&mut self, group: &[&Issue], most: usize, room: &mut usize) {
         let mut listed = 0;
         for issue in group.iter().take(most) {
@@ -72,7 +72,7 @@ impl Issues {
     }
 }
 
-/// A problem whose texts are not too long.
+/// Returns a problem with its texts cut to the maximum length.
 fn cut(mut issue: pb::InputIssue) -> pb::InputIssue {
     let texts = [
         &mut issue.location,

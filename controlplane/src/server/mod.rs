@@ -23,7 +23,7 @@ use kplane_proto::v1::Confidence;
 
 use crate::trust::Trust;
 
-/// How far a picture is believed, on the wire.
+/// Returns the trust in the picture for the wire.
 fn confidence(trust: &Trust) -> Confidence {
     match trust {
         Trust::Partial(_) => Confidence::Partial,
@@ -32,7 +32,7 @@ fn confidence(trust: &Trust) -> Confidence {
     }
 }
 
-/// Milliseconds since 1970, 0 for times before.
+/// Returns milliseconds since 1970, 0 for times before.
 fn millis(at: SystemTime) -> u64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

@@ -12,16 +12,16 @@ use super::views::{control_plane, node_state, node_status};
 use crate::fleet::AgentRecord;
 use crate::hub::Hub;
 
-/// Nodes are added to an answer until they have so many bytes. With the largest one on top, whose report
-/// of 256 KiB may be one text that is told twice, and a MiB of issues an answer stays at 3 MiB.
+/// Size in bytes up to which nodes are added to an answer. The largest node may come on top: its report of 256 KiB
+/// may be one text that appears twice. With 1 MiB of issues, an answer stays at 3 MiB.
 const NODES_BYTES: usize = 3 << 19;
 
-/// The fleet at a moment. Made of pointers: nobody waits while answers are built from it.
+/// The fleet at one moment. It consists of pointers, so no stream waits while answers are built from it.
 pub(super) struct Picture<'a> {
     hub: &'a Hub,
     /// Nodes that have an agent, had one, or exist as Node objects.
     nodes: BTreeMap<NodeName, Node>,
-    /// What to say of agents whose nodes nobody knows.
+    /// Problem of agents whose nodes are unknown.
     called: Option<String>,
 }
 
@@ -40,7 +40,7 @@ impl<'a> Picture<'a> {
         let all: Vec<_> = hub.store.nodes().into_iter().collect();
         let called = nodes_are_called(hub, &all);
         for (name, facts) in all {
-            // A node that was deleted and has no agent is history.
+            // A deleted node without an agent is left out.
             if facts.known || nodes.contains_key(&name) {
                 nodes.entry(name).or_default().facts = Some(facts);
             }
@@ -48,7 +48,7 @@ impl<'a> Picture<'a> {
         Self { hub, nodes, called }
     }
 
-    /// All nodes, sorted by name.
+    /// Returns all nodes, sorted by name.
     pub(super) fn nodes(
         &self,
     ) -> impl Iterator<Item = (&NodeName, Option<&AgentRecord>, Option<Arc<NodeFacts>>)> {
@@ -56,14 +56,14 @@ impl<'a> Picture<'a> {
         nodes.map(|(name, node)| (name, node.record.as_deref(), node.facts.clone()))
     }
 
-    /// What is wrong with the name of a node that has an agent, if nobody knows the node.
+    /// Returns the problem with the name of a node that has an agent, if the node is unknown.
     fn stranger(&self, facts: Option<&NodeFacts>) -> Option<&str> {
         let called = self.called.as_deref();
         called.filter(|_| !facts.is_some_and(|facts| facts.known))
     }
 
-    /// One answer: up to `most` of the nodes behind the name `token`, as many as fit. The first one,
-    /// whose token is empty, has the control plane as well.
+    /// Builds one answer: up to `most` of the nodes after the name `token`, as many as fit. The first one, whose
+    /// token is empty, also has the control plane's status.
     pub(super) fn page(&self, token: &str, most: usize) -> pb::Fleet {
         let mut page = pb::Fleet::default();
         if token.is_empty() {
@@ -90,10 +90,10 @@ impl<'a> Picture<'a> {
     }
 }
 
-/// What to tell an agent whose node nobody knows: which Node objects there are. Nothing before the source
-/// is complete, and nothing where it names no nodes at all, as on a laptop; a cluster always has some.
+/// Lists the existing Node objects, for agents whose nodes are unknown. `None` before the source is complete. Also
+/// `None` when a source of manifests names no nodes, as on a laptop; a cluster always has some.
 fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<String> {
-    /// Names that are told.
+    /// Maximum number of names that are listed.
     const TOLD: usize = 5;
     let known = facts.iter().filter(|(_, node)| node.known);
     let names: Vec<&str> = known.map(|(name, _)| &**name).collect();
@@ -111,7 +111,7 @@ fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<S
     ))
 }
 
-/// Nodes by the state of their agent; every state is there.
+/// Returns the number of nodes by the state of their agent; every state has an entry.
 pub(crate) fn node_states(hub: &Hub) -> BTreeMap<&'static str, usize> {
     let names = [
         "conflict",

@@ -1,7 +1,7 @@
-//! Questions about one Service to agents that know more of it than their reports say.
+//! Questions about one Service to agents, for facts that no report has.
 //!
-//! Nothing of the answers is kept: they go into the description that was asked for. Each agent has
-//! one question at a time, so that whoever asks a lot costs every agent a little.
+//! Answers are not kept: they go into the description that was requested. Each agent gets one
+//! question at a time, so that a client with many questions costs every agent little.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,19 +15,20 @@ use tokio::time::timeout;
 
 use crate::fleet::{Fleet, Question};
 
-/// An agent answers at once unless it is busy with a change; people wait no longer.
+/// Maximum time to wait for an answer. An agent answers at once unless it is busy with a change.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// All answers together, in bytes as they are sent: some 200,000 real servers.
+/// Maximum size of all answers together, in bytes as they are sent: some 200,000 real servers.
 const ANSWERS_BYTES: usize = 16 << 20;
 
-/// Agents that are asked at once.
+/// Maximum number of agents that are asked at once.
 const AT_A_TIME: usize = 64;
 
-/// What a description shows of one node that has virtual servers.
+/// Virtual servers in a description, by node.
 pub(super) type Answers = BTreeMap<NodeName, pb::ServiceServers>;
 
-/// Asks all agents that have virtual servers, some at a time: only so many answers wait to be read.
+/// Asks all agents that have virtual servers, [`AT_A_TIME`] at once, which limits the number of
+/// answers in memory.
 pub(super) async fn ask_all(fleet: &Fleet, service: &ServiceName) -> Answers {
     let asked = fleet.with_servers().into_iter().map(|node| async move {
         let answer = fleet.ask(&node, service);
@@ -62,7 +63,7 @@ fn unknown(error: &str) -> pb::ServiceServers {
     }
 }
 
-/// An answer, without what was not asked for.
+/// Returns an answer, without virtual servers of other Services.
 fn understood(inspection: pb::Inspection, service: &ServiceName) -> pb::ServiceServers {
     let mut servers = inspection.servers;
     servers.retain(|server| {
@@ -78,7 +79,7 @@ fn understood(inspection: pb::Inspection, service: &ServiceName) -> pb::ServiceS
     }
 }
 
-/// Questions on their way to one agent.
+/// Questions to one agent.
 pub(super) struct Questions {
     waiting: mpsc::Receiver<Question>,
     asked: Option<(u64, oneshot::Sender<pb::Inspection>)>,
@@ -94,7 +95,7 @@ impl Questions {
         }
     }
 
-    /// The next question, once the last one is answered or nobody waits for that any more. Safe to
+    /// Returns the next question, once the last one is answered or its caller has gone. Safe to
     /// drop at any time.
     pub(super) async fn next(&mut self) -> pb::Inspect {
         if let Some((_, answer)) = &mut self.asked {
@@ -118,11 +119,11 @@ impl Questions {
         }
     }
 
-    /// The agent has answered. What was not asked for, or too late, is dropped.
+    /// Handles the agent's answer. An answer that was not requested, or comes too late, is dropped.
     pub(super) fn answered(&mut self, inspection: pb::Inspection) {
         let asked = self.asked.take_if(|(token, _)| *token == inspection.token);
         if let Some((_, answer)) = asked {
-            // Whoever asked may have gone.
+            // The caller may have gone.
             let _ = answer.send(inspection);
         }
     }

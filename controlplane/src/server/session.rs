@@ -1,7 +1,7 @@
 //! One agent's stream.
 //!
-//! The session keeps a cursor and asks the store what comes next only when the stream has room:
-//! latest state wins, and an agent that reads slowly costs nobody anything.
+//! The session keeps a cursor, and asks the store for more only when the stream has room. The
+//! latest state wins, and an agent that reads slowly costs others nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,26 +26,26 @@ use crate::fleet::{NotBegun, Session};
 use crate::hub::Hub;
 use crate::publish::{Cursor, Head, Piece};
 
-/// An agent that connects says who it is within this time.
+/// Maximum time until an agent that connects has sent its Hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
-/// A message goes out at least this often.
+/// Maximum time between two messages to an agent.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// An agent that is silent for longer (it answers pings) is gone: half-open connections are
-/// noticed within 20 s.
+/// Silence after which an agent counts as gone: agents answer pings. Half-open connections are
+/// detected within 20 s.
 const SILENCE: Duration = Duration::from_secs(15);
-/// An agent whose node has another agent tries again after so long.
+/// Time after which an agent tries again if another agent speaks for its node.
 const RETRY: Duration = Duration::from_secs(2);
-/// Longest name of a Node: a DNS subdomain (RFC 1123), as the API server has it.
+/// Longest name of a Node: a DNS subdomain (RFC 1123), as in the API server.
 const MAX_NODE_NAME: usize = 253;
 
 type Outbox = mpsc::Sender<Result<Bytes, Status>>;
 
-/// Where a stream comes from.
+/// The origin of a stream.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Its address; empty in process.
+    /// The peer's address; empty in the same process.
     pub(super) address: String,
-    /// What carries it; `None` in process.
+    /// The connection that carries the stream; `None` in the same process.
     pub(super) connection: Option<Occupancy>,
 }
 
@@ -62,7 +62,7 @@ pub(super) async fn run(
         return Err(Status::invalid_argument("the first message must be Hello"));
     };
     let node = check_hello(&hello)?;
-    // An agent in the same process is the operator's own: a cluster may lack its Node as well.
+    // An agent in the same process is trusted: the cluster may even lack its Node.
     let needs_node = hub.names_are_nodes() && peer.connection.is_some();
     if needs_node && hub.store.head().borrow().synced {
         must_be_node(&hub, &node)?;
@@ -80,7 +80,7 @@ pub(super) async fn run(
     send(outbox, welcome(&hub)).await?;
     let stream = AgentStream {
         head: hub.store.head(),
-        // Until something is sent the cursor is only a claim: see `AgentStream::resume`.
+        // Until something is sent, the cursor is only the agent's claim: see `AgentStream::resume`.
         cursor: Cursor::at(0),
         resume: Some(hello.resume.clone()),
         snapshot: false,
@@ -105,7 +105,7 @@ fn closing() -> Status {
     Status::unavailable("the control plane is shutting down")
 }
 
-/// The agent that it may not take the place of is gone soon, or never.
+/// Asks the agent to come back: the agent that speaks for its node may be gone soon.
 fn come_back_later(reason: &NotBegun) -> server_message::Kind {
     server_message::Kind::ComeBackLater(pb::ComeBackLater {
         after_ms: u32::try_from(RETRY.as_millis()).unwrap_or(u32::MAX),
@@ -131,7 +131,7 @@ fn check_hello(hello: &Hello) -> Result<NodeName, Status> {
     Ok(name.as_str().into())
 }
 
-/// Whether a text may stand between the dots of a DNS subdomain.
+/// Returns whether a text is valid between the dots of a DNS subdomain.
 fn is_label(text: &str) -> bool {
     let plain = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let [first, .., last] = text.as_bytes() else {
@@ -140,8 +140,8 @@ fn is_label(text: &str) -> bool {
     plain(first) && plain(last) && text.bytes().all(|b| plain(&b) || b == b'-')
 }
 
-/// Refuses a name that is no Node of the cluster: whoever comes by such a name gets nothing. A Node
-/// that was made just now is known in a moment, and agents try again.
+/// Refuses a name that is no Node of the cluster: a client with such a name gets nothing. A new
+/// Node becomes known within a moment, and agents try again.
 fn must_be_node(hub: &Hub, name: &NodeName) -> Result<(), Status> {
     if hub.store.knows(name) {
         return Ok(());
@@ -189,16 +189,16 @@ impl Control {
 struct AgentStream<'a> {
     hub: &'a Hub,
     node: NodeName,
-    /// The node must be known before it is told anything.
+    /// The node must be known before the agent gets anything.
     needs_node: bool,
     session: Session,
     head: watch::Receiver<Head>,
     cursor: Cursor,
-    /// What the agent says it holds, until the first piece is due.
+    /// The state that the agent claims to hold, until the first piece is due.
     resume: Option<Option<pb::ResumeToken>>,
     /// The next piece begins a snapshot.
     snapshot: bool,
-    /// [`Head::trust`] that the agent has heard of.
+    /// [`Head::trust`] of the last update that the agent got.
     trust_told: u64,
     control: Control,
     questions: Questions,
@@ -236,7 +236,7 @@ impl AgentStream<'_> {
         }
     }
 
-    /// There is something to say about the desired state: the first time always.
+    /// Returns whether there is news about the desired state: always true at first.
     fn has_piece(&self) -> bool {
         let head = *self.head.borrow();
         let behind = self.cursor.is_behind(head.revision) || self.trust_told < head.trust;
@@ -261,7 +261,7 @@ impl AgentStream<'_> {
             Some(agent_message::Kind::Report(report)) => self.session.report(report),
             Some(agent_message::Kind::Ping(ping)) => self.control.pong = Some(ping.token),
             Some(agent_message::Kind::Inspection(told)) => self.questions.answered(told),
-            // A newer agent may say things that this version does not know.
+            // A newer agent may send kinds of messages that this version does not know.
             Some(agent_message::Kind::Pong(_)) | None => {}
             Some(agent_message::Kind::Hello(_)) => {
                 return Err(Status::invalid_argument("Hello may come once only"));
@@ -303,7 +303,7 @@ impl AgentStream<'_> {
         server_message::Kind::Update(update(piece, std::mem::take(&mut self.snapshot)))
     }
 
-    /// Finds the shortest way from what the agent holds to what it must hold.
+    /// Finds the shortest way from the state that the agent holds to the desired state.
     fn start(&mut self, token: Option<&pb::ResumeToken>) {
         let store = &self.hub.store;
         let usable = token.filter(|t| t.schema == kplane_proto::DIGEST_SCHEMA);

@@ -1,4 +1,4 @@
-//! `StatusService`: what people and tools see of the fleet.
+//! `StatusService`: the fleet's status, for operators and tools.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,19 +15,19 @@ use super::pages::Picture;
 use super::{questions, views};
 use crate::hub::{Approved, Closing, Hub, Seen};
 
-/// Least time between two answers of a watch.
+/// Minimum time between two answers of a watch.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
-/// Ages in the answers move on at least this often.
+/// Maximum time between two answers of a watch, so that ages stay current.
 const WATCH_REFRESH: Duration = Duration::from_secs(2);
 
-/// Serves the status API from a hub.
+/// The server of the status API.
 #[derive(Clone, Debug)]
 pub struct StatusServer {
     hub: Arc<Hub>,
 }
 
 impl StatusServer {
-    /// Serves from a hub.
+    /// Creates a server from a hub.
     #[must_use]
     pub fn new(hub: Arc<Hub>) -> Self {
         Self { hub }
@@ -140,7 +140,7 @@ fn closing(error: Closing) -> Status {
     Status::unavailable(error.to_string())
 }
 
-/// Nodes that an answer may have.
+/// Returns the maximum number of nodes in an answer.
 fn nodes_of(request: &pb::GetFleetRequest) -> usize {
     match request.page_size {
         0 => usize::MAX,
@@ -150,7 +150,7 @@ fn nodes_of(request: &pb::GetFleetRequest) -> usize {
 
 type Outbox = mpsc::Sender<Result<pb::Fleet, Status>>;
 
-/// Sends a whole picture; false when nobody listens any more.
+/// Sends a whole picture; returns false when the client has gone.
 async fn send_picture(hub: &Hub, nodes: usize, outbox: &Outbox) -> bool {
     let picture = Picture::now(hub);
     let mut token = String::new();

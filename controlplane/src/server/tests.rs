@@ -1,4 +1,4 @@
-//! The servers over TCP, fed by hand.
+//! The servers over TCP; the tests supply the control plane's state.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -28,10 +28,10 @@ use crate::k8s::Kind;
 use crate::publish::Publication;
 use crate::source::{Batch, Event, kubernetes};
 
-/// Far longer than anything here takes.
+/// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What gRPC's clients take unless they are told to take more.
+/// Default size limit of gRPC clients, in bytes.
 const USUAL_LIMIT: usize = 4 << 20;
 
 /// Both services of a hub on one port.
@@ -69,7 +69,7 @@ fn hello(node: &str) -> Hello {
     }
 }
 
-/// What an agent of this name gets after its Hello, until something comes of it.
+/// Returns the first message to an agent of this name after its Hello.
 async fn first_update(channel: &Channel, node: &str) -> Result<pb::Update, Status> {
     let (send, outbound) = mpsc::channel(1);
     let kind = Some(agent_message::Kind::Hello(hello(node)));
@@ -96,7 +96,7 @@ async fn a_name_that_is_no_node_of_the_cluster_is_refused() {
         batches,
     );
     let channel = serve(&hub).await;
-    // Before the first list nobody is known: agents wait, and are refused then.
+    // Before the first list no Node is known: agents wait, and unknown ones are refused afterwards.
     let early = tokio::spawn({
         let channel = channel.clone();
         async move { first_update(&channel, "laptop").await }
@@ -114,7 +114,7 @@ async fn a_name_that_is_no_node_of_the_cluster_is_refused() {
         assert!(status.message().contains("no Node \"laptop\""), "{status}");
     }
     assert!(first_update(&channel, "n1").await.unwrap().snapshot);
-    // It is a Node a moment later.
+    // The name becomes a Node a moment later.
     publish_node(&hub, "laptop");
     assert!(first_update(&channel, "laptop").await.unwrap().snapshot);
 }
@@ -213,7 +213,7 @@ async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
     drop(agents);
 }
 
-/// The kernel of such a node may hold anything by now.
+/// The kernel of such a node may be in any state by now.
 #[test]
 fn an_agent_that_does_not_look_at_its_kernel_is_not_in_sync() {
     let (_, batches) = mpsc::channel(1);
@@ -240,10 +240,10 @@ fn an_agent_that_does_not_look_at_its_kernel_is_not_in_sync() {
     assert_eq!(state(Duration::ZERO), pb::NodeState::InSync);
     assert_eq!(state(UNVERIFIED_AFTER / 2), pb::NodeState::InSync);
     assert_eq!(state(long), pb::NodeState::Unverified);
-    // Another look is a new beginning, whatever the agent's clock says.
+    // A new comparison restarts the time, whatever the agent's clock says.
     session.report(report(900));
     assert_eq!(state(Duration::ZERO), pb::NodeState::InSync);
-    // Agents of before do not say.
+    // Older agents do not report comparisons.
     session.report(report(0));
     assert_eq!(state(long), pb::NodeState::InSync);
 }

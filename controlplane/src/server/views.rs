@@ -1,4 +1,4 @@
-//! What the control plane knows, as people and tools see it.
+//! Human-readable views of the control plane's state.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -15,11 +15,11 @@ use crate::hub::Hub;
 use crate::index::{Held, PortView, ServiceDetail};
 use crate::publish::Store;
 
-/// An agent looks at its kernel every five minutes, and says so. After three times that it is not known any
-/// more what the kernel holds.
+/// Time without a comparison after which a kernel's state counts as unknown. An agent compares every five minutes
+/// and reports that; this is three times as long.
 pub(super) const UNVERIFIED_AFTER: Duration = Duration::from_secs(15 * 60);
 
-/// The control plane, with as many problems of its input as fit into an answer.
+/// Returns the control plane's status, with as many problems of its input as fit into an answer.
 pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
     let summary = hub.summary().borrow().clone();
     let head = *hub.store.head().borrow();
@@ -58,7 +58,7 @@ fn held(held: &Held) -> pb::Held {
     }
 }
 
-/// What an agreement led to.
+/// Returns the result of an approval.
 pub(super) fn approved(
     released: Option<&Held>,
     doubt: String,
@@ -80,7 +80,7 @@ pub(super) struct State {
     last_error: String,
 }
 
-/// The state of one node that must hold revision `wanted`.
+/// Returns the state of one node that must hold revision `wanted`.
 pub(super) fn node_state(
     hub: &Hub,
     record: Option<&AgentRecord>,
@@ -97,7 +97,7 @@ pub(super) fn node_state(
     }
 }
 
-/// One node, whether it has an agent or not.
+/// Returns the status of one node, with or without an agent.
 pub(super) fn node_status(
     hub: &Hub,
     name: &NodeName,
@@ -131,9 +131,9 @@ pub(super) fn node_status(
     }
 }
 
-/// The first of a node's addresses or ranges, for people.
+/// Returns the first of a node's addresses or ranges as text.
 fn strings<T: ToString>(all: &[T]) -> Vec<String> {
-    /// A node has a few; somebody may write thousands.
+    /// Maximum number of entries: a node has a few, but its author may write thousands.
     const SHOWN: usize = 64;
     all.iter().take(SHOWN).map(ToString::to_string).collect()
 }
@@ -207,7 +207,7 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
     }
 }
 
-/// Why it is not known any more what a node's kernel holds, if it is not.
+/// Returns the reason why the state of a node's kernel is unknown, if it is.
 fn unverified(record: &AgentRecord, now: SystemTime) -> Option<String> {
     let report = record.report.as_deref()?;
     let overdue = report
@@ -222,14 +222,15 @@ fn unverified(record: &AgentRecord, now: SystemTime) -> Option<String> {
     })
 }
 
-/// What an agent keeps that is in step otherwise, or that does not begin for fear of losing it.
+/// Returns the objects that an agent holds. Only agents count that are otherwise in sync, or that do not start for
+/// fear of losing these objects.
 fn held_by_agent(report: &pb::Report, epoch: u64, wanted: u64) -> Option<&pb::Held> {
     let applied = report.epoch == epoch && report.applied_revision >= wanted;
     let held = report.held.as_ref();
     held.filter(|held| applied || holding::is_untouched(held))
 }
 
-/// The worst thing that an agent reports, and since when.
+/// Returns the worst failure that an agent reports, and its start.
 fn failure(report: &pb::Report) -> Option<(u64, String)> {
     if let Some(family) = report.families.iter().find(|f| !f.error.is_empty()) {
         return Some((family.error_since_ms, family.error.clone()));
@@ -251,7 +252,7 @@ fn describe_failure(failure: &pb::ObjectFailure) -> String {
     )
 }
 
-/// One ServicePort.
+/// Returns the view of one ServicePort.
 pub(super) fn service(store: &Store, view: &PortView) -> pb::ServiceView {
     let port = &view.port;
     let strings = |ips: &[std::net::IpAddr]| ips.iter().map(ToString::to_string).collect();
@@ -289,7 +290,7 @@ fn endpoint(endpoint: &Endpoint) -> pb::EndpointView {
     }
 }
 
-/// One Service, and what each node holds of it; those with virtual servers have said which.
+/// Returns one Service and its state on each node, with the virtual servers that agents reported.
 pub(super) fn description(
     hub: &Hub,
     name: &ServiceName,
@@ -321,7 +322,7 @@ pub(super) fn description(
     }
 }
 
-/// Facts of a node that is no Node.
+/// Returns facts for a node without a Node object.
 fn stranger(name: &NodeName) -> Arc<NodeFacts> {
     Arc::new(NodeFacts {
         name: name.clone(),
@@ -372,7 +373,8 @@ fn node_service(
     }
 }
 
-/// What an agent reports of a Service: that it is not served, or not in every respect.
+/// Returns the failure that an agent reports for a Service: not served, or (`degraded`) not served in every
+/// respect.
 fn failure_of<'a>(
     name: &ServiceName,
     report: &'a pb::Report,
@@ -383,7 +385,7 @@ fn failure_of<'a>(
     failures.find(|f| f.key.as_ref().is_some_and(is_its))
 }
 
-/// Why a node does not hold the newest state of a Service, if it does not.
+/// Returns the reason why a node does not hold the newest state of a Service, if it does not.
 fn not_programmed(
     name: &ServiceName,
     record: Option<&AgentRecord>,

@@ -1,12 +1,13 @@
-//! The Kubernetes API server as a source: lists and watches what a Service proxy needs.
+//! The Kubernetes API server as a source: lists and watches the kinds that a Service proxy needs.
 //!
-//! One `Reflector` a kind follows the server and tells what changes; one task makes batches of
-//! what they tell: everything that is ready at a moment is one batch, and nothing waits for more.
-//! Nothing here writes to the API, so any number of control planes may do the same.
+//! One `Reflector` per kind follows the server and sends changes. One task merges them into
+//! batches: everything that is ready at a moment is one batch, and nothing waits for more. Nothing
+//! here writes to the API, so any number of control planes may run.
 //!
-//! Modules from the outside in: `http` and `parse` are the edge, `transport` is what it must offer,
-//! `reflector` the state machine, `memory` and `gathering` decide what a list means, `report` says
-//! how it goes, `endpoints` is for servers without slices; `server` tells where the server is.
+//! Modules from the outside in: `http` and `parse` are the edge, and `transport` is the interface
+//! that the edge implements. `reflector` is the state machine; `memory` and `gathering` decide what
+//! a list means. `report` reports the reflector's state; `endpoints` serves servers without slices;
+//! `server` follows the server's address.
 
 mod backoff;
 mod endpoints;
@@ -38,23 +39,23 @@ use crate::kubernetes::{Access, Api, TRAP};
 /// Name of the source in the status API.
 pub const NAME: &str = "kubernetes";
 
-/// Chunks of events that may wait for the index, four kinds together.
+/// Number of chunks of events that may wait for the index, four kinds together.
 const QUEUE: usize = 64;
-/// Events of a batch: more that is ready goes into the next.
+/// Maximum number of events of a batch; more go into the next one.
 const MAX_BATCH: usize = 8_192;
 
-/// What to read.
+/// Configuration of the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where the API server is and who we are.
+    /// The API server's address, and the credentials.
     pub access: Access,
-    /// The only Node to read; all if there is none.
+    /// The only Node to read; `None` = all.
     pub only_node: Option<Arc<str>>,
-    /// The mark of connections to the API server, by which the node's rules know them; 0 = none.
+    /// Mark of connections to the API server, which the node's rules recognize; 0 = none.
     pub own_mark: u32,
 }
 
-/// The source.
+/// The API server as a source.
 #[derive(Debug)]
 pub struct Kubernetes {
     api: Arc<Api>,
@@ -63,11 +64,11 @@ pub struct Kubernetes {
 }
 
 impl Kubernetes {
-    /// Reads the credentials. Does not talk to the server yet. How it goes is written to
+    /// Reads the credentials, without connecting to the server yet. The source writes its state to
     /// `upstream`.
     ///
     /// # Errors
-    /// [`SourceError::Access`] when the credentials make no sense.
+    /// [`SourceError::Access`] when the configuration is invalid.
     pub async fn new(config: Config, upstream: Upstream) -> Result<Self, SourceError> {
         let needs_us = config.access.needs_us();
         let api = Api::new(config.access, config.own_mark).await?;
@@ -81,7 +82,7 @@ impl Kubernetes {
         })
     }
 
-    /// The connection, for whoever else talks to the same server.
+    /// Returns the connection, for other code that talks to the same server.
     #[must_use]
     pub fn api(&self) -> Arc<Api> {
         Arc::clone(&self.api)
@@ -110,7 +111,7 @@ impl Source for Kubernetes {
     }
 }
 
-/// Makes batches of what the reflectors tell, until nobody listens.
+/// Makes batches of the reflectors' events until the consumer has gone.
 async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>, upstream: &Upstream) {
     let mut issues = Vec::new();
     let mut doubts = BTreeMap::new();

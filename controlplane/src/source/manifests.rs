@@ -1,14 +1,13 @@
-//! Manifests: a folder, a file or standard input with ordinary Kubernetes YAML or JSON, which is
-//! read again whenever it changes. The source that needs no cluster.
+//! The source of manifests: a folder, a file or standard input with ordinary Kubernetes YAML or JSON. It needs no
+//! cluster, and reads files again whenever they change.
 //!
-//! What `kubectl get services,endpointslices,nodes,servicecidrs -A -o yaml` prints is valid input.
-//! What cannot be understood is refused by name and line and the rest is served; a file that is
-//! half written, emptied or unreadable deletes nothing.
+//! The output of `kubectl get services,endpointslices,nodes,servicecidrs -A -o yaml` is valid input. Invalid input
+//! is refused by name and line, and the rest is served. A file that is half written, emptied or unreadable deletes
+//! nothing.
 //!
-//! Modules from the outside in: `watch` and `view` see changes, `folder` reads files through `disk`, which
-//! waits for nothing for ever, `text`, `tree`,
-//! `decode`, `object` and `document` make objects of their text, `catalog` and `claims` decide what that means.
-//! From `text` on nothing does I/O.
+//! Modules from the outside in: `watch` and `view` detect changes. `folder` reads files through `disk`, which
+//! limits every wait. `text`, `tree`, `decode`, `object` and `document` turn text into objects, and `catalog` and
+//! `claims` decide what these mean. From `text` on nothing does I/O.
 
 mod catalog;
 mod claims;
@@ -35,40 +34,40 @@ use self::disk::{Beat, Disk, Question};
 use self::folder::{Root, display_name, read_limited};
 use super::{Batch, Located, Source, SourceError};
 
-/// Bytes of a file that are read: 250 MiB is 250,000 Services with slices.
+/// Maximum size of a file in bytes: 250 MiB is 250,000 Services with slices.
 pub const MAX_FILE_BYTES: u64 = 256 << 20;
-/// Objects of all files together; a file that would bring more is refused.
+/// Maximum number of objects of all files together; a file that would bring more is refused.
 pub const MAX_OBJECTS: usize = 1_000_000;
-/// Issues that are told at a time, errors first.
+/// Maximum number of issues that are reported at a time, errors first.
 pub const MAX_ISSUES: usize = 1_000;
-/// Depth of subfolders that are read.
+/// Maximum depth of subfolders.
 pub const MAX_FOLDER_DEPTH: usize = 16;
 
 /// The path that stands for standard input.
 const STDIN: &str = "-";
-/// How standard input is called in locations.
+/// Name of standard input in locations.
 const STDIN_NAME: &str = "standard input";
 
-/// The source.
+/// The source of manifests.
 #[derive(Clone, Debug)]
 pub struct Manifests {
     path: PathBuf,
 }
 
-/// All there is at a moment.
+/// All objects and problems at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loaded {
     /// The objects that are served, by kind, namespace and name.
     pub objects: Vec<Located>,
     /// The problems.
     pub issues: Vec<Issue>,
-    /// Why objects may be missing, for people: a start would not be taken for a deletion of what is not
-    /// named.
+    /// Human-readable reasons why objects may be missing. With such doubts, a start does not count as the deletion
+    /// of objects that are not named.
     pub doubts: Vec<String>,
 }
 
 impl Manifests {
-    /// Manifests at a path: a folder, a file, or `-` for standard input.
+    /// Creates a source for a path: a folder, a file, or `-` for standard input.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
@@ -86,7 +85,7 @@ impl Source for Manifests {
 /// Reads everything once.
 ///
 /// # Errors
-/// If there is nothing to read at the path. Problems inside are [`Loaded::issues`].
+/// The path cannot be read at all. Problems inside are [`Loaded::issues`].
 pub fn load(path: &Path) -> Result<Loaded, SourceError> {
     let unreadable = |source| SourceError::Unreadable {
         path: path.display().to_string(),
@@ -113,7 +112,7 @@ pub fn load(path: &Path) -> Result<Loaded, SourceError> {
     Ok(catalog.into_loaded())
 }
 
-/// Reads one text, as standard input is read.
+/// Parses one text, like standard input.
 #[must_use]
 pub fn parse(text: Vec<u8>) -> Loaded {
     from_stdin(text).into_loaded()

@@ -1,11 +1,12 @@
-//! Where objects come from. Every source produces the same events; nothing behind this module
-//! knows which source it was.
+//! Sources of objects. Every source produces the same events; no code behind this module knows
+//! which source produced them.
 //!
-//! Resync is an ordinary event: `Init`, `InitApply`*, `InitDone` replaces everything that the
-//! source said of a kind before, and a consumer must not drop anything before `InitDone` (design
-//! invariant 3: absence is not deletion). Between those, `Apply` and `Delete` are single changes. A
-//! source that knows what it said before tells only the differences of a later list, as such: what the
-//! list lacks has `Vanished`, which is believed less than a `Delete`.
+//! A resync is an ordinary sequence of events: `Init`, `InitApply`*, `InitDone` replaces all
+//! earlier events of the source about a kind. A consumer must not drop anything before `InitDone`,
+//! because absence is not deletion (an invariant in ARCHITECTURE.md). `Apply` and `Delete` in
+//! between are single changes. A source that remembers its earlier events passes on only the
+//! differences of a later list. Objects that the list lacks have `Vanished`, which is believed less
+//! than a `Delete`.
 
 pub mod kubernetes;
 pub mod manifests;
@@ -21,8 +22,8 @@ use tokio::sync::mpsc;
 
 use crate::k8s::{Kind, Object, ObjectId};
 
-/// An object and the place where a person finds it, such as `shop.yaml, document 2, line 14`;
-/// empty when the source has no places.
+/// An object and its human-readable place, such as `shop.yaml, document 2, line 14`; empty when the
+/// source has no places.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Located {
     /// The object.
@@ -31,7 +32,7 @@ pub struct Located {
     pub location: Arc<str>,
 }
 
-/// One thing that a source says.
+/// An event of a source.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A complete list of a kind begins.
@@ -42,20 +43,20 @@ pub enum Event {
     InitDone(Kind),
     /// An object is new or changed.
     Apply(Box<Located>),
-    /// An object is gone: its origin said so, by its name.
+    /// An object is gone: its origin named it as deleted.
     Delete(ObjectId),
-    /// Objects that a look at the origin found no more; all that one look lacks, so that it can be
-    /// judged how much that is.
+    /// Objects that one read of the origin did not find any more. They come in one event, so that
+    /// the size of the loss can be judged.
     Vanished(Vec<ObjectId>),
-    /// Another, later look at all of a kind is complete, and everything that it shows has been told:
-    /// what vanished before and is not back has vanished twice.
+    /// Another, later list of a kind is complete, and all its objects have been passed on. Objects
+    /// that vanished before and are not back have now been missing twice.
     Looked(Kind),
-    /// All problems of the source's own at the moment; replaces the list it gave before.
+    /// All current problems of the source itself; replaces the earlier list.
     Issues(Vec<Issue>),
-    /// Where the source's origin listens, if it is an API server; replaces what it said before.
+    /// Addresses of the source's origin, if it is an API server; replaces the earlier ones.
     ApiServer(BTreeSet<SocketAddr>),
-    /// All reasons at the moment why objects may be there that were never told, for people; replaces
-    /// those before.
+    /// All current reasons why unknown objects may exist, human-readable; replaces the earlier
+    /// ones.
     Doubts(Vec<String>),
     /// Nothing changed, but the source is in touch with its origin (upstream freshness).
     Alive,
@@ -66,42 +67,42 @@ pub enum Event {
 pub struct Batch {
     /// The events, in order.
     pub events: Vec<Event>,
-    /// When the source learnt of the first of them.
+    /// Time at which the source learnt of the first of them.
     pub observed_at: SystemTime,
 }
 
-/// Batches that a source may be ahead of the index before it waits. Sources hold the latest state
-/// themselves, so waiting loses nothing.
+/// Number of batches that a source may be ahead of the index before it waits. Sources hold the
+/// latest state themselves, so waiting loses nothing.
 pub const QUEUE: usize = 64;
 
 /// A producer of objects. Runs until its consumer goes away.
 pub trait Source: Send + 'static {
-    /// Produces batches; returns when `sink` is closed, or with an error that a restart of the
-    /// process would not heal.
+    /// Produces batches. Returns when `sink` is closed, or with an error from which a restart of
+    /// the process would not recover.
     fn run(self, sink: mpsc::Sender<Batch>)
     -> impl Future<Output = Result<(), SourceError>> + Send;
 }
 
-/// A source that cannot go on.
+/// An error after which a source cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// There is no way to the API server.
+    /// The configured access to the API server does not work.
     #[error(transparent)]
     Access(#[from] crate::kubernetes::AccessError),
     /// The folder or file of manifests cannot be read at all.
     #[error("cannot read manifests at {path}; check the path and its permissions")]
     Unreadable {
-        /// What was asked for.
+        /// The configured path.
         path: String,
-        /// Why it failed.
+        /// The kernel's error.
         source: std::io::Error,
     },
     /// The kernel refuses to watch for changes.
     #[error("cannot watch {path} for changes; raise fs.inotify.max_user_watches?")]
     Unwatchable {
-        /// What was asked for.
+        /// The configured path.
         path: String,
-        /// Why it failed.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }

@@ -1,8 +1,8 @@
-//! What a source says of its own state, kind by kind: for readiness, freshness and metrics. And the
-//! one thing that it is asked: to look again.
+//! The state that a source reports about itself, by kind: for readiness, freshness and metrics.
+//! Also carries requests to the source for a second list.
 //!
-//! Written by the source's tasks, read by the status API. A source that has no such state
-//! (manifests) leaves it empty; what its batches say is all there is then.
+//! The source's tasks write it, the status API reads it. A source without such state (manifests)
+//! leaves it empty; then only its batches count.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::k8s::Kind;
 
-/// The state of all kinds, shared; and requests for a second look at them.
+/// The shared state of all kinds, and requests for second lists.
 #[derive(Clone, Debug, Default)]
 pub struct Upstream {
     kinds: Arc<Mutex<BTreeMap<Kind, KindState>>>,
@@ -25,13 +25,13 @@ pub struct Upstream {
 /// The state of one kind.
 #[derive(Clone, Debug)]
 pub struct KindState {
-    /// When the source began with it.
+    /// Time at which the source began with the kind.
     pub started: Instant,
-    /// Proof that nothing newer was missed up to this moment.
+    /// Time up to which the source has provably missed nothing.
     pub current_at: Option<Instant>,
     /// A complete list was delivered once.
     pub synced: bool,
-    /// What is wrong at the moment, and since when.
+    /// The current problem, and its start.
     pub trouble: Option<Trouble>,
     /// Objects that cannot be read, at most 100.
     pub unreadable: Vec<Issue>,
@@ -39,12 +39,12 @@ pub struct KindState {
     pub counts: Counts,
 }
 
-/// What is wrong with a kind.
+/// A problem with a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// Since when, without a break.
+    /// Start of the problem, without a break.
     pub since: SystemTime,
-    /// For people.
+    /// The problem as a human-readable issue.
     pub issue: Issue,
 }
 
@@ -55,14 +55,14 @@ pub struct Counts {
     pub lists: u64,
     /// Changes from watches.
     pub events: u64,
-    /// Events that were known already.
+    /// Events that were already known.
     pub replays: u64,
     /// Failures by their names.
     pub failures: BTreeMap<&'static str, u64>,
 }
 
 impl Upstream {
-    /// Begins with a kind.
+    /// Adds a kind.
     pub fn begin(&self, kind: Kind) {
         let state = KindState {
             started: Instant::now(),
@@ -75,20 +75,21 @@ impl Upstream {
         self.lock().insert(kind, state);
     }
 
-    /// Changes the state of a kind that was begun with.
+    /// Changes the state of a kind that was added.
     pub fn update(&self, kind: Kind, change: impl FnOnce(&mut KindState)) {
         if let Some(state) = self.lock().get_mut(&kind) {
             change(state);
         }
     }
 
-    /// The state of all kinds.
+    /// Returns the state of all kinds.
     #[must_use]
     pub fn kinds(&self) -> BTreeMap<Kind, KindState> {
         self.lock().clone()
     }
 
-    /// Time since the stalest kind was known to be current; `None` for a source without kinds.
+    /// Returns the time since the stalest kind was known to be current; `None` for a source without
+    /// kinds.
     #[must_use]
     pub fn age(&self) -> Option<Duration> {
         let kinds = self.lock();
@@ -97,7 +98,7 @@ impl Upstream {
             .max()
     }
 
-    /// The problems of all kinds, each once, sorted.
+    /// Returns the problems of all kinds, each once, sorted.
     #[must_use]
     pub fn issues(&self) -> Vec<Issue> {
         let kinds = self.lock();
@@ -110,14 +111,14 @@ impl Upstream {
         issues
     }
 
-    /// Somebody keeps what the last look did not show: asks the source for another one. Costs nothing
-    /// while one is under way; how often there is one, the source decides.
+    /// Asks the source for another list, because the index or an agent keeps objects that the last
+    /// one lacked. Costs nothing while a list is in progress; the source limits how often it lists.
     pub fn look_again(&self) {
         self.looks
             .send_modify(|looks| *looks = looks.wrapping_add(1));
     }
 
-    /// Wakes up when a second look is wanted.
+    /// Returns a receiver that is notified of requests for a second list.
     #[must_use]
     pub fn looks(&self) -> watch::Receiver<u64> {
         self.looks.subscribe()

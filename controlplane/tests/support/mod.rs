@@ -1,4 +1,4 @@
-//! An agent as the wire shows it.
+//! An agent at the level of wire messages.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
-/// Far longer than anything here takes.
+/// A deadline far above any step of these tests.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) fn hello(node: &str) -> Hello {
@@ -28,24 +28,24 @@ pub(crate) fn hello(node: &str) -> Hello {
     }
 }
 
-/// An agent that was welcome. Answers pings, if anybody asks for its messages.
+/// An agent that was accepted. Answers pings while the test reads its messages.
 pub(crate) struct Peer {
     send: mpsc::Sender<AgentMessage>,
     receive: Streaming<ServerMessage>,
-    /// Ends with the agent.
+    /// The connection; it ends with the agent.
     _channel: Channel,
-    /// Updates so far.
+    /// Number of updates so far.
     pub(crate) updates: usize,
 }
 
 impl Peer {
-    /// Connects; an error if the control plane does not want it.
+    /// Connects; fails if the control plane does not accept the agent.
     pub(crate) async fn connect(address: SocketAddr, hello: Hello) -> Result<Self, Status> {
         let stream = TcpStream::connect(address).await?;
         Self::over(stream, hello).await
     }
 
-    /// Says hello over a connection.
+    /// Sends Hello over a connection.
     pub(crate) async fn over(stream: TcpStream, hello: Hello) -> Result<Self, Status> {
         let mut stream = Some(stream);
         let connector = tower::service_fn(move |_| {
@@ -72,7 +72,8 @@ impl Peer {
         }
     }
 
-    /// The stream is alive: all that was on its way has come, and then the answer to a ping.
+    /// Checks that the stream is alive: reads all messages in transit, and then the answer to a
+    /// ping.
     pub(crate) async fn is_answered(&mut self) {
         let token = 4711;
         let kind = Some(agent_message::Kind::Ping(pb::Ping { token }));
@@ -81,7 +82,7 @@ impl Peer {
         while self.next().await.unwrap() != pong {}
     }
 
-    /// The next message but pings.
+    /// Returns the next message that is not a ping.
     pub(crate) async fn next(&mut self) -> Result<server_message::Kind, Status> {
         loop {
             let message = timeout(DEADLINE, self.receive.message()).await;
@@ -91,7 +92,7 @@ impl Peer {
                 server_message::Kind::Ping(ping) => {
                     let token = ping.token;
                     let kind = Some(agent_message::Kind::Pong(pb::Pong { token }));
-                    // It may have ended meanwhile: then reading says so.
+                    // The stream may have ended meanwhile: then reading fails.
                     let _ = self.send.send(AgentMessage { kind }).await;
                 }
                 kind => {

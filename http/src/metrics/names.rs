@@ -1,4 +1,4 @@
-//! Writing metrics of one name: the rest of [`super`] only says what they are.
+//! Encoding of all series of one metric name. The rest of [`super`] only lists the metrics.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ pub type Distribution = (f64, Vec<(f64, u64)>);
 /// Labels of one series.
 pub type Labels<'a> = [(&'static str, &'a str)];
 
-/// A metric's name and what it says. Names of counters come without `_total`, which their encoding
+/// A metric's name and its help text. Names of counters come without `_total`, which their encoding
 /// adds.
 pub struct Name(pub &'static str, pub &'static str);
 
 impl Name {
-    /// A number that only grows.
+    /// Writes a counter.
     pub fn counter<'a>(
         &self,
         to: &mut DescriptorEncoder<'_>,
@@ -34,7 +34,7 @@ impl Name {
         Ok(())
     }
 
-    /// A number that goes up and down.
+    /// Writes a gauge.
     pub fn gauge<'a>(
         &self,
         to: &mut DescriptorEncoder<'_>,
@@ -51,7 +51,7 @@ impl Name {
         Ok(())
     }
 
-    /// Durations.
+    /// Writes a histogram of durations.
     pub fn histogram<'a>(
         &self,
         to: &mut DescriptorEncoder<'_>,
@@ -59,7 +59,7 @@ impl Name {
     ) -> fmt::Result {
         let mut metric = to.encode_descriptor(self.0, self.1, None, MetricType::Histogram)?;
         for (labels, (sum, counts)) in series {
-            // Counted from what is printed, so that both always agree.
+            // The count is the sum of the printed buckets, so that both always agree.
             let count = counts.iter().map(|(_, n)| n).sum();
             let mut one = metric.encode_family(&labels)?;
             one.encode_histogram::<NoLabelSet>(sum, count, &counts, None)?;

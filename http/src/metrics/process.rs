@@ -1,4 +1,4 @@
-//! The process itself, under the names that every Prometheus client library uses.
+//! Metrics of the process itself, under the names that every Prometheus client library uses.
 
 use std::fmt;
 use std::fs;
@@ -11,11 +11,11 @@ use super::names::{Labels, Name};
 /// Clock ticks a second in /proc, a constant of Linux's interface (`USER_HZ`).
 const TICKS: f64 = 100.0;
 
-/// Read from /proc at each scrape. What cannot be read is left out.
+/// Metrics that are read from /proc at each scrape. Values that cannot be read are left out.
 #[derive(Debug)]
 pub struct Process;
 
-/// What /proc says.
+/// Values read from /proc.
 #[derive(Debug, Default, PartialEq)]
 struct Usage {
     cpu_seconds: Option<f64>,
@@ -36,7 +36,7 @@ impl Usage {
             cpu_seconds: cpu_ticks(&stat).map(|ticks| ticks / TICKS),
             resident_bytes: kilobytes(&status, "VmRSS:"),
             virtual_bytes: kilobytes(&status, "VmSize:"),
-            // Without the one that reads the folder.
+            // The file descriptor that reads the folder does not count.
             open_fds: open.map(|fds| fds.count().saturating_sub(1) as f64),
             max_fds: max_fds(&text("/proc/self/limits")),
             started_at_seconds: started_at(&stat, &text("/proc/stat")),
@@ -44,7 +44,8 @@ impl Usage {
     }
 }
 
-/// A field by its number in proc(5), from 3 on. The program's name, field 2, may contain anything.
+/// Returns a field by its number in proc(5), from 3 on. Field 2, the program's name, may contain
+/// any character.
 fn field(stat: &str, number: usize) -> Option<f64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_whitespace();

@@ -1,8 +1,9 @@
-//! The two text formats: OpenMetrics for whoever asks for it, and Prometheus' older one, which is
-//! what kube-proxy speaks, for everybody else.
+//! The two text formats: OpenMetrics for clients that ask for it, and the older Prometheus format,
+//! which kube-proxy uses, for all others.
 //!
-//! They differ in three respects here: counters have `_total` in their names also where they are
-//! described; whole numbers have no fraction; there is no mark at the end.
+//! The Prometheus format differs from OpenMetrics in three respects here. Counters have the suffix
+//! `_total` in HELP and TYPE lines too. Whole numbers have no fraction. There is no mark at the
+//! end.
 
 use hyper::header::{ACCEPT, HeaderMap};
 use prometheus_client::encoding::text::encode;
@@ -13,12 +14,13 @@ use prometheus_client::registry::Registry;
 pub enum Format {
     /// The older text format.
     Prometheus,
-    /// The newer one.
+    /// The newer text format.
     OpenMetrics,
 }
 
 impl Format {
-    /// What a client wants. Weights are not looked at: who names OpenMetrics can read it.
+    /// Returns the format that a client wants. Weights are ignored: a client that names OpenMetrics
+    /// can read it.
     pub fn wanted(headers: &HeaderMap) -> Self {
         let accepts = |value: &hyper::header::HeaderValue| {
             let text = value.to_str().unwrap_or_default();
@@ -31,7 +33,7 @@ impl Format {
         }
     }
 
-    /// For the header field of an answer.
+    /// Returns the value of the header field Content-Type.
     pub fn content_type(self) -> &'static str {
         match self {
             Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
@@ -39,10 +41,10 @@ impl Format {
         }
     }
 
-    /// All metrics of a registry.
+    /// Prints all metrics of a registry.
     pub fn print(self, registry: &Registry) -> String {
         let mut open = String::with_capacity(32 * 1024);
-        // Memory takes everything: there is nothing that could fail.
+        // Writing to a string cannot fail.
         let _ = encode(&mut open, registry);
         match self {
             Self::OpenMetrics => open,
@@ -56,7 +58,7 @@ fn to_prometheus(open: &str) -> String {
     let mut help = None;
     for line in open.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
-            // Printed with its type, which decides about the name.
+            // The HELP line is printed with the TYPE line, because the type determines the name.
             help = rest.split_once(' ');
         } else if let Some((name, kind)) = type_of(line) {
             let suffix = if kind == "counter" { "_total" } else { "" };
@@ -72,7 +74,7 @@ fn to_prometheus(open: &str) -> String {
     text
 }
 
-/// A sample whose value, and whose bound of a bucket, have no `.0`.
+/// Returns a sample without `.0` in its value and in its bucket's bound.
 fn without_fraction(sample: &str) -> String {
     let sample = sample.strip_suffix(".0").unwrap_or(sample);
     match sample.split_once("{le=\"") {

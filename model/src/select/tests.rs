@@ -1,4 +1,5 @@
-//! One test a rule, its id in the name, then a property that ties the two formulations together.
+//! One test per rule, with the rule's id in its name, then a property that compares the two
+//! formulations.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -72,7 +73,8 @@ fn nodes(mut e: Endpoint, nodes: &[&str]) -> Endpoint {
     e
 }
 
-/// The cluster endpoints that node `node` in `zone` gets, checked to be the same both ways.
+/// Returns the cluster endpoints of node `node` in `zone`, after checking that both formulations
+/// agree.
 fn cluster(port: &ServicePort, endpoints: &[Endpoint], node: &str, zone: Option<&str>) -> Vec<u8> {
     let resolved = variants(port, endpoints).resolve(node, zone).to_vec();
     let categorized = categorize(port, endpoints, node, zone);
@@ -327,7 +329,7 @@ fn any_endpoint() -> impl Strategy<Value = Endpoint> {
 }
 
 proptest! {
-    /// "Share, then overlay" gives every node exactly what kube-proxy would select there.
+    /// The shared part and the overlay give every node exactly what kube-proxy would select there.
     #[test]
     fn shared_variants_equal_the_view_of_each_node(
         endpoints in prop::collection::vec(any_endpoint(), 0..10),
@@ -368,7 +370,7 @@ fn udp() -> ServicePort {
 fn f2_whatever_serves_is_known_of_udp() {
     let mut stopped = draining(ep(4, "a"));
     stopped.serving = false;
-    // Ready and not serving is contradictory; new flows go there all the same.
+    // Ready but not serving is contradictory; new flows go there all the same.
     let mut contradictory = ep(5, "a");
     contradictory.serving = false;
     let endpoints = [
@@ -402,7 +404,8 @@ fn f2_other_zones_serve_too() {
     assert_eq!(last_octets(&all.serving_others(selected, 2)), [2]);
 }
 
-/// Of TCP nothing has to be known, and of a list for each of thousands of nodes neither.
+/// The list is empty for TCP, and for a Service that would need a list for each of thousands of
+/// nodes.
 #[test]
 fn f2_lists_of_others_are_bounded() {
     let endpoints: Vec<_> = (0..=255).map(|n| draining(ep(n, "a"))).collect();

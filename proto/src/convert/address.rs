@@ -8,7 +8,7 @@ use kplane_model::{Cidr, EndpointAddr, Family, refused_endpoint_ip};
 use super::ConvertError;
 use crate::v1 as pb;
 
-/// Bytes of a port in a packed endpoint.
+/// Length of a port in a packed endpoint, in bytes.
 const PORT_LEN: usize = 2;
 
 pub(super) fn put_ip(buf: &mut impl BufMut, ip: IpAddr) {
@@ -41,7 +41,7 @@ pub(super) fn pack_endpoints(endpoints: impl Iterator<Item = EndpointAddr>) -> B
     buf.freeze()
 }
 
-/// An address of any family.
+/// Decodes an address of any family.
 pub(super) fn unpack_ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, ConvertError> {
     if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
         return Ok(IpAddr::from(v4));
@@ -51,7 +51,7 @@ pub(super) fn unpack_ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, Con
         .map_err(|_| ConvertError::new(field, format!("{} bytes are no address", bytes.len())))
 }
 
-/// An address of the given family.
+/// Decodes an address of the given family.
 pub(super) fn unpack_ip_of(
     field: &'static str,
     family: Family,
@@ -64,7 +64,7 @@ pub(super) fn unpack_ip_of(
     Ok(ip)
 }
 
-/// Packed addresses of one family.
+/// Decodes packed addresses of one family.
 pub(super) fn unpack_ips(
     field: &'static str,
     family: Family,
@@ -75,7 +75,7 @@ pub(super) fn unpack_ips(
         .collect()
 }
 
-/// Packed endpoints of one family; port 0 and addresses on the node itself are refused.
+/// Decodes packed endpoints of one family; refuses port 0 and addresses on the node itself.
 pub(super) fn unpack_endpoints(
     field: &'static str,
     family: Family,
@@ -117,7 +117,7 @@ pub(super) fn port(field: &'static str, value: u32) -> Result<u16, ConvertError>
     }
 }
 
-/// A port, or `None` for 0.
+/// Returns a port, or `None` for 0.
 pub(super) fn optional_port(field: &'static str, value: u32) -> Result<Option<u16>, ConvertError> {
     (value != 0).then(|| port(field, value)).transpose()
 }

@@ -17,7 +17,7 @@ use crate::v1 as pb;
 /// Longest idle time of session affinity that the API allows, in seconds.
 const MAX_AFFINITY_TIMEOUT_S: u32 = 86_400;
 
-/// Encodes an object once, for every agent that gets it. The bytes are what digests are made of.
+/// Encodes an object once, for every agent that gets it. Digests are computed from these bytes.
 #[must_use]
 pub fn encode_object(object: &DesiredObject) -> Bytes {
     pb::Object::from(object).encode_to_vec().into()
@@ -26,7 +26,7 @@ pub fn encode_object(object: &DesiredObject) -> Bytes {
 /// Decodes an object. `Ok(None)` is a kind that this version does not know.
 ///
 /// # Errors
-/// [`ConvertError`] with the field that makes no sense; other objects are not concerned.
+/// [`ConvertError`] with the field that is invalid; it does not affect other objects.
 pub fn decode_object(encoded: Bytes) -> Result<Option<DesiredObject>, ConvertError> {
     let object = pb::Object::decode(encoded)
         .map_err(|error| ConvertError::new("object", error.to_string()))?;
@@ -103,10 +103,10 @@ impl From<TrafficPolicy> for pb::TrafficPolicy {
     }
 }
 
-/// A family on the wire.
+/// Converts a family from the wire.
 ///
 /// # Errors
-/// A number that is no family.
+/// [`ConvertError`] for a number that is no family.
 pub fn family(value: i32) -> Result<Family, ConvertError> {
     match pb::Family::try_from(value) {
         Ok(pb::Family::Ipv4) => Ok(Family::V4),

@@ -1,4 +1,4 @@
-//! Views for people and tools.
+//! Conversions to human-readable views, for the status API.
 
 use kplane_model::{Issue, Severity};
 

@@ -168,7 +168,7 @@ proptest! {
         }
     }
 
-    /// Valid messages with one byte changed reach deeper than random bytes.
+    /// Valid messages with one byte changed reach deeper code than random bytes.
     #[test]
     fn damaged_objects_never_panic(object in any_object(), at in any::<prop::sample::Index>(), byte: u8) {
         let mut bytes = encode_object(&object).to_vec();
@@ -228,7 +228,7 @@ fn hostile_services_are_refused_by_field() {
     }
 }
 
-/// In every list of endpoints that an agent is sent: it does not rely on the control plane.
+/// Agents check every list of endpoints, and do not rely on the control plane.
 #[test]
 fn cve_2021_25737_endpoints_on_the_node_itself_are_refused_by_agents() {
     let forbidden = [
@@ -308,7 +308,7 @@ fn one_service_fits_the_change_budget() {
     assert!(len <= 128, "{len}");
 }
 
-/// A control plane from before the field sends none, and an agent from before it skips it.
+/// An older control plane does not send the field, and an older agent skips it.
 #[test]
 fn what_serves_besides_is_optional() {
     let program = ServiceProgram::try_from(service()).unwrap();

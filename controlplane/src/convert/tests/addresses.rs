@@ -53,7 +53,7 @@ fn a4_leading_zeros_are_decimal_in_load_balancers_and_ranges_too() {
     assert_eq!(texts(&converted.ports[0].source_ranges), ["10.8.0.0/16"]);
 }
 
-/// A dual-stack Service with these external addresses, and an operator who allows some.
+/// Converts a dual-stack Service with these external addresses, under an operator's restriction.
 fn with_external_ips(ips: &str, allowed: &ExternalIps) -> ConvertedService {
     let spec = format!(
         "clusterIPs: [10.0.0.1, 'fd00::1'], ipFamilies: [IPv4, IPv6], externalIPs: [{ips}], \
@@ -91,7 +91,7 @@ fn a5_external_ips_outside_of_the_operators_ranges_are_refused() {
     assert_eq!(converted.ports[0].external_ips.len(), 4);
 }
 
-/// What depends on external addresses alone does not count without them; the rest is served.
+/// Settings that need external addresses are ignored without them; the rest is served.
 #[test]
 fn a5_a13_external_ips_that_are_switched_off_count_for_nothing() {
     let off = ExternalIps::new(false, vec!["0.0.0.0/0".parse().unwrap()]);

@@ -1,4 +1,4 @@
-//! One test a rule, its id in the name. Objects are written as people write them.
+//! One test per rule, with the rule's id in its name. Objects are written as operators write them.
 
 use kplane_model::Issue;
 use serde::de::DeserializeOwned;
@@ -13,7 +13,7 @@ fn yaml<T: DeserializeOwned>(text: &str) -> T {
     serde_saphyr::from_str(text).unwrap()
 }
 
-/// Issues as people read them.
+/// Formats issues as the operator sees them.
 fn lines(issues: &[Issue]) -> Vec<String> {
     issues
         .iter()

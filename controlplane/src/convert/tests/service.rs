@@ -19,7 +19,7 @@ pub(super) fn whole(text: &str) -> ConvertedService {
     allowing(text, &ExternalIps::All)
 }
 
-/// The same where an operator has a word about external addresses.
+/// Converts a Service with this spec, under an operator's restriction of external addresses.
 pub(super) fn allowing(text: &str, allowed: &ExternalIps) -> ConvertedService {
     service(&yaml(text), "shop.yaml, document 1, line 1", allowed)
 }

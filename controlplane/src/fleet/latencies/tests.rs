@@ -1,4 +1,4 @@
-//! What is remembered of agents' reports.
+//! Triggers that are remembered from agents' reports.
 
 use std::time::{Duration, UNIX_EPOCH};
 

@@ -96,7 +96,7 @@ fn a_node_that_comes_and_goes_takes_its_ports_and_gives_them_back() {
     let change = apply(&mut index, &node(&["192.0.2.1"], ""));
     assert_eq!(served(&change), ["192.0.2.1:9999"]);
     assert_eq!(reasons(&index).len(), 1);
-    // Nobody else is looked at.
+    // No other Service is recomputed.
     assert!(
         change
             .services
@@ -126,7 +126,8 @@ fn nobody_but_its_own_service_gets_the_api_servers_place() {
     let (mut index, first) = index(&[hijacker.clone(), endpoints.clone()]);
     assert_eq!(served(&first), ["192.0.2.9:9999"]);
     assert!(reasons(&index)[0].contains("192.0.2.9:6443/TCP is where the Kubernetes API server"));
-    // Where it is reached counts as well as where its endpoints are.
+    // The address at which this process reaches the API server is reserved, like those of its
+    // endpoints.
     let change = delete(&mut index, &endpoints);
     assert_eq!(served(&change), ["192.0.2.9:6443", "192.0.2.9:9999"]);
     let server = "192.0.2.9:6443".parse().unwrap();
@@ -209,7 +210,7 @@ fn ports_times_addresses_are_cut_and_all_others_are_served() {
         reasons(&index)[0]
             .starts_with("spec.externalIPs has 1000 addresses, which with 1000 ports")
     );
-    // Places of others, each of which would be an issue, are not told one by one.
+    // A Service that loses all places to another one does not get an issue for each of them.
     let mut twin = service("twin", "10.96.0.3");
     twin["spec"]["ports"] = json!(ports);
     twin["spec"]["externalIPs"] = json!(ips);
@@ -266,13 +267,13 @@ fn services_that_do_not_fit_into_their_namespace_are_refused_and_all_others_serv
     index.apply(batch(events));
     assert_eq!(index.issues(), []);
     assert_eq!(index.totals().services, 3);
-    // One endpoint more of the Service that comes first, and the other one does not fit any more.
+    // With one more endpoint of the first Service, the second one no longer fits.
     let more = ["10.244.1.1", "10.244.1.2", "10.244.1.3", "10.244.1.4"];
     let publication = apply(&mut index, &slice("a-1", "a", &more));
     let gone = publication.services.iter().filter(|(_, new)| new.is_none());
     assert_eq!(gone.count(), 1);
     assert!(reasons(&index)[0].contains("does not fit into its namespace: it costs every node 1 "));
-    // The way back.
+    // With a single endpoint both fit again.
     apply(&mut index, &slice("a-1", "a", &more[..1]));
     assert_eq!(index.issues(), []);
     assert_eq!(index.totals().services, 3);

@@ -1,9 +1,9 @@
-//! What a step takes away, and what is held of it.
+//! Deletions of a step, and those that are held back.
 
 use super::*;
 use crate::trust::Trust;
 
-/// So many Services with an endpoint each.
+/// Returns this number of Services with an endpoint each.
 fn many(count: usize) -> Vec<Value> {
     let both = |n: usize| {
         let (name, octet) = (format!("s{n}"), n + 1);
@@ -24,7 +24,7 @@ fn say(index: &mut Index, events: Vec<Event>) -> Vec<String> {
     outcome.publication.as_ref().map_or_else(Vec::new, summary)
 }
 
-/// Two lists that lack the same: the second one is believed. One that shows it again, too.
+/// Two lists lack the same objects: the second one is believed. So is a list that has them again.
 #[test]
 fn a_second_look_lets_go_what_it_does_not_show_either() {
     let objects = many(20);
@@ -41,11 +41,11 @@ fn a_second_look_lets_go_what_it_does_not_show_either() {
             .starts_with("12 Services are kept: ")
     );
     assert_eq!(index.totals().services, 12);
-    // Their slices stay with them, however few come at a time.
+    // Slices of held Services stay, even when few of them vanish at a time.
     let slices = ids(&objects, "EndpointSlice");
     say(&mut index, vec![Event::Vanished(slices[8..10].to_vec())]);
     assert_eq!(index.totals().endpoints, 12);
-    // One is back; a look at another kind says nothing of these.
+    // One Service is back; a list of another kind does not confirm that the others are gone.
     let back = Event::Apply(object(&service("s19", "10.96.0.20")));
     say(&mut index, vec![back, Event::Looked(Kind::EndpointSlice)]);
     assert_eq!(index.held().unwrap().services, 11);
@@ -58,7 +58,7 @@ fn a_second_look_lets_go_what_it_does_not_show_either() {
     assert_eq!(index.trust(), Trust::Confirmed);
 }
 
-/// A list that others before it confirm is believed at once.
+/// A list that earlier lists confirm is believed at once.
 #[test]
 fn a_confirmed_list_is_no_cliff() {
     let objects = many(20);
@@ -85,7 +85,7 @@ fn what_is_deleted_by_name_goes_also_while_it_is_held() {
     assert_eq!(index.totals(), Totals::default());
 }
 
-/// Services and slices come in lists of their own, and in either order.
+/// Services and slices come in separate lists, in either order.
 #[test]
 fn a_cliff_of_both_kinds_is_held_in_either_order() {
     let objects = many(20);
@@ -107,7 +107,7 @@ fn a_cliff_of_both_kinds_is_held_in_either_order() {
     }
 }
 
-/// Before anybody is served there is nothing to hold.
+/// Before agents are served there is nothing to hold.
 #[test]
 fn a_first_list_that_begins_anew_holds_nothing() {
     let objects = many(20);
@@ -126,7 +126,8 @@ fn a_first_list_that_begins_anew_holds_nothing() {
     assert_eq!(index.totals(), Totals::default());
 }
 
-/// `kubectl delete` comes one by one; what was let go until it was too much has gone.
+/// `kubectl delete` sends deletions one by one; those before the cliff was reached have taken
+/// effect.
 #[test]
 fn deletions_by_name_are_guarded_where_that_is_wanted() {
     let objects = many(100);
@@ -139,7 +140,7 @@ fn deletions_by_name_are_guarded_where_that_is_wanted() {
         say(&mut index, vec![Event::Delete(id)]);
     }
     assert_eq!(index.held().unwrap().services, 70);
-    // No look at the source confirms what it said itself.
+    // No list confirms deletions that the source named.
     say(&mut index, vec![Event::Looked(Kind::Service)]);
     assert_eq!(index.held().unwrap().services, 70);
     index.approve(at(2));

@@ -1,4 +1,4 @@
-//! Which slices make triggers.
+//! Slices that make triggers, and slices that do not.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use crate::index::Index;
 use crate::k8s::{Kind, Object, ObjectId};
 use crate::source::{Batch, Event, Located};
 
-/// When the process starts and everything is observed; 2026-11-21T06:15:00Z.
+/// Time at which the process starts and everything is observed: 2026-11-21T06:15:00Z.
 const NOW: u64 = 1_795_241_700;
 
 fn at(seconds: u64) -> SystemTime {
@@ -50,7 +50,7 @@ fn service(name: &str, ip: &str) -> Value {
     })
 }
 
-/// `service/family at milliseconds after NOW` of what a batch led to.
+/// Returns the triggers of a batch as `service/family at milliseconds after NOW`.
 fn triggers(index: &mut Index, events: Vec<Event>) -> Vec<String> {
     let observed_at = at(NOW);
     let outcome = index.apply(Batch {
@@ -94,7 +94,8 @@ fn h_a_new_time_of_a_slice_is_a_trigger() {
         ["web/IPv4 at -500"]
     );
     assert_eq!(apply(&mut index, &[first]), [""; 0], "the same time again");
-    // As kube-controller-manager writes it, and in another zone; two slices for one change.
+    // The form that kube-controller-manager writes, and one with another time zone; two slices for
+    // one change.
     let same = "2026-11-21T07:14:59.123456789+01:00";
     let both = [
         slice("web-1", "web", Some(same)),
@@ -111,7 +112,7 @@ fn h_lists_and_deletions_are_no_triggers() {
     let first = slice("web-1", "web", Some("2026-11-21T06:14:58Z"));
     let mut index = synced(std::slice::from_ref(&first));
     assert_eq!(apply(&mut index, &[first]), [""; 0], "known from the list");
-    // A watch that begins anew lists what has changed meanwhile.
+    // A restarted watch lists the changes made meanwhile.
     let listed = slice("web-1", "web", Some("2026-11-21T06:14:59Z"));
     assert_eq!(
         triggers(&mut index, list(std::slice::from_ref(&listed))),

@@ -1,4 +1,4 @@
-//! Kubeconfigs, good and bad. Servers are not asked here.
+//! Valid and invalid kubeconfigs. The tests do not contact a server.
 
 use super::*;
 
@@ -114,7 +114,7 @@ async fn bad_ones_are_refused_in_one_line_that_says_what_to_do() {
     assert!(error.starts_with("--master: "), "{error}");
 }
 
-/// New credentials in the file are taken, broken ones are not; and not more often than every 5 s.
+/// New credentials in the file are used, invalid ones are not; the file is read at most every 5 s.
 #[tokio::test(start_paused = true)]
 async fn credentials_are_read_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ async fn credentials_are_read_again() {
     assert_eq!(api.server(), "https://192.0.2.2:6443");
 }
 
-/// After a reboot the ClusterIP leads nowhere, and whoever would make it lead somewhere waits for an answer.
+/// After a reboot the ClusterIP does not work, because the proxy that would program it waits for the API server.
 #[test]
 fn a_pod_hears_of_the_trap_that_its_address_is() {
     let told = |master: Option<&str>| {

@@ -1,4 +1,4 @@
-//! What failures mean and say.
+//! Classification of failures, and their explanations.
 
 use super::*;
 

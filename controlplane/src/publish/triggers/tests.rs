@@ -1,4 +1,4 @@
-//! Which agents hear of a trigger.
+//! Agents that get a trigger, and agents that do not.
 
 use std::time::SystemTime;
 
@@ -110,7 +110,7 @@ fn h_a_trigger_comes_with_the_update_that_it_led_to_and_once() {
         vec![trigger("web", 20), trigger("web", 21)],
     );
     assert_eq!(next(&store, "n", &mut cursor), [20, 21]);
-    // An agent that was behind gets all of them at once; one that begins anew none.
+    // An agent that was behind gets all of them at once; one that begins from nothing gets none.
     assert_eq!(next(&store, "n", &mut behind), [10, 20, 21]);
     assert_eq!(next(&store, "n", &mut Cursor::at(0)), [0; 0]);
 }
@@ -123,14 +123,14 @@ fn h_a_trigger_that_changes_nothing_is_dropped() {
         vec![published("web", &[])],
         vec![trigger("web", 10)],
     );
-    // Neither with what comes next, of the same or another Service.
+    // The next update does not have them either, for the same or another Service.
     publish(
         &store,
         vec![published("api", &[endpoint(1, "n")])],
         vec![trigger("web", 11)],
     );
     assert_eq!(next(&store, "n", &mut cursor), [0; 0]);
-    // A deletion: the time would be that of the change before it.
+    // A deletion makes no trigger: its time would be that of an earlier change.
     publish(
         &store,
         vec![(key("web", Family::V4), None)],
@@ -144,7 +144,7 @@ fn h_a_trigger_that_changes_nothing_is_dropped() {
     assert_eq!(next(&store, "n", &mut cursor), [0; 0]);
 }
 
-/// With hints, and with endpoints of its own, a node's update may have nothing of a change.
+/// Because of hints or its own endpoints, a node's update may not be affected by a change.
 #[test]
 fn h_nodes_that_a_change_does_not_concern_do_not_hear_of_its_trigger() {
     let (store, _) = settled();
@@ -179,7 +179,7 @@ fn h_nodes_that_a_change_does_not_concern_do_not_hear_of_its_trigger() {
         vec![trigger("web", 10)],
     );
     assert_eq!(hear(), [vec![], vec![10]]);
-    // Endpoints that move to a node change what it has of its own.
+    // Endpoints that move to a node change the node's own objects.
     let moved = [
         hinted(1, "x"),
         hinted(2, "y"),
@@ -208,7 +208,7 @@ fn numbers_stand_for_triggers_while_they_are_remembered() {
             vec![trigger("web", n)],
         );
     }
-    // Two came before the first of these.
+    // Two changes came before the first of these.
     assert_eq!(store.trigger(count + 2), Some(trigger("web", count - 1)));
     assert_eq!(store.trigger(13), Some(trigger("web", 10)));
     assert_eq!(store.trigger(12), None);

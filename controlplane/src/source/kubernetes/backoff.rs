@@ -1,33 +1,33 @@
-//! How long to wait after a failure.
+//! Pauses after failures.
 
 use std::time::Duration;
 
-/// The first waiting time at its longest.
+/// Upper bound of the first pause.
 const FIRST: Duration = Duration::from_millis(100);
-/// The longest of all.
+/// Upper bound of every pause.
 const LONGEST: Duration = Duration::from_secs(5);
-/// Not even the luckiest draw spins.
+/// Lower bound of every pause, so that the reflector never spins.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Doubles from 100 ms to 5 s; each wait is drawn from all of it, so that a crowd that was
-/// interrupted at one moment does not come back at one.
+/// Pauses whose upper bound doubles from 100 ms to 5 s. Each pause is random up to the bound, so
+/// that clients that were interrupted at the same moment do not come back together.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     failures: u32,
 }
 
 impl Backoff {
-    /// Failures in a row.
+    /// Returns the number of failures in a row.
     pub(super) fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// All is well again.
+    /// Resets the pause after a success.
     pub(super) fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// The wait after one more failure.
+    /// Returns the pause after one more failure.
     pub(super) fn next(&mut self) -> Duration {
         let ceiling = self.ceiling();
         self.failures = self.failures.saturating_add(1);

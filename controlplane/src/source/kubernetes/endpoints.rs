@@ -1,7 +1,8 @@
-//! Legacy v1 Endpoints as EndpointSlices, for servers that have no slices.
+//! Conversion of legacy v1 Endpoints to EndpointSlices, for servers without slices.
 //!
-//! Each subset becomes a slice per address family. The slices of one Endpoints object have names
-//! that follow from its own, so what disappears from it is known by counting.
+//! Each subset becomes a slice per address family. The names of an Endpoints object's slices follow
+//! from its own name and the subset's index, so a count of subsets is enough to find removed
+//! slices.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -42,12 +43,12 @@ pub(super) struct Address {
 /// The families of a subset, in the order of its slices.
 const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 
-/// How many subsets each Endpoints object had when it was last seen.
+/// Number of subsets that each Endpoints object had when it was last seen.
 #[derive(Debug, Default)]
 pub(super) struct Shapes(HashMap<(Arc<str>, Arc<str>), usize>);
 
 impl Shapes {
-    /// The slices of an Endpoints object that is there, and those that it no longer has.
+    /// Returns the slices of an existing Endpoints object, and the slices that it no longer has.
     pub(super) fn put(&mut self, endpoints: &LegacyEndpoints) -> (Vec<Object>, Vec<ObjectId>) {
         let subsets = endpoints.subsets.as_deref().unwrap_or_default();
         let before = self.0.insert(key(endpoints), subsets.len()).unwrap_or(0);
@@ -61,7 +62,7 @@ impl Shapes {
         (slices.collect(), gone)
     }
 
-    /// The slices that an Endpoints object had.
+    /// Returns the slices that a deleted Endpoints object had.
     pub(super) fn gone(&mut self, endpoints: &LegacyEndpoints) -> Vec<ObjectId> {
         let subsets = endpoints.subsets.as_ref().map_or(0, Vec::len);
         let before = self.0.remove(&key(endpoints)).unwrap_or(0);
@@ -86,7 +87,7 @@ fn ids(endpoints: &LegacyEndpoints, subsets: std::ops::Range<usize>) -> Vec<Obje
     .collect()
 }
 
-/// No slice of a real API server has a name with a `/` in it.
+/// Returns a slice's name. It contains `/`, which no slice of a real API server does.
 fn slice_name(endpoints: &str, index: usize, family: &str) -> Arc<str> {
     format!("{endpoints}/{index}/{family}").into()
 }

@@ -1,8 +1,8 @@
-//! A complete list on its way.
+//! A complete list in progress.
 //!
-//! The first list of all is handed on as it comes: there is nothing that it could damage. Of later
-//! ones only objects that differ from what is known are held, until the list is complete and
-//! believed; then the differences are told, and nothing else.
+//! The very first list is passed on as it arrives, because there is nothing that it could damage.
+//! Of later lists, only objects that differ from the known ones are kept until the list is complete
+//! and believed. Then only the differences are passed on.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::source::{Event, Located};
 /// A list that is not complete yet.
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
-    /// The first of all: handed on already.
+    /// This is the very first list, which is passed on at once.
     direct: bool,
     named: Census,
-    /// What the list shows otherwise than it is known. While a streaming list comes the world goes
-    /// on, so an object may come several times.
+    /// Objects that differ from the known ones. The cluster may change during a streaming list, so
+    /// an object may come several times.
     differing: BTreeMap<ObjectId, Object>,
     unreadable: Vec<Unreadable>,
 }
@@ -32,19 +32,19 @@ impl Gathering {
         }
     }
 
-    /// What to tell at the beginning.
+    /// Returns the events at the beginning of the list.
     pub(super) fn begin(&self, kind: Kind) -> Vec<Event> {
         Vec::from_iter(self.direct.then_some(Event::Init(kind)))
     }
 
-    /// Takes in a page; returns what is to be told at once.
+    /// Takes in a page; returns the events to pass on at once.
     pub(super) fn page(&mut self, memory: &Memory, page: Page) -> Vec<Event> {
         self.unreadable.extend(page.unreadable);
         let puts = page.objects.into_iter();
         puts.filter_map(|object| self.put(memory, object)).collect()
     }
 
-    /// Takes in a part of a streaming list; returns what is to be told at once.
+    /// Takes in a part of a streaming list; returns the event to pass on at once.
     pub(super) fn said(&mut self, memory: &Memory, said: Said) -> Option<Event> {
         match said {
             Said::Put(object, _) => self.put(memory, object),
@@ -77,25 +77,27 @@ impl Gathering {
         None
     }
 
-    /// The list is complete. Returns what it names; what cannot be read stays as it is known.
+    /// Completes the list. Returns the objects that it names; objects that cannot be read keep
+    /// their known state.
     pub(super) fn complete(&mut self, memory: &Memory) -> &Census {
         memory.keep(&mut self.named, &self.unreadable);
         &self.named
     }
 
-    /// It is the first of all.
+    /// Returns whether this is the very first list.
     pub(super) fn is_first(&self) -> bool {
         self.direct
     }
 
-    /// Objects that it names.
+    /// Returns the number of objects that the list names.
     pub(super) fn len(&self) -> usize {
         self.named.len()
     }
 
-    /// The list counts: what it changes, and what cannot be read. What is gone comes last, so that
-    /// nothing is taken away before its replacement is there; it is a second look at what others before
-    /// it lacked, and at what it lacks itself if it is `confirmed`.
+    /// Accepts the list; returns the events for its changes, and the objects that cannot be read.
+    /// Removed objects come last, so that nothing is removed before its replacement exists. The
+    /// list confirms that objects which earlier lists lacked are gone; if `confirmed`, also objects
+    /// that it lacks itself.
     pub(super) fn accept(
         self,
         kind: Kind,
@@ -119,7 +121,7 @@ impl Gathering {
         (events, self.unreadable)
     }
 
-    /// The list counts for what it names, not for what it lacks.
+    /// Accepts only the objects that the list names; missing ones stay.
     pub(super) fn additions(self, memory: &mut Memory) -> Vec<Event> {
         for object in self.differing.values() {
             memory.put(object);
@@ -133,7 +135,7 @@ fn applied(objects: BTreeMap<ObjectId, Object>) -> impl Iterator<Item = Event> {
     objects.map(|object| Event::Apply(located(object)))
 }
 
-/// An object of this source: it has no place but its name.
+/// Wraps an object; objects of this source have no place but their name.
 pub(super) fn located(object: Object) -> Box<Located> {
     Box::new(Located {
         object,

@@ -1,4 +1,4 @@
-//! The edge: requests and answers of the API server's HTTP.
+//! The HTTP edge: requests to the API server, and its answers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,17 +16,18 @@ use super::transport::{Page, PageRequest, Said, Transport, Unreadable, Watch, Wa
 use crate::k8s::ObjectId;
 use crate::kubernetes::{Api, Failure, one_line};
 
-/// Longest wait for the beginning of an answer, and between two pieces of one that is a list: a
-/// loaded server takes seconds for a large one.
+/// Maximum wait for the beginning of an answer, and between two pieces of a list: a loaded server
+/// takes seconds for a large one.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The server ends a watch after this many seconds and a random part of the next.
+/// Duration of a watch: the server ends it after this many seconds plus a random part of the
+/// spread.
 const WATCH_SECONDS: u32 = 290;
 const WATCH_SECONDS_SPREAD: u32 = 60;
-/// Bytes of a page: 250 MiB is 100,000 slices of 100 endpoints in one piece.
+/// Maximum size of a page in bytes: 250 MiB is 100,000 slices of 100 endpoints in one piece.
 const MAX_PAGE_BYTES: usize = 256 << 20;
-/// Bytes of one event: objects have at most 1.5 MiB in etcd, and some more as JSON.
+/// Maximum size of one event in bytes: objects have at most 1.5 MiB in etcd, and some more as JSON.
 const MAX_LINE_BYTES: usize = 16 << 20;
-/// Bytes of an error's explanation.
+/// Maximum size of an error's explanation in bytes.
 const MAX_STATUS_BYTES: usize = 64 << 10;
 
 /// One resource of a real API server.
@@ -80,7 +81,7 @@ impl Transport for Http {
         use std::fmt::Write as _;
         let mut query = format!("limit={}", request.limit);
         if let Some(next) = &request.next {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(query, "&continue={}", escaped(next));
         }
         let answer = self.get(&query).await?;
@@ -140,14 +141,14 @@ pub(super) struct HttpWatch {
     body: Body,
     resource: Resource,
     shapes: Arc<Mutex<Shapes>>,
-    /// What has come and is not a complete line yet.
+    /// Received bytes without a complete line yet.
     buffer: BytesMut,
-    /// Bytes at the beginning of the buffer that are known to hold no end of a line.
+    /// Number of bytes at the beginning of the buffer that are known to contain no end of a line.
     scanned: usize,
 }
 
 impl HttpWatch {
-    /// All complete lines of the buffer.
+    /// Takes all complete lines from the buffer.
     fn lines(&mut self) -> Result<Vec<Said>, Failure> {
         let mut said = Vec::new();
         while let Some(end) = memchr(&self.buffer[self.scanned..]) {
@@ -165,7 +166,7 @@ impl HttpWatch {
             )));
         }
         if self.buffer.is_empty() {
-            // A large burst does not keep its memory.
+            // The buffer is replaced, so that its memory is freed after a large burst.
             self.buffer = BytesMut::new();
         }
         Ok(said)
@@ -189,7 +190,7 @@ impl HttpWatch {
                 let gone = lock(&self.shapes).gone(&endpoints);
                 said.extend(gone.into_iter().map(|id| Said::Gone(id, version)));
             }
-            // Its name is all that is needed.
+            // A deleted object's name is enough, even if the object cannot be read.
             Some(Line::Gone(
                 version,
                 Err(Unreadable {
@@ -243,11 +244,11 @@ fn memchr(bytes: &[u8]) -> Option<usize> {
 }
 
 fn lock(shapes: &Mutex<Shapes>) -> std::sync::MutexGuard<'_, Shapes> {
-    // One task uses it at a time.
+    // One task uses the lock at a time.
     shapes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// All of a body. One piece is the usual case for small ones and costs no copy.
+/// Reads a whole body. Small bodies usually come in one piece, which costs no copy.
 async fn collect(mut body: Body, most: usize) -> Result<Bytes, Failure> {
     let mut all = BytesMut::new();
     loop {
@@ -266,7 +267,7 @@ async fn collect(mut body: Body, most: usize) -> Result<Bytes, Failure> {
     }
 }
 
-/// What an answer other than success means.
+/// Classifies an answer other than success.
 async fn refusal(answer: Response<Body>) -> Failure {
     let code = answer.status();
     let after = answer.headers().get(header::RETRY_AFTER);

@@ -1,12 +1,12 @@
-//! What is remembered of a kind, and whether a complete list may be believed. Pure.
+//! Memory of the known objects of a kind; decides whether a complete list may be believed. Pure.
 //!
-//! Of an object its name and a hash of what is read of it are remembered: enough to tell what a
-//! later list changes, without a second copy of everything.
+//! For each object, the memory keeps the name and a hash of the fields that kplane reads. This is
+//! enough to compute the changes of a later list without a second copy of all objects.
 //!
-//! A list that comes from an older state than one that was seen, or that lacks most of what was
-//! there, may be the truth (a backup was put back, a namespace was deleted) or a lie (a replica that
-//! lags behind, an etcd that lost its data, permissions of a strange proxy). It counts when it has
-//! been confirmed; until then everything stays.
+//! A list may show an older state than one that was seen, or lack most of the known objects. Such a
+//! list may be true: a backup was restored, or a namespace was deleted. It may also be false: a
+//! replica lags behind, etcd lost its data, or a proxy filters by permissions. The list counts when
+//! it has been confirmed; until then all objects stay.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -17,24 +17,26 @@ use tokio::time::Instant;
 use super::transport::Unreadable;
 use crate::k8s::{Kind, Object, ObjectId};
 
-/// Lists that must say the same before a doubtful one counts.
+/// Number of lists that must agree before a doubtful one counts.
 const CONFIRMATIONS: u32 = 2;
-/// Time between them for a list from the past.
+/// Pause between these lists when they show an older state.
 const BACKWARDS_PAUSE: Duration = Duration::from_secs(2);
-/// Time between them for a list that lacks many objects.
+/// Pause between these lists when they lack many objects.
 const SHRUNK_PAUSE: Duration = Duration::from_secs(3);
-/// Time for which there must be nothing at all, where every real server has something.
+/// Time for which lists must be empty, where every real server has objects.
 pub(super) const EMPTY_FOR: Duration = Duration::from_secs(60);
-/// Time between lists meanwhile.
+/// Pause between lists during that time.
 const EMPTY_PAUSE: Duration = Duration::from_secs(5);
-/// Fewer missing objects than this are everyday life, unless they are all.
+/// Number of missing objects from which a list is doubtful, unless all are missing: fewer are
+/// normal.
 const MANY: usize = 10;
 
-/// Objects by name, each with a hash of what is read of it (so not of its `resourceVersion`).
+/// Objects by name, each with a hash of the fields that kplane reads (not of its
+/// `resourceVersion`).
 ///
-/// The hash is `SipHash` with a key of this process, so nobody can write objects that share one. Two
-/// states of an object do by chance, once in 2^64: a list then hides this change, until the next
-/// change of the object. Changes that a watch tells are never compared.
+/// The hash is `SipHash` with a key of this process, so no author of objects can create collisions.
+/// Two states of an object collide by chance once in 2^64. A list then hides this change until the
+/// next change of the object. Changes from a watch are never compared.
 #[derive(Debug, Default)]
 pub(super) struct Census {
     objects: HashMap<ObjectId, u64>,
@@ -45,29 +47,29 @@ impl Census {
         self.objects.len()
     }
 
-    /// An object is not there after all.
+    /// Removes an object.
     pub(super) fn strike(&mut self, id: &ObjectId) {
         self.objects.remove(id);
     }
 }
 
-/// What is remembered of a kind.
+/// The memory of a kind.
 #[derive(Debug)]
 pub(super) struct Memory {
     kind: Kind,
     hasher: RandomState,
-    /// Objects that the index was told of.
+    /// Objects that were passed on to the index.
     known: Census,
-    /// The newest state that was seen.
+    /// The newest resource version that was seen.
     seen: u64,
     doubt: Option<Doubt>,
 }
 
-/// Why a list is not believed yet.
+/// The reasons why a list is not believed yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Doubt {
     reasons: Reasons,
-    /// The state that the last such list showed.
+    /// Resource version of the last doubtful list.
     version: u64,
     first_at: Instant,
     confirmations: u32,
@@ -83,25 +85,26 @@ struct Reasons {
     missing: usize,
 }
 
-/// What to do with a complete list.
+/// The decision about a complete list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is the truth.
+    /// The list is believed.
     Accept,
-    /// It was doubted, and is the truth all the same: others before it said so, too.
+    /// The list was doubtful and is believed, because earlier lists agree.
     Confirmed,
-    /// What it names is newer than what is known, but what it lacks may be there: list again.
+    /// The named objects are newer than the known ones, but missing objects may still exist: list
+    /// again.
     KeepMissing(Hold),
-    /// It is older than what is known: list again.
+    /// The list is older than the known state: list again.
     Ignore(Hold),
 }
 
 /// A list that does not count yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hold {
-    /// When to list again.
+    /// Pause before the next list.
     pub(super) pause: Duration,
-    /// For people.
+    /// The reason, human-readable.
     pub(super) reason: String,
 }
 
@@ -116,40 +119,40 @@ impl Memory {
         }
     }
 
-    /// The newest state that was seen.
+    /// Returns the newest resource version that was seen.
     pub(super) fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// Everything up to a state was seen.
+    /// Records that everything up to a resource version was seen.
     pub(super) fn advance(&mut self, version: u64) {
         self.seen = self.seen.max(version);
     }
 
-    /// The index is told of an object.
+    /// Records that an object was passed on to the index.
     pub(super) fn put(&mut self, object: &Object) {
         let hash = self.hash(object);
         self.known.objects.insert(object.id(), hash);
     }
 
-    /// The index is told that an object is gone.
+    /// Records that an object's deletion was passed on to the index.
     pub(super) fn gone(&mut self, id: &ObjectId) {
         self.known.strike(id);
     }
 
-    /// A list names an object; true if that is news.
+    /// Adds an object of a list to a census; returns true if the object is new or changed.
     pub(super) fn note(&self, census: &mut Census, object: &Object) -> bool {
         let hash = self.hash(object);
         let id = object.id();
         let known = self.known.objects.get_key_value(&id);
         let news = known.is_none_or(|(_, known)| *known != hash);
-        // The name that is known is shared, so that a list makes no second copy of it.
+        // The known name is shared, so that a list makes no second copy of it.
         let id = known.map_or(id, |(known, _)| known.clone());
         census.objects.insert(id, hash);
         news
     }
 
-    /// A list names objects that cannot be read: what is known of them stays.
+    /// Adds the known state of objects in a list that cannot be read.
     pub(super) fn keep(&self, census: &mut Census, unreadable: &[Unreadable]) {
         let unreadable: HashSet<_> = unreadable
             .iter()
@@ -167,7 +170,7 @@ impl Memory {
         }
     }
 
-    /// What is known and not in a list, sorted.
+    /// Returns the known objects that are not in a list, sorted.
     pub(super) fn missing(&self, named: &Census) -> Vec<ObjectId> {
         let mut missing: Vec<_> = self.unnamed(named).cloned().collect();
         missing.sort();
@@ -179,7 +182,7 @@ impl Memory {
         known.filter(|id| !named.objects.contains_key(id))
     }
 
-    /// A list is complete: it names these objects and shows this state.
+    /// Decides about a complete list with these objects and this resource version.
     pub(super) fn judge(&mut self, version: u64, named: &Census, now: Instant) -> Verdict {
         let reasons = self.reasons(version, named);
         if !reasons.any() {
@@ -216,7 +219,7 @@ impl Memory {
         }
     }
 
-    /// A list counts: this is what there is, also if it is older than what was there.
+    /// Replaces the known state by an accepted list, even if the list is older.
     pub(super) fn replace(&mut self, version: u64, named: Census) {
         self.known = named;
         self.seen = version;
@@ -247,12 +250,13 @@ impl Reasons {
         self.backwards || self.shrunk || self.emptied
     }
 
-    /// As if a database had lost its data: it takes a minute to be believed.
+    /// Returns whether the server seems to have lost its data: such a list is believed only after a
+    /// minute.
     fn lost(self) -> bool {
         self.emptied || (self.backwards && self.shrunk)
     }
 
-    /// The same doubts: the list before is confirmed.
+    /// Returns whether two lists raise the same doubts, so that the second confirms the first.
     fn agree(self, other: Self) -> bool {
         (self.backwards, self.shrunk, self.emptied)
             == (other.backwards, other.shrunk, other.emptied)
@@ -268,7 +272,8 @@ impl Reasons {
         }
     }
 
-    /// Without numbers that change from list to list: a problem that stays is told once.
+    /// Explains the doubt without numbers that differ between lists, so that a lasting problem is
+    /// reported once.
     fn explain(self, kind: Kind) -> String {
         if self.emptied {
             format!(

@@ -1,4 +1,4 @@
-//! From an API server's JSON to slim objects: only fields that are needed are ever copied.
+//! Parsing of an API server's JSON into slim objects: other fields are never copied.
 //!
 //! An object that cannot be read is reported by name; the others of the same answer are served.
 
@@ -14,10 +14,10 @@ use super::transport::Unreadable;
 use crate::k8s::Object;
 use crate::kubernetes::{Failure, one_line};
 
-/// Marks the bookmark that ends the first part of a streaming list.
+/// Annotation of the bookmark that ends the first part of a streaming list.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// What an answer held for one object.
+/// The content of an answer for one object.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -68,7 +68,7 @@ struct WatchLine<'a> {
     object: &'a RawValue,
 }
 
-/// What every object has.
+/// The fields that every object has.
 #[derive(Deserialize)]
 struct Peek {
     metadata: PeekMeta,
@@ -104,7 +104,7 @@ pub(super) struct Status {
     pub(super) code: u16,
 }
 
-/// Reads a page of a list.
+/// Parses a page of a list.
 ///
 /// # Errors
 /// [`Failure::Malformed`].
@@ -118,7 +118,7 @@ pub(super) fn page(resource: &Resource, body: &[u8]) -> Result<RawPage, Failure>
     })
 }
 
-/// Reads a line of a watch; `None` for types of events that are not known.
+/// Parses a line of a watch; `None` for unknown types of events.
 ///
 /// # Errors
 /// [`Failure::Malformed`].
@@ -180,7 +180,7 @@ fn object(resource: &Resource, raw: &RawValue) -> Result<Read, Unreadable> {
     })
 }
 
-/// KEP-5504: resource versions are numbers, and comparable.
+/// Parses a resource version; they are numbers, and comparable (KEP-5504).
 fn version(text: &str) -> Result<u64, Failure> {
     let parsed = text.parse();
     parsed.map_err(|_| Failure::Malformed(format!("resourceVersion {:?}", one_line(text))))

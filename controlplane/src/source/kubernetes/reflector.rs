@@ -1,18 +1,18 @@
-//! One kind of objects, followed for ever.
+//! A reflector: follows one kind of objects forever.
 //!
 //! ```text
 //! Unlisted  -> Paging | Streaming        a complete list begins
 //! Paging    -> Paging | Unwatched        a page; the last one, and the list is believed
-//! Streaming -> Streaming | Watching      some of it; its end, and the list is believed
+//! Streaming -> Streaming | Watching      a part; the end, and the list is believed
 //! Streaming -> Paging                    the server has no streaming lists
-//! Unwatched -> Watching | Unlisted       a watch is open; away for so long that it is not trusted
-//! Watching  -> Watching | Unwatched      something was said; the watch ended
-//! Watching  -> Unlisted                  410, the server went back in time, or a second look is due
+//! Unwatched -> Watching | Unlisted       a watch is open; after a long outage a list is needed
+//! Watching  -> Watching | Unwatched      an event; the watch ended
+//! Watching  -> Unlisted                  410, the server went back in time, or a second list is due
 //! any       -> Waiting -> Unlisted | Unwatched    a failure, or a list that is not believed
 //! ```
 //!
-//! Whatever fails, what is known stays: only a watch that names an object, or a list that is
-//! believed ([`super::memory`]), takes something away.
+//! Known objects survive every failure. Only a watch event that names an object, or a list that is
+//! believed ([`super::memory`]), removes one.
 
 mod failing;
 mod listing;
@@ -34,25 +34,26 @@ use crate::k8s::Kind;
 use crate::kubernetes::Failure;
 use crate::source::Event;
 
-/// Objects of a page: 500 slices are 0.7 MB, or 10 MB when they are full.
+/// Number of objects of a page: 500 slices are 0.7 MB, or 10 MB when they are full.
 const PAGE: u32 = 500;
-/// Events that are told at a time.
+/// Maximum number of events that are passed on at a time.
 const CHUNK: usize = 1_024;
-/// Quiet after which a watch is checked: whether the server is there, and not behind us.
+/// Silence after which a watch is probed: the server must be reachable, and not behind the known
+/// state.
 const PROBE_AFTER: Duration = Duration::from_secs(20);
 /// Silence after which a watch is opened again. Servers send a bookmark every minute.
 const WATCH_SILENCE: Duration = Duration::from_secs(75);
-/// Silence after which the beginning of a streaming list is given up: a server that does not know
-/// them takes them for an ordinary watch, and says nothing of an end.
+/// Silence after which the beginning of a streaming list is given up. A server without streaming
+/// lists treats the request as an ordinary watch, and never sends an end.
 const STREAM_SILENCE: Duration = Duration::from_secs(5);
-/// A watch that lives for so long is no failure.
+/// Minimum life of a watch that does not count as a failure.
 const LIVELY: Duration = Duration::from_secs(1);
-/// After an outage of this length everything is listed: a backup may have been put back meanwhile,
-/// and may have moved on beyond the state that is known.
+/// Length of an outage after which everything is listed: a backup may have been restored meanwhile,
+/// and the server may have moved on beyond the known state.
 const LONG_OUTAGE: Duration = Duration::from_secs(30);
-/// How often a resource that the server does not have is looked for.
+/// Interval between two checks for a resource that the server does not have.
 const ABSENT: Duration = Duration::from_secs(60);
-/// Time after which a ServiceCIDR list that fails holds nothing up any more.
+/// Time after which a failing list of ServiceCIDRs no longer delays the start.
 const OPTIONAL_AFTER: Duration = Duration::from_secs(30);
 
 /// Events of one kind that came together.
@@ -60,7 +61,7 @@ const OPTIONAL_AFTER: Duration = Duration::from_secs(30);
 pub(super) struct Told {
     pub(super) events: Vec<Event>,
     pub(super) at: SystemTime,
-    /// Why there may be objects of the kind that were never told, where that has changed.
+    /// The reason why unknown objects of the kind may exist, where that has changed.
     pub(super) doubt: Option<(Kind, Option<String>)>,
 }
 
@@ -74,11 +75,11 @@ impl Told {
     }
 }
 
-/// Nobody listens any more.
+/// The consumer has gone.
 #[derive(Debug)]
 pub(super) struct Closed;
 
-/// Where a reflector stands.
+/// The state of a reflector.
 #[derive(Debug)]
 enum State<W> {
     Unlisted,
@@ -96,11 +97,11 @@ struct Watching<W> {
     opened_at: Instant,
     heard_at: Instant,
     probe_at: Instant,
-    /// A probe failed: the connection of the watch may be as dead.
+    /// A probe failed: the connection of the watch may be dead as well.
     suspect: bool,
 }
 
-/// What to do after a wait.
+/// The step after a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     List,
@@ -116,7 +117,7 @@ impl<W> State<W> {
     }
 }
 
-/// Follows one kind.
+/// The reflector of one kind.
 #[derive(Debug)]
 pub(super) struct Reflector<T> {
     transport: T,
@@ -127,15 +128,16 @@ pub(super) struct Reflector<T> {
     outbox: mpsc::Sender<Told>,
     /// The server has refused a streaming list on this connection.
     no_streams: bool,
-    /// The last watch ended because its beginning was forgotten.
+    /// The last watch ended because the server had compacted its start version.
     compacted: bool,
-    /// Since when the server cannot be reached.
+    /// Start of the time during which the server cannot be reached.
     outage_since: Option<Instant>,
-    /// A complete list was told, if only an empty one because there can be none.
+    /// A complete list was passed on, possibly an empty one because the server has no such
+    /// resource.
     synced: bool,
     started: Instant,
     second_look: SecondLook,
-    /// What was told of why objects may be missing.
+    /// The last doubt that was passed on.
     doubt: Option<String>,
 }
 
@@ -159,7 +161,7 @@ impl<T: Transport> Reflector<T> {
         }
     }
 
-    /// Runs until nobody listens.
+    /// Runs until the consumer has gone.
     pub(super) async fn run(mut self) {
         let mut state = State::Unlisted;
         while let Ok(next) = self.step(state).await {
@@ -197,7 +199,7 @@ impl<T: Transport> Reflector<T> {
             Ok(watch) => {
                 let mut watching = Watching::new(watch);
                 if self.outage_since.is_some() || self.report.is_troubled() {
-                    // What came back may be another server than the one that went away.
+                    // After an outage, another server may answer than before.
                     watching.probe_at = Instant::now();
                 }
                 Ok(State::Watching(watching))
@@ -210,7 +212,7 @@ impl<T: Transport> Reflector<T> {
         let silent_at = watching.heard_at + WATCH_SILENCE;
         let said = tokio::select! {
             biased;
-            // What the watch has to say is in the list as well.
+            // The list also contains the pending events of the watch.
             () = self.second_look.due() => return Ok(State::Unlisted),
             said = watching.watch.next() => Some(said),
             () = sleep_until(watching.probe_at.min(silent_at)) => None,
@@ -242,7 +244,7 @@ impl<T: Transport> Reflector<T> {
         }
     }
 
-    /// Takes in what a watch said.
+    /// Handles events of a watch.
     async fn heard(
         &mut self,
         mut watching: Watching<T::Watch>,
@@ -274,7 +276,7 @@ impl<T: Transport> Reflector<T> {
         Ok(State::Watching(watching))
     }
 
-    /// What a single thing that a watch said changes. A replay changes nothing.
+    /// Applies one event of a watch. A replay changes nothing.
     fn change(&mut self, said: Said) -> Option<Event> {
         let (Said::Put(_, version)
         | Said::Gone(_, version)
@@ -308,7 +310,7 @@ impl<T: Transport> Reflector<T> {
         }
     }
 
-    /// Asks whether the server is there, and as far as we are.
+    /// Checks whether the server answers, and whether its state is as new as the known one.
     async fn probe(&mut self, mut watching: Watching<T::Watch>) -> Result<State<T::Watch>, Closed> {
         let seen = self.memory.seen();
         let least = PageRequest {
@@ -366,7 +368,7 @@ impl<T: Transport> Reflector<T> {
         }
     }
 
-    /// Makes somebody look at the report.
+    /// Wakes the readers of the report.
     async fn poke(&mut self) -> Result<(), Closed> {
         let told = Told::now(Vec::new());
         self.outbox.send(told).await.map_err(|_| Closed)

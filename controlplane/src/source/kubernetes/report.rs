@@ -1,4 +1,4 @@
-//! What one reflector says of itself: into [`Upstream`], and from there to issues, status, metrics.
+//! The report of one reflector: written to [`Upstream`], and from there to issues, status, metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use crate::k8s::{Kind, ObjectId};
 use crate::kubernetes::{Asked, Failure};
 use crate::source::upstream::{Trouble, Upstream};
 
-/// Failures in a row before one that usually passes is told.
+/// Number of failures in a row after which a usually passing failure is reported.
 const PASSING: u32 = 3;
-/// Unreadable objects that are told.
+/// Maximum number of unreadable objects that are reported.
 const MAX_UNREADABLE: usize = 100;
 
-/// Reports for one kind.
+/// The reporter for one kind.
 #[derive(Debug)]
 pub(super) struct Reporter {
     kind: Kind,
     upstream: Upstream,
     troubled: bool,
     unreadable: BTreeMap<(Arc<str>, Arc<str>), Issue>,
-    /// Namespaces and names of objects that the first list had and nobody could ever read.
+    /// Namespaces and names of objects of the first list that could never be read.
     never_read: BTreeSet<(Arc<str>, Arc<str>)>,
 }
 
@@ -41,12 +41,12 @@ impl Reporter {
         }
     }
 
-    /// Wakes up when somebody wants a second look.
+    /// Returns a receiver that is notified of requests for a second list.
     pub(super) fn looks(&self) -> watch::Receiver<u64> {
         self.upstream.looks()
     }
 
-    /// Why there may be objects that were never told, if there are any.
+    /// Returns the reason why unknown objects may exist, if there is one.
     pub(super) fn doubt(&self) -> Option<String> {
         let (namespace, name) = self.never_read.first()?;
         Some(format!(
@@ -56,12 +56,12 @@ impl Reporter {
         ))
     }
 
-    /// Something was wrong when it was last told.
+    /// Returns whether the last report had a problem.
     pub(super) fn is_troubled(&self) -> bool {
         self.troubled
     }
 
-    /// A complete list was believed; the `first` or a later one.
+    /// Records a complete list that was believed; `first` if it is the first one.
     pub(super) fn listed(&mut self, unreadable: &[Unreadable], first: bool) {
         let names = unreadable.iter();
         let names = names.map(|one| (one.namespace.clone(), one.name.clone()));
@@ -82,12 +82,13 @@ impl Reporter {
         self.current(Instant::now());
     }
 
-    /// Nothing waits for a first list any more.
+    /// Records that nothing waits for a first list.
     pub(super) fn synced(&self) {
         self.upstream.update(self.kind, |state| state.synced = true);
     }
 
-    /// Nothing newer was missed up to now, and nothing is wrong; true if something was.
+    /// Records that all changes up to now have arrived, and ends a problem; returns true if there
+    /// was one.
     pub(super) fn current(&mut self, now: Instant) -> bool {
         self.upstream.update(self.kind, |state| {
             state.current_at = Some(now);
@@ -147,14 +148,14 @@ impl Reporter {
             .update(self.kind, |state| state.unreadable = issues);
     }
 
-    /// Counts a failure that needs no words.
+    /// Counts a failure without reporting it.
     pub(super) fn failure(&self, failure: &Failure) {
         self.upstream.update(self.kind, |state| {
             *state.counts.failures.entry(failure.name()).or_default() += 1;
         });
     }
 
-    /// Counts a failure and tells it if it is worth that; true if it is.
+    /// Counts a failure, and reports it if it is worth that; returns true if so.
     pub(super) fn failed(
         &mut self,
         server: &str,
@@ -185,7 +186,7 @@ impl Reporter {
         true
     }
 
-    /// A list is not believed.
+    /// Reports a list that is not believed.
     pub(super) fn doubts(&mut self, server: &str, reason: String) {
         self.upstream.update(self.kind, |state| {
             *state.counts.failures.entry("doubtful_list").or_default() += 1;

@@ -1,15 +1,15 @@
-//! What is asked for: the resources, their paths and their filters (Z1).
+//! The requested resources, their paths and their filters (Z1).
 
 use std::sync::Arc;
 
 use crate::k8s::Kind;
 use crate::kubernetes::Asked;
 
-/// Services that somebody else proxies, and slices of headless Services, are left out.
+/// Filters that leave out Services of other proxies, and slices of headless Services.
 const NOT_FOREIGN: &str = "!service.kubernetes.io/service-proxy-name";
 const NOT_HEADLESS: &str = "!service.kubernetes.io/headless";
 
-/// Something that can be listed and watched.
+/// A resource that can be listed and watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Resource {
     Services,
@@ -22,7 +22,7 @@ pub(super) enum Resource {
 }
 
 impl Resource {
-    /// What it is to the rest of the program.
+    /// Returns the kind for the rest of the program.
     pub(super) fn kind(&self) -> Kind {
         match self {
             Self::Services => Kind::Service,
@@ -57,7 +57,7 @@ impl Resource {
         }
     }
 
-    /// The filters, ready for a query.
+    /// Returns the filters, ready for a query.
     pub(super) fn selectors(&self) -> String {
         match self {
             Self::Services => format!(
@@ -77,7 +77,7 @@ impl Resource {
     }
 }
 
-/// Text as it may stand in a query (RFC 3986, unreserved characters).
+/// Escapes a text for a query (RFC 3986, unreserved characters).
 pub(super) fn escaped(text: &str) -> String {
     use std::fmt::Write as _;
     let mut out = String::with_capacity(text.len());
@@ -85,7 +85,7 @@ pub(super) fn escaped(text: &str) -> String {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             out.push(byte.into());
         } else {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(out, "%{byte:02X}");
         }
     }
@@ -96,7 +96,6 @@ pub(super) fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Z1.
     #[test]
     fn z1_the_filters_are_those_of_kube_proxy() {
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Where the API server is reached, so that no Service gets its address and port.
+//! Follows the address of the API server, so that no Service gets its address and port.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -12,14 +12,14 @@ use super::{Batch, Event};
 use crate::dial::resolve;
 use crate::kubernetes::Api;
 
-/// How often the server's name is resolved again.
+/// Interval between two resolutions of the server's name.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// Tells where the server is, and again when that changes, until nobody listens.
+/// Sends the server's addresses at the start and at each change, until the consumer has gone.
 pub(super) async fn follow(api: Arc<Api>, sink: mpsc::Sender<Batch>) {
     let mut told = BTreeSet::new();
     loop {
-        // A name that cannot be resolved at the moment has not moved.
+        // When a name cannot be resolved, the last addresses stay.
         if let Some(now) = place(&api.server()).await
             && now != told
         {

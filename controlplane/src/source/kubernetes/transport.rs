@@ -1,4 +1,4 @@
-//! What the state machine asks of an API server, and what it hears. HTTP behind it, or a script.
+//! The state machine's interface to an API server. HTTP implements it, and a script in tests.
 
 use std::sync::Arc;
 
@@ -20,65 +20,65 @@ impl Unreadable {
     }
 }
 
-/// A page of a consistent list: as new as the server has it.
+/// A request for a page of a consistent list, as new as the server has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PageRequest {
-    /// At most so many objects; 0 = all.
+    /// Maximum number of objects; 0 = all.
     pub(super) limit: u32,
-    /// The page after another one.
+    /// The continue token of the previous page.
     pub(super) next: Option<String>,
 }
 
-/// The answer.
+/// A page of a list.
 #[derive(Debug, Default)]
 pub(super) struct Page {
-    /// The state that the whole list, not only this page, shows.
+    /// Resource version of the whole list, not only of this page.
     pub(super) version: u64,
     pub(super) next: Option<String>,
     pub(super) objects: Vec<Object>,
     pub(super) unreadable: Vec<Unreadable>,
 }
 
-/// Where a watch begins.
+/// The start of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchFrom {
-    /// With a complete list, as new as the server has it: a streaming list.
+    /// Start with a complete list, as new as the server has it: a streaming list.
     Everything,
-    /// After a state that is known.
+    /// Start after a known resource version.
     Version(u64),
 }
 
-/// What a watch says.
+/// One event of a watch.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(
     clippy::large_enum_variant,
     reason = "nearly all are objects, and they are few at a time"
 )]
 pub(super) enum Said {
-    /// New or changed.
+    /// The object is new or changed.
     Put(Object, u64),
-    /// Gone.
+    /// The object is gone.
     Gone(ObjectId, u64),
-    /// There, but nobody can read it.
+    /// The object exists, but cannot be read.
     Unreadable(Unreadable, u64),
-    /// Nothing happened up to a state.
+    /// There were no events up to a resource version.
     Bookmark {
-        /// The state.
+        /// The resource version.
         version: u64,
-        /// The list that a streaming list begins with is complete.
+        /// The initial list of a streaming list is complete.
         initial_end: bool,
     },
 }
 
-/// A way to the API server for one resource.
+/// Access to the API server for one resource.
 pub(super) trait Transport: Send {
     /// An open watch.
     type Watch: Watch;
 
-    /// What is asked for.
+    /// Returns the current resource.
     fn resource(&self) -> &Resource;
 
-    /// Asks for something else from now on.
+    /// Switches to another resource.
     fn set_resource(&mut self, resource: Resource);
 
     /// Fetches a page.
@@ -91,16 +91,16 @@ pub(super) trait Transport: Send {
         from: WatchFrom,
     ) -> impl Future<Output = Result<Self::Watch, Failure>> + Send;
 
-    /// The last failure had to do with who we are: read that again.
+    /// Reads the credentials again, because they caused the last failure.
     fn renew(&mut self) -> impl Future<Output = ()> + Send;
 
-    /// The address of the server, for people.
+    /// Returns the server's address, human-readable.
     fn server(&self) -> String;
 }
 
 /// An open watch.
 pub(super) trait Watch: Send {
-    /// What is there to hear, at least one thing; `None` at its end. May be cancelled at any time
+    /// Waits for events; returns at least one, or `None` at the end. May be cancelled at any time
     /// without losing anything.
     fn next(&mut self) -> impl Future<Output = Result<Option<Vec<Said>>, Failure>> + Send;
 }

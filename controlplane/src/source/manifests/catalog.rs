@@ -1,8 +1,9 @@
-//! What the files say, and what was told of it: file contents in, events out, no I/O.
+//! The catalog of objects in all files: file contents in, events out, no I/O.
 //!
-//! Invariants: an object is deleted only when a file that held it was understood completely, or is
-//! gone (design invariant 3). Of several objects with one identity the first is served, in the
-//! order of file names and documents. An event tells a real difference.
+//! Invariants: an object is deleted only when a file that held it was parsed completely, or is gone
+//! (absence is not deletion, an invariant in ARCHITECTURE.md). Of several objects with one
+//! identity, the first one is served, in the order of file names and documents. Every event reports
+//! a real difference.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -20,16 +21,16 @@ use crate::source::{Event, Located};
 #[cfg(test)]
 mod tests;
 
-/// What became of a file.
+/// A change of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// It was read completely.
+    /// The file was read completely.
     Contents(Vec<u8>),
-    /// It is there and cannot be read, for this reason.
+    /// The file exists and cannot be read, for this reason.
     Unreadable(String),
-    /// It is not there.
+    /// The file does not exist.
     Gone,
-    /// Somebody removed it, and did nothing else.
+    /// The file was removed, and nothing else has changed.
     Removed,
 }
 
@@ -46,13 +47,13 @@ pub(super) struct Catalog {
     told_doubts: Vec<String>,
 }
 
-/// A file and what it says.
+/// A file and its objects.
 #[derive(Debug, Default)]
 struct File {
     ids: HashSet<ObjectId>,
     issues: Vec<Issue>,
     memo: Memo,
-    /// All of it was understood, now or once.
+    /// The file was parsed completely, now or earlier.
     was_whole: bool,
 }
 
@@ -60,7 +61,7 @@ struct File {
 struct Update {
     file: Arc<str>,
     before: Vec<(ObjectId, Claim)>,
-    /// Why there may be more in it than was read.
+    /// The reason why the file may contain more than was read.
     cut: Option<&'static str>,
     problems: Vec<(Option<Place>, Problem)>,
     keeps_all: bool,
@@ -68,13 +69,13 @@ struct Update {
 }
 
 impl Catalog {
-    /// Objects that are served.
+    /// Returns the number of objects that are served.
     pub(super) fn len(&self) -> usize {
         self.served.len()
     }
 
-    /// Takes in what became of some files, and the problems of the folder as a whole; returns what
-    /// is different now.
+    /// Applies changes of files, and the problems of the folder as a whole; returns the
+    /// differences.
     pub(super) fn apply(
         &mut self,
         changes: impl IntoIterator<Item = (Arc<str>, Change)>,
@@ -93,7 +94,7 @@ impl Catalog {
                 self.replace(file, change, &mut touched)
             })
             .collect();
-        // Only now is it known which objects have moved to another file.
+        // Only after all files is it known which objects have moved to another file.
         for update in updates {
             self.keep(update);
         }
@@ -118,13 +119,13 @@ impl Catalog {
         events
     }
 
-    /// Folders that cannot be listed, and files that nobody could read so far: what is in them is not
-    /// known. Told with the next change.
+    /// Sets the folders that cannot be listed, and the files that could never be read: their
+    /// content is unknown. Passed on with the next change.
     pub(super) fn set_unseen(&mut self, unseen: BTreeSet<String>) {
         self.doubts.folder = unseen;
     }
 
-    /// There is an object of the kind.
+    /// Returns whether an object of the kind is served.
     fn serves(&self, kind: Kind) -> bool {
         let first = ObjectId {
             kind,
@@ -135,7 +136,7 @@ impl Catalog {
         next.is_some_and(|(id, _)| id.kind == kind)
     }
 
-    /// Everything there is, as at the start.
+    /// Returns all objects, as at the start.
     pub(super) fn snapshot(&self) -> Vec<Event> {
         let mut events = Vec::with_capacity(self.served.len() + 9);
         for kind in Kind::ALL {
@@ -150,7 +151,7 @@ impl Catalog {
         events
     }
 
-    /// Everything there is, for a check.
+    /// Returns all objects and problems, for a check.
     pub(super) fn into_loaded(self) -> Loaded {
         Loaded {
             objects: self
@@ -171,7 +172,7 @@ impl Catalog {
         })
     }
 
-    /// Replaces what a file says, without what it has to keep of the past.
+    /// Replaces the objects of a file; the caller then restores those that must not be deleted.
     fn replace(
         &mut self,
         file: Arc<str>,
@@ -255,7 +256,7 @@ impl Catalog {
         }
     }
 
-    /// Keeps what an update must not delete, and says so in its issues.
+    /// Keeps objects that an update must not delete, and adds an issue about them.
     fn keep(&mut self, update: Update) {
         let doubt = update.doubt();
         let mut kept = HashSet::new();
@@ -302,7 +303,7 @@ impl Catalog {
         }
     }
 
-    /// Decides which claim counts and tells it if it is not what is served.
+    /// Decides which claim counts; returns an event if the served object changes.
     fn settle(&mut self, id: ObjectId) -> Option<Event> {
         self.claims.settle(&id);
         let Some(winner) = self.claims.first(&id) else {
@@ -320,7 +321,7 @@ impl Catalog {
             .map(|located| Event::Apply(Box::new(located)))
     }
 
-    /// All problems at the moment, those of the folder first, then by file.
+    /// Returns all current problems, those of the folder first, then by file.
     fn issues(&self) -> Vec<Issue> {
         let of_files = self.files.values().flat_map(|file| &file.issues);
         let mut issues: Vec<Issue> = self.notices.iter().chain(of_files).cloned().collect();
@@ -340,8 +341,8 @@ impl Catalog {
     }
 }
 
-/// Makes one event of all objects that no file names any more. Those of files that somebody removed are
-/// deleted by name.
+/// Joins the deletions of all objects that no file names any more into one event. Objects of
+/// removed files are deleted by name.
 fn gather_vanished(events: &mut Vec<Event>, removed: &HashSet<ObjectId>) {
     let vanished = events.extract_if(.., |event| match event {
         Event::Delete(id) => !removed.contains(id),
@@ -357,7 +358,8 @@ fn gather_vanished(events: &mut Vec<Event>, removed: &HashSet<ObjectId>) {
     }
 }
 
-/// What was not read anew is the same thing in memory, which is quick to see.
+/// Compares two objects. An object that was not read again is the same allocation, which is fast to
+/// compare.
 fn same(a: &Arc<Object>, b: &Arc<Object>) -> bool {
     Arc::ptr_eq(a, b) || a == b
 }
@@ -369,7 +371,7 @@ fn keeps_note(kept: usize) -> String {
     }
 }
 
-/// That objects keep their last good state, as a person would say it.
+/// Returns text for issues: objects keep their last good state.
 pub(super) fn keep(objects: usize, of: &str) -> String {
     match objects {
         1 => format!("1 object{of} keeps its last good state"),
@@ -377,7 +379,7 @@ pub(super) fn keep(objects: usize, of: &str) -> String {
     }
 }
 
-/// Something that is no object.
+/// Returns a reference to something that is not an object.
 fn spoken_of(what: &str) -> ObjectRef {
     ObjectRef {
         kind: what.to_owned(),
@@ -393,7 +395,7 @@ fn line_of(bytes: &[u8], offset: usize) -> usize {
 // === impl Update ===
 
 impl Update {
-    /// The file as a whole is not served.
+    /// Refuses the whole file.
     fn refuse_file(&mut self, reason: String) {
         self.keep_all(Severity::Error, reason);
     }
@@ -409,7 +411,8 @@ impl Update {
         self.problems.push((None, problem));
     }
 
-    /// Why objects may be missing from the file, if it was not seen whole before.
+    /// Returns the reason why objects of the file may be missing, if it was never parsed completely
+    /// before.
     fn doubt(&self) -> Option<String> {
         let keeps = |problem: &Problem| problem.keeps != Keeps::Nothing;
         let mut refused = self.problems.iter().filter(|(_, problem)| keeps(problem));

@@ -1,4 +1,4 @@
-//! Which files hold which object; of several claims to one identity the first counts.
+//! Claims of files to objects; of several claims to one identity the first counts.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -9,10 +9,10 @@ use kplane_model::{Issue, ObjectRef, Severity};
 use super::document::Place;
 use crate::k8s::{Object, ObjectId};
 
-/// An object that a file holds, or held when it was last understood.
+/// An object that a file holds, or held when it was last parsed.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
-    /// Not in the file as it is now; gives way to any that is.
+    /// The object is not in the file's current content; any object that is goes before it.
     pub(super) kept: bool,
     pub(super) file: Arc<str>,
     /// Position in the file.
@@ -38,7 +38,7 @@ impl Claim {
 }
 
 impl fmt::Display for Claim {
-    /// The place where a person finds the object.
+    /// Prints the object's place for the operator.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}", self.file, self.place)
     }
@@ -53,7 +53,7 @@ impl Claims {
         self.by_id.contains_key(id)
     }
 
-    /// The claim that counts.
+    /// Returns the claim that counts.
     pub(super) fn first(&self, id: &ObjectId) -> Option<&Claim> {
         self.by_id.get(id)?.first()
     }
@@ -65,7 +65,7 @@ impl Claims {
         claims.insert(at, claim);
     }
 
-    /// Takes back all claims of a file; of each object the one that ranked first is returned.
+    /// Removes all claims of a file; returns the first-ranked one of each object.
     pub(super) fn release(
         &mut self,
         file: &Arc<str>,
@@ -90,7 +90,8 @@ impl Claims {
         released
     }
 
-    /// Drops what was kept of an object that some file holds now, and notes whether several do.
+    /// Drops kept claims to an object that some file holds now, and records whether several files
+    /// do.
     pub(super) fn settle(&mut self, id: &ObjectId) {
         let mut contested = false;
         if let Some(claims) = self.by_id.get_mut(id) {
@@ -108,7 +109,7 @@ impl Claims {
         }
     }
 
-    /// An issue for every claim that does not count because an earlier one does.
+    /// Returns an issue for every claim that does not count because an earlier one does.
     pub(super) fn duplicates(&self) -> impl Iterator<Item = Issue> {
         self.contested.iter().flat_map(|id| {
             let claims = self.by_id.get(id).map_or(&[][..], Vec::as_slice);

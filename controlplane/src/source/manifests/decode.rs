@@ -1,7 +1,8 @@
-//! A tree of nodes becomes a typed object; errors name the field, the line and what was expected.
+//! Decoding of a tree of nodes into a typed object; errors name the field, the line and the
+//! expected value.
 //!
 //! This is a [`serde::Deserializer`], so the types in [`crate::k8s`] stay the only description of
-//! the fields. As in Kubernetes, `null` is the same as absent and no type stands in for another.
+//! the fields. As in Kubernetes, `null` is the same as absent, and types are not converted.
 
 use std::fmt;
 
@@ -14,24 +15,24 @@ use serde::forward_to_deserialize_any;
 
 use super::tree::{Node, Value};
 
-/// Characters of a text that are shown in an error.
+/// Maximum number of characters of a text in an error.
 const SHOWN_CHARS: usize = 40;
 
-/// What is said of a field that is missing.
+/// Message about a missing field.
 const MISSING: &str = "is missing";
 
-/// A value of the wrong type or a field that is missing.
+/// The error for a value of the wrong type, or for a missing field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DecodeError {
-    /// Line of the value in the text that was parsed; 0 when it is not known.
+    /// Line of the value in the parsed text; 0 when unknown.
     pub(super) line: usize,
-    /// The path to the value, innermost first, each part as it is printed.
+    /// Path to the value, innermost part first, each part as it is printed.
     path: Vec<String>,
     message: String,
 }
 
 impl fmt::Display for DecodeError {
-    /// Such as `spec.ports[0].port must be a whole number, not the text "http"`.
+    /// Prints text such as `spec.ports[0].port must be a whole number, not the text "http"`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path: String = self.path.iter().rev().map(String::as_str).collect();
         match path.trim_start_matches('.') {
@@ -64,7 +65,7 @@ impl serde::de::Error for DecodeError {
 }
 
 impl DecodeError {
-    /// What to do about it.
+    /// Returns advice for the operator.
     pub(super) fn cure(&self) -> &'static str {
         if self.message == MISSING {
             "add it"
@@ -82,7 +83,7 @@ impl DecodeError {
     }
 }
 
-/// Reads a `T` from a tree.
+/// Decodes a `T` from a tree.
 pub(super) fn decode<'de, T: Deserialize<'de>>(node: &'de Node) -> Result<T, DecodeError> {
     T::deserialize(node)
 }

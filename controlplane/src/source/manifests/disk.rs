@@ -1,6 +1,6 @@
-//! Asking a file system that may never answer: a link may lead to a network file system whose server is
-//! dead, and whoever waits in the kernel for that cannot be interrupted. So threads ask that nobody has
-//! to wait for, not even the end of the process.
+//! Requests to a file system that may never answer. A link may lead to a network file system whose
+//! server is dead, and a thread that waits for it in the kernel cannot be interrupted. So requests
+//! run on threads that nothing has to wait for, not even the end of the process.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -10,16 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// An answer takes no longer, and the parts of a large file come no slower.
+/// Maximum time for an answer, and between two parts of a large file.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// After so much silence another thread goes on with the rest.
+/// Silence after which another thread continues with the remaining paths.
 const HELP_AFTER: Duration = Duration::from_millis(50);
-/// Threads that may be stuck for links; as many again may be for what is in the folder itself.
+/// Maximum number of threads that are stuck on links; as many again may be stuck on files in the
+/// folder itself.
 const MAX_STUCK: usize = 8;
-/// What did not answer is asked again after this time, if its thread has come back.
+/// Pause before a path without an answer is tried again, if its thread has returned.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Asks a file system, and remembers what does not answer.
+/// Requests to a file system; remembers paths that do not answer.
 #[derive(Debug)]
 pub(super) struct Disk {
     patience: Duration,
@@ -35,7 +36,7 @@ impl Default for Disk {
     }
 }
 
-/// Something that does not answer, and the thread that waits for it.
+/// A path that does not answer, and the thread that waits for it.
 #[derive(Debug)]
 struct Stuck {
     path: PathBuf,
@@ -43,7 +44,7 @@ struct Stuck {
     thread: JoinHandle<()>,
 }
 
-/// Why nothing is known of a file.
+/// The reason why nothing is known of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoAnswer {
     #[error("no answer within {} s; is it on a disk or server that is away?", PATIENCE.as_secs())]
@@ -52,49 +53,49 @@ pub(super) enum NoAnswer {
     NotAsked,
 }
 
-/// Tells that something is going on.
+/// A counter of progress.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Beat(Arc<AtomicU64>);
 
 impl Beat {
-    /// Another part has come.
+    /// Records that another part has arrived.
     pub(super) fn beat(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// What is to be asked about one path.
+/// A request about one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Question {
     pub(super) path: PathBuf,
-    /// It leads out of the folder.
+    /// The path leads out of the folder.
     pub(super) is_link: bool,
 }
 
 impl Question {
-    /// About something in the folder itself.
+    /// Creates a request about a path in the folder itself.
     pub(super) fn plain(path: PathBuf) -> Self {
         let is_link = false;
         Self { path, is_link }
     }
 }
 
-/// What all threads of one round share.
+/// State that all threads of one round share.
 struct Round<W> {
     waiting: Mutex<VecDeque<PathBuf>>,
     beat: Beat,
     work: W,
 }
 
-/// A thread of a round, and what it is asking for.
+/// A thread of a round, and its current path.
 struct Worker {
     asking: Arc<Mutex<Option<PathBuf>>>,
     thread: JoinHandle<()>,
 }
 
 impl Disk {
-    /// Does `work` for each path; what does not answer in time costs nobody else an answer. Takes
-    /// [`PATIENCE`] longer than what answers.
+    /// Runs `work` for each path. Paths that do not answer in time do not delay the others. Takes
+    /// at most [`PATIENCE`] longer than the paths that answer.
     pub(super) fn each<T, W>(
         &mut self,
         questions: Vec<Question>,
@@ -112,7 +113,7 @@ impl Disk {
             room && !known_stuck(&question.path)
         });
         let mut asked: Vec<&Question> = asked.collect();
-        // What is in the folder itself first: nobody else's disk keeps it.
+        // Paths in the folder itself come first, so that links to other disks do not delay them.
         asked.sort_by_key(|question| question.is_link);
         let round = Arc::new(Round {
             waiting: Mutex::new(asked.iter().map(|question| question.path.clone()).collect()),
@@ -161,7 +162,7 @@ impl Disk {
                     quiet_since = Instant::now();
                     answers.insert(path, answer);
                 }
-                // Not before this function ends: it has a sender.
+                // This cannot happen before the end of this function, which owns a sender.
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
                     let now = round.beat.0.load(Ordering::Relaxed);
@@ -185,7 +186,7 @@ impl Disk {
         answers
     }
 
-    /// Another thread of a round, unless too many are stuck already.
+    /// Starts another thread of a round, unless too many are stuck already.
     fn helper<T, W>(
         &self,
         round: &Arc<Round<W>>,
@@ -207,11 +208,11 @@ impl Disk {
         let asking = Arc::new(Mutex::new(None));
         let (round, answers, current) = (Arc::clone(round), answers.clone(), Arc::clone(&asking));
         let work = move || {
-            // Locked one after the other: a path is always in one of the two.
+            // The locks are taken one after the other: a path is always in one of the two.
             while let Some(path) = next(&round.waiting, &current) {
                 let answer = (round.work)(&path, &round.beat);
                 let in_time = lock(&current).take().is_some();
-                // Nobody waits for what comes too late.
+                // A late answer is dropped.
                 if !in_time || answers.send((path, answer)).is_err() {
                     return;
                 }
@@ -252,7 +253,7 @@ mod tests {
         names.iter().map(question).collect()
     }
 
-    /// Answers with the length of the name; what is stuck waits until the gate opens.
+    /// Answers with the length of the name; for "stuck" paths, only after the gate opens.
     fn work(gate: &Arc<Mutex<()>>) -> impl Fn(&Path, &Beat) -> usize + Send + Sync + 'static {
         let gate = Arc::clone(gate);
         move |path, _| {
@@ -271,7 +272,7 @@ mod tests {
         let answers = disk.each(questions(&asked), work(&gate));
         let expected = [Err(NoAnswer::Late), Ok(1), Err(NoAnswer::Late), Ok(1)];
         assert!(answers.iter().map(|(_, answer)| *answer).eq(expected));
-        // It is not waited for again while its thread is stuck.
+        // The path is not tried again while its thread is stuck.
         let again = Instant::now();
         let answers = disk.each(questions(&asked), work(&gate));
         assert!(answers.iter().map(|(_, answer)| *answer).eq(expected));
@@ -297,7 +298,7 @@ mod tests {
         assert_eq!(of(Err(NoAnswer::Late)), MAX_STUCK);
         assert_eq!(of(Err(NoAnswer::NotAsked)), 20 - MAX_STUCK);
         assert_eq!((of(Ok(5)), disk.stuck.len()), (1, MAX_STUCK));
-        // What is in the folder itself is still read.
+        // Paths in the folder itself are still read.
         let answers = disk.each(questions(&["link-2", "plain"]), work(&gate));
         let answers: Vec<_> = answers.into_iter().map(|(_, answer)| answer).collect();
         assert_eq!(answers, [Err(NoAnswer::NotAsked), Ok(5)]);

@@ -1,4 +1,4 @@
-//! The text of a file becomes objects and problems, each with its place.
+//! Parsing of a file's text into objects and problems, each with its place.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,14 +12,14 @@ use super::tree::{Node, parse_json, parse_yaml};
 #[cfg(test)]
 mod tests;
 
-/// Where something stands in a file.
+/// A place in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     /// Number of the document, from 1.
     pub(super) document: usize,
     /// Number of the item of the outermost List, from 1.
     pub(super) item: Option<usize>,
-    /// Line in the file, from 1; 0 when it is not known.
+    /// Line in the file, from 1; 0 when unknown.
     pub(super) line: usize,
 }
 
@@ -36,26 +36,26 @@ impl fmt::Display for Place {
     }
 }
 
-/// What a file says.
+/// The parsed content of a file.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// Everything found, in order.
+    /// All objects and problems, in order.
     pub(super) found: Vec<(Place, Found)>,
-    /// Not one document says anything.
+    /// All documents are blank.
     pub(super) blank: bool,
-    /// Spares parsing what has not changed when the file is read again.
+    /// Results by piece of text, so that unchanged pieces need not be parsed again.
     pub(super) memo: Memo,
 }
 
-/// What was found in each piece of text at the last look. Pieces are known by a keyed hash of their
-/// text, so nobody can write two that are mistaken for each other.
+/// Results of the last read, by piece of text. A keyed hash of the text identifies a piece, so no
+/// author of files can create collisions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memo {
     hasher: RandomState,
     pieces: HashMap<u64, Arc<[Entry]>>,
 }
 
-/// Reads the text of a file: JSON where it must be or can be, else YAML.
+/// Parses the text of a file: JSON where it must be or can be, else YAML.
 pub(super) fn read(text: &str, must_be_json: bool, before: &Memo) -> Contents {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let looks_like_json =
@@ -103,7 +103,7 @@ impl Contents {
             document,
             item,
             line: match entry.line {
-                // Items of a JSON List have no lines, and the List's would mislead.
+                // Items of a JSON List have no lines, and the List's line would mislead.
                 0 if item.is_some() => 0,
                 relative => line + relative.saturating_sub(1),
             },
@@ -135,8 +135,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a List item by item. False when it has to be read as a whole: it is no List, or an
-    /// item is an alias to something in another.
+    /// Reads a List item by item. Returns false when the document has to be read as a whole: it is
+    /// no List, or an item has an alias to another item.
     fn list(&mut self, number: usize, document: &Piece<'_>, list: &CutList<'_>) -> bool {
         let Ok(frame) = parse_yaml(&list.frame) else {
             return false;

@@ -1,31 +1,31 @@
-//! What may be missing from the files as this process knows them, by name. Pure.
+//! Reasons why objects may be missing from the known files, by name. Pure.
 //!
-//! A file that was understood once keeps its last good state, whatever becomes of it. A file that never
-//! was may hold objects that nobody here knows of: then a start must not be taken for a deletion. So may a
-//! folder without Services.
+//! A file that was parsed completely once keeps its last good state, whatever happens to it. A file that never was
+//! may hold unknown objects, so a start must not count as their deletion. The same holds for a folder without
+//! Services.
 //!
-//! An object that is understood and refused by what it means (an address that is none) is no doubt: its
-//! name is known, and it is as little served at a start as after a change. A document that cannot be
-//! decoded is one, although its name may be readable: what it says is not known.
+//! An object that is parsed but has invalid values (such as a bad address) causes no doubt: its name is known, and
+//! it is not served either way. A document that cannot be decoded does cause a doubt, even if its name is
+//! readable, because its content is unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Longest doubt, in bytes: a part of it is from the file.
 const MAX_DOUBT: usize = 300;
-/// Doubts that are told at a time; the rest is counted.
+/// Maximum number of doubts that are named at a time; the others are counted.
 const MAX_DOUBTS: usize = 100;
 
 /// Reasons why objects may be missing.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
     files: BTreeMap<Arc<str>, String>,
-    /// Folders that cannot be listed, and files that nobody could read so far.
+    /// Folders that cannot be listed, and files that could never be read.
     pub(super) folder: BTreeSet<String>,
 }
 
 impl Doubts {
-    /// Why a file was never understood completely; `None` if it was once, or is gone.
+    /// Sets the reason why a file was never parsed completely; `None` if it was once, or is gone.
     pub(super) fn set(&mut self, file: &Arc<str>, doubt: Option<String>) {
         match doubt {
             Some(doubt) => drop(self.files.insert(file.clone(), doubt)),
@@ -33,7 +33,8 @@ impl Doubts {
         }
     }
 
-    /// All of them, in the order of files, for what is served: so many Services, and endpoints or not.
+    /// Returns all doubts, in the order of files. The arguments say whether Services and EndpointSlices are
+    /// served.
     pub(super) fn all(&self, has_services: bool, has_slices: bool) -> Vec<String> {
         let nothing = match (has_services, has_slices) {
             (false, _) => Some("there is no Service"),
@@ -62,7 +63,8 @@ impl Doubts {
     }
 }
 
-/// Whether a text may be the beginning of a longer one. JSON need not be asked: half of it is none.
+/// Returns the reason why a text may be the beginning of a longer one. JSON is not checked, since half of a JSON
+/// text is invalid.
 pub(super) fn is_cut(text: &str) -> Option<&'static str> {
     if text.trim().is_empty() {
         return Some("is empty; if that is meant, delete it");
@@ -81,7 +83,7 @@ mod tests {
         assert!(cut("") && cut(" \n\n"));
         assert!(cut("kind: Service\nmeta") && cut("---\nkind: Serv"));
         assert!(!cut("kind: Service\n") && !cut("# nothing yet\n"));
-        // As other programs write it.
+        // Other programs write such files.
         assert!(!cut("{\"kind\": \"List\"}") && !cut("items: []"));
     }
 

@@ -1,4 +1,4 @@
-//! The folder or file of manifests as the file system shows it.
+//! The folder or file of manifests in the file system.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -14,22 +14,22 @@ use super::catalog::Change;
 use super::disk::{Beat, Disk, Question};
 use super::{MAX_FILE_BYTES, MAX_FOLDER_DEPTH};
 
-/// Bytes after which a reader says that it is not stuck.
+/// Number of bytes after which a reader reports progress.
 const PART_BYTES: u64 = 1 << 20;
 
 /// Name endings of files that are read.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// What to read: a folder with its subfolders, or one file of a folder.
+/// The root to read: a folder with its subfolders, or one file of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Root {
     /// The folder.
     pub(super) folder: PathBuf,
-    /// The one file.
+    /// The only file to read.
     pub(super) only: Option<PathBuf>,
 }
 
-/// Tells whether a file is another one, or has been written, since it was looked at.
+/// Identifies a version of a file: changes when the file is replaced or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -39,20 +39,20 @@ pub(super) struct Stamp {
     changed: (i64, i64),
 }
 
-/// What is in the folder.
+/// The content of the folder.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    /// Manifests by their path in the folder; without a stamp if there is no telling.
+    /// Manifests by their path in the folder; without a stamp if that cannot be read.
     pub(super) files: BTreeMap<PathBuf, Option<Stamp>>,
     /// The folder itself, as an empty path, and its subfolders, hidden ones left out.
     pub(super) folders: Vec<PathBuf>,
     /// Subfolders that cannot be listed.
     pub(super) unlisted: Vec<(PathBuf, io::Error)>,
-    /// Manifests that are symbolic links: their contents may change without any event on them.
+    /// Manifests that are symbolic links: their content may change without an event.
     pub(super) links: BTreeSet<PathBuf>,
 }
 
-/// What is in one folder: links that may be manifests are told apart from files.
+/// The content of one folder: links that may be manifests are kept apart from files.
 #[derive(Debug, Default)]
 struct Entries {
     files: Vec<Question>,
@@ -60,7 +60,7 @@ struct Entries {
 }
 
 impl Root {
-    /// The root at a path, which must exist.
+    /// Returns the root for a path, which must exist.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         let path = std::path::absolute(path)?;
         if fs::metadata(&path)?.is_dir() {
@@ -76,7 +76,7 @@ impl Root {
         })
     }
 
-    /// Whether a path in the folder is one of a manifest.
+    /// Returns whether a path in the folder is a manifest's.
     pub(super) fn is_manifest(&self, path: &Path) -> bool {
         if let Some(only) = &self.only {
             return path == only;
@@ -85,7 +85,7 @@ impl Root {
         extension.is_some_and(|e| EXTENSIONS.contains(&e)) && !is_hidden(path)
     }
 
-    /// Which directory the folder is at the moment: device and inode.
+    /// Returns the device and inode of the current folder.
     pub(super) fn identity(&self) -> io::Result<(u64, u64)> {
         let metadata = fs::metadata(&self.folder)?;
         Ok((metadata.dev(), metadata.ino()))
@@ -123,13 +123,14 @@ impl Root {
         Ok(listing)
     }
 
-    /// What is in one folder.
+    /// Lists one folder.
     fn list_folder(&self, folder: &Path) -> io::Result<Entries> {
         let mut found = Entries::default();
         for entry in fs::read_dir(self.folder.join(folder))? {
             let entry = entry?;
             let path = folder.join(entry.file_name());
-            // The type of the entry itself: links to folders are not followed, they may be rings.
+            // The type of the entry itself: links to folders are not followed, because they may
+            // form rings.
             let file_type = entry.file_type()?;
             if file_type.is_dir() {
                 let deep = path.components().count() > MAX_FOLDER_DEPTH;
@@ -144,7 +145,7 @@ impl Root {
         Ok(found)
     }
 
-    /// The stamp of a manifest, or of what it is a link to.
+    /// Returns the stamp of a manifest, or of its link's target.
     pub(super) fn stamp(&self, path: &Path) -> io::Result<Stamp> {
         fs::metadata(self.folder.join(path)).map(|metadata| Stamp {
             device: metadata.dev(),
@@ -155,7 +156,8 @@ impl Root {
         })
     }
 
-    /// A file that appears is complete if it is a link, of either kind: then nobody writes to it.
+    /// Returns whether a new file is already complete: this holds for links of either kind, because
+    /// no program writes to them.
     pub(super) fn appears_complete(&self, path: &Path) -> bool {
         let metadata = fs::symlink_metadata(self.folder.join(path));
         metadata.is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
@@ -176,7 +178,7 @@ impl Root {
     }
 }
 
-/// The name of a manifest as people see it.
+/// Returns the human-readable name of a manifest.
 pub(super) fn display_name(path: &Path) -> Arc<str> {
     path.to_string_lossy().into()
 }
@@ -186,8 +188,8 @@ fn is_hidden(path: &Path) -> bool {
     name.as_encoded_bytes().starts_with(b".")
 }
 
-/// Reads a regular file, and nothing else: a pipe may never have a writer, and opening a device may do
-/// something. What became of the path meanwhile is not waited for either.
+/// Reads a regular file, and nothing else: a pipe may never have a writer, and opening a device may
+/// have effects. If the path was replaced meanwhile, the open call does not wait either.
 fn read_file(path: &Path, beat: &Beat) -> io::Result<Vec<u8>> {
     must_be_file(&fs::metadata(path)?)?;
     let at_once = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
@@ -195,7 +197,7 @@ fn read_file(path: &Path, beat: &Beat) -> io::Result<Vec<u8>> {
     let file = options.read(true).custom_flags(at_once.bits()).open(path)?;
     must_be_file(&file.metadata()?)?;
     read_limited(file, beat).map_err(|error| match error.kind() {
-        // Such as /proc/kmsg, which says that it is a file.
+        // Files such as /proc/kmsg claim to be regular files.
         io::ErrorKind::WouldBlock => {
             io::Error::other("reading it would have to wait; is it a log?")
         }
@@ -218,7 +220,7 @@ fn too_large() -> io::Error {
     io::Error::other(format!("it is larger than {mebibytes} MiB"))
 }
 
-/// Reads to the end, or fails where there is more than the limit.
+/// Reads to the end; fails if the content exceeds the limit.
 pub(super) fn read_limited(input: impl Read, beat: &Beat) -> io::Result<Vec<u8>> {
     let mut input = input.take(MAX_FILE_BYTES + 1);
     let mut bytes = Vec::new();

@@ -1,4 +1,5 @@
-//! A tree of nodes becomes objects and problems: which kinds are ours, and Lists of them.
+//! Conversion of a tree of nodes to objects and problems: selects the kinds that kplane reads, and
+//! opens Lists.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ pub(super) enum Found {
     Problem(Problem),
 }
 
-/// Something that is not served as it is written.
+/// A part of the input that is not served as written.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Problem {
     pub(super) severity: Severity,
@@ -24,18 +25,18 @@ pub(super) struct Problem {
     pub(super) keeps: Keeps,
 }
 
-/// Which objects of the file a problem may be about: they must not be deleted.
+/// The objects of the file that a problem may be about, which must not be deleted.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Keeps {
-    /// None: it is understood, and not ours.
+    /// No objects: the document is understood, and kplane does not read its kind.
     Nothing,
-    /// This one.
+    /// This object.
     Object(ObjectId),
-    /// Any of them.
+    /// All objects of the file.
     All,
 }
 
-/// What was found in a piece of text; lines count from the piece's first.
+/// A result of parsing a piece of text; lines count from the piece's first.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) item: Option<usize>,
@@ -43,7 +44,7 @@ pub(super) struct Entry {
     pub(super) found: Found,
 }
 
-/// The one item of a piece that was cut out of a List.
+/// Interprets the one item of a piece that was cut out of a List.
 pub(super) fn interpret_item(node: &Node, defaults: Defaults<'_>) -> Vec<Entry> {
     let mut entries = Vec::new();
     match &node.value {
@@ -63,14 +64,15 @@ pub(super) fn interpret(node: &Node) -> Vec<Entry> {
     entries
 }
 
-/// What items of a typed list such as `ServiceList` need not say themselves.
+/// Default fields of the items of a typed list such as `ServiceList`.
 #[derive(Clone, Copy, Debug, Default, Hash)]
 pub(super) struct Defaults<'n> {
     kind: Option<Kind>,
     api_version: Option<&'n str>,
 }
 
-/// Whether a kind is a list that may hold our kinds, and what its items are then.
+/// Returns the defaults of a list's items if a kind is a list that may hold kinds that kplane
+/// reads.
 pub(super) fn list_of<'n>(kind: &str, node: &'n Node) -> Option<Defaults<'n>> {
     let of = kind.strip_suffix("List")?;
     if of.is_empty() {
@@ -120,7 +122,7 @@ fn interpret_into(
     }
 }
 
-/// Why a document is no object of ours.
+/// The reason why a document is not an object that kplane reads.
 struct Refusal {
     line: usize,
     problem: Problem,
@@ -216,12 +218,13 @@ fn decode_as(kind: Kind, node: &Node) -> Result<Object, DecodeError> {
     })
 }
 
-/// The group of an `apiVersion`: a `Service` of another group is another thing.
+/// Returns the group of an `apiVersion`: a `Service` of another group is another kind.
 fn group(api_version: &str) -> &str {
     api_version.rsplit_once('/').map_or("", |(group, _)| group)
 }
 
-/// Identity of an object, also of one that cannot be decoded; `None` without a proper name.
+/// Returns the identity of an object, even if the object cannot be decoded; `None` without a valid
+/// name.
 fn identity(kind: Kind, metadata: Option<&Node>) -> Option<ObjectId> {
     let name = metadata?.text("name").filter(|name| is_name(name))?;
     let namespace = metadata?.text("namespace").filter(|text| !text.is_empty());
@@ -237,13 +240,14 @@ fn identity(kind: Kind, metadata: Option<&Node>) -> Option<ObjectId> {
     })
 }
 
-/// A DNS name as the API server demands it. Names are shown to people, so nothing else may pass.
+/// Returns whether a name is a DNS name as the API server requires it. Names are displayed, so
+/// nothing else may pass.
 fn is_name(name: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
     (1..=253).contains(&name.len()) && name.bytes().all(allowed)
 }
 
-/// An object that is only spoken of.
+/// Returns a reference to an object that was not decoded.
 fn named(kind: &str, metadata: Option<&Node>) -> ObjectRef {
     let text = |field| metadata.and_then(|m| m.text(field)).filter(|t| is_name(t));
     let printable = kind.len() <= 63 && kind.bytes().all(|b| b.is_ascii_alphanumeric());

@@ -1,7 +1,7 @@
 //! Cuts text into documents, and the text of a List into its items, by lines.
 //!
-//! Each piece is parsed alone: one that is broken does not stop the others, and one that has not
-//! changed since the last look need not be parsed again.
+//! Each piece is parsed alone: a broken piece does not affect the others, and an unchanged piece
+//! need not be parsed again.
 
 use std::ops::Range;
 
@@ -12,10 +12,10 @@ pub(super) struct Piece<'t> {
     pub(super) line: usize,
 }
 
-/// The YAML documents of a text, numbered from 1. YAML lets no line inside a document begin with
-/// the markers `---` and `...`, not even inside quotes, so lines are all there is to look at.
+/// Returns the YAML documents of a text, numbered from 1. In YAML, no line inside a document may
+/// begin with the markers `---` and `...`, not even inside quotes, so checking lines is enough.
 ///
-/// What stands before the first `---` or after `...` is a document only if it says something.
+/// Text before the first `---` or after `...` is a document only if it is not blank.
 pub(super) fn documents(text: &str) -> Vec<Piece<'_>> {
     let mut documents = Vec::new();
     let mut begin = 0;
@@ -44,18 +44,18 @@ pub(super) fn documents(text: &str) -> Vec<Piece<'_>> {
     documents
 }
 
-/// A List cut open: its items, and the rest of it.
+/// A List that was cut: its items, and the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CutList<'t> {
-    /// The document without the items; `items` has no value left.
+    /// The document without the items; the field `items` is left without a value.
     pub(super) frame: String,
     /// The items, each a YAML list of one.
     pub(super) items: Vec<Piece<'t>>,
 }
 
 /// Cuts a block-style document at the items of its top-level field `items`, as `kubectl` prints it;
-/// `None` for a document of another shape. YAML lets a line that is indented as the first `- ` is
-/// be nothing but the next item.
+/// `None` for a document of another shape. In YAML, a line with the indentation of the first `- `
+/// can only be the next item.
 pub(super) fn cut_list<'t>(document: &Piece<'t>) -> Option<CutList<'t>> {
     let text = document.text;
     let mut rest = lines(text).enumerate().peekable();
@@ -95,7 +95,7 @@ pub(super) fn cut_list<'t>(document: &Piece<'t>) -> Option<CutList<'t>> {
     })
 }
 
-/// Lines with their ends, and where they begin.
+/// Returns the lines with their ends, and their offsets.
 fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut offset = 0;
     text.split_inclusive('\n').map(move |line| {
@@ -113,7 +113,7 @@ fn indent_of(line: &str) -> usize {
     line.len() - line.trim_start_matches(' ').len()
 }
 
-/// Nothing but white space, comments and directives.
+/// Returns whether a text has only white space, comments and directives.
 pub(super) fn is_blank(text: &str) -> bool {
     text.lines().all(|line| {
         let line = line.trim();

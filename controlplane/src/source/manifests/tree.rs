@@ -1,7 +1,7 @@
-//! YAML and JSON text become a tree of nodes that know their lines.
+//! Parsing of YAML and JSON text into a tree of nodes with line numbers.
 //!
-//! An object is decoded from the tree only when its kind is known, which a document may tell last;
-//! and an error can then name the field and the line (see [`super::decode`]).
+//! An object is decoded from the tree once its kind is known, which may come last in a document.
+//! Errors can then name the field and the line (see [`super::decode`]).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,30 +10,33 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Localizer, Location, NonFiniteFloatPolicy, Spanned, UserMessageFormatter};
 
-/// Depth of nesting that is read: Kubernetes objects need about 10, and a debug build takes 32 KiB of
-/// stack for each.
+/// Maximum depth of nesting: Kubernetes objects need about 10, and a debug build takes 32 KiB of
+/// stack for each level.
 const MAX_DEPTH: usize = 48;
-/// Aliases (`*name`) of a document that are followed.
+/// Maximum number of aliases (`*name`) of a document that are followed.
 const MAX_ALIASES: usize = 10_000;
-/// Nodes that aliases and merge keys of a document may stand for: so many for each byte of its text, ...
+/// Number of nodes that aliases and merge keys of a document may expand to, for each byte of its
+/// text.
 const EXPANSION_PER_BYTE: usize = 4;
-/// ... and so many that a small one has room. A file of many small documents stays cheap as well.
+/// Additional number of such nodes, as room for small documents. A file of many small documents
+/// stays cheap as well.
 const EXPANSION_SLACK: usize = 1_024;
-/// Room for text that aliases repeat in a small document, in bytes.
+/// Additional room for text that aliases repeat in a small document, in bytes.
 const EXPANSION_SLACK_BYTES: usize = 64 * 1024;
-/// Written by the API server for itself, half of a dump, and never read.
+/// A field that the API server writes for its own use. It makes up half of a dump and is never
+/// read.
 const SKIPPED_FIELD: &str = "managedFields";
 
-/// A value and where it begins.
+/// A value and its line.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Node {
-    /// Line in the text that was parsed, from 1; 0 when it is not known.
+    /// Line in the parsed text, from 1; 0 when unknown.
     pub(super) line: usize,
     /// The value.
     pub(super) value: Value,
 }
 
-/// A value as it is written.
+/// A value as written.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     Null,
@@ -46,7 +49,7 @@ pub(super) enum Value {
 }
 
 impl Node {
-    /// A field of a mapping; `null` counts as absent.
+    /// Returns a field of a mapping; `null` counts as absent.
     pub(super) fn get(&self, field: &str) -> Option<&Self> {
         let Value::Map(fields) = &self.value else {
             return None;
@@ -54,7 +57,7 @@ impl Node {
         fields.get(field).filter(|node| node.value != Value::Null)
     }
 
-    /// A text field of a mapping.
+    /// Returns a text field of a mapping.
     pub(super) fn text(&self, field: &str) -> Option<&str> {
         match &self.get(field)?.value {
             Value::Text(text) => Some(text),
@@ -63,22 +66,22 @@ impl Node {
     }
 }
 
-/// Text that is not YAML or JSON.
+/// The error for text that is not YAML or JSON.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(super) struct SyntaxError {
     /// Line in the text, from 1.
     pub(super) line: usize,
-    /// What is wrong.
+    /// The problem.
     pub(super) message: String,
 }
 
-/// Parses one YAML document. What aliases expand to is limited by the length of the text, so that a
+/// Parses one YAML document. The length of the text limits the expansion of aliases, so that a
 /// small file can neither become a large tree nor take long.
 pub(super) fn parse_yaml(text: &str) -> Result<Node, SyntaxError> {
     let bytes = text.len();
     let expansion = EXPANSION_PER_BYTE * bytes + EXPANSION_SLACK;
-    // Without aliases a node takes a byte of the text at least.
+    // Without aliases, a node takes at least one byte of the text.
     let nodes = bytes + expansion;
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -94,7 +97,7 @@ pub(super) fn parse_yaml(text: &str) -> Result<Node, SyntaxError> {
         alias_limits: serde_saphyr::alias_limits! {
             max_total_replayed_events: expansion,
         },
-        // `yes` and `on` are texts, as in YAML 1.2: a Service may be called so.
+        // `yes` and `on` are texts, as in YAML 1.2: a Service may have such a name.
         strict_booleans: true,
         non_finite_float_policy: NonFiniteFloatPolicy::AsString,
         with_snippet: false,
@@ -131,14 +134,14 @@ fn leading_white_space(text: &str) -> usize {
     text.len() - text.trim_start_matches([' ', '\t', '\r', '\n']).len()
 }
 
-/// The message of an error without its ` at line 3 column 7`.
+/// Returns the message of an error without its ` at line 3 column 7`.
 fn without_json_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     text.strip_suffix(&place).unwrap_or(&text).to_owned()
 }
 
-/// Lets messages be without places: ours are relative to the file, the parser's are not.
+/// Removes the places from messages: the parser's places are not relative to the file.
 struct WithoutPlace;
 
 impl Localizer for WithoutPlace {
@@ -155,7 +158,7 @@ fn line(location: Location) -> usize {
 
 #[cfg(test)]
 thread_local! {
-    /// Nodes that were begun, in tests of what a text costs.
+    /// Number of nodes that were begun, for tests of the cost of a text.
     static NODES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -203,7 +206,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        // Beyond i64 it is out of every range anyway; saturating keeps it so.
+        // A number beyond i64 is out of every valid range, and stays so when saturated.
         Ok(Value::Whole(i64::try_from(value).unwrap_or(i64::MAX)))
     }
 
@@ -235,7 +238,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
                 continue;
             }
             let node: Node = access.next_value()?;
-            // YAML forbids this by itself, JSON does not.
+            // The YAML parser refuses this on its own, the JSON parser does not.
             if fields.contains_key(&key) {
                 return Err(A::Error::custom(format_args!("duplicate key {key:?}")));
             }
@@ -334,7 +337,8 @@ mod tests {
         assert_eq!(tree.get("metadata").unwrap().get("managedFields"), None);
     }
 
-    /// Lists or mappings of aliases of such, each level so many times the one before.
+    /// Returns nested lists or mappings of aliases; each level has eight times as many as the one
+    /// before.
     fn nested(leaf: &str, open: &str, close: &str, depth: usize) -> String {
         (1..depth).fold(format!("a0: &a0 {leaf}\n"), |text, level| {
             let alias = format!("*a{}", level - 1);

@@ -1,5 +1,5 @@
-//! What is known of a watched folder: which files have changed, which are being written, what was
-//! read of them. Synchronous; [`super::watch`] feeds it with events.
+//! The view of a watched folder: the files that have changed, the files that are being written, and
+//! the content read so far. Synchronous; [`super::watch`] feeds it with events.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -13,41 +13,41 @@ use super::disk::{Disk, Question};
 use super::folder::{Listing, Root, Stamp, display_name};
 use crate::source::{Event, SourceError};
 
-/// What was read of files; not believed before the writers were seen to be quiet.
+/// Contents read from files; not believed until it is known that no program wrote meanwhile.
 pub(super) type Read = Vec<(PathBuf, Option<Stamp>, Change)>;
 
-/// What is known of a watched folder.
+/// The view of a watched folder.
 #[derive(Debug)]
 pub(super) struct View {
     root: Root,
     pub(super) catalog: Catalog,
     watches: Watches,
-    /// Folders by their watch; the path is the one in the root.
+    /// Watched folders by their watch; paths are relative to the root.
     watched: HashMap<WatchDescriptor, PathBuf>,
-    /// The watch of the folder that holds the root, to see the root come back.
+    /// Watch of the root's parent folder, to detect that the root comes back.
     parent: Option<WatchDescriptor>,
-    /// Files that somebody writes to at the moment.
+    /// Files that a program is writing at the moment.
     writing: BTreeSet<PathBuf>,
     pending: Pending,
-    /// Files that were read, and how they were then.
+    /// Files that were read, with their stamps at that time.
     stamps: BTreeMap<PathBuf, Option<Stamp>>,
     /// Device and inode of the root; `None` before the start, and once it has been away.
     identity: Option<(u64, u64)>,
-    /// Manifests that are links, as the folder was last listed.
+    /// Manifests that are links, according to the last listing.
     links: BTreeSet<PathBuf>,
     disk: Disk,
     /// Problems of the folder as a whole.
     notices: Vec<Issue>,
-    /// Files of which events said that they are gone.
+    /// Files that are gone according to events.
     removed: BTreeSet<PathBuf>,
-    /// Files that were there at the first look and could not be read, since somebody was writing; `None`
-    /// before that look.
+    /// Files that could not be read at the first read, because a program was writing them; `None`
+    /// before that read.
     unread: Option<BTreeSet<PathBuf>>,
-    /// Folders that could not be listed, and nothing of them is known, for people.
+    /// Folders that could not be listed, and whose content is unknown; human-readable.
     unseen: BTreeSet<String>,
 }
 
-/// What events said that has not been looked at yet.
+/// Events that have not been handled yet.
 #[derive(Debug, Default)]
 struct Pending {
     files: BTreeSet<PathBuf>,
@@ -91,12 +91,12 @@ impl View {
         self.pending.files.is_empty() && !self.pending.everything
     }
 
-    /// Time has passed: looks where changes cause no events.
+    /// Schedules a scan where changes cause no events. Called at intervals.
     pub(super) fn poll(&mut self) {
         self.pending.everything |= !self.links.is_empty() || !self.notices.is_empty();
     }
 
-    /// Events were lost.
+    /// Handles a loss of events.
     pub(super) fn note_loss(&mut self) {
         self.pending.everything = true;
         self.writing.clear();
@@ -120,7 +120,7 @@ impl View {
             if mask.contains(EventMask::IGNORED) {
                 let folder = self.watched.remove(&event.wd);
                 if folder.is_some_and(|folder| folder.as_os_str().is_empty()) {
-                    // Another folder may have its place and its inode number by now.
+                    // Another folder may have its path and its inode number by now.
                     self.identity = None;
                 }
             }
@@ -148,7 +148,7 @@ impl View {
         }
     }
 
-    /// Reads what is pending, but for files that are being written: their time comes.
+    /// Reads what is pending, except files that are being written: they are read when that ends.
     pub(super) fn read_pending(&mut self) -> Read {
         let pending = std::mem::take(&mut self.pending);
         let mut paths = pending.files;
@@ -157,7 +157,7 @@ impl View {
                 Ok(changed) => paths.extend(changed),
                 Err(error) => {
                     self.identity = None;
-                    // Whoever takes a folder away does not mean each of its files.
+                    // Removing the folder does not count as removing each of its files.
                     self.removed.clear();
                     self.notices = vec![self.vanished(&error)];
                     return Read::new();
@@ -174,8 +174,8 @@ impl View {
         read_all(&self.root, &mut self.disk, quiet.collect())
     }
 
-    /// Takes in what was read. What has been written to meanwhile may have been read half: it is
-    /// left for later, also if its writer is done by now.
+    /// Applies the contents that were read. A file that was written meanwhile may have been read
+    /// half: it is read again later, even if its writer is done by now.
     pub(super) fn accept(&mut self, read: Read) -> Vec<Event> {
         let mut changes = Vec::with_capacity(read.len());
         let first = self.unread.is_none();
@@ -192,8 +192,8 @@ impl View {
             let named = self.removed.remove(&path);
             if change == Change::Gone {
                 self.stamps.remove(&path);
-                // `rm` of a file is meant. Where more has changed a file may have been renamed and
-                // damaged, and a folder that lacks many may be half of one.
+                // `rm` of a single file is intended. Where more has changed, a file may have been
+                // renamed and damaged, and a folder that lacks many files may be incomplete.
                 if named && alone {
                     change = Change::Removed;
                 }
@@ -210,13 +210,13 @@ impl View {
         self.catalog.apply(changes, self.notices.clone())
     }
 
-    /// Lists the folder, watches all of it, and returns the files that are not as they were read.
+    /// Lists the folder, watches all of it, and returns the files that differ from what was read.
     fn look_around(&mut self) -> io::Result<Vec<PathBuf>> {
         let identity = self.identity()?;
         let (listing, mut notices) = loop {
             let listing = self.root.list(&mut self.disk)?;
             let (grown, notices) = self.watch(&listing.folders)?;
-            // What came into a new folder before it was watched is seen by looking again.
+            // Files that came into a new folder before it was watched are found by listing again.
             if !grown {
                 break (listing, notices);
             }
@@ -248,7 +248,7 @@ impl View {
         Ok(gone.chain(changed.map(|(path, _)| path)).cloned().collect())
     }
 
-    /// Which directory the folder is at the moment, if it answers.
+    /// Returns the device and inode of the current folder, if the disk answers.
     fn identity(&mut self) -> io::Result<(u64, u64)> {
         let root = self.root.clone();
         let question = Question::plain(PathBuf::new());
@@ -260,7 +260,7 @@ impl View {
         )
     }
 
-    /// Watches these folders and no others. True if one was not watched before.
+    /// Watches these folders and no others. Returns true if one was not watched before.
     fn watch(&mut self, folders: &[PathBuf]) -> io::Result<(bool, Vec<Issue>)> {
         let mut notices = Vec::new();
         let mut grown = false;
@@ -285,7 +285,7 @@ impl View {
             }
         }
         for (stale, _) in std::mem::replace(&mut self.watched, watched) {
-            // Fails if the folder is gone, and the watch with it.
+            // This fails if the folder is gone, and the watch with it.
             let _ = self.watches.remove(stale);
         }
         let parent = self.root.folder.parent();
@@ -317,7 +317,7 @@ pub(super) fn read_all(root: &Root, disk: &mut Disk, files: Vec<Question>) -> Re
     read.collect()
 }
 
-/// Subfolders that cannot be listed and of which nothing was ever read, for people.
+/// Returns the subfolders that cannot be listed and of which nothing was ever read, human-readable.
 pub(super) fn unseen(
     listing: &Listing,
     read: &BTreeMap<PathBuf, Option<Stamp>>,
@@ -329,7 +329,7 @@ pub(super) fn unseen(
         .collect()
 }
 
-/// Issues of subfolders that cannot be listed.
+/// Returns issues about subfolders that cannot be listed.
 pub(super) fn unlisted(listing: &Listing) -> Vec<Issue> {
     let unlisted = listing.unlisted.iter();
     let issues = unlisted.map(|(folder, error)| {

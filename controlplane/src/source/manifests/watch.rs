@@ -1,7 +1,8 @@
-//! The edge to the file system: sees changes through inotify, reads what changed, sends batches.
+//! The edge to the file system: detects changes through inotify, reads changed files, and sends
+//! batches.
 //!
-//! A file is read when its writer has closed it or renamed it into place, never in between, and
-//! what was read counts only if no write was seen meanwhile.
+//! A file is read when its writer has closed it or renamed it into place, never in between. Its
+//! content counts only if no write was seen meanwhile.
 
 use std::io;
 use std::path::Path;
@@ -16,17 +17,18 @@ use super::folder::Root;
 use super::view::View;
 use crate::source::{Batch, Event, SourceError};
 
-/// How often a source says that it is in touch, and looks where no events come from.
+/// Interval at which the source reports that it is alive, and scans places without events.
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
-/// Silence after which related events are taken to be complete: editors and `kubectl` rename and
-/// write within a millisecond.
+/// Silence after which related events are complete: editors and `kubectl` rename and write within a
+/// millisecond.
 const QUIET: Duration = Duration::from_millis(2);
-/// Time for the news of a write to arrive: the kernel queues it right after the write, and the
-/// runtime learns of it at the latest with its next timer.
+/// Time for the event of a write to arrive: the kernel queues it right after the write, and the
+/// runtime learns of it with its next timer at the latest.
 const SETTLE: Duration = Duration::from_millis(1);
-/// The longest that events are gathered.
+/// Maximum time for which events are gathered.
 const GATHER_AT_MOST: Duration = Duration::from_millis(20);
-/// Buffer of events in bytes: an event with a name of 255 bytes takes 272, so 240 of them.
+/// Size of the event buffer in bytes: an event with a name of 255 bytes takes 272, so 240 of them
+/// fit.
 const EVENT_BUFFER_BYTES: usize = 64 << 10;
 
 type Events = EventStream<Vec<u8>>;
@@ -83,16 +85,17 @@ pub(super) async fn run(path: &Path, sink: mpsc::Sender<Batch>) -> Result<(), So
     }
 }
 
-/// Looks what there is at a path, on a thread that the end of the process does not wait for.
+/// Opens the root at a path, on a thread that the end of the process does not wait for.
 async fn open(path: &Path) -> io::Result<Root> {
     let path = path.to_owned();
     let opened = tokio::task::spawn_blocking(move || Root::at(&path)).await;
     opened.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
-/// Sends everything that standard input has, once.
+/// Sends the content of standard input, once.
 pub(super) async fn run_stdin(sink: mpsc::Sender<Batch>) -> Result<(), SourceError> {
-    // A thread of its own: a runtime could not shut down while a read from a terminal waits.
+    // This needs a thread outside of the runtime, which could not shut down while a read from a
+    // terminal waits.
     let (done, loaded) = oneshot::channel();
     std::thread::spawn(move || drop(done.send(super::load_stdin())));
     let catalog = tokio::select! {
@@ -119,7 +122,7 @@ pub(super) async fn run_stdin(sink: mpsc::Sender<Batch>) -> Result<(), SourceErr
     }
 }
 
-/// False when nobody listens any more.
+/// Sends a batch; returns false when the consumer has gone.
 async fn send(sink: &mpsc::Sender<Batch>, events: Vec<Event>, observed_at: SystemTime) -> bool {
     let batch = Batch {
         events,
@@ -131,12 +134,12 @@ async fn send(sink: &mpsc::Sender<Batch>, events: Vec<Event>, observed_at: Syste
 fn note(view: &mut View, event: Option<io::Result<EventOwned>>) {
     match event {
         Some(Ok(event)) => view.note(&event),
-        // As if events were lost, which they may be.
+        // An error counts as a loss of events, which it may be.
         Some(Err(_)) | None => view.note_loss(),
     }
 }
 
-/// Waits for the rest of what belongs together, such as both halves of a rename.
+/// Waits for related events, such as both halves of a rename.
 async fn gather(view: &mut View, events: &mut Events) {
     let deadline = Instant::now() + GATHER_AT_MOST;
     while let Ok(event) = timeout_at(deadline.min(Instant::now() + QUIET), events.next()).await {
@@ -147,7 +150,7 @@ async fn gather(view: &mut View, events: &mut Events) {
     }
 }
 
-/// Notes all events up to this moment, also those that the runtime has not heard of yet.
+/// Handles all events up to this moment, including events that have not reached the runtime yet.
 async fn catch_up(view: &mut View, events: &mut Events) {
     let settled = Instant::now() + SETTLE;
     while Instant::now() < settled
@@ -160,11 +163,11 @@ async fn catch_up(view: &mut View, events: &mut Events) {
     }
 }
 
-/// Reads what is pending and returns what is different. On a thread for blocking work: a large
+/// Reads what is pending and returns the differences. Runs on a thread for blocking work: a large
 /// file takes a second to parse.
 async fn look(view: View, events: &mut Events) -> (View, Vec<Event>) {
     let (mut view, read) = blocking(view, View::read_pending).await;
-    // Who wrote during the reading is known then: what was read of that counts for nothing.
+    // After this, all writes during the read are known; content read from these files is discarded.
     catch_up(&mut view, events).await;
     blocking(view, move |view| view.accept(read)).await
 }

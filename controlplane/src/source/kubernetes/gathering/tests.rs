@@ -1,4 +1,4 @@
-//! What a list tells: every short history of a list, for everything that can be known before.
+//! Events of lists: every short history of a list, for every earlier known state.
 
 use super::*;
 use crate::k8s::{ObjectMeta, Service};
@@ -19,7 +19,7 @@ fn object(name: &str, state: &str) -> Object {
     })
 }
 
-/// Nothing, or an object in one of its states, for each name.
+/// Returns all worlds: each name has no object, or an object in one of its states.
 fn worlds() -> Vec<World> {
     let choices = |name| {
         let some = STATES.map(|state| Some(object(name, state)));
@@ -31,7 +31,7 @@ fn worlds() -> Vec<World> {
         .collect()
 }
 
-/// Everything that a list can say of an object.
+/// Every statement that a list can make about an object.
 fn all_said() -> Vec<Said> {
     let of = |name| {
         let put = STATES.map(|state| Said::Put(object(name, state), 1));
@@ -47,7 +47,7 @@ fn all_said() -> Vec<Said> {
     NAMES.into_iter().flat_map(of).collect()
 }
 
-/// What is there after a list, by definition: what it named last; what could not be read stays.
+/// Returns the expected objects after a list: those that it named last; unreadable ones stay.
 fn after(known: &World, said: &[Said]) -> World {
     let mut world = World::new();
     for one in said {
@@ -90,14 +90,14 @@ fn a_list_tells_exactly_the_differences_and_is_then_known() {
             let wanted = after(&known, history);
             let events = list(&mut memory, history);
             assert_tells(&known, &wanted, &events);
-            // The same again is no news.
+            // The same list again causes no events.
             let again: Vec<_> = wanted.values().map(|o| Said::Put(o.clone(), 2)).collect();
             assert_eq!(list(&mut memory, &again), [Event::Looked(Kind::Service)]);
         }
     }
 }
 
-/// Lets a list say all this and count.
+/// Feeds a list to the gathering and accepts it.
 fn list(memory: &mut Memory, history: &[Said]) -> Vec<Event> {
     let mut list = Gathering::new(memory);
     for said in history {
@@ -122,7 +122,8 @@ fn assert_tells(known: &World, wanted: &World, events: &[Event]) {
         assert!(news, "{events:?} of {known:?}");
     }
     assert_eq!(&world, wanted);
-    // What is gone comes last, and the look is a second one for what vanished before it.
+    // Removed objects come last. The event `Looked` precedes them: it confirms earlier removals
+    // only.
     let order = events.iter().map(|event| match event {
         Event::Looked(_) => 1,
         Event::Vanished(_) => 2,
@@ -131,7 +132,7 @@ fn assert_tells(known: &World, wanted: &World, events: &[Event]) {
     assert!(order.is_sorted(), "{events:?}");
 }
 
-/// Legacy Endpoints that cannot be read keep all of their slices, and no one else's.
+/// Legacy Endpoints that cannot be read keep all of their slices, but not those of other Endpoints.
 #[test]
 fn unreadable_endpoints_keep_their_slices() {
     let mut memory = Memory::new(Kind::EndpointSlice);

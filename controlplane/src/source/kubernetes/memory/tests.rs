@@ -1,11 +1,11 @@
-//! Which lists are believed.
+//! Lists that are believed, and lists that are not.
 
 use super::*;
 use crate::k8s::{ObjectMeta, Service};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What is judged is names; all are Services here.
+/// Verdicts depend on names only; all objects are Services here.
 fn object(number: usize) -> Object {
     Object::Service(Service {
         metadata: ObjectMeta {
@@ -45,7 +45,7 @@ fn ordinary_changes_are_believed_at_once() {
             "{numbers:?}"
         );
     }
-    // Nine of ten are few.
+    // Nine missing objects of ten are too few to be doubtful.
     let mut memory = self::memory(Kind::Node, 10);
     let named = census(&memory, 0..1);
     assert_eq!(memory.judge(101, &named, now), Verdict::Accept);

@@ -1,4 +1,4 @@
-//! Answers of API servers, and of what is none.
+//! Answers of API servers, and of other servers.
 
 use super::*;
 

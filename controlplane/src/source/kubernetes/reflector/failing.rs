@@ -1,4 +1,4 @@
-//! What to do when something fails.
+//! Handling of failures.
 
 use std::time::Duration;
 
@@ -36,8 +36,9 @@ impl<T: Transport> Reflector<T> {
         Ok(State::after(wait, then))
     }
 
-    /// What happened since the state that is known was forgotten: ordinary after a restart of the
-    /// server. The first list follows at once, one that helped nothing is not repeated like that.
+    /// Handles a compacted watch: the server no longer has the changes since the known state, as is
+    /// normal after its restart. The first list follows at once; further ones wait if it did not
+    /// help.
     pub(super) fn compacted(&mut self) -> State<T::Watch> {
         self.report.failure(&Failure::Gone);
         if !std::mem::replace(&mut self.compacted, true) {
@@ -46,7 +47,7 @@ impl<T: Transport> Reflector<T> {
         State::after(self.backoff.next(), Then::List)
     }
 
-    /// Counts and reports a failure; returns how long to wait.
+    /// Counts and reports a failure; returns the pause.
     pub(super) async fn note(
         &mut self,
         verb: &'static str,
@@ -73,14 +74,15 @@ impl<T: Transport> Reflector<T> {
         })
     }
 
-    /// The server does not have the resource, and never had.
+    /// Handles a resource that the server does not have.
     pub(super) async fn not_served(&mut self, failure: Failure) -> Result<State<T::Watch>, Closed> {
         let instead = match self.transport.resource() {
             Resource::ServiceCidrs => {
                 self.report.listed(&[], false);
                 self.report.current(Instant::now());
                 self.serve_without().await?;
-                // Not synced with it: when it comes it is listed as for the first time.
+                // The kind is not synced: when the resource appears, it is listed as for the first
+                // time.
                 self.synced = false;
                 return Ok(State::after(ABSENT, Then::List));
             }
@@ -103,7 +105,7 @@ impl<T: Transport> Reflector<T> {
         Ok(State::after(wait, Then::List))
     }
 
-    /// Tells an empty list, so that nothing waits for it any longer.
+    /// Passes on an empty list, so that nothing waits for the resource any longer.
     pub(super) async fn serve_without(&mut self) -> Result<(), Closed> {
         self.synced = true;
         self.report.synced();

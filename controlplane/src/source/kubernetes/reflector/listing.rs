@@ -1,4 +1,4 @@
-//! Complete lists: streamed where the server can, else in pages.
+//! Complete lists: streamed where the server supports it, else in pages.
 
 use tokio::time::{Instant, timeout};
 
@@ -55,7 +55,7 @@ impl<T: Transport> Reflector<T> {
                 }
                 self.complete(list, version, None).await
             }
-            // The list took so long that its state was compacted away: once more, in one piece.
+            // The list took so long that its state was compacted: list again, in one piece.
             Err(Failure::Gone) if request.next.is_some() => {
                 let list = Gathering::new(&self.memory);
                 self.tell(list.begin(self.kind)).await?;
@@ -97,7 +97,7 @@ impl<T: Transport> Reflector<T> {
                 continue;
             };
             if !initial_end {
-                // Nobody who streams a list says so in the middle of it.
+                // A server that supports streaming lists does not send this in the middle of one.
                 return self.without_streams().await;
             }
             self.tell(events).await?;
@@ -119,7 +119,7 @@ impl<T: Transport> Reflector<T> {
         self.begin_pages(list).await
     }
 
-    /// A list is complete. `watch` goes on where it ends.
+    /// Handles the end of a list. `watch` continues where the list ends.
     pub(super) async fn complete(
         &mut self,
         mut list: Gathering,
@@ -147,7 +147,7 @@ impl<T: Transport> Reflector<T> {
         }
     }
 
-    /// A list is believed; `confirmed` if others before it said the same.
+    /// Accepts a list; `confirmed` if earlier lists agreed.
     async fn accept(
         &mut self,
         list: Gathering,
@@ -167,7 +167,7 @@ impl<T: Transport> Reflector<T> {
             self.poke().await?;
         }
         self.tell(events).await?;
-        // What a second look found comes before the word that nothing is missing.
+        // Results of a second list are passed on before the end of the doubt.
         self.tell_doubt().await?;
         Ok(match watch {
             Some(watch) => State::Watching(Watching::new(watch)),
@@ -176,7 +176,7 @@ impl<T: Transport> Reflector<T> {
     }
 }
 
-/// The server cannot do this, as far as anybody can tell from outside.
+/// Returns whether a failure indicates that the server does not support streaming lists.
 fn refuses_streams(failure: &Failure) -> bool {
     matches!(
         failure,

@@ -1,8 +1,9 @@
-//! Second looks: when everything of a kind is listed again although nothing has gone wrong.
+//! Second lists: decides when everything of a kind is listed again although nothing has failed.
 //!
-//! The first list of all may be a lie as well as any (an etcd that lost its data, a proxy that filters),
-//! and there is nothing to compare it with. If it is empty, where no cluster is without anything, it is
-//! looked at again; and if somebody keeps what it lacks: an agent, or the index.
+//! The very first list may be false like any other (etcd lost its data, a proxy filters), and there
+//! is nothing to compare it with. A kind is listed again if its first list is empty, although every
+//! cluster has such objects. It is also listed again if an agent or the index keeps objects that
+//! the list lacks.
 
 use std::time::Duration;
 
@@ -15,10 +16,10 @@ use crate::source::kubernetes::memory::EMPTY_FOR;
 use crate::source::kubernetes::transport::Transport;
 use crate::trust::CONFIRMING;
 
-/// Least time between a list and a second look that somebody wants.
+/// Minimum time between a list and a second list that was requested.
 pub(super) const PAUSE: Duration = Duration::from_secs(5);
 
-/// When to look again.
+/// The schedule of second lists.
 #[derive(Debug)]
 pub(super) struct SecondLook {
     kind: Kind,
@@ -38,18 +39,18 @@ impl SecondLook {
         }
     }
 
-    /// A list begins: it is for all who wanted one up to now.
+    /// Records that a list begins; it answers all requests up to now.
     pub(super) fn begins(&mut self) {
         self.looks.mark_unchanged();
     }
 
-    /// A complete list was believed.
+    /// Records that a complete list was believed.
     pub(super) fn listed(&mut self, first: bool, empty: bool) {
         self.listed_at = Instant::now();
         self.empty = first && empty && CONFIRMING.contains(&self.kind);
     }
 
-    /// Why there may be objects that were never told, if there are any.
+    /// Returns the reason why unknown objects may exist, if there is one.
     pub(super) fn doubt(&self) -> Option<String> {
         self.empty.then(|| {
             format!(
@@ -61,10 +62,10 @@ impl SecondLook {
         })
     }
 
-    /// Ends when it is time. Forgets nothing when it is dropped.
+    /// Waits until a second list is due. Dropping the future loses nothing.
     pub(super) async fn due(&self) {
         let wanted = async {
-            // A copy: the wish counts until a list begins.
+            // The receiver is cloned, so that the request counts until a list begins.
             let mut looks = self.looks.clone();
             if !CONFIRMING.contains(&self.kind) || looks.changed().await.is_err() {
                 std::future::pending::<()>().await;
@@ -79,7 +80,7 @@ impl SecondLook {
 }
 
 impl<T: Transport> Reflector<T> {
-    /// Tells why there may be objects that were never told, if that has changed.
+    /// Passes on the reason why unknown objects may exist, if it has changed.
     pub(super) async fn tell_doubt(&mut self) -> Result<(), Closed> {
         let doubt = self.report.doubt().or_else(|| self.second_look.doubt());
         if doubt == self.doubt {

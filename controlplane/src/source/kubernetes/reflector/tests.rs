@@ -1,4 +1,4 @@
-//! Every fault of an API server, from a script, with time that stands still until all wait.
+//! Faults of an API server, from a script. The paused clock advances only when all tasks wait.
 
 mod faults;
 mod looks;
@@ -51,8 +51,8 @@ async fn without_streaming_lists_there_are_pages() {
     }
 }
 
-/// etcd 3.4: the server says 200 and then ERROR 500 (measured). An old server knows nothing of
-/// streaming lists and takes them for an ordinary watch: objects, but never an end.
+/// etcd 3.4: the server says 200 and then ERROR 500 (measured). An old server without streaming
+/// lists treats the request as an ordinary watch: it sends objects, but never an end.
 #[tokio::test(start_paused = true)]
 async fn streaming_lists_that_fail_later_become_pages_and_that_is_remembered() {
     let beginnings = [
@@ -84,7 +84,7 @@ async fn streaming_lists_that_fail_later_become_pages_and_that_is_remembered() {
     }
 }
 
-/// Nothing of a list but the first is told before it is complete, and then what it changes.
+/// Objects of a later list are passed on only when it is complete, and then only its changes.
 #[tokio::test(start_paused = true)]
 async fn compaction_lists_again_and_tells_nothing_before_the_end() {
     let mut rig = Rig::new(Resource::Services);
@@ -113,7 +113,7 @@ async fn compaction_lists_again_and_tells_nothing_before_the_end() {
     assert_eq!(rig.asked(), ["stream", "stream", "stream"]);
 }
 
-/// Streamed or in pages: what was known, from lists and watches, is not told again.
+/// Known objects are not passed on again, whether the list is streamed or in pages.
 #[tokio::test(start_paused = true)]
 async fn a_list_of_what_is_known_tells_nothing() {
     let mut rig = Rig::new(Resource::Services);
@@ -138,7 +138,7 @@ async fn a_list_of_what_is_known_tells_nothing() {
     assert!(rig.upstream.age().unwrap() < Duration::from_secs(1));
 }
 
-/// An object that cannot be read stays as it was, in a watch and in a list; people are told.
+/// An object that becomes unreadable keeps its state, in a watch and in a list, and is reported.
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_read_keeps_its_last_good_state() {
     let mut rig = Rig::new(Resource::Services);
@@ -163,7 +163,7 @@ async fn what_cannot_be_read_keeps_its_last_good_state() {
     assert_eq!(rig.state().unreadable, []);
 }
 
-/// The first list is told as it comes, and begins anew when it breaks.
+/// The first list is passed on as it arrives, and starts again when it breaks.
 #[tokio::test(start_paused = true)]
 async fn a_first_list_that_breaks_begins_anew() {
     let mut rig = Rig::new(Resource::Services);
@@ -235,7 +235,7 @@ async fn quiet_watches_are_probed_and_silent_ones_replaced() {
     assert!(rig.upstream.age().unwrap() <= PROBE_AFTER);
 }
 
-/// A probe that failed and works again says nothing of the watch's own connection.
+/// A probe that failed and then works does not prove that the watch's own connection works.
 #[tokio::test(start_paused = true)]
 async fn a_watch_is_replaced_after_an_outage_that_it_did_not_notice() {
     let mut rig = Rig::new(Resource::Services);
@@ -250,7 +250,7 @@ async fn a_watch_is_replaced_after_an_outage_that_it_did_not_notice() {
     assert_eq!(rig.asked()[..4], ["stream", "probe", "probe", "watch 10"]);
 }
 
-/// After a restore from a backup a watch from a later state says nothing at all.
+/// After a restore from a backup, a watch from a later state sends nothing at all.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_went_back_in_time_is_believed_when_it_insists() {
     let mut rig = Rig::new(Resource::Services);
@@ -279,7 +279,7 @@ async fn a_server_that_went_back_in_time_is_believed_when_it_insists() {
     assert_eq!(rig.state().trouble, None);
 }
 
-/// Another replica lags behind: what it says is not told, not even a part.
+/// Another replica lags behind: its list is not passed on, not even a part.
 #[tokio::test(start_paused = true)]
 async fn a_stale_list_resurrects_and_deletes_nothing() {
     let mut rig = Rig::new(Resource::Services);

@@ -1,4 +1,4 @@
-//! Nothing is deleted that is not known to be gone.
+//! The catalog deletes only objects that are known to be gone.
 
 use std::fmt::Write;
 
@@ -6,12 +6,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A catalog that is told of files by name and contents.
+/// A catalog that gets files by name and contents.
 #[derive(Default)]
 struct Folder(Catalog);
 
 impl Folder {
-    /// What is told after files were written, one line an event.
+    /// Returns the events after files were written, one per line.
     fn write(&mut self, files: &[(&str, &str)]) -> Vec<String> {
         let contents = |text: &str| Change::Contents(text.as_bytes().to_vec());
         self.apply(
@@ -41,7 +41,7 @@ fn lines(events: Vec<Event>) -> Vec<String> {
             Event::Apply(o) => lines.push(format!("apply {} ({})", name(&o.object), o.location)),
             Event::Delete(id) => lines.push(format!("delete {}", id.name)),
             Event::Vanished(ids) => lines.push(vanished(&ids)),
-            // They have tests of their own.
+            // Issues have tests of their own.
             Event::Doubts(_) => {}
             Event::Issues(issues) if issues.is_empty() => lines.push("no issues".to_owned()),
             Event::Issues(issues) => {
@@ -58,7 +58,7 @@ fn vanished(ids: &[ObjectId]) -> String {
     format!("vanished {}", names.join(" "))
 }
 
-/// The name and the cluster address, to tell versions apart.
+/// Returns the name and the cluster address, which distinguishes versions.
 fn name(object: &Object) -> String {
     match object {
         Object::Service(s) => match &s.spec.cluster_ip {
@@ -98,7 +98,7 @@ fn only_differences_are_told() {
     );
     let text = services("a b");
     assert_eq!(folder.write(&[("x.yaml", &text)]), NONE);
-    // Other lines, order, comments and annotations mean nothing.
+    // Other line numbers, order, comments and annotations change nothing.
     let shuffled = format!("# hello\n{}", services("b a"))
         .replace("{name: a}", "{name: a, annotations: {note: x}}");
     assert_eq!(folder.write(&[("x.yaml", &shuffled)]), NONE);
@@ -160,7 +160,7 @@ fn of_duplicates_the_first_file_wins_and_the_second_takes_over() {
         folder.write(&[("a.yaml", &services("web=10.0.0.1"))]),
         ["apply web=10.0.0.1 (a.yaml, document 1, line 2)", refused]
     );
-    // A change to the refused one changes nothing.
+    // A change to the refused object changes nothing.
     assert_eq!(folder.write(&[("b.yaml", &services("web=10.0.0.3"))]), NONE);
     assert_eq!(
         folder.remove("a.yaml"),
@@ -216,7 +216,7 @@ fn a_broken_document_keeps_what_the_file_had() {
              not allowed in this context; 2 objects of this file keep their last good state",
         ]
     );
-    // Still broken, in another way: they stay.
+    // The file is still broken, in another way: the objects stay.
     assert_eq!(
         folder.write(&[("x.yaml", "a: [")]),
         [
@@ -336,7 +336,7 @@ fn what_was_kept_gives_way_to_what_is_there() {
         folder.write(&[("b.yaml", &services("web=10.0.0.2"))]),
         ["apply web=10.0.0.2 (b.yaml, document 1, line 2)"]
     );
-    // And does not come back.
+    // The object does not come back.
     assert_eq!(folder.remove("b.yaml"), ["delete web"]);
 }
 
@@ -354,7 +354,7 @@ fn issues_are_limited_errors_first() {
     );
 }
 
-/// What a file may become: services with versions, broken, blank, unreadable or gone.
+/// States of a file: services with versions, broken, blank, unreadable or gone.
 fn any_change() -> impl Strategy<Value = Option<String>> {
     let service = ("[a-e]", 0..3_u8).prop_map(|(name, n)| services(&format!("{name}=10.0.0.{n}")));
     prop_oneof![
@@ -369,8 +369,8 @@ fn any_change() -> impl Strategy<Value = Option<String>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whoever follows the events has what the catalog has, no event is empty, and once all files
-    /// are good the past does not matter.
+    /// A follower of the events has the same objects as the catalog, and no event is empty. Once
+    /// all files are good, their history does not matter.
     #[test]
     fn events_lead_to_what_is_there(
         changes in prop::collection::vec(("[xyz]", any_change()), 0..30),

@@ -9,7 +9,7 @@ const DUMP: &str = include_str!("../../../../../tests/data/cluster-dump.yaml");
 const WEB: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n";
 const SLICE: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s}\naddressType: IPv4\n";
 
-/// What is found in a YAML file, one line each.
+/// Returns the results for a YAML file, one per line.
 fn found(text: &str) -> Vec<String> {
     lines(&read(text, false, &Memo::default()))
 }
@@ -194,7 +194,7 @@ fn aliases_between_items_work() {
     );
 }
 
-/// Each document pays for itself, and the others are served.
+/// Each document has its own limits, and the others are served.
 #[test]
 fn a_bomb_is_refused_by_its_line_and_the_rest_is_served() {
     let bomb = (1..9).fold("a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned(), |text, level| {
@@ -231,7 +231,7 @@ fn json_with_and_without_the_name() {
             "document 2, line 2: error: document: is not valid JSON: EOF while parsing a value",
         ]
     );
-    // YAML that only looks like JSON.
+    // YAML that begins like JSON.
     let yaml = "{apiVersion: v1, kind: Service, metadata: {name: a}}";
     assert_eq!(found(yaml), ["document 1, line 1: Service default/a"]);
 }
@@ -290,7 +290,7 @@ fn items_read_alone_are_the_same_as_read_together() {
     assert_eq!(alone.found, together.found);
 }
 
-/// Text as broken input has it: pieces of YAML, in any order.
+/// Text of broken input: pieces of YAML, in any order.
 fn yaml_soup() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("apiVersion: v1\n"),
@@ -331,7 +331,7 @@ proptest! {
     #[test]
     fn no_soup_makes_the_reader_panic(text in yaml_soup()) {
         let contents = read(&text, false, &Memo::default());
-        // Reading again with what is remembered gives the same.
+        // Reading again with the memo gives the same result.
         let again = read(&text, false, &contents.memo);
         prop_assert_eq!(again.found, contents.found);
     }

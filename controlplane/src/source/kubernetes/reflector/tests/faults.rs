@@ -6,7 +6,7 @@ fn refused() -> Failure {
     Failure::Unreachable("Connection refused".to_owned())
 }
 
-/// Rights that are taken away delete nothing, are told, and found again soon.
+/// Revoked permissions delete nothing and are reported; their return is detected soon.
 #[tokio::test(start_paused = true)]
 async fn a_403_keeps_everything() {
     let mut rig = Rig::new(Resource::Services);
@@ -29,7 +29,7 @@ async fn a_403_keeps_everything() {
     assert_eq!(rig.asked().iter().filter(|a| *a == "stream").count(), 1);
 }
 
-/// Neither spins nor waits for long.
+/// The reflector neither spins nor waits for long.
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_borne_with_patience() {
     let mut rig = Rig::new(Resource::Services);
@@ -52,7 +52,8 @@ async fn an_outage_is_borne_with_patience() {
     assert_eq!(rig.state().counts.failures["unreachable"], tries as u64);
 }
 
-/// A short outage goes on where it was, and asks at once whether the server is still the same.
+/// After a short outage the watch continues, and a probe checks at once whether the server is the
+/// same.
 #[tokio::test(start_paused = true)]
 async fn a_restart_of_the_server_resumes() {
     let mut rig = Rig::new(Resource::Services);
@@ -70,7 +71,7 @@ async fn a_restart_of_the_server_resumes() {
     assert_eq!(rig.state().trouble, None);
 }
 
-/// A long one lists everything: who knows what was put back.
+/// After a long outage everything is listed, because a backup may have been restored.
 #[tokio::test(start_paused = true)]
 async fn a_long_outage_lists_again() {
     let mut rig = Rig::new(Resource::Services);
@@ -111,7 +112,7 @@ async fn a_busy_server_is_left_alone_for_as_long_as_it_wants() {
     assert_eq!(before.elapsed(), Duration::from_secs(7));
 }
 
-/// A server that compacts faster than we read is not asked without a pause.
+/// A server that compacts faster than the reflector reads is not asked without a pause.
 #[tokio::test(start_paused = true)]
 async fn lists_that_help_nothing_are_not_repeated_at_once() {
     let mut rig = Rig::new(Resource::Services);
@@ -141,7 +142,7 @@ async fn absent_service_cidrs_are_none_until_they_come() {
     assert_eq!(before.elapsed(), ABSENT * 2);
 }
 
-/// Rights on ServiceCIDRs that are missing hold nothing up for long.
+/// Missing permissions on ServiceCIDRs delay the start only for a short time.
 #[tokio::test(start_paused = true)]
 async fn forbidden_service_cidrs_are_done_without() {
     let mut rig = Rig::new(Resource::ServiceCidrs);
@@ -185,7 +186,7 @@ async fn servers_without_slices_are_asked_for_endpoints() {
     );
 }
 
-/// A resource that was there and is not any more is a mistake somewhere, not a deletion.
+/// A resource that disappears is a mistake somewhere, not a deletion.
 #[tokio::test(start_paused = true)]
 async fn a_404_after_all_deletes_nothing() {
     for resource in [Resource::Slices, Resource::ServiceCidrs] {
@@ -217,7 +218,7 @@ fn list(names: &[String], version: u64) -> Step {
     Step::Say(said)
 }
 
-/// Most of everything missing: what is there counts at once, what is missing later.
+/// Most objects are missing: existing ones count at once, missing ones later.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_lacks_most_is_confirmed_first() {
     let mut rig = Rig::new(Resource::Slices);
@@ -260,7 +261,7 @@ async fn an_empty_list_counts_after_a_minute() {
     );
 }
 
-/// Deletions that a watch names are the truth, however many.
+/// Deletions that a watch names are believed, however many.
 #[tokio::test(start_paused = true)]
 async fn deletions_by_name_count_at_once() {
     let mut rig = Rig::new(Resource::Services);

@@ -1,4 +1,4 @@
-//! Second looks, and first lists that nobody may believe.
+//! Second lists, and first lists that must not be believed.
 
 use super::*;
 use crate::source::kubernetes::memory::EMPTY_FOR;
@@ -11,7 +11,7 @@ fn rig(resource: Resource) -> Rig {
     rig
 }
 
-/// Somebody keeps what the list lacked: there is another one, once, and not at once.
+/// After requests for a second list there is exactly one, after a pause.
 #[tokio::test(start_paused = true)]
 async fn a_second_look_is_taken_when_somebody_wants_one() {
     let mut rig = rig(Resource::Services);
@@ -33,7 +33,7 @@ async fn a_second_look_is_taken_when_somebody_wants_one() {
     for _ in 0..100 {
         rig.upstream.look_again();
     }
-    // What vanishes in it has not been looked at twice.
+    // An object that vanishes in this list has been missing only once.
     assert_eq!(rig.told(3).await, ["apply c", "looked", "vanished b"]);
     assert_eq!(before.elapsed(), PAUSE);
     assert_eq!(rig.pass(Duration::from_secs(30)).await, [""; 0]);
@@ -56,7 +56,7 @@ async fn other_kinds_are_not_looked_at_again() {
     assert_eq!(rig.pass(Duration::from_secs(60)).await, [""; 0]);
 }
 
-/// A look that fails is tried again until it succeeds.
+/// A second list that fails is tried again until it succeeds.
 #[tokio::test(start_paused = true)]
 async fn a_second_look_is_not_forgotten() {
     let mut rig = rig(Resource::Slices);
@@ -76,7 +76,7 @@ async fn a_first_list_without_anything_is_doubted_until_a_second_one() {
     for resource in [Resource::Services, Resource::Slices] {
         let mut rig = rig(resource);
         rig.watch([Step::Say(vec![end(10)]), Step::Hang]);
-        // The world begins: that is news, and the second look.
+        // The first objects appear in the second list.
         rig.watch([Step::Say(vec![put("a", 11), end(12)]), Step::Hang]);
         rig.start();
         assert_eq!(rig.told(2).await, ["init", "done"]);
@@ -95,7 +95,8 @@ async fn a_first_list_without_anything_is_doubted_until_a_second_one() {
     }
 }
 
-/// What the first list had and nobody could read is missing, until it can be read or is gone.
+/// Objects of the first list that could never be read count as missing, until they can be read or
+/// are gone.
 #[tokio::test(start_paused = true)]
 async fn what_could_never_be_read_is_missing() {
     let mut rig = rig(Resource::Services);

@@ -1,4 +1,4 @@
-//! A server that follows a script. What the script does not say is never answered.
+//! A server that follows a script. Requests that are not in the script are never answered.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -10,13 +10,13 @@ use crate::k8s::{EndpointSlice, Node, Object, ObjectMeta, Service, ServiceCidr};
 use crate::source::kubernetes::transport::{Page, Unreadable};
 use crate::source::upstream::{KindState, Upstream};
 
-/// What a watch does next.
+/// The next step of a watch.
 #[derive(Debug)]
 pub(super) enum Step {
     Say(Vec<Said>),
     Fail(Failure),
     End,
-    /// Says nothing for ever.
+    /// Sends nothing, forever.
     Hang,
 }
 
@@ -25,7 +25,7 @@ struct Script {
     pages: VecDeque<Result<Page, Failure>>,
     watches: VecDeque<Result<VecDeque<Step>, Failure>>,
     probes: VecDeque<Result<u64, Failure>>,
-    /// What probes answer when the script has no more.
+    /// The answer to probes after the end of the script.
     probes_always: Option<u64>,
     asked: Vec<String>,
     renewed: usize,
@@ -132,9 +132,9 @@ pub(super) struct Rig {
     reflector: Option<Reflector<Scripted>>,
     inbox: mpsc::Receiver<Told>,
     events: VecDeque<String>,
-    /// Second looks are events, too.
+    /// Second lists appear among the events.
     pub(super) shows_looks: bool,
-    /// What was told of doubts, in order.
+    /// Doubts that were passed on, in order.
     pub(super) doubts: Vec<Option<String>>,
 }
 
@@ -186,7 +186,7 @@ impl Rig {
         tokio::spawn(self.reflector.take().unwrap().run());
     }
 
-    /// What was asked for so far.
+    /// Returns the requests so far.
     pub(super) fn asked(&self) -> Vec<String> {
         self.script.lock().unwrap().asked.clone()
     }
@@ -199,7 +199,7 @@ impl Rig {
         self.upstream.kinds().remove(&self.kind).unwrap()
     }
 
-    /// The next events.
+    /// Returns the next events.
     pub(super) async fn told(&mut self, count: usize) -> Vec<String> {
         while self.events.len() < count {
             self.hear().await;
@@ -207,7 +207,7 @@ impl Rig {
         self.events.drain(..count).collect()
     }
 
-    /// The events up to one.
+    /// Returns the events up to and including `last`.
     pub(super) async fn told_until(&mut self, last: &str) -> Vec<String> {
         loop {
             if let Some(end) = self.events.iter().position(|event| event == last) {
@@ -217,7 +217,7 @@ impl Rig {
         }
     }
 
-    /// What is told up to the end of a list, which may be nothing.
+    /// Returns the events up to the end of a list; there may be none.
     pub(super) async fn told_by_list(&mut self, count: u64) -> Vec<String> {
         while self.state().counts.lists < count {
             self.hear().await;
@@ -225,7 +225,7 @@ impl Rig {
         self.pass(Duration::ZERO).await
     }
 
-    /// Lets time pass; returns what is told meanwhile.
+    /// Lets time pass; returns the events meanwhile.
     pub(super) async fn pass(&mut self, time: Duration) -> Vec<String> {
         let until = Instant::now() + time;
         while tokio::time::timeout_at(until, self.hear()).await.is_ok() {}
@@ -279,7 +279,7 @@ pub(super) fn put(name: &str, version: u64) -> Said {
     Said::Put(object(name), version)
 }
 
-/// An object that looks otherwise than [`put`]'s, and otherwise in every state.
+/// Returns an object that differs from [`put`]'s, and from itself in every other version.
 pub(super) fn changed(name: &str, version: u64) -> Said {
     let Object::Service(mut service) = object(name) else {
         unreachable!("it is a Service");
@@ -315,7 +315,7 @@ pub(super) fn end(version: u64) -> Said {
     }
 }
 
-/// A Service; it becomes what is asked for on its way.
+/// Returns a Service; the transport converts it to the requested kind.
 fn object(name: &str) -> Object {
     Object::Service(Service {
         metadata: ObjectMeta {
