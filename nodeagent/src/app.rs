@@ -71,8 +71,7 @@ pub enum TaskError {
 #[derive(Debug)]
 pub struct Bound {
     /// The address that answers health checks. `None` if health checks are off, or if the port is
-    /// taken
-    /// and the agent keeps trying to open it.
+    /// taken and the agent keeps trying to open it.
     pub healthz_addr: Option<SocketAddr>,
     /// The address that serves metrics; `None` as for `healthz_addr`.
     pub metrics_addr: Option<SocketAddr>,
@@ -90,8 +89,7 @@ pub struct Bound {
 }
 
 /// Starts an agent. If its backend takes over the node, the agent first waits for the previous
-/// agent
-/// to end, for up to [`claim::PATIENCE`](crate::claim::PATIENCE).
+/// agent to end, for up to [`claim::PATIENCE`](crate::claim::PATIENCE).
 ///
 /// # Errors
 /// [`BuildError`] if the agent cannot start.
@@ -134,8 +132,7 @@ pub fn takes_over(kind: backend::Kind) -> bool {
 }
 
 /// Starts an agent with a backend that the caller opens. `open` runs on the engine's own thread,
-/// and
-/// may enter a network namespace first.
+/// and may enter a network namespace first.
 ///
 /// # Errors
 /// [`BuildError`] if the agent cannot start.
@@ -355,8 +352,7 @@ impl Bound {
     }
 
     /// Returns a receiver of kube-proxy's configuration as it is in effect. The configuration
-    /// changes
-    /// with its file (I3).
+    /// changes with its file (I3).
     #[must_use]
     pub fn configuration(&self) -> watch::Receiver<Arc<KubeProxyConfiguration>> {
         self.configuration.clone()
@@ -369,8 +365,7 @@ impl Bound {
     }
 
     /// Runs until the agent is shut down or one of its parts fails, and then ends all parts. The
-    /// rules
-    /// stay in the kernel and keep serving.
+    /// rules stay in the kernel and keep serving.
     ///
     /// # Errors
     /// The part that failed.

@@ -1,13 +1,13 @@
 //! The claim on a network namespace, which lets only one agent program its rules.
 //!
-//! The claim is an abstract Unix socket with a fixed name. Like the rules, the name belongs to the
-//! network namespace, whatever process and mount namespaces agents are in. The kernel frees the name when
-//! its process ends, for any reason. All backends share the name, because each removes what another
-//! kplane backend left behind.
+//! The claim is an abstract Unix socket with a fixed name. Like the rules, the name belongs to the network
+//! namespace, whatever process and mount namespaces agents are in. The kernel frees the name when its
+//! process ends, for any reason. All backends share the name, because each removes what another kplane
+//! backend left behind.
 //!
 //! Any process may bind such a name. A process of a user who is neither root nor the agent's own user
-//! cannot program rules. The agent logs such a process and ignores it, so that no unprivileged process
-//! can keep an agent from its node.
+//! cannot program rules. The agent logs such a process and ignores it, so that no unprivileged process can
+//! keep an agent from its node.
 
 use std::fmt;
 use std::io;
@@ -167,8 +167,7 @@ fn bind(name: &str) -> io::Result<Claim> {
     Ok(Claim { listener })
 }
 
-/// Queries the holder without waiting. Agents accept at once, so a full queue does not belong to an
-/// agent.
+/// Queries the holder without waiting. Agents accept at once, so a full queue does not belong to an agent.
 fn holder(name: &str) -> Result<Option<Holder>, Errno> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

@@ -1,8 +1,7 @@
 //! Implements `--cleanup`: removes kplane's rules from the kernel, and kube-proxy's only on request (I4).
 //!
 //! A cleanup is refused while an agent runs, which would write its rules again. Rules with kube-proxy's
-//! names
-//! are not removed while a kube-proxy runs, which assumes that its rules exist and would not notice.
+//! names are not removed while a kube-proxy runs, which assumes that its rules exist and would not notice.
 
 use std::fmt;
 use std::path::PathBuf;

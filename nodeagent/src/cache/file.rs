@@ -61,8 +61,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
 }
 
 /// Replaces a file atomically: after a crash either the old or the new file exists. Returns the
-/// length
-/// of the new file.
+/// length of the new file.
 pub(super) fn replace(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,

@@ -117,8 +117,7 @@ impl Cache {
     }
 
     /// Deletes the cache files of all nodes in a folder, so that a cleanup is not undone by the next
-    /// agent.
-    /// Returns the number of files deleted.
+    /// agent. Returns the number of files deleted.
     ///
     /// # Errors
     /// The first file that cannot be deleted, or the folder if it cannot be read.

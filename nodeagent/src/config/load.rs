@@ -1,6 +1,5 @@
 //! Loads kube-proxy's configuration from a file, with the few flags that override a file (I2), or
-//! from
-//! flags alone.
+//! from flags alone.
 
 use std::path::{Path, PathBuf};
 
@@ -30,8 +29,7 @@ pub struct Loaded {
 
 impl Loader {
     /// Creates a loader of a file. `flags` are all kube-proxy flags of the command line, of which
-    /// only some
-    /// override a file.
+    /// only some override a file.
     #[must_use]
     pub fn new(path: PathBuf, flags: KubeProxyFlags) -> Self {
         Self { path, flags }

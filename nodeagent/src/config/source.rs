@@ -55,8 +55,7 @@ pub(super) struct ApiFlags<'a> {
 
 impl ApiFlags<'_> {
     /// Returns how to reach the API, by kube-proxy's rules. If neither setting is given, the agent uses
-    /// the
-    /// cluster of its pod. The address from the environment is used with the credentials of either.
+    /// the cluster of its pod. The address from the environment is used with the credentials of either.
     pub(super) fn access(self) -> Access {
         let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let (master, server) = (given(self.master), given(self.server));

@@ -1,8 +1,6 @@
 //! Decides whether an object that a snapshot does not name counts as deleted. The decision depends
-//! on the
-//! control plane's confidence in its data, and on the cliff guard, which demands more confidence
-//! when much
-//! would go at once. Pure.
+//! on the control plane's confidence in its data, and on the cliff guard, which demands more
+//! confidence when much would go at once. Pure.
 
 use kplane_proto::v1 as pb;
 

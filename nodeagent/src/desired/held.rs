@@ -5,10 +5,9 @@
 //! ```
 //!
 //! The unit is a Service. A Service that a snapshot does not name is kept as a whole. A Service for
-//! which
-//! a snapshot has no endpoints keeps its earlier endpoints. The node stops keeping a Service when the
-//! control plane names it with endpoints, deletes it by name, or gives one of its places to another
-//! Service, or when its absence becomes trusted. Kept Services are not part of the digest.
+//! which a snapshot has no endpoints keeps its earlier endpoints. The node stops keeping a Service
+//! when the control plane names it with endpoints, deletes it by name, or gives one of its places to
+//! another Service, or when its absence becomes trusted. Kept Services are not part of the digest.
 
 #[cfg(test)]
 mod tests;
@@ -368,8 +367,7 @@ impl Desired {
             return self.release(service, touched);
         }
         // The Service is named again, without endpoints. It keeps its endpoints, but not the ports
-        // that are not
-        // named.
+        // that are not named.
         self.held.gone.remove(service);
         self.held.bare.insert(service.clone());
         for key in self.keys_of(service) {

@@ -3,13 +3,11 @@
 //! Owner: the engine's thread. Synchronous, without I/O. Invariants:
 //! * An update is taken as a whole or not at all, and only when its digest fits.
 //! * An object is removed only by a deletion by name, or at the end of a complete snapshot whose
-//!   omissions
-//!   are trusted. Objects that are kept because an omission is not trusted are served and marked: see
-//! `held`.
+//!   omissions are trusted. Objects that are kept because an omission is not trusted are served and
+//!   marked: see `held`.
 //! * (epoch, revision) never goes back within an epoch, whichever replica the agent uses.
 //! * An invalid object replaces nothing. The previous object stays, and the report names the invalid
-//!   one
-//!   until it becomes valid or goes away.
+//!   one until it becomes valid or goes away.
 
 mod commit;
 mod guard;
@@ -55,8 +53,7 @@ pub struct Desired {
     nameless: Vec<Reject>,
     digest: Digest,
     /// Whether `digest` was computed from all objects since the last snapshot, instead of being taken
-    /// from the
-    /// control plane.
+    /// from the control plane.
     exact: bool,
     /// The newest position of each epoch, the current epoch last; empty before the first snapshot.
     positions: Vec<Position>,
@@ -73,8 +70,7 @@ pub struct Desired {
 #[derive(Debug)]
 struct Slot {
     /// The hash of the object as it was last sent, valid or not. The digest counts this hash, unless
-    /// the
-    /// object is not named any more.
+    /// the object is not named any more.
     hash: ObjectHash,
     /// The last valid object. Shared with the thread that writes the cache file.
     object: Option<Arc<DesiredObject>>,
@@ -155,8 +151,7 @@ impl Desired {
     }
 
     /// Adds objects of an earlier process, so that the first snapshot is compared with them. Until
-    /// that
-    /// snapshot comes they are not part of the desired state.
+    /// that snapshot comes they are not part of the desired state.
     pub fn remember(&mut self, objects: impl IntoIterator<Item = Arc<DesiredObject>>) {
         for object in objects {
             self.count(&object, u64::wrapping_add);
@@ -321,10 +316,9 @@ impl Desired {
     }
 
     /// Returns the digest after an update, and whether it is known exactly. An object without a
-    /// readable
-    /// name may replace any other, so the digest of a delta with such an object is taken from the
-    /// control
-    /// plane. The digest of a snapshot is always computed, because a snapshot names everything.
+    /// readable name may replace any other, so the digest of a delta with such an object is taken
+    /// from the control plane. The digest of a snapshot is always computed, because a snapshot names
+    /// everything.
     fn digest_after(&self, snapshot: bool, staged: &Staged, expected: Digest) -> (Digest, bool) {
         let mut digest = if snapshot {
             let mut digest = Digest::default();

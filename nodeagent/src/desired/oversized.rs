@@ -1,10 +1,8 @@
 //! Services that ask for more resources than a node may spend on one Service.
 //!
 //! Current control planes trim such Services before sending them; old ones do not. The size of a
-//! Service
-//! depends on all its ports together. All its ports are therefore planned again when the Service
-//! becomes
-//! oversized or stops being so.
+//! Service depends on all its ports together. All its ports are therefore planned again when the
+//! Service becomes oversized or stops being so.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -10,13 +10,11 @@ use prost::Message;
 use super::Confidence;
 
 /// Most bytes of objects in one update: 1,000,000 Services of 200 bytes. The limit also bounds the
-/// memory
-/// that a faulty control plane can make an agent use.
+/// memory that a faulty control plane can make an agent use.
 const MAX_UPDATE_BYTES: usize = 200_000_000;
 
 /// Most triggers that are taken from one update: the most that a control plane sends. The limit
-/// also bounds
-/// the memory that a faulty control plane can make an agent use.
+/// also bounds the memory that a faulty control plane can make an agent use.
 const MAX_TRIGGERS: usize = 256;
 
 /// Most bytes of [`Update::doubt`] that are taken; the text goes into reports and logs.
@@ -35,8 +33,7 @@ pub struct Position {
 #[derive(Debug)]
 pub struct Update {
     /// Whether the update names everything that the control plane knows. Objects that a snapshot
-    /// does not
-    /// name are gone, unless their absence is not trusted.
+    /// does not name are gone, unless their absence is not trusted.
     pub snapshot: bool,
     /// The control plane's confidence that its data is complete.
     pub confidence: Confidence,
@@ -228,8 +225,7 @@ fn triggers(wire: &[pb::Trigger]) -> Vec<Trigger> {
 }
 
 /// Returns the wall clock, milliseconds since 1970. It is for people and reports only; nothing is
-/// ordered
-/// by it.
+/// ordered by it.
 #[must_use]
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);

@@ -226,8 +226,7 @@ impl Core {
     }
 
     /// Warns if the node's pod ranges are not known. kube-proxy waits for them and gives up; here they may
-    /// come
-    /// at any time (I6).
+    /// come at any time (I6).
     fn warn_without_detector(&self) {
         let Some(node) = self.desired.node() else {
             return;

@@ -1,6 +1,5 @@
 //! The followers of the data path: health check servers and metrics. They never report more than
-//! the
-//! kernel holds, and the engine never waits for them.
+//! the kernel holds, and the engine never waits for them.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -77,8 +76,7 @@ impl Followers {
     }
 
     /// Records that the kernel holds the desired state of a family, except for `failures`.
-    /// `touched` is what
-    /// has changed; `None` = anything. Work follows what has changed.
+    /// `touched` is what has changed; `None` = anything. Work follows what has changed.
     pub(super) fn programmed(
         &mut self,
         family: Family,
@@ -155,8 +153,7 @@ impl NoLocal {
 }
 
 /// Returns, for the internal and the external policy, whether it is Local with endpoints in the
-/// cluster and
-/// none on this node.
+/// cluster and none on this node.
 fn lacks_local((program, local): View<'_>) -> (bool, bool) {
     let port = &program.port;
     let has_local = local.is_some_and(|local| local.selected().next().is_some());

@@ -1,6 +1,5 @@
 //! Protects what the node serves across a restart. The agent writes a cache file of what it serves.
-//! If it
-//! does not know what the kernel serves, it does not replace that by data that may lack most
+//! If it does not know what the kernel serves, it does not replace that by data that may lack most
 //! Services.
 
 use std::time::{Duration, Instant};
@@ -30,8 +29,7 @@ pub struct Recall {
 
 impl Recall {
     /// Returns the desired state with the objects of the cache file, and the keeper of that file.
-    /// Waits for
-    /// the disk, for some seconds at most.
+    /// Waits for the disk, for some seconds at most.
     pub(super) fn begin(self) -> (Desired, Keeping) {
         let mut desired = Desired::new(self.guard);
         let mut keeping = Keeping {
@@ -90,8 +88,7 @@ impl Keeping {
     }
 
     /// Decides whether the kernel may be touched. It may not if the agent does not know what the
-    /// kernel serves
-    /// and the control plane's data may lack some of it.
+    /// kernel serves and the control plane's data may lack some of it.
     fn consider(&mut self, first: bool, desired: &Desired, backend: &mut dyn Backend, now: Now) {
         let empty = Family::ALL
             .into_iter()
@@ -134,7 +131,7 @@ impl Keeping {
         if self.keeper.is_none() || self.hands_off() {
             return;
         }
-        // The next start must not undo an approved removal.
+        // An approved removal must not come back with the next start.
         let soon = if released { now } else { now + SETTLE };
         let due = soon.max(self.handed_over.filter(|_| !released).unwrap_or(soon));
         self.due = Some(self.due.map_or(due, |before| before.min(due)));

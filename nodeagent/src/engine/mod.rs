@@ -5,10 +5,9 @@
 //! ```
 //!
 //! Updates come over a channel that holds one. While the kernel is busy the agent does not read the
-//! stream,
-//! so updates wait at the control plane, which keeps only the latest state of each object. The engine
-//! is a
-//! thread and not a task, because netlink blocks, and because a network namespace belongs to a thread.
+//! stream, so updates wait at the control plane, which keeps only the latest state of each object. The
+//! engine is a thread and not a task, because netlink blocks, and because a network namespace belongs
+//! to a thread.
 
 mod alarm;
 mod core;
@@ -38,8 +37,7 @@ use kplane_dataplane::conntrack::Cleaner;
 use kplane_dataplane::plan::{NodeSettings, Reserved};
 
 /// Most updates that wait while the engine works. Everything beyond it waits at the control plane,
-/// where
-/// newer state replaces older.
+/// where newer state replaces older.
 const QUEUE: usize = 1;
 
 /// An update for the engine, and the channel for the answer whether it was taken.
@@ -49,8 +47,7 @@ pub(crate) type Command = (Update, oneshot::Sender<Result<(), Refusal>>);
 type Question = (ServiceName, oneshot::Sender<Option<Inspection>>);
 
 /// A handle to the engine. When the last handle is gone, the engine finishes its current work and
-/// stops. The
-/// rules stay in the kernel.
+/// stops. The rules stay in the kernel.
 #[derive(Clone, Debug)]
 pub struct Engine {
     commands: mpsc::Sender<Command>,
@@ -70,8 +67,7 @@ pub struct Stopped;
 
 impl Engine {
     /// Starts the thread. The backend is opened on it, so that the backend shares whatever belongs to a
-    /// thread
-    /// (a network namespace).
+    /// thread (a network namespace).
     ///
     /// # Errors
     /// What the backend lacks on this machine.
@@ -158,8 +154,7 @@ impl Engine {
     }
 
     /// Replaces the settings, except for the reserved places. Everything is planned anew, and the
-    /// kernel gets
-    /// the differences.
+    /// kernel gets the differences.
     pub fn configure(&self, settings: NodeSettings) {
         self.settings.send_if_modified(|now| {
             let reserved = now.reserved.clone();
@@ -183,8 +178,7 @@ impl Engine {
     }
 
     /// Hands over an update; waits while the engine is busy. Returns as soon as the update is part of
-    /// the
-    /// desired state. The report says when the kernel holds it.
+    /// the desired state. The report says when the kernel holds it.
     ///
     /// # Errors
     /// [`Stopped`]; within, the reason why the update was not taken.
@@ -198,8 +192,7 @@ impl Engine {
     }
 
     /// Returns the kernel's state of one Service as last read; `None` for backends without virtual
-    /// servers.
-    /// Waits while the engine is busy.
+    /// servers. Waits while the engine is busy.
     ///
     /// # Errors
     /// [`Stopped`].
@@ -368,8 +361,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             }
         }
         // Notifications that the backend read along the way count as well: the alarm does not ring for
-        // them
-        // again.
+        // them again.
         if core.listen(Now::real()) {
             reports.send_replace(core.report());
         }

@@ -32,8 +32,8 @@ const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_s
 /// the program keeps undoing repairs, later ones wait.
 const MEND: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
-/// Time from a repair to a check of everything. Flows that started in between may have gone astray, and
-/// the check finds changes that the kernel did not report.
+/// Time from a repair to a check of everything. Flows that started in between may have gone astray, and the
+/// check finds changes that the kernel did not report.
 const AFTER_REPAIR: Duration = Duration::from_secs(1);
 
 /// Time without changes before a family is read back, since reading competes with writing.
@@ -465,8 +465,7 @@ impl Pipeline {
     }
 
     /// Returns whether the node needs this family, or the family works. A kernel without IPv6 is no problem
-    /// while
-    /// no Service has IPv6 addresses.
+    /// while no Service has IPv6 addresses.
     pub(super) fn is_needed(&self, desired: &Desired) -> bool {
         let in_use = desired.counts(self.family).services > 0;
         in_use || self.ever_programmed || self.error.is_none()
@@ -487,8 +486,8 @@ impl Pipeline {
     }
 }
 
-/// Returns the time to the next check of everything. It is spread, so that nodes that started together do
-/// not check together for ever.
+/// Returns the time to the next check of everything. It is spread, so that nodes that started together do not
+/// check together for ever.
 fn next_look(backend: &dyn Backend, failed: bool) -> Duration {
     let spread = || match failed {
         true => VERIFY_INTERVAL,

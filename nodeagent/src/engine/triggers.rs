@@ -9,8 +9,7 @@ use crate::metrics::FamilyCounters;
 use crate::report::TriggerProgrammed;
 
 /// Most triggers of a family that wait for its kernel; beyond that the oldest are forgotten. They
-/// matter
-/// only for a histogram, which is no concern while a family cannot be programmed for long.
+/// matter only for a histogram, which is no concern while a family cannot be programmed for long.
 const WAITING: usize = 1_024;
 
 /// Most results that are kept for the control plane; beyond that the oldest are forgotten.
@@ -38,8 +37,7 @@ impl Waiting {
     ) {
         for (epoch, trigger) in self.0.drain(..) {
             // The clocks of two machines differ. A change that seems to be programmed before it
-            // happened took no
-            // time.
+            // happened took no time.
             let latency_ms = at_ms.saturating_sub(trigger.at_ms);
             counters
                 .programming

@@ -41,8 +41,7 @@ pub(super) fn detector(config: &KubeProxyConfiguration, check: &mut Checker) -> 
 }
 
 /// Reads any number of ranges. kube-proxy accepts at most one of each family and refuses more, so
-/// every
-/// file that kube-proxy accepts means the same here.
+/// every file that kube-proxy accepts means the same here.
 fn cluster_cidrs(text: &str, check: &mut Checker) -> Vec<Cidr> {
     if text.is_empty() {
         return Vec::new();

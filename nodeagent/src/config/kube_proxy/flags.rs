@@ -32,8 +32,7 @@ impl KubeProxyFlags {
     }
 
     /// Applies the flags that override a file (I2) to its configuration; returns every value that
-    /// cannot be
-    /// read.
+    /// cannot be read.
     pub fn overrule(&self, config: &mut KubeProxyConfiguration) -> Vec<Problem> {
         self.apply(config, |row| row.beside_file)
     }
@@ -80,8 +79,7 @@ impl KubeProxyFlags {
     }
 
     /// Fills in hosts and ports that the flags leave out, including those of the deprecated port
-    /// flags.
-    /// Port 0 switches the server off.
+    /// flags. Port 0 switches the server off.
     fn addresses(&self, config: &mut KubeProxyConfiguration) -> Vec<Problem> {
         let mut defaults = config.clone();
         defaults.healthz_bind_address.clear();

@@ -1,6 +1,5 @@
 //! Notes about a configuration that is valid (I7): what it will not do, what is probably a mistake,
-//! and
-//! what has no meaning here.
+//! and what has no meaning here.
 
 use kplane_model::{Cidr, Family};
 
@@ -124,8 +123,7 @@ fn detector(config: &KubeProxyConfiguration, settings: &Settings) -> Option<Note
 }
 
 /// Returns notes about ranges of one family only on a host with both, and about ranges of a family
-/// that
-/// the host does not have.
+/// that the host does not have.
 fn families(
     config: &KubeProxyConfiguration,
     settings: &Settings,

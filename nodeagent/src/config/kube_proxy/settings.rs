@@ -201,8 +201,7 @@ impl Checker {
     }
 
     /// Reads the section of mode ipvs. kube-proxy counts whole seconds, and takes an empty
-    /// scheduler for `rr`
-    /// (D7, D8).
+    /// scheduler for `rr` (D7, D8).
     fn ipvs(&mut self, ipvs: &types::Ipvs) -> backend::ipvs::Settings {
         let mut seconds = |field: &str, value| {
             let timeout = self.timeout(&format!("ipvs.{field}"), value);
@@ -249,8 +248,7 @@ impl Checker {
     }
 
     /// Reads the node port addresses. The result is empty for the node's own address. In modes
-    /// iptables and
-    /// ipvs an empty list means all addresses (A21).
+    /// iptables and ipvs an empty list means all addresses (A21).
     fn nodeport_addresses(&mut self, texts: &[String], mode: &str) -> Vec<Cidr> {
         let everything = || Family::ALL.map(Cidr::everything).to_vec();
         if texts.is_empty() && matches!(mode, "iptables" | "ipvs") {

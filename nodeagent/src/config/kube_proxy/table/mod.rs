@@ -1,6 +1,5 @@
 //! kube-proxy's flags as rows (I1), with kube-proxy's names and defaults. `set` writes a value into
-//! a
-//! configuration, and on failure returns what the value must be.
+//! a configuration, and on failure returns what the value must be.
 
 mod set;
 mod unused;
