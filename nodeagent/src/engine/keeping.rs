@@ -131,7 +131,7 @@ impl Keeping {
         if self.keeper.is_none() || self.hands_off() {
             return;
         }
-        // An approved removal must not come back with the next start.
+        // The next start must not undo an approved removal.
         let soon = if released { now } else { now + SETTLE };
         let due = soon.max(self.handed_over.filter(|_| !released).unwrap_or(soon));
         self.due = Some(self.due.map_or(due, |before| before.min(due)));
