@@ -35,9 +35,9 @@ enum Proxy {
     KubeProxyIpvs,
 }
 
-/// Builds everything as it is shipped and runs the benchmarks.
+/// Builds everything as shipped and runs the benchmarks.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    // With the tests, so that both builds take the same dependencies.
+    // The tests are built too, so that both builds take the same dependencies.
     let programs = ["kp-controlplane", "kp-nodeagent", "kplane-tests"];
     let programs = programs.map(|name| ["--package", name]);
     cargo(&[&["build", "--release"][..], &programs.concat()].concat())?;
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 impl Args {
-    /// What the comparison itself is told; it has the defaults.
+    /// Returns the options for the comparison program, which has the defaults.
     fn options(&self) -> Vec<String> {
         let changes = self.changes.map(|number| number.to_string());
         let values = [

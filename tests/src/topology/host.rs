@@ -26,13 +26,13 @@ pub struct Host {
 }
 
 impl Host {
-    /// Returns its name in the topology.
+    /// Returns the host's name in the topology.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns its namespace, for probes, processes and threads.
+    /// Returns the host's namespace, for probes, processes and threads.
     #[must_use]
     pub fn ns(&self) -> &NetNs {
         &self.ns
@@ -44,7 +44,7 @@ impl Host {
         &self.netlink
     }
 
-    /// Returns its addresses on the fabric.
+    /// Returns the host's addresses on the fabric.
     #[must_use]
     pub fn ips(&self) -> &[IpAddr] {
         &self.ips
@@ -56,7 +56,7 @@ impl Host {
         &self.pod_cidrs
     }
 
-    /// Returns its first address of a family.
+    /// Returns the host's first address of a family.
     ///
     /// # Errors
     /// The host has none.

@@ -26,7 +26,7 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// Returns its name, which its servers send.
+    /// Returns the pod's name, which its servers send.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -38,13 +38,13 @@ impl Pod {
         &self.node
     }
 
-    /// Returns its namespace, for probes and captures.
+    /// Returns the pod's namespace, for probes and captures.
     #[must_use]
     pub fn ns(&self) -> &NetNs {
         &self.ns
     }
 
-    /// Returns its addresses.
+    /// Returns the pod's addresses.
     #[must_use]
     pub fn ips(&self) -> &[IpAddr] {
         &self.ips
@@ -56,7 +56,7 @@ impl Pod {
         self.link.as_deref()
     }
 
-    /// Returns its first address of a family, with a port.
+    /// Returns the pod's first address of a family, with a port.
     ///
     /// # Errors
     /// The pod has no such address.

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 const PROGRAMS: [&str; 3] = ["kp-controlplane", "kp-nodeagent", "kpctl"];
 
-/// Where the programs are.
+/// The paths of the programs.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
     /// `kp-controlplane`.
@@ -21,7 +21,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Takes them from a folder.
+    /// Takes the programs from a folder.
     pub(crate) fn in_folder(folder: &Path) -> Result<Self> {
         let folder = std::path::absolute(folder)?;
         let find = |name: &str| {
@@ -37,7 +37,7 @@ impl Programs {
         })
     }
 
-    /// Builds them, with cargo's own progress on standard error.
+    /// Builds the programs, with cargo's own progress on standard error.
     pub(crate) fn build() -> Result<Self> {
         let mut command = kplane_tests::product::cargo();
         command.args([
@@ -75,13 +75,13 @@ impl Programs {
     }
 }
 
-/// The workspace's folder.
+/// Returns the workspace's folder.
 pub(crate) fn workspace() -> &'static Path {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     package.parent().unwrap_or(package)
 }
 
-/// The program that a message of cargo announces.
+/// Returns the program that a message of cargo announces.
 fn program(message: &str) -> Option<PathBuf> {
     let message: Value = serde_json::from_str(message).ok()?;
     message["executable"].as_str().map(PathBuf::from)

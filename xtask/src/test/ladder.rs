@@ -1,4 +1,4 @@
-//! The walls of the house: which crate may use which, and that no modules of a crate use each other in a ring.
+//! Checks which crates depend on which, and that no modules of a crate use each other in a ring.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::tidy::output;
 
-/// A crate of the workspace: its folder, its name, and the crates of the workspace that it may use.
+/// The crates of the workspace: the folder, the name, and the workspace's crates that each may use.
 const CRATES: [(&str, &str, &[&str]); 11] = [
     ("model", "kplane-model", &[]),
     ("proto", "kplane-proto", &["kplane-model"]),
@@ -55,7 +55,7 @@ const CRATES: [(&str, &str, &[&str]); 11] = [
     ),
 ];
 
-/// What a crate must not depend on, not even through others.
+/// Crates that a crate must not depend on, not even indirectly.
 const BANS: [(&str, &[&str]); 4] = [
     (
         "kplane-model",
@@ -84,7 +84,7 @@ const BANS: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// Which modules of a crate use which others of it.
+/// For each module of a crate, the modules of that crate which it uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
 /// Checks every crate.
@@ -119,7 +119,7 @@ fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The names in the section `[dependencies]` of a manifest.
+/// Returns the names in the section `[dependencies]` of a manifest.
 fn dependencies(manifest: &str) -> BTreeSet<&str> {
     let section = manifest
         .lines()
@@ -131,7 +131,7 @@ fn dependencies(manifest: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Everything that a crate depends on, tests aside.
+/// Returns everything that a crate depends on, except for tests.
 fn tree(root: &Path, name: &str) -> Result<BTreeSet<String>> {
     let args = [
         "tree",
@@ -191,7 +191,7 @@ fn list(src: &Path, files: &mut Vec<String>) -> Result<()> {
     below(src, src, files)
 }
 
-/// The modules that a file names as `crate::module` or in `crate::{module, ..}`, up to its tests.
+/// Returns the modules that a file names as `crate::module` or in `crate::{module, ..}`, up to its tests.
 fn named(text: &str) -> BTreeSet<String> {
     let code = text
         .split("\n#[cfg(test)]\nmod tests")
@@ -205,7 +205,7 @@ fn named(text: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for rest in code.split("crate::").skip(1) {
         if let Some(list) = rest.strip_prefix('{') {
-            // The first words of a list; what is nested in it is of one of these.
+            // Only the first words of a list count; nested names belong to one of them.
             let list = list.split("};").next().unwrap_or_default();
             names.extend(list.split([',', '{']).map(first_word));
         } else {
@@ -220,13 +220,13 @@ fn first_word(text: &str) -> String {
     text.trim_start().chars().take_while(is_word).collect()
 }
 
-/// A ring of modules, the first one again at the end.
+/// Returns a ring of modules, the first one again at the end.
 fn ring(uses: &Uses) -> Option<Vec<String>> {
     let rings = uses.keys().filter_map(|start| way(uses, start, start));
     rings.min_by_key(Vec::len)
 }
 
-/// The shortest way along uses from one module to another, at least one step long.
+/// Returns the shortest way along uses from one module to another, at least one step long.
 fn way(uses: &Uses, from: &str, to: &str) -> Option<Vec<String>> {
     let mut ways = vec![vec![from.to_owned()]];
     let mut seen = BTreeSet::new();

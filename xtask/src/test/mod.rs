@@ -22,16 +22,16 @@ pub(crate) struct Args {
     only: Option<String>,
 }
 
-/// One step: a name that a person can ask for, and what it does.
+/// One step: its name, by which a developer selects it, and its function.
 struct Step {
     name: &'static str,
     run: fn(&Path) -> Result<()>,
 }
 
-/// Where this program was when it began.
+/// The path of this program at its start.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Cheap and often failing first.
+/// The steps, cheap and often failing ones first.
 const STEPS: [Step; 12] = [
     Step {
         name: "tools",
@@ -111,7 +111,7 @@ const STEPS: [Step; 12] = [
 /// Runs the steps in order and stops at the first that fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = root()?;
-    // Asked first: a build may put a new program in the place of this one.
+    // The path is read first, because a build may replace this program.
     PROGRAM.get_or_init(|| env::current_exe().unwrap_or_default());
     let wanted = |step: &&Step| {
         args.only
@@ -152,7 +152,7 @@ fn summary(took: &[(&str, Duration)]) {
     );
 }
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 pub(crate) fn root() -> Result<&'static Path> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
     root.context("xtask lies in a folder of the workspace")
@@ -168,10 +168,10 @@ fn cargo(root: &Path, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
     status(&mut command)
 }
 
-/// Runs the packet tests of the backend that this machine's kernel may not have: in two machines at a
-/// time, as each has one processor; what one runs takes as long as what the other does.
+/// Runs the packet tests of the backend that this machine's kernel may not have. Two machines run at
+/// a time, each with one processor. Both take about the same time.
 fn in_vm(root: &Path) -> Result<()> {
-    /// Tests of `netns` that have a machine of their own.
+    /// The tests of `netns` that have their own machine.
     const APART: &str = "ipvs::virtual_server_faults";
     let words = ["test", "--package", "kplane-tests", "--test"];
     let build = ["vm", "--test", "netns", "--no-run"];
@@ -183,7 +183,7 @@ fn in_vm(root: &Path) -> Result<()> {
         command
     };
     let mut others = [test(&["vm"]), test(&["netns", "--", APART])];
-    // Shown when the first is done, so that their lines do not mix.
+    // Their output is shown when the first machine is done, so that lines do not mix.
     let others = thread::spawn(move || others.each_mut().map(Command::output));
     let first = status(&mut test(&["netns", "--", "ipvs::", "--skip", APART]));
     let others = others.join();

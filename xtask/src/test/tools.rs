@@ -1,4 +1,4 @@
-//! What the checks need beyond Rust: installed once, kept outside of the checkout.
+//! The tools that the checks need beyond Rust: installed once, outside of the checkout.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,11 @@ use kplane_tests::vm::{self, Vm};
 
 use super::{cargo, status};
 
-/// Checks licences, bans and sources.
+/// The version of cargo-deny, which checks licences, bans and sources.
 const CARGO_DENY: &str = "0.20.2";
 
-/// Debian packages, besides those for [`vm`]: the program that shows that one is there, and its package. Only tests need
-/// them: `nft` is an oracle for what our own netlink code did, the others make what kube-proxy
-/// leaves behind.
+/// Debian packages besides those for [`vm`]: a program of the package, and its name. Only tests need them. `nft`
+/// verifies the results of kplane's own netlink code. The others create what kube-proxy leaves behind.
 const PACKAGES: [(&str, &str); 2] = [("nft", "nftables"), ("iptables", "iptables")];
 
 /// Installs what is missing.
@@ -30,15 +29,15 @@ pub(super) fn install(root: &Path) -> Result<()> {
         install_packages(&missing)?;
     }
     install_deny(root)?;
-    // What only other platforms need is looked at as well, and not downloaded by a build.
+    // Crates for other platforms are checked as well, and a build does not download them.
     cargo(root, &["fetch", "--locked", "--quiet"], &[])?;
-    // For tests/tests/cluster: they leave the machine's network, and then Go cannot download.
+    // tests/tests/cluster needs these. Its tests leave the machine's network, and then Go cannot download.
     Programs::ensure()?;
     Vm::ensure().map(drop)
 }
 
 fn has(program: &str) -> bool {
-    // That it starts is enough: some want privileges even to tell their version.
+    // A successful start is enough: some programs need privileges even to print their version.
     let version = Command::new(program)
         .arg("--version")
         .stdout(Stdio::null())
@@ -65,7 +64,7 @@ fn install_packages(packages: &[&str]) -> Result<()> {
     apt(&args).context(by_hand)
 }
 
-/// Where tools are kept: shared by all checkouts of a user, one folder a version.
+/// Returns the folder of the tools: shared by all checkouts of a user, one folder for each version.
 fn deny_root() -> Result<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
@@ -88,8 +87,8 @@ fn install_deny(root: &Path) -> Result<()> {
     cargo(root, &[&version[..], &["--root", &into]].concat(), &[])
 }
 
-/// Licences, bans and sources of all dependencies. Advisories need a download that not every
-/// machine may make: `cargo deny check advisories` does it where one can.
+/// Checks licences, bans and sources of all dependencies. Advisories need a download that not every machine may
+/// make: `cargo deny check advisories` checks them where one can.
 pub(super) fn deny(root: &Path) -> Result<()> {
     let program = deny_root()?.join("bin/cargo-deny");
     ensure!(
