@@ -48,7 +48,7 @@ pub struct Report {
     pub last_sync: Option<Sync>,
     /// Totals of both families, including what is kept.
     pub counts: Counts,
-    /// What is served although the control plane does not send it like this (any more).
+    /// The Services that are served although the control plane does not send them like this (any more).
     pub keeps: Option<Held>,
     /// Whether the control plane reports that its data may be incomplete.
     pub partial: bool,

@@ -20,7 +20,7 @@ const RIVAL_LOOK: Duration = Duration::from_secs(2);
 /// The work to do on a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TakeOver {
-    /// What kplane has in the data path.
+    /// The part of the data path that belongs to kplane.
     pub(crate) serving: Serving,
     /// See [`spare_connections`].
     pub(crate) spare: [bool; 2],

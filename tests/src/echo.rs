@@ -1,5 +1,5 @@
-//! Servers in pods that report to a client which server answered and how the packet looked on
-//! arrival.
+//! Servers in pods that report to a client which server answered, and the addresses of the packet
+//! on arrival.
 //!
 //! The answer is one line, `name peer_ip peer_port local_ip local_port`. Over TCP the server sends
 //! it at once on a new connection, and then echoes. Over UDP the server answers each datagram with

@@ -1,4 +1,4 @@
-//! What waits for a person's approval, and the outcome.
+//! The Services that wait for a person's approval, and the outcome.
 
 use kplane_proto::v1 as pb;
 use serde::Serialize;

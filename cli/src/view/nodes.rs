@@ -137,7 +137,7 @@ pub(crate) struct HeldView {
     pub(crate) without_endpoints: u64,
     pub(crate) reason: String,
     pub(crate) since: Option<Time>,
-    /// Some of their names.
+    /// A few of their names.
     pub(crate) examples: Vec<String>,
 }
 

@@ -140,7 +140,7 @@ impl Localizer for WithoutPlace {
     }
 }
 
-/// As in Kubernetes, `null` is the same as absent.
+/// Removes `null` values, which mean the same as absent ones in Kubernetes.
 fn remove_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {

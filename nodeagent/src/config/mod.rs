@@ -92,7 +92,7 @@ pub struct Config {
     pub cache_dir: Option<PathBuf>,
     /// The value for `/proc/self/oom_score_adj`, -1000..=1000.
     pub oom_score_adj: i32,
-    /// How long a failure may last before the node counts as unhealthy (G2: twice as long).
+    /// The longest time of a failure before the node counts as unhealthy (G2: twice as long).
     pub sync_period: Duration,
     /// Settings of connection tracking, applied at the start (F6).
     pub conntrack: sysctl::Settings,

@@ -52,7 +52,7 @@ pub struct Update {
     pub triggers: Vec<Trigger>,
     /// The time when the last piece arrived.
     pub arrived: Instant,
-    /// The same time, milliseconds since 1970.
+    /// The time of `arrived`, milliseconds since 1970.
     pub arrived_at_ms: u64,
 }
 
@@ -224,7 +224,7 @@ fn triggers(wire: &[pb::Trigger]) -> Vec<Trigger> {
     wire.filter_map(understand).collect()
 }
 
-/// Returns the wall clock, milliseconds since 1970. It is for people and reports only; nothing is
+/// Returns the wall clock, milliseconds since 1970. Only reports and logs use it; nothing is
 /// ordered by it.
 #[must_use]
 pub fn now_ms() -> u64 {

@@ -71,7 +71,7 @@ pub(super) struct Core {
     syncs_ok: u64,
     syncs_failed: u64,
     unknown_kinds: u64,
-    /// Whether the log already says that the configuration has no range of a family.
+    /// The families for which the log already says that the configuration has no range.
     told_range: [bool; 2],
 }
 

@@ -144,7 +144,7 @@ impl Health {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Condition {
-    /// Not programmed yet.
+    /// Never programmed so far.
     Pending,
     /// Programmed, or left as it was found; if it is behind, then for a short time only.
     Ready,

@@ -26,7 +26,7 @@ pub(crate) enum Target {
 /// The expected outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
-    /// Some endpoint answers, and each of them sooner or later.
+    /// One of the endpoints answers, and each of them sooner or later.
     Answer {
         /// The endpoints that may answer.
         from: BTreeSet<SocketAddr>,

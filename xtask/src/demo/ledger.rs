@@ -53,7 +53,7 @@ impl Ledger {
         self.checks.iter().filter(|check| check.passed()).count()
     }
 
-    /// Prints the summary. Its last line is readable for people and programs.
+    /// Prints the summary. Its last line is both human-readable and machine-readable.
     pub(crate) fn print(&self, screen: &Screen, took: Duration) {
         let [what, expected, seen] = WIDTHS;
         let seen = seen + screen.columns().saturating_sub(100);

@@ -97,8 +97,8 @@ fn row(line: &str) -> Option<Row<'_>> {
     })
 }
 
-/// Returns names in backticks that look like tests: with an underscore, and otherwise only
-/// characters of a function's name.
+/// Returns names in backticks that may be tests: with an underscore, and otherwise only characters
+/// of a function's name.
 fn tests(remarks: &str) -> impl Iterator<Item = &str> {
     let quoted = remarks.split('`').skip(1).step_by(2);
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';

@@ -84,7 +84,7 @@ const BANS: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// For each module of a crate, the modules of that crate which it uses.
+/// The modules of a crate, each with the modules of that crate which it uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
 /// Checks every crate.

@@ -1,4 +1,5 @@
-//! How rules distinguish pods from other clients: `detectLocalMode` and the fields that it uses.
+//! Detection of pods, which distinguishes them from other clients: `detectLocalMode` and the fields
+//! that it uses.
 
 use kplane_model::Cidr;
 

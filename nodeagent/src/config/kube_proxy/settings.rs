@@ -37,7 +37,7 @@ pub struct Settings {
     pub bind_address_hard_fail: bool,
     /// The value for `/proc/self/oom_score_adj`, -1000..=1000.
     pub oom_score_adj: i32,
-    /// How long a failure may last before the node counts as unhealthy (G2: twice as long).
+    /// The longest time of a failure before the node counts as unhealthy (G2: twice as long).
     pub sync_period: Duration,
     /// Settings of connection tracking.
     pub conntrack: sysctl::Settings,
