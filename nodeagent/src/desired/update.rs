@@ -224,8 +224,8 @@ fn triggers(wire: &[pb::Trigger]) -> Vec<Trigger> {
     wire.filter_map(understand).collect()
 }
 
-/// Returns the wall clock, milliseconds since 1970. Only reports and logs use it; nothing is
-/// ordered by it.
+/// Returns the wall clock, milliseconds since 1970. Its values are for readers and reports; nothing
+/// is ordered by them.
 #[must_use]
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
