@@ -277,7 +277,7 @@ impl Report {
     }
 
     /// Returns the results that a control plane of this epoch has not received yet, if it received everything
-    /// up to number `told`.
+    /// up to the given number.
     pub(crate) fn triggers_after(&self, epoch: u64, told: u64) -> Vec<pb::TriggerProgrammed> {
         let new = self.triggers.iter().filter(|one| one.number > told);
         new.filter(|one| one.epoch == epoch)

@@ -41,7 +41,7 @@ enum Stage {
 
 /// Waits until the kernel holds the first complete snapshot in all needed families. Then removes, once,
 /// what kube-proxy left in the process' network namespace. While a kube-proxy runs there, nothing is
-/// removed, and `told` reports that kube-proxy. The parts of IPVS that established TCP connections need
+/// removed, and the channel reports that kube-proxy. The parts of IPVS that established TCP connections need
 /// stay until those connections have ended.
 ///
 /// A snapshot without a single Service does not count: no real cluster is empty, and what kube-proxy left

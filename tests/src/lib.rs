@@ -2,7 +2,8 @@
 //!
 //! Read in this order: [`topology`] builds nodes, pods and an outside client; [`echo`] answers in
 //! pods; [`client`], [`load`] and [`sctp`] ask; [`capture`] records the wire; [`wait`] is the only
-//! way to wait. [`cluster`] runs a real Kubernetes API server. Below them are [`netns`], [`link`], [`sysctl`] and [`process`].
+//! way to wait. [`cluster`] runs a real Kubernetes API server. Below them are [`netns`], [`link`],
+//! [`sysctl`] and [`process`].
 //!
 //! **Invariants.** Nothing here touches the namespace in which the process was started. Everything that
 //! a handle created disappears when the handle is dropped. The rig is synchronous: call it from ordinary

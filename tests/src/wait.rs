@@ -11,7 +11,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// Longest pause between two calls: short compared with any deadline in use (>= 100 ms).
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
-/// Calls `look` until it returns `Ok`, and returns that value.
+/// Calls the closure until it returns `Ok`, and returns that value.
 ///
 /// # Errors
 /// `within` has passed; the error names `what` and the last `Err`'s text.

@@ -107,8 +107,8 @@ pub(crate) struct SummaryView {
 }
 
 impl SummaryView {
-    /// Builds the summary. `told` is the number of errors and warnings that the control plane
-    /// counts; it may list fewer.
+    /// Builds the summary. The second argument is the number of errors and warnings that the
+    /// control plane counts; it may list fewer.
     fn new(
         plane: &ControlPlaneView,
         told: [u64; 2],

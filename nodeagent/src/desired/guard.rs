@@ -32,9 +32,9 @@ impl From<pb::Confidence> for Confidence {
 pub struct CliffGuard {
     /// Whether the guard is on.
     pub enabled: bool,
-    /// A cliff loses more than this share of the existing Services in percent, 0..=100,
+    /// The share of the existing Services that a cliff exceeds, in percent, 0..=100.
     pub share_percent: u8,
-    /// and at least this number of Services.
+    /// The least number of Services that a cliff loses.
     pub minimum: u64,
 }
 

@@ -63,7 +63,7 @@ impl Status {
         answered.recv().context("the status thread has ended")?
     }
 
-    /// Queries until `look` succeeds, or fails with its last error. It also gives up when a process
+    /// Queries until the closure succeeds, or fails with its last error. It also gives up when a process
     /// of the cast has ended.
     pub(crate) fn wait<T>(
         &self,
