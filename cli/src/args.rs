@@ -1,4 +1,4 @@
-//! The command line, parsed and validated: what comes out of here is usable as it is.
+//! The command line, parsed and validated: its values can be used without further checks.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -16,10 +16,10 @@ use crate::output::Format;
 /// Port of the control plane's status service.
 const STATUS_PORT: u16 = 7444;
 
-/// The name of this program, as help texts have it.
+/// The name of this program in help texts.
 const PROGRAM: &str = "kpctl";
 
-/// The same when it is called through kubectl, which runs `kubectl-kplane`.
+/// The name of this program when kubectl runs it as `kubectl-kplane`.
 const PLUGIN: &str = "kubectl kplane";
 
 /// See what every node holds of your Services, and why not.
@@ -40,7 +40,7 @@ pub(crate) struct Cli {
     pub(crate) options: Options,
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// How the user called this program.
+    /// The name by which the user called this program.
     #[arg(skip = PROGRAM)]
     pub(crate) program: &'static str,
 }
@@ -251,7 +251,7 @@ pub(crate) struct ServiceArgs {
 }
 
 impl ServiceArgs {
-    /// The Service, or what is wrong with its name.
+    /// Returns the Service, or the error in its name.
     pub(crate) fn name(&self) -> Result<ServiceName, clap::Error> {
         let (in_name, name) = match self.service.split_once('/') {
             Some((namespace, name)) => (Some(namespace), name),
@@ -304,7 +304,7 @@ fn parse_server(text: &str) -> Result<Server, String> {
     }
 }
 
-/// A duration with a unit, or a number of seconds.
+/// Parses a duration with a unit, or a number of seconds.
 fn parse_timeout(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().map(Duration::from_secs).ok();
     let parsed = || Duration::try_from(text.parse::<SignedDuration>().ok()?).ok();
@@ -315,7 +315,7 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 }
 
 impl Cli {
-    /// Parses the command line. Exits for `--help`, and with code 2 when it is wrong.
+    /// Parses the command line. Exits for `--help`, and with code 2 for a wrong command line.
     pub(crate) fn from_command_line() -> Self {
         let name = std::env::args_os().next().unwrap_or_default();
         let stem = Path::new(&name).file_stem().unwrap_or_default();
@@ -333,7 +333,7 @@ impl Cli {
     }
 }
 
-/// The command line's definition, under the name that the user knows.
+/// Returns the command line's definition, under the name that the user knows.
 pub(crate) fn command(program: &'static str) -> clap::Command {
     let command = Cli::command();
     if program == PROGRAM {
@@ -342,7 +342,7 @@ pub(crate) fn command(program: &'static str) -> clap::Command {
     rename(command.bin_name(program), program)
 }
 
-/// Puts the user's name for this program into the examples.
+/// Replaces the program's name in the examples by the user's name for it.
 fn rename(command: clap::Command, program: &str) -> clap::Command {
     let help = command.get_after_help().map(ToString::to_string);
     let help = help.unwrap_or_default();

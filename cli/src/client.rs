@@ -1,4 +1,4 @@
-//! The client of `StatusService`, and what may go wrong with it.
+//! The client of `StatusService`, and its errors.
 
 use std::error::Error as _;
 use std::future::Future;
@@ -13,16 +13,16 @@ use tonic::{Code, Response, Status, Streaming};
 use crate::args::{Options, Server};
 use crate::time::human;
 
-/// Largest answer that is taken, in bytes: 500,000 endpoints of some 100 bytes, five times over.
+/// Largest answer that is accepted, in bytes: 500,000 endpoints of some 100 bytes, five times over.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
 
-/// A watch without traffic asks whether the other side is still there, this often.
+/// Interval of the pings that check whether the server of a quiet watch is still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// Why the control plane did not answer.
+/// The reason why the control plane did not answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// There was no connection.
+    /// No connection could be made.
     #[error(
         "cannot connect to {server}: {cause}. Is kp-controlplane running there? Its address is \
          set by --server or KPLANE_SERVER"
@@ -31,10 +31,10 @@ pub(crate) enum Error {
     /// The connection ended.
     #[error("lost the connection to {server}: {cause}")]
     Lost { server: Server, cause: String },
-    /// No answer in time.
+    /// No answer came in time.
     #[error("no answer from {server} within {}. Wait longer with --timeout", human(*timeout))]
     Timeout { server: Server, timeout: Duration },
-    /// There is something else at that address.
+    /// The address belongs to another service.
     #[error(
         "{server} does not offer kplane.v1.StatusService. Is it the control plane's status \
          address, port 7444?"
@@ -57,7 +57,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// Whether the same question may well be answered a second later.
+    /// Returns whether the same request may succeed a second later.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::Lost { .. } | Self::Timeout { .. } => true,
@@ -66,7 +66,7 @@ impl Error {
     }
 }
 
-/// A connection to the control plane. It reconnects by itself.
+/// A connection to the control plane. The connection is restored automatically.
 #[derive(Clone)]
 pub(crate) struct Client {
     stub: StatusServiceClient<Channel>,
@@ -75,7 +75,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Connects, or says why not.
+    /// Connects, or returns the error.
     pub(crate) async fn connect(options: &Options) -> Result<Self, Error> {
         let (server, timeout) = (options.server.clone(), options.timeout);
         let failed = |cause: &tonic::transport::Error| Error::Connect {
@@ -98,7 +98,7 @@ impl Client {
         })
     }
 
-    /// The fleet now, from all its pages.
+    /// Returns the current fleet, from all its pages.
     pub(crate) async fn fleet(&self) -> Result<pb::Fleet, Error> {
         let mut stub = self.stub.clone();
         let mut pages = Pages::default();
@@ -112,7 +112,7 @@ impl Client {
         }
     }
 
-    /// The fleet now and after each change.
+    /// Returns the fleet now and after each change.
     pub(crate) async fn watch_fleet(&self) -> Result<FleetStream, Error> {
         let mut stub = self.stub.clone();
         let stream = self
@@ -126,7 +126,7 @@ impl Client {
         })
     }
 
-    /// Services of one namespace, or of all.
+    /// Returns the Services of one namespace, or of all.
     pub(crate) async fn services(
         &self,
         namespace: Option<&str>,
@@ -138,7 +138,7 @@ impl Client {
         Ok(self.ask(stub.list_services(request)).await?.services)
     }
 
-    /// One Service, and what every node holds of it.
+    /// Returns one Service, and what every node holds of it.
     pub(crate) async fn describe(
         &self,
         name: &ServiceName,
@@ -160,7 +160,7 @@ impl Client {
         }
     }
 
-    /// Agrees that what the source does not name is gone.
+    /// Approves that what the source does not name is gone.
     pub(crate) async fn approve(
         &self,
         request: pb::ApproveRequest,
@@ -169,7 +169,7 @@ impl Client {
         self.ask(stub.approve(request)).await
     }
 
-    /// Waits for an answer, but not for ever.
+    /// Waits for an answer up to the timeout.
     async fn ask<T>(
         &self,
         answer: impl Future<Output = Result<Response<T>, Status>>,
@@ -221,8 +221,8 @@ impl Client {
 struct Pages(pb::Fleet);
 
 impl Pages {
-    /// Adds a page; with the last one the picture is complete. Pages that do not go on by name would
-    /// never end.
+    /// Adds a page; returns the picture when it is complete. Pages whose names do not advance are an
+    /// error, since they would never end.
     fn add(&mut self, page: pb::Fleet) -> Option<Result<pb::Fleet, &'static str>> {
         let fleet = &mut self.0;
         fleet.nodes.extend(page.nodes);
@@ -239,18 +239,18 @@ impl Pages {
     }
 }
 
-/// Pictures of the fleet, as they change.
+/// A stream of pictures of the fleet.
 pub(crate) struct FleetStream {
     stream: Streaming<pb::Fleet>,
     client: Client,
-    /// Of the picture that is on its way.
+    /// The pages of the next picture.
     pages: Pages,
     started: bool,
 }
 
 impl FleetStream {
-    /// The next picture. The first one must come in time; after that, no news is good news.
-    /// Nothing is lost when the future is dropped.
+    /// Returns the next picture. The first one must come within the timeout; later ones may take any
+    /// time. Nothing is lost when the future is dropped.
     pub(crate) async fn next(&mut self) -> Result<pb::Fleet, Error> {
         loop {
             let page = self.page().await?;
@@ -276,21 +276,21 @@ impl FleetStream {
     }
 }
 
-/// The innermost reason, such as `Connection refused`.
+/// Returns the innermost reason, such as `Connection refused`.
 fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
     }
     let text = innermost.to_string();
-    // "Connection refused (os error 111)": the number says nothing new.
+    // In "Connection refused (os error 111)" the number adds nothing.
     match text.split_once(" (os error") {
         Some((text, _)) => text.to_lowercase(),
         None => text,
     }
 }
 
-/// Services that the user may have meant, the most similar first.
+/// Returns Services that the user may have meant, the most similar first.
 fn similar(name: &ServiceName, ports: &[pb::ServiceView]) -> Vec<String> {
     const SUGGESTED: usize = 3;
     const ENOUGH: f64 = 0.6;

@@ -1,4 +1,4 @@
-//! One function a command: ask, show, judge.
+//! The commands, one function each: ask the control plane, show the answer, return a verdict.
 
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
@@ -19,14 +19,14 @@ use crate::view::services::ServiceListView;
 use crate::view::version::VersionView;
 use crate::watch;
 
-/// How a command that did its work ends.
+/// The outcome of a command that did its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Exit code 0.
     Done,
     /// Exit code 3: `--check` found something.
     CheckFailed,
-    /// Exit code 4: the person did not agree.
+    /// Exit code 4: the user did not approve.
     Declined,
 }
 
@@ -40,7 +40,7 @@ impl From<Verdict> for ExitCode {
     }
 }
 
-/// Does what the command line says.
+/// Runs the command.
 pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
     if cli.options.no_color {
         anstream::ColorChoice::Never.write_global();
@@ -91,7 +91,7 @@ async fn watch_fleet<V: View + From<pb::Fleet>>(cli: &Cli) -> Result<Verdict, Fa
     Ok(Verdict::Done)
 }
 
-/// Lists what comes with Services.
+/// Lists Services, or objects that come with them.
 async fn list<V: View>(
     cli: &Cli,
     args: &ListArgs,
@@ -107,7 +107,7 @@ async fn list<V: View>(
     show(cli, &view(client.services(namespace).await?, namespace))
 }
 
-/// Shows what is held, asks, and has it let go.
+/// Shows what is held, asks for approval, and sends it.
 async fn approve(cli: &Cli, yes: bool) -> Result<Verdict, Failure> {
     let client = Client::connect(&cli.options).await?;
     let pending = ApprovalView::from(client.fleet().await?);
@@ -125,7 +125,7 @@ async fn approve(cli: &Cli, yes: bool) -> Result<Verdict, Failure> {
     show(cli, &ApprovalView::from(done))
 }
 
-/// Asks at the terminal; only a yes is a yes.
+/// Asks at the terminal; any answer but yes is a no.
 fn ask(question: &str) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Err(Failure::NobodyToAsk);

@@ -1,7 +1,7 @@
-//! `kpctl`: what does every node hold, and why not? See [`args`] for the commands.
+//! `kpctl` shows what every node holds, and why not. See [`args`] for the commands.
 //!
-//! One direction: arguments -> `client` (gRPC) -> `view` (pure: message -> view -> text) ->
-//! `output` (the only place that writes). `view/` never does I/O and never asks for the time.
+//! Data flows one way: arguments -> `client` (gRPC) -> `view` (pure: message -> view -> text) ->
+//! `output` (the only module that writes). `view/` never does I/O and never reads the clock.
 
 mod args;
 mod client;

@@ -1,4 +1,4 @@
-//! The only place that writes to standard output.
+//! The only module that writes to standard output.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -11,13 +11,13 @@ use crate::style::{Canvas, Tone};
 use crate::text::{Span, paragraph};
 use crate::view::View;
 
-/// Width of a table where there is no terminal to ask.
+/// Width of a table where there is no terminal.
 const DEFAULT_COLUMNS: usize = 80;
 
-/// Narrower terminals get tables of this width.
+/// Least width of a table, even on narrower terminals.
 const LEAST_COLUMNS: usize = 60;
 
-/// To the upper left corner.
+/// Moves the cursor to the upper left corner.
 const HOME: &str = "\x1b[H";
 /// Clears the rest of the line.
 const CLEAR_LINE: &str = "\x1b[K";
@@ -26,7 +26,7 @@ const CLEAR_REST: &str = "\x1b[J";
 /// Clears the screen.
 const CLEAR_ALL: &str = "\x1b[2J";
 
-/// How a result is shown.
+/// The format of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// As wide as the terminal, or 80 columns
@@ -42,26 +42,26 @@ pub(crate) enum Format {
 /// A terminal's size, in columns and lines.
 type Size = (usize, usize);
 
-/// Where results go.
+/// The destination of results.
 pub(crate) struct Output<W> {
     writer: W,
     format: Format,
     program: &'static str,
-    /// Escape codes for colours are welcome.
+    /// Whether to write escape codes for colours.
     colour: bool,
-    /// Size of the terminal, when it is one that can move its cursor.
+    /// Returns the size of the terminal, if it can move its cursor.
     terminal: fn() -> Option<Size>,
     unicode: bool,
-    /// More than one result follows.
+    /// Whether more results follow.
     watch: bool,
-    /// What was shown last; empty at first.
+    /// The last result shown; empty at first.
     shown: String,
-    /// What was said on stderr since; empty when all is well.
+    /// The last trouble printed on stderr; empty when all is well.
     trouble: String,
 }
 
 impl Output<io::Stdout> {
-    /// Standard output.
+    /// Creates an output to standard output.
     pub(crate) fn stdout(format: Format, program: &'static str, watch: bool) -> Self {
         let stdout = io::stdout();
         Self {
@@ -79,7 +79,7 @@ impl Output<io::Stdout> {
 }
 
 impl Output<io::Stderr> {
-    /// A table for whoever sits at the terminal, wherever results go.
+    /// Creates an output of tables to standard error, for the user at the terminal.
     pub(crate) fn stderr(program: &'static str) -> Self {
         let stderr = io::stderr();
         Self {
@@ -96,7 +96,8 @@ impl Output<io::Stderr> {
     }
 }
 
-/// The terminal behind standard output, if there is one that can do more than print.
+/// Returns the size of the terminal behind standard output, if there is one that can do more than
+/// print.
 fn terminal() -> Option<Size> {
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     if dumb || !io::stdout().is_terminal() {
@@ -107,7 +108,8 @@ fn terminal() -> Option<Size> {
     Some(size.unwrap_or((DEFAULT_COLUMNS, usize::MAX)))
 }
 
-/// The first of the variables that say so decides, as in the C library.
+/// Returns whether the locale uses UTF-8. As in the C library, the first variable that is set
+/// decides.
 fn utf8_locale() -> bool {
     let names = ["LC_ALL", "LC_CTYPE", "LANG"];
     let mut values = names.iter().filter_map(|name| std::env::var(name).ok());
@@ -117,7 +119,7 @@ fn utf8_locale() -> bool {
 }
 
 impl<W: Write> Output<W> {
-    /// Results are drawn over each other.
+    /// Returns whether each result is drawn over the previous one.
     pub(crate) fn redraws(&self) -> bool {
         self.watch && self.is_table() && (self.terminal)().is_some()
     }
@@ -126,7 +128,7 @@ impl<W: Write> Output<W> {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
-    /// Shows a result: over the last one, or after it.
+    /// Shows a result, over the previous one or after it.
     pub(crate) fn show<V: View>(&mut self, view: &V) -> io::Result<()> {
         let text = self.render(view)?;
         if self.redraws() {
@@ -142,7 +144,7 @@ impl<W: Write> Output<W> {
         self.writer.flush()
     }
 
-    /// Says that what was shown is not up to date, and why: above it, or once on stderr.
+    /// Reports that the shown result is out of date, and why: above the result, or once on stderr.
     pub(crate) fn show_trouble(&mut self, trouble: &str) -> io::Result<()> {
         let span = Span::new(format!("error: {trouble}; trying again"), Tone::Bad);
         if self.redraws() {
@@ -167,7 +169,7 @@ impl<W: Write> Output<W> {
         }
     }
 
-    /// The result as text, as it is written.
+    /// Returns the result as the text to write.
     fn render<V: View>(&self, view: &V) -> io::Result<String> {
         let text = match self.format {
             Format::Table | Format::Wide => self.finish(view.text(&self.canvas())),
@@ -182,7 +184,7 @@ impl<W: Write> Output<W> {
         Ok(text)
     }
 
-    /// Removes colours where they do not belong.
+    /// Removes colours if the output should have none.
     fn finish(&self, text: String) -> String {
         if self.colour {
             text
@@ -191,7 +193,7 @@ impl<W: Write> Output<W> {
         }
     }
 
-    /// Draws over what is on the screen, without flicker, and no more than fits.
+    /// Draws over the content of the screen, without flicker, and no more than fits.
     fn draw(&mut self, text: &str) -> io::Result<()> {
         let (columns, height) = (self.terminal)().unwrap_or((DEFAULT_COLUMNS, usize::MAX));
         let (all, fits) = fitting(text, columns, height);
@@ -212,8 +214,8 @@ impl<W: Write> Output<W> {
     }
 }
 
-/// How many lines there are, and how many of them fit on a screen with the cursor below them: the
-/// terminal breaks those that are too wide. When not all do, one more line is kept free.
+/// Returns the number of lines, and how many of them fit on a screen with the cursor below them.
+/// The terminal breaks lines that are too wide. If not all fit, one more line is kept free.
 fn fitting(text: &str, columns: usize, height: usize) -> (usize, usize) {
     let high = |line: &str| {
         let width = strip_str(line).to_string().width();

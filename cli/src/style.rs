@@ -1,29 +1,29 @@
-//! How text looks: tones, and what the place it is shown in can do.
+//! The style of text: tones, and the abilities of the place where text is shown.
 //!
-//! Views always colour; `output` removes colours where they do not belong.
+//! Views always use colours; `output` removes them where they do not belong.
 
 use owo_colors::{OwoColorize, Style};
 
-/// What a piece of text means to its reader.
+/// The meaning of a piece of text for its reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Tone {
-    /// Ordinary.
+    /// Ordinary text.
     #[default]
     Plain,
-    /// As it should be.
+    /// A good state.
     Good,
-    /// Worth a look, or passing.
+    /// A state that deserves attention, or that will pass.
     Warn,
-    /// Wrong.
+    /// An error.
     Bad,
-    /// Of little interest.
+    /// Text of little interest.
     Faint,
     /// A heading.
     Strong,
 }
 
 impl Tone {
-    /// The text in this tone.
+    /// Returns the text in this tone.
     pub(crate) fn paint(self, text: &str) -> String {
         let style = match self {
             Self::Plain => return text.to_owned(),
@@ -37,26 +37,26 @@ impl Tone {
     }
 }
 
-/// What text is drawn on.
+/// The properties of the place where text is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Canvas {
-    /// Columns that a line may take.
+    /// The number of columns that a line may take.
     pub(crate) columns: usize,
-    /// Show everything, and let lines be as long as they are (`-o wide`).
+    /// Whether to show everything, in lines of any length (`-o wide`).
     pub(crate) wide: bool,
-    /// Unicode may be used; what users wrote is never changed for lack of it.
+    /// Whether Unicode may be used. Text of users is never changed for lack of it.
     pub(crate) unicode: bool,
-    /// How the user calls this program: `kpctl` or `kubectl kplane`.
+    /// The name by which the user calls this program: `kpctl` or `kubectl kplane`.
     pub(crate) program: &'static str,
 }
 
 impl Canvas {
-    /// Stands for text that was left out.
+    /// Returns the mark for text that was left out.
     pub(crate) fn ellipsis(&self) -> &'static str {
         if self.unicode { "…" } else { ".." }
     }
 
-    /// The same canvas with a margin on its left.
+    /// Returns the same canvas with a margin on its left.
     pub(crate) fn inset(self, margin: usize) -> Self {
         Self {
             columns: self.columns.saturating_sub(margin),

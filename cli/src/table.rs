@@ -11,20 +11,20 @@ const GAP: usize = 2;
 /// Indentation of notes below their row.
 const NOTE_INDENT: usize = 2;
 
-/// What a column is called and what may be done to it for lack of room.
+/// The title of a column, and how it may shrink for lack of room.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column {
     title: &'static str,
-    /// Cells may be elided down to this width.
+    /// The width down to which cells may be elided.
     least: Option<usize>,
-    /// May be dropped for lack of room, the lowest rank first.
+    /// The rank of a column that may be dropped for lack of room, the lowest rank first.
     rank: Option<u8>,
-    /// Only shown in wide tables.
+    /// Whether only wide tables show the column.
     wide: bool,
 }
 
 impl Column {
-    /// A column that is always shown in full.
+    /// Creates a column that is always shown in full.
     pub(crate) const fn new(title: &'static str) -> Self {
         Self {
             title,
@@ -34,7 +34,7 @@ impl Column {
         }
     }
 
-    /// A column of wide tables.
+    /// Creates a column of wide tables.
     pub(crate) const fn wide(title: &'static str) -> Self {
         Self {
             wide: true,
@@ -42,7 +42,7 @@ impl Column {
         }
     }
 
-    /// Its cells may be elided, down to `least` columns.
+    /// Lets cells be elided, down to `least` columns.
     pub(crate) const fn elastic(self, least: usize) -> Self {
         Self {
             least: Some(least),
@@ -50,7 +50,7 @@ impl Column {
         }
     }
 
-    /// It may be dropped, those of lower rank first.
+    /// Lets the column be dropped, those of lower rank first.
     pub(crate) const fn optional(self, rank: u8) -> Self {
         Self {
             rank: Some(rank),
@@ -70,9 +70,9 @@ pub(crate) struct Table<'a, T> {
 struct Filled {
     column: Column,
     cells: Vec<Span>,
-    /// Width of the widest cell, the title included.
+    /// The width of the widest cell, including the title.
     natural: usize,
-    /// Width on the canvas.
+    /// The width on the canvas.
     width: usize,
 }
 
@@ -85,7 +85,7 @@ impl Filled {
 }
 
 impl<'a, T> Table<'a, T> {
-    /// A table without columns so far.
+    /// Creates a table without columns.
     pub(crate) fn new(rows: &'a [T]) -> Self {
         Self {
             rows,
@@ -94,7 +94,7 @@ impl<'a, T> Table<'a, T> {
         }
     }
 
-    /// One more column, and how a row fills it.
+    /// Adds a column; `cell` fills it for a row.
     pub(crate) fn column(mut self, column: Column, cell: impl Fn(&T) -> Span) -> Self {
         let cells: Vec<Span> = self.rows.iter().map(cell).collect();
         let widest = cells.iter().map(Span::width).max().unwrap_or(0);
@@ -108,18 +108,18 @@ impl<'a, T> Table<'a, T> {
         self
     }
 
-    /// One more column, where it means something.
+    /// Adds a column if `is`.
     pub(crate) fn column_if(self, is: bool, column: Column, cell: impl Fn(&T) -> Span) -> Self {
         if is { self.column(column, cell) } else { self }
     }
 
-    /// Notes are shown below their row, wrapped.
+    /// Adds notes, which are shown below their row, wrapped.
     pub(crate) fn notes(mut self, notes: impl Fn(&T) -> Vec<Span>) -> Self {
         self.notes = self.rows.iter().map(notes).collect();
         self
     }
 
-    /// The table as text, colours included.
+    /// Returns the table as text, with colours.
     pub(crate) fn render(mut self, canvas: &Canvas) -> String {
         self.columns
             .retain(|filled| canvas.wide || !filled.column.wide);
@@ -143,7 +143,7 @@ impl<'a, T> Table<'a, T> {
     }
 }
 
-/// Drops columns until the others fit at their least width, then shares the room that there is.
+/// Drops columns until the others fit at their least width, then shares the remaining room.
 fn fit(columns: &mut Vec<Filled>, room: usize) {
     let gaps = |columns: &[Filled]| columns.len().saturating_sub(1) * GAP;
     while columns.iter().map(Filled::least).sum::<usize>() + gaps(columns) > room {
@@ -164,7 +164,7 @@ fn fit(columns: &mut Vec<Filled>, room: usize) {
     }
 }
 
-/// One line of cells, each padded to its width, without blanks at the end.
+/// Returns one line of cells, each padded to its width, without blanks at the end.
 fn line(cells: impl Iterator<Item = (Span, usize)>, canvas: &Canvas) -> String {
     let mut out = String::new();
     let mut pending = 0;

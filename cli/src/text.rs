@@ -7,8 +7,8 @@ use crate::style::{Canvas, Tone};
 /// Width of the keys of `fields`, with the gap behind them.
 const KEY_COLUMNS: usize = 16;
 
-/// Text with a tone. Whatever it is made from, it has no control characters: names and reasons
-/// come from strangers and must not drive the reader's terminal.
+/// Text with a tone. It never has control characters, whatever its origin: names and reasons come
+/// from untrusted sources and must not control the reader's terminal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Span {
     /// The text, one line.
@@ -18,7 +18,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Text in a tone.
+    /// Creates text in a tone.
     pub(crate) fn new(text: impl AsRef<str>, tone: Tone) -> Self {
         Self {
             text: clean(text.as_ref()),
@@ -26,7 +26,7 @@ impl Span {
         }
     }
 
-    /// Text in a plain tone; `-` where there is none.
+    /// Creates text in a plain tone; `-` for an empty text.
     pub(crate) fn plain(text: impl AsRef<str>) -> Self {
         match text.as_ref() {
             "" => Self::none(),
@@ -34,18 +34,19 @@ impl Span {
         }
     }
 
-    /// Nothing to show.
+    /// Creates the mark for a missing value.
     pub(crate) fn none() -> Self {
         Self::new("-", Tone::Faint)
     }
 
-    /// Columns that it takes.
+    /// Returns the number of columns that the text takes.
     pub(crate) fn width(&self) -> usize {
         self.text.width()
     }
 }
 
-/// White space becomes a blank; other control characters, and those that reorder text, a `?`.
+/// Replaces white space by a blank, and other control characters, and those that reorder text, by
+/// `?`.
 fn clean(text: &str) -> String {
     text.chars()
         .map(|c| match c {
@@ -57,7 +58,7 @@ fn clean(text: &str) -> String {
         .collect()
 }
 
-/// Cuts the middle out of text that is wider than `columns`: names differ at both ends.
+/// Cuts the middle out of text that is wider than `columns`, because names differ at both ends.
 pub(crate) fn elide(text: &str, columns: usize, ellipsis: &str) -> String {
     if text.width() <= columns {
         return text.to_owned();
@@ -70,7 +71,7 @@ pub(crate) fn elide(text: &str, columns: usize, ellipsis: &str) -> String {
     format!("{head}{ellipsis}{tail}")
 }
 
-/// As many characters as fit.
+/// Takes as many characters as fit.
 fn take(chars: impl Iterator<Item = char>, columns: usize) -> String {
     let mut used = 0;
     chars
@@ -112,7 +113,7 @@ pub(crate) fn wrap(text: &str, columns: usize, hanging: usize) -> Vec<String> {
     lines
 }
 
-/// A paragraph: indented by `indent`, and by two more from its second line on.
+/// Returns a paragraph: indented by `indent`, and by two more from its second line on.
 pub(crate) fn paragraph(span: &Span, canvas: &Canvas, indent: usize) -> String {
     wrap(&span.text, canvas.columns.saturating_sub(indent), 2)
         .iter()
@@ -124,7 +125,7 @@ pub(crate) fn paragraph(span: &Span, canvas: &Canvas, indent: usize) -> String {
         .collect()
 }
 
-/// A key and its values, separated by commas; nothing when there are no values.
+/// Returns a key and its values, separated by commas; an empty text when there are no values.
 pub(crate) fn field(key: &str, values: &[Span], canvas: &Canvas) -> String {
     let Some(last) = values.len().checked_sub(1) else {
         return String::new();
@@ -153,7 +154,7 @@ pub(crate) fn field(key: &str, values: &[Span], canvas: &Canvas) -> String {
     out
 }
 
-/// A key and a sentence, wrapped; an empty key continues what is above it.
+/// Returns a key and a sentence, wrapped; an empty key continues the field above.
 pub(crate) fn long_field(key: &str, value: &Span, canvas: &Canvas) -> String {
     let lines = wrap(&value.text, canvas.columns.saturating_sub(KEY_COLUMNS), 0);
     let lines = lines.iter().enumerate().map(|(i, line)| {
@@ -168,13 +169,13 @@ pub(crate) fn long_field(key: &str, value: &Span, canvas: &Canvas) -> String {
     lines.collect()
 }
 
-/// `1 node`, `2 nodes`.
+/// Returns a count and its noun: `1 node`, `2 nodes`.
 pub(crate) fn plural(count: usize, noun: &str) -> String {
     let s = if count == 1 { "" } else { "s" };
     format!("{count} {noun}{s}")
 }
 
-/// A count in a narrow column: exact up to five digits, then `120k`, `1.2M`.
+/// Returns a count for a narrow column: exact up to five digits, then `120k`, `1.2M`.
 pub(crate) fn short_count(count: u64) -> String {
     match count {
         0..100_000 => count.to_string(),

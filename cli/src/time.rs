@@ -1,4 +1,4 @@
-//! Points in time and durations, for people and for programs.
+//! Points in time and durations, human-readable and for programs.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use serde::{Serialize, Serializer};
 pub(crate) struct Time(Timestamp);
 
 impl Time {
-    /// From milliseconds since 1970 as they come over the wire: 0 means never.
+    /// Converts milliseconds since 1970 from the wire; 0 means never.
     pub(crate) fn from_wire(ms: u64) -> Option<Self> {
         let ms = i64::try_from(ms).ok().filter(|ms| *ms > 0)?;
         Timestamp::from_millisecond(ms).ok().map(Self)
     }
 
-    /// How long ago this was; zero when it is in the future (clocks differ).
+    /// Returns the age; zero when the time is in the future (clocks differ).
     pub(crate) fn age(self, now: Self) -> Duration {
         now.0.duration_since(self.0).try_into().unwrap_or_default()
     }
 
-    /// The age for people, in whole seconds: `3m12s`.
+    /// Returns the age, human-readable, in whole seconds: `3m12s`.
     pub(crate) fn age_text(self, now: Self) -> String {
         age(self.age(now))
     }
@@ -40,13 +40,13 @@ impl Serialize for Time {
     }
 }
 
-/// An age for people: a duration in whole seconds.
+/// Returns a duration in whole seconds, human-readable.
 pub(crate) fn age(duration: Duration) -> String {
     human(Duration::from_secs(duration.as_secs()))
 }
 
-/// A duration for people, two or three digits of it: `412us`, `3.1ms`, `45s`, `3m12s`, `2h5m`,
-/// `13h`, `12d`. Always rounded down: a thing is not older than it is.
+/// Returns a duration, human-readable, with two or three digits: `412us`, `3.1ms`, `45s`, `3m12s`,
+/// `2h5m`, `13h`, `12d`. It is always rounded down, so that no age is overstated.
 pub(crate) fn human(duration: Duration) -> String {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
@@ -64,7 +64,7 @@ pub(crate) fn human(duration: Duration) -> String {
     }
 }
 
-/// A number of tenths: with its decimal below ten, unless that is zero.
+/// Formats a number of tenths: with its decimal below ten, unless that is zero.
 fn tenths(tenths: u128, unit: &str) -> String {
     match (tenths / 10, tenths % 10) {
         (whole @ 0..10, tenth @ 1..) => format!("{whole}.{tenth}{unit}"),
@@ -72,7 +72,7 @@ fn tenths(tenths: u128, unit: &str) -> String {
     }
 }
 
-/// Two units below ten of the larger one, unless the smaller is zero.
+/// Formats two units if the larger one is below ten, unless the smaller one is zero.
 fn pair(large: u64, large_unit: &str, small: u64, small_unit: &str) -> String {
     match (large, small) {
         (0..10, 1..) => format!("{large}{large_unit}{small}{small_unit}"),

@@ -1,8 +1,8 @@
-//! What people and programs see: `message -> view` and `view -> text`, all of it pure.
+//! The views that people and programs see: `message -> view` and `view -> text`, all of it pure.
 //!
-//! A view is also what `-o json` and `-o yaml` print: field names are camelCase as in Kubernetes
-//! and stay as they are, every field is always present, what is not known is `null`, times are
-//! RFC 3339, other units are in the name. `README.md` lists the fields.
+//! `-o json` and `-o yaml` print the same views. Field names are camelCase as in Kubernetes and never
+//! change. Every field is always present, and unknown values are `null`. Times are RFC 3339, and
+//! other units are in the name. `README.md` lists the fields.
 
 pub(crate) mod approve;
 pub(crate) mod describe;
@@ -38,19 +38,19 @@ use crate::time::human;
 /// Version of the fields in JSON and YAML.
 pub(crate) const API_VERSION: &str = "kplane.v1";
 
-/// Issues that a table shows before it refers to `-o wide`.
+/// Most issues that a table shows before it refers to `-o wide`.
 const ISSUES_SHOWN: usize = 10;
 
-/// Further objects with the same issue that a table names.
+/// Most further objects with the same issue that a table names.
 const OTHERS_NAMED: usize = 3;
 
-/// Something to show.
+/// A result that can be shown.
 pub(crate) trait View: Serialize {
-    /// The view as text for people, colours included. Ends with a newline.
+    /// Returns the view as human-readable text, with colours. Ends with a newline.
     fn text(&self, canvas: &Canvas) -> String;
 }
 
-/// Identity of one port of one Service in one family.
+/// The identity of one port of one Service in one family.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct KeyView {
@@ -74,7 +74,7 @@ impl From<pb::ServiceKey> for KeyView {
 }
 
 impl fmt::Display for KeyView {
-    /// `namespace/name:port/TCP (IPv4)`, as everywhere in kplane.
+    /// Writes `namespace/name:port/TCP (IPv4)`, as everywhere in kplane.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.service)?;
         if !self.port_name.is_empty() {
@@ -84,7 +84,7 @@ impl fmt::Display for KeyView {
     }
 }
 
-/// The protocol as Kubernetes writes it.
+/// Returns the protocol as Kubernetes writes it.
 fn protocol(protocol: pb::Protocol) -> &'static str {
     match protocol {
         pb::Protocol::Tcp => "TCP",
@@ -94,7 +94,7 @@ fn protocol(protocol: pb::Protocol) -> &'static str {
     }
 }
 
-/// The family as Kubernetes writes it.
+/// Returns the family as Kubernetes writes it.
 fn family(family: pb::Family) -> &'static str {
     match family {
         pb::Family::Ipv4 => "IPv4",
@@ -103,7 +103,7 @@ fn family(family: pb::Family) -> &'static str {
     }
 }
 
-/// The traffic policy as Kubernetes writes it.
+/// Returns the traffic policy as Kubernetes writes it.
 fn policy(policy: pb::TrafficPolicy) -> &'static str {
     match policy {
         pb::TrafficPolicy::Cluster => "Cluster",
@@ -111,7 +111,7 @@ fn policy(policy: pb::TrafficPolicy) -> &'static str {
     }
 }
 
-/// How bad an issue is; what a newer server may add counts as an error.
+/// The severity of an issue; values that a newer server may add count as errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub(crate) enum SeverityView {
     Error,
@@ -128,19 +128,19 @@ pub(crate) struct IssueView {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) reason: String,
-    /// Further objects with the same problem, which the server did not list.
+    /// The number of further objects with the same problem, which the server did not list.
     pub(crate) alike: u64,
 }
 
 impl IssueView {
-    /// The issues, errors first.
+    /// Returns the issues, errors first.
     fn list(issues: Vec<pb::InputIssue>) -> Vec<Self> {
         let mut issues: Vec<Self> = issues.into_iter().map(Self::from).collect();
         issues.sort_by_key(|issue| issue.severity);
         issues
     }
 
-    /// What makes two of them the same problem of different objects.
+    /// Returns the part that is equal for the same problem of different objects.
     fn problem(&self) -> (SeverityView, &str, &str) {
         (self.severity, &self.kind, &self.reason)
     }
@@ -149,7 +149,7 @@ impl IssueView {
         self.severity == SeverityView::Error
     }
 
-    /// The object, such as `Service shop/web`.
+    /// Returns the object, such as `Service shop/web`.
     fn object(&self) -> String {
         let object = ObjectRef {
             kind: self.kind.clone(),
@@ -185,7 +185,8 @@ struct Problem<'a> {
 }
 
 impl<'a> Problem<'a> {
-    /// Problems in the order of their first objects; in a wide table each object is told by itself.
+    /// Groups issues by problem, in the order of their first objects. A wide table lists each object
+    /// separately.
     fn all(issues: &'a [IssueView], wide: bool) -> Vec<Self> {
         let mut problems: Vec<Self> = Vec::new();
         let mut known = HashMap::new();
@@ -222,8 +223,8 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// A section about issues, after an empty line; nothing when there are none. `omitted` are those that
-/// the server did not tell.
+/// Returns a section about issues, after an empty line; an empty text when there are none. `omitted`
+/// is the number of issues that the server did not list.
 fn issues_text(issues: &[IssueView], omitted: u64, canvas: &Canvas) -> String {
     if issues.is_empty() {
         return String::new();
@@ -261,7 +262,7 @@ fn issues_text(issues: &[IssueView], omitted: u64, canvas: &Canvas) -> String {
     format!("\n{}{more}{omitted}", table.render(canvas))
 }
 
-/// Says how many were left out; nothing when none was.
+/// Returns a line with the number of hidden items; an empty text when there are none.
 fn more_text(hidden: usize, noun: &str) -> String {
     match hidden {
         0 => String::new(),
@@ -269,7 +270,7 @@ fn more_text(hidden: usize, noun: &str) -> String {
     }
 }
 
-/// What to do next, after an empty line; nothing when there is nothing to do.
+/// Returns the next steps, after an empty line; an empty text when there are none.
 fn next_steps_text(steps: &[String], canvas: &Canvas) -> String {
     if steps.is_empty() {
         return String::new();
@@ -282,7 +283,7 @@ fn next_steps_text(steps: &[String], canvas: &Canvas) -> String {
     format!("\n{heading}\n{}", steps.collect::<String>())
 }
 
-/// How long a change took until a kernel held it, measured in whole milliseconds.
+/// Returns how long a change took until a kernel held it, measured in whole milliseconds.
 fn latency(ms: Option<u64>) -> Span {
     match ms {
         None => Span::none(),
@@ -291,7 +292,7 @@ fn latency(ms: Option<u64>) -> Span {
     }
 }
 
-/// `applied`, with what it should be behind a slash while that is more.
+/// Returns `applied`, and behind a slash the wanted number if that is larger.
 fn progress(applied: Option<u64>, wanted: u64) -> Span {
     match applied {
         None => Span::none(),

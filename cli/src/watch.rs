@@ -1,4 +1,4 @@
-//! Results that follow changes. An outage is shown and waited out; the last picture stays.
+//! Results that follow changes. During an outage the last picture stays, with the error.
 
 use std::io::Write;
 use std::time::Duration;
@@ -11,10 +11,11 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::view::View;
 
-/// Between two questions to a control plane that is asked for changes, or does not answer.
+/// Time between two requests to a control plane that is polled for changes, or that does not
+/// answer.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Shows the fleet and each change of it. Returns only when it fails.
+/// Shows the fleet and each change of it. Returns only on failure.
 pub(crate) async fn fleet<V: View + From<pb::Fleet>, W: Write>(
     client: &Client,
     output: &mut Output<W>,
@@ -34,7 +35,7 @@ pub(crate) async fn fleet<V: View + From<pb::Fleet>, W: Write>(
             }
         };
         let picture = without_clocks(fleet.clone());
-        // On a terminal the ages move on even when nothing else does.
+        // On a terminal the ages advance even when nothing else changes.
         if output.redraws() || last.as_ref() != Some(&picture) {
             output.show(&V::from(fleet))?;
         }
@@ -42,7 +43,7 @@ pub(crate) async fn fleet<V: View + From<pb::Fleet>, W: Write>(
     }
 }
 
-/// Shows Services and each change of them: asks every second. Returns only when it fails.
+/// Shows Services and each change of them, by a request every second. Returns only on failure.
 pub(crate) async fn services<V: View, W: Write>(
     client: &Client,
     output: &mut Output<W>,
@@ -70,7 +71,7 @@ pub(crate) async fn services<V: View, W: Write>(
     }
 }
 
-/// Waits a moment after an error that may pass, once there was something to show.
+/// Waits a moment after a transient error, if a result was already shown.
 async fn outage<W: Write>(
     error: Error,
     started: bool,
@@ -84,14 +85,14 @@ async fn outage<W: Write>(
     Ok(())
 }
 
-/// Once a second, however long the answers take.
+/// Returns a timer that ticks once a second, however long the answers take.
 fn ticks() -> Interval {
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }
 
-/// Pictures of the fleet: from the server when something changes, and by the clock, if any.
+/// A source of pictures of the fleet: from the server after each change, and by the clock, if any.
 struct FleetSource<'a> {
     client: &'a Client,
     stream: Option<FleetStream>,
@@ -118,7 +119,7 @@ impl FleetSource<'_> {
     }
 }
 
-/// The same fleet without what changes all the time.
+/// Returns the same fleet without the fields that change all the time.
 fn without_clocks(mut fleet: pb::Fleet) -> pb::Fleet {
     if let Some(status) = &mut fleet.control_plane {
         status.now_ms = 0;

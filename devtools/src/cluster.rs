@@ -1,7 +1,7 @@
-//! `cargo xtask cluster`: the tests' Kubernetes API server, for people.
+//! `cargo xtask cluster`: the tests' Kubernetes API server, for manual use.
 //!
-//! `up` starts this program again in the background (`serve`), which holds the cluster until it is
-//! told to end; everything it started ends with it. What is written down lies in `.cache/cluster/run`.
+//! `up` starts this program again in the background (`serve`). That process holds the cluster until
+//! SIGTERM, and everything it started ends with it. Its files are in `.cache/cluster/run`.
 
 use std::env;
 use std::fs::{self, File};
@@ -20,15 +20,15 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
-/// State, below the root of the checkout.
+/// The folder of the state, below the root of the checkout.
 const FOLDER: &str = ".cache/cluster/run";
-/// A busy machine needs a while.
+/// Longest wait for the cluster to be ready; a busy machine needs a while.
 const READY: Duration = Duration::from_secs(120);
-/// For everything to be killed.
+/// Longest wait for all processes to be killed.
 const GRACE: Duration = Duration::from_secs(20);
-/// How long deleted Pods are terminating.
+/// Time for which deleted Pods are terminating.
 const POD_GRACE: Duration = Duration::from_secs(2);
-/// So many have addresses of their own.
+/// Most nodes: this many have their own addresses.
 const MOST_NODES: u8 = 254;
 
 /// Options of `cargo xtask cluster`.
@@ -72,7 +72,7 @@ enum Action {
     },
 }
 
-/// Does what is asked.
+/// Runs the requested command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = crate::workspace().join(FOLDER);
     match &args.action {
@@ -83,7 +83,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Where the process that holds the cluster writes down who it is, when the cluster is ready.
+/// Returns the file in which the process that holds the cluster writes its id, once the cluster is
+/// ready.
 fn note(folder: &Path) -> PathBuf {
     folder.join("holder")
 }
@@ -92,7 +93,7 @@ fn up(folder: &Path, nodes: u8) -> Result<()> {
     if let Some(pid) = holder(folder) {
         bail!("a cluster is up (process {pid}); `cargo xtask cluster down` ends it");
     }
-    // With the machine's network, for Go may have to download.
+    // This runs with the machine's network, because Go may have to download.
     Programs::ensure()?;
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
@@ -105,7 +106,7 @@ fn up(folder: &Path, nodes: u8) -> Result<()> {
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output)
-        // Ctrl-C in this terminal is not meant for it.
+        // Ctrl-C in this terminal must not reach the new process.
         .process_group(0)
         .spawn()
         .context("start the process that holds the cluster")?;
@@ -166,7 +167,7 @@ fn shell(folder: &Path, command: &[String]) -> Result<()> {
     Err(error).with_context(|| format!("run {program}"))
 }
 
-/// Goes where the cluster's process is: its network, and before that its user namespace.
+/// Enters the namespaces of the cluster's process: first its user namespace, then its network.
 fn join(pid: Pid) -> Result<()> {
     let open = |kind: &str| {
         let path = format!("/proc/{pid}/ns/{kind}");
@@ -183,10 +184,10 @@ fn join(pid: Pid) -> Result<()> {
     setns(net, CloneFlags::CLONE_NEWNET).context("enter its network namespace")
 }
 
-/// Holds the cluster until it is told to end.
+/// Holds the cluster until SIGTERM.
 fn serve(folder: &Path, nodes: u8) -> Result<()> {
     userns::enter()?;
-    // Blocked in all threads to come, so that only the one below gets it.
+    // The signal is blocked in all later threads, so that only the thread below gets it.
     let signals = SigSet::from_iter([Signal::SIGTERM]);
     signals.thread_block()?;
     let cluster = Cluster::start(&Options {
@@ -199,7 +200,7 @@ fn serve(folder: &Path, nodes: u8) -> Result<()> {
         let zone = ["a", "b", "c"][usize::from(number - 1) % 3];
         cluster.add_node(&NodeSpec::standard(number)?, zone)?;
     }
-    // Whoever looks for this process enters the network of its first thread.
+    // `shell` enters the network of this process' first thread.
     std::mem::forget(cluster.ns().enter()?);
     let own = std::process::id();
     let mut file = File::create(note(folder).with_extension("new"))?;
@@ -210,7 +211,7 @@ fn serve(folder: &Path, nodes: u8) -> Result<()> {
     Ok(())
 }
 
-/// The process that holds the cluster, if it is still the one that was written down.
+/// Returns the process that holds the cluster, if its id still belongs to it.
 fn holder(folder: &Path) -> Option<Pid> {
     let text = fs::read_to_string(note(folder)).ok()?;
     let (pid, began) = text.trim().split_once(' ')?;
@@ -219,17 +220,17 @@ fn holder(folder: &Path) -> Option<Pid> {
     same.then(|| pid.try_into().ok().map(Pid::from_raw))?
 }
 
-/// When a process was started, in clock ticks since the machine was: no other process with its
-/// number has the same. Zombies have ended.
+/// Returns the start of a process, in clock ticks since the machine's start. No other process with the
+/// same id has the same value. A zombie counts as ended.
 fn started(pid: u32) -> Result<String> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-    // The name is in parentheses and may have spaces: the fields after it begin with the state.
+    // The name is in parentheses and may contain spaces: the fields after it begin with the state.
     let (_, fields) = text.rsplit_once(')').with_context(|| path.clone())?;
     let mut fields = fields.split_whitespace();
     let state = fields.next();
     ensure!(state != Some("Z"), "process {pid} has ended");
-    // Field 22 of all, in proc_pid_stat(5).
+    // This is field 22 of all, in proc_pid_stat(5).
     let began = fields.nth(18).with_context(|| path.clone())?;
     Ok(began.to_owned())
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask vm`: the tests' virtual machine, whose kernel has IPVS, for people.
+//! `cargo xtask vm`: the tests' virtual machine, whose kernel has IPVS, for manual use.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -52,7 +52,7 @@ struct Options {
     memory: u16,
 }
 
-/// Does what is asked.
+/// Runs the requested command.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut vm = Vm::ensure()?;
     match &args.action {

@@ -1,4 +1,4 @@
-//! Wiring: a configuration becomes a running agent. Safe to do several times in one process.
+//! Builds a running agent from a configuration. Several agents may run in one process.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,67 +32,67 @@ use kplane_dataplane::leftovers::Ports;
 use kplane_http::{Answer, BindError, Port, REBIND};
 use kplane_kube_proxy_config::KubeProxyConfiguration;
 
-/// Longest wait for the engine when the agent ends: the kernel may be in the middle of a large
-/// transaction, which is not torn in any case.
+/// Longest wait for the engine when the agent ends. The kernel may be in the middle of a large
+/// transaction, which the kernel completes or drops as a whole in any case.
 const ENGINE_EXIT: Duration = Duration::from_secs(10);
 
-/// An agent that cannot start. One line.
+/// The reason why an agent cannot start, on one line.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// The machine misses something.
+    /// This machine lacks something that the backend needs.
     #[error(transparent)]
     Backend(#[from] OpenError),
     /// Another agent programs this node.
     #[error(transparent)]
     Taken(#[from] Taken),
-    /// The control plane within.
+    /// The control plane inside this process cannot start.
     #[error(transparent)]
     ControlPlane(#[from] kp_controlplane::app::BuildError),
-    /// A port is taken, and that is to be an error (G6).
+    /// A port is taken, and the configuration makes that an error (G6).
     #[error(transparent)]
     Bind(#[from] BindError),
 }
 
-/// A part of a running agent that ended on its own.
+/// A part of a running agent that ended without being asked to.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// The engine: a bug.
+    /// The engine ended, which is a bug.
     #[error(transparent)]
     Engine(#[from] Stopped),
-    /// The control plane within.
+    /// The control plane inside this process ended.
     #[error("control plane")]
     ControlPlane(#[from] kp_controlplane::app::TaskError),
-    /// A bug.
+    /// A task panicked, which is a bug.
     #[error("a task panicked")]
     Panic(#[from] tokio::task::JoinError),
 }
 
-/// An agent that runs until it is shut down or a part of it fails.
+/// A running agent. It runs until it is shut down or until one of its parts fails.
 #[derive(Debug)]
 pub struct Bound {
-    /// Where health checks are answered; `None` when nowhere, or when the port is taken and tried
-    /// again.
+    /// The address that answers health checks. `None` if health checks are off, or if the port is
+    /// taken and the agent keeps trying to open it.
     pub healthz_addr: Option<SocketAddr>,
-    /// Where metrics are served; `None` as above.
+    /// The address that serves metrics; `None` as for `healthz_addr`.
     pub metrics_addr: Option<SocketAddr>,
-    /// Where a standalone agent serves its status.
+    /// The address at which a standalone agent serves its status.
     pub status_addr: Option<SocketAddr>,
     engine: Engine,
     connection: watch::Receiver<Connection>,
     configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
     shutdown: CancellationToken,
     tasks: Tasks,
-    /// Held until the engine has ended.
+    /// The claim on the network namespace, held until the engine has ended.
     claim: Option<Claim>,
-    /// Reported as long as there is one.
+    /// Another program that programs this node, reported as long as it runs.
     rival: watch::Sender<Option<Failure>>,
 }
 
-/// Starts an agent. One whose backend takes over the node waits for the agent before it, for up to
-/// [`claim::PATIENCE`](crate::claim::PATIENCE).
+/// Starts an agent. If its backend takes over the node, the agent first waits for the previous
+/// agent to end, for up to [`claim::PATIENCE`](crate::claim::PATIENCE).
 ///
 /// # Errors
-/// [`BuildError`] when it cannot start.
+/// [`BuildError`] if the agent cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let claim = match config.backend.describe().programs_kernel {
         true => Claim::wait_and_take().await?,
@@ -122,11 +122,11 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     Ok(bound)
 }
 
-/// Starts an agent with a backend of the caller's. `open` runs on the engine's own thread, which
-/// may enter a network namespace first.
+/// Starts an agent with a backend that the caller opens. `open` runs on the engine's own thread,
+/// and may enter a network namespace first.
 ///
 /// # Errors
-/// [`BuildError`] when it cannot start.
+/// [`BuildError`] if the agent cannot start.
 pub async fn build_with(
     config: Config,
     open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
@@ -177,7 +177,7 @@ pub async fn build_with(
     });
     tasks.spawn(async move { Err(client.run().await.into()) });
     if let Some(loader) = config.file {
-        // A file that cannot be watched is no reason to end.
+        // The agent goes on if the file cannot be watched.
         spawn_errand(&mut tasks, reload::run(loader, effective, engine.clone()));
     }
     let engine_thread = engine.clone();
@@ -199,7 +199,7 @@ pub async fn build_with(
     })
 }
 
-/// How the agent deals with what is not named any more.
+/// Returns how the agent deals with objects that a snapshot no longer names.
 fn recall(config: &Config) -> Recall {
     let cache = config.cache_dir.as_deref();
     Recall {
@@ -235,7 +235,8 @@ fn metrics_port(address: SocketAddr) -> Port {
 
 type Tasks = JoinSet<Result<(), TaskError>>;
 
-/// Runs what may be done before the agent is. (A task of the set that ends would end the agent.)
+/// Spawns a task that may end before the agent does. (The end of any other task in the set ends the
+/// agent.)
 fn spawn_errand(tasks: &mut Tasks, errand: impl Future<Output = ()> + Send + 'static) {
     tasks.spawn(async move {
         errand.await;
@@ -243,7 +244,8 @@ fn spawn_errand(tasks: &mut Tasks, errand: impl Future<Output = ()> + Send + 'st
     });
 }
 
-/// The guard of the control plane within: what the agent's own looks at, it looks at as well.
+/// Returns the guard of the control plane inside this process. It guards what the agent's own guard
+/// guards.
 fn guard_within(guard: desired::CliffGuard) -> CliffGuard {
     CliffGuard {
         deletions: match guard.enabled {
@@ -298,7 +300,7 @@ async fn connect(
     }
 }
 
-/// Serves a port for as long as the agent runs. One that is taken is an error if `hard` (G6).
+/// Serves a port for as long as the agent runs. A port that is taken is an error if `hard` (G6).
 async fn serve<R>(
     port: Option<Port>,
     hard: bool,
@@ -328,33 +330,33 @@ where
 }
 
 impl Bound {
-    /// The engine's latest report, and a way to wait for the next.
+    /// Returns a receiver of the engine's latest report.
     #[must_use]
     pub fn reports(&self) -> watch::Receiver<Report> {
         self.engine.reports()
     }
 
-    /// Whether the control plane is there.
+    /// Returns a receiver of the state of the connection to the control plane.
     #[must_use]
     pub fn connection(&self) -> watch::Receiver<Connection> {
         self.connection.clone()
     }
 
-    /// kube-proxy's configuration as it is in effect, and a way to wait for the next: it changes
-    /// with its file (I3).
+    /// Returns a receiver of kube-proxy's configuration as it is in effect. The configuration
+    /// changes with its file (I3).
     #[must_use]
     pub fn configuration(&self) -> watch::Receiver<Arc<KubeProxyConfiguration>> {
         self.configuration.clone()
     }
 
-    /// Ends the agent; [`Bound::wait`] returns when it has ended.
+    /// Returns the token that ends the agent; [`Bound::wait`] returns when the agent has ended.
     #[must_use]
     pub fn shutdown_token(&self) -> CancellationToken {
         self.shutdown.clone()
     }
 
-    /// Runs until the agent is shut down or a part of it fails; then everything ends. What is in
-    /// the kernel stays there and goes on serving.
+    /// Runs until the agent is shut down or one of its parts fails, and then ends all parts. The
+    /// rules stay in the kernel and keep serving.
     ///
     /// # Errors
     /// The part that failed.

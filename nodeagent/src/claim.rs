@@ -1,11 +1,13 @@
-//! One agent a node: a name in the network namespace says who programs its rules.
+//! The claim on a network namespace, which lets only one agent program its rules.
 //!
-//! The name is an abstract Unix socket. It belongs to the network namespace, as the rules do, whatever
-//! other namespaces (of processes, of mounts) agents are in, and the kernel takes it back when its process
-//! ends, however it ends. All backends share it: each removes what another one of ours left behind.
+//! The claim is an abstract Unix socket with a fixed name. Like the rules, the name belongs to the network
+//! namespace, whatever process and mount namespaces agents are in. The kernel frees the name when its
+//! process ends, for any reason. All backends share the name, because each removes what another kplane
+//! backend left behind.
 //!
-//! Any process may take such a name. One of a user who is neither root nor ours programs nothing, so it
-//! is named in the log and not believed: nobody keeps an agent from its node that way.
+//! Any process may bind such a name. A process of a user who is neither root nor the agent's own user
+//! cannot program rules. The agent logs such a process and ignores it, so that no unprivileged process can
+//! keep an agent from its node.
 
 use std::fmt;
 use std::io;
@@ -21,32 +23,32 @@ use nix::sys::socket::{
 use nix::unistd::geteuid;
 use tokio::time::{Instant, sleep};
 
-/// The name; tools show it as `@kplane-agent`.
+/// The name of the socket; tools show it as `@kplane-agent`.
 const NAME: &str = "kplane-agent";
-/// How long a start waits for the agent before it, which may be ending: it may have to finish a large
-/// transaction first.
+/// Longest wait at the start for an earlier agent that is ending. The earlier agent may have to finish a
+/// large transaction first.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// From one attempt to the next.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
-/// From one line in the log about refused processes to the next: any user may make them.
+/// Least time between two log lines about refused processes, which any user may start.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// The right to program this network namespace, as long as it lives.
+/// The right to program this network namespace, for as long as this value lives.
 #[derive(Debug)]
 pub struct Claim {
     listener: UnixListener,
 }
 
-/// Who has it.
+/// The process that holds the claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its process; `None` when it is in another process namespace.
+    /// The process id; `None` when the process is in another process namespace.
     pub pid: Option<u32>,
-    /// Its user.
+    /// The user id of the process.
     pub uid: u32,
 }
 
-/// An agent is at work in this network namespace.
+/// An agent already programs this network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "another kp-nodeagent ({0}) programs this network namespace (it has the abstract Unix socket \
@@ -55,16 +57,17 @@ pub struct Holder {
 pub struct Taken(pub Holder);
 
 impl Claim {
-    /// Takes the right if nobody has it; `None` when that cannot be known, which is logged and no
-    /// reason not to serve.
+    /// Takes the claim if no other agent holds it. Returns `None` when that cannot be determined; this is
+    /// logged, and the agent serves anyway.
     ///
     /// # Errors
-    /// [`Taken`] says who has it.
+    /// [`Taken`] names the process that holds the claim.
     pub fn take() -> Result<Option<Self>, Taken> {
         Self::take_named(NAME)
     }
 
-    /// The same, but waits for whoever has it for up to [`PATIENCE`].
+    /// Takes the claim like [`Claim::take`], but first waits for up to [`PATIENCE`] for another agent to
+    /// release it.
     ///
     /// # Errors
     /// [`Taken`].
@@ -72,10 +75,11 @@ impl Claim {
         Self::wait_and_take_named(NAME).await
     }
 
-    /// Logs who else wants the right, until it is dropped. Dropping it does not give the right up.
+    /// Logs other processes that ask for the claim, until the returned future is dropped. Dropping the
+    /// future does not release the claim.
     ///
     /// # Errors
-    /// The socket cannot be used by the runtime.
+    /// The runtime cannot use the socket.
     pub fn watch(&self) -> io::Result<impl Future<Output = ()> + Send + use<>> {
         let listener = self.listener.try_clone()?;
         listener.set_nonblocking(true)?;
@@ -84,7 +88,7 @@ impl Claim {
     }
 
     fn take_named(name: &str) -> Result<Option<Self>, Taken> {
-        // Whoever has it may end between the two questions: then nobody does.
+        // The holder may end between `bind` and the query, so a second attempt may succeed.
         for _ in 0..2 {
             match bind(name) {
                 Ok(claim) => return Ok(Some(claim)),
@@ -130,7 +134,7 @@ impl Claim {
 }
 
 impl Holder {
-    /// It may be an agent: these are root's, or this user's.
+    /// Returns whether the process may be an agent: it runs as root or as this process' user.
     fn is_believed(self) -> bool {
         self.uid == 0 || self.uid == geteuid().as_raw()
     }
@@ -149,10 +153,10 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Who programs this network namespace, if anybody does.
+/// Returns the agent that programs this network namespace, if one does.
 ///
 /// # Errors
-/// The question cannot be asked.
+/// The socket cannot be queried.
 pub fn at_work() -> Result<Option<Holder>, Errno> {
     Ok(holder(NAME)?.filter(|holder| holder.is_believed()))
 }
@@ -163,7 +167,7 @@ fn bind(name: &str) -> io::Result<Claim> {
     Ok(Claim { listener })
 }
 
-/// Asks without waiting: agents accept at once, so a queue that is full is no agent's.
+/// Queries the holder without waiting. Agents accept at once, so a full queue does not belong to an agent.
 fn holder(name: &str) -> Result<Option<Holder>, Errno> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -198,7 +202,7 @@ async fn log_contenders(listener: tokio::net::UnixListener) {
     loop {
         let pid = match listener.accept().await {
             Ok((stream, _)) => stream.peer_cred().ok().and_then(|peer| peer.pid()),
-            // Usually for lack of file descriptors.
+            // The usual cause is a lack of file descriptors.
             Err(_) => {
                 sleep(PAUSE).await;
                 continue;

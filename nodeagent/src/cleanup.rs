@@ -1,7 +1,7 @@
-//! `--cleanup`: takes out of the kernel what is ours, and what is kube-proxy's only when asked (I4).
+//! Implements `--cleanup`: removes kplane's rules from the kernel, and kube-proxy's only on request (I4).
 //!
-//! Nothing goes beside a running agent, which would write it again, and nothing that has kube-proxy's names
-//! goes beside a running kube-proxy, which would not notice: it believes its rules to be there.
+//! A cleanup is refused while an agent runs, which would write its rules again. Rules with kube-proxy's
+//! names are not removed while a kube-proxy runs, which assumes that its rules exist and would not notice.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,40 +11,40 @@ use crate::claim::{self, Claim, Taken};
 use kplane_dataplane::backend;
 use kplane_dataplane::leftovers::{self, Ports, Rival};
 
-/// What to take out.
+/// A cleanup as the command line requests it.
 #[derive(Clone, Debug)]
 pub struct Task {
-    /// The mode of what is ours.
+    /// The mode whose rules to remove.
     pub backend: backend::Kind,
-    /// Its settings.
+    /// The settings of that backend.
     pub settings: backend::Settings,
-    /// What is kube-proxy's as well.
+    /// Whether to remove kube-proxy's rules as well.
     pub kube_proxy: bool,
-    /// Only say what would go.
+    /// Whether to list only what would be removed.
     pub dry_run: bool,
-    /// Where a kube-proxy may listen.
+    /// The ports on which a kube-proxy may listen.
     pub ports: Ports,
-    /// Folder in which agents wrote down what they served.
+    /// The folder of the cache files that agents wrote.
     pub cache_dir: Option<PathBuf>,
 }
 
-/// What was done, or would be.
+/// The outcome of a cleanup, or of a dry run.
 #[derive(Debug, Default)]
 pub struct Done {
-    /// What went, would go or stays, a line each.
+    /// One line for each thing that was removed, would be removed, or stays.
     pub lines: Vec<String>,
-    /// Why it was not done, or not in full, and what to do about it.
+    /// The reasons why the cleanup was not done in full, and what to do about them.
     pub problems: Vec<String>,
 }
 
-/// Carries it out in the calling thread's network namespace. Safe to repeat. Blocks.
+/// Runs the cleanup in the calling thread's network namespace. Blocks. Safe to repeat.
 #[must_use]
 pub fn run(task: &Task) -> Done {
     let mut done = Done::default();
     if !task.backend.describe().programs_kernel && !task.kube_proxy {
         return done.or_nothing(task.dry_run);
     }
-    // While this is held no agent starts.
+    // No agent starts while the claim is held.
     let _claim = claim(task.dry_run, &mut done.problems);
     done.problems
         .extend(rival(task).map(|rival| refusal(task, rival)));
@@ -87,11 +87,11 @@ pub fn run(task: &Task) -> Done {
     done
 }
 
-/// Said behind what has kube-proxy's names and stays.
+/// Text printed after anything that has kube-proxy's names and stays.
 const STAYS: &str = "remove that with --cleanup-kube-proxy; or what kplane made of it in mode iptables or \
                      ipvs with --cleanup --backend iptables (or ipvs)";
 
-/// Whose names something has.
+/// The program whose names a rule or an object has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
     Kplane,
@@ -113,7 +113,7 @@ impl Done {
             .extend(names.map(|name| format!("{verb}: {owner} {name}")));
     }
 
-    /// What agents wrote down goes as well: the next one is not to put back what it reads there.
+    /// Deletes the cache files as well, so that the next agent does not restore what they contain.
     fn forget(&mut self, task: &Task) {
         let Some(folder) = &task.cache_dir else {
             return;
@@ -142,7 +142,7 @@ impl Done {
     }
 }
 
-/// Keeps agents away; a dry run only asks.
+/// Keeps agents from starting; a dry run only checks for one.
 fn claim(dry_run: bool, problems: &mut Vec<String>) -> Option<Claim> {
     let taken = match dry_run {
         true => match claim::at_work() {
@@ -160,7 +160,7 @@ fn claim(dry_run: bool, problems: &mut Vec<String>) -> Option<Claim> {
     })
 }
 
-/// A running kube-proxy, where it matters.
+/// Returns a running kube-proxy, if the cleanup concerns kube-proxy's names.
 fn rival(task: &Task) -> Option<Rival> {
     let matters = task.kube_proxy || task.backend.describe().shares_names;
     matters.then(|| leftovers::running(task.ports)).flatten()

@@ -1,12 +1,12 @@
-//! The connection to a control plane, as far as others need to know of it.
+//! The connection to a control plane, as other parts of the agent see it.
 
-/// Whether the control plane is there. Without it the node is served as it last was.
+/// The state of the connection. Without one, the agent serves the node as before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// A stream is open and welcome.
+    /// Whether a stream is open and the control plane has welcomed the agent.
     pub live: bool,
-    /// Since when it is (not), milliseconds since 1970.
+    /// The start of the current state, milliseconds since 1970.
     pub since_ms: u64,
-    /// Why not, for people; empty while it is.
+    /// The reason why there is no connection, human-readable; empty while there is one.
     pub reason: String,
 }

@@ -4,8 +4,8 @@
 //! sync (async client) -> desired (what the node must have) -> plan (pure) -> backend -> report
 //! ```
 //!
-//! The engine owns desired state and backend on a thread of its own; everything asynchronous is a
-//! thin shell around it.
+//! The engine owns desired state and backend on its own thread. All asynchronous code is a thin
+//! shell around the engine.
 
 pub mod app;
 pub mod cache;

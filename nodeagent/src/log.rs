@@ -1,4 +1,4 @@
-//! The log: lines on standard error, how many and in which shape.
+//! The log of the process, on standard error.
 
 use std::io::IsTerminal;
 
@@ -8,11 +8,11 @@ use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
 
 use crate::config::kube_proxy::LogSettings;
 
-/// Changes what is logged while the program runs.
+/// A handle that changes the log level while the program runs.
 #[derive(Clone, Debug)]
 pub struct LogControl(Option<reload::Handle<EnvFilter, Registry>>);
 
-/// Starts the log of this process. `RUST_LOG` goes before the settings' verbosity.
+/// Starts the log of this process. `RUST_LOG` overrides the settings' verbosity.
 pub fn start(settings: LogSettings) -> LogControl {
     let given = EnvFilter::try_from_default_env().ok();
     let is_given = given.is_some();
@@ -34,17 +34,18 @@ pub fn start(settings: LogSettings) -> LogControl {
 }
 
 impl LogControl {
-    /// Logs more or less from now on; nothing changes where `RUST_LOG` decides.
+    /// Sets the verbosity; has no effect if `RUST_LOG` is set.
     pub fn set_verbosity(&self, verbosity: u32) {
         let Some(handle) = &self.0 else {
             return;
         };
-        // Only a log that has ended refuses.
+        // This fails only if the log has ended.
         let _ = handle.reload(EnvFilter::new(directives(verbosity)));
     }
 }
 
-/// kube-proxy's levels: 2 is what its manifests have, 4 is for finding out why.
+/// Returns the filter for one of kube-proxy's levels: its manifests use 2, and 4 helps to find
+/// causes.
 fn directives(verbosity: u32) -> &'static str {
     match verbosity {
         0..=3 => "info",

@@ -16,17 +16,17 @@ use kplane_kube_proxy_config::{KubeProxyConfiguration, to_file};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-/// Threads for streams and health checks; the kernel's work has a thread of its own.
+/// Number of threads for streams and health checks; the engine has its own thread.
 const WORKERS: usize = 2;
 
-/// What is under way may take so long after the end of everything else.
+/// Longest wait at the end for work in progress.
 const LAST_WORK: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let flags = match Flags::try_parse_from(with_dashes(std::env::args_os())) {
         Ok(flags) => flags,
         Err(error) if !error.use_stderr() => {
-            // --help and --version; a closed standard output is nobody's fault.
+            // --help and --version: an error means only that standard output is closed.
             let _ = error.print();
             return ExitCode::SUCCESS;
         }
@@ -47,8 +47,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// As many open files as the agent may have: each health check node port takes one or two. It goes
-/// on with what it has if that cannot be raised, and reports ports that it cannot open.
+/// Raises the limit of open files as far as allowed: each health check node port takes one or two.
+/// If that fails, the agent continues with the current limit, and reports ports that it cannot
+/// open.
 fn raise_file_limit() {
     if let Err(error) = kplane_http::raise_file_limit() {
         tracing::debug!(%error, "cannot raise the limit of open files");
@@ -58,7 +59,7 @@ fn raise_file_limit() {
 /// Exit code of `--check-config` when there are warnings.
 const WARNINGS: u8 = 2;
 
-/// What `--check-config` answers.
+/// Prints the notes of `--check-config`.
 fn tell(notes: &[Note]) -> ExitCode {
     let mut out = std::io::stdout();
     let mut code = ExitCode::SUCCESS;
@@ -70,13 +71,13 @@ fn tell(notes: &[Note]) -> ExitCode {
                 "warning"
             }
         };
-        // Whoever closes standard output wants the exit code alone.
+        // A caller that closes standard output wants the exit code alone.
         let _ = writeln!(out, "{level}: {}", note.text);
     }
     code
 }
 
-/// One clear line for each reason.
+/// Prints one clear line for each reason.
 fn refuse(reasons: &str) -> ExitCode {
     for reason in reasons.lines() {
         eprintln!("kp-nodeagent: {reason}");
@@ -84,7 +85,7 @@ fn refuse(reasons: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// What clap says before its usage, on one line.
+/// Returns the part of clap's message before its usage, on one line.
 fn first_paragraph(text: &str) -> String {
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     let words: Vec<_> = paragraph.split_whitespace().collect();
@@ -107,7 +108,7 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
             return Ok(());
         }
         Task::Cleanup(task) => return clean_up(&task),
-        // Its notes are all there is.
+        // The notes, logged above, are the whole result.
         Task::CheckConfig => return Ok(()),
     };
     if config.backend.describe().programs_kernel {
@@ -124,17 +125,17 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(WORKERS).enable_all().build()?;
     let served = runtime.block_on(serve(*config, log));
-    // Whoever waits for a disk that does not answer is left behind.
+    // Tasks that still wait for a disk are abandoned.
     runtime.shutdown_timeout(LAST_WORK);
     served
 }
 
-/// One line for each thing, and an error that names all that went wrong.
+/// Prints one line for each thing, and returns an error with all problems.
 fn clean_up(task: &cleanup::Task) -> anyhow::Result<()> {
     let done = cleanup::run(task);
     let mut out = std::io::stdout();
     for line in &done.lines {
-        // A closed standard output is no reason to leave anything.
+        // The cleanup goes on if standard output is closed.
         let _ = writeln!(out, "{line}");
     }
     anyhow::ensure!(done.problems.is_empty(), done.problems.join("\n"));
@@ -142,12 +143,12 @@ fn clean_up(task: &cleanup::Task) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config, log: LogControl) -> anyhow::Result<()> {
-    // Before anything starts: from here on a signal ends the agent in order.
+    // These come before anything starts: from here on a signal ends the agent in order.
     let terminate = signal(SignalKind::terminate())?;
     let interrupt = signal(SignalKind::interrupt())?;
     let mut stop = Box::pin(signalled(terminate, interrupt));
     let bound = tokio::select! {
-        // A start may wait for the agent before it.
+        // The start may be waiting for an earlier agent.
         () = &mut stop => return Ok(()),
         bound = app::build(config) => bound?,
     };
@@ -161,7 +162,7 @@ async fn serve(config: Config, log: LogControl) -> anyhow::Result<()> {
     Ok(bound.wait().await?)
 }
 
-/// Logs more or less when the configuration file says so.
+/// Changes the log level with the configuration file.
 async fn follow_verbosity(
     mut configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
     log: LogControl,

@@ -1,4 +1,4 @@
-//! How early the kernel ends this process when memory runs out (`oomScoreAdj`).
+//! The priority with which the kernel ends this process when memory runs out (`oomScoreAdj`).
 
 use std::io;
 
@@ -20,7 +20,7 @@ pub fn set_score(score: i32) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Raising needs no privilege, and raising by nothing changes nothing for other tests.
+    /// Raising the score needs no privilege, and raising it by 0 changes nothing for other tests.
     #[test]
     fn the_score_of_this_process_can_be_set() {
         let now: i32 = std::fs::read_to_string(FILE)

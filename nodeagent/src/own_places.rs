@@ -1,4 +1,5 @@
-//! Where this agent listens, and how its own connections are known: what no Service gets on this node.
+//! The places that this agent itself uses, which no Service gets on this node: where it listens, and
+//! the mark of its own connections.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +12,7 @@ use crate::config::Config;
 use kplane_dataplane::backend::Kind;
 use kplane_dataplane::plan::{NodeSettings, Reserved};
 
-/// Places of an agent's own.
+/// The places that an agent uses.
 pub(crate) struct OwnPlaces {
     listeners: Vec<SocketAddr>,
     addresses: Vec<IpAddr>,
@@ -20,7 +21,7 @@ pub(crate) struct OwnPlaces {
 }
 
 impl OwnPlaces {
-    /// Of an agent with this configuration, on this machine.
+    /// Returns the places of an agent with this configuration, on this machine.
     pub(crate) fn new(config: &Config) -> Self {
         let listeners = [config.healthz, config.metrics].into_iter().flatten();
         Self {
@@ -31,12 +32,13 @@ impl OwnPlaces {
         }
     }
 
-    /// Opens connections that the node's rules leave alone.
+    /// Returns a dialer whose connections the node's rules leave alone.
     pub(crate) fn dialer(&self) -> Dialer {
         Dialer::new(self.mark)
     }
 
-    /// The settings with what no Service gets on this node. Its peers are not known yet.
+    /// Adds the places that no Service gets on this node to the settings. The control planes are not
+    /// known yet.
     pub(crate) fn settings(&self, settings: NodeSettings) -> NodeSettings {
         let kubelet = KUBELET_PORTS.map(|port| (port, Holder::Kubelet));
         let ours = self.listeners.iter();
@@ -58,7 +60,8 @@ impl OwnPlaces {
         }
     }
 
-    /// What a control plane in this process, which serves its status at an address, refuses for all.
+    /// Returns the places that a control plane in this process, which serves its status at an address,
+    /// refuses for all Services.
     pub(crate) fn for_all_nodes(&self, status: Option<SocketAddr>) -> ForAllNodes {
         ForAllNodes::new(status.as_slice(), &self.addresses).with_listeners(
             Holder::NodeAgent,

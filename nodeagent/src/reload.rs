@@ -1,5 +1,5 @@
-//! Takes over changes of the configuration file while the agent runs (I3). kube-proxy exits
-//! instead, so that somebody starts it again.
+//! Applies changes of the configuration file while the agent runs (I3). kube-proxy exits instead, so
+//! that its supervisor starts it again.
 
 mod watch;
 
@@ -16,7 +16,7 @@ use kplane_kube_proxy_config::{KubeProxyConfiguration, change};
 
 use self::watch::FileWatch;
 
-/// The configuration in effect; whoever can follow it listens here.
+/// The configuration in effect. Parts of the agent that can follow changes subscribe to it.
 pub type Effective = sync::watch::Sender<Arc<KubeProxyConfiguration>>;
 
 /// Follows the file for as long as the agent runs.
@@ -36,7 +36,7 @@ pub async fn run(loader: Loader, effective: Effective, engine: Engine) {
     };
     let mut reloader = Reloader::new(loader);
     loop {
-        // Once before anything is noticed: it may have changed since it was read for the start.
+        // The first check needs no event: the file may have changed since it was read for the start.
         if let Some(settings) = reloader.look(&effective) {
             engine.configure(settings);
         }
@@ -44,11 +44,11 @@ pub async fn run(loader: Loader, effective: Effective, engine: Engine) {
     }
 }
 
-/// Reads the file again and works out what to do about it.
+/// Reads the file again and decides what to do about it.
 #[derive(Debug)]
 struct Reloader {
     loader: Loader,
-    /// What the last look led to: a file that is only touched says nothing.
+    /// The result of the last check, so that touching the file causes no log line.
     last: Option<Result<KubeProxyConfiguration, ConfigError>>,
 }
 
@@ -57,7 +57,8 @@ impl Reloader {
         Self { loader, last: None }
     }
 
-    /// New settings for the engine, if there are any. The configuration in effect changes with them.
+    /// Returns new settings for the engine, if there are any. The configuration in effect changes
+    /// with them.
     fn look(&mut self, effective: &Effective) -> Option<NodeSettings> {
         let loaded = self.loader.load();
         let loaded = loaded.map_err(|problems| ConfigError { problems });
@@ -76,7 +77,7 @@ impl Reloader {
         }
     }
 
-    /// Whether a look led to something else than the last one.
+    /// Returns whether the result of a check differs from the last one.
     fn is_news(
         &mut self,
         outcome: Result<KubeProxyConfiguration, ConfigError>,
@@ -100,7 +101,7 @@ impl Reloader {
         let settings = match resolve(&change.effective) {
             Ok(settings) => settings,
             Err(problems) => {
-                // Fields that wait for a restart and fields that do not may not go together.
+                // Changed fields that need a restart may conflict with changed fields that do not.
                 let named = problems.into_iter();
                 let named = named.map(|problem| problem.in_file(self.loader.path()));
                 let problems = named.collect();

@@ -1,5 +1,5 @@
-//! What the agent says of itself: published by the engine after every step, read by the stream to
-//! the control plane and by the health checks. The latest report replaces the one before it.
+//! The report of the agent's state. The engine publishes a report after every step. The stream to the control
+//! plane and the health checks read it. The latest report replaces the previous one.
 
 pub(crate) mod servers;
 
@@ -15,82 +15,82 @@ use crate::desired::{Counts, Held, Position, Reject, Resume};
 use kplane_dataplane::backend::{RuleCounts, ServerCounts};
 use kplane_dataplane::conntrack::ConntrackTotals;
 
-/// Failures that a report names at most.
+/// Most failures that a report names.
 const MAX_FAILURES: usize = 400;
 
-/// Bytes of a report on the wire, whatever the length of names: the control plane ends a stream whose
-/// messages are too large. What only the stream knows needs less than the rest.
+/// Most bytes of a report on the wire, whatever the length of names, because the control plane ends a stream
+/// whose messages are too large. The fields that only the stream knows need less than the rest.
 const REPORT_BYTES: usize = kplane_proto::MAX_MESSAGE_BYTES - (32 << 10);
 
-/// Bytes that the sentence about failures without a place takes, and more.
+/// Bytes reserved for the sentence about failures that do not fit, and more.
 const OMISSION_BYTES: usize = 256;
 
 /// Longest reason that is sent, in bytes.
 const MAX_REASON_BYTES: usize = 300;
 
-/// A look at the kernel that finds nothing new is told of when the last one that was is older than this.
+/// Least time between two reports of a read-back that found nothing new, in milliseconds.
 const VERIFIED_NEWS_MS: u64 = 60_000;
 
 /// The latest state of the engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What a reconnect may go on from.
+    /// The state from which a reconnect may continue.
     pub resume: Option<Resume>,
     /// The last update taken; `None` before the first complete snapshot.
     pub held: Option<Position>,
-    /// The kernel holds this position, except for `failures`. Never more than it holds.
+    /// The position that the kernel holds, except for `failures`. Never more than it holds.
     pub applied: Option<Position>,
-    /// The kernel was read back and compared at this position.
+    /// The position at which the kernel was last read back and compared.
     pub verified: Option<Position>,
-    /// Objects that are not in the kernel as desired.
+    /// The objects that are not in the kernel as desired.
     pub failures: Vec<Failure>,
     /// The last attempt to apply.
     pub last_sync: Option<Sync>,
-    /// Totals of both families, what is kept included.
+    /// Totals of both families, including what is kept.
     pub counts: Counts,
-    /// What is served although the control plane does not say it (any more).
+    /// The Services that are served although the control plane does not send them like this (any more).
     pub keeps: Option<Held>,
-    /// The control plane says that its picture may lack something.
+    /// Whether the control plane reports that its data may be incomplete.
     pub partial: bool,
-    /// Each family, IPv4 first.
+    /// The state of each family, IPv4 first.
     pub families: [FamilyReport; 2],
-    /// Objects of kinds that this version does not know, since the start.
+    /// The number of objects of kinds that this version does not know, since the start.
     pub unknown_kinds: u64,
-    /// Attempts in which no family failed, since the start.
+    /// The number of attempts in which no family failed, since the start.
     pub syncs_ok: u64,
-    /// Attempts in which a family failed, since the start.
+    /// The number of attempts in which a family failed, since the start.
     pub syncs_failed: u64,
-    /// Virtual and real servers of each family, in backends that have some. Connections come and go
-    /// all the time, so nobody is woken for these alone.
+    /// Virtual and real servers of each family, in backends that have some. Connections come and go all the
+    /// time, so a change of these alone wakes no receiver.
     pub servers: [Option<ServerCounts>; 2],
-    /// What the control plane knows of the node; `None` before the first complete snapshot.
+    /// The control plane's knowledge of the node; `None` before the first complete snapshot.
     pub node: Option<NodeState>,
-    /// Stale conntrack entries that were deleted, IPv4 first. Kept up to date in the latest report
-    /// without waking anybody for it.
+    /// Totals of deleted stale conntrack entries, IPv4 first. They are updated in the latest report without
+    /// waking its receivers.
     pub conntrack: [ConntrackTotals; 2],
     /// The latest changes in the cluster that the kernel holds, oldest first.
     pub triggers: Arc<VecDeque<TriggerProgrammed>>,
 }
 
-/// What a change in the cluster led to is in the kernel.
+/// A change in the cluster whose results are in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TriggerProgrammed {
-    /// Counts up from 1 since the start of the agent.
+    /// A number that counts up from 1 since the start of the agent.
     pub number: u64,
-    /// The epoch in which `id` means something.
+    /// The epoch in which `id` is valid.
     pub epoch: u64,
-    /// The control plane's name for it.
+    /// The control plane's identifier of the change.
     pub id: u64,
-    /// From the change until the kernel's acknowledgement, milliseconds by two clocks.
+    /// Time from the change until the kernel's acknowledgement, in milliseconds by two clocks.
     pub latency_ms: u64,
 }
 
-/// What matters of the node for its health.
+/// The facts of the node that matter for its health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeState {
-    /// There is a Node object.
+    /// Whether there is a Node object.
     pub known: bool,
-    /// It is neither being deleted nor drained by an autoscaler.
+    /// Whether the node is neither being deleted nor drained by an autoscaler.
     pub eligible: bool,
 }
 
@@ -103,21 +103,21 @@ impl From<&NodeFacts> for NodeState {
     }
 }
 
-/// Why one object is not in the kernel as desired.
+/// The reason why one object is not in the kernel as desired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The object; `None` for the node as a whole, or when its name cannot be told.
+    /// The object; `None` for the node as a whole, or when its name is unreadable.
     pub object: Option<DesiredKey>,
-    /// What is wrong, for people.
+    /// The problem, human-readable.
     pub reason: String,
-    /// Since when, milliseconds since 1970.
+    /// The start of the problem, milliseconds since 1970.
     pub since_ms: u64,
-    /// It is served, but not in every respect.
+    /// Whether the object is served, but not in every respect.
     pub degraded: bool,
 }
 
 impl Failure {
-    /// An object that makes no sense.
+    /// Returns the failure of an invalid object.
     #[must_use]
     pub fn rejected(object: Option<&DesiredKey>, reject: &Reject) -> Self {
         let reason = match object {
@@ -133,63 +133,64 @@ impl Failure {
     }
 }
 
-/// How one update, or a retry, went.
+/// The course of one update, or of a retry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sync {
-    /// Revision that was applied.
+    /// The revision that was applied.
     pub revision: u64,
-    /// When it was finished, milliseconds since 1970.
+    /// The end of the attempt, milliseconds since 1970.
     pub finished_at_ms: u64,
-    /// From the arrival of its last piece until the kernel's acknowledgement.
+    /// Time from the arrival of the update's last piece until the kernel's acknowledgement.
     pub total: Duration,
-    /// Planning and comparing.
+    /// Time for planning and comparing.
     pub plan: Duration,
-    /// Encoding.
+    /// Time for encoding.
     pub encode: Duration,
-    /// The kernel.
+    /// Time that the kernel took.
     pub kernel: Duration,
-    /// Operations that the kernel was sent.
+    /// The number of operations that the kernel was sent.
     pub operations: u64,
-    /// Bytes that the kernel was sent.
+    /// The number of bytes that the kernel was sent.
     pub bytes: u64,
-    /// From the change in the control plane until the acknowledgement, milliseconds by two
-    /// clocks; 0 when not known.
+    /// Time from the change in the control plane until the acknowledgement, in milliseconds by two clocks; 0
+    /// when not known.
     pub end_to_end_ms: u64,
 }
 
-/// One address family.
+/// The state of one address family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FamilyReport {
-    /// The kernel holds everything that is desired of this family.
+    /// Whether the kernel holds everything that is desired of this family.
     pub programmed: bool,
-    /// The node needs it, or it works: `Report::applied` waits for it. A kernel without IPv6 is no
-    /// problem while no Service has IPv6 addresses.
+    /// Whether the node needs the family, or the family works: `Report::applied` waits for it. A kernel
+    /// without IPv6 is no problem while no Service has IPv6 addresses.
     pub needed: bool,
-    /// It held a complete state once since the start.
+    /// Whether the kernel has held a complete state once since the start.
     pub ever_programmed: bool,
-    /// When it was last known to hold what was desired, milliseconds since 1970; 0 = never.
+    /// The last time when the kernel was known to hold the desired state, milliseconds since 1970; 0 = never.
     pub programmed_at_ms: u64,
-    /// When the oldest update came that it does not hold; `None` when it holds everything (G2).
+    /// The arrival of the oldest update that the kernel does not hold; `None` when it holds everything (G2).
     pub behind_since: Option<Instant>,
-    /// What is wrong.
+    /// The current error.
     pub error: Option<Standing>,
-    /// Rules there are, in backends whose rules grow with the number of Services.
+    /// The number of rules, in backends whose rules grow with the number of Services.
     pub rules: Option<RuleCounts>,
-    /// When the kernel was last compared with what it should hold and was equal, milliseconds since 1970; 0 =
-    /// never.
+    /// The last time when the kernel was compared with what it should hold and was equal, milliseconds since
+    /// 1970; 0 = never.
     pub verified_at_ms: u64,
-    /// What others changed and was put right.
+    /// Repairs of other programs' changes.
     pub repairs: Repairs,
 }
 
-/// What others changed and was put right, since the start.
+/// Repairs of other programs' changes, since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repairs {
-    /// How often.
+    /// The number of repairs.
     pub count: u64,
-    /// When last, milliseconds since 1970; 0 = never.
+    /// The time of the last repair, milliseconds since 1970; 0 = never.
     pub last_ms: u64,
-    /// What it was then, and as far as the kernel tells by whom, for people.
+    /// The last change that was repaired, and as far as the kernel reports it the program that made it,
+    /// human-readable.
     pub last: String,
 }
 
@@ -204,17 +205,17 @@ impl Repairs {
 /// An error that lasts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// What is wrong, for people.
+    /// The problem, human-readable.
     pub reason: String,
-    /// Since when, milliseconds since 1970.
+    /// The start of the error, milliseconds since 1970.
     pub since_ms: u64,
-    /// Since when, by a clock that nobody sets.
+    /// The start of the error, by the monotonic clock.
     pub since: Instant,
 }
 
 impl Report {
-    /// Takes the place of an older one; returns whether it says anything that the other did not,
-    /// [`Report::servers`] aside, and a look at the kernel soon after another that found the same.
+    /// Replaces an older report; returns whether the new one contains news. [`Report::servers`] is no news,
+    /// and neither is a read-back soon after another one with the same result.
     pub(crate) fn replace(mut self, before: &mut Self) -> bool {
         let servers = std::mem::take(&mut self.servers);
         before.servers = Default::default();
@@ -228,7 +229,7 @@ impl Report {
         news
     }
 
-    /// Puts times in the place of [`FamilyReport::verified_at_ms`], and returns these.
+    /// Replaces the times of [`FamilyReport::verified_at_ms`], and returns the previous ones.
     fn swap_verified(&mut self, times: [u64; 2]) -> [u64; 2] {
         let [v4, v6] = &mut self.families;
         let [at_v4, at_v6] = times;
@@ -238,11 +239,11 @@ impl Report {
         ]
     }
 
-    /// The report on the wire, without what only the stream knows.
+    /// Returns the report on the wire, without the fields that only the stream knows.
     #[must_use]
     pub fn to_wire(&self) -> pb::Report {
         let epoch = self.held.map_or(0, |held| held.epoch);
-        // Positions of another epoch say nothing in this one.
+        // A position of another epoch means nothing in this one.
         let revision = |position: Option<Position>| {
             let here = position.filter(|position| position.epoch == epoch);
             here.map_or(0, |position| position.revision)
@@ -275,8 +276,8 @@ impl Report {
         report
     }
 
-    /// What a control plane of this epoch has not been told yet, if it was told everything up to
-    /// number `told`.
+    /// Returns the results that a control plane of this epoch has not received yet, if it received everything
+    /// up to the given number.
     pub(crate) fn triggers_after(&self, epoch: u64, told: u64) -> Vec<pb::TriggerProgrammed> {
         let new = self.triggers.iter().filter(|one| one.number > told);
         new.filter(|one| one.epoch == epoch)
@@ -340,13 +341,13 @@ fn held_to_wire(held: &Held) -> pb::Held {
     }
 }
 
-/// As many failures as fit into `room` bytes, and how many there are besides.
+/// Returns as many failures as fit into `room` bytes, and the number of further failures.
 fn failures_to_wire(failures: &[Failure], room: usize) -> Vec<pb::ObjectFailure> {
     let mut room = room.saturating_sub(OMISSION_BYTES);
     let mut wire = Vec::new();
     for failure in failures.iter().take(MAX_FAILURES) {
         let failure = failure_to_wire(failure);
-        // With its tag and length in the report.
+        // The size includes its tag and length in the report.
         let bytes = failure.encoded_len() + 4;
         if bytes > room {
             break;
@@ -382,12 +383,12 @@ fn failure_to_wire(failure: &Failure) -> pb::ObjectFailure {
     }
 }
 
-/// The first [`MAX_REASON_BYTES`] of a text.
+/// Returns the first [`MAX_REASON_BYTES`] of a text.
 fn clip(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_REASON_BYTES)]
 }
 
-/// Microseconds, as the wire has them.
+/// Returns microseconds, the unit of the wire format.
 #[must_use]
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)

@@ -1,27 +1,29 @@
 //! Kernel settings of connection tracking (behaviour F6): what to set, and setting it.
 //!
-//! As kube-proxy does, sizes are raised and never lowered, because somebody else on the node may
-//! need more; the other values are set as configured, since the kernel's own are often higher (TCP:
-//! 5 days). What this mode does not need is left alone: `net.ipv4.conf.all.route_localnet` (node
-//! ports are not served on loopback, A21) and `net.ipv4.ip_forward` (the network plugin's).
+//! As in kube-proxy, sizes are raised and never lowered, because another program on the node may
+//! need more. The other values are set as configured, since the kernel's own are often higher (TCP:
+//! 5 days). Settings that this mode does not need are left alone:
+//! `net.ipv4.conf.all.route_localnet` (node ports are not served on loopback, A21) and
+//! `net.ipv4.ip_forward` (the network plugin's).
 
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Most entries that are asked for, whatever the number of processors (kube-proxy 1.36).
+/// Most entries that are requested, whatever the number of processors (kube-proxy 1.36).
 const MAX_ENTRIES: u64 = 1 << 20;
-/// Entries in one bucket of the hash table when it is full.
+/// Number of entries in one bucket of the hash table when it is full.
 const ENTRIES_PER_BUCKET: u64 = 4;
 
 /// Directory of the settings below the root.
 const NETFILTER: &str = "proc/sys/net/netfilter";
-/// Most entries.
+/// The file with the maximum number of entries.
 const MAX: &str = "nf_conntrack_max";
-/// The processors, such as `0-3,6`.
+/// The file with the list of processors, such as `0-3,6`.
 const CORES: &str = "sys/devices/system/cpu/online";
-/// Buckets of the hash table; belongs to the machine, not to a network namespace.
+/// The file with the number of buckets of the hash table. It belongs to the machine, not to a
+/// network namespace.
 const HASHSIZE: &str = "sys/module/nf_conntrack/parameters/hashsize";
 
 /// `conntrack` of the configuration file, with kube-proxy's defaults. 0 leaves the kernel's value.
@@ -31,15 +33,18 @@ pub struct Settings {
     pub max_per_core: u32,
     /// Least number of entries, if `max_per_core` is not 0 (`min`).
     pub min: u32,
-    /// Idle TCP connections are forgotten after this, in whole seconds (`tcpEstablishedTimeout`).
+    /// Time after which idle TCP connections are forgotten, in whole seconds
+    /// (`tcpEstablishedTimeout`).
     pub tcp_established_timeout: Duration,
-    /// Half-closed ones after this, in whole seconds (`tcpCloseWaitTimeout`).
+    /// Time after which half-closed TCP connections are forgotten, in whole seconds
+    /// (`tcpCloseWaitTimeout`).
     pub tcp_close_wait_timeout: Duration,
-    /// Packets outside the TCP window are not marked invalid (`tcpBeLiberal`).
+    /// Whether packets outside the TCP window are not marked invalid (`tcpBeLiberal`).
     pub tcp_be_liberal: bool,
-    /// UDP flows without an answer, in whole seconds (`udpTimeout`).
+    /// Time after which UDP flows without an answer are forgotten, in whole seconds (`udpTimeout`).
     pub udp_timeout: Duration,
-    /// UDP flows with answers, in whole seconds (`udpStreamTimeout`).
+    /// Time after which UDP flows with answers are forgotten, in whole seconds
+    /// (`udpStreamTimeout`).
     pub udp_stream_timeout: Duration,
 }
 
@@ -57,20 +62,20 @@ impl Default for Settings {
     }
 }
 
-/// A file that shall hold a number.
+/// A file that must hold a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The file, below the root.
     file: File,
     /// The number.
     pub value: u64,
-    /// More is fine too.
+    /// Whether a larger number is fine too.
     pub or_more: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum File {
-    /// In [`NETFILTER`].
+    /// A file in [`NETFILTER`].
     Netfilter(&'static str),
     Hashsize,
 }
@@ -85,7 +90,7 @@ impl File {
 }
 
 impl Wanted {
-    /// The file, relative to the root of the file system.
+    /// Returns the file, relative to the root of the file system.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.file.path()
@@ -93,8 +98,8 @@ impl Wanted {
 }
 
 impl Settings {
-    /// What the kernel shall hold on a machine with so many processors, in the order in
-    /// which it is written.
+    /// Returns the values that the kernel must hold on a machine with this number of processors, in
+    /// the order in which they are written.
     #[must_use]
     pub fn wanted(&self, cores: usize) -> Vec<Wanted> {
         let max = self.max_entries(cores);
@@ -129,7 +134,7 @@ impl Settings {
         wanted.collect()
     }
 
-    /// 0 = leave it.
+    /// Returns the maximum number of entries; 0 = leave the kernel's.
     fn max_entries(&self, cores: usize) -> u64 {
         if self.max_per_core == 0 {
             return 0;
@@ -139,26 +144,26 @@ impl Settings {
     }
 }
 
-/// Why a setting is not as wanted. The agent works all the same.
+/// The reason why a setting is not as wanted. The agent works all the same.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingError {
-    /// It could not be read.
+    /// The file could not be read.
     #[error("cannot read {}: {source} (is the kernel module nf_conntrack loaded?)", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It holds something else than a number.
+    /// The file does not hold a number.
     #[error("{} holds {text:?}, not a number", path.display())]
     NoNumber {
         /// The file.
         path: PathBuf,
-        /// What it holds, cut.
+        /// The content of the file, cut.
         text: String,
     },
-    /// It could not be written.
+    /// The file could not be written.
     #[error(
         "cannot set {} from {from} to {to}: {source} ({})",
         path.display(),
@@ -167,11 +172,11 @@ pub enum SettingError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What it holds.
+        /// The number that the file holds.
         from: u64,
-        /// What it shall hold.
+        /// The number that the file should hold.
         to: u64,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -181,23 +186,23 @@ fn what_to_do(path: &Path, error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::ReadOnlyFilesystem if hash => "mount /sys writable, or set it on the host",
         ErrorKind::ReadOnlyFilesystem => "mount /proc/sys writable, or set it on the host",
-        // The kernel lets the initial network namespace only.
+        // The kernel allows this in the initial network namespace only.
         _ if hash => "run privileged on the host's network, or set it on the host",
         _ => "run privileged, or set it on the host, or set the conntrack option to 0",
     }
 }
 
-/// What became of the settings.
+/// The result of applying the settings.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Those that were written.
+    /// The settings that were written.
     pub written: Vec<Wanted>,
-    /// Those that are not as wanted.
+    /// The settings that are not as wanted.
     pub errors: Vec<SettingError>,
 }
 
-/// Writes what is not as wanted, below `root` (`/` but in tests). One that fails does not keep
-/// the others from being set.
+/// Writes the settings that are not as wanted, below `root` (`/` but in tests). An error with one
+/// setting does not keep the others from being set.
 #[must_use]
 pub fn apply(root: &Path, settings: &Settings, cores: usize) -> Outcome {
     let mut outcome = Outcome::default();
@@ -212,7 +217,7 @@ pub fn apply(root: &Path, settings: &Settings, cores: usize) -> Outcome {
 }
 
 /// Applies the settings to this machine, or to the calling thread's network namespace as far as
-/// they are its own, and logs what came of it. Never fatal.
+/// they belong to it, and logs the result. Never fatal.
 pub fn apply_and_log(settings: &Settings) {
     let root = Path::new("/");
     let outcome = apply(root, settings, cores(root));
@@ -224,14 +229,14 @@ pub fn apply_and_log(settings: &Settings) {
     }
 }
 
-/// The machine's processors, whatever share of them this process may use.
+/// Returns the number of the machine's processors, whatever share of them this process may use.
 fn cores(root: &Path) -> usize {
     let online = fs::read_to_string(root.join(CORES)).ok();
     let online = online.and_then(|text| count_list(text.trim()));
     online.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// The length of a list such as `0-3,6`.
+/// Returns the number of items in a list such as `0-3,6`.
 fn count_list(text: &str) -> Option<usize> {
     let count = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -242,9 +247,9 @@ fn count_list(text: &str) -> Option<usize> {
         .try_fold(0_usize, |sum, part| sum.checked_add(count(part)?))
 }
 
-/// Writes a value if another one is there; `false` when there was nothing to do.
+/// Writes a value if the file holds another one; returns `false` when there was nothing to do.
 fn set(root: &Path, wanted: Wanted) -> Result<bool, SettingError> {
-    /// More than any number has.
+    /// The number of characters shown: longer than any number.
     const SHOWN: usize = 40;
     let path = root.join(wanted.path());
     let text = match fs::read_to_string(&path) {

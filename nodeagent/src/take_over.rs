@@ -1,5 +1,5 @@
-//! Taking over from kube-proxy: its rules go once ours serve, never before, and never under a kube-proxy
-//! that still runs.
+//! Taking over from kube-proxy: its rules are removed once kplane's rules serve, never before, and never
+//! while a kube-proxy runs.
 
 use std::time::Duration;
 
@@ -12,39 +12,41 @@ use kplane_dataplane::leftovers::{
     Ports, Rival, Serving, find, find_sparing, running, spare_connections,
 };
 
-/// From one look at connections that IPVS carries to the next.
+/// Time between two checks for connections that IPVS carries.
 const DRAIN_LOOK: Duration = Duration::from_secs(10);
-/// From one look for a kube-proxy that runs to the next.
+/// Time between two checks for a kube-proxy that runs.
 const RIVAL_LOOK: Duration = Duration::from_secs(2);
 
-/// What is to be done on a node.
+/// The work to do on a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TakeOver {
-    /// What of ours serves.
+    /// The part of the data path that belongs to kplane.
     pub(crate) serving: Serving,
     /// See [`spare_connections`].
     pub(crate) spare: [bool; 2],
-    /// Where a kube-proxy may listen.
+    /// The ports on which a kube-proxy may listen.
     pub(crate) ports: Ports,
 }
 
-/// How far it is.
+/// The progress of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Begins,
     /// A kube-proxy runs: nothing is touched.
     Beside(Rival),
-    /// Connections through IPVS are waited for; all else is done.
+    /// All is done, except that connections through IPVS have not ended yet.
     Drains,
     Done,
 }
 
-/// Waits until the kernel holds the first complete snapshot in all needed families, and removes
-/// what kube-proxy left in the process' network namespace, once: as soon as no kube-proxy runs there, which
-/// is `told` until then. What established TCP connections need of IPVS stays until they have ended.
+/// Waits until the kernel holds the first complete snapshot in all needed families. Then removes, once,
+/// what kube-proxy left in the process' network namespace. While a kube-proxy runs there, nothing is
+/// removed, and the channel reports that kube-proxy. The parts of IPVS that established TCP connections need
+/// stay until those connections have ended.
 ///
-/// A snapshot without a single Service does not count: no cluster is like that, and what kube-proxy
-/// left may be all that works. Nor does one of a control plane that knows that it lacks something.
+/// A snapshot without a single Service does not count: no real cluster is empty, and what kube-proxy left
+/// may be all that works. A snapshot of a control plane that knows that its data is incomplete does not
+/// count either.
 pub(crate) async fn remove_once_serving(
     task: TakeOver,
     mut reports: watch::Receiver<Report>,
@@ -56,7 +58,7 @@ pub(crate) async fn remove_once_serving(
     let mut stage = Stage::Begins;
     loop {
         let step = move || step(task, stage);
-        // A panic there has been printed; what is left is left.
+        // A panic in the task has been printed already; what it did not remove stays.
         let next = tokio::task::spawn_blocking(step).await;
         let next = next.unwrap_or(Stage::Done);
         let pause = match next {
@@ -116,7 +118,8 @@ fn step(task: TakeOver, before: Stage) -> Stage {
     }
 }
 
-/// Returns whether connections are waited for. `again`: it was so before, and all else is done.
+/// Removes what kube-proxy left, and returns whether connections are still waited for. `again` means that
+/// an earlier call returned true, and that all else is done.
 fn remove_and_log(task: TakeOver, again: bool) -> bool {
     let serving = task.serving;
     let used = spare_connections(serving, task.spare);
@@ -161,7 +164,7 @@ mod tests {
     use super::*;
     use crate::desired::{Counts, Position};
 
-    /// I4: not a moment before everything is in the kernel.
+    /// I4: nothing is removed before everything is in the kernel.
     #[test]
     fn i4_leftovers_stay_until_everything_is_served() {
         let at = |revision| Some(Position { epoch: 1, revision });

@@ -1,5 +1,5 @@
-//! Every IP packet that passes the links of a namespace, as on the wire: before the firewall on
-//! the way in, after it on the way out.
+//! Captures every IP packet that passes the links of a namespace, as on the wire: before the
+//! firewall on the way in, after it on the way out.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -17,7 +17,7 @@ const WITH_PORTS: [u8; 3] = [6, 17, 132];
 /// `PACKET_OUTGOING` of `linux/if_packet.h`.
 const OUTGOING: u8 = 4;
 
-/// An open capture; it sees what passes after [`Capture::open`].
+/// An open capture of the packets that pass after [`Capture::open`].
 #[derive(Debug)]
 pub struct Capture {
     socket: OwnedFd,
@@ -30,11 +30,11 @@ pub struct Packet {
     pub src: SocketAddr,
     /// Destination; port 0 where the protocol has none.
     pub dst: SocketAddr,
-    /// IANA number of what follows the IP header, such as 6 for TCP.
+    /// IANA number of the protocol after the IP header, such as 6 for TCP.
     pub protocol: u8,
-    /// Sent by this namespace, not received.
+    /// Whether this namespace sent the packet; otherwise it received the packet.
     pub outgoing: bool,
-    /// What follows the IP header.
+    /// The bytes after the IP header.
     pub payload: Vec<u8>,
 }
 
@@ -42,7 +42,7 @@ impl Capture {
     /// Begins to capture on all links of a namespace.
     ///
     /// # Errors
-    /// That the socket could not be opened (`CAP_NET_RAW`).
+    /// The socket could not be opened (`CAP_NET_RAW`).
     pub fn open(ns: &NetNs) -> Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let (family, all) = (AddressFamily::Packet, SockProtocol::EthAll);
@@ -52,11 +52,11 @@ impl Capture {
         Ok(Self { socket })
     }
 
-    /// The packets captured since the last call. What is not IP is left out; under heavy traffic
-    /// the kernel drops what does not fit its buffer (about 200 packets).
+    /// Returns the packets captured since the last call. Packets other than IP are left out. Under
+    /// heavy traffic the kernel drops what does not fit its buffer (about 200 packets).
     ///
     /// # Errors
-    /// That the socket failed.
+    /// The socket failed.
     pub fn drain(&self) -> Result<Vec<Packet>> {
         let mut packets = Vec::new();
         let mut buffer = [0; 2048];
@@ -68,7 +68,7 @@ impl Capture {
                     packets.extend(Packet::parse(bytes, outgoing));
                 }
                 Err(Errno::EAGAIN) => return Ok(packets),
-                // A link that goes down says so once.
+                // A link that goes down reports this once.
                 Err(Errno::ENETDOWN) => {}
                 Err(error) => return Err(error).context("read captured packets"),
             }

@@ -1,4 +1,5 @@
-//! Asking the servers of [`crate::echo`]: single probes, distributions, connections that stay open.
+//! Clients of the servers of [`crate::echo`]: single probes, distributions, connections that stay
+//! open.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,8 +13,8 @@ use socket2::{Domain, Socket, Type};
 
 use crate::netns::NetNs;
 
-/// How long a probe waits for an answer unless told otherwise: as long as TCP waits before it
-/// repeats a SYN, so that a lost packet is a failure and not a delay.
+/// The default time that a probe waits for an answer. TCP repeats a SYN after the same time, so a
+/// lost packet is a failure and not a delay.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A transport that the echo servers speak.
@@ -25,45 +26,45 @@ pub enum Protocol {
     Udp,
 }
 
-/// One question: connect (or send a datagram) and read the server's line. Every time from a fresh
+/// One probe: connects (or sends a datagram) and reads the server's line. Every probe uses a fresh
 /// source port.
 #[derive(Clone, Copy, Debug)]
 pub struct Probe {
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// Whom to ask.
+    /// The address to probe.
     pub to: SocketAddr,
-    /// Source address, if the kernel shall not choose.
+    /// The source address; `None` lets the kernel choose.
     pub source: Option<IpAddr>,
-    /// How long to wait, for connecting and for the line together.
+    /// The longest wait, for connecting and for the line together.
     pub timeout: Duration,
 }
 
-/// What a server said about a connection.
+/// The answer of a server about a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The server's name: the pod's.
+    /// The server's name, which is the pod's.
     pub name: String,
     /// The source as the server saw it.
     pub peer: SocketAddr,
     /// The destination as the server saw it.
     pub local: SocketAddr,
-    /// From the first packet to the line.
+    /// Time from the first packet to the line.
     pub took: Duration,
 }
 
-/// How a probe ended.
+/// The outcome of a probe.
 #[derive(Debug)]
 pub enum Outcome {
     /// A server answered.
     Reply(Reply),
-    /// A reset, or an ICMP port unreachable.
+    /// A reset or an ICMP port unreachable came back.
     Refused,
     /// No answer within the probe's timeout.
     TimedOut,
-    /// No route, or an ICMP host or network unreachable.
+    /// There is no route, or an ICMP host or network unreachable came back.
     Unreachable,
-    /// Anything else.
+    /// Any other outcome.
     Other(Error),
 }
 
@@ -75,19 +76,19 @@ pub struct Session {
 }
 
 impl Probe {
-    /// A TCP probe with the default [`TIMEOUT`].
+    /// Creates a TCP probe with the default [`TIMEOUT`].
     #[must_use]
     pub fn tcp(to: SocketAddr) -> Self {
         Self::new(Protocol::Tcp, to)
     }
 
-    /// A UDP probe with the default [`TIMEOUT`].
+    /// Creates a UDP probe with the default [`TIMEOUT`].
     #[must_use]
     pub fn udp(to: SocketAddr) -> Self {
         Self::new(Protocol::Udp, to)
     }
 
-    /// A probe with the default [`TIMEOUT`].
+    /// Creates a probe with the default [`TIMEOUT`].
     #[must_use]
     pub fn new(protocol: Protocol, to: SocketAddr) -> Self {
         Self {
@@ -98,29 +99,29 @@ impl Probe {
         }
     }
 
-    /// With this source address.
+    /// Sets the source address.
     #[must_use]
     pub fn source(mut self, ip: IpAddr) -> Self {
         self.source = Some(ip);
         self
     }
 
-    /// With this timeout.
+    /// Sets the timeout.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Asks once from a namespace.
+    /// Probes once from a namespace.
     ///
     /// # Errors
-    /// Only that the namespace could not be entered.
+    /// The namespace could not be entered. No other error is possible.
     pub fn once(&self, ns: &NetNs) -> Result<Outcome> {
         ns.run(|| Ok(self.here()))
     }
 
-    /// Asks once from a namespace and wants an answer.
+    /// Probes once from a namespace and requires an answer.
     ///
     /// # Errors
     /// Any other outcome.
@@ -131,11 +132,11 @@ impl Probe {
         }
     }
 
-    /// Asks `n` times and counts who answered; other outcomes count as `!refused`, `!timed out`
-    /// and so on ([`Outcome::label`]).
+    /// Probes `n` times and counts the answers by server; other outcomes count as `!refused`,
+    /// `!timed out` and so on ([`Outcome::label`]).
     ///
     /// # Errors
-    /// Only that the namespace could not be entered.
+    /// The namespace could not be entered. No other error is possible.
     pub fn spread(&self, ns: &NetNs, n: usize) -> Result<BTreeMap<String, usize>> {
         ns.run(|| {
             let mut counts = BTreeMap::new();
@@ -146,7 +147,7 @@ impl Probe {
         })
     }
 
-    /// Asks once from the calling thread's namespace.
+    /// Probes once from the calling thread's namespace.
     #[must_use]
     pub fn here(&self) -> Outcome {
         let result = match self.protocol {
@@ -159,7 +160,7 @@ impl Probe {
     /// Opens a TCP connection from a namespace and keeps it.
     ///
     /// # Errors
-    /// That no connection came about, or no line on it.
+    /// No connection was made, or no line came on it.
     pub fn open(&self, ns: &NetNs) -> Result<Session> {
         ns.run(|| Ok(self.ask_tcp()?))
             .with_context(|| format!("{self} from {}", ns.name()))
@@ -172,11 +173,11 @@ impl Probe {
         socket.set_linger(Some(Duration::ZERO))?;
         socket.connect_timeout(&self.to.into(), self.timeout)?;
         let left = self.timeout.saturating_sub(start.elapsed());
-        // Zero would mean for ever.
+        // A timeout of zero would mean for ever.
         socket.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         let stream = TcpStream::from(socket);
         let mut line = String::new();
-        // The server sends nothing after the line unasked, so that no echo is lost in the buffer.
+        // The server sends nothing unasked after the line, so no echo is lost in the buffer.
         BufReader::new(&stream).read_line(&mut line)?;
         let reply = parse(&line, start.elapsed())?;
         Ok(Session { stream, reply })
@@ -185,7 +186,7 @@ impl Probe {
     fn ask_udp(&self) -> Result<Reply, Error> {
         let start = Instant::now();
         let socket = UdpSocket::from(self.socket(Type::DGRAM)?);
-        // Connected, so that ICMP errors arrive.
+        // The socket is connected, so that ICMP errors arrive.
         socket.connect(self.to)?;
         socket.set_read_timeout(Some(self.timeout))?;
         socket.send(b"?")?;
@@ -211,7 +212,7 @@ impl fmt::Display for Probe {
 }
 
 impl Outcome {
-    /// The server's name, or what else happened with a `!` before it.
+    /// Returns the server's name, or another outcome with a `!` before it.
     #[must_use]
     pub fn label(&self) -> String {
         match self {
@@ -245,7 +246,7 @@ impl From<Error> for Outcome {
 }
 
 impl Session {
-    /// What the server said at the start.
+    /// Returns the server's answer at the start.
     #[must_use]
     pub fn reply(&self) -> &Reply {
         &self.reply
@@ -254,7 +255,7 @@ impl Session {
     /// Sends a few bytes and waits for their echo.
     ///
     /// # Errors
-    /// The connection is closed or broken, or there is no echo within `timeout`.
+    /// The connection is closed or broken, or no echo came within `timeout`.
     pub fn echo(&mut self, timeout: Duration) -> Result<()> {
         self.stream.set_read_timeout(Some(timeout))?;
         self.stream.write_all(b"ping").context("send")?;

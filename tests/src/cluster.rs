@@ -56,38 +56,40 @@ use guard::Guard;
 use kubelet::Kubelet;
 use server::{API_PORT, ApiServer, Files};
 
-/// The API server's address in a namespace of its own (of RFC 5737: nobody else's).
+/// The API server's address in its own namespace. The range is reserved for documentation (RFC 5737),
+/// so no other machine has it.
 pub const OWN_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 10));
-/// Both families; the first is the default of Services that do not say.
+/// Ranges of both families; the first is the default of Services that name no family.
 pub const DUAL_STACK: &str = "10.96.0.0/16,fd96::/112";
 
 /// Longest wait for a program to be ready, on a busy machine.
 const READY: Duration = Duration::from_secs(60);
 
-/// How to start a cluster.
+/// The options for starting a cluster.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The namespace in which it runs, and the address there by which others reach the API server
-    /// (its certificate is for that and for 127.0.0.1). A namespace of its own with
-    /// [`OWN_ADDRESS`] without.
+    /// The namespace in which the cluster runs, and the address there at which clients reach the API
+    /// server (its certificate is for that and for 127.0.0.1). `None` creates a namespace with
+    /// [`OWN_ADDRESS`].
     pub at: Option<(NetNs, IpAddr)>,
-    /// Where state and logs are kept: kept for good, and found again by the next start. A temporary
-    /// folder without.
+    /// The folder of state and logs. It is kept, and the next start uses it again. `None` takes a
+    /// temporary folder.
     pub folder: Option<PathBuf>,
     /// Ranges of cluster IPs: one prefix, or two of different families with a comma. The address
     /// must be of the first one's family.
     pub service_ranges: String,
-    /// Runs kube-controller-manager: Deployments get Pods, Services get EndpointSlices, and so on.
+    /// Whether to run kube-controller-manager: Deployments get Pods, Services get EndpointSlices, and
+    /// so on.
     pub controllers: bool,
-    /// Runs a kubelet for all nodes: Pods with a `spec.nodeName` get addresses out of their node's
-    /// `spec.podCIDRs` and are ready; deleted ones are terminating for so long.
+    /// Runs a kubelet for all nodes. Pods with a `spec.nodeName` get addresses out of their node's
+    /// `spec.podCIDRs` and are ready. Deleted Pods are terminating for this time.
     pub kubelet: Option<Duration>,
     /// More flags for the API server.
     pub apiserver_flags: Vec<String>,
 }
 
 impl Default for Options {
-    /// etcd and the API server alone, in a namespace of its own, with both families.
+    /// Returns the options for etcd and the API server alone, in a new namespace, with both families.
     fn default() -> Self {
         Self {
             at: None,
@@ -100,7 +102,7 @@ impl Default for Options {
     }
 }
 
-/// A running cluster; dropped = all its processes are killed and its temporary folder is gone.
+/// A running cluster. Dropping it kills all its processes and removes its temporary folder.
 #[derive(Debug)]
 pub struct Cluster {
     // Fields drop in order: processes before what they use.
@@ -117,7 +119,7 @@ pub struct Cluster {
     _temporary: Option<TempDir>,
 }
 
-/// Programs that run; none while a test keeps them away.
+/// The programs that run; `None` while a test has stopped one.
 #[derive(Debug, Default)]
 struct Running {
     controllers: Option<Process>,
@@ -126,8 +128,8 @@ struct Running {
 }
 
 impl Cluster {
-    /// Starts it and waits until the API server serves. Builds its programs first where they are
-    /// missing: see [`Programs::ensure`].
+    /// Starts a cluster and waits until the API server serves. Builds missing programs first: see
+    /// [`Programs::ensure`].
     ///
     /// # Errors
     /// A program is missing or does not become ready; the message has the end of its log.
@@ -164,9 +166,10 @@ impl Cluster {
         };
         let command = server::apiserver(&programs, &files, &flags)?;
         let mut apiserver = guard.start(command)?;
-        // The certificate is made at the first start, and a client cannot be made without.
+        // The server creates its certificate at the first start, and a client cannot be created
+        // without it.
         ready(&mut apiserver, "kube-apiserver", &files, || {
-            // Two: the server's, and the one that signed it.
+            // There must be two: the server's, and the one that signed it.
             let file = fs::read_to_string(files.ca()).context("it has no certificate")?;
             let written = file.matches("END CERTIFICATE").count();
             ensure!(written == 2, "its certificate is being written");
@@ -195,43 +198,43 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The namespace in which it runs.
+    /// Returns the namespace in which the cluster runs.
     #[must_use]
     pub fn ns(&self) -> &NetNs {
         &self.ns
     }
 
-    /// The API server's address.
+    /// Returns the API server's address.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// The administrator's kubeconfig.
+    /// Returns the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.files.kubeconfig()
     }
 
-    /// Where state and logs are.
+    /// Returns the folder of state and logs.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.files.folder
     }
 
-    /// The programs it is made of.
+    /// Returns the programs of the cluster.
     #[must_use]
     pub fn programs(&self) -> &Programs {
         &self.programs
     }
 
-    /// The administrator's client.
+    /// Returns the administrator's client.
     #[must_use]
     pub fn api(&self) -> &Api {
         &self.api
     }
 
-    /// A client with another kubeconfig.
+    /// Returns a client with another kubeconfig.
     ///
     /// # Errors
     /// The kubeconfig cannot be used.
@@ -263,7 +266,7 @@ impl Cluster {
     /// Adds a Node that is ready, or changes one: its addresses, the ranges of its Pods, its zone.
     ///
     /// # Errors
-    /// See the server's answer.
+    /// The server's error.
     pub fn add_node(&self, spec: &NodeSpec, zone: &str) -> Result<()> {
         let node = objects::node(&spec.name, &spec.pod_cidrs, zone);
         self.api.apply(&node)?;
@@ -281,10 +284,10 @@ impl Cluster {
         self.api.patch_status("Pod", key, &status).map(drop)
     }
 
-    /// Kills the API server, as a crash would: connections break at once.
+    /// Kills the API server as a crash would: connections break at once.
     ///
     /// # Errors
-    /// It does not run.
+    /// The API server does not run.
     pub fn kill_apiserver(&self) -> Result<()> {
         let process = self.running().apiserver.take();
         process.context("kube-apiserver does not run").map(drop)
@@ -293,7 +296,7 @@ impl Cluster {
     /// Starts the API server again and waits until it serves.
     ///
     /// # Errors
-    /// It runs, or it does not become ready.
+    /// The API server runs already, or does not become ready.
     pub fn start_apiserver(&self) -> Result<()> {
         let mut running = self.running();
         ensure!(running.apiserver.is_none(), "kube-apiserver runs");
@@ -312,7 +315,7 @@ impl Cluster {
     /// Kills kube-controller-manager: slices stay as they are.
     ///
     /// # Errors
-    /// It does not run.
+    /// The program does not run.
     pub fn kill_controllers(&self) -> Result<()> {
         let process = self.running().controllers.take();
         process
@@ -323,7 +326,7 @@ impl Cluster {
     /// Starts kube-controller-manager; it is ready a few seconds later.
     ///
     /// # Errors
-    /// It runs.
+    /// The program runs already.
     pub fn start_controllers(&self) -> Result<()> {
         let mut running = self.running();
         ensure!(
@@ -335,8 +338,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Lets etcd forget all but the newest state; returns its revision. Watches that the API server
-    /// has not buffered end with 410 when they are resumed from before.
+    /// Compacts etcd to the newest state; returns its revision. A watch that is resumed from an
+    /// earlier revision ends with 410, unless the API server has buffered that revision.
     ///
     /// # Errors
     /// etcd does not run.
@@ -380,7 +383,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// The last thing that the server makes at its first start is the Service by which Pods reach it.
+    /// Waits for the Service by which Pods reach the server: the server creates it last at its first
+    /// start.
     fn wait_ready(&self) -> Result<()> {
         let mut running = self.running();
         let process = running.apiserver.as_mut();
@@ -393,12 +397,12 @@ impl Cluster {
     }
 
     fn running(&self) -> MutexGuard<'_, Running> {
-        // A handle is there or not, whatever panicked.
+        // A panic cannot spoil a handle, which is there or not.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A namespace in which nobody but the cluster lives.
+/// Creates a namespace that only the cluster uses.
 fn own_namespace() -> Result<NetNs> {
     let ns = NetNs::new("cluster")?;
     ns.netlink()?.add_address("lo", OWN_ADDRESS, 32)?;
@@ -411,7 +415,7 @@ fn start_etcd(ns: &NetNs, guard: &Guard, programs: &Programs, files: &Files) -> 
     Ok(process)
 }
 
-/// Waits for a program, unless it ends before.
+/// Waits until a program is ready; fails if the program ends first.
 fn ready(
     process: &mut Process,
     name: &str,

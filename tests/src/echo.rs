@@ -1,8 +1,10 @@
-//! Servers in pods that tell a client who answered and what the packet looked like on arrival.
+//! Servers in pods that report to a client which server answered, and the addresses of the packet
+//! on arrival.
 //!
-//! The answer is one line, `name peer_ip peer_port local_ip local_port`: at once on a TCP
-//! connection, which then echoes; to each datagram over UDP. All servers of a [`Pool`] share one
-//! thread, because a socket stays in the namespace it was opened in.
+//! The answer is one line, `name peer_ip peer_port local_ip local_port`. Over TCP the server sends
+//! it at once on a new connection, and then echoes. Over UDP the server answers each datagram with
+//! it. All servers of a [`Pool`] share one thread, because a socket stays in the namespace in which
+//! it was opened.
 
 use std::io::Result as IoResult;
 use std::net::{Shutdown, SocketAddr, TcpListener, UdpSocket};
@@ -23,13 +25,14 @@ use crate::client::Protocol;
 use crate::netns::NetNs;
 use crate::wait::eventually;
 
-/// Longest wait for an address that a process holds between its fork and its exec: it has every
-/// socket of this one until then, also those that were closed meanwhile.
+/// Longest wait for an address that a child process holds between its fork and its exec. Until the
+/// exec, the child has copies of all sockets of this process, including those that were closed
+/// meanwhile.
 const FORK_TIME: Duration = Duration::from_secs(5);
-/// Pause after a failed accept, which is most often for want of file descriptors.
+/// Pause after a failed accept; the usual cause is a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// The thread behind any number of servers; dropped = all of them stop.
+/// The thread behind any number of servers. Dropping it stops all of them.
 #[derive(Debug)]
 pub struct Pool {
     handle: Handle,
@@ -37,14 +40,14 @@ pub struct Pool {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A listening server; dropped = stopped.
+/// A listening server. Dropping it stops the server.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     protocol: Protocol,
     /// Carries the time that open connections still have.
     stop: Option<oneshot::Sender<Duration>>,
-    /// Closed when the last socket is.
+    /// The channel that is closed with the last socket.
     done: mpsc::Receiver<()>,
 }
 
@@ -52,7 +55,7 @@ impl Pool {
     /// Starts the thread.
     ///
     /// # Errors
-    /// That it could not be started.
+    /// The thread could not be started.
     pub fn new() -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
@@ -60,7 +63,7 @@ impl Pool {
         let thread = thread::Builder::new()
             .name("echo".to_owned())
             .spawn(move || {
-                // Ends when the sender is used or dropped: both mean stop.
+                // The receiver completes when the sender is used or dropped: both mean stop.
                 let _ = runtime.block_on(stopped);
             })
             .context("start the echo thread")?;
@@ -74,7 +77,7 @@ impl Pool {
     /// Starts a server called `name` in a namespace; port 0 takes a free one.
     ///
     /// # Errors
-    /// The address is in use or not one of the namespace's, or the name has white space in it.
+    /// The address is in use or does not belong to the namespace, or the name contains white space.
     pub fn serve(
         &self,
         ns: &NetNs,
@@ -122,20 +125,20 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed already.
+            // A panic in the thread has been printed already.
             let _ = thread.join();
         }
     }
 }
 
 impl Server {
-    /// Where it listens.
+    /// Returns the address on which the server listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it speaks.
+    /// Returns the protocol of the server.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         self.protocol
@@ -146,7 +149,7 @@ impl Server {
         self.stop_gracefully(Duration::ZERO);
     }
 
-    /// Stops listening at once, lets open connections go on for up to `grace`, and returns when
+    /// Stops listening at once, lets open connections continue for up to `grace`, and returns when
     /// the last one is closed.
     pub fn stop_gracefully(mut self, grace: Duration) {
         self.end(grace);
@@ -154,7 +157,7 @@ impl Server {
 
     fn end(&mut self, grace: Duration) {
         if let Some(stop) = self.stop.take() {
-            // Both fail when the pool is gone, and then so are the sockets.
+            // Both fail when the pool is gone, and its sockets with it.
             let _ = stop.send(grace);
             let _ = self.done.recv();
         }
@@ -188,7 +191,7 @@ async fn tcp(
     // Closing alone does not refuse connections while a child process holds a copy (FORK_TIME).
     SockRef::from(&listener).shutdown(Shutdown::Both)?;
     drop(listener);
-    // What is still open afterwards is closed by dropping the set.
+    // Dropping the set closes all connections that are still open.
     let _ = timeout(grace, async { while open.join_next().await.is_some() {} }).await;
     Ok(())
 }
@@ -219,7 +222,7 @@ async fn udp(
             }
         }
     }
-    // Whoever was heard before the end gets an answer.
+    // Clients whose datagrams arrived before the end get an answer.
     while let Ok((_, peer)) = socket.try_recv_from(&mut datagram) {
         let _ = socket.try_send_to(answer(name, peer, local).as_bytes(), peer);
     }

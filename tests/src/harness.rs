@@ -1,7 +1,7 @@
 //! The `main` of a test program whose tests use namespaces (`harness = false` in `Cargo.toml`).
 //!
 //! libtest starts threads before a test can run, and a process with threads cannot enter a user
-//! namespace; so such programs have this `main`, with libtest's own options and output.
+//! namespace. Such programs therefore have this `main`, with libtest's own options and output.
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,13 +15,14 @@ use crate::link::Netlink;
 use crate::privilege::require_netns;
 use crate::userns::{self, Entry};
 
-/// Tests that took longer are named at the end.
+/// Duration above which a test is named at the end.
 const LONG: Duration = Duration::from_secs(2);
 
 /// A test: its name and its body.
 pub type Test = (&'static str, fn() -> Result<()>);
 
-/// The functions named, as [`Test`]s: `const TESTS: &[Test] = kplane_tests::tests!(nat::dnat);`
+/// Converts the named functions to [`Test`]s: `const TESTS: &[Test] =
+/// kplane_tests::tests!(nat::dnat);`
 #[macro_export]
 macro_rules! tests {
     ($($test:path),+ $(,)?) => {
@@ -29,7 +30,7 @@ macro_rules! tests {
     };
 }
 
-/// Defines `main` to run the functions named: `kplane_tests::main!(nat::dnat, nat::hairpin);`
+/// Defines a `main` that runs the named functions: `kplane_tests::main!(nat::dnat, nat::hairpin);`
 #[macro_export]
 macro_rules! main {
     ($($test:path),+ $(,)?) => {
@@ -40,8 +41,8 @@ macro_rules! main {
     };
 }
 
-/// Runs tests, so many at a time unless `--test-threads` says otherwise, in namespaces apart from the
-/// machine's, as root or not.
+/// Runs tests, at most `threads` at a time unless `--test-threads` says otherwise. They run in
+/// namespaces apart from the machine's, as root or not.
 #[must_use]
 pub fn run<N, B>(threads: usize, tests: impl IntoIterator<Item = (N, B)>) -> ExitCode
 where
@@ -64,7 +65,8 @@ where
         let timed = name.clone();
         let body = move || {
             let outcome = times.take(timed, body);
-            // Without a backtrace: what failed must be readable at the end of a long log.
+            // The error is printed without a backtrace, so that it is readable at the end of a long
+            // log.
             outcome.map_err(|error| Failed::from(format!("{error:#}")))
         };
         Trial::test(name, body).with_ignored_flag(!usable)
@@ -75,7 +77,7 @@ where
     conclusion.exit_code()
 }
 
-/// How long each test took.
+/// The duration of each test.
 #[derive(Clone, Debug, Default)]
 struct Times(Arc<Mutex<Vec<(Duration, String)>>>);
 
@@ -88,7 +90,7 @@ impl Times {
         outcome
     }
 
-    /// The long ones, longest first.
+    /// Prints the long tests, longest first.
     fn print(&self) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(took, _)| *took > LONG);

@@ -1,4 +1,4 @@
-//! Durations counted in buckets of 6 % width: fixed memory however long a run is.
+//! Durations counted in buckets of 6 % width: memory use is fixed, however long a run is.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Counts one.
+    /// Counts one duration.
     pub fn record(&mut self, took: Duration) {
         let bucket = bucket(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
         if self.counts.len() <= bucket {
@@ -27,7 +27,7 @@ impl Histogram {
         self.max = self.max.max(took);
     }
 
-    /// Adds another's counts.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         let len = self.counts.len().max(other.counts.len());
         self.counts.resize(len, 0);
@@ -38,20 +38,20 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// How many were counted.
+    /// Returns the number of durations counted.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.total
     }
 
-    /// The longest, exactly.
+    /// Returns the longest duration, exactly.
     #[must_use]
     pub fn max(&self) -> Duration {
         self.max
     }
 
-    /// The duration that `percent` of the counted do not exceed, rounded up to its bucket's end;
-    /// zero when nothing was counted.
+    /// Returns the duration that `percent` of the counted durations do not exceed, rounded up to
+    /// its bucket's end; zero when nothing was counted.
     #[must_use]
     pub fn percentile(&self, percent: f64) -> Duration {
         let mut seen = 0;
@@ -66,7 +66,7 @@ impl Histogram {
     }
 }
 
-/// Values below 16 have a bucket each; then every doubling has 16.
+/// Returns the bucket of a value. Values below 16 have a bucket each; then every doubling has 16.
 fn bucket(micros: u64) -> usize {
     let bucket = if micros < STEPS {
         micros
@@ -77,7 +77,7 @@ fn bucket(micros: u64) -> usize {
     usize::try_from(bucket).unwrap_or(usize::MAX)
 }
 
-/// The largest value of a bucket.
+/// Returns the largest value of a bucket.
 fn last_of(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     if bucket < 2 * STEPS {

@@ -1,4 +1,4 @@
-//! Tests that need a kernel and nothing else: a network namespace of their own, on a thread of their own.
+//! Tests that need only a kernel: each gets its own network namespace, on its own thread.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "for tests")]
 
 use std::io::Write as _;
@@ -10,11 +10,11 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::privilege::is_strict;
 
-/// Runs `test` in an empty network namespace. Without the privilege to make one the test is skipped with a
-/// printed line, or fails if [missing privileges are failures](is_strict).
+/// Runs `test` in an empty network namespace. Without the privilege to create one, the test is skipped
+/// with a printed line, or fails if [missing privileges are failures](is_strict).
 ///
 /// # Panics
-/// When the test does.
+/// When the test panics.
 pub fn in_netns(test: impl FnOnce() + Send) {
     let outcome = thread::scope(|scope| scope.spawn(|| enter_and(test)).join());
     if let Err(panic) = outcome {
@@ -30,11 +30,11 @@ fn enter_and(test: impl FnOnce()) {
     }
 }
 
-/// Runs `nft` in this thread's namespace, with `script` on its standard input if it is not empty.
-/// Returns what it prints.
+/// Runs `nft` in this thread's namespace, with `script` on its standard input if that is not empty.
+/// Returns its output.
 ///
 /// # Panics
-/// Unless it succeeds silently.
+/// Unless `nft` succeeds without messages on standard error.
 pub fn nft(arguments: &[&str], script: &str) -> String {
     let mut child = Command::new("nft")
         .args(arguments)

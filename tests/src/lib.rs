@@ -1,11 +1,12 @@
-//! kplane's test rig: real packets between real network namespaces, as root or as nobody.
+//! kplane's test rig: real packets between real network namespaces, as root or as an ordinary user.
 //!
 //! Read in this order: [`topology`] builds nodes, pods and an outside client; [`echo`] answers in
-//! pods; [`client`], [`load`] and [`sctp`] ask; [`capture`] looks at the wire; [`wait`] is the only
-//! way to wait. [`cluster`] runs a real Kubernetes API server. Below them are [`netns`], [`link`], [`sysctl`] and [`process`].
+//! pods; [`client`], [`load`] and [`sctp`] ask; [`capture`] records the wire; [`wait`] is the only
+//! way to wait. [`cluster`] runs a real Kubernetes API server. Below them are [`netns`], [`link`],
+//! [`sysctl`] and [`process`].
 //!
-//! **Invariants.** Nothing here touches the namespace the process was started in. Everything a
-//! handle made disappears when the handle is dropped. The rig is synchronous: call it from ordinary
+//! **Invariants.** Nothing here touches the namespace in which the process was started. Everything that
+//! a handle created disappears when the handle is dropped. The rig is synchronous: call it from ordinary
 //! threads, not from inside an async runtime.
 //!
 //! ```no_run

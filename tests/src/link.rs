@@ -34,7 +34,7 @@ impl Netlink {
     /// Opens a connection to the calling thread's namespace.
     ///
     /// # Errors
-    /// That the socket could not be opened.
+    /// The socket could not be opened.
     pub fn open() -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_io().build()?;
         let (connection, handle, _) = {
@@ -45,10 +45,10 @@ impl Netlink {
         Ok(Self { runtime, handle })
     }
 
-    /// The index of a link.
+    /// Returns the index of a link.
     ///
     /// # Errors
-    /// There is no such link.
+    /// The link does not exist.
     pub fn index(&self, link: &str) -> Result<u32> {
         let request = self.handle.link().get().match_name(link.to_owned());
         let found = async { request.execute().try_next().await };
@@ -62,7 +62,7 @@ impl Netlink {
     /// Creates a bridge, up, that forwards from the start and does not snoop on multicast.
     ///
     /// # Errors
-    /// See the kernel's answer.
+    /// The kernel's error.
     pub fn bridge(&self, name: &str) -> Result<()> {
         self.create(LinkBridge::new(name).mcast_snooping(false).build())
             .with_context(|| format!("create bridge {name}"))
@@ -72,7 +72,7 @@ impl Netlink {
     /// start it before its other end exists).
     ///
     /// # Errors
-    /// See the kernel's answer; a name has at most 15 bytes.
+    /// The kernel's error; a name has at most 15 bytes.
     pub fn veth(&self, name: &str, peer_ns: &impl AsFd, peer: &str) -> Result<()> {
         let far = LinkUnspec::new_with_name(peer)
             .setns_by_fd(peer_ns.as_fd().as_raw_fd())
@@ -122,10 +122,10 @@ impl Netlink {
             .with_context(|| format!("set the MTU of {link} to {bytes}"))
     }
 
-    /// Deletes a link; a veth takes its peer along.
+    /// Deletes a link. Deleting a veth also deletes its peer.
     ///
     /// # Errors
-    /// There is no such link.
+    /// The link does not exist.
     pub fn delete(&self, link: &str) -> Result<()> {
         let index = self.index(link)?;
         self.wait(self.handle.link().del(index).execute())
@@ -147,10 +147,10 @@ impl Netlink {
             .with_context(|| format!("add {ip}/{prefix_len} to {link}"))
     }
 
-    /// Takes an address from a link.
+    /// Removes an address from a link.
     ///
     /// # Errors
-    /// There is no such link, or it does not have the address with this prefix length.
+    /// The link does not exist, or does not have the address with this prefix length.
     pub fn delete_address(&self, link: &str, ip: IpAddr, prefix_len: u8) -> Result<()> {
         let index = self.index(link)?;
         let mut like = self.handle.address().add(index, ip, prefix_len);
@@ -213,7 +213,7 @@ impl Netlink {
 }
 
 impl Route {
-    /// A route to every address in a prefix; give it a gateway or a link.
+    /// Creates a route to every address in a prefix; it needs a gateway or a link.
     #[must_use]
     pub fn to(to: Cidr) -> Self {
         Self {
@@ -224,27 +224,27 @@ impl Route {
         }
     }
 
-    /// A route to everything of `gateway`'s family.
+    /// Creates a default route of `gateway`'s family.
     #[must_use]
     pub fn default_via(gateway: IpAddr) -> Self {
         Self::to(Cidr::everything(Family::of(gateway))).via(gateway)
     }
 
-    /// By a gateway; together with a link the gateway needs no address in a common prefix.
+    /// Sets the gateway; together with a link the gateway needs no address in a common prefix.
     #[must_use]
     pub fn via(mut self, gateway: IpAddr) -> Self {
         self.via = Some(gateway);
         self
     }
 
-    /// Out of a link.
+    /// Sets the link.
     #[must_use]
     pub fn dev(mut self, link: impl Into<String>) -> Self {
         self.dev = Some(link.into());
         self
     }
 
-    /// With this source address where the sender has not chosen one.
+    /// Sets the source address for packets whose sender has not chosen one.
     #[must_use]
     pub fn source(mut self, ip: IpAddr) -> Self {
         self.source = Some(ip);

@@ -1,4 +1,4 @@
-//! A background stream of probes that counts what fails: "no connection was lost while ...".
+//! A background stream of probes that counts failures: "no connection was lost while ...".
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::client::{Outcome, Probe};
 use crate::histogram::Histogram;
 use crate::netns::NetNs;
 
-/// How hard a [`Load`] asks.
+/// The rate of a [`Load`].
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     /// Number of threads, each with one probe under way.
@@ -22,30 +22,30 @@ pub struct Pace {
     pub think: Duration,
 }
 
-/// Threads that repeat a probe; dropped = stopped.
+/// Threads that repeat a probe. Dropping the load stops them.
 #[derive(Debug)]
 pub struct Load {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    /// One per thread, so that they do not wait for each other.
+    /// One tally per thread, so that threads do not wait for each other.
     tallies: Vec<Arc<Mutex<Report>>>,
 }
 
-/// What a load has seen so far.
+/// The results of a load so far.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Number of probes answered, by server name.
     pub answered: BTreeMap<String, u64>,
     /// Number of probes not answered, by reason.
     pub failed: BTreeMap<String, u64>,
-    /// Times of the answered ones, from first packet to the server's line.
+    /// Times of the answered probes, from first packet to the server's line.
     pub latency: Histogram,
-    /// The longest time a thread went without an answer.
+    /// The longest time that a thread went without an answer.
     pub longest_gap: Duration,
 }
 
 impl Default for Pace {
-    /// 2 threads, 0.5 ms: about 3,000 probes a second, without using up a small machine.
+    /// Returns 2 threads and 0.5 ms: about 3,000 probes a second, without using up a small machine.
     fn default() -> Self {
         Self {
             threads: 2,
@@ -55,10 +55,10 @@ impl Default for Pace {
 }
 
 impl Load {
-    /// Starts asking from a namespace.
+    /// Starts probing from a namespace.
     ///
     /// # Errors
-    /// That a thread could not be started there.
+    /// A thread could not be started there.
     pub fn start(ns: &NetNs, probe: Probe, pace: Pace) -> Result<Self> {
         let mut load = Self {
             stop: Arc::default(),
@@ -75,7 +75,7 @@ impl Load {
         Ok(load)
     }
 
-    /// What it has seen so far.
+    /// Returns the results so far.
     #[must_use]
     pub fn report(&self) -> Report {
         let mut sum = Report::default();
@@ -85,7 +85,7 @@ impl Load {
         sum
     }
 
-    /// Lets every thread finish its probe and returns what was seen.
+    /// Lets every thread finish its probe and returns the results.
     #[must_use]
     pub fn stop(mut self) -> Report {
         self.end();
@@ -95,7 +95,7 @@ impl Load {
     fn end(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A panic there has been printed already.
+            // A panic in the thread has been printed already.
             let _ = thread.join();
         }
     }
@@ -108,13 +108,13 @@ impl Drop for Load {
 }
 
 impl Report {
-    /// Number of probes answered.
+    /// Returns the number of probes answered.
     #[must_use]
     pub fn ok(&self) -> u64 {
         self.answered.values().sum()
     }
 
-    /// Number of probes not answered.
+    /// Returns the number of probes not answered.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.failed.values().sum()
@@ -178,7 +178,7 @@ fn repeat(probe: &Probe, think: Duration, stop: &AtomicBool, tally: &Mutex<Repor
     }
 }
 
-/// Adds to a count without making a key that exists.
+/// Adds to a count; allocates a key only if it is new.
 fn bump(counts: &mut BTreeMap<String, u64>, key: &str, by: u64) {
     match counts.get_mut(key) {
         Some(count) => *count += by,

@@ -31,7 +31,7 @@ struct Inner {
     file: File,
 }
 
-/// The calling thread is inside a namespace until this is dropped. Not `Send`: the kernel keeps
+/// Keeps the calling thread inside a namespace until it is dropped. Not `Send`: the kernel keeps
 /// the namespace per thread.
 #[must_use = "the thread leaves the namespace when this is dropped"]
 pub struct Entered {
@@ -39,7 +39,7 @@ pub struct Entered {
     _this_thread_only: PhantomData<*const ()>,
 }
 
-/// For netlink messages that name this namespace.
+/// A descriptor for netlink messages that name this namespace.
 impl AsFd for NetNs {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.file.as_fd()
@@ -47,10 +47,11 @@ impl AsFd for NetNs {
 }
 
 impl NetNs {
-    /// A new namespace with `lo` up and the settings of [`sysctl::BASE`]. The name is for messages.
+    /// Creates a namespace with `lo` up and the settings of [`sysctl::BASE`]. The name is for
+    /// messages.
     ///
     /// # Errors
-    /// When the process may not create namespaces; see [`crate::userns::enter`].
+    /// The process may not create namespaces; see [`crate::userns::enter`].
     pub fn new(name: impl Into<String>) -> Result<Self> {
         let name = name.into();
         let file = on_thread(&name, || {
@@ -64,26 +65,26 @@ impl NetNs {
         Ok(Self(Arc::new(Inner { name, file })))
     }
 
-    /// The calling thread's own, with a name for messages.
+    /// Returns the calling thread's own namespace, with a name for messages.
     ///
     /// # Errors
-    /// That `/proc` cannot be read.
+    /// `/proc` cannot be read.
     pub fn current(name: impl Into<String>) -> Result<Self> {
         let name = name.into();
         let file = File::open(THIS_THREAD).context("this thread's network namespace")?;
         Ok(Self(Arc::new(Inner { name, file })))
     }
 
-    /// The name given at creation.
+    /// Returns the name given at creation.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Takes the calling thread inside until the guard is dropped.
+    /// Moves the calling thread inside until the guard is dropped.
     ///
     /// # Errors
-    /// When the thread may not enter.
+    /// The thread may not enter.
     pub fn enter(&self) -> Result<Entered> {
         let home = File::open(THIS_THREAD).context(THIS_THREAD)?;
         self.join()?;
@@ -97,7 +98,7 @@ impl NetNs {
     /// namespace wherever they are used afterwards. A panic in `f` continues in the caller.
     ///
     /// # Errors
-    /// What `f` returns, or that no thread could be started inside.
+    /// The error of `f`, or no thread could be started inside.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on_thread(self.name(), || {
             self.join()?;
@@ -108,12 +109,12 @@ impl NetNs {
     /// Starts a long-running thread inside.
     ///
     /// # Errors
-    /// That no thread could be started inside.
+    /// No thread could be started inside.
     pub fn spawn<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> T + Send + 'static,
     ) -> Result<JoinHandle<T>> {
-        // A new thread begins where its creator is.
+        // A new thread starts in its creator's namespace.
         let _inside = self.enter()?;
         thread::Builder::new()
             .name(self.name().to_owned())
@@ -124,23 +125,23 @@ impl NetNs {
     /// Starts a child process inside; it is killed when the handle is dropped.
     ///
     /// # Errors
-    /// That the program could not be started.
+    /// The program could not be started.
     pub fn command(&self, command: Command) -> Result<Process> {
         self.run(|| Process::start(command))
     }
 
-    /// Runs a program inside to its end and returns what it printed on standard output.
+    /// Runs a program inside to its end and returns its standard output.
     ///
     /// # Errors
-    /// That it could not be started or failed; the message has its standard error.
+    /// The program could not be started, or failed; the message has its standard error.
     pub fn output(&self, command: Command) -> Result<String> {
         self.run(|| process::output(command))
     }
 
-    /// A connection for changing links, addresses and routes of this namespace.
+    /// Returns a connection for changing links, addresses and routes of this namespace.
     ///
     /// # Errors
-    /// That the socket could not be opened.
+    /// The socket could not be opened.
     pub fn netlink(&self) -> Result<Netlink> {
         self.run(Netlink::open)
     }
@@ -175,7 +176,7 @@ impl Drop for Entered {
     }
 }
 
-/// Runs `f` on a thread of its own, so that whatever it does to its thread ends with it.
+/// Runs `f` on a new thread, so that changes to the thread end with it.
 fn on_thread<T: Send>(name: &str, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
         thread::Builder::new()

@@ -1,4 +1,5 @@
-//! What a test needs from its machine: missing means failure in CI, a printed skip elsewhere.
+//! The privileges and tools that a test needs: if missing, the test fails in CI and is skipped
+//! elsewhere.
 
 use std::env;
 
@@ -6,10 +7,11 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::netns::NetNs;
 
-/// Variables that, set to anything but `0`, `false` or nothing, turn a skip into a failure.
+/// Variables that turn a skip into a failure, if set to anything but `0`, `false` or nothing.
 const STRICT_VARS: [&str; 2] = ["CI", "REQUIRE_NETNS"];
 
-/// Whether network namespaces can be made; use as `if !require_netns()? { return Ok(()) }`.
+/// Returns whether network namespaces can be created; use as `if !require_netns()? { return Ok(())
+/// }`.
 ///
 /// # Errors
 /// They cannot, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
@@ -17,7 +19,7 @@ pub fn require_netns() -> Result<bool> {
     available(NetNs::new("probe").map(drop))
 }
 
-/// Whether a program is on the `PATH`; use like [`require_netns`].
+/// Returns whether a program is on the `PATH`; use like [`require_netns`].
 ///
 /// # Errors
 /// It is not, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
@@ -29,20 +31,20 @@ pub fn require_tool(name: &str) -> Result<bool> {
     )
 }
 
-/// Whether a program is on the `PATH`.
+/// Returns whether a program is on the `PATH`.
 #[must_use]
 pub fn is_on_path(name: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
-/// Whether missing privileges and tools are failures here.
+/// Returns whether missing privileges and tools are failures here.
 #[must_use]
 pub fn is_strict() -> bool {
     STRICT_VARS.into_iter().any(is_set)
 }
 
-/// Whether an environment variable is set to anything but `0`, `false` or nothing.
+/// Returns whether an environment variable is set to anything but `0`, `false` or nothing.
 pub(crate) fn is_set(var: &str) -> bool {
     env::var(var).is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"))
 }

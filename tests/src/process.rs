@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use crate::wait::eventually;
 
-/// A running child process; dropped = killed and reaped.
+/// A running child process. Dropping it kills and reaps the process.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -21,7 +21,7 @@ impl Process {
     /// Starts a program in the calling thread's namespaces.
     ///
     /// # Errors
-    /// That it could not be started.
+    /// The program could not be started.
     pub fn start(mut command: Command) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let child = command.spawn().with_context(|| format!("start {name}"))?;
@@ -31,16 +31,16 @@ impl Process {
     /// Sends a signal.
     ///
     /// # Errors
-    /// That the process has ended already.
+    /// The process has ended already.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(self.child.id().try_into()?);
         kill(pid, signal).with_context(|| format!("send {signal} to {}", self.name))
     }
 
-    /// Asks it to end (SIGTERM) and waits for that.
+    /// Asks the process to end (SIGTERM) and waits for that.
     ///
     /// # Errors
-    /// That it has not ended within `grace`.
+    /// The process has not ended within `grace`.
     pub fn terminate(mut self, grace: Duration) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM)?;
         let what = format!("{} ends", self.name);
@@ -68,7 +68,7 @@ impl DerefMut for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only when the process has been reaped, and then there is nothing to do.
+        // Both fail only when the process has been reaped already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -77,7 +77,7 @@ impl Drop for Process {
 /// Runs a program to its end and returns its standard output.
 ///
 /// # Errors
-/// That it could not be started or failed; the message has its standard error.
+/// The program could not be started, or failed; the message has its standard error.
 pub fn output(mut command: Command) -> Result<String> {
     let shown = format!("{command:?}");
     let output = command

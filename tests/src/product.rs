@@ -1,4 +1,4 @@
-//! kplane's own programs, built by cargo for tests that run them as people do.
+//! kplane's own programs, built by cargo for tests that run them as users do.
 
 use std::env;
 use std::io::{BufRead as _, BufReader};
@@ -8,10 +8,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// With the tests themselves, so that cargo takes the dependencies as it has built them for those.
+/// The packages to build. The tests are among them, so that cargo reuses the dependencies built for
+/// them.
 const PACKAGES: [&str; 3] = ["kp-controlplane", "kp-nodeagent", "kplane-tests"];
 
-/// Where the programs are.
+/// The paths of the programs.
 #[derive(Clone, Debug)]
 pub struct Product {
     /// `kp-controlplane`.
@@ -21,9 +22,9 @@ pub struct Product {
 }
 
 impl Product {
-    /// Builds them as tests are built (without optimisation), with cargo's own progress on standard
-    /// error; nothing happens when they are up to date. Call it before the machine's network is
-    /// left, and before threads are started.
+    /// Builds the programs as tests are built (without optimisation), with cargo's own progress on
+    /// standard error. Nothing happens when they are up to date. Call it before the process leaves
+    /// the machine's network, and before threads are started.
     ///
     /// # Errors
     /// They do not compile.
@@ -62,8 +63,8 @@ impl Product {
     }
 }
 
-/// Cargo, for a program that cargo has started itself, and told so by variables: to a build script
-/// that looks at them (ring's does) they mean that everything has changed.
+/// Returns cargo for a program that cargo itself has started. Cargo's variables are removed: a
+/// build script that checks them (ring's does) would otherwise build everything again.
 #[must_use]
 pub fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -1,4 +1,5 @@
-//! SCTP without an SCTP stack (the test kernel has none): a real INIT out, a look at who gets it.
+//! SCTP without an SCTP stack (the test kernel has none): sends a real INIT, and checks which pod
+//! receives it.
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Read as _};
@@ -21,16 +22,16 @@ const INIT_LEN: usize = 32;
 /// Distinguishes the probes of this process; an initiate tag is never 0.
 static NEXT_TAG: AtomicU32 = AtomicU32::new(1);
 
-/// How an SCTP probe ended.
+/// The outcome of an SCTP probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// A pod received the INIT.
     Arrived(Arrival),
-    /// ICMP port unreachable came back.
+    /// An ICMP port unreachable came back.
     Refused,
-    /// No route, or ICMP host or network unreachable came back.
+    /// There is no route, or an ICMP host or network unreachable came back.
     Unreachable,
-    /// Neither in time.
+    /// Nothing arrived or came back in time.
     TimedOut,
 }
 
@@ -43,16 +44,16 @@ pub struct Arrival {
     pub src: SocketAddr,
     /// The destination as the pod saw it.
     pub dst: SocketAddr,
-    /// Whether the CRC32c is that of the packet as it arrived.
+    /// Whether the CRC32c is correct for the packet as it arrived.
     pub checksum_valid: bool,
 }
 
-/// A look at what reaches some pods. Opening is cheap, but to close it the kernel waits some 10 ms
-/// for each pod: keep it for many probes. Several threads may probe at the same time.
+/// A capture of what reaches some pods. Opening is cheap, but to close it the kernel waits some 10
+/// ms for each pod: keep it for many probes. Several threads may probe at the same time.
 #[derive(Debug)]
 pub struct Watch {
     captures: Vec<(String, Capture)>,
-    /// What arrived and was not asked for yet, by initiate tag.
+    /// The INITs that arrived and that no probe has taken yet, by initiate tag.
     arrived: Mutex<BTreeMap<u32, Arrival>>,
 }
 
@@ -60,7 +61,7 @@ impl Watch {
     /// Begins to watch.
     ///
     /// # Errors
-    /// That a capture could not be opened.
+    /// A capture could not be opened.
     pub fn open<'a>(pods: impl IntoIterator<Item = &'a NetNs>) -> Result<Self> {
         let capture = |pod: &NetNs| Ok((pod.name().to_owned(), Capture::open(pod)?));
         Ok(Self {
@@ -69,16 +70,17 @@ impl Watch {
         })
     }
 
-    /// Sends an INIT from `client` to `dst`, from a source port of its own. The pods do not answer
-    /// it, apart from their kernel's ICMP protocol unreachable.
+    /// Sends an INIT from `client` to `dst`, from a new source port. The pods do not answer it,
+    /// apart from their kernel's ICMP protocol unreachable.
     ///
     /// # Errors
-    /// That a raw socket could not be opened or used.
+    /// A raw socket could not be opened or used.
     pub fn probe(&self, client: &NetNs, dst: SocketAddr, timeout: Duration) -> Result<Outcome> {
         self.probe_from(client, None, dst, timeout)
     }
 
-    /// The same from an address of the client's, unless the kernel shall choose one.
+    /// Sends an INIT like [`Watch::probe`], from one of the client's addresses; `None` lets the
+    /// kernel choose.
     ///
     /// # Errors
     /// As [`Watch::probe`].
@@ -107,11 +109,11 @@ impl Watch {
         Ok(seen.unwrap_or(Outcome::TimedOut))
     }
 
-    /// Takes what the captures have.
+    /// Takes the packets of the captures.
     fn collect(&self) -> MutexGuard<'_, BTreeMap<u32, Arrival>> {
         let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
         for (pod, capture) in &self.captures {
-            // A failing capture sees nothing more, which ends as a timeout.
+            // A failing capture yields nothing more, which ends as a timeout.
             let packets = capture.drain().unwrap_or_default();
             arrived.extend(packets.iter().filter_map(|packet| arrival(pod, packet)));
         }
@@ -119,7 +121,7 @@ impl Watch {
     }
 }
 
-/// One [`Watch::probe`] with a watch of its own.
+/// Runs one [`Watch::probe`] with a new watch.
 ///
 /// # Errors
 /// As [`Watch::open`] and [`Watch::probe`].
@@ -132,7 +134,8 @@ pub fn init_probe(
     Watch::open(pods.iter().copied())?.probe(client, dst, timeout)
 }
 
-/// Sends a packet by a raw socket that then gets the ICMP errors about `dst` only: it is connected.
+/// Sends a packet by a raw socket. The socket is connected, so it gets only the ICMP errors about
+/// `dst`.
 fn send(source: Option<IpAddr>, dst: SocketAddr, packet: &[u8]) -> Result<Socket, Error> {
     let kind = Some(Protocol::from(i32::from(SCTP)));
     let socket = Socket::new(Domain::for_address(dst), Type::RAW, kind)?;
@@ -146,7 +149,7 @@ fn send(source: Option<IpAddr>, dst: SocketAddr, packet: &[u8]) -> Result<Socket
     Ok(socket)
 }
 
-/// The INIT that a packet carries, with its initiate tag.
+/// Returns the INIT that a packet carries, with its initiate tag.
 fn arrival(pod: &str, packet: &Packet) -> Option<(u32, Arrival)> {
     let is_init = packet.protocol == SCTP && !packet.outgoing;
     let tag = packet.payload.get(16..20).filter(|_| is_init)?;
@@ -174,7 +177,7 @@ fn is_unreachable(kind: ErrorKind) -> bool {
     )
 }
 
-/// RFC 9260, 3.3.2: common header, then an INIT chunk.
+/// Builds an INIT packet (RFC 9260, 3.3.2): common header, then an INIT chunk.
 fn init(tag: u32, dst_port: u16) -> [u8; INIT_LEN] {
     /// Receiver window in bytes: the least the RFC allows.
     const WINDOW: u32 = 1500;
@@ -211,7 +214,7 @@ fn is_valid(packet: &[u8]) -> bool {
     packet[8..12] == crc32c(&zeroed).to_le_bytes()
 }
 
-/// RFC 9260, appendix A; the reflected polynomial, bit by bit.
+/// Computes the CRC32c (RFC 9260, appendix A); the reflected polynomial, bit by bit.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {

@@ -5,8 +5,8 @@ use std::io::ErrorKind;
 
 use anyhow::{Context as _, Result};
 
-/// For every namespace: addresses usable at once, no redirects, no filter on asymmetric paths, no
-/// limit on ICMP errors (tests count them), many local ports.
+/// Settings of every namespace: addresses usable at once, no redirects, no filter on asymmetric
+/// paths, no limit on ICMP errors (tests count them), many local ports.
 pub const BASE: &[(&str, &str)] = &[
     ("net.ipv6.conf.default.accept_dad", "0"),
     ("net.ipv6.conf.default.accept_ra", "0"),
@@ -17,13 +17,13 @@ pub const BASE: &[(&str, &str)] = &[
     ("net.ipv4.conf.default.send_redirects", "0"),
     ("net.ipv4.icmp_ratelimit", "0"),
     ("net.ipv4.icmp_msgs_per_sec", "1000000"),
-    // Otherwise 50 within 20 ms, IPv6 included.
+    // The default is 50 within 20 ms, IPv6 included.
     ("net.ipv4.icmp_msgs_burst", "1000000"),
     ("net.ipv6.icmp.ratelimit", "0"),
     ("net.ipv4.ip_local_port_range", "1024 65535"),
 ];
 
-/// For nodes: packets of others are forwarded.
+/// Settings of nodes, which forward packets.
 pub const FORWARDING: &[(&str, &str)] = &[
     ("net.ipv4.ip_forward", "1"),
     ("net.ipv6.conf.all.forwarding", "1"),
@@ -32,8 +32,8 @@ pub const FORWARDING: &[(&str, &str)] = &[
     ("net.ipv4.conf.default.send_redirects", "0"),
 ];
 
-/// Writes settings in order, for the calling thread's namespace. One that this kernel lacks or
-/// keeps read-only is skipped: [`get`] tells.
+/// Writes settings in order, for the calling thread's namespace. A setting that this kernel lacks
+/// or keeps read-only is skipped; read it with [`get`].
 ///
 /// # Errors
 /// A value that the kernel refuses.
@@ -53,10 +53,10 @@ pub fn set_all(settings: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// Reads a setting of the calling thread's namespace, without the line's end.
+/// Reads a setting of the calling thread's namespace, without the end of the line.
 ///
 /// # Errors
-/// That it does not exist or cannot be read.
+/// The setting does not exist or cannot be read.
 pub fn get(name: &str) -> Result<String> {
     let text = fs::read_to_string(path(name)).with_context(|| format!("read {name}"))?;
     Ok(text.trim_end().to_owned())

@@ -30,33 +30,33 @@ use fabric::Fabric;
 pub use host::{Host, LINK};
 pub use pod::Pod;
 
-/// The whole network; dropped = gone.
+/// The whole network. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Topology {
-    // Pods first: fields drop in order, and their servers need the echo thread.
+    // Pods come first: fields drop in order, and their servers need the echo thread.
     pods: BTreeMap<String, Pod>,
     nodes: BTreeMap<String, Host>,
     hosts: BTreeMap<String, Host>,
     fabric: Fabric,
     echo: Arc<Pool>,
-    /// Number of pod links made so far, for their names.
+    /// Number of pod links created so far, for their names.
     links: u32,
 }
 
-/// What a node is called and which addresses it and its pods have.
+/// The name of a node, and the addresses of the node and its pods.
 #[derive(Clone, Debug)]
 pub struct NodeSpec {
-    /// Unique in the topology.
+    /// The name, unique in the topology.
     pub name: String,
-    /// At most one per family matters; inside the fabric's prefixes.
+    /// The addresses, inside the fabric's prefixes; at most one per family matters.
     pub ips: Vec<IpAddr>,
     /// Prefixes that other nodes route here; a pod may also have an address outside them.
     pub pod_cidrs: Vec<Cidr>,
 }
 
 impl NodeSpec {
-    /// Node `number` (1..=254) of a standard topology: `node-1` with 172.30.1.1, fd30::1:1, pods in
-    /// 10.244.1.0/24 and fd44:0:0:1::/64.
+    /// Returns node `number` (1..=254) of a standard topology: `node-1` with 172.30.1.1, fd30::1:1,
+    /// pods in 10.244.1.0/24 and fd44:0:0:1::/64.
     ///
     /// # Errors
     /// The number is out of range.
@@ -75,11 +75,11 @@ impl NodeSpec {
 }
 
 impl Topology {
-    /// `nodes` nodes (see [`NodeSpec::standard`]) on 172.30.0.0/16 and fd30::/64, a control host
-    /// (.0.2, ::2) and an outside client (.0.3, ::3).
+    /// Creates `nodes` nodes (see [`NodeSpec::standard`]) on 172.30.0.0/16 and fd30::/64, a control
+    /// host (.0.2, ::2) and an outside client (.0.3, ::3).
     ///
     /// # Errors
-    /// No privileges, or more than 254 nodes.
+    /// The privileges are missing, or more than 254 nodes are requested.
     pub fn standard(nodes: u8) -> Result<Self> {
         let mut topology = Self::on(&["172.30.0.0/16".parse()?, "fd30::/64".parse()?])?;
         topology.add_host("control", &["172.30.0.2".parse()?, "fd30::2".parse()?])?;
@@ -90,11 +90,11 @@ impl Topology {
         Ok(topology)
     }
 
-    /// A fabric with these prefixes and nobody on it. The second address of each is the gateway's.
-    /// Raises the process' limit of open files as far as it may.
+    /// Creates an empty fabric with these prefixes. The second address of each is the gateway's.
+    /// Raises the process' limit of open files as far as allowed.
     ///
     /// # Errors
-    /// No privileges.
+    /// The privileges are missing.
     pub fn on(cidrs: &[Cidr]) -> Result<Self> {
         let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, most, most).context("raise the limit of open files")?;
@@ -156,8 +156,8 @@ impl Topology {
     /// Adds a pod to a node, at any time, with any addresses.
     ///
     /// # Errors
-    /// The name is taken, there is no such node, or the node lacks an address of a family the pod
-    /// has.
+    /// The name is taken, the node does not exist, or the node lacks an address of one of the pod's
+    /// families.
     pub fn add_pod(&mut self, node: &str, name: &str, ips: &[IpAddr]) -> Result<&mut Pod> {
         self.check_free(name)?;
         let link = format!("pod{}", self.links);
@@ -186,10 +186,10 @@ impl Topology {
         Ok(self.pods.entry(name.to_owned()).or_insert(pod))
     }
 
-    /// Takes a pod away: its servers, its link, the routes to it.
+    /// Removes a pod with its servers, its link, and the routes to it.
     ///
     /// # Errors
-    /// There is no such pod.
+    /// The pod does not exist.
     pub fn remove_pod(&mut self, name: &str) -> Result<()> {
         let pod = self.pods.remove(name);
         let pod = pod.with_context(|| format!("no pod {name}"))?;
@@ -206,64 +206,65 @@ impl Topology {
         Ok(())
     }
 
-    /// A node.
+    /// Returns a node.
     ///
     /// # Errors
-    /// There is no such node.
+    /// The node does not exist.
     pub fn node(&self, name: &str) -> Result<&Host> {
         self.nodes
             .get(name)
             .with_context(|| format!("no node {name}"))
     }
 
-    /// All nodes, by name.
+    /// Returns all nodes, by name.
     pub fn nodes(&self) -> impl Iterator<Item = &Host> {
         self.nodes.values()
     }
 
-    /// A machine outside the cluster, such as `client` and `control` of a standard topology.
+    /// Returns a machine outside the cluster, such as `client` and `control` of a standard
+    /// topology.
     ///
     /// # Errors
-    /// There is no such host.
+    /// The host does not exist.
     pub fn host(&self, name: &str) -> Result<&Host> {
         self.hosts
             .get(name)
             .with_context(|| format!("no host {name}"))
     }
 
-    /// A pod.
+    /// Returns a pod.
     ///
     /// # Errors
-    /// There is no such pod.
+    /// The pod does not exist.
     pub fn pod(&self, name: &str) -> Result<&Pod> {
         self.pods
             .get(name)
             .with_context(|| format!("no pod {name}"))
     }
 
-    /// A pod, for starting and stopping servers.
+    /// Returns a pod, for starting and stopping servers.
     ///
     /// # Errors
-    /// There is no such pod.
+    /// The pod does not exist.
     pub fn pod_mut(&mut self, name: &str) -> Result<&mut Pod> {
         self.pods
             .get_mut(name)
             .with_context(|| format!("no pod {name}"))
     }
 
-    /// All pods, by name.
+    /// Returns all pods, by name.
     pub fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.pods.values()
     }
 
-    /// The namespace of the bridge that joins all hosts; a capture there sees all traffic between
-    /// them.
+    /// Returns the namespace of the bridge that joins all hosts; a capture there sees all traffic
+    /// between them.
     #[must_use]
     pub fn fabric(&self) -> &NetNs {
         &self.fabric.ns
     }
 
-    /// The thread of all servers, for servers elsewhere than in pods.
+    /// Returns the thread of all servers, for servers outside pods.
     #[must_use]
     pub fn echo(&self) -> &Pool {
         &self.echo

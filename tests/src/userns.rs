@@ -9,29 +9,30 @@ use nix::unistd::{getegid, geteuid};
 
 use crate::link::Netlink;
 
-/// Set to anything but `0` or nothing: use a user namespace even when the process is privileged.
+/// Variable that forces a user namespace, even for a privileged process, if set to anything but `0`
+/// or nothing.
 pub const FORCE_VAR: &str = "KPLANE_USERNS";
 
 /// `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_SYS_ADMIN` as bits of `CapEff`.
 const NEEDED: u64 = 1 << 12 | 1 << 13 | 1 << 21;
 
-/// How the process came by its privileges.
+/// The way in which the process got its privileges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// It had them; nothing was changed.
+    /// The process had them; nothing was changed.
     Privileged,
-    /// It is now root of its own user, network and mount namespaces.
+    /// The process is now root of its own user, network and mount namespaces.
     UserNamespace,
 }
 
-/// Makes sure that this process can create network namespaces. Call it first in `main`: the kernel
-/// refuses it to a process with more than one thread.
+/// Makes sure that this process can create network namespaces. Call it first in `main`, because the
+/// kernel refuses this to a process with more than one thread.
 ///
 /// In the new namespaces the process' own `lo` is up and `/run` is an empty writable folder (for
-/// iptables' lock); no other network and no other file system is different.
+/// iptables' lock). There is no other network, and all other file systems are the same.
 ///
 /// # Errors
-/// One line that says what the kernel forbids.
+/// One line that names what the kernel forbids.
 pub fn enter() -> Result<Entry> {
     if !crate::privilege::is_set(FORCE_VAR) && is_privileged()? {
         return Ok(Entry::Privileged);

@@ -39,15 +39,15 @@ mod script;
 use kernel::Kernel;
 use qemu::{Console, Qemu};
 
-/// Set inside a machine.
+/// Variable that is set inside a machine.
 const INSIDE: &str = "KPLANE_VM";
-/// Set to anything but `0` or nothing: tests run in a machine ([`is_wanted`]).
+/// Variable that runs tests in a machine ([`is_wanted`]), if set to anything but `0` or nothing.
 pub const IN_VM: &str = "KPLANE_IN_VM";
-/// Set to anything but `0` or nothing: all of them do ([`runs_all`]).
+/// Variable that runs all tests in a machine ([`runs_all`]), if set to anything but `0` or nothing.
 pub const ALL: &str = "KPLANE_VM_ALL";
-/// Below the root of the checkout.
+/// The folder of the kernel, below the root of the checkout.
 const FOLDER: &str = ".cache/vm";
-/// Programs that a machine needs, and Debian's packages that have them.
+/// The programs that a machine needs, and Debian's packages that contain them.
 pub const PROGRAMS: [(&str, &str); 6] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -57,25 +57,25 @@ pub const PROGRAMS: [(&str, &str); 6] = [
     ("ipset", "ipset"),
 ];
 
-/// Whether this process runs in such a machine.
+/// Returns whether this process runs in such a machine.
 #[must_use]
 pub fn is_inside() -> bool {
     privilege::is_set(INSIDE)
 }
 
-/// Whether this process was asked to do its tests in a machine ([`IN_VM`]) and is not in one yet.
+/// Returns whether this process should run its tests in a machine ([`IN_VM`]) and is not in one yet.
 #[must_use]
 pub fn is_wanted() -> bool {
     privilege::is_set(IN_VM) && !is_inside()
 }
 
-/// Whether tests that take long in a machine shall run, too ([`ALL`]).
+/// Returns whether to run tests that take long in a machine, too ([`ALL`]).
 #[must_use]
 pub fn runs_all() -> bool {
     privilege::is_set(ALL)
 }
 
-/// Runs this very program again in a fresh machine, with the same arguments; see [`or_skip`].
+/// Runs this program again in a fresh machine, with the same arguments; see [`or_skip`].
 #[must_use]
 pub fn run_myself(deadline: Duration) -> ExitCode {
     or_skip(|| {
@@ -85,8 +85,8 @@ pub fn run_myself(deadline: Duration) -> ExitCode {
     })
 }
 
-/// Does what needs a machine and returns an exit code. Where there can be none, it fails in CI and says
-/// so elsewhere.
+/// Runs a function that needs a machine, and returns an exit code. Where a machine is impossible, the
+/// function fails in CI, and prints a line elsewhere.
 #[must_use]
 pub fn or_skip(run: impl FnOnce() -> Result<u8>) -> ExitCode {
     if let (Some((program, package)), false) = (missing(), privilege::is_strict()) {
@@ -102,23 +102,23 @@ pub fn or_skip(run: impl FnOnce() -> Result<u8>) -> ExitCode {
     )
 }
 
-/// The program of [`PROGRAMS`] that is missing on this machine, with its package.
+/// Returns the program of [`PROGRAMS`] that is missing on this machine, with its package.
 #[must_use]
 pub fn missing() -> Option<(&'static str, &'static str)> {
     let mut all = PROGRAMS.into_iter();
     all.find(|(program, _)| !privilege::is_on_path(program))
 }
 
-/// What machines are made of: start as many as you like.
+/// The parts of a machine; any number of machines can be started from it.
 #[derive(Debug)]
 pub struct Vm {
     kernel: Kernel,
     /// Virtual processors. With two, work takes twice the time of this machine's processors.
     pub cpus: u8,
-    /// Memory, in MiB; taken from this machine as the guest uses it.
+    /// Memory in MiB; this machine provides it as the guest uses it.
     pub memory: u16,
-    /// The guest may open connections to whatever the starting thread's network namespace reaches,
-    /// by the addresses that things have there.
+    /// Whether the guest may open connections. It reaches what the starting thread's network namespace
+    /// reaches, at the same addresses.
     pub network: bool,
 }
 
@@ -131,9 +131,9 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// A command with its arguments, its folder (the caller's by default) and the variables set for
-    /// it; others are passed on only when they concern cargo, tests or the terminal. The machine is
-    /// killed when the deadline passes.
+    /// Creates a run of a command with its arguments, its folder (the caller's by default) and the
+    /// variables set for it. Other variables are passed on only when they concern cargo, tests or the
+    /// terminal. The machine is killed when the deadline passes.
     #[must_use]
     pub fn new(command: &'a Command, deadline: Duration) -> Self {
         Self {
@@ -143,7 +143,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What the command writes below this folder of this machine stays. All else is lost.
+    /// Keeps what the command writes below this folder of this machine. All other changes are lost.
     #[must_use]
     pub fn writable(mut self, folder: &'a Path) -> Self {
         self.writable = Some(folder);
@@ -152,7 +152,7 @@ impl<'a> Run<'a> {
 }
 
 impl Vm {
-    /// Finds the kernel, and fetches it first if need be. Says on standard error what it does.
+    /// Finds the kernel, and fetches it first if necessary. Prints its progress on standard error.
     ///
     /// # Errors
     /// A program is missing, a download failed, or the checkout is not writable.
@@ -170,16 +170,16 @@ impl Vm {
         })
     }
 
-    /// The guest's kernel, such as `6.1.0-56-amd64`.
+    /// Returns the guest's kernel, such as `6.1.0-56-amd64`.
     #[must_use]
     pub fn kernel(&self) -> &str {
         &self.kernel.version
     }
 
-    /// Starts a machine, runs a command in it and passes on what it prints. Returns its exit code.
+    /// Starts a machine, runs a command in it and passes on its output. Returns its exit code.
     ///
     /// # Errors
-    /// The machine did not start, died, or was killed at the deadline; with its last words.
+    /// The machine did not start, died, or was killed at the deadline; with its last output.
     pub fn run(&self, run: &Run<'_>) -> Result<u8> {
         let share = tempfile::tempdir().context("a folder shared with the machine")?;
         self.prepare(share.path(), run, "run")?;

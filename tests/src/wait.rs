@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-/// First pause between two looks; it doubles up to [`PAUSE_MAX`].
+/// First pause between two calls; it doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// Longest pause between two looks: short beside any deadline in use (>= 100 ms).
+/// Longest pause between two calls: short compared with any deadline in use (>= 100 ms).
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
-/// Calls `look` until it returns `Ok`, and returns that value.
+/// Calls the closure until it returns `Ok`, and returns that value.
 ///
 /// # Errors
-/// When `within` has passed: names `what` and the last `Err`'s text.
+/// `within` has passed; the error names `what` and the last `Err`'s text.
 pub fn eventually<T, E: Display>(
     within: Duration,
     what: &str,

@@ -1,4 +1,4 @@
-//! What waits for a person's agreement, and what became of it.
+//! The Services that wait for a person's approval, and the outcome.
 
 use kplane_proto::v1 as pb;
 use serde::Serialize;
@@ -9,31 +9,32 @@ use crate::style::{Canvas, Tone};
 use crate::text::{Span, field, long_field, paragraph, plural};
 use crate::time::Time;
 
-/// Nodes that are named; the rest is counted.
+/// Most nodes that are named; the rest is counted.
 const NODES_NAMED: usize = 5;
 
-/// `kpctl approve`: what is held or doubted, by whom, and whether it was let go.
+/// The view of `kpctl approve`: what is held or in doubt, where, and whether it was approved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ApprovalView {
     api_version: &'static str,
     kind: &'static str,
-    /// False while it waits, and if there was nothing to agree to.
+    /// Whether the person approved. False while approval is pending, and if there was nothing to
+    /// approve.
     pub(crate) approved: bool,
-    /// What the control plane holds, or held.
+    /// The Services that the control plane holds, or held.
     pub(crate) held: Option<HeldView>,
-    /// Why its picture is not whole, or was not; `null` when it is.
+    /// The reason why the control plane's data is, or was, incomplete; `null` when it is complete.
     pub(crate) doubt: Option<String>,
-    /// Nodes that hold something, or held.
+    /// The nodes that hold something, or held.
     pub(crate) nodes: Vec<String>,
-    /// The revision in which it is so.
+    /// The revision of this state.
     pub(crate) revision: u64,
     #[serde(skip)]
     now: Option<Time>,
 }
 
 impl From<pb::Fleet> for ApprovalView {
-    /// What there is to agree to.
+    /// Builds the view of what can be approved.
     fn from(fleet: pb::Fleet) -> Self {
         let status = fleet.control_plane.unwrap_or_default();
         let holds = |node: &pb::NodeStatus| node.report.as_ref().is_some_and(|r| r.held.is_some());
@@ -52,7 +53,7 @@ impl From<pb::Fleet> for ApprovalView {
 }
 
 impl From<pb::ApproveResponse> for ApprovalView {
-    /// What was agreed to.
+    /// Builds the view of what was approved.
     fn from(done: pb::ApproveResponse) -> Self {
         let mut view = Self::new(true, done.released, done.doubt, done.nodes, done.revision);
         view.approved = !view.is_empty();
@@ -80,12 +81,12 @@ impl ApprovalView {
         }
     }
 
-    /// There is nothing to agree to.
+    /// Returns whether there is nothing to approve.
     pub(crate) fn is_empty(&self) -> bool {
         self.held.is_none() && self.doubt.is_none() && self.nodes.is_empty()
     }
 
-    /// What the person has seen when agreeing to it.
+    /// Returns the request to approve exactly what the person has seen.
     pub(crate) fn request(&self) -> pb::ApproveRequest {
         let held = self.held.as_ref();
         pb::ApproveRequest {
@@ -126,7 +127,7 @@ impl View for ApprovalView {
     }
 }
 
-/// What a control plane holds, after a key.
+/// Returns a field with what a control plane holds.
 pub(super) fn held_text(key: &str, held: &HeldView, now: Option<Time>, canvas: &Canvas) -> String {
     let services = |count: u64| plural(usize::try_from(count).unwrap_or(usize::MAX), "service");
     let mut counts = Vec::new();

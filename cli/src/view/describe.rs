@@ -1,4 +1,4 @@
-//! One Service: what it is, and what every node holds of it.
+//! One Service: its description, and what every node holds of it.
 
 use std::collections::HashMap;
 
@@ -16,32 +16,32 @@ use crate::table::{Column, Table};
 use crate::text::{Span, field, paragraph};
 use crate::time::Time;
 
-/// Endpoints that new connections on one node may reach, of one port.
+/// The endpoints of one port that new connections on one node may reach.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodePortView {
     #[serde(flatten)]
     pub(crate) key: KeyView,
-    /// For policy Cluster.
+    /// The endpoints for policy Cluster.
     pub(crate) cluster: Vec<String>,
-    /// For policy Local.
+    /// The endpoints for policy Local.
     pub(crate) local: Vec<String>,
 }
 
-/// The Service on one node.
+/// The state of the Service on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ServiceNodeView {
     pub(crate) node: String,
     pub(crate) programmed: bool,
-    /// Why not.
+    /// The reason why the Service is not programmed.
     pub(crate) reason: String,
     pub(crate) wanted_revision: u64,
     pub(crate) applied_revision: u64,
     pub(crate) endpoints: Vec<NodePortView>,
-    /// `null` when none is remembered.
+    /// The last change; `null` when none is remembered.
     pub(crate) last_change: Option<ChangeView>,
-    /// `null` for backends without virtual servers.
+    /// The virtual servers; `null` for backends without them.
     pub(crate) ipvs: Option<ServiceServersView>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct ServiceNodeView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ChangeView {
-    /// From the change in the cluster until the kernel held it.
+    /// Time from the change in the cluster until the kernel held it.
     pub(crate) latency_milliseconds: u64,
     pub(crate) time: Option<Time>,
 }
@@ -83,7 +83,7 @@ impl From<pb::NodeServiceStatus> for ServiceNodeView {
     }
 }
 
-/// `kpctl describe service`.
+/// The view of `kpctl describe service`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct DescriptionView {
@@ -91,11 +91,11 @@ pub(crate) struct DescriptionView {
     kind: &'static str,
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// `null` when nothing of it is served.
+    /// The Service; `null` when nothing of it is served.
     pub(crate) service: Option<ServiceView>,
     pub(crate) nodes: Vec<ServiceNodeView>,
     pub(crate) issues: Vec<IssueView>,
-    /// Ages are relative to this.
+    /// The current time, for ages.
     #[serde(skip)]
     now: Option<Time>,
 }
@@ -170,7 +170,7 @@ impl View for DescriptionView {
     }
 }
 
-/// What the ports of a Service share.
+/// Returns the fields that the ports of a Service share.
 fn facts(service: &ServiceView, canvas: &Canvas) -> String {
     let list = |items: &[String]| items.iter().map(Span::plain).collect::<Vec<_>>();
     let optional = |text: Option<String>| text.map(Span::plain).into_iter().collect::<Vec<_>>();
@@ -196,7 +196,8 @@ fn facts(service: &ServiceView, canvas: &Canvas) -> String {
         .collect()
 }
 
-/// One port: its addresses, its endpoints, and for how many nodes each of them is chosen.
+/// Returns one port: its addresses, its endpoints, and the number of nodes for which each endpoint
+/// is chosen.
 fn port_text(port: &PortView, nodes: &[ServiceNodeView], canvas: &Canvas) -> String {
     let name = if port.name.is_empty() {
         String::new()
@@ -237,7 +238,7 @@ fn port_text(port: &PortView, nodes: &[ServiceNodeView], canvas: &Canvas) -> Str
     out
 }
 
-/// What it means that no endpoint is ready.
+/// Explains what it means that no endpoint is ready.
 fn without_ready(port: &PortView) -> Option<&'static str> {
     let draining = port.endpoints.iter().any(|endpoint| {
         let conditions = endpoint.conditions;
@@ -250,8 +251,8 @@ fn without_ready(port: &PortView) -> Option<&'static str> {
     }
 }
 
-/// For how many nodes each endpoint of a port is chosen, under either policy: whether they hold it
-/// already is another question.
+/// Returns for how many nodes each endpoint of a port is chosen, under either policy. The nodes
+/// need not hold it yet.
 fn chosen<'a>(port: &PortView, nodes: &'a [ServiceNodeView]) -> HashMap<&'a str, usize> {
     let mut chosen = HashMap::new();
     for node in nodes {
@@ -265,7 +266,7 @@ fn chosen<'a>(port: &PortView, nodes: &'a [ServiceNodeView]) -> HashMap<&'a str,
     chosen
 }
 
-/// What every node holds. `-o wide` lists the endpoints themselves.
+/// Returns the table of what every node holds. `-o wide` lists the endpoints themselves.
 fn nodes_text(nodes: &[ServiceNodeView], now: Option<Time>, canvas: &Canvas) -> String {
     let changed = |node: &ServiceNodeView| {
         let at = node.last_change.as_ref().and_then(|change| change.time);

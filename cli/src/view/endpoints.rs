@@ -9,7 +9,7 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::Span;
 
-/// Conditions as in an EndpointSlice.
+/// The conditions of an endpoint, as in an EndpointSlice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ConditionsView {
@@ -31,7 +31,7 @@ pub(crate) struct EndpointView {
 }
 
 impl EndpointView {
-    /// The conditions in a word.
+    /// Returns the conditions as one word.
     pub(crate) fn state(&self) -> Span {
         let conditions = self.conditions;
         match (conditions.ready, conditions.serving, conditions.terminating) {
@@ -42,7 +42,7 @@ impl EndpointView {
         }
     }
 
-    /// Where it should be used: `zone a,b` or `node n`.
+    /// Returns the hints for which clients should use the endpoint: `zone a,b` or `node n`.
     pub(crate) fn hints(&self) -> Span {
         let hints = [("zone", &self.zone_hints), ("node", &self.node_hints)];
         let hints = hints.into_iter().filter(|(_, names)| !names.is_empty());
@@ -69,7 +69,7 @@ impl From<pb::EndpointView> for EndpointView {
     }
 }
 
-/// An endpoint and whose it is.
+/// An endpoint with the port to which it belongs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct OwnedEndpointView {
     #[serde(flatten)]
@@ -78,14 +78,14 @@ pub(crate) struct OwnedEndpointView {
     pub(crate) endpoint: EndpointView,
 }
 
-/// `kpctl get endpoints`.
+/// The view of `kpctl get endpoints`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct EndpointListView {
     api_version: &'static str,
     kind: &'static str,
     items: Vec<OwnedEndpointView>,
-    /// Only endpoints of this one were asked for.
+    /// The namespace, if the user asked for a single one.
     #[serde(skip)]
     namespace: Option<String>,
 }

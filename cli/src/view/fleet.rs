@@ -1,4 +1,4 @@
-//! The fleet: who is in sync, who is not, and why not.
+//! The fleet: which nodes are in sync, which are not, and why not.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,22 +14,22 @@ use crate::table::{Column, Table};
 use crate::text::{Span, field, long_field, plural, short_count};
 use crate::time::{Time, age, human};
 
-/// Failures of one node that a table shows before it refers to `-o wide`.
+/// Most failures of one node that a table shows before it refers to `-o wide`.
 const FAILURES_SHOWN: usize = 3;
 
-/// What others did to a node's rules is shown for so long, and for ever with `-o wide`.
+/// Time for which a repair of another program's change is shown; `-o wide` always shows it.
 const REPAIRS_SHOWN: Duration = Duration::from_secs(3600);
 
-/// A source that was in touch longer ago than this is worth a look. Watches of the API server
-/// hear of it at least once a minute.
+/// Time since the last contact after which a source counts as stale. Watches of the API server
+/// receive something at least once a minute.
 const STALE_AFTER: Duration = Duration::from_secs(90);
 
-/// The control plane.
+/// The state of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ControlPlaneView {
     pub(crate) version: String,
-    /// Random for each start; hexadecimal, since JSON numbers are too small for it.
+    /// The epoch, random for each start; hexadecimal, since JSON numbers are too small for it.
     pub(crate) epoch: String,
     pub(crate) revision: u64,
     pub(crate) revision_time: Option<Time>,
@@ -41,13 +41,13 @@ pub(crate) struct ControlPlaneView {
     pub(crate) services: u64,
     pub(crate) endpoints: u64,
     pub(crate) confidence: ConfidenceView,
-    /// Why the picture is partial; `null` when it is not.
+    /// The reason why the control plane's data is incomplete; `null` when it is complete.
     pub(crate) doubt: Option<String>,
-    /// `null` when it serves what its source names, and nothing else.
+    /// The Services that it holds; `null` when it serves exactly what its source names.
     pub(crate) held: Option<HeldView>,
 }
 
-/// How far the control plane's picture is believed where it lacks something.
+/// The confidence in the completeness of the control plane's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum ConfidenceView {
     Partial,
@@ -86,7 +86,7 @@ impl From<pb::ControlPlaneStatus> for ControlPlaneView {
     }
 }
 
-/// Nodes by state.
+/// The numbers of nodes by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SummaryView {
@@ -102,12 +102,13 @@ pub(crate) struct SummaryView {
     pub(crate) unknown: usize,
     pub(crate) errors: usize,
     pub(crate) warnings: usize,
-    /// What `kpctl status --check` checks.
+    /// Whether `kpctl status --check` succeeds.
     pub(crate) healthy: bool,
 }
 
 impl SummaryView {
-    /// `told`: errors and warnings that the control plane counts; it may list fewer.
+    /// Builds the summary. The second argument is the number of errors and warnings that the
+    /// control plane counts; it may list fewer.
     fn new(
         plane: &ControlPlaneView,
         told: [u64; 2],
@@ -134,7 +135,7 @@ impl SummaryView {
             unknown: count(NodeStateView::Unknown),
             errors,
             warnings: total(told[1], issues.len() - listed),
-            // No nodes, or half a picture, must not pass for a fleet in sync.
+            // A fleet without nodes, or incomplete data, must not count as in sync.
             healthy: whole
                 && plane.held.is_none()
                 && errors == 0
@@ -169,7 +170,7 @@ impl SummaryView {
     }
 }
 
-/// `kpctl status`.
+/// The view of `kpctl status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct FleetView {
@@ -179,7 +180,7 @@ pub(crate) struct FleetView {
     pub(crate) summary: SummaryView,
     pub(crate) nodes: Vec<NodeView>,
     pub(crate) issues: Vec<IssueView>,
-    /// Issues that are neither listed nor counted as alike.
+    /// The number of issues that are neither listed nor counted as alike.
     pub(crate) issues_omitted: u64,
 }
 
@@ -263,7 +264,7 @@ impl FleetView {
     }
 }
 
-/// How long ago something was.
+/// Returns how long ago an event was.
 fn ago(at: Option<Time>, now: Option<Time>) -> Span {
     match (at, now) {
         (Some(at), Some(now)) => Span::plain(format!("{} ago", at.age_text(now))),
@@ -271,7 +272,7 @@ fn ago(at: Option<Time>, now: Option<Time>) -> Span {
     }
 }
 
-/// The table of nodes: what they hold, and why not.
+/// Returns the table of nodes: what they hold, and why not.
 fn nodes_text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> String {
     let duration = |us: Option<u64>| {
         Span::plain(us.map_or(String::new(), |us| human(Duration::from_micros(us))))
@@ -351,7 +352,8 @@ struct Degraded<'a> {
     nodes: usize,
 }
 
-/// Objects that are served, but not in every respect: usually the same ones on all nodes.
+/// Returns the objects that are served, but not in every respect: usually the same ones on all
+/// nodes.
 fn degraded_text(nodes: &[NodeView], canvas: &Canvas) -> String {
     let mut counts = BTreeMap::<(String, &str), usize>::new();
     for failure in nodes
@@ -396,7 +398,7 @@ fn degraded_text(nodes: &[NodeView], canvas: &Canvas) -> String {
     }
 }
 
-/// What became of kube-proxy's list of all Services.
+/// Returns the size of mode iptables' rules, compared with kube-proxy's list of all Services.
 fn rules_span(family: &FamilyView) -> Option<Span> {
     let rules = family.rules.as_ref()?;
     Some(Span::plain(format!(
@@ -408,7 +410,8 @@ fn rules_span(family: &FamilyView) -> Option<Span> {
     )))
 }
 
-/// What others did to a family's rules, as long as it matters to somebody who looks for a cause.
+/// Returns the repairs of other programs' changes to a family's rules, as long as they are recent
+/// enough to matter.
 fn repairs_span(family: &FamilyView, now: Option<Time>, wide: bool) -> Option<Span> {
     let age = family.last_repair_time?.age(now?);
     if !wide && age > REPAIRS_SHOWN {
@@ -427,7 +430,7 @@ fn repairs_span(family: &FamilyView, now: Option<Time>, wide: bool) -> Option<Sp
     Some(Span::new(text, Tone::Warn))
 }
 
-/// Why a node is not in sync.
+/// Returns the reasons why a node is not in sync.
 fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     let mut notes = Vec::new();
     if !node.last_error.is_empty() {
@@ -458,7 +461,7 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
             servers.flat_map(|servers| servers.notes(family.family))
         }));
     }
-    // What is served all the same is told once for all nodes: `degraded_text`.
+    // Objects that are served all the same are listed once for all nodes: `degraded_text`.
     let failures = node.failures.iter().filter(|f| canvas.wide || !f.degraded);
     let all = failures.clone().count();
     let shown = if canvas.wide { all } else { FAILURES_SHOWN };

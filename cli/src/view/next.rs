@@ -1,9 +1,10 @@
-//! What to do about nodes and input that are not as they should be.
+//! The next steps for nodes and input with problems.
 
 use super::IssueView;
 use super::nodes::{NodeStateView, NodeView};
 
-/// The steps, the most useful first. `program` is how the user calls this program.
+/// Returns the steps, the most useful first. `program` is the name by which the user calls this
+/// program.
 pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> Vec<String> {
     let mut steps = Vec::new();
     let failing = nodes.iter().flat_map(|node| &node.failures);
@@ -34,7 +35,7 @@ pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> 
     steps
 }
 
-/// The step about an input error.
+/// Returns the step for an input error.
 pub(crate) fn mend(issue: &IssueView) -> String {
     match issue.location.as_str() {
         "" => format!("mend {}", issue.object()),
@@ -42,7 +43,7 @@ pub(crate) fn mend(issue: &IssueView) -> String {
     }
 }
 
-/// A step about the first of some nodes, and how many others there are.
+/// Returns a step for the first of some nodes, with the number of the others.
 fn about<'a>(
     mut nodes: impl Iterator<Item = &'a NodeView>,
     step: impl Fn(&str) -> String,

@@ -12,7 +12,7 @@ use crate::table::{Column, Table};
 use crate::text::Span;
 use crate::time::{Time, human};
 
-/// How a node is doing.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum NodeStateView {
     NoAgent,
@@ -23,12 +23,12 @@ pub(crate) enum NodeStateView {
     Unverified,
     Holding,
     Conflict,
-    /// A state that a newer server knows.
+    /// A state that only a newer server knows.
     Unknown,
 }
 
 impl NodeStateView {
-    /// The state as people and programs see it: one word.
+    /// Returns the state as people and programs see it: one word.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::NoAgent => "NoAgent",
@@ -69,8 +69,8 @@ impl From<pb::NodeState> for NodeStateView {
     }
 }
 
-/// Revisions of one node. All but `wanted` are `null` while they are not known, or belong to an
-/// earlier start of the control plane: those do not compare.
+/// The revisions of one node. All but `wanted` are `null` if unknown, or if they belong to an earlier
+/// start of the control plane, whose revisions do not compare.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct RevisionsView {
@@ -78,7 +78,7 @@ pub(crate) struct RevisionsView {
     pub(crate) received: Option<u64>,
     pub(crate) applied: Option<u64>,
     pub(crate) verified: Option<u64>,
-    /// How many revisions the node is behind.
+    /// The number of revisions by which the node is behind.
     pub(crate) lag: Option<u64>,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct ObjectsView {
     pub(crate) endpoints: u64,
 }
 
-/// How the last update was applied.
+/// The course of the last update.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SyncView {
@@ -102,15 +102,15 @@ pub(crate) struct SyncView {
     pub(crate) kernel_microseconds: u64,
     pub(crate) operations: u64,
     pub(crate) bytes: u64,
-    /// From the change in the cluster until the kernel had it.
+    /// Time from the change in the cluster until the kernel held it.
     pub(crate) end_to_end_milliseconds: Option<u64>,
 }
 
-/// How long the latest changes in the cluster took until the kernel held them.
+/// The time that the latest changes in the cluster took until the kernel held them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ProgrammingView {
-    /// Changes that it is about.
+    /// The number of these changes.
     pub(crate) count: u32,
     pub(crate) last_milliseconds: u64,
     pub(crate) p50_milliseconds: u64,
@@ -128,8 +128,8 @@ pub(crate) struct FailureView {
     pub(crate) degraded: bool,
 }
 
-/// What a node serves although the source does not name it (any more). Without numbers nothing is known
-/// of what its kernel serves, and it is left as it is.
+/// Services that a node serves although the source does not name them (any more). If both numbers are
+/// 0, the agent does not know what its kernel serves, and leaves the kernel as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct HeldView {
@@ -137,11 +137,11 @@ pub(crate) struct HeldView {
     pub(crate) without_endpoints: u64,
     pub(crate) reason: String,
     pub(crate) since: Option<Time>,
-    /// Some of their names.
+    /// A few of their names.
     pub(crate) examples: Vec<String>,
 }
 
-/// One address family of a node.
+/// The state of one address family of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct FamilyView {
@@ -149,20 +149,20 @@ pub(crate) struct FamilyView {
     pub(crate) programmed: bool,
     pub(crate) error: String,
     pub(crate) error_since: Option<Time>,
-    /// When the kernel was last compared with what it should hold, and was equal.
+    /// The last time when the kernel was compared with what it should hold, and was equal.
     pub(crate) verified_time: Option<Time>,
-    /// How often what somebody else changed was put right since the agent started.
+    /// The number of repairs of other programs' changes since the agent started.
     pub(crate) repairs: u64,
     pub(crate) last_repair_time: Option<Time>,
-    /// What had been changed then, and by whom; empty = nothing.
+    /// The last change that was repaired, and the program that made it; empty = none.
     pub(crate) last_repair: String,
-    /// `null` for backends whose rules do not grow with the number of Services.
+    /// The rules; `null` for backends whose rules do not grow with the number of Services.
     pub(crate) rules: Option<RulesView>,
-    /// `null` for backends without virtual servers.
+    /// The virtual servers; `null` for backends without them.
     pub(crate) ipvs: Option<ServersView>,
 }
 
-/// Rules of a backend that has some for each Service.
+/// The numbers of rules of a backend that has rules for each Service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct RulesView {
@@ -171,7 +171,7 @@ pub(crate) struct RulesView {
     pub(crate) lookups_in_one_list: u64,
 }
 
-/// One node.
+/// The state of one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeView {
@@ -189,10 +189,10 @@ pub(crate) struct NodeView {
     pub(crate) pod_cidrs: Vec<String>,
     pub(crate) revisions: RevisionsView,
     pub(crate) objects: Option<ObjectsView>,
-    /// `null` when it serves what the source names, and nothing else.
+    /// The Services that it holds; `null` when it serves exactly what the source names.
     pub(crate) held: Option<HeldView>,
     pub(crate) last_sync: Option<SyncView>,
-    /// `null` until it has programmed a change whose time is known.
+    /// The programming times; `null` until the node has programmed a change whose time is known.
     pub(crate) network_programming: Option<ProgrammingView>,
     pub(crate) round_trip_microseconds: Option<u64>,
     pub(crate) syncs_ok: u64,
@@ -203,7 +203,7 @@ pub(crate) struct NodeView {
 }
 
 impl NodeView {
-    /// A node as the control plane of `epoch` sees it.
+    /// Builds the view of a node, as the control plane of `epoch` sees it.
     pub(crate) fn new(node: pb::NodeStatus, epoch: u64) -> Self {
         let report = node.report.as_ref();
         let current = report.filter(|report| report.epoch == epoch);
@@ -253,7 +253,7 @@ impl NodeView {
         Span::new(self.state.word(), self.state.tone())
     }
 
-    /// The sum of what all families have of virtual servers; `None` without any.
+    /// Returns a sum over the virtual servers of all families; `None` without any.
     pub(crate) fn sum_of_servers(&self, of: fn(&ServersView) -> u64) -> Option<u64> {
         let families = self.families.iter();
         families
@@ -262,7 +262,7 @@ impl NodeView {
             .reduce(u64::saturating_add)
     }
 
-    /// When the kernel was last compared, by the family for which that is longest ago.
+    /// Returns when the kernel was last compared, for the family for which that is longest ago.
     pub(crate) fn verified_time(&self) -> Option<Time> {
         self.families.iter().filter_map(|f| f.verified_time).min()
     }
@@ -285,7 +285,7 @@ impl From<pb::Held> for HeldView {
 }
 
 impl HeldView {
-    /// Some of the names, and how many more there are.
+    /// Returns some of the names, and the number of the others.
     pub(crate) fn names(&self) -> Option<Span> {
         let all = self.services.saturating_add(self.without_endpoints);
         let more = all.saturating_sub(self.examples.len() as u64);
@@ -358,14 +358,14 @@ impl From<pb::ObjectFailure> for FailureView {
     }
 }
 
-/// `kpctl get nodes`.
+/// The view of `kpctl get nodes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeListView {
     api_version: &'static str,
     kind: &'static str,
     items: Vec<NodeView>,
-    /// Ages are relative to this.
+    /// The current time, for ages.
     #[serde(skip)]
     now: Option<Time>,
 }

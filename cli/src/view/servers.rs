@@ -1,4 +1,5 @@
-//! Virtual and real servers of nodes that serve by IPVS: totals of a node, and all of one Service.
+//! Virtual and real servers of nodes that serve by IPVS: totals of a node, and details of one
+//! Service.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -13,10 +14,10 @@ use crate::table::{Column, Table};
 use crate::text::{Span, plural, short_count};
 use crate::time::age;
 
-/// Real servers that a table shows before it refers to `-o wide`.
+/// Most real servers that a table shows before it refers to `-o wide`.
 const REALS_SHOWN: usize = 20;
 
-/// All virtual servers of one family of a node, as it last looked at them.
+/// The virtual servers of one family of a node, as last read back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ServersView {
@@ -25,7 +26,7 @@ pub(crate) struct ServersView {
     pub(crate) draining: u64,
     pub(crate) active_connections: u64,
     pub(crate) inactive_connections: u64,
-    /// The busiest of those that drain.
+    /// The busiest of the draining servers.
     pub(crate) draining_servers: Vec<DrainView>,
 }
 
@@ -62,7 +63,8 @@ impl From<pb::ServerStats> for ServersView {
 }
 
 impl ServersView {
-    /// What a node has, and which of it drains; nothing where a family has no Services.
+    /// Returns the totals of a node, and which servers drain; nothing where a family has no
+    /// Services.
     pub(crate) fn notes(&self, family: &str) -> Vec<Span> {
         if self.virtual_servers == 0 {
             return Vec::new();
@@ -102,16 +104,16 @@ fn many(count: u64, noun: &str) -> String {
     plural(usize::try_from(count).unwrap_or(usize::MAX), noun)
 }
 
-/// What a node has of one Service.
+/// The virtual servers that a node has for one Service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ServiceServersView {
     pub(crate) virtual_servers: Vec<VirtualServerView>,
-    /// Real servers that are not in here.
+    /// The number of real servers that are not listed.
     pub(crate) omitted_real_servers: u64,
-    /// How long ago connections were counted.
+    /// Time since connections were counted.
     pub(crate) age_milliseconds: u64,
-    /// Why nothing, or not everything, is known.
+    /// The reason why the state is not known, or not in full.
     pub(crate) error: String,
 }
 
@@ -124,9 +126,9 @@ pub(crate) struct VirtualServerView {
     pub(crate) family: &'static str,
     /// Address and port.
     pub(crate) address: String,
-    /// Empty if somebody else made it work in another way.
+    /// The scheduler; empty if another program changed the virtual server's behaviour.
     pub(crate) scheduler: String,
-    /// `null` where clients do not keep their real server.
+    /// The persistence; `null` where clients do not keep their real server.
     pub(crate) persistence_seconds: Option<u32>,
     pub(crate) real_servers: Vec<RealServerView>,
 }
@@ -140,7 +142,7 @@ pub(crate) struct RealServerView {
     pub(crate) weight: u32,
     pub(crate) active_connections: u64,
     pub(crate) inactive_connections: u64,
-    /// Gets no new connections, and goes with its last.
+    /// Whether the server gets no new connections, and is removed after its last one.
     pub(crate) draining: bool,
 }
 
@@ -178,7 +180,7 @@ impl From<pb::VirtualServer> for VirtualServerView {
     }
 }
 
-/// A real server, whose it is, and where.
+/// A real server, with its virtual server and its node.
 struct Row<'a> {
     node: &'a str,
     servers: &'a ServiceServersView,
@@ -186,7 +188,7 @@ struct Row<'a> {
     real: &'a RealServerView,
 }
 
-/// All real servers: those that drain come first, then the busiest.
+/// Returns all real servers: draining ones first, then the busiest.
 fn rows(nodes: &[ServiceNodeView]) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
     for node in nodes {
@@ -211,7 +213,7 @@ fn rows(nodes: &[ServiceNodeView]) -> Vec<Row<'_>> {
     rows
 }
 
-/// A line about all real servers; nothing if no node has any.
+/// Returns a line about all real servers; nothing if no node has any.
 pub(super) fn totals(nodes: &[ServiceNodeView]) -> Vec<Span> {
     let with = nodes.iter().filter(|node| node.ipvs.is_some()).count();
     if with == 0 {
@@ -232,7 +234,7 @@ pub(super) fn totals(nodes: &[ServiceNodeView]) -> Vec<Span> {
     spans
 }
 
-/// The table of real servers, after an empty line; nothing if there are none.
+/// Returns the table of real servers, after an empty line; an empty text if there are none.
 pub(super) fn text(nodes: &[ServiceNodeView], canvas: &Canvas) -> String {
     let rows = rows(nodes);
     if rows.is_empty() {
@@ -278,7 +280,7 @@ pub(super) fn text(nodes: &[ServiceNodeView], canvas: &Canvas) -> String {
     format!("\n{table}{more}")
 }
 
-/// What is not known of a node.
+/// Returns what is not known of a node.
 pub(super) fn notes(servers: &ServiceServersView) -> Vec<Span> {
     let mut notes = Vec::new();
     if !servers.error.is_empty() {

@@ -16,7 +16,7 @@ use crate::time::age;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PortView {
-    /// Empty for the only port of a Service.
+    /// The name; empty for the only port of a Service.
     pub(crate) name: String,
     pub(crate) protocol: &'static str,
     pub(crate) family: &'static str,
@@ -24,14 +24,14 @@ pub(crate) struct PortView {
     pub(crate) cluster_ip: String,
     pub(crate) port: u32,
     pub(crate) node_port: Option<u32>,
-    /// Revision of its last change.
+    /// The revision of the port's last change.
     pub(crate) revision: u64,
     pub(crate) ready_endpoints: usize,
     pub(crate) endpoints: Vec<EndpointView>,
 }
 
 impl PortView {
-    /// `80/TCP`, or `80:30080/TCP` with a node port, as kubectl writes it.
+    /// Returns `80/TCP`, or `80:30080/TCP` with a node port, as kubectl writes it.
     pub(crate) fn numbers(&self) -> String {
         match self.node_port {
             Some(node_port) => format!("{}:{node_port}/{}", self.port, self.protocol),
@@ -39,7 +39,7 @@ impl PortView {
         }
     }
 
-    /// Whether a key is this port of its Service.
+    /// Returns whether a key is this port of its Service.
     pub(crate) fn is(&self, key: &KeyView) -> bool {
         (self.name.as_str(), self.protocol, self.family)
             == (key.port_name.as_str(), key.protocol, key.family)
@@ -61,16 +61,16 @@ pub(crate) struct ServiceView {
     pub(crate) load_balancer_source_ranges: Vec<String>,
     pub(crate) internal_traffic_policy: &'static str,
     pub(crate) external_traffic_policy: &'static str,
-    /// `null` without session affinity.
+    /// The timeout of session affinity; `null` without session affinity.
     pub(crate) session_affinity_timeout_seconds: Option<u32>,
     pub(crate) health_check_node_port: Option<u32>,
-    /// `null`: each node's own.
+    /// The IPVS scheduler; `null` means each node's own setting.
     pub(crate) ipvs_scheduler: Option<String>,
     pub(crate) ports: Vec<PortView>,
 }
 
 impl ServiceView {
-    /// Joins the ports of each Service. Ports come sorted by namespace and name.
+    /// Groups ports by Service. Ports come sorted by namespace and name.
     pub(crate) fn group(ports: Vec<pb::ServiceView>) -> Vec<Self> {
         let mut services: Vec<Self> = Vec::new();
         for port in ports {
@@ -127,7 +127,7 @@ impl ServiceView {
     }
 }
 
-/// Adds what is not there yet, in the order of arrival.
+/// Adds items that are not in the list yet, in the order of arrival.
 fn extend(list: &mut Vec<String>, items: impl IntoIterator<Item = String>) {
     for item in items {
         if !list.contains(&item) {
@@ -136,14 +136,14 @@ fn extend(list: &mut Vec<String>, items: impl IntoIterator<Item = String>) {
     }
 }
 
-/// `kpctl get services`.
+/// The view of `kpctl get services`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ServiceListView {
     api_version: &'static str,
     kind: &'static str,
     items: Vec<ServiceView>,
-    /// Only Services of this one were asked for.
+    /// The namespace, if the user asked for a single one.
     #[serde(skip)]
     namespace: Option<String>,
 }
@@ -184,7 +184,7 @@ impl<'a> Row<'a> {
         Span::plain(ports.join(","))
     }
 
-    /// Ready and all endpoints of the port that has the fewest.
+    /// Returns the ready and all endpoints of the port that has the fewest.
     fn endpoints(&self) -> Span {
         let counts = self.ports.iter();
         let counts = counts.map(|port| (port.ready_endpoints, port.endpoints.len()));
@@ -240,7 +240,7 @@ impl View for ServiceListView {
     }
 }
 
-/// `No Services in namespace shop.`
+/// Returns a text such as `No Services in namespace shop.`
 pub(crate) fn none_text(what: &str, namespace: Option<&str>) -> String {
     match namespace {
         Some(namespace) => format!("No {what} in namespace {}.\n", Span::plain(namespace).text),
@@ -248,7 +248,7 @@ pub(crate) fn none_text(what: &str, namespace: Option<&str>) -> String {
     }
 }
 
-/// How long a client keeps its endpoint.
+/// Returns how long a client keeps its endpoint.
 pub(crate) fn affinity(service: &ServiceView) -> Option<String> {
     let seconds = service.session_affinity_timeout_seconds?;
     Some(age(std::time::Duration::from_secs(seconds.into())))

@@ -1,11 +1,11 @@
-//! Helpers of tests that look at text.
+//! Helpers of tests that check text.
 
 use unicode_width::UnicodeWidthStr;
 
 use super::View;
 use crate::style::Canvas;
 
-/// 80 columns, ASCII.
+/// Returns a canvas of 80 columns, ASCII.
 pub(crate) fn canvas() -> Canvas {
     Canvas {
         columns: 80,
@@ -15,19 +15,19 @@ pub(crate) fn canvas() -> Canvas {
     }
 }
 
-/// Text without colours.
+/// Removes colours from text.
 pub(crate) fn plain(text: &str) -> String {
     anstream::adapter::strip_str(text).to_string()
 }
 
-/// A view as a table of 80 columns, which is what it must fit in.
+/// Returns a view as a table, and asserts that it fits in 80 columns.
 pub(crate) fn table(view: &impl View) -> String {
     let text = plain(&view.text(&canvas()));
     assert_fits(&text, 80);
     text
 }
 
-/// A view in full.
+/// Returns a view in full.
 pub(crate) fn wide(view: &impl View) -> String {
     let canvas = Canvas {
         columns: usize::MAX,

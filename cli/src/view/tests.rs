@@ -1,4 +1,4 @@
-//! What people and programs see.
+//! Tests of the views that people and programs see.
 
 mod fields;
 mod fleet;

@@ -1,4 +1,4 @@
-//! Versions of both sides.
+//! The versions of this program and of the control plane.
 
 use serde::Serialize;
 
@@ -6,19 +6,19 @@ use super::{API_VERSION, View};
 use crate::style::Canvas;
 use crate::text::{Span, field};
 
-/// `kpctl version`.
+/// The view of `kpctl version`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct VersionView {
     api_version: &'static str,
     kind: &'static str,
     client_version: &'static str,
-    /// `null` when it was not asked for.
+    /// The server's version; `null` when it was not requested.
     server_version: Option<String>,
 }
 
 impl VersionView {
-    /// This program's version and the server's.
+    /// Builds the view from this program's version and the server's.
     pub(crate) fn new(server_version: Option<String>) -> Self {
         Self {
             api_version: API_VERSION,

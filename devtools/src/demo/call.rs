@@ -1,4 +1,4 @@
-//! One call of a Service port, made as often as it takes to see every endpoint, and judged.
+//! One call of a Service port: repeated until every endpoint has answered, and judged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,55 +16,55 @@ use kplane_tests::sctp;
 use super::expect::{Expect, SeenAs};
 use super::world::{Caller, Role, speaks};
 
-/// How long nothing must happen to count as nothing: a thousand times what an answer takes.
+/// Time without any answer that counts as silence: a thousand times what an answer takes.
 const SILENCE: Duration = Duration::from_millis(250);
-/// Calls per endpoint, at least, so that a wrong one beside the right ones shows.
+/// Least calls per endpoint, so that a wrong endpoint beside the right ones is found.
 const ROUNDS: usize = 2;
-/// Calls per endpoint, at most: the chance to miss one of 100 endpoints is below 1 in 10^6.
+/// Most calls per endpoint: the chance to miss one of 100 endpoints is below 1 in 10^6.
 const MOST_ROUNDS: usize = 20;
 /// Calls to a Service with session affinity.
 const STICKY_CALLS: usize = 4;
-/// Calls after the first that went wrong, to see whether all do.
+/// Calls after the first failure, to find out whether all fail.
 const AFTERMATH: usize = 3;
 
-/// A caller and whom it calls.
+/// A caller and the address that it calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
-    /// Who calls.
+    /// The caller.
     pub(crate) caller: Caller,
     /// The caller's address.
     pub(crate) source: IpAddr,
-    /// What kind of address is called.
+    /// The kind of the called address.
     pub(crate) kind: &'static str,
     /// The address called.
     pub(crate) to: SocketAddr,
-    /// By which protocol.
+    /// The protocol of the call.
     pub(crate) protocol: Protocol,
     /// The address of the node whose kernel handles it.
     pub(crate) node_ip: IpAddr,
-    /// What must come of it.
+    /// The outcome that is expected.
     pub(crate) expect: Expect,
     /// Names of pods, for messages.
     pub(crate) names: Arc<Names>,
-    /// Where SCTP packets are looked for: there is no SCTP server.
+    /// The namespaces where SCTP packets are captured, because there is no SCTP server.
     pub(crate) watched: Vec<NetNs>,
 }
 
 /// Names of pods by address.
 pub(crate) type Names = BTreeMap<IpAddr, String>;
 
-/// What came of a call.
+/// The results of a call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Finding {
-    /// Number of times it was made.
+    /// Number of times the call was made.
     pub(crate) calls: u64,
     /// Number of answers by endpoint.
     pub(crate) answers: BTreeMap<SocketAddr, u64>,
-    /// What else happened, and how often; and whatever was not right.
+    /// Number of other outcomes, and of wrong answers.
     pub(crate) wrong: BTreeMap<String, u64>,
 }
 
-/// What happened once.
+/// The outcome of a single call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     Answer { by: SocketAddr, peer: IpAddr },
@@ -74,7 +74,7 @@ enum Seen {
 }
 
 impl Call {
-    /// Makes the call until every endpoint expected has answered, or it is plain that one will not.
+    /// Calls until every expected endpoint has answered, or it is clear that one will not.
     pub(crate) fn make(&self) -> Result<Finding> {
         let (least, most) = match &self.expect {
             Expect::Answer { sticky: true, .. } => (STICKY_CALLS, STICKY_CALLS),
@@ -85,10 +85,10 @@ impl Call {
         self.make_times(least, most)
     }
 
-    /// Makes the call at least and at most so often.
+    /// Calls at least `least` and at most `most` times.
     pub(crate) fn make_times(&self, least: usize, most: usize) -> Result<Finding> {
         if self.protocol == Protocol::Sctp {
-            // Its probes need namespaces of their own.
+            // SCTP probes enter namespaces themselves.
             return self.repeat(least, most);
         }
         self.caller.ns.run(|| self.repeat(least, most))
@@ -120,7 +120,7 @@ impl Call {
         Ok(finding)
     }
 
-    /// Endpoints that have not answered yet.
+    /// Returns the endpoints that have not answered yet.
     fn missing<'a>(&'a self, finding: &'a Finding) -> impl Iterator<Item = SocketAddr> + 'a {
         let from = match &self.expect {
             Expect::Answer { from, .. } => Some(from),
@@ -146,7 +146,7 @@ impl Call {
         }
     }
 
-    /// What is wrong with an answer.
+    /// Returns the error in an answer, if any.
     fn misfit(&self, by: SocketAddr, peer: IpAddr, expect: &Expect) -> Option<String> {
         let who = self.name(by);
         let Expect::Answer { from, seen_as, .. } = expect else {
@@ -155,7 +155,7 @@ impl Call {
         if !from.contains(&by) {
             return Some(format!("{who} answered, which it must not"));
         }
-        // What is delivered on the node itself passes no postrouting.
+        // Packets that are delivered on the node itself pass no postrouting.
         if by.ip() == self.node_ip {
             return None;
         }
@@ -167,7 +167,7 @@ impl Call {
         (peer != expected).then(|| format!("{who} sees {peer}, not {expected}"))
     }
 
-    /// The pod behind an endpoint.
+    /// Returns the name of the pod behind an endpoint.
     fn name(&self, endpoint: SocketAddr) -> String {
         self.names
             .get(&endpoint.ip())
@@ -175,7 +175,7 @@ impl Call {
             .unwrap_or_else(|| endpoint.to_string())
     }
 
-    /// What is wrong with what came of it, in one line; nothing if nothing is.
+    /// Returns the errors in the results on one line; `None` if there are none.
     pub(crate) fn complaint(&self, finding: &Finding) -> Option<String> {
         let times = |(what, times): (&String, &u64)| match times {
             1 => what.clone(),
@@ -242,7 +242,8 @@ impl Call {
         })
     }
 
-    /// A node that drops or rejects its own packets tells their sender so.
+    /// Returns the outcome of a local error: a node that drops or rejects its own packets reports
+    /// that to their sender.
     fn local_error(&self, error: &io::Error) -> Seen {
         let denied = error.kind() == ErrorKind::PermissionDenied;
         match self.expect {
@@ -267,12 +268,12 @@ impl fmt::Display for Call {
 }
 
 impl Finding {
-    /// Whether all went as expected.
+    /// Returns whether all calls went as expected.
     pub(crate) fn is_right(&self) -> bool {
         self.wrong.is_empty()
     }
 
-    /// Adds another's counts, without what was wrong.
+    /// Adds the counts of another finding, without its errors.
     pub(crate) fn add(&mut self, other: &Self) {
         self.calls += other.calls;
         for (endpoint, count) in &other.answers {
@@ -313,7 +314,7 @@ mod tests {
             seen_as: SeenAs::Caller,
             sticky: false,
         };
-        // Without privileges there is nothing to call from.
+        // Without privileges no call is possible.
         let Ok(call) = call(expect.clone()) else {
             return;
         };

@@ -1,4 +1,4 @@
-//! The processes on stage: one control plane, an agent a node. Their logs are files.
+//! The processes of the demo: one control plane, and one agent for each node. Their logs are files.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,19 +23,19 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Lines of a log that are quoted when its process has failed.
 const LOG_LINES: usize = 5;
 
-/// All processes; dropped = killed.
+/// All processes. Dropping the cast kills them.
 #[derive(Debug)]
 pub(crate) struct Cast {
     programs: Programs,
     logs: PathBuf,
     control_plane: Option<Process>,
     agents: BTreeMap<String, Process>,
-    /// What agents are told of where the control plane is, and who is a pod.
+    /// Flags of all agents: the control plane's address, and how to detect pods.
     agent_flags: Vec<String>,
 }
 
 impl Cast {
-    /// Nobody yet.
+    /// Creates a cast without processes.
     pub(crate) fn new(programs: Programs, logs: PathBuf) -> Result<Self> {
         fs::create_dir(&logs).with_context(|| format!("create {}", logs.display()))?;
         Ok(Self {
@@ -88,7 +88,7 @@ impl Cast {
         Ok(())
     }
 
-    /// Ends everybody, agents first; fails if somebody does not end well.
+    /// Ends all processes, agents first; fails if one does not end with success.
     pub(crate) fn stop(&mut self) -> Result<usize> {
         let mut processes: Vec<(String, Process)> =
             std::mem::take(&mut self.agents).into_iter().collect();
@@ -115,7 +115,7 @@ impl Cast {
         ns.output(command).map(drop)
     }
 
-    /// Fails if somebody has ended.
+    /// Fails if a process has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
         let everybody = self
             .agents
@@ -136,7 +136,7 @@ impl Cast {
         Ok(())
     }
 
-    /// Prints what `kpctl` says, as a user would see it; false if it failed.
+    /// Prints the output of `kpctl` as a user sees it; returns false if it failed.
     pub(crate) fn kpctl(&self, ns: &NetNs, args: &[&str]) -> Result<bool> {
         let mut command = Command::new(&self.programs.kpctl);
         command.args(args).stdin(Stdio::null());
@@ -144,7 +144,7 @@ impl Cast {
         Ok(status.success())
     }
 
-    /// Runs `kpctl` and keeps what it says to itself; false if it failed.
+    /// Runs `kpctl` without showing its output; returns false if it failed.
     pub(crate) fn kpctl_quietly(&self, ns: &NetNs, args: &[&str]) -> Result<bool> {
         let mut command = Command::new(&self.programs.kpctl);
         command
@@ -155,17 +155,17 @@ impl Cast {
         Ok(status.success())
     }
 
-    /// The programs.
+    /// Returns the programs.
     pub(crate) fn programs(&self) -> &Programs {
         &self.programs
     }
 
-    /// Where the logs are.
+    /// Returns the folder of the logs.
     pub(crate) fn logs(&self) -> &Path {
         &self.logs
     }
 
-    /// Process ids by name, the control plane's first.
+    /// Returns process ids by name, the control plane's first.
     pub(crate) fn pids(&self) -> Vec<(String, u32)> {
         let control_plane = self
             .control_plane
@@ -182,7 +182,7 @@ impl Cast {
         last_words(&self.logs, name)
     }
 
-    /// A command that logs to a file and does not get the terminal's Ctrl-C.
+    /// Returns a command that logs to a file and does not get the terminal's Ctrl-C.
     fn command(&self, program: &Path, name: &str) -> Result<Command> {
         let path = log(&self.logs, name);
         let file = File::options().create(true).append(true).open(&path);
@@ -201,7 +201,7 @@ fn log(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.log"))
 }
 
-/// The end of a process' log, for messages.
+/// Returns the end of a process' log, for messages.
 fn last_words(folder: &Path, name: &str) -> String {
     let path = log(folder, name);
     let text = fs::read_to_string(&path).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What must happen to a packet: the policy rules of a Service port on one node (A12-A18, A8), in
+//! The expected fate of a packet: the policy rules of a Service port on one node (A12-A18, A8), in
 //! terms of what callers and pods can see.
 
 use std::collections::BTreeSet;
@@ -10,10 +10,10 @@ use kplane_model::{Cidr, NodeFacts, TrafficPolicy};
 use super::objects::Port;
 use super::world::Role;
 
-/// Where a Service port is called.
+/// The address at which a Service port is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// Its address inside the cluster.
+    /// The Service's address inside the cluster.
     ClusterIp,
     /// One of `spec.externalIPs`.
     ExternalIp(IpAddr),
@@ -23,35 +23,36 @@ pub(crate) enum Target {
     NodePort(u16),
 }
 
-/// What must come of a call.
+/// The expected outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
-    /// Some endpoint answers, each of them sooner or later.
+    /// One of the endpoints answers, and each of them sooner or later.
     Answer {
-        /// Those that may.
+        /// The endpoints that may answer.
         from: BTreeSet<SocketAddr>,
-        /// Whom they see calling.
+        /// The caller's address that the endpoints see.
         seen_as: SeenAs,
-        /// All calls of one caller go to the same endpoint, as far as that is programmed (A11).
+        /// Whether all calls of one caller go to the same endpoint, as far as that is programmed
+        /// (A11).
         sticky: bool,
     },
-    /// The caller is told that nobody is there.
+    /// The caller gets a refusal.
     Refused,
-    /// Nothing at all.
+    /// No packet comes back.
     Silence,
 }
 
 /// The source address that a pod sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SeenAs {
-    /// The caller's own, except by itself: then the node's.
+    /// The caller's own address. A pod that calls itself sees the node's instead.
     Caller,
-    /// The node's.
+    /// The node's address.
     Node,
 }
 
 impl Target {
-    /// The address and port to call, at a node with this address.
+    /// Returns the address and port to call, at a node with this address.
     pub(crate) fn address(self, port: &Port, node: IpAddr) -> SocketAddr {
         match self {
             Self::ClusterIp => SocketAddr::new(port.port.cluster_ip, port.port.port),
@@ -60,12 +61,12 @@ impl Target {
         }
     }
 
-    /// All places where a Service port is called.
+    /// Returns all targets of a Service port.
     pub(crate) fn all(port: &Port) -> Vec<Self> {
         let port = &port.port;
         let mut targets = vec![Self::ClusterIp];
         let distinct: BTreeSet<IpAddr> = port.external_ips.iter().copied().collect();
-        // An address that is both keeps the load balancer's restrictions.
+        // An address of both kinds keeps the load balancer's restrictions.
         let external = distinct
             .into_iter()
             .filter(|ip| !port.load_balancer_ips.contains(ip));
@@ -76,7 +77,7 @@ impl Target {
         targets
     }
 
-    /// Its kind, for people.
+    /// Returns its kind, human-readable.
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Self::ClusterIp => "ClusterIP",
@@ -87,7 +88,7 @@ impl Target {
     }
 }
 
-/// What must come of a call from `source`, which has `role` at `node`.
+/// Returns the expected outcome of a call from `source`, which has `role` at `node`.
 pub(crate) fn expect(
     port: &Port,
     target: Target,
@@ -103,7 +104,7 @@ pub(crate) fn expect(
     }
     let chosen = categorize(service, &port.endpoints, &node.name, node.zone.as_deref());
     let is_pod = pods.iter().any(|cidr| cidr.contains(source));
-    // Without ranges of pods, agents take everybody for a pod here (A15).
+    // Without ranges of pods, agents take every client for a pod here (A15).
     let can_tell = pods.iter().any(|cidr| cidr.family() == service.key.family);
     let inside = is_pod || role == Role::Node;
     let (local, masquerade) = match target {
@@ -112,7 +113,7 @@ pub(crate) fn expect(
             can_tell && !is_pod,
         ),
         _ if service.external_policy == TrafficPolicy::Cluster => (false, true),
-        // A16: pods and the node itself take the short way to all endpoints.
+        // A16: pods and the node itself reach all endpoints directly.
         _ => (!inside, role == Role::Node),
     };
     let endpoints = if local { chosen.local } else { chosen.cluster };

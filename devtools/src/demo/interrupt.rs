@@ -1,4 +1,4 @@
-//! Ctrl-C: everything started is ended in order, so the signal only leaves a note.
+//! Ctrl-C: the signal only sets a flag, so that everything started can be ended in order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,16 +10,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// How often sleepers look for the note.
+/// Interval at which sleepers check the flag.
 const TICK: Duration = Duration::from_millis(50);
 
-/// The user wants the demo to end.
+/// The user asked the demo to end.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub(crate) struct Interrupted;
 
-/// From now on SIGINT, SIGTERM and SIGHUP leave a note instead of ending the process. Starts a
-/// thread.
+/// Makes SIGINT, SIGTERM and SIGHUP set the flag instead of ending the process. Starts a thread.
 pub(crate) fn watch() -> Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
     let kinds = [
@@ -50,22 +49,22 @@ pub(crate) fn watch() -> Result<()> {
     Ok(())
 }
 
-/// Whether there is a note.
+/// Returns whether the flag is set.
 pub(crate) fn is_set() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// Takes the note away: it has been answered.
+/// Clears the flag, after the demo has reacted to it.
 pub(crate) fn clear() {
     INTERRUPTED.store(false, Ordering::Relaxed);
 }
 
-/// Fails once there is a note.
+/// Fails if the flag is set.
 pub(crate) fn check() -> Result<(), Interrupted> {
     if is_set() { Err(Interrupted) } else { Ok(()) }
 }
 
-/// Sleeps, unless and until there is a note.
+/// Sleeps until the time is over or the flag is set.
 pub(crate) fn sleep(time: Duration) -> Result<(), Interrupted> {
     let end = Instant::now() + time;
     loop {

@@ -1,5 +1,5 @@
-//! Who gets which address: free addresses, networks that hold everybody, ranges that tell pods
-//! from others. Pure.
+//! The assignment of addresses: free addresses, networks that hold all nodes, and ranges that
+//! distinguish pods from other clients. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use kplane_model::{Cidr, Family};
 
 use super::objects::Objects;
 
-/// Longest prefix of a network that the demo makes, so that there is room for its own machines.
+/// Longest prefix of a network that the demo creates, so that there is room for its own machines.
 const LONGEST: [u8; 2] = [24, 112];
 
 /// Addresses in use.
@@ -19,12 +19,12 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    /// Notes that an address is in use.
+    /// Records that an address is in use.
     pub(crate) fn note(&mut self, ip: IpAddr) {
         self.taken.insert(ip);
     }
 
-    /// Takes the highest free address of a prefix, without its last (a broadcast address).
+    /// Takes the highest free address of a prefix, except its last one (a broadcast address).
     pub(crate) fn take(&mut self, cidr: Cidr) -> Result<IpAddr> {
         let mut ip = before(cidr.last());
         while cidr.contains(ip) && self.taken.contains(&ip) {
@@ -36,7 +36,7 @@ impl Book {
     }
 }
 
-/// One network a family, with all nodes in it.
+/// Returns one network for each family, with all nodes in it.
 pub(crate) fn networks(objects: &Objects) -> Vec<Cidr> {
     let nodes: Vec<IpAddr> = objects
         .nodes
@@ -56,7 +56,7 @@ pub(crate) fn networks(objects: &Objects) -> Vec<Cidr> {
         .collect()
 }
 
-/// Every address that somebody has.
+/// Returns every address in use.
 pub(crate) fn addresses(objects: &Objects) -> Vec<IpAddr> {
     let nodes = objects
         .nodes
@@ -66,7 +66,7 @@ pub(crate) fn addresses(objects: &Objects) -> Vec<IpAddr> {
     nodes.chain(pods).collect()
 }
 
-/// What clients send to nodes although no node has the address.
+/// Returns the destinations that clients send to nodes although no node has the address.
 pub(crate) fn outside(objects: &Objects) -> Vec<Cidr> {
     let mut cidrs = objects.service_cidrs.clone();
     for port in objects.services.iter().flat_map(|service| &service.ports) {
@@ -86,7 +86,7 @@ pub(crate) fn outside(objects: &Objects) -> Vec<Cidr> {
     cidrs
 }
 
-/// An address that the first source range of a family allows.
+/// Returns an address that the first source range of a family allows.
 pub(crate) fn guests(objects: &Objects) -> BTreeMap<Family, IpAddr> {
     let ports = objects.services.iter().flat_map(|service| &service.ports);
     let ranges = ports.flat_map(|port| &port.port.source_ranges);
@@ -99,8 +99,8 @@ pub(crate) fn guests(objects: &Objects) -> BTreeMap<Family, IpAddr> {
     guests
 }
 
-/// What tells pods from others: one range a family that holds all pods and nobody else, or else
-/// all ranges of pods, or else all pods.
+/// Returns the ranges that distinguish pods from other clients: one range for each family that
+/// holds all pods and nothing else; or else all ranges of pods; or else the pods' own addresses.
 pub(crate) fn cluster_cidrs(objects: &Objects, networks: &[Cidr]) -> Vec<Cidr> {
     let nodes = || objects.nodes.iter();
     let others: Vec<Cidr> = networks
@@ -127,7 +127,7 @@ pub(crate) fn cluster_cidrs(objects: &Objects, networks: &[Cidr]) -> Vec<Cidr> {
     cidrs
 }
 
-/// The narrowest prefix that holds all of these.
+/// Returns the narrowest prefix that holds all of these.
 fn covering(cidrs: &[Cidr]) -> Option<Cidr> {
     let first = cidrs.first()?;
     (0..=first.prefix_len())
@@ -140,8 +140,8 @@ fn overlap(a: Cidr, b: Cidr) -> bool {
     a.covers(b) || b.covers(a)
 }
 
-/// The narrowest prefix that holds all of `ips`, leaves room, and whose second address (the
-/// gateway's) none of them is. `None` when there are no addresses.
+/// Returns the narrowest prefix that holds all of `ips`, leaves room, and whose second address (the
+/// gateway's) is not one of them. `None` when there are no addresses.
 fn network(ips: &[IpAddr]) -> Option<Cidr> {
     let first = *ips.first()?;
     let family = Family::of(first);
@@ -154,7 +154,8 @@ fn network(ips: &[IpAddr]) -> Option<Cidr> {
         .find(|cidr| holds_all(cidr) && is_usable(cidr))
 }
 
-/// The first address after the first of a prefix: inside, unless the prefix holds one only.
+/// Returns the address after the first one of a prefix, or the first one if the prefix holds only
+/// one.
 pub(crate) fn member(cidr: Cidr) -> IpAddr {
     let ip = after(cidr.first());
     if cidr.contains(ip) { ip } else { cidr.first() }

@@ -1,10 +1,10 @@
-//! What was checked, and the summary at the end.
+//! The results of all checks, and the summary at the end.
 
 use std::time::Duration;
 
 use super::screen::{Screen, Tone, clip, fit, span};
 
-/// Widths of the summary's columns: what, expected, seen, time.
+/// Widths of the summary's columns: subject, expected, seen, time.
 const WIDTHS: [usize; 3] = [40, 18, 26];
 
 /// All checks so far.
@@ -13,30 +13,30 @@ pub(crate) struct Ledger {
     checks: Vec<Check>,
 }
 
-/// Something that was to be seen.
+/// The result of one check.
 #[derive(Clone, Debug)]
 pub(crate) struct Check {
-    /// What was looked at.
+    /// The subject of the check.
     pub(crate) what: String,
-    /// What was expected.
+    /// The expected outcome.
     pub(crate) expected: String,
-    /// What was seen.
+    /// The actual outcome.
     pub(crate) seen: String,
-    /// What is wrong with it; empty when nothing is.
+    /// The errors; empty when there are none.
     pub(crate) wrong: Vec<String>,
-    /// How long it took.
+    /// The duration of the check.
     pub(crate) took: Duration,
 }
 
 impl Check {
-    /// Whether it was seen.
+    /// Returns whether the check passed.
     pub(crate) fn passed(&self) -> bool {
         self.wrong.is_empty()
     }
 }
 
 impl Ledger {
-    /// Adds a check, and prints at once what is wrong with it.
+    /// Adds a check, and prints its errors at once.
     pub(crate) fn add(&mut self, screen: &Screen, check: Check) {
         for line in check.wrong.iter().flat_map(|wrong| wrong.lines()) {
             screen.line(format!("      {}", screen.paint(Tone::Bad, line)));
@@ -44,7 +44,7 @@ impl Ledger {
         self.checks.push(check);
     }
 
-    /// Whether all passed, and there were some.
+    /// Returns whether there were checks and all passed.
     pub(crate) fn all_passed(&self) -> bool {
         !self.checks.is_empty() && self.passed() == self.checks.len()
     }
@@ -53,7 +53,7 @@ impl Ledger {
         self.checks.iter().filter(|check| check.passed()).count()
     }
 
-    /// Prints the summary. Its last line is for people and programs.
+    /// Prints the summary. Its last line is both human-readable and machine-readable.
     pub(crate) fn print(&self, screen: &Screen, took: Duration) {
         let [what, expected, seen] = WIDTHS;
         let seen = seen + screen.columns().saturating_sub(100);

@@ -20,7 +20,7 @@ pub(crate) struct Manifests {
 #[derive(Debug)]
 struct File {
     path: PathBuf,
-    /// In order, those of lists one by one.
+    /// The objects in order; the items of lists count one by one.
     objects: Vec<Value>,
 }
 
@@ -48,18 +48,19 @@ impl Manifests {
         Ok(Self { folder, files })
     }
 
-    /// Where the copies are.
+    /// Returns the folder of the copies.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// All objects.
+    /// Returns all objects.
     pub(crate) fn objects(&self) -> impl Iterator<Item = &Value> + Clone {
         self.files.iter().flat_map(|file| &file.objects)
     }
 
-    /// Changes objects; `change` says of each whether it did. Files with changed ones are written
-    /// beside the folder and renamed into it. Returns the moment before the first rename.
+    /// Changes objects; `change` returns whether it changed the object. Files with changed objects
+    /// are written beside the folder and renamed into it. Returns the moment before the first
+    /// rename.
     pub(crate) fn edit(&mut self, change: impl Fn(&mut Value) -> bool) -> Result<SystemTime> {
         let mut ready = Vec::new();
         for file in &mut self.files {
@@ -102,7 +103,7 @@ fn sources(from: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// All objects of a text, those of lists one by one.
+/// Returns all objects of a text, with the items of lists one by one.
 fn parse(text: &str) -> Result<Vec<Value>> {
     let options = serde_saphyr::options! { budget: None };
     let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options)?;

@@ -1,9 +1,10 @@
 //! `cargo xtask demo`: a small cluster out of network namespaces, real packets, and a walk through
 //! what kplane does. Every step also checks what it shows.
 //!
-//! `objects` says what the manifests mean; `world` is the network around them; `cast` the
-//! processes; `status` what they say of themselves; `expect` what must happen to a packet; `call`
-//! and `survey` find out what does; `steps` show it on the `screen` and note it in the `ledger`.
+//! `objects` reads the manifests, `world` builds the network around them, and `cast` holds the
+//! processes. `status` queries the control plane. `expect` computes what must happen to a packet;
+//! `call` and `survey` find out what does happen. `steps` show it on the `screen` and record it in
+//! the `ledger`.
 
 mod call;
 mod cast;
@@ -37,7 +38,7 @@ pub(crate) use self::steps::hold;
 
 /// Exit code when this machine does not allow what the demo needs.
 const IMPOSSIBLE: u8 = 3;
-/// Exit code after Ctrl-C, as shells have it.
+/// Exit code after Ctrl-C, as in shells.
 const INTERRUPTED: u8 = 130;
 /// Steps around the walk: network, clean-up.
 const FRAME: usize = 2;
@@ -86,7 +87,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// What has to be there before the first process starts.
+/// Prepares everything that must exist before the first process starts.
 fn open(
     show: &mut Show,
     args: &Args,
@@ -94,7 +95,7 @@ fn open(
     let failed = |error| (error, ExitCode::FAILURE);
     let programs = find(args.bin_dir.as_deref()).map_err(failed)?;
     let began = Instant::now();
-    // Before any thread, or the kernel refuses.
+    // This comes before any thread is started, or the kernel refuses.
     let entry = enter().map_err(|error| {
         let why = "the demo needs network namespaces, which this machine does not allow; \
                    run it as root, or allow user namespaces";
@@ -135,7 +136,7 @@ fn enter() -> Result<Entry> {
     Ok(entry)
 }
 
-/// The walk, and the way out of it whatever happens.
+/// Runs the walk, and cleans up after it in any case.
 fn play(
     mut show: Show,
     walk: &[steps::Step],
@@ -196,7 +197,7 @@ fn play(
     }
 }
 
-/// A step that could not go on counts as a check that failed.
+/// Records a step that could not continue as a failed check.
 fn note(show: &mut Show, title: &str, error: &anyhow::Error, started: Instant) {
     if !error.is::<Interrupted>() {
         let wrong = vec![format!("{error:#}")];

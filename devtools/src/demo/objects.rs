@@ -1,5 +1,5 @@
-//! What the manifests mean: nodes, Services with their endpoints, and the pods behind them. Read
-//! with the product's own conversions, so that it is about the same objects.
+//! The objects in the manifests: nodes, Services with their endpoints, and the pods behind them.
+//! They are read with the product's own conversions, so that both use the same objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,13 +17,13 @@ use serde_json::Value;
 /// Everything in the manifests that the demo needs.
 #[derive(Debug, Default)]
 pub(crate) struct Objects {
-    /// By name.
+    /// The nodes, by name.
     pub(crate) nodes: Vec<NodeFacts>,
     /// Ranges of ClusterIPs.
     pub(crate) service_cidrs: Vec<Cidr>,
-    /// By namespace and name.
+    /// The Services, by namespace and name.
     pub(crate) services: Vec<Service>,
-    /// Whatever has endpoints' addresses.
+    /// The pods: everything that has an endpoint's address.
     pub(crate) pods: Vec<PodSpec>,
 }
 
@@ -34,16 +34,16 @@ pub(crate) struct Service {
     pub(crate) name: ServiceName,
     /// Its type.
     pub(crate) kind: String,
-    /// Why it is not proxied.
+    /// The reason why the Service is not proxied.
     pub(crate) skipped: Option<SkipReason>,
-    /// Its ports, each family apart.
+    /// Its ports, separately for each family.
     pub(crate) ports: Vec<Port>,
 }
 
 /// One port of a Service in one family.
 #[derive(Debug)]
 pub(crate) struct Port {
-    /// Where it is reached, and by which rules.
+    /// The addresses and rules of the port.
     pub(crate) port: ServicePort,
     /// All endpoints, usable or not.
     pub(crate) endpoints: Vec<Endpoint>,
@@ -52,18 +52,18 @@ pub(crate) struct Port {
 /// A pod that must exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodSpec {
-    /// Unique.
+    /// The name; unique.
     pub(crate) name: String,
     /// Its node, if that is known.
     pub(crate) node: Option<String>,
     /// Its addresses.
     pub(crate) ips: BTreeSet<IpAddr>,
-    /// Where it answers.
+    /// The ports on which the pod answers.
     pub(crate) listens: BTreeSet<(Protocol, u16)>,
 }
 
 impl Objects {
-    /// Reads all objects, without those of families that this machine has not.
+    /// Reads all objects, except those of families that this machine does not have.
     pub(crate) fn read<'a>(
         values: impl Iterator<Item = &'a Value> + Clone,
         families: &[Family],
@@ -105,15 +105,15 @@ impl Objects {
         Ok(objects)
     }
 
-    /// A Service.
+    /// Returns a Service.
     pub(crate) fn service(&self, name: &ServiceName) -> Result<&Service> {
         let found = self.services.iter().find(|service| service.name == *name);
         found.with_context(|| format!("no Service {name}"))
     }
 }
 
-/// A node's own address in each family. Others, such as those that a cloud translates for it, are
-/// not on its links.
+/// Returns a node's own address in each family. Other addresses, such as those that a cloud
+/// translates for the node, are not on its links.
 fn primary(node: &NodeFacts, families: &[Family]) -> Vec<IpAddr> {
     let families = families.iter();
     families
@@ -121,7 +121,7 @@ fn primary(node: &NodeFacts, families: &[Family]) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Endpoints of all slices by ServicePort, joined.
+/// Returns the joined endpoints of all slices by ServicePort.
 fn endpoints(slices: &[&Value]) -> Result<BTreeMap<ServiceKey, Vec<Endpoint>>> {
     let mut all = BTreeMap::<ServiceKey, Vec<Endpoint>>::new();
     for value in slices {
@@ -166,7 +166,7 @@ fn typed<T: DeserializeOwned>(value: &Value) -> Result<T> {
     serde_json::from_value(value.clone()).with_context(name)
 }
 
-/// Puts endpoints together to pods: by what they say they are, or by address.
+/// Groups endpoints into pods, by the pods that they name or else by address.
 #[derive(Debug, Default)]
 struct Pods {
     pods: Vec<PodSpec>,
@@ -182,7 +182,7 @@ impl Pods {
                 let Some(text) = endpoint["addresses"][0].as_str() else {
                     continue;
                 };
-                // An FQDN, which nobody proxies.
+                // The address is an FQDN, which no proxy serves.
                 let Ok(ip) = parse_ip(text) else {
                     continue;
                 };
@@ -223,7 +223,7 @@ impl Pods {
     }
 }
 
-/// Ready or serving; unset means yes (A27).
+/// Returns whether an endpoint is ready or serving; an unset condition is true (A27).
 fn answers(conditions: &Value) -> bool {
     let is = |name: &str| conditions[name].as_bool().unwrap_or(true);
     is("ready") || is("serving")
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!((dump.nodes.len(), dump.services.len()), (6, 22));
         let skipped = dump.services.iter().filter(|s| s.skipped.is_some());
         assert_eq!(skipped.count(), 2);
-        // The API server is no pod, and has no name.
+        // The API server is not a pod, and has no name.
         let api_server = pod(&dump, "kubernetes-192.168.77.2");
         assert_eq!((&api_server.node, api_server.listens.len()), (&None, 1));
         let any = dump

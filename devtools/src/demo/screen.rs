@@ -1,5 +1,5 @@
-//! What the demo looks like: the only place that writes to standard output. Colours and block
-//! characters on a terminal, plain ASCII everywhere else.
+//! The demo's output: the only module that writes to standard output. It uses colours and block
+//! characters on a terminal, and plain ASCII everywhere else.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -12,45 +12,45 @@ use anstream::{AutoStream, ColorChoice};
 use owo_colors::{OwoColorize as _, Style};
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-/// Columns used where there is no terminal to ask, and at most.
+/// Number of columns where there is no terminal, and largest number used.
 const COLUMNS: usize = 100;
-/// Narrower terminals break lines.
+/// Least number of columns; narrower terminals break lines.
 const LEAST_COLUMNS: usize = 80;
 /// Parts of a character cell that block characters can fill.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
-/// Work shorter than this shows no sign of being under way.
+/// Duration of work up to which no sign of progress is shown.
 const PATIENCE: Duration = Duration::from_millis(300);
 /// Time between two pictures of a spinner.
 const FRAME: Duration = Duration::from_millis(100);
-/// Time between two lines about work under way where nothing can be drawn over.
+/// Time between two progress lines where nothing can be drawn over.
 const PLAIN_EVERY: Duration = Duration::from_secs(5);
 
-/// What a piece of text means to its reader.
+/// The meaning of a piece of text for its reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
-    /// As it should be.
+    /// A good state.
     Good,
-    /// Wrong.
+    /// An error.
     Bad,
-    /// Of little interest.
+    /// Text of little interest.
     Faint,
     /// A heading.
     Strong,
-    /// Something to look at.
+    /// Highlighted text.
     Accent,
 }
 
-/// Standard output, and what it can show.
+/// Standard output and its abilities.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Screen {
     colour: bool,
     unicode: bool,
-    /// Lines can be drawn over.
+    /// Whether lines can be drawn over.
     live: bool,
     columns: usize,
 }
 
-/// A sign that work is under way; gone when dropped.
+/// A sign of progress, removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Working {
     text: Arc<Mutex<String>>,
@@ -59,7 +59,7 @@ pub(crate) struct Working {
 }
 
 impl Screen {
-    /// Finds out what standard output can show.
+    /// Detects the abilities of standard output.
     pub(crate) fn stdout() -> Self {
         let stdout = io::stdout();
         let terminal = stdout.is_terminal();
@@ -74,14 +74,14 @@ impl Screen {
         }
     }
 
-    /// Width of a line.
+    /// Returns the width of a line.
     pub(crate) fn columns(&self) -> usize {
         self.columns
     }
 
     /// Prints a line.
     pub(crate) fn line(&self, text: impl Display) {
-        // Whoever closed standard output does not want to know.
+        // An error means that the user closed standard output.
         let _ = writeln!(io::stdout().lock(), "{text}");
     }
 
@@ -98,12 +98,12 @@ impl Screen {
         ));
     }
 
-    /// Makes sure that all is out before somebody else writes.
+    /// Writes out everything before another program writes.
     pub(crate) fn flush(&self) {
         let _ = io::stdout().lock().flush();
     }
 
-    /// The text in a tone.
+    /// Returns the text in a tone.
     pub(crate) fn paint(&self, tone: Tone, text: &str) -> String {
         let style = Style::new();
         let style = match tone {
@@ -117,7 +117,7 @@ impl Screen {
         text.style(style).to_string()
     }
 
-    /// Four columns that say whether something is as it should be.
+    /// Returns a mark of four columns for a good or a bad result.
     pub(crate) fn mark(&self, good: bool) -> String {
         match (good, self.unicode) {
             (true, true) => self.paint(Tone::Good, " ✔  "),
@@ -127,7 +127,7 @@ impl Screen {
         }
     }
 
-    /// A bar that fills `share` (0 to 1) of `cells` columns, padded to all of them.
+    /// Returns a bar that fills `share` (0 to 1) of `cells` columns, padded to all of them.
     pub(crate) fn bar(&self, share: f64, cells: usize) -> String {
         let share = share.clamp(0.0, 1.0);
         let bar = if self.unicode {
@@ -139,7 +139,7 @@ impl Screen {
         self.paint(Tone::Accent, &fit(&bar, cells))
     }
 
-    /// One bar of `cells` columns, divided in proportion to `parts`.
+    /// Returns one bar of `cells` columns, divided in proportion to `parts`.
     pub(crate) fn divided_bar(&self, parts: &[u64], cells: usize) -> String {
         let total = parts.iter().sum::<u64>().max(1) as f64;
         let fills = if self.unicode {
@@ -158,7 +158,7 @@ impl Screen {
         self.paint(Tone::Accent, &fit(&bar, cells))
     }
 
-    /// Shows that work is under way, once it takes a while.
+    /// Shows a sign of progress, once work takes a while.
     pub(crate) fn working(&self, text: impl Into<String>) -> Working {
         let text = Arc::new(Mutex::new(text.into()));
         let done = Arc::<AtomicBool>::default();
@@ -213,7 +213,7 @@ impl Screen {
 }
 
 impl Working {
-    /// Changes what is under way.
+    /// Changes the text of the sign of progress.
     pub(crate) fn say(&self, text: impl Into<String>) {
         *self.text.lock().unwrap_or_else(PoisonError::into_inner) = text.into();
     }
@@ -224,20 +224,20 @@ impl Drop for Working {
         self.done.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // A panic there has been printed already.
+            // A panic in the thread has been printed already.
             let _ = thread.join();
         }
     }
 }
 
-/// The text without what does not fit, and with spaces up to `columns`.
+/// Returns the text, cut or padded with spaces to `columns`.
 pub(crate) fn fit(text: &str, columns: usize) -> String {
     let text = clip(text, columns);
     let missing = columns.saturating_sub(text.width());
     text + &" ".repeat(missing)
 }
 
-/// The text, with two dots in place of what does not fit.
+/// Returns the text, with two dots in place of what does not fit.
 pub(crate) fn clip(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
@@ -250,7 +250,7 @@ pub(crate) fn clip(text: &str, columns: usize) -> String {
     fitting.collect::<String>() + ".."
 }
 
-/// A count with a comma between thousands.
+/// Returns a count with a comma between thousands.
 pub(crate) fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::new();
@@ -263,13 +263,13 @@ pub(crate) fn count(n: u64) -> String {
     text
 }
 
-/// `1 pod`, `2 pods`.
+/// Returns a count and its noun: `1 pod`, `2 pods`.
 pub(crate) fn plural(n: usize, what: &str) -> String {
     let s = if n == 1 { "" } else { "s" };
     format!("{} {what}{s}", count(n as u64))
 }
 
-/// A duration in the unit that suits it.
+/// Formats a duration in a suitable unit.
 pub(crate) fn span(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     match seconds {
@@ -280,7 +280,7 @@ pub(crate) fn span(time: Duration) -> String {
     }
 }
 
-/// To the nearest whole number; bars are short.
+/// Rounds to the nearest whole number; bars are short.
 fn round(number: f64) -> usize {
     #[expect(
         clippy::cast_possible_truncation,
@@ -291,7 +291,8 @@ fn round(number: f64) -> usize {
     whole
 }
 
-/// The first of the variables that say so decides, as in the C library.
+/// Returns whether the locale uses UTF-8. As in the C library, the first variable that is set
+/// decides.
 fn utf8_locale() -> bool {
     let names = ["LC_ALL", "LC_CTYPE", "LANG"];
     let mut values = names.iter().filter_map(|name| std::env::var(name).ok());

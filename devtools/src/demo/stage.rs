@@ -1,4 +1,5 @@
-//! The stage: a copy of the manifests, the network around them, and the processes on it.
+//! The state of the demo: a copy of the manifests, the network around them, and the processes on
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -19,12 +20,12 @@ use super::screen::{Screen, Tone};
 use super::status::{Landing, Status};
 use super::world::{CONTROL, World};
 
-/// What steps show, where, and what came of it.
+/// The screen, the results so far, and the current step.
 #[derive(Debug)]
 pub(crate) struct Show {
-    /// Where it is shown.
+    /// The screen.
     pub(crate) screen: Screen,
-    /// What was checked.
+    /// The results of checks.
     pub(crate) ledger: Ledger,
     /// Number of the current step.
     step: usize,
@@ -32,16 +33,16 @@ pub(crate) struct Show {
     steps: usize,
 }
 
-/// Everything that is there between the first step and the last.
+/// Everything that exists between the first step and the last.
 #[derive(Debug)]
 pub(crate) struct Stage {
-    /// The processes. First: fields drop in order, and they live in namespaces.
+    /// The processes. They come first: fields drop in order, and the processes live in namespaces.
     pub(crate) cast: Cast,
     /// The control plane's status.
     pub(crate) status: Status,
     /// The network.
     pub(crate) world: World,
-    /// What the manifests mean at the moment.
+    /// The objects in the manifests at the moment.
     pub(crate) objects: Objects,
     manifests: Manifests,
     families: Vec<Family>,
@@ -51,7 +52,7 @@ pub(crate) struct Stage {
 }
 
 impl Show {
-    /// Before the first of `steps`.
+    /// Starts before the first of `steps`.
     pub(crate) fn new(screen: Screen, steps: usize) -> Self {
         Self {
             screen,
@@ -75,13 +76,13 @@ impl Show {
         screen.flush();
     }
 
-    /// Begins the last step, whatever has been left out.
+    /// Begins the last step, even if steps have been left out.
     pub(crate) fn last_heading(&mut self, title: &str) {
         self.step = self.steps - 1;
         self.heading(title);
     }
 
-    /// Notes a check.
+    /// Records a check.
     pub(crate) fn check(
         &mut self,
         (what, expected): (&str, &str),
@@ -101,7 +102,7 @@ impl Show {
 }
 
 impl Stage {
-    /// Builds the network; nobody is on it yet.
+    /// Builds the network, without processes.
     pub(crate) fn build(programs: Programs, manifests: &Path) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("kplane-demo-").tempdir();
         let folder = folder.context("create a folder for logs and manifests")?;
@@ -123,7 +124,7 @@ impl Stage {
         })
     }
 
-    /// Starts everybody.
+    /// Starts all processes.
     pub(crate) fn start(&mut self) -> Result<()> {
         let control = self.world.topology.host(CONTROL)?;
         let address = control
@@ -172,23 +173,23 @@ impl Stage {
         Ok(())
     }
 
-    /// The control plane's namespace.
+    /// Returns the control plane's namespace.
     pub(crate) fn control(&self) -> Result<&NetNs> {
         Ok(self.world.topology.host(CONTROL)?.ns())
     }
 
-    /// A node.
+    /// Returns a node.
     pub(crate) fn node(&self, name: &str) -> Result<&NodeFacts> {
         let found = self.objects.nodes.iter().find(|node| *node.name == *name);
         found.ok_or_else(|| anyhow!("no Node {name}"))
     }
 
-    /// The folder of the manifests that the control plane watches.
+    /// Returns the folder of the manifests that the control plane watches.
     pub(crate) fn manifests(&self) -> &Path {
         self.manifests.folder()
     }
 
-    /// Ends everything at once; `keep` leaves the folder, whose path is returned then.
+    /// Ends everything at once; `keep` leaves the folder and returns its path.
     pub(crate) fn strike(self, keep: bool) -> Option<PathBuf> {
         let Self {
             cast,
@@ -204,7 +205,7 @@ impl Stage {
     }
 }
 
-/// The families that this machine has.
+/// Returns the families that this machine has.
 fn families() -> Vec<Family> {
     let v6 = Path::new("/proc/net/if_inet6").exists();
     if v6 {

@@ -1,5 +1,4 @@
-//! What the control plane says of the fleet: its status API, asked over gRPC from its own network
-//! namespace.
+//! The control plane's status API, queried over gRPC from its own network namespace.
 
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,7 +16,7 @@ use tonic::transport::Endpoint;
 use super::cast::Cast;
 use super::interrupt;
 
-/// Where the control plane serves its status, inside its namespace.
+/// The address of the status API, inside the control plane's namespace.
 const ADDRESS: &str = "http://127.0.0.1:7444";
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -28,33 +27,33 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A connection to the status API, on a thread inside the control plane's namespace.
 #[derive(Debug)]
 pub(crate) struct Status {
-    /// Closed = the thread ends.
+    /// The channel to the thread; closing it ends the thread.
     questions: UnboundedSender<Question>,
 }
 
-/// Where the answer shall go.
+/// The channel for the answer.
 type Question = mpsc::Sender<Result<Fleet>>;
 
-/// When a change reached the kernel of a node.
+/// The arrival of a change in the kernel of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct Landing {
     /// The node.
     pub(crate) node: String,
-    /// From the change of the file to the kernel's acknowledgement; the agent's clock, which is
-    /// this machine's, ticks in milliseconds: rounded up.
+    /// Time from the change of the file to the kernel's acknowledgement. It is rounded up, because
+    /// the agent's clock, which is this machine's, ticks in milliseconds.
     pub(crate) took: Duration,
 }
 
 impl Status {
     /// Connects, at the latest with the first question.
     pub(crate) fn connect(ns: &NetNs) -> Result<Self> {
-        // Whoever asks waits for the answer: there is never more than one question in it.
+        // The caller waits for each answer, so the channel never holds more than one question.
         let (questions, inbox) = unbounded_channel();
         ns.spawn(move || serve(inbox))?;
         Ok(Self { questions })
     }
 
-    /// The fleet at this moment.
+    /// Returns the fleet at this moment.
     pub(crate) fn fleet(&self) -> Result<Fleet> {
         let (answer, answered) = mpsc::channel();
         self.questions
@@ -64,8 +63,8 @@ impl Status {
         answered.recv().context("the status thread has ended")?
     }
 
-    /// Asks until `look` is content, or fails with what it last said.
-    /// It also gives up when somebody of the cast is dead.
+    /// Queries until the closure succeeds, or fails with its last error. It also gives up when a process
+    /// of the cast has ended.
     pub(crate) fn wait<T>(
         &self,
         cast: &mut Cast,
@@ -117,7 +116,7 @@ impl Status {
     }
 }
 
-/// Why a node is not in sync.
+/// Returns why a node is not in sync.
 fn trouble(node: &NodeStatus) -> Option<String> {
     if node.state() == NodeState::InSync {
         return None;
@@ -150,20 +149,20 @@ fn landing(node: &NodeStatus, written: SystemTime, revision: u64) -> Result<Land
     })
 }
 
-/// The revision that a node's kernel holds.
+/// Returns the revision that a node's kernel holds.
 fn applied(node: &NodeStatus) -> u64 {
     node.report
         .as_ref()
         .map_or(0, |report| report.applied_revision)
 }
 
-/// How a node's last update went.
+/// Returns the course of a node's last update.
 pub(crate) fn last_sync(node: &NodeStatus) -> Option<&SyncStats> {
     node.report.as_ref()?.last_sync.as_ref()
 }
 
-/// Asks until nobody has questions. The connection is opened on this thread, inside its namespace,
-/// and kept alive between questions.
+/// Answers questions until the channel is closed. The connection is opened on this thread, inside
+/// its namespace, and kept alive between questions.
 fn serve(inbox: UnboundedReceiver<Question>) -> Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async move {
@@ -176,7 +175,7 @@ fn serve(inbox: UnboundedReceiver<Question>) -> Result<()> {
                 Ok(Err(status)) => Err(anyhow!("the control plane says: {}", status.message())),
                 Err(_) => Err(anyhow!("the control plane does not answer")),
             };
-            // Whoever asked may have given up.
+            // The receiver may have given up.
             let _ = answer.send(fleet);
         }
     });

@@ -1,4 +1,4 @@
-//! Every Service port, called from everywhere at every address it has.
+//! Calls of every Service port, from all callers, at every address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -16,10 +16,10 @@ use super::interrupt;
 use super::objects::{Objects, PodSpec, Port, Service};
 use super::world::{Caller, Role, World};
 
-/// Calls under way at a time: most of the time is spent in the kernel, or waiting for nothing.
+/// Calls in progress at a time: most of the time is spent in the kernel, or waiting for silence.
 const WORKERS: usize = 8;
 
-/// Makes the calls of a Service.
+/// Plans the calls of a Service.
 #[derive(Debug)]
 pub(crate) struct Planner<'a> {
     objects: &'a Objects,
@@ -30,7 +30,7 @@ pub(crate) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    /// For these objects.
+    /// Creates a planner for these objects.
     pub(crate) fn new(objects: &'a Objects, world: &'a World) -> Self {
         let pods = objects
             .pods
@@ -51,7 +51,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// A call, if the caller and the node have addresses of the port's family.
+    /// Returns a call, if the caller and the node have addresses of the port's family.
     pub(crate) fn call(
         &self,
         port: &Port,
@@ -62,7 +62,7 @@ impl<'a> Planner<'a> {
         let family = port.port.key.family;
         let source = caller.ip(family)?;
         let node_ip = node.primary_address(family)?;
-        // To another node, a node is a client like any other.
+        // For another node, a node is a client like any other.
         let abroad = caller.role == Role::Node && caller.node != *node.name;
         let role = if abroad { Role::Client } else { caller.role };
         Some(Call {
@@ -84,7 +84,7 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Every way to call a Service.
+    /// Returns every way to call a Service.
     pub(crate) fn calls(&self, service: &Service) -> Vec<Call> {
         service
             .ports
@@ -93,7 +93,7 @@ impl<'a> Planner<'a> {
             .collect()
     }
 
-    /// The name of the pod with an address.
+    /// Returns the name of the pod with an address.
     pub(crate) fn pod_name(&self, ip: IpAddr) -> String {
         self.pods
             .get(&ip)
@@ -117,8 +117,8 @@ impl<'a> Planner<'a> {
         calls
     }
 
-    /// NodePorts of other nodes, called from inside. With policy Local the answers would come
-    /// back another way, as they do with kube-proxy.
+    /// Returns the calls to NodePorts of other nodes from inside. With policy Local the answers
+    /// would come back another way, as they do with kube-proxy.
     fn to_other_nodes(&self, port: &Port) -> Vec<Call> {
         let Some(number) = port.port.node_port else {
             return Vec::new();
@@ -141,14 +141,14 @@ impl<'a> Planner<'a> {
         calls
     }
 
-    /// An endpoint that calls its own Service.
+    /// Returns the call of an endpoint to its own Service.
     fn to_itself(&self, port: &Port) -> Option<Call> {
         let mut ready = port.endpoints.iter().filter(|endpoint| endpoint.ready);
         let (pod, node) = ready.find_map(|endpoint| {
             let pod = self.pods.get(&endpoint.addr.ip)?;
             let mut nodes = self.objects.nodes.iter();
             let node = nodes.find(|node| Some(&*node.name) == pod.node.as_deref())?;
-            // A pod in its node's namespace is the node.
+            // A pod in its node's namespace counts as the node.
             (!node.addresses.contains(&endpoint.addr.ip)).then_some((pod, node))
         })?;
         let caller = Caller {
@@ -160,7 +160,7 @@ impl<'a> Planner<'a> {
         self.call(port, Target::ClusterIp, &caller, node)
     }
 
-    /// The namespaces of a port's endpoints, usable or not.
+    /// Returns the namespaces of a port's endpoints, usable or not.
     fn watched(&self, port: &Port) -> Vec<NetNs> {
         if port.port.key.protocol != Protocol::Sctp {
             return Vec::new();
@@ -178,10 +178,10 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Makes calls, several at a time, and returns what came of each. `progress` hears how many are
-/// done.
+/// Makes calls, several at a time, and returns the findings. `progress` gets the number of finished
+/// calls.
 pub(crate) fn make_all(calls: &[Call], progress: &(impl Fn(usize) + Sync)) -> Result<Vec<Finding>> {
-    // Those that wait for nothing take longest: first.
+    // Calls that wait for silence take longest, so they come first.
     let mut order: Vec<usize> = (0..calls.len()).collect();
     order.sort_by_key(|index| calls[*index].expect != Expect::Silence);
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -207,7 +207,7 @@ pub(crate) fn make_all(calls: &[Call], progress: &(impl Fn(usize) + Sync)) -> Re
     })
 }
 
-/// Number of answers by pod, in the pods' order.
+/// Returns the number of answers by pod, in the pods' order.
 pub(crate) fn by_pod(
     planner: &Planner<'_>,
     answers: &BTreeMap<SocketAddr, u64>,

@@ -1,6 +1,6 @@
-//! The network around the objects: their nodes and pods, and people who call Services from
-//! everywhere. Every node has a client outside the cluster that sends by way of it, so that what
-//! each node's kernel does can be seen at the same time.
+//! The network around the objects: their nodes and pods, and callers of Services. Every node has a
+//! client outside the cluster whose packets go through that node, so that the work of each node's
+//! kernel can be observed at the same time.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,15 +15,15 @@ use kplane_tests::topology::{LINK, NodeSpec, Pod, Topology};
 use super::layout::{self, Book, member};
 use super::objects::{Objects, PodSpec};
 
-/// Where the control plane runs.
+/// The name of the control plane's machine.
 pub(crate) const CONTROL: &str = "control";
 
-/// What names of pods that only call begin with.
+/// The prefix of the names of pods that only call.
 pub(crate) const SHELL: &str = "shell-";
-/// Endpoints for which one machine's kernel has room: its table of neighbours holds 1,024.
+/// Most endpoints for which one machine's kernel has room: its table of neighbours holds 1,024.
 const MOST_PODS: usize = 800;
 
-/// The whole network; dropped = gone.
+/// The whole network. Dropping it removes everything.
 #[derive(Debug)]
 pub(crate) struct World {
     // Servers end before the topology's echo thread: fields drop in order.
@@ -32,7 +32,7 @@ pub(crate) struct World {
     pub(crate) topology: Topology,
     /// Callers by node, in the order client, guest, pod, node; a node may lack some.
     pub(crate) callers: Vec<Caller>,
-    /// Ranges by which agents tell pods from others.
+    /// Ranges by which agents distinguish pods from other clients.
     pub(crate) cluster_cidrs: Vec<Cidr>,
     /// Number of namespaces.
     pub(crate) size: usize,
@@ -40,25 +40,25 @@ pub(crate) struct World {
     book: Book,
 }
 
-/// Somebody who calls Services through one node.
+/// A client that calls Services through one node.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    /// What kind of caller it is.
+    /// The kind of caller.
     pub(crate) role: Role,
-    /// The node whose kernel handles what it sends.
+    /// The node whose kernel handles its packets.
     pub(crate) node: String,
-    /// Where it sends from.
+    /// The namespace from which it sends.
     pub(crate) ns: NetNs,
-    /// Its source addresses, at most one a family.
+    /// Its source addresses, at most one for each family.
     pub(crate) ips: Vec<IpAddr>,
 }
 
 /// Kinds of callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
-    /// Outside the cluster.
+    /// A client outside the cluster.
     Client,
-    /// Outside, with an address that source ranges allow.
+    /// A client outside, with an address that source ranges allow.
     Guest,
     /// A pod.
     Pod,
@@ -67,7 +67,7 @@ pub(crate) enum Role {
 }
 
 impl Caller {
-    /// Its address in a family.
+    /// Returns its address in a family.
     pub(crate) fn ip(&self, family: Family) -> Option<IpAddr> {
         self.ips
             .iter()
@@ -107,7 +107,7 @@ impl World {
             topology,
             callers: Vec::new(),
             cluster_cidrs: layout::cluster_cidrs(objects, &networks),
-            // The fabric between the machines is one, too.
+            // The fabric between the machines is a namespace, too.
             size: 1 + objects.nodes.len(),
             networks,
             book,
@@ -125,7 +125,7 @@ impl World {
         Ok(world)
     }
 
-    /// A new address for a pod on a node.
+    /// Returns a new address for a pod on a node.
     pub(crate) fn new_address(&mut self, node: &str, family: Family) -> Result<IpAddr> {
         let mut cidrs = self.topology.node(node)?.pod_cidrs().iter().copied();
         let cidr = cidrs.find(|cidr| cidr.family() == family);
@@ -163,13 +163,13 @@ impl World {
         Ok(())
     }
 
-    /// Takes a pod away.
+    /// Removes a pod.
     pub(crate) fn remove_pod(&mut self, name: &str) -> Result<()> {
         self.size -= usize::from(self.topology.pod(name)?.link().is_some());
         self.topology.remove_pod(name)
     }
 
-    /// An endpoint outside the cluster, such as the API server: a machine on the fabric.
+    /// Adds an endpoint outside the cluster, such as the API server: a machine on the fabric.
     fn add_stranger(&mut self, spec: &PodSpec, ips: &[IpAddr]) -> Result<()> {
         self.add_host(&spec.name)?;
         let host = self.topology.host(&spec.name)?;
@@ -201,7 +201,7 @@ impl World {
         Ok(())
     }
 
-    /// A machine outside the cluster with an address in each network.
+    /// Adds a machine outside the cluster with an address in each network.
     fn add_host(&mut self, name: &str) -> Result<Vec<IpAddr>> {
         let ips = self.networks.iter().map(|cidr| self.book.take(*cidr));
         let ips: Vec<IpAddr> = ips.collect::<Result<_>>()?;
@@ -210,7 +210,7 @@ impl World {
         Ok(ips)
     }
 
-    /// A client that sends by way of a node, and that node itself.
+    /// Adds a client whose packets go through a node, and that node itself.
     fn add_clients(
         &mut self,
         node: &str,
@@ -252,7 +252,7 @@ impl World {
         Ok(())
     }
 
-    /// A pod that only calls.
+    /// Adds a pod that only calls.
     fn add_shell(&mut self, node: &str) -> Result<()> {
         let host = self.topology.node(node)?;
         let cidrs: Vec<Cidr> = Family::ALL
@@ -280,7 +280,7 @@ impl World {
         Ok(())
     }
 
-    /// The caller of a kind at a node.
+    /// Returns the caller of a kind at a node.
     pub(crate) fn caller(&self, role: Role, node: &str) -> Result<&Caller> {
         let found = self
             .callers
@@ -289,7 +289,7 @@ impl World {
         found.with_context(|| format!("no caller {role:?} at {node}"))
     }
 
-    /// The pods' namespaces by name.
+    /// Returns the pods' namespaces by name.
     pub(crate) fn pod_namespaces(&self) -> BTreeMap<String, NetNs> {
         let pods = self
             .topology
@@ -299,7 +299,7 @@ impl World {
     }
 }
 
-/// The rig's name of a protocol, if it has servers for it.
+/// Returns the rig's name of a protocol, if the rig has servers for it.
 pub(crate) fn speaks(protocol: Protocol) -> Option<client::Protocol> {
     match protocol {
         Protocol::Tcp => Some(client::Protocol::Tcp),

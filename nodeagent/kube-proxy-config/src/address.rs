@@ -1,11 +1,11 @@
 //! Addresses with ports, as kube-proxy reads them: IP addresses only, leading zeros are decimal
-//! (A4), a missing port is filled in.
+//! (A4), and a missing port is filled in.
 
 use std::net::{IpAddr, SocketAddr};
 
 use kplane_model::parse_ip;
 
-/// Hosts on which health checks and metrics are served by default.
+/// Returns the hosts on which health checks and metrics are served by default.
 pub(super) fn default_hosts(v6: bool) -> (&'static str, &'static str) {
     if v6 {
         ("[::]", "[::1]")
@@ -14,8 +14,8 @@ pub(super) fn default_hosts(v6: bool) -> (&'static str, &'static str) {
     }
 }
 
-/// An address with a port: its own, or else `port`. Text that is no address stays as it is, for
-/// the validation to name.
+/// Returns an address with its own port, or else with `port`. Text that is not an address stays as
+/// it is, so that the validation reports it.
 pub fn with_port(text: &str, port: u16) -> String {
     let bare = text
         .strip_prefix('[')

@@ -1,11 +1,11 @@
-//! What of a new configuration takes effect at once, and what needs a restart (I3).
+//! The parts of a new configuration that take effect at once, and those that need a restart (I3).
 
 use serde_json::Value;
 
 use crate::problem::shown;
 use crate::types::KubeProxyConfiguration;
 
-/// Fields that the running agent takes over. All they do is to shape plans, or the log.
+/// Fields that the running agent applies. They only shape plans, or the log.
 const LIVE: [&str; 6] = [
     "bindAddress",
     "clusterCIDR",
@@ -15,22 +15,22 @@ const LIVE: [&str; 6] = [
     "nodePortAddresses",
 ];
 
-/// Ways to tell pods that are part of the plans. The others are rules that stand when the backend
-/// starts.
+/// Modes of detecting pods that are part of the plans. The others are rules that the backend writes
+/// at its start.
 const LIVE_DETECT_MODES: [&str; 2] = ["ClusterCIDR", "NodeCIDR"];
 
-/// A new configuration against the running one.
+/// The difference between a new configuration and the running one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// The running configuration with all that can be taken over.
+    /// The running configuration with all changes that can be applied.
     pub effective: KubeProxyConfiguration,
-    /// Fields that were taken over.
+    /// The fields that were applied.
     pub applied: Vec<String>,
-    /// Fields that need a restart: they keep their values.
+    /// The fields that need a restart and keep their values until then.
     pub needs_restart: Vec<String>,
 }
 
-/// Works out what to take over of `wanted`.
+/// Returns which changes of `wanted` can be applied.
 #[must_use]
 pub fn change(running: &KubeProxyConfiguration, wanted: &KubeProxyConfiguration) -> Change {
     let is_live = |field: &String| match &**field {
@@ -81,10 +81,10 @@ fn take_over(
     effective
 }
 
-/// Paths of the fields that are different, by name. A list counts as one field.
+/// Returns the paths of the fields that differ, by name. A list counts as one field.
 pub fn changed_fields(one: &KubeProxyConfiguration, other: &KubeProxyConfiguration) -> Vec<String> {
     let mut changed = Vec::new();
-    // A configuration can always be written: there is nothing in it that JSON does not have.
+    // A configuration can always be serialized: JSON can represent every field.
     if let (Ok(one), Ok(other)) = (serde_json::to_value(one), serde_json::to_value(other)) {
         compare(&one, &other, "", &mut changed);
     }

@@ -7,18 +7,18 @@ use std::time::Duration;
 use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What stands where a duration is expected and is none.
+/// The text of errors where a duration is expected.
 pub const EXPECTED: &str = "a duration such as 30s, 1m30s or 24h0m0s";
 
 /// Longest text that is read, in bytes: `-2562047h47m16.854775808s` has 25.
 const MAX_TEXT: usize = 64;
 
-/// Digits after the point that count: beyond the ninth there is no nanosecond.
+/// Most digits after the point that count: beyond the ninth they are below a nanosecond.
 const MAX_FRACTION_DIGITS: usize = 18;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Units and their nanoseconds. The micro sign has two forms in Unicode, and Go reads both.
+/// The units and their nanoseconds. The micro sign has two forms in Unicode, and Go reads both.
 const UNITS: [(&str, u64); 8] = [
     ("ns", 1),
     ("us", 1_000),
@@ -34,35 +34,35 @@ const UNITS: [(&str, u64); 8] = [
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GoDuration(i64);
 
-/// Text that is no duration.
+/// A text that is not a duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be {EXPECTED}")]
 pub struct ParseDurationError;
 
 impl GoDuration {
-    /// No time at all.
+    /// The zero duration.
     pub const ZERO: Self = Self(0);
 
-    /// So many nanoseconds.
+    /// Creates a duration from nanoseconds.
     #[must_use]
     pub const fn from_nanos(nanos: i64) -> Self {
         Self(nanos)
     }
 
-    /// So many seconds.
+    /// Creates a duration from seconds.
     #[must_use]
     pub const fn from_secs(seconds: u32) -> Self {
-        // No overflow: 32 bits of seconds are 62 bits of nanoseconds.
+        // No overflow is possible: 32 bits of seconds are 62 bits of nanoseconds.
         Self(seconds as i64 * SECOND as i64)
     }
 
-    /// The same for the standard library; `None` for a negative one.
+    /// Converts to the standard library's type; returns `None` for a negative duration.
     #[must_use]
     pub fn to_std(self) -> Option<Duration> {
         u64::try_from(self.0).ok().map(Duration::from_nanos)
     }
 
-    /// Less than no time.
+    /// Returns whether the duration is negative.
     #[must_use]
     pub fn is_negative(self) -> bool {
         self.0 < 0
@@ -93,7 +93,8 @@ impl FromStr for GoDuration {
     }
 }
 
-/// Nanoseconds of a sequence of numbers with units; `None` if it is none, or too much.
+/// Returns the nanoseconds of a sequence of numbers with units; `None` if the text is not one, or
+/// on overflow.
 fn magnitude(mut rest: &str) -> Option<u64> {
     let mut sum = 0_u64;
     while !rest.is_empty() {
@@ -125,7 +126,7 @@ fn magnitude(mut rest: &str) -> Option<u64> {
     Some(sum)
 }
 
-/// Takes the digits off the beginning.
+/// Removes the digits at the beginning, and returns them.
 fn leading_digits<'t>(rest: &mut &'t str) -> &'t str {
     let end = rest.find(|c: char| !c.is_ascii_digit());
     let (digits, after) = rest.split_at(end.unwrap_or(rest.len()));
@@ -133,7 +134,7 @@ fn leading_digits<'t>(rest: &mut &'t str) -> &'t str {
     digits
 }
 
-/// `0.{digits}` of a unit, in nanoseconds, rounded down.
+/// Returns `0.{digits}` of a unit, in nanoseconds, rounded down.
 fn part_of(digits: &str, nanos: u64) -> Option<u64> {
     let digits = &digits[..digits.len().min(MAX_FRACTION_DIGITS)];
     if digits.is_empty() {
@@ -145,7 +146,7 @@ fn part_of(digits: &str, nanos: u64) -> Option<u64> {
 }
 
 impl fmt::Display for GoDuration {
-    /// As Go writes it: hours, minutes and seconds, or one smaller unit.
+    /// Writes the duration as Go does: hours, minutes and seconds, or one smaller unit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0 < 0 {
             f.write_str("-")?;

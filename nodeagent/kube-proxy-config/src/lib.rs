@@ -1,5 +1,5 @@
 //! kube-proxy's configuration file (`kubeproxy.config.k8s.io/v1alpha1`): its fields, reading and writing it,
-//! and what changed in it. What the fields mean to an agent is the agent's.
+//! and the changes between two versions. The agent defines what the fields mean to it.
 //!
 //! ```text
 //! text -> read -> KubeProxyConfiguration -> write -> text

@@ -1,15 +1,15 @@
-//! What is wrong with a configuration, for people: one line for each problem, all at once.
+//! Problems of a configuration, human-readable: one line for each, all at once.
 
 use std::fmt;
 use std::path::Path;
 
-/// Characters of a value that are shown.
+/// Most characters of a value that are shown.
 const SHOWN_CHARS: usize = 60;
 
-/// Names in a list that are shown.
+/// Most names of a list that are shown.
 const LISTED: usize = 20;
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The field with its path, such as `nftables.syncPeriod`; a flag such as `--cluster-cidr`;
@@ -17,12 +17,12 @@ pub struct Problem {
     pub place: String,
     /// The value on one line, not too long; empty for none.
     pub value: String,
-    /// What is wrong, with what would be right.
+    /// The problem, and what would be right.
     pub reason: String,
 }
 
 impl Problem {
-    /// A problem with the value of a field or flag.
+    /// Creates a problem with the value of a field or flag.
     pub fn new(
         place: impl Into<String>,
         value: impl fmt::Display,
@@ -35,7 +35,7 @@ impl Problem {
         }
     }
 
-    /// A problem that is nobody's value.
+    /// Creates a problem that does not concern a single value.
     pub fn general(reason: impl Into<String>) -> Self {
         Self {
             place: String::new(),
@@ -44,7 +44,7 @@ impl Problem {
         }
     }
 
-    /// The same problem, in a file.
+    /// Returns the same problem, with the file in its place.
     pub fn in_file(mut self, file: &Path) -> Self {
         let file = file.display();
         self.place = match &*self.place {
@@ -56,7 +56,7 @@ impl Problem {
 }
 
 impl fmt::Display for Problem {
-    /// Such as `nftables.syncPeriod: -1s: must be greater than 0`.
+    /// Writes a line such as `nftables.syncPeriod: -1s: must be greater than 0`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for part in [&self.place, &self.value] {
             if !part.is_empty() {
@@ -67,10 +67,10 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A configuration that makes no sense.
+/// An invalid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// At least one.
+    /// The problems, at least one.
     pub problems: Vec<Problem>,
 }
 
@@ -82,7 +82,7 @@ impl From<Problem> for ConfigError {
 }
 
 impl fmt::Display for ConfigError {
-    /// One line for each problem.
+    /// Writes one line for each problem.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, problem) in self.problems.iter().enumerate() {
             let separator = if index == 0 { "" } else { "\n" };
@@ -94,7 +94,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// Text of a user, on one line and not too long; in quotes where it would not be clear without.
+/// Returns a user's text on one line and not too long, in quotes where it would be unclear without.
 pub fn shown(text: &str) -> String {
     let cut: String = text.chars().take(SHOWN_CHARS).collect();
     let rest = if cut.len() < text.len() { "..." } else { "" };
@@ -106,7 +106,7 @@ pub fn shown(text: &str) -> String {
     }
 }
 
-/// Names on one line, and how many more there are.
+/// Returns names on one line, and the number of further names.
 pub fn listed<T: AsRef<str>>(names: &[T]) -> String {
     let shown: Vec<_> = names.iter().take(LISTED).map(AsRef::as_ref).collect();
     match names.len() - shown.len() {

@@ -1,4 +1,4 @@
-//! A quantity of Kubernetes, such as `128Ki`: read and written back, without meaning to us.
+//! A quantity of Kubernetes, such as `128Ki`. kplane reads it and writes it back, without using it.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ impl Default for Quantity {
 }
 
 impl Quantity {
-    /// `None` for text that is none.
+    /// Parses a quantity; returns `None` for text that is not one.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);

@@ -1,5 +1,5 @@
-//! Text becomes a [`KubeProxyConfiguration`] (I2): strictly first; what is only unknown or said
-//! twice is then ignored, and named. A value of the wrong type is an error.
+//! Reads a [`KubeProxyConfiguration`] from text (I2), strictly at first. Fields that are unknown or
+//! repeated are then ignored, and named in a warning. A value of the wrong type is an error.
 
 use std::borrow::Cow;
 use std::io::{self, Read};
@@ -17,29 +17,29 @@ use crate::types::{API_VERSION, KIND, KubeProxyConfiguration};
 
 /// Longest file that is read, in bytes: the size of a ConfigMap.
 const MAX_FILE: u64 = 1 << 20;
-/// Depth of nesting: the configuration itself needs 5.
+/// Most levels of nesting: the configuration itself needs 5.
 const MAX_DEPTH: usize = 32;
-/// Values in a file.
+/// Most values in a file.
 const MAX_NODES: usize = 100_000;
-/// Bytes of all texts after aliases are followed.
+/// Most bytes of all texts after aliases are resolved.
 const MAX_TEXT: usize = 4 << 20;
-/// Values of the wrong type that are named.
+/// Most values of the wrong type that are reported.
 const MAX_NAMED: usize = 20;
-/// Characters of what the parser says, which may quote the text.
+/// Most characters of the parser's message, which may quote the text.
 const MAX_MESSAGE: usize = 200;
 
-/// What a file says.
+/// The content of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
-    /// With defaults for all that it does not say.
+    /// The configuration, with defaults for absent fields.
     pub config: KubeProxyConfiguration,
-    /// Why it is not strictly valid.
+    /// The reason why the file is not strictly valid.
     pub warning: Option<String>,
-    /// Values of the wrong type, for which `config` has defaults.
+    /// The values of the wrong type, for which `config` has defaults.
     pub problems: Vec<Problem>,
 }
 
-/// The text of a file. Not of a pipe or device, which might never end.
+/// Returns the text of a file. Refuses a pipe or device, which might never end.
 ///
 /// # Errors
 /// One problem that says what to do.
@@ -66,12 +66,13 @@ pub fn text_of(path: &Path) -> Result<String, Problem> {
 /// Reads YAML or JSON.
 ///
 /// # Errors
-/// Text that is no YAML, or something else than a configuration.
+/// Text that is not YAML, or not a configuration.
 pub fn document(text: &str) -> Result<Document, Vec<Problem>> {
     let mut lax = Vec::new();
     let value = match parse(text, DuplicateKeyPolicy::Error) {
         Ok(value) => value,
-        // Lenient: kube-proxy takes the last of several. If that is not it, the text is broken.
+        // As kube-proxy does, the last of several equal keys counts. If parsing still fails, the
+        // text is broken.
         Err(strict) => match parse(text, DuplicateKeyPolicy::LastWins) {
             Ok(value) => {
                 lax.push(format!("{strict}: the last one counts"));
@@ -130,7 +131,7 @@ fn parse(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<Value, String
     })
 }
 
-/// Lets messages be without places, which stand in front.
+/// Formats messages without positions, because the position is printed in front.
 struct WithoutPlace;
 
 impl Localizer for WithoutPlace {
@@ -139,7 +140,7 @@ impl Localizer for WithoutPlace {
     }
 }
 
-/// As in Kubernetes, `null` is the same as absent.
+/// Removes `null` values, which mean the same as absent ones in Kubernetes.
 fn remove_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -151,7 +152,7 @@ fn remove_nulls(value: &mut Value) {
     }
 }
 
-/// A file must say what it is.
+/// Checks that a file names its version and kind.
 fn identity(value: &Value) -> Vec<Problem> {
     let expected = [("apiVersion", API_VERSION), ("kind", KIND)];
     let wrong = expected
@@ -170,7 +171,8 @@ fn identity(value: &Value) -> Vec<Problem> {
         .collect()
 }
 
-/// Reads the fields. Each value of a wrong type is noted and left out, so that the next is found.
+/// Reads the fields. Each value of a wrong type is recorded and removed, so that the next one is
+/// found.
 fn typed(mut value: Value) -> (KubeProxyConfiguration, Vec<Problem>) {
     let mut problems = Vec::new();
     loop {
@@ -192,7 +194,7 @@ fn typed(mut value: Value) -> (KubeProxyConfiguration, Vec<Problem>) {
     }
 }
 
-/// A path as it is printed, such as `nodePortAddresses[1]`.
+/// Returns a path in printed form, such as `nodePortAddresses[1]`.
 fn place(path: &[Segment]) -> String {
     let mut place = String::new();
     for part in path {
@@ -206,8 +208,8 @@ fn place(path: &[Segment]) -> String {
     place
 }
 
-/// Takes a value out of a tree; a whole list with it if it is inside one, so that no other item
-/// gets its index. Returns the value alone.
+/// Removes a value from a tree. If the value is inside a list, the whole list is removed, so that
+/// no other item gets its index. Returns the value alone.
 fn take(value: &mut Value, path: &[Segment]) -> Option<Value> {
     let keys = path.iter().map_while(|part| match part {
         Segment::Map { key } => Some(key),
@@ -229,7 +231,7 @@ fn take(value: &mut Value, path: &[Segment]) -> Option<Value> {
     })
 }
 
-/// What serde expected, in the words of YAML.
+/// Returns the type that serde expected, in YAML's terms.
 fn expected(message: &str) -> &str {
     let expected = message.split_once("expected ").map_or(message, |(_, e)| e);
     match expected {
@@ -245,12 +247,12 @@ fn expected(message: &str) -> &str {
     }
 }
 
-/// A value in an error; of lists and mappings only that they are.
+/// Describes a value in an error; lists and mappings by their type only.
 fn shape(value: &Value) -> String {
     match value {
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "a mapping".to_owned(),
-        // Quotes tell the text "5" from the number 5.
+        // Quotes distinguish the text "5" from the number 5.
         Value::String(text) => match shown(text) {
             quoted if quoted.starts_with('"') => quoted,
             plain => format!("{plain:?}"),
@@ -259,12 +261,12 @@ fn shape(value: &Value) -> String {
     }
 }
 
-/// Walks through a file beside what was decoded of it, which has all fields that there are.
+/// A walk through a file and, in parallel, its decoded form, which has all fields that exist.
 #[derive(Debug, Default)]
 struct Walk {
     path: String,
     unknown: Vec<String>,
-    /// Lists where mappings belong: serde takes them for mappings without names.
+    /// Lists in the place of mappings: serde takes them for mappings without names.
     misshapen: Vec<Problem>,
 }
 
@@ -305,7 +307,7 @@ impl Walk {
     }
 }
 
-/// The field that was probably meant.
+/// Returns the field that was probably meant.
 fn similar(field: &str, known: &Map<String, Value>) -> String {
     let meant = known.keys().find(|name| name.eq_ignore_ascii_case(field));
     meant.map_or_else(String::new, |name| format!(" (did you mean {name}?)"))

@@ -1,5 +1,5 @@
 //! `KubeProxyConfiguration` of `kubeproxy.config.k8s.io/v1alpha1`: every field, with kube-proxy's
-//! defaults. What they mean to an agent is in its `config::kube_proxy::settings`.
+//! defaults. The agent's `config::kube_proxy::settings` defines what the fields mean to it.
 //!
 //! A value of `Default` is complete: kube-proxy fills in defaults for absent fields and, for most,
 //! also for empty texts and zeros ([`KubeProxyConfiguration::fill_defaults`]).
@@ -34,7 +34,7 @@ const FLUSH_FREQUENCY: GoDuration = GoDuration::from_secs(5);
 const TCP_ESTABLISHED: GoDuration = GoDuration::from_secs(24 * 3_600);
 const TCP_CLOSE_WAIT: GoDuration = GoDuration::from_secs(3_600);
 
-/// All of kube-proxy's configuration.
+/// The whole configuration of kube-proxy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default = "KubeProxyConfiguration::unsaid")]
 pub struct KubeProxyConfiguration {
@@ -42,35 +42,35 @@ pub struct KubeProxyConfiguration {
     pub api_version: String,
     /// [`KIND`].
     pub kind: String,
-    /// Gates by name.
+    /// The feature gates by name.
     pub feature_gates: BTreeMap<String, bool>,
-    /// The way to the Kubernetes API.
+    /// The connection to the Kubernetes API.
     pub client_connection: ClientConnection,
-    /// Logging.
+    /// The settings of the log.
     pub logging: Logging,
     /// Name of the node; empty = the host's name.
     pub hostname_override: String,
     /// The node's primary address; `0.0.0.0` and `::` = the Node object's.
     pub bind_address: String,
-    /// IP and port of the health checks; empty (flags only) = nowhere.
+    /// IP and port of the health checks; empty (flags only) = none.
     pub healthz_bind_address: String,
-    /// IP and port of the metrics; empty (flags only) = nowhere.
+    /// IP and port of the metrics; empty (flags only) = none.
     pub metrics_bind_address: String,
-    /// A port that is taken ends the program.
+    /// Whether a port that is taken ends the program.
     pub bind_address_hard_fail: bool,
-    /// Serve profiles beside the metrics.
+    /// Whether to serve profiles next to the metrics.
     pub enable_profiling: bool,
-    /// Show metrics that were hidden in this version.
+    /// The version whose hidden metrics to show.
     pub show_hidden_metrics_for_version: String,
     /// `iptables`, `ipvs`, `nftables` or empty.
     pub mode: String,
-    /// For mode `iptables`; masquerading of mode `ipvs` as well.
+    /// Settings of mode `iptables`; masquerading of mode `ipvs` as well.
     pub iptables: Iptables,
-    /// For mode `ipvs`.
+    /// Settings of mode `ipvs`.
     pub ipvs: Ipvs,
-    /// For mode `nftables`.
+    /// Settings of mode `nftables`.
     pub nftables: Nftables,
-    /// For Windows.
+    /// Settings for Windows.
     pub winkernel: Winkernel,
     /// `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`; empty = `ClusterCIDR`.
     pub detect_local_mode: String,
@@ -79,21 +79,21 @@ pub struct KubeProxyConfiguration {
     /// Ranges of pods, separated by commas; kube-proxy takes one of each family at most.
     #[serde(rename = "clusterCIDR")]
     pub cluster_cidr: String,
-    /// Ranges of own addresses that serve node ports, or `primary` alone (A21).
+    /// Ranges of the node's addresses that serve node ports, or `primary` alone (A21).
     pub node_port_addresses: Vec<String>,
-    /// For `/proc/self/oom_score_adj`, -1000..=1000.
+    /// The value for `/proc/self/oom_score_adj`, -1000..=1000.
     pub oom_score_adj: i32,
-    /// Connection tracking (F6).
+    /// Settings of connection tracking (F6).
     pub conntrack: Conntrack,
-    /// How often informers list everything again.
+    /// Interval at which informers list everything again.
     pub config_sync_period: GoDuration,
-    /// Unused by kube-proxy itself.
+    /// A field that kube-proxy itself does not use.
     pub port_range: String,
-    /// For Windows.
+    /// Whether to run as a Windows service.
     pub windows_run_as_service: bool,
 }
 
-/// The way to the Kubernetes API.
+/// The connection to the Kubernetes API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "kube-proxy's names, without meaning to us")]
@@ -105,20 +105,20 @@ pub struct ClientConnection {
     pub burst: i32,
 }
 
-/// Logging.
+/// The settings of the log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Logging {
     /// `text` or `json`.
     pub format: String,
-    /// Unused: lines are not held back.
+    /// A field that is not used: lines are written at once.
     #[serde(deserialize_with = "duration::or_nanoseconds")]
     pub flush_frequency: GoDuration,
-    /// 0 = the least.
+    /// The verbosity; 0 is the lowest.
     pub verbosity: u32,
-    /// Unused: verbosity of single source files.
+    /// A field that is not used: verbosity of single source files.
     pub vmodule: Vec<Vmodule>,
-    /// Unused: streams and buffers.
+    /// A field that is not used: streams and buffers.
     pub options: FormatOptions,
 }
 
@@ -140,7 +140,7 @@ pub struct FormatOptions {
     pub json: OutputRouting,
 }
 
-/// Where log lines go.
+/// The destination of log lines.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "kube-proxy's names, without meaning to us")]
@@ -149,23 +149,23 @@ pub struct OutputRouting {
     pub info_buffer_size: Quantity,
 }
 
-/// For mode `iptables`; masquerading of mode `ipvs` as well.
+/// Settings of mode `iptables`; masquerading of mode `ipvs` as well.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Iptables {
     /// Bit of the packet mark that asks for masquerading, 0..=31.
     pub masquerade_bit: i32,
-    /// Masquerade all traffic to ClusterIPs (A17).
+    /// Whether to masquerade all traffic to ClusterIPs (A17).
     pub masquerade_all: bool,
-    /// Node ports on 127.0.0.1: in mode iptables only.
+    /// Whether node ports are served on 127.0.0.1, in mode iptables only.
     pub localhost_node_ports: bool,
-    /// More than 0.
+    /// The sync period; must be positive.
     pub sync_period: GoDuration,
-    /// 0..=`sync_period`.
+    /// The least time between two syncs, 0..=`sync_period`.
     pub min_sync_period: GoDuration,
 }
 
-/// For mode `ipvs`.
+/// Settings of mode `ipvs`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "kube-proxy's names, without meaning to us")]
@@ -182,21 +182,21 @@ pub struct Ipvs {
     pub udp_timeout: GoDuration,
 }
 
-/// For mode `nftables`.
+/// Settings of mode `nftables`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Nftables {
     /// Bit of the packet mark that asks for masquerading, 0..=31.
     pub masquerade_bit: i32,
-    /// Masquerade all traffic to ClusterIPs (A17).
+    /// Whether to masquerade all traffic to ClusterIPs (A17).
     pub masquerade_all: bool,
-    /// More than 0.
+    /// The sync period; must be positive.
     pub sync_period: GoDuration,
-    /// 0..=`sync_period`.
+    /// The least time between two syncs, 0..=`sync_period`.
     pub min_sync_period: GoDuration,
 }
 
-/// For Windows.
+/// Settings for Windows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "kube-proxy's names, without meaning to us")]
@@ -213,29 +213,30 @@ pub struct Winkernel {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DetectLocal {
-    /// For `BridgeInterface`.
+    /// The interface for `BridgeInterface`.
     pub bridge_interface: String,
-    /// For `InterfaceNamePrefix`.
+    /// The prefix for `InterfaceNamePrefix`.
     pub interface_name_prefix: String,
 }
 
-/// Connection tracking (F6).
+/// Settings of connection tracking (F6).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conntrack {
-    /// Connections for each core; 0 = leave the limit as it is.
+    /// Connections for each core; 0 = keep the kernel's limit.
     pub max_per_core: i32,
     /// Least number of connections.
     pub min: i32,
-    /// 0 = leave it as it is; so are all that follow.
+    /// The timeout of established TCP connections; 0 = keep the kernel's value, also for all fields
+    /// below.
     pub tcp_established_timeout: GoDuration,
-    /// Half-closed connections.
+    /// The timeout of half-closed TCP connections.
     pub tcp_close_wait_timeout: GoDuration,
-    /// Packets outside of the window are not INVALID.
+    /// Whether packets outside of the TCP window are not INVALID.
     pub tcp_be_liberal: bool,
-    /// Without an answer.
+    /// The timeout of UDP flows without an answer.
     pub udp_timeout: GoDuration,
-    /// With an answer.
+    /// The timeout of UDP flows with an answer.
     pub udp_stream_timeout: GoDuration,
 }
 
@@ -250,7 +251,7 @@ impl Default for KubeProxyConfiguration {
 }
 
 impl KubeProxyConfiguration {
-    /// Of a file that says nothing: what depends on other fields is empty.
+    /// Returns the configuration of an empty file: fields that depend on others are empty.
     fn unsaid() -> Self {
         Self {
             api_version: API_VERSION.to_owned(),
@@ -282,14 +283,15 @@ impl KubeProxyConfiguration {
         }
     }
 
-    /// Modes iptables and ipvs serve node ports on all addresses (A21), where the list stays empty.
+    /// Fills in the default of the node port addresses. In modes iptables and ipvs the list stays
+    /// empty, which means all addresses (A21).
     pub fn fill_node_port_addresses(&mut self) {
         if self.node_port_addresses.is_empty() && !matches!(&*self.mode, "iptables" | "ipvs") {
             self.node_port_addresses = vec!["primary".to_owned()];
         }
     }
 
-    /// What kube-proxy makes of empty texts and zeros of a file. Changes nothing the second time.
+    /// Replaces empty texts and zeros of a file as kube-proxy does. A second call changes nothing.
     pub fn fill_defaults(&mut self) {
         let or = |text: &mut String, default: &str| {
             if text.is_empty() {
@@ -324,7 +326,8 @@ impl KubeProxyConfiguration {
         }
     }
 
-    /// Health checks on every address and metrics on loopback, of the family of `bindAddress`.
+    /// Fills in the addresses: health checks on every address and metrics on loopback, of the
+    /// family of `bindAddress`.
     pub fn fill_addresses(&mut self) {
         let v6 = matches!(parse_ip(&self.bind_address), Ok(IpAddr::V6(_)));
         let (everywhere, loopback) = default_hosts(v6);

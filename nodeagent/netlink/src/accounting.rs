@@ -1,5 +1,5 @@
-//! Packet counters with names (`nfacct`, linux/netfilter/nfnetlink_acct.h), to which rules of iptables
-//! can add.
+//! Named packet counters (`nfacct`, linux/netfilter/nfnetlink_acct.h), to which iptables rules can
+//! add.
 
 use nix::errno::Errno;
 
@@ -13,10 +13,10 @@ const GET: u16 = SUBSYSTEM | 1;
 const DELETE: u16 = SUBSYSTEM | 3;
 
 const NFACCT_NAME: u16 = 1;
-/// 64 bits, network byte order.
+/// `NFACCT_PKTS`: 64 bits, network byte order.
 const NFACCT_PKTS: u16 = 2;
 
-/// Sees to it that there is a counter; one that is there goes on.
+/// Creates a counter unless it exists; an existing one keeps its count.
 ///
 /// # Errors
 /// [`NetlinkError`], such as a kernel without `nfnetlink_acct`.
@@ -25,17 +25,17 @@ pub fn create_counter(socket: &mut NfSocket, name: &str) -> Result<(), NetlinkEr
     unless(created, &[Errno::EBUSY, Errno::EEXIST])
 }
 
-/// Packets that a counter has counted.
+/// Returns the number of packets that a counter has counted.
 ///
 /// # Errors
-/// [`NetlinkError`]; `ENOENT` when there is no such counter.
+/// [`NetlinkError`]; `ENOENT` when the counter does not exist.
 pub fn read_counter(socket: &mut NfSocket, name: &str) -> Result<u64, NetlinkError> {
     let what = "read packet counter";
     let answer = socket.get(request(what, GET, name))?;
     packets(&answer).ok_or(NetlinkError::Unexpected { what })
 }
 
-/// Deletes a counter unless there is none, or a rule adds to it.
+/// Deletes a counter, unless it does not exist or a rule adds to it.
 ///
 /// # Errors
 /// [`NetlinkError`].
@@ -65,7 +65,7 @@ fn packets(answer: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// As `strace nfacct get NAME` shows it: a counter with 3 packets and 252 bytes.
+    /// The answer is as `strace nfacct get NAME` shows it: a counter with 3 packets and 252 bytes.
     #[test]
     fn an_answer_is_read_and_rubbish_is_not() {
         let answer = Request::new("answer", SUBSYSTEM, 0, |w| {

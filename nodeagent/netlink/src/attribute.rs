@@ -17,29 +17,29 @@ pub(super) fn aligned(len: usize) -> usize {
     len.next_multiple_of(ALIGN_BYTES)
 }
 
-/// Appends attributes to a message. Integers are written in network byte order, which is what
-/// nf_tables wants.
+/// Appends attributes to a message. Integers are written in network byte order, as nf_tables
+/// requires.
 #[derive(Debug)]
 pub struct AttributeWriter<'a>(&'a mut Vec<u8>);
 
 impl<'a> AttributeWriter<'a> {
-    /// A writer that appends to `bytes`, whose length is a multiple of four.
+    /// Creates a writer that appends to `bytes`, whose length is a multiple of four.
     pub fn new(bytes: &'a mut Vec<u8>) -> Self {
         debug_assert_eq!(bytes.len() % ALIGN_BYTES, 0, "attributes are aligned");
         Self(bytes)
     }
 
-    /// `NLA_U8`.
+    /// Writes an `NLA_U8`.
     pub fn u8(&mut self, kind: u16, value: u8) {
         self.bytes(kind, &[value]);
     }
 
-    /// `NLA_U32`, big endian.
+    /// Writes an `NLA_U32`, big endian.
     pub fn u32(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
-    /// `NLA_STRING` with its terminating NUL.
+    /// Writes an `NLA_STRING` with its terminating NUL.
     pub fn str(&mut self, kind: u16, text: &str) {
         self.with(kind, |bytes| {
             bytes.extend_from_slice(text.as_bytes());
@@ -47,29 +47,29 @@ impl<'a> AttributeWriter<'a> {
         });
     }
 
-    /// `NLA_BINARY`.
+    /// Writes an `NLA_BINARY`.
     pub fn bytes(&mut self, kind: u16, payload: &[u8]) {
         self.with(kind, |bytes| bytes.extend_from_slice(payload));
     }
 
-    /// `NLA_NESTED`.
+    /// Writes an `NLA_NESTED`.
     pub fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut AttributeWriter<'_>)) {
         self.with(kind | NLA_F_NESTED, |bytes| {
             fill(&mut AttributeWriter(bytes));
         });
     }
 
-    /// Length of the message so far.
+    /// Returns the length of the message so far.
     #[must_use]
     pub fn position(&self) -> usize {
         self.0.len()
     }
 
-    /// Writes a header, whatever `fill` appends, the length and the padding.
+    /// Writes a header, everything that `fill` appends, the length and the padding.
     ///
     /// # Panics
-    /// When `fill` appends more than [`MAX_ATTRIBUTE_PAYLOAD_BYTES`]: callers with lists of any
-    /// length cut them before, and a wrong length would make the kernel read data as attributes.
+    /// When `fill` appends more than [`MAX_ATTRIBUTE_PAYLOAD_BYTES`]. Callers with lists of any
+    /// length cut them before; a wrong length would make the kernel read data as attributes.
     #[inline]
     pub fn with(&mut self, kind: u16, fill: impl FnOnce(&mut Vec<u8>)) {
         let start = self.0.len();
@@ -84,31 +84,31 @@ impl<'a> AttributeWriter<'a> {
     }
 }
 
-/// One attribute as found in a message.
+/// One attribute of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attribute<'a> {
-    /// Type, without flags.
+    /// The type, without flags.
     pub kind: u16,
     /// Whether `NLA_F_NESTED` is set. The kernel's nf_tables does not set it on its own lists.
     pub nested: bool,
-    /// What follows the header, without padding.
+    /// The bytes after the header, without padding.
     pub payload: &'a [u8],
 }
 
 impl<'a> Attribute<'a> {
-    /// The payload as attributes.
+    /// Returns the payload as attributes.
     #[must_use]
     pub fn children(self) -> Attributes<'a> {
         Attributes(self.payload)
     }
 
-    /// The payload as big-endian `NLA_U32`.
+    /// Returns the payload as big-endian `NLA_U32`.
     #[must_use]
     pub fn as_u32(self) -> Option<u32> {
         self.payload.try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// The payload as text, up to the first NUL.
+    /// Returns the payload as text, up to the first NUL.
     #[must_use]
     pub fn as_str(self) -> Option<&'a str> {
         let text = self.payload.split(|byte| *byte == 0).next()?;
@@ -116,12 +116,12 @@ impl<'a> Attribute<'a> {
     }
 }
 
-/// A list of attributes. Iteration ends at the end or where the bytes are no attribute.
+/// A list of attributes. Iteration stops at the end, or where the bytes are not an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes<'a>(pub &'a [u8]);
 
 impl<'a> Attributes<'a> {
-    /// The first attribute of this type.
+    /// Returns the first attribute of this type.
     #[must_use]
     pub fn get(mut self, kind: u16) -> Option<Attribute<'a>> {
         self.find(|attribute| attribute.kind == kind)

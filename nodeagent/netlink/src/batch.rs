@@ -1,4 +1,4 @@
-//! nfnetlink batches: operations that the kernel applies all or none.
+//! nfnetlink batches: operations of which the kernel applies all or none.
 
 use std::fmt;
 
@@ -16,15 +16,15 @@ const NFNL_SUBSYS_NFTABLES: u16 = 10;
 /// `NFPROTO_UNSPEC` (linux/netfilter.h).
 const NFPROTO_UNSPEC: u8 = 0;
 
-/// Room kept in front of the operations for `NFNL_MSG_BATCH_BEGIN` with its 8-byte attribute.
+/// Bytes kept in front of the operations for `NFNL_MSG_BATCH_BEGIN` with its 8-byte attribute.
 const BEGIN_BYTES: usize = HEADER_BYTES + NFGENMSG_BYTES + 8;
 
-/// Names an operation in error messages: `add rule service-classes`.
+/// The name of an operation in error messages: `add rule service-classes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// What is done: `add rule`.
+    /// The action: `add rule`.
     pub action: &'static str,
-    /// To what: `service-classes`.
+    /// The object of the action: `service-classes`.
     pub object: &'static str,
 }
 
@@ -34,25 +34,25 @@ impl fmt::Display for Label {
     }
 }
 
-/// How an operation's message begins.
+/// The header of an operation's message.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
-    /// Its name in error messages.
+    /// The name of the operation in error messages.
     pub label: Label,
     /// Subsystem << 8 | message.
     pub kind: u16,
-    /// `NLM_F_*` of the operation; `NLM_F_REQUEST` is added.
+    /// The `NLM_F_*` flags of the operation; `NLM_F_REQUEST` is added.
     pub flags: u16,
     /// `NFPROTO_*`.
     pub family: u8,
 }
 
-/// A batch in the making.
+/// A batch under construction.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// [`BEGIN_BYTES`] of zeros, then the operations.
     bytes: Vec<u8>,
-    /// Where each operation starts, and its name.
+    /// The start of each operation, and its name.
     operations: Vec<(usize, Label)>,
 }
 
@@ -63,7 +63,7 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// An empty batch.
+    /// Creates an empty batch.
     #[must_use]
     pub fn new() -> Self {
         let mut bytes = Vec::with_capacity(4096);
@@ -86,32 +86,33 @@ impl Batch {
         message::append(&mut self.bytes, kind, flags, (family, 0), fill);
     }
 
-    /// Number of operations.
+    /// Returns the number of operations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.operations.len()
     }
 
-    /// Whether there is no operation.
+    /// Returns whether there is no operation.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.operations.is_empty()
     }
 
-    /// Length when sent, a few bytes more at most.
+    /// Returns the length when sent, a few bytes more at most.
     #[must_use]
     pub fn byte_len(&self) -> usize {
         self.bytes.len() + HEADER_BYTES + NFGENMSG_BYTES
     }
 
-    /// The operations' messages as they will be sent, sequence numbers still 0.
+    /// Returns the operations' messages as they will be sent, except that their sequence numbers
+    /// are still 0.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[BEGIN_BYTES..]
     }
 
-    /// Completes the batch. With a `generation` the kernel refuses it unless its rules are still
-    /// of that generation.
+    /// Completes the batch. With a `generation`, the kernel refuses the batch if its rules are no
+    /// longer of that generation.
     #[must_use]
     pub fn seal(mut self, generation: Option<u32>) -> SealedBatch {
         let mut begin = Vec::with_capacity(BEGIN_BYTES);
@@ -123,7 +124,7 @@ impl Batch {
         });
         let start = BEGIN_BYTES - begin.len();
         self.bytes[start..BEGIN_BYTES].copy_from_slice(&begin);
-        // One acknowledgement, on the last operation: kernel.md 1.4.
+        // Only the last operation asks for an acknowledgement: kernel.md 1.4.
         if let Some((last, _)) = self.operations.last() {
             message::add_flags(&mut self.bytes, *last, message::NLM_F_ACK);
         }
@@ -142,34 +143,34 @@ impl Batch {
 #[derive(Clone, Debug)]
 pub struct SealedBatch {
     bytes: Vec<u8>,
-    /// Where `NFNL_MSG_BATCH_BEGIN` starts.
+    /// The start of `NFNL_MSG_BATCH_BEGIN`.
     start: usize,
-    /// Where `NFNL_MSG_BATCH_END` starts.
+    /// The start of `NFNL_MSG_BATCH_END`.
     end: usize,
     operations: Vec<(usize, Label)>,
 }
 
 impl SealedBatch {
-    /// What is sent.
+    /// Returns the bytes to send.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
-    /// Number of operations.
+    /// Returns the number of operations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.operations.len()
     }
 
-    /// Whether there is no operation.
+    /// Returns whether there is no operation.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.operations.is_empty()
     }
 
-    /// Numbers the messages: `first` for the begin message, then one by one. Returns the number
-    /// of the last operation.
+    /// Numbers the messages one by one, from `first` for the begin message. Returns the number of
+    /// the last operation.
     pub(super) fn number(&mut self, first: u32) -> u32 {
         let mut sequence = first;
         message::set_sequence(&mut self.bytes, self.start, sequence);
@@ -181,12 +182,12 @@ impl SealedBatch {
         sequence
     }
 
-    /// The name of an operation.
+    /// Returns the name of an operation.
     pub(super) fn label(&self, index: usize) -> Option<Label> {
         self.operations.get(index).map(|(_, label)| *label)
     }
 
-    /// The attribute, with its header, at `offset` into an operation's message.
+    /// Returns the attribute, with its header, at `offset` into an operation's message.
     pub(super) fn attribute_at(&self, index: usize, offset: usize) -> Option<&[u8]> {
         let (start, _) = self.operations.get(index)?;
         let bytes = self.bytes.get(start.checked_add(offset)?..self.end)?;

@@ -1,5 +1,5 @@
-//! Conntrack entries over netlink (linux/netfilter/nfnetlink_conntrack.h): asking for UDP entries of
-//! a family, reading them, deleting one.
+//! Conntrack entries over netlink (linux/netfilter/nfnetlink_conntrack.h): listing the UDP entries of
+//! a family, reading them, and deleting one.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,7 @@ use super::attribute::{Attribute, AttributeWriter};
 use super::message::{Message, Request};
 use super::nfproto;
 
-/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: how entries are listed.
+/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: the message that describes an entry.
 const ENTRY: u16 = 1 << 8;
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET`.
 const GET: u16 = 1 << 8 | 1;
@@ -44,13 +44,13 @@ const FILTER_IP_DST: u32 = 1 << 1;
 const FILTER_PROTO_NUM: u32 = 1 << 3;
 const FILTER_SRC_PORT: u32 = 1 << 4;
 const FILTER_DST_PORT: u32 = 1 << 5;
-/// A part that no kernel has.
+/// A flag that no kernel has.
 const FILTER_UNKNOWN: u32 = 1 << 31;
 
 /// `IPS_DST_NAT` (linux/netfilter/nf_conntrack_common.h): the destination is translated.
 pub const IPS_DST_NAT: u32 = 1 << 5;
 
-/// Addresses and ports of one direction.
+/// The addresses and ports of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tuple {
     /// The sender.
@@ -62,14 +62,14 @@ pub struct Tuple {
 /// A UDP entry of the kernel's conntrack table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// What the client sends, before translation.
+    /// The packets that the client sends, before translation.
     pub original: Tuple,
-    /// What is expected back: its source is where the client's packets really go.
+    /// The packets expected in reply. Their source is the real destination of the client's packets.
     pub reply: Tuple,
-    /// `IPS_*`.
+    /// The status, `IPS_*`.
     pub status: u32,
-    /// Tells the entry from a later one with the same tuple, unless that came to lie in the same
-    /// memory.
+    /// The id, which differs from that of a later entry with the same tuple, unless both were at the
+    /// same memory address.
     pub id: Option<u32>,
     /// The zone of both directions, if it is not the default one.
     pub zone: Option<u16>,
@@ -78,20 +78,20 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// The destination is translated.
+    /// Returns whether the destination is translated.
     #[must_use]
     pub fn is_translated(&self) -> bool {
         self.status & IPS_DST_NAT != 0
     }
 
-    /// It is in a zone of its own, where somebody else (a virtual switch) keeps track of packets
-    /// that the rules of this namespace may see again.
+    /// Returns whether the entry is in its own zone. There another program (a virtual switch) tracks
+    /// packets that the rules of this namespace may see again.
     #[must_use]
     pub fn is_zoned(&self) -> bool {
         self.zone.is_some() || self.original_zone.is_some()
     }
 
-    /// Reads one message of a dump; `None` for anything but a complete UDP entry.
+    /// Reads one message of a dump; returns `None` for anything but a complete UDP entry.
     #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
         if message.kind != ENTRY {
@@ -120,7 +120,8 @@ impl Flow {
         })
     }
 
-    /// Asks the kernel to delete this entry, and hardly ever a later one with the same tuple.
+    /// Returns the request to delete this entry. It hardly ever deletes a later one with the same
+    /// tuple.
     #[must_use]
     pub fn delete(&self) -> Request {
         let family = Family::of(self.original.source.ip());
@@ -141,30 +142,30 @@ impl Flow {
     }
 }
 
-/// Which UDP entries of a family the kernel shall list. Kernels before 5.8 list all entries
-/// whatever is asked, so an answer is always looked at again.
+/// The UDP entries of a family that the kernel should list. Kernels before 5.8 list all entries for
+/// any selection, so the caller must check each entry of an answer again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// All of them.
+    /// All entries.
     All,
-    /// Those to this destination, before translation.
+    /// The entries to this destination, before translation.
     To(SocketAddr),
-    /// Those to any address and this port, before translation.
+    /// The entries to any address and this port, before translation.
     ToPort(u16),
-    /// Those whose replies come from here.
+    /// The entries whose replies come from this address.
     RepliesFrom(SocketAddr),
 }
 
 impl Selection {
-    /// The question to ask.
+    /// Returns the request for this selection.
     #[must_use]
     pub fn request(self, family: Family) -> Request {
         let (kind, flags_kind) = match self {
             Self::All | Self::To(_) | Self::ToPort(_) => (CTA_TUPLE_ORIG, CTA_FILTER_ORIG_FLAGS),
             Self::RepliesFrom(_) => (CTA_TUPLE_REPLY, CTA_FILTER_REPLY_FLAGS),
         };
-        // For IPv6 kernels up to at least 6.1 list exactly the entries with other addresses
-        // (`ctnetlink_filter_match_tuple` takes the result of ipv6_addr_cmp() the wrong way round).
+        // With an IPv6 address, kernels up to at least 6.1 list exactly the entries with other
+        // addresses (`ctnetlink_filter_match_tuple` reverses the result of ipv6_addr_cmp()).
         let by_address = family == Family::V4;
         let (address, port) = match self {
             Self::All => (None, None),
@@ -196,14 +197,14 @@ impl Selection {
                     }
                 });
             });
-            // In host byte order, unlike the rest.
+            // The flags are in host byte order, unlike the rest.
             w.nest(CTA_FILTER, |w| w.bytes(flags_kind, &flags.to_ne_bytes()));
         })
     }
 }
 
-/// A question with a filter that no kernel has: one that filters at all refuses with `EOPNOTSUPP` or
-/// `EINVAL`, others list everything.
+/// Returns a request with a filter that no kernel has. A kernel with filters refuses it with
+/// `EOPNOTSUPP` or `EINVAL`; other kernels list everything.
 #[must_use]
 pub fn probe_filter(family: Family) -> Request {
     probe(
@@ -214,8 +215,9 @@ pub fn probe_filter(family: Family) -> Request {
     )
 }
 
-/// A question for replies from an address that it does not name: a kernel that filters by replies
-/// refuses with `EINVAL`; one that reads the tuple by the flags of the other direction lists nothing.
+/// Returns a request for replies from an address, without that address. A kernel that filters by
+/// replies refuses it with `EINVAL`; a kernel that reads the tuple by the flags of the other
+/// direction lists nothing.
 #[must_use]
 pub fn probe_reply_filter(family: Family) -> Request {
     probe(
@@ -258,7 +260,7 @@ fn write_tuple(w: &mut AttributeWriter<'_>, tuple: Tuple) {
     });
 }
 
-/// A UDP tuple, and its zone if it has one of its own.
+/// Reads a UDP tuple, and its zone if it has its own.
 fn parse_tuple(attribute: Attribute<'_>) -> Option<(Tuple, Option<u16>)> {
     let (mut addresses, mut ports, mut zone) = (None, None, None);
     for part in attribute.children() {

@@ -1,4 +1,4 @@
-//! Lists of objects: many messages for one question.
+//! Dumps: lists of objects that the kernel sends as many messages for one request.
 
 use nix::sys::socket::MsgFlags;
 
@@ -6,15 +6,15 @@ use super::error::NetlinkError;
 use super::message::{Message, Messages, NLM_F_DUMP, NLM_F_DUMP_INTR, NLMSG_DONE, Request};
 use super::socket::{NfSocket, refusal};
 
-/// How often a dump is begun again when the rules changed meanwhile.
+/// Most attempts of a dump when the rules change meanwhile.
 const DUMP_ATTEMPTS: u32 = 10;
 
 impl NfSocket {
-    /// Asks once for all objects of a kind and returns their messages, and whether some rules changed
-    /// meanwhile: for a caller who can tell whether they were those that it asked for.
+    /// Dumps all objects of a kind once. Returns their messages, and whether any rules changed
+    /// meanwhile. The caller must be able to find out whether the change concerns these objects.
     ///
     /// # Errors
-    /// [`NetlinkError`]; `ENOENT` when the table or set to look in is not there.
+    /// [`NetlinkError`]; `ENOENT` when the table or set does not exist.
     pub fn dump_through(&mut self, mut request: Request) -> Result<(Vec<u8>, bool), NetlinkError> {
         let mut messages = Vec::new();
         let whole = self.dump_once(&mut request, |datagram| {
@@ -23,15 +23,15 @@ impl NfSocket {
         Ok((messages, !whole))
     }
 
-    /// Asks for all objects of a kind and returns their messages. Begins again, a bounded number
-    /// of times, when the rules change meanwhile.
+    /// Dumps all objects of a kind and returns their messages. Starts again, a bounded number of
+    /// times, when the rules change meanwhile.
     ///
-    /// The kernel notices changes between two chunks of a dump only (about 32 KiB), so an answer
-    /// may be half old, half new unless the generation is the same before and after; a commit
-    /// guarded with the generation from before is refused in that case.
+    /// The kernel notices changes only between two chunks of a dump (about 32 KiB). An answer may
+    /// therefore be half old, half new unless the generation is the same before and after. A commit
+    /// guarded with the earlier generation is refused in that case.
     ///
     /// # Errors
-    /// [`NetlinkError`]; `ENOENT` when the table or set to look in is not there.
+    /// [`NetlinkError`]; `ENOENT` when the table or set does not exist.
     pub fn dump(&mut self, mut request: Request) -> Result<Vec<u8>, NetlinkError> {
         for _ in 0..DUMP_ATTEMPTS {
             let mut messages = Vec::new();
@@ -44,12 +44,12 @@ impl NfSocket {
         Err(keeps_changing(&request))
     }
 
-    /// Asks for all objects of a kind and hands each message over as it comes, so that a list of
-    /// any length takes no memory. Begins again, a bounded number of times, when the kernel says
-    /// that the list changed under way: messages may come more than once.
+    /// Dumps all objects of a kind and passes each message on as it comes, so that a list of any
+    /// length takes no memory. Starts again, a bounded number of times, when the kernel reports that
+    /// the list changed meanwhile. Messages may therefore come more than once.
     ///
     /// # Errors
-    /// [`NetlinkError`]; what was handed over before it is part of the list.
+    /// [`NetlinkError`]; the messages passed on before the error are part of the list.
     pub fn dump_each(
         &mut self,
         mut request: Request,
@@ -65,7 +65,7 @@ impl NfSocket {
         Err(keeps_changing(&request))
     }
 
-    /// One dump; `false` when the rules changed meanwhile.
+    /// Runs one dump; returns `false` when the rules changed meanwhile.
     fn dump_once(
         &mut self,
         request: &mut Request,

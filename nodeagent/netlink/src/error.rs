@@ -1,21 +1,21 @@
-//! What can go wrong between us and the kernel, and what is known afterwards.
+//! Errors in the exchange with the kernel, and what is known after each.
 
 use nix::errno::Errno;
 
 use super::batch::Label;
 use super::message::Request;
 
-/// A question to the kernel failed. Questions change nothing and may be asked again.
+/// A failed request to the kernel. Requests that only read change nothing and may be repeated.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// The socket could not be made.
+    /// The socket could not be created.
     #[error("cannot open a netfilter netlink socket: {0}")]
     Open(Errno),
-    /// Sending or receiving failed. `ENOBUFS` means that answers were lost, `EAGAIN` that none
-    /// came in time.
+    /// Sending or receiving failed. `ENOBUFS` means that answers were lost, `EAGAIN` that none came
+    /// in time.
     #[error("{what}: netlink socket: {errno}")]
     Socket {
-        /// What was asked.
+        /// The name of the request.
         what: &'static str,
         /// The socket's error.
         errno: Errno,
@@ -23,31 +23,31 @@ pub enum NetlinkError {
     /// The kernel answered with an error.
     #[error("{what}: refused by the kernel: {errno}{}", in_its_words(reason.as_deref()))]
     Refused {
-        /// What was asked.
+        /// The name of the request.
         what: &'static str,
         /// The kernel's error.
         errno: Errno,
-        /// The kernel's words, if any.
+        /// The kernel's message, if any.
         reason: Option<String>,
     },
     /// The rules changed during each attempt to dump them.
     #[error("{what}: the kernel's rules changed during each of {attempts} attempts")]
     KeepsChanging {
-        /// What was asked.
+        /// The name of the request.
         what: &'static str,
-        /// How often we tried.
+        /// The number of attempts.
         attempts: u32,
     },
-    /// The answer is not one that the kernel gives.
+    /// The answer does not have the form that the kernel uses.
     #[error("{what}: unexpected answer")]
     Unexpected {
-        /// What was asked.
+        /// The name of the request.
         what: &'static str,
     },
 }
 
 impl NetlinkError {
-    /// The kernel's or the socket's error number, if there is one.
+    /// Returns the kernel's or the socket's error number, if there is one.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -59,35 +59,36 @@ impl NetlinkError {
     }
 }
 
-/// A batch was not committed, or we do not know.
+/// A batch that was not committed, or whose outcome is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
     /// The kernel refused these operations, in order and at least one. Nothing was applied.
     #[error("{}", first_of(rejections, *operations))]
     Rejected {
-        /// How many operations the batch had.
+        /// The number of operations in the batch.
         operations: usize,
-        /// The refused ones. The kernel tries all of them before it gives up.
+        /// The refused operations. The kernel tries all operations before it gives up.
         rejections: Vec<Rejection>,
     },
     /// The kernel refused the batch as a whole, before its first or after its last operation.
     /// Nothing was applied.
     #[error("transaction refused by the kernel: {0}")]
     Refused(Errno),
-    /// Somebody changed the rules since the generation that the batch is based on. Nothing was
-    /// applied.
+    /// Another transaction changed the rules since the generation that the batch is based on.
+    /// Nothing was applied.
     #[error("the kernel's rules changed since they were read")]
     GenerationMoved,
     /// The batch is longer than the socket's send buffer allows. Nothing was sent.
     #[error("transaction of {bytes} bytes is over the socket's limit of {limit}")]
     TooBig {
-        /// Length of the batch.
+        /// The length of the batch.
         bytes: usize,
         /// [`super::NfSocket::max_batch_bytes`].
         limit: usize,
     },
-    /// The batch was sent but its acknowledgement was lost: it may or may not be applied. Read the
-    /// generation and the table before deciding; do not send it again blindly.
+    /// The batch was sent but its acknowledgement was lost, so it may or may not be applied. The
+    /// caller must read the generation and the table before deciding, and must not send the batch
+    /// again blindly.
     #[error("outcome of the transaction unknown: {0}")]
     OutcomeUnknown(Errno),
 }
@@ -95,34 +96,34 @@ pub enum CommitError {
 /// One refused operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// Position in the batch, from 0.
+    /// The position in the batch, from 0.
     pub index: usize,
-    /// What the operation does.
+    /// The name of the operation.
     pub what: Label,
     /// The kernel's error.
     pub errno: Errno,
-    /// The kernel's words, if any.
+    /// The kernel's message, if any.
     pub reason: Option<String>,
-    /// The attribute that the kernel pointed at, with its header, if it did: of a list of elements
-    /// the one that was refused.
+    /// The attribute that the kernel refused, with its header, if the kernel named one. For a list
+    /// of elements it is the refused element.
     pub attribute: Option<Vec<u8>>,
 }
 
-/// A request that was refused; others with it were not.
+/// A refused request; other requests sent with it were not refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Position among the requests, from 0.
+    /// The position among the requests, from 0.
     pub index: usize,
     /// The kernel's error.
     pub errno: Errno,
-    /// Its number: some subsystems have numbers that [`Errno`] does not know.
+    /// The number of the error: some subsystems have numbers that [`Errno`] does not know.
     pub code: i32,
-    /// The kernel's words, if any.
+    /// The kernel's message, if any.
     pub reason: Option<String>,
 }
 
 impl Refusal {
-    /// As an error of the request, one of `requests`.
+    /// Converts the refusal into an error of its request, which is one of `requests`.
     #[must_use]
     pub fn into_error(self, requests: &[Request]) -> NetlinkError {
         NetlinkError::Refused {

@@ -1,5 +1,5 @@
-//! IP sets over nfnetlink (linux/netfilter/ipset/ip_set.h): the types of sets that kube-proxy's IPVS
-//! mode has. Integers are in network byte order, and say so.
+//! IP sets over nfnetlink (linux/netfilter/ipset/ip_set.h), with the types of sets that kube-proxy's
+//! IPVS mode uses. Integers are in network byte order, and are flagged so.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use self::uapi::{
     FLAG_NAMES, HASHSIZE, IPSET, IPSET_PROTOCOL, NETWORK_ORDER, REVISION_MAX, attr, cmd, data,
 };
 
-/// Types of sets.
+/// The type of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetType {
     /// Addresses.
@@ -26,14 +26,14 @@ pub enum SetType {
     IpPort,
     /// Address, protocol, port, and another address.
     IpPortIp,
-    /// Address, protocol, port, and a range of others.
+    /// Address, protocol, port, and an address range.
     IpPortNet,
     /// Ports.
     Port,
 }
 
 impl SetType {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 5] = [
         Self::Ip,
         Self::IpPort,
@@ -42,7 +42,7 @@ impl SetType {
         Self::Port,
     ];
 
-    /// The type's name; the kernel's module is called `ip_set_` and the name with `_` between.
+    /// Returns the type's name. The kernel's module is called `ip_set_` and the name with `_` between.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -54,7 +54,7 @@ impl SetType {
         }
     }
 
-    /// The kernel's module.
+    /// Returns the name of the kernel's module.
     #[must_use]
     pub fn module(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ impl SetType {
         }
     }
 
-    /// Sets of this type know no addresses.
+    /// Returns whether sets of this type contain no addresses.
     fn is_bitmap(self) -> bool {
         self == Self::Port
     }
@@ -75,15 +75,15 @@ impl SetType {
 /// An entry of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entry {
-    /// Of [`SetType::Ip`].
+    /// An entry of a [`SetType::Ip`].
     Ip(IpAddr),
-    /// Of [`SetType::IpPort`].
+    /// An entry of a [`SetType::IpPort`].
     IpPort(IpAddr, Protocol, u16),
-    /// Of [`SetType::IpPortIp`].
+    /// An entry of a [`SetType::IpPortIp`].
     IpPortIp(IpAddr, Protocol, u16, IpAddr),
-    /// Of [`SetType::IpPortNet`]; the range is not everything.
+    /// An entry of a [`SetType::IpPortNet`]; the range must not be all addresses.
     IpPortNet(IpAddr, Protocol, u16, Cidr),
-    /// Of [`SetType::Port`].
+    /// An entry of a [`SetType::Port`].
     Port(u16),
 }
 
@@ -125,7 +125,7 @@ impl Entry {
         }
     }
 
-    /// Reads one entry of a list; `None` if it is not one of the type's.
+    /// Reads one entry of a list; returns `None` if it is not an entry of this type.
     fn parse(kind: SetType, entry: Attributes<'_>) -> Option<Self> {
         let ip = |kind| parse_ip(entry.get(kind)?);
         let port = || {
@@ -159,15 +159,15 @@ impl Entry {
 /// A set as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its type's name.
+    /// The name of its type.
     pub kind: String,
     /// The family of its addresses; `None` for ports.
     pub family: Option<Family>,
-    /// How many entries it takes; 0 for ports, of which it takes all.
+    /// The maximum number of entries; 0 for ports, of which the set takes all.
     pub capacity: u32,
-    /// Its entries, as far as they are the type's.
+    /// The entries that belong to the type.
     pub entries: Vec<Entry>,
-    /// Entries that are not.
+    /// The number of entries that do not belong to the type.
     pub strange: usize,
 }
 
@@ -180,7 +180,7 @@ impl Found {
         found
     }
 
-    /// It is of a type and family.
+    /// Returns whether the set has this type and family.
     #[must_use]
     pub fn is(&self, kind: SetType, family: Family) -> bool {
         let right = kind.is_bitmap() || self.family == Some(family);
@@ -188,35 +188,35 @@ impl Found {
     }
 }
 
-/// Something to do with a set.
+/// A command on a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command<'a> {
-    /// Makes a set; refused if there is one of its name.
+    /// Creates a set; refused if a set of this name exists.
     Create {
-        /// Its name, up to 31 characters.
+        /// The name, up to 31 characters.
         name: &'a str,
-        /// Its type.
+        /// The type.
         kind: SetType,
         /// The family of its addresses.
         family: Family,
-        /// How many entries it takes.
+        /// The maximum number of entries.
         capacity: u32,
     },
     /// Removes a set that no rule uses.
     Destroy(&'a str),
-    /// Exchanges two sets, also under the rules that use them.
+    /// Exchanges two sets, even while rules use them.
     Swap(&'a str, &'a str),
-    /// Adds an entry; one that is there is fine.
+    /// Adds an entry; an existing entry is no error.
     Add(&'a str, Entry),
-    /// Removes an entry; one that is not there is fine.
+    /// Removes an entry; a missing entry is no error.
     Delete(&'a str, Entry),
 }
 
-/// IP sets of this thread's network namespace.
+/// The IP sets of this thread's network namespace.
 #[derive(Debug)]
 pub struct IpSets {
     socket: NfSocket,
-    /// Revision of each type, in the order of [`SetType::ALL`], as far as it was asked for.
+    /// The revision of each type, in the order of [`SetType::ALL`], as far as the kernel was asked.
     revisions: [Option<u8>; SetType::ALL.len()],
 }
 
@@ -232,11 +232,11 @@ impl IpSets {
         })
     }
 
-    /// Does things one by one, whatever becomes of the others; returns those that were refused, and the
-    /// number of bytes sent.
+    /// Runs commands one by one, also after a refusal. Returns the refusals, and the number of bytes
+    /// sent.
     ///
     /// # Errors
-    /// [`NetlinkError`]; but for [`NetlinkError::Refused`] it is not known what was done.
+    /// [`NetlinkError`]; after any error but [`NetlinkError::Refused`] the outcome is unknown.
     pub fn perform(
         &mut self,
         commands: &[Command<'_>],
@@ -252,7 +252,7 @@ impl IpSets {
         self.socket.perform(&requests)
     }
 
-    /// One set with its entries; `None` if there is none of the name.
+    /// Returns one set with its entries; `None` if no set has the name.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -269,7 +269,7 @@ impl IpSets {
         }
     }
 
-    /// Names of all sets.
+    /// Returns the names of all sets.
     ///
     /// # Errors
     /// [`NetlinkError`]; `EINVAL` when the kernel has no IP sets.
@@ -287,7 +287,7 @@ impl IpSets {
         Ok(names)
     }
 
-    /// The revision of a type that sets are made of.
+    /// Returns the revision of a type that new sets get.
     ///
     /// # Errors
     /// [`NetlinkError`]; refused when the kernel lacks the type.
@@ -314,12 +314,12 @@ impl IpSets {
 /// Removes an IP set of this thread's network namespace.
 ///
 /// # Errors
-/// [`NetlinkError`]; `ENOENT` when there is none of the name.
+/// [`NetlinkError`]; `ENOENT` when no set has the name.
 pub fn destroy_set(name: &str) -> Result<(), NetlinkError> {
     NfSocket::open()?.execute(request(Command::Destroy(name), 0))
 }
 
-/// Bitmaps are of no family (`NFPROTO_UNSPEC`).
+/// Returns the family of a set. Bitmaps have none (`NFPROTO_UNSPEC`).
 fn set_family(kind: SetType, family: Family) -> u8 {
     if kind.is_bitmap() { 0 } else { nfproto(family) }
 }
@@ -408,14 +408,15 @@ fn parse_ip(attribute: Attribute<'_>) -> Option<IpAddr> {
     }
 }
 
-/// Reads one message of a list: some of a set's entries. Only the first one says what set it is.
+/// Reads one message of a list, which has some of a set's entries. Only the first one describes the
+/// set.
 fn collect(message: Message<'_>, found: &mut Option<Found>) {
     if message.kind != IPSET | cmd::LIST {
         return;
     }
     let attributes = message.attributes();
     if attributes.get(attr::TYPENAME).is_some() {
-        // A list that begins again tells everything again.
+        // A list that begins again repeats everything.
         *found = parse_header(attributes);
     }
     let Some(found) = found else { return };

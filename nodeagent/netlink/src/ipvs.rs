@@ -11,7 +11,7 @@ use super::message::Request;
 use super::{Attribute, AttributeWriter, Attributes, Message, Messages};
 use super::{NetlinkError, NfSocket, Refusal, nfproto};
 
-/// `GENL_ID_CTRL`: the family that knows all others.
+/// `GENL_ID_CTRL`: the family that describes all others.
 const GENL_ID_CTRL: u16 = 0x10;
 /// `CTRL_CMD_GETFAMILY`.
 const CTRL_CMD_GETFAMILY: u8 = 3;
@@ -68,10 +68,10 @@ mod dest {
     pub(super) const ADDR_FAMILY: u16 = 11;
 }
 
-/// Real servers, for people and for us.
+/// The kernel's list of real servers, in a human-readable format that the agent parses.
 const LISTING: &str = "/proc/thread-self/net/ip_vs";
 
-/// `IP_VS_CONN_F_FWD_MASK`: how packets reach real servers.
+/// `IP_VS_CONN_F_FWD_MASK`: the way packets reach real servers.
 const FORWARD_MASK: u32 = 7;
 /// `IP_VS_CONN_F_LOCALNODE`: the real server is the node itself.
 const FORWARD_LOCAL: u32 = 1;
@@ -85,7 +85,7 @@ const FLAG_HASHED: u32 = 1 << 1;
 /// `IP_VS_SVC_F_SCHED_MH_PORT`: scheduler mh hashes the source port too.
 const FLAG_MH_PORT: u32 = 1 << 4;
 
-/// What tells a virtual server from others.
+/// The identity of a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerKey {
     /// The address.
@@ -97,7 +97,7 @@ pub struct ServerKey {
 }
 
 impl ServerKey {
-    /// Address and port.
+    /// Returns address and port.
     #[must_use]
     pub fn at(self) -> EndpointAddr {
         let Self { ip, port, .. } = self;
@@ -111,17 +111,17 @@ impl fmt::Display for ServerKey {
     }
 }
 
-/// How a virtual server works.
+/// The behaviour of a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerMode {
-    /// How it spreads connections.
+    /// The scheduler, which spreads connections.
     pub scheduler: IpvsScheduler,
-    /// A client keeps its real server for so many seconds after its last connection.
+    /// The number of seconds for which a client keeps its real server after its last connection.
     pub persistent_s: Option<u32>,
 }
 
 impl ServerMode {
-    /// `struct ip_vs_flags`: the flags, and which of them count.
+    /// Returns `struct ip_vs_flags`: the flags, and the mask of those that count.
     fn flags(self) -> [u8; 8] {
         let mut flags = 0;
         if self.persistent_s.is_some() {
@@ -139,14 +139,15 @@ impl ServerMode {
 /// A virtual server as the kernel has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Which one.
+    /// The identity of the virtual server.
     pub key: ServerKey,
-    /// How it works; `None` if in a way that we never ask for.
+    /// The behaviour; `None` for one that kplane never requests.
     pub mode: Option<ServerMode>,
 }
 
 impl Server {
-    /// Reads one message of the list of virtual servers; `None` for those that go by a firewall mark.
+    /// Reads one message of the list of virtual servers; returns `None` for those that use a firewall
+    /// mark.
     #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
         let service = message.attributes().get(ATTR_SERVICE)?.children();
@@ -166,25 +167,25 @@ impl Server {
     }
 }
 
-/// Something to do.
+/// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// Makes a virtual server without real servers.
+    /// Creates a virtual server without real servers.
     AddServer(ServerKey, ServerMode),
-    /// Changes how one works; its real servers stay.
+    /// Changes the behaviour of a virtual server; its real servers stay.
     SetServer(ServerKey, ServerMode),
-    /// Removes one with its real servers.
+    /// Removes a virtual server with its real servers.
     DeleteServer(ServerKey),
     /// Adds a real server, with its weight.
     AddReal(ServerKey, EndpointAddr, u32),
-    /// Changes the weight of one.
+    /// Changes the weight of a real server.
     SetReal(ServerKey, EndpointAddr, u32),
-    /// Removes one; its connections end.
+    /// Removes a real server; its connections end.
     DeleteReal(ServerKey, EndpointAddr),
 }
 
 impl Command {
-    /// The message; `family` is the number that IPVS has in generic netlink.
+    /// Returns the message; `family` is the number of IPVS in generic netlink.
     #[must_use]
     pub fn request(&self, family: u16) -> Request {
         let (what, command) = match self {
@@ -212,22 +213,22 @@ impl Command {
     }
 }
 
-/// Timeouts of connections in seconds; 0 leaves what the kernel has.
+/// Timeouts of connections in seconds; 0 keeps the kernel's value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Idle TCP.
+    /// The timeout of idle TCP connections.
     pub tcp_s: u32,
-    /// TCP after a FIN.
+    /// The timeout of TCP connections after a FIN.
     pub tcp_fin_s: u32,
-    /// UDP.
+    /// The timeout of UDP flows.
     pub udp_s: u32,
 }
 
-/// IPVS of this thread's network namespace.
+/// IPVS in this thread's network namespace.
 #[derive(Debug)]
 pub struct Ipvs {
     socket: NfSocket,
-    /// Number in generic netlink.
+    /// The number of IPVS in generic netlink.
     family: u16,
 }
 
@@ -242,17 +243,17 @@ impl Ipvs {
         Ok(Self { socket, family })
     }
 
-    /// Does things one by one, whatever becomes of the others; returns those that were refused, and the
-    /// number of bytes sent.
+    /// Runs commands one by one, also after a refusal. Returns the refusals, and the number of bytes
+    /// sent.
     ///
     /// # Errors
-    /// [`NetlinkError::Socket`]: it is not known what was done.
+    /// [`NetlinkError::Socket`]: the outcome is unknown.
     pub fn perform(&mut self, commands: &[Command]) -> Result<(Vec<Refusal>, u64), NetlinkError> {
         let requests: Vec<Request> = commands.iter().map(|c| c.request(self.family)).collect();
         self.socket.perform(&requests)
     }
 
-    /// All virtual servers of a family that are known by address, protocol and port.
+    /// Returns all virtual servers of a family that are identified by address, protocol and port.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -265,16 +266,17 @@ impl Ipvs {
             let server = Server::parse(message);
             servers.extend(server.filter(|server| Family::of(server.key.ip) == family));
         })?;
-        // A dump that begins again tells some twice.
+        // A dump that begins again lists some servers twice.
         servers.sort_unstable_by_key(|server| server.key);
         servers.dedup_by_key(|server| server.key);
         Ok(servers)
     }
 
-    /// The real servers of these virtual servers.
+    /// Returns the real servers of these virtual servers.
     ///
-    /// The kernel lists all of them at once in `/proc`, but loses some where several network
-    /// namespaces have IPVS (seen with Linux 6.1); it is asked for each of those that are not there.
+    /// The kernel lists all real servers at once in `/proc`, but omits some where several network
+    /// namespaces have IPVS (seen with Linux 6.1). Each virtual server that is missing there is
+    /// requested over netlink.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -295,7 +297,7 @@ impl Ipvs {
                 reals.extend(Real::parse(*key, message));
             });
             match listed {
-                // It is gone meanwhile.
+                // The virtual server was removed meanwhile.
                 Err(error) if error.errno() == Some(super::Errno::ESRCH) => {}
                 listed => listed?,
             }
@@ -305,7 +307,7 @@ impl Ipvs {
         Ok(reals)
     }
 
-    /// Sets timeouts, those that are not 0.
+    /// Sets the timeouts that are not 0.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -321,7 +323,7 @@ impl Ipvs {
             self.family,
             &header,
             |w| {
-                // The kernel wants all of them, and takes 0 for no change.
+                // The kernel requires all of them, and takes 0 for no change.
                 for (kind, value) in ATTR_TIMEOUTS.into_iter().zip([tcp_s, tcp_fin_s, udp_s]) {
                     w.bytes(kind, &value.to_ne_bytes());
                 }
@@ -329,7 +331,7 @@ impl Ipvs {
         ))
     }
 
-    /// The timeouts in use.
+    /// Returns the timeouts in use.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -366,7 +368,7 @@ fn write_server(w: &mut AttributeWriter<'_>, key: ServerKey, mode: Option<Server
         w.bytes(svc::FLAGS, &mode.flags());
         let timeout = mode.persistent_s.unwrap_or(0);
         w.bytes(svc::TIMEOUT, &timeout.to_ne_bytes());
-        // Each client address counts on its own.
+        // Persistence applies to each client address separately.
         let netmask = match family {
             Family::V4 => u32::MAX,
             Family::V6 => 128,
@@ -389,7 +391,7 @@ fn write_real(w: &mut AttributeWriter<'_>, real: EndpointAddr, weight: Option<u3
     });
 }
 
-/// `union nf_inet_addr`: room for either kind.
+/// Returns `union nf_inet_addr`, which has room for both families.
 fn address_union(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => {
@@ -431,12 +433,12 @@ fn host_u32(attribute: Attribute<'_>) -> Option<u32> {
     attribute.payload.try_into().ok().map(u32::from_ne_bytes)
 }
 
-/// `struct genlmsghdr`: command, version, two bytes reserved.
+/// Returns `struct genlmsghdr`: command, version, two reserved bytes.
 fn genl_header(command: u8) -> [u8; 4] {
     [command, 1, 0, 0]
 }
 
-/// The number that the kernel gave to a family of generic netlink.
+/// Returns the number that the kernel assigned to a family of generic netlink.
 fn family_id(socket: &mut NfSocket, name: &str) -> Result<u16, NetlinkError> {
     let what = "look up a generic netlink family";
     let header = genl_header(CTRL_CMD_GETFAMILY);

@@ -1,10 +1,12 @@
-//! Our own thin netlink: a blocking socket, attributes, messages and nfnetlink batches.
+//! kplane's own thin netlink library: a blocking socket, attributes, messages and nfnetlink
+//! batches.
 //!
-//! Nothing here knows a table or a Service. Encoders append to one `Vec<u8>`; decoders take any
+//! Nothing here knows a table or a Service. Encoders append to one `Vec<u8>`; decoders accept any
 //! bytes and never panic. Every number of the kernel's interface is a constant with its uapi name.
 //!
-//! **Invariants.** A [`Batch`] becomes a [`SealedBatch`] once, and only that can be committed. Of a
-//! commit that fails we say what is known: refused as a whole, or outcome unknown.
+//! **Invariants.** A [`Batch`] becomes a [`SealedBatch`] once, and only a sealed batch can be
+//! committed. The error of a failed commit states what is known: refused as a whole, or outcome
+//! unknown.
 
 mod accounting;
 mod attribute;
@@ -31,7 +33,7 @@ pub use socket::{NfSocket, generation_after};
 
 use kplane_model::Family;
 
-/// `NFPROTO_IPV4` or `NFPROTO_IPV6` (linux/netfilter.h).
+/// Returns `NFPROTO_IPV4` or `NFPROTO_IPV6` (linux/netfilter.h).
 #[must_use]
 pub fn nfproto(family: Family) -> u8 {
     match family {

@@ -1,5 +1,5 @@
-//! Network links and their addresses (`NETLINK_ROUTE`, linux/rtnetlink.h, linux/if_addr.h): as much
-//! as is needed for a dummy device that holds addresses.
+//! Network links and their addresses (`NETLINK_ROUTE`, linux/rtnetlink.h, linux/if_addr.h), as far as
+//! a dummy device that holds addresses needs them.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ const RTM_DELADDR: u16 = 21;
 /// `RTM_GETADDR`.
 const RTM_GETADDR: u16 = 22;
 
-/// `sizeof(struct ifinfomsg)`; all zero: the link is told by its name.
+/// `sizeof(struct ifinfomsg)`; all zero, since the request names the link.
 const IFINFOMSG_BYTES: usize = 16;
 /// `IFLA_IFNAME`.
 const IFLA_IFNAME: u16 = 3;
@@ -34,9 +34,9 @@ const IFLA_INFO_KIND: u16 = 1;
 const IFADDRMSG_BYTES: usize = 8;
 /// `IFA_ADDRESS`.
 const IFA_ADDRESS: u16 = 1;
-/// `IFA_LOCAL`: the address itself; the other one may be the peer's.
+/// `IFA_LOCAL`: the address itself; `IFA_ADDRESS` may be the peer's.
 const IFA_LOCAL: u16 = 2;
-/// `IFA_F_NODAD`: an IPv6 address is good at once.
+/// `IFA_F_NODAD`: an IPv6 address is usable at once.
 const IFA_F_NODAD: u8 = 0x02;
 /// `RT_SCOPE_HOST`.
 const RT_SCOPE_HOST: u8 = 254;
@@ -53,7 +53,7 @@ pub fn delete_link(name: &str) -> Result<(), NetlinkError> {
     NfSocket::open_for(NETLINK_ROUTE)?.execute(request)
 }
 
-/// The number of a link; `None` if there is none of the name.
+/// Returns the number of a link; `None` if no link has the name.
 #[must_use]
 pub fn link_index(name: &str) -> Option<u32> {
     if_nametoindex(name).ok()
@@ -66,11 +66,11 @@ pub struct LinkAddress {
     pub link: u32,
     /// The address.
     pub ip: IpAddr,
-    /// It is good on this host only (loopback).
+    /// Whether the address is valid on this host only (loopback).
     pub is_of_host: bool,
 }
 
-/// Links and addresses of this thread's network namespace.
+/// The links and addresses of this thread's network namespace.
 #[derive(Debug)]
 pub struct Links {
     socket: NfSocket,
@@ -86,8 +86,8 @@ impl Links {
         Ok(Self { socket })
     }
 
-    /// Makes a dummy device. It stays down: its addresses are the node's all the same, and nothing
-    /// is sent through it.
+    /// Creates a dummy device. The device stays down: its addresses are the node's all the same, and
+    /// nothing is sent through it.
     ///
     /// # Errors
     /// [`NetlinkError`]; `EOPNOTSUPP` when the kernel has no such devices.
@@ -95,7 +95,7 @@ impl Links {
         self.socket.execute(add_dummy(name))
     }
 
-    /// All addresses of a family.
+    /// Returns all addresses of a family.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -112,11 +112,11 @@ impl Links {
         Ok(addresses)
     }
 
-    /// Adds (`true`) or removes single addresses, one by one, whatever becomes of the others; returns
-    /// those that were refused, and the number of bytes sent.
+    /// Adds (`true`) or removes single addresses one by one, also after a refusal. Returns the
+    /// refusals, and the number of bytes sent.
     ///
     /// # Errors
-    /// [`NetlinkError::Socket`]: it is not known what was done.
+    /// [`NetlinkError::Socket`]: the outcome is unknown.
     pub fn perform(
         &mut self,
         link: u32,
@@ -136,7 +136,7 @@ fn add_dummy(name: &str) -> Request {
     request.flagged(NLM_F_CREATE | NLM_F_EXCL)
 }
 
-/// Adds or removes one address with its full length as prefix.
+/// Returns the request to add or remove one address with its full length as prefix.
 fn address(link: u32, ip: IpAddr, add: bool) -> Request {
     let family = Family::of(ip);
     let [index_0, index_1, index_2, index_3] = link.to_ne_bytes();

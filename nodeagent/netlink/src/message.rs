@@ -20,26 +20,26 @@ pub(super) const NLMSG_DONE: u16 = 3;
 pub(super) const NLM_F_REQUEST: u16 = 0x01;
 /// `NLM_F_ACK`.
 pub(super) const NLM_F_ACK: u16 = 0x04;
-/// `NLM_F_EXCL`: refused if it is there already.
+/// `NLM_F_EXCL`: the request is refused if the object exists.
 pub(super) const NLM_F_EXCL: u16 = 0x200;
 /// `NLM_F_CREATE`.
 pub(super) const NLM_F_CREATE: u16 = 0x400;
-/// `NLM_F_DUMP_INTR`: what is dumped changed meanwhile.
+/// `NLM_F_DUMP_INTR`: the dumped objects changed meanwhile.
 pub(super) const NLM_F_DUMP_INTR: u16 = 0x10;
 /// `NLM_F_DUMP`.
 pub(super) const NLM_F_DUMP: u16 = 0x300;
-/// `NLM_F_CAPPED`: an error message repeats the header of the request only.
+/// `NLM_F_CAPPED`: an error message repeats only the header of the request.
 const NLM_F_CAPPED: u16 = 0x100;
 /// `NLM_F_ACK_TLVS`: an error message ends with attributes.
 const NLM_F_ACK_TLVS: u16 = 0x200;
 
-/// `NLMSGERR_ATTR_MSG`: the kernel's words.
+/// `NLMSGERR_ATTR_MSG`: the kernel's message.
 const NLMSGERR_ATTR_MSG: u16 = 1;
-/// `NLMSGERR_ATTR_OFFS`: where in the request the refused attribute starts (host byte order).
+/// `NLMSGERR_ATTR_OFFS`: the offset of the refused attribute in the request (host byte order).
 const NLMSGERR_ATTR_OFFS: u16 = 2;
 
-/// Appends a message: header, nfnetlink header and what `fill` writes. The sequence number is left
-/// at 0 for the socket to fill in.
+/// Appends a message: header, nfnetlink header and the attributes that `fill` writes. The sequence
+/// number stays 0 for the socket to fill in.
 pub(super) fn append(
     bytes: &mut Vec<u8>,
     kind: u16,
@@ -52,8 +52,8 @@ pub(super) fn append(
     append_with(bytes, kind, flags, &header, fill);
 }
 
-/// Appends a message of any subsystem: `header` is what its attributes follow, a multiple of four
-/// bytes.
+/// Appends a message of any subsystem. `header` comes before the attributes, and is a multiple of
+/// four bytes long.
 fn append_with(
     bytes: &mut Vec<u8>,
     kind: u16,
@@ -88,16 +88,16 @@ pub(super) fn set_sequence(bytes: &mut [u8], start: usize, sequence: u32) {
     }
 }
 
-/// A question to the kernel outside a batch.
+/// A request to the kernel outside a batch.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What is asked, for error messages.
+    /// The name of the request, for error messages.
     pub(super) what: &'static str,
     pub(super) bytes: Vec<u8>,
 }
 
 impl Request {
-    /// A request of type `kind` (subsystem << 8 | message) for an address family.
+    /// Creates a request of type `kind` (subsystem << 8 | message) for an address family.
     pub fn new(
         what: &'static str,
         kind: u16,
@@ -109,7 +109,7 @@ impl Request {
         Self { what, bytes }
     }
 
-    /// A request outside of netfilter: `header` is that of its subsystem.
+    /// Creates a request outside of netfilter; `header` is the header of its subsystem.
     pub(super) fn with_header(
         what: &'static str,
         kind: u16,
@@ -121,14 +121,14 @@ impl Request {
         Self { what, bytes }
     }
 
-    /// The same with flags (`NLM_F_*`) besides those that the socket sets.
+    /// Adds flags (`NLM_F_*`) to those that the socket sets.
     #[must_use]
     pub(super) fn flagged(mut self, flags: u16) -> Self {
         add_flags(&mut self.bytes, 0, flags);
         self
     }
 
-    /// What is sent, but for the sequence number.
+    /// Returns the bytes to send, except for the sequence number.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
@@ -138,37 +138,37 @@ impl Request {
 /// One received message.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// Type: `NLMSG_*`, or subsystem << 8 | message.
+    /// The type: `NLMSG_*`, or subsystem << 8 | message.
     pub kind: u16,
     /// `NLM_F_*`.
     pub flags: u16,
-    /// Sequence number: that of the request it answers.
+    /// The sequence number of the request that this message answers.
     pub sequence: u32,
-    /// Port of the socket that asked for it, or whose transaction it tells of; 0 = nobody's.
+    /// The port of the socket whose request or transaction the message is about; 0 = none.
     pub port: u32,
-    /// What follows the netlink header.
+    /// The bytes after the netlink header.
     pub body: &'a [u8],
 }
 
 impl<'a> Message<'a> {
-    /// The address family in the nfnetlink header, 0 when there is none.
+    /// Returns the address family in the nfnetlink header, 0 when there is none.
     #[must_use]
     pub fn family(self) -> u8 {
         self.body.first().copied().unwrap_or_default()
     }
 
-    /// The attributes behind the nfnetlink header.
+    /// Returns the attributes behind the nfnetlink header.
     #[must_use]
     pub fn attributes(self) -> Attributes<'a> {
         Attributes(self.body.get(NFGENMSG_BYTES..).unwrap_or_default())
     }
 
-    /// Bytes from its beginning to that of the next one.
+    /// Returns the number of bytes from the start of this message to the start of the next one.
     pub(super) fn aligned_len(self) -> usize {
         aligned(HEADER_BYTES + self.body.len())
     }
 
-    /// The content of an `NLMSG_ERROR`; `None` for other messages and cut ones.
+    /// Returns the content of an `NLMSG_ERROR`; `None` for other messages and cut ones.
     pub(super) fn acknowledgement(self) -> Option<Acknowledgement> {
         if self.kind != NLMSG_ERROR {
             return None;
@@ -197,20 +197,20 @@ impl<'a> Message<'a> {
     }
 }
 
-/// What an `NLMSG_ERROR` says (`struct nlmsgerr`).
+/// The content of an `NLMSG_ERROR` (`struct nlmsgerr`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Acknowledgement {
-    /// `None` for success.
+    /// The error; `None` for success.
     pub(super) errno: Option<Errno>,
     /// The error's number, 0 for success: some subsystems have numbers that `Errno` does not know.
     pub(super) code: i32,
-    /// The kernel's words, if any.
+    /// The kernel's message, if any.
     pub(super) reason: Option<String>,
-    /// Where in the request the refused attribute starts.
+    /// The offset of the refused attribute in the request.
     pub(super) offset: Option<usize>,
 }
 
-/// The messages of one or more datagrams. Iteration ends at the end or where the bytes are no
+/// The messages of one or more datagrams. Iteration stops at the end, or where the bytes are not a
 /// message.
 #[derive(Clone, Copy, Debug)]
 pub struct Messages<'a>(pub &'a [u8]);
@@ -260,7 +260,7 @@ mod tests {
 
     use super::*;
 
-    /// An error as the kernel sends it with `NETLINK_EXT_ACK` and `NETLINK_CAP_ACK`.
+    /// Returns an error as the kernel sends it with `NETLINK_EXT_ACK` and `NETLINK_CAP_ACK`.
     fn error_message() -> Vec<u8> {
         let mut bytes = Vec::new();
         append(

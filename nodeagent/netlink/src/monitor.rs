@@ -1,4 +1,4 @@
-//! The kernel's notifications about nf_tables: every transaction that anybody commits in this network
+//! The kernel's notifications about nf_tables: every transaction that any program commits in this network
 //! namespace, in order.
 
 use std::io;
@@ -16,7 +16,7 @@ use super::socket::{DATAGRAM_BYTES, errno_of};
 
 /// `NFNLGRP_NFTABLES` (linux/netfilter/nfnetlink.h).
 const NFNLGRP_NFTABLES: u32 = 7;
-/// `NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_NEWGEN` (linux/netfilter/nf_tables.h): ends what is told of one
+/// `NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_NEWGEN` (linux/netfilter/nf_tables.h): the last notification of a
 /// transaction.
 const NEWGEN: u16 = 10 << 8 | 15;
 /// `enum nft_gen_attributes`.
@@ -24,12 +24,14 @@ const NFTA_GEN_ID: u16 = 1;
 const NFTA_GEN_PROC_PID: u16 = 2;
 const NFTA_GEN_PROC_NAME: u16 = 3;
 
-/// Requested receive buffer: some 10,000 notifications. What does not fit is lost, and the kernel says so.
+/// Requested receive buffer: some 10,000 notifications. If more wait, the kernel drops them and reports
+/// the loss.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 
-/// A socket that hears of all transactions, those of one other socket of ours by their ends only.
+/// A socket that receives notifications of all transactions. For those of one other kplane socket it
+/// receives only the end.
 ///
-/// It never blocks and never asks the kernel to keep quiet about losses (`NETLINK_NO_ENOBUFS`): a loss
+/// The socket never blocks. It never asks the kernel to hide losses (`NETLINK_NO_ENOBUFS`), because a loss
 /// must lead to reading everything back.
 #[derive(Debug)]
 pub struct Monitor {
@@ -40,14 +42,14 @@ pub struct Monitor {
 /// The end of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generation {
-    /// The generation that it made.
+    /// The generation that the transaction created.
     pub number: u32,
-    /// Thread that committed it, and its name; kernels before 4.11 do not say.
+    /// The thread that committed the transaction, and its name; kernels before 4.11 do not report them.
     pub by: Option<(u32, String)>,
 }
 
 impl Generation {
-    /// What a message says, if it is the end of a transaction.
+    /// Reads a message, if it is the end of a transaction.
     #[must_use]
     pub fn of(message: Message<'_>) -> Option<Self> {
         if message.kind != NEWGEN {
@@ -68,7 +70,7 @@ impl Generation {
 }
 
 impl Monitor {
-    /// Opens a socket in this thread's network namespace that hears of everything but the contents of
+    /// Opens a socket in this thread's network namespace. It receives everything except the contents of
     /// transactions that the socket of port `own` commits.
     ///
     /// # Errors
@@ -82,7 +84,7 @@ impl Monitor {
             let limited = setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES);
             limited.map_err(NetlinkError::Open)?;
         }
-        // The filter comes first, so that nothing is heard that it keeps out.
+        // The filter is attached first, so that the socket never receives what the filter drops.
         let filter = without_contents_of(own);
         SockRef::from(&socket)
             .attach_filter(&filter)
@@ -94,7 +96,7 @@ impl Monitor {
         })
     }
 
-    /// A descriptor that is readable when there is something to hear.
+    /// Returns a descriptor that is readable when notifications wait.
     ///
     /// # Errors
     /// [`NetlinkError::Open`] when there are no descriptors left.
@@ -103,14 +105,14 @@ impl Monitor {
         fd.map_err(|error| NetlinkError::Open(errno_of(&error)))
     }
 
-    /// Hands over all messages that wait. Returns `false` when some were lost before the last of them.
+    /// Passes on all messages that wait. Returns `false` when some were lost before the last of them.
     pub fn drain(&mut self, mut each: impl FnMut(Message<'_>)) -> bool {
         let mut whole = true;
         loop {
             self.datagram.clear();
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
             match self.socket.recv_from(&mut self.datagram, flags.bits()) {
-                // Only the kernel has port 0; anybody may send to us.
+                // Only the kernel has port 0; any program may send to this socket.
                 Ok((_, sender)) if !is_kernel(sender) => {}
                 Ok((len, _)) if len > self.datagram.len() => whole = false,
                 Ok(_) => Messages(&self.datagram).for_each(&mut each),
@@ -118,7 +120,7 @@ impl Monitor {
                     Errno::EAGAIN => return whole,
                     Errno::EINTR => {}
                     Errno::ENOBUFS => whole = false,
-                    // Nothing more is to be had; the next call tries again.
+                    // Nothing more can be read now; the next call tries again.
                     _ => return false,
                 },
             }
@@ -130,8 +132,9 @@ fn is_kernel(sender: SocketAddr) -> bool {
     sender.port_number() == 0
 }
 
-/// A classic BPF program (linux/filter.h) that lets pass what is not of port `own`, and of that port the
-/// ends of transactions. All messages of one datagram are of one transaction, and its end comes apart.
+/// Returns a classic BPF program (linux/filter.h). It passes everything that is not of port `own`, and of
+/// that port only the ends of transactions. All messages of one datagram belong to one transaction, and
+/// its end comes in a separate datagram.
 fn without_contents_of(own: u32) -> [SockFilter; 6] {
     /// `BPF_LD | BPF_W | BPF_ABS`, `BPF_LD | BPF_H | BPF_ABS`, `BPF_JMP | BPF_JEQ | BPF_K`,
     /// `BPF_RET | BPF_K`.
@@ -143,7 +146,7 @@ fn without_contents_of(own: u32) -> [SockFilter; 6] {
     const TYPE: u32 = 4;
     const PORT: u32 = 12;
     const ALL: u32 = u32::MAX;
-    // The program reads in network byte order, the header is in the machine's.
+    // The program reads in network byte order, but the header is in the machine's.
     let port = u32::from_be_bytes(own.to_ne_bytes());
     let end = u32::from(u16::from_be_bytes(NEWGEN.to_ne_bytes()));
     [

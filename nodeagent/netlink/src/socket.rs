@@ -11,21 +11,22 @@ use super::batch::SealedBatch;
 use super::error::{CommitError, NetlinkError, Refusal, Rejection};
 use super::message::{self, Acknowledgement, Message, Messages, NLM_F_ACK, NLMSG_DONE, Request};
 
-/// Requested send buffer; the kernel doubles it and refuses longer batches. It is a limit, no
-/// memory is set aside. 100,000 Services take about 17 MB.
+/// Requested send buffer; the kernel doubles it and refuses longer batches. The size is only a
+/// limit, and reserves no memory. 100,000 Services take about 17 MB.
 const SEND_BUFFER_BYTES: usize = 64 << 20;
-/// What the kernel keeps of the send buffer for itself (`netlink_sendmsg`).
+/// Bytes of the send buffer that the kernel keeps for itself (`netlink_sendmsg`).
 const SEND_OVERHEAD_BYTES: usize = 32;
 /// Requested receive buffer: room for some 10,000 error messages of about 800 bytes each.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
-/// Longest datagram that we take. The kernel fills dumps in chunks of up to 32 KiB and cuts
-/// silently when the buffer is smaller: kernel.md 1.6.
+/// Longest datagram that is received. The kernel fills dumps in chunks of up to 32 KiB and silently
+/// cuts them when the buffer is smaller: kernel.md 1.6.
 pub(super) const DATAGRAM_BYTES: usize = 64 << 10;
-/// The kernel answers before `sendto` returns, so this passes only when an answer was lost.
+/// Longest wait for an answer. The kernel answers before `sendto` returns, so this passes only when
+/// an answer was lost.
 const ANSWER_TIMEOUT_S: i64 = 5;
 
-/// Requests in one datagram: should all of them be refused, the answers fit into the smallest
-/// receive buffer that a kernel gives (some 200 KiB, about 1 KiB each).
+/// Most requests in one datagram. Even if all of them are refused, the answers fit into the
+/// smallest receive buffer that a kernel gives (some 200 KiB, about 1 KiB each).
 const REQUESTS_AT_ONCE: usize = 64;
 
 /// `NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETGEN` (linux/netfilter/nf_tables.h).
@@ -33,7 +34,7 @@ const GETGEN: u16 = 10 << 8 | 16;
 /// `NFTA_GEN_ID`.
 const NFTA_GEN_ID: u16 = 1;
 
-/// The generation that follows `generation` when exactly one transaction is committed.
+/// Returns the generation that follows `generation` when exactly one transaction is committed.
 #[must_use]
 pub fn generation_after(generation: u32) -> u32 {
     // The kernel skips 0 (nf_tables_commit).
@@ -41,18 +42,20 @@ pub fn generation_after(generation: u32) -> u32 {
 }
 
 /// A blocking `NETLINK_NETFILTER` socket. It belongs to the network namespace of the thread that
-/// opened it. Exchanges block for as long as the kernel works, so keep it off the async runtime.
+/// opened it. Exchanges block for as long as the kernel works, so the socket must not be used on
+/// the async runtime.
 #[derive(Debug)]
 pub struct NfSocket {
     socket: Socket,
-    /// Of the next message. Numbers are never used twice, so late answers are told apart.
+    /// The sequence number of the next message. Numbers are never used twice, so that late answers
+    /// are recognized.
     sequence: u32,
     max_batch_bytes: usize,
     pub(super) datagram: Vec<u8>,
 }
 
 impl NfSocket {
-    /// Opens a socket in this thread's network namespace. Needs no privilege; asking does.
+    /// Opens a socket in this thread's network namespace. Opening needs no privilege; requests do.
     ///
     /// # Errors
     /// [`NetlinkError::Open`].
@@ -60,7 +63,7 @@ impl NfSocket {
         Self::open_for(NETLINK_NETFILTER)
     }
 
-    /// The same for another subsystem of the kernel (`NETLINK_*`).
+    /// Opens a socket for another subsystem of the kernel (`NETLINK_*`).
     pub(super) fn open_for(protocol: isize) -> Result<Self, NetlinkError> {
         let open = |error: io::Error| NetlinkError::Open(errno_of(&error));
         let socket = Socket::new(protocol).map_err(open)?;
@@ -76,14 +79,15 @@ impl NfSocket {
         })
     }
 
-    /// Longest batch that the kernel takes at once. Without `CAP_NET_ADMIN` in the initial user
-    /// namespace that is twice `net.core.wmem_max`, 416 KiB unless an administrator raised it.
+    /// Returns the longest batch that the kernel takes at once. Without `CAP_NET_ADMIN` in the
+    /// initial user namespace that is twice `net.core.wmem_max`, 416 KiB unless an administrator
+    /// raised it.
     #[must_use]
     pub fn max_batch_bytes(&self) -> usize {
         self.max_batch_bytes
     }
 
-    /// The socket's port: what tells its transactions from those of others.
+    /// Returns the socket's port, which identifies its transactions.
     ///
     /// # Errors
     /// [`NetlinkError::Open`].
@@ -94,7 +98,7 @@ impl NfSocket {
         Ok(address.port_number())
     }
 
-    /// The generation of all nf_tables rules in this network namespace.
+    /// Returns the generation of all nf_tables rules in this network namespace.
     ///
     /// # Errors
     /// [`NetlinkError`]; `EPERM` without `CAP_NET_ADMIN`.
@@ -107,10 +111,10 @@ impl NfSocket {
             .ok_or(NetlinkError::Unexpected { what })
     }
 
-    /// Asks for one object and returns the datagram that holds it.
+    /// Requests one object and returns the datagram that holds it.
     ///
     /// # Errors
-    /// [`NetlinkError`]; `ENOENT` when there is no such object.
+    /// [`NetlinkError`]; `ENOENT` when the object does not exist.
     pub fn get(&mut self, mut request: Request) -> Result<Vec<u8>, NetlinkError> {
         let what = request.what;
         let sequence = self.ask(&mut request, 0)?;
@@ -124,10 +128,10 @@ impl NfSocket {
         }
     }
 
-    /// Has the kernel do something that is no part of a batch, and waits until it is done.
+    /// Sends a request that is not part of a batch, and waits until the kernel has carried it out.
     ///
     /// # Errors
-    /// [`NetlinkError`]; refused = nothing was done.
+    /// [`NetlinkError`]; after a refusal nothing was changed.
     pub fn execute(&mut self, mut request: Request) -> Result<(), NetlinkError> {
         let what = request.what;
         let sequence = self.ask(&mut request, NLM_F_ACK)?;
@@ -153,11 +157,11 @@ impl NfSocket {
         }
     }
 
-    /// Sends requests that the kernel takes one by one, and returns how many it refused with
-    /// `ENOENT`: what they are about is gone already.
+    /// Sends requests that the kernel handles one by one. Returns how many it refused with
+    /// `ENOENT`, because their objects are gone already.
     ///
     /// # Errors
-    /// The first other refusal; all other requests of its lot were tried, later ones were not.
+    /// The first other refusal. All requests in the same datagram were tried, later ones were not.
     pub fn request_all(&mut self, requests: &[Request]) -> Result<usize, NetlinkError> {
         let mut missing = 0;
         for lot in requests.chunks(REQUESTS_AT_ONCE) {
@@ -171,11 +175,11 @@ impl NfSocket {
         Ok(missing)
     }
 
-    /// Sends requests that the kernel takes one by one, whatever becomes of the others, and returns
-    /// those that it refused, in order, and the number of bytes sent.
+    /// Sends requests that the kernel handles one by one, also after a refusal. Returns the
+    /// refusals in order, and the number of bytes sent.
     ///
     /// # Errors
-    /// [`NetlinkError::Socket`]: it is not known what was done.
+    /// [`NetlinkError::Socket`]: the outcome is unknown.
     pub fn perform(&mut self, requests: &[Request]) -> Result<(Vec<Refusal>, u64), NetlinkError> {
         let mut refused = Vec::new();
         let bytes = requests.iter().map(|r| r.bytes.len() as u64).sum();
@@ -203,7 +207,8 @@ impl NfSocket {
             message::set_sequence(&mut bytes, last_start, self.sequence);
             self.sequence = self.sequence.wrapping_add(1);
         }
-        // One acknowledgement; refusals of others come all the same, and before it.
+        // Only the last request asks for an acknowledgement. Refusals of the others come anyway,
+        // and before it.
         message::add_flags(&mut bytes, last_start, NLM_F_ACK);
         let socket = |errno| NetlinkError::Socket { what, errno };
         self.socket
@@ -232,10 +237,11 @@ impl NfSocket {
         }
     }
 
-    /// Commits a batch: the kernel applies all of it or nothing. Blocks until it has decided.
+    /// Commits a batch: the kernel applies all of it or nothing. Blocks until the kernel has
+    /// decided.
     ///
     /// # Errors
-    /// [`CommitError`], whose variants say what is known about the outcome.
+    /// [`CommitError`], whose variants state what is known about the outcome.
     pub fn commit(&mut self, mut batch: SealedBatch) -> Result<(), CommitError> {
         if batch.is_empty() {
             return Ok(());
@@ -259,7 +265,7 @@ impl NfSocket {
         }
     }
 
-    /// Reads acknowledgements until that of the last operation. Errors come first, in the order of
+    /// Reads acknowledgements up to that of the last operation. Errors come first, in the order of
     /// the operations; all are in the queue when `send` returns.
     fn await_decision(
         &mut self,
@@ -309,7 +315,7 @@ impl NfSocket {
         }
     }
 
-    /// Empties the queue, so that it cannot fill up with answers that nobody reads.
+    /// Empties the queue, so that it cannot fill up with unread answers.
     fn discard_answers(&mut self) {
         while self.receive(MsgFlags::MSG_DONTWAIT).is_ok() {}
     }
@@ -336,7 +342,7 @@ impl NfSocket {
             let flags = (flags | MsgFlags::MSG_TRUNC).bits();
             match self.socket.recv_from(&mut self.datagram, flags) {
                 Ok((len, _)) if len > self.datagram.len() => return Err(Errno::EMSGSIZE),
-                // Only the kernel has port 0; anybody may send to us.
+                // Only the kernel has port 0; any program may send to this socket.
                 Ok((_, sender)) if sender.port_number() != 0 => {}
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -346,10 +352,10 @@ impl NfSocket {
     }
 }
 
-/// Turns an error message into an error.
+/// Converts an error message into an error.
 pub(super) fn refusal(what: &'static str, message: Message<'_>) -> Result<(), NetlinkError> {
     let done = match message.kind {
-        // A dump that fails at its end says so here.
+        // A dump that fails at its end reports the error here.
         NLMSG_DONE => message.body.first_chunk().map(|b| i32::from_ne_bytes(*b)),
         _ => None,
     };
@@ -395,7 +401,7 @@ fn rejection(batch: &SealedBatch, index: usize, answer: Acknowledgement) -> Opti
     })
 }
 
-/// Makes the buffers as large as we may and returns the longest batch that fits.
+/// Makes the buffers as large as allowed, and returns the longest batch that fits.
 fn size_buffers(socket: &Socket) -> Result<usize, Errno> {
     if setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES).is_err() {
         setsockopt(socket, sockopt::SndBuf, &SEND_BUFFER_BYTES)?;

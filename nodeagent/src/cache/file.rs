@@ -1,4 +1,4 @@
-//! Files: read with care, replaced as a whole or not at all.
+//! Reads the cache file with care, and replaces it as a whole or not at all.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
@@ -8,28 +8,28 @@ use std::path::Path;
 use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 
-/// Largest file that is read or written: more than the objects that an agent takes.
+/// Largest file that is read or written, in bytes. An agent never takes that many objects.
 const MAX_BYTES: u64 = 256 * 1024 * 1024;
 
-/// A file that is of no use, or cannot be written.
+/// The reason why a cache file cannot be used or written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileError {
-    /// There is none.
+    /// The file does not exist.
     #[error("there is no file")]
     Absent,
-    /// The disk, or who may use it.
+    /// The disk failed, or access was denied.
     #[error(transparent)]
     Io(io::Error),
-    /// Not what an agent leaves.
+    /// The path is not a regular file such as agents write.
     #[error("not a regular file of this user's of at most {MAX_BYTES} bytes")]
     Strange,
-    /// Written in part, or changed by a fault of the disk.
+    /// The file was written in part, or a disk fault changed it.
     #[error("damaged or incomplete")]
     Damaged,
-    /// Of another version of the program.
+    /// Another version of the program wrote the file.
     #[error("format {0} is not known to this version")]
     Version(u32),
-    /// Of another node.
+    /// The agent of another node wrote the file.
     #[error("written for node {0:?}")]
     Foreign(String),
 }
@@ -43,7 +43,7 @@ impl From<io::Error> for FileError {
     }
 }
 
-/// The whole of a regular file.
+/// Reads a regular file as a whole.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new()
@@ -60,8 +60,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     Ok(bytes)
 }
 
-/// Puts a new file in the place of an old one: after a crash there is one of the two. Returns its
-/// length.
+/// Replaces a file atomically: after a crash either the old or the new file exists. Returns the
+/// length of the new file.
 pub(super) fn replace(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -72,7 +72,7 @@ pub(super) fn replace(
         .mode(0o700)
         .create(folder)?;
     let new = path.with_added_extension("new");
-    // What a crash left. Whatever else is in the way makes the next step fail.
+    // A crash may have left this file. If anything else is in the way, the next step fails.
     let _ = fs::remove_file(&new);
     let file = OpenOptions::new()
         .write(true)
@@ -85,7 +85,7 @@ pub(super) fn replace(
         Ok(bytes)
     });
     if written.is_err() {
-        // A full disk needs the room.
+        // On a full disk the space is needed.
         let _ = fs::remove_file(&new);
     }
     Ok(written?)
@@ -102,7 +102,7 @@ fn fill(file: File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io:
     Ok(to.bytes)
 }
 
-/// Fails instead of writing a file that would not be read.
+/// Writer that fails when the file grows larger than `read` accepts.
 struct Bounded {
     inner: BufWriter<File>,
     bytes: u64,

@@ -1,13 +1,13 @@
-//! The format of the file. All numbers are big endian.
+//! The format of the cache file. All numbers are big endian.
 //!
 //! ```text
 //! "kplane desired state\n"
 //! version                  u32
 //! node                     u32 length, bytes
 //! epoch, revision          u64 each: the last update
-//! digest                   16 bytes: of what the control plane said then
+//! digest                   16 bytes: of the objects as the control plane last sent them
 //! number of objects        u32
-//! each: held               u8, 1 = the control plane does not say it so (any more)
+//! each: held               u8, 1 = the control plane does not send it like this (any more)
 //!       object             u32 length, bytes: an encoded Object
 //! checksum                 16 bytes: SipHash-1-3-128 of all before it
 //! ```
@@ -25,17 +25,17 @@ use super::{Memory, Picture};
 
 const MAGIC: &[u8] = b"kplane desired state\n";
 
-/// Files of other versions are not read.
+/// Version of the format. Files of other versions are not read.
 const VERSION: u32 = 1;
 
-/// Bytes of the checksum, and of the digest.
+/// Length of the checksum and of the digest, in bytes.
 const HASH: usize = 16;
 
-/// What a file says.
+/// The content of a file.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) objects: Memory,
-    /// Objects that this version does not understand.
+    /// The number of objects that this version does not understand.
     pub(super) skipped: usize,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn encode(to: &mut dyn Write, node: &str, picture: &Picture) -> io::R
     to.inner.write_all(&sum.to_be_bytes())
 }
 
-/// Reads a picture of this node.
+/// Reads a picture that was written for this node.
 pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<Loaded, FileError> {
     let mut rest = Bytes::from(file);
     if !rest.starts_with(MAGIC) || rest.len() < MAGIC.len() + HASH {
@@ -82,7 +82,7 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<Loaded, FileError> {
         let name = String::from_utf8_lossy(&written_for).into_owned();
         return Err(FileError::Foreign(name));
     }
-    // Epoch, revision and digest: for whoever serves from it one day.
+    // Epoch, revision and digest are not used yet.
     take(&mut rest, 2 * size_of::<u64>() + HASH)?;
     let count = number(&mut rest)?;
     let (mut objects, mut skipped) = (Memory::new(), 0);
@@ -121,7 +121,7 @@ fn length(length: usize) -> io::Result<[u8; 4]> {
     Ok(length.to_be_bytes())
 }
 
-/// Writes, and keeps the checksum of what was written.
+/// Writer that computes the checksum of everything written.
 struct Summing<'a> {
     inner: &'a mut dyn Write,
     sum: SipHasher13,

@@ -1,12 +1,13 @@
-//! What the agent serves, written down: the next process of the node knows what was there.
+//! A file that records what the agent serves, so that the next agent process on the node knows it.
 //!
 //! ```text
 //! Desired --pointers, every few seconds at most--> Keeper's thread --> desired-NODE
 //! desired-NODE --at the start--> Desired::remember: the first snapshot is compared with it
 //! ```
 //!
-//! Nothing is served from it: it is a memory of names for the cliff guard, and of what these names
-//! stand for. The agent works without it, says so once, and forgets at its next start what it had.
+//! The agent never serves from this file. The file gives the cliff guard the names of the earlier
+//! objects, and the objects themselves. Without a usable file the agent works, logs that once, and does
+//! not remember earlier objects at its next start.
 
 mod file;
 mod format;
@@ -28,14 +29,14 @@ use kplane_dataplane::chain;
 /// Longest wait for the disk at the start and at the end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Begins the names of files.
+/// The prefix of all file names.
 const PREFIX: &str = "desired-";
 
-/// Bytes of a node's name that a file's name has in full: with what is around it, it stays below the
-/// 255 bytes that file systems allow.
+/// The number of bytes of a node's name that a file name contains in full. With its prefix and suffix,
+/// the file name stays below the 255 bytes that file systems allow.
 const MAX_NAME: usize = 200;
 
-/// Where one agent writes down what it serves.
+/// The cache file of one agent.
 #[derive(Clone, Debug)]
 pub struct Cache {
     path: PathBuf,
@@ -45,22 +46,22 @@ pub struct Cache {
 /// Everything that an agent serves at one moment.
 #[derive(Clone, Debug)]
 pub struct Picture {
-    /// The last update that it took.
+    /// The last update that the agent took.
     pub position: Position,
-    /// Of what the control plane said then: what is held is no part of it.
+    /// The digest of the objects as the control plane last sent them. Held objects are not part of it.
     pub digest: Digest,
     /// All objects.
     pub objects: Vec<Remembered>,
 }
 
-/// The thread that writes. Whoever hands it a picture does not wait for the disk.
+/// The thread that writes. Callers hand it a picture and do not wait for the disk.
 #[derive(Debug)]
 pub struct Keeper {
     desk: Arc<Desk>,
     ended: Receiver<()>,
 }
 
-/// What is to be written: a newer picture replaces one that waits.
+/// The picture to write next. A newer picture replaces one that waits.
 #[derive(Debug, Default)]
 struct Desk {
     state: Mutex<Paper>,
@@ -70,12 +71,12 @@ struct Desk {
 #[derive(Debug, Default)]
 struct Paper {
     picture: Option<Picture>,
-    /// Nothing comes after it.
+    /// This is the last picture.
     last: bool,
 }
 
 impl Desk {
-    /// The state is whole after every step, so that a panic elsewhere does not spoil it.
+    /// Locks the state. Every step leaves it consistent, so a panic in another thread does not spoil it.
     fn lock(&self) -> MutexGuard<'_, Paper> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -89,7 +90,7 @@ impl Desk {
         self.wake.notify_one();
     }
 
-    /// Waits for a picture; `None` when there will be no more.
+    /// Waits for a picture; returns `None` when there will be no more.
     fn next(&self) -> Option<Picture> {
         let mut paper = self.lock();
         loop {
@@ -108,15 +109,15 @@ impl Desk {
 pub type Memory = Vec<Arc<DesiredObject>>;
 
 impl Cache {
-    /// In a folder, which is made when there is something to write.
+    /// Creates a cache in a folder. The folder itself is created at the first write.
     #[must_use]
     pub fn new(folder: &Path, node: NodeName) -> Self {
         let path = folder.join(file_name(&node));
         Self { path, node }
     }
 
-    /// Deletes what agents wrote down in a folder, of whichever node: who removes the rules wants them to
-    /// stay away. Returns how many files are gone.
+    /// Deletes the cache files of all nodes in a folder, so that a cleanup is not undone by the next
+    /// agent. Returns the number of files deleted.
     ///
     /// # Errors
     /// The first file that cannot be deleted, or the folder if it cannot be read.
@@ -128,10 +129,10 @@ impl Cache {
         Ok(files.len())
     }
 
-    /// What agents wrote down in a folder.
+    /// Returns the cache files in a folder.
     ///
     /// # Errors
-    /// The folder is there and cannot be read.
+    /// The folder exists and cannot be read.
     pub fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
         let entries = match std::fs::read_dir(folder) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -148,10 +149,10 @@ impl Cache {
         Ok(files)
     }
 
-    /// Starts the thread, and reads what there is; `None` if that is nothing of use.
+    /// Starts the thread and reads the file; the memory is `None` if no usable file exists.
     ///
     /// # Errors
-    /// That the thread could not be started.
+    /// The thread could not be started.
     pub fn start(self) -> std::io::Result<(Keeper, Option<Memory>)> {
         let desk = Arc::<Desk>::default();
         let theirs = desk.clone();
@@ -159,7 +160,7 @@ impl Cache {
         let (ends, ended) = sync_channel(1);
         let path = self.path.clone();
         let thread = move || {
-            // Nobody waits any more if the disk took too long.
+            // The receiver is gone if the disk took too long.
             let _ = told.send(self.load());
             self.write_all(&theirs);
             drop(ends);
@@ -232,12 +233,12 @@ impl Cache {
 }
 
 impl Keeper {
-    /// Hands a picture over.
+    /// Hands over a picture to write.
     pub fn take(&self, picture: Picture) {
         self.desk.put(Some(picture), false);
     }
 
-    /// Ends the thread and waits until it has written everything, a few seconds at most.
+    /// Ends the thread and waits until it has written everything, for a few seconds at most.
     pub fn close(&self, last: Option<Picture>) {
         self.desk.put(last, true);
         if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
@@ -252,7 +253,7 @@ impl Drop for Keeper {
     }
 }
 
-/// `desired-NODE`; names that are too long for a file end with a hash.
+/// Returns `desired-NODE`. Names that are too long for a file name end with a hash.
 fn file_name(node: &str) -> String {
     if node.len() <= MAX_NAME {
         return format!("{PREFIX}{node}");

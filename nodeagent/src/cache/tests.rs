@@ -1,4 +1,4 @@
-//! Tests of the file, and of whoever writes it.
+//! Tests of the cache file, and of the thread that writes it.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -97,7 +97,7 @@ fn a_file_that_is_cut_or_changed_anywhere_is_of_no_use() {
     assert!(matches!(decode(longer), Err(FileError::Damaged)));
 }
 
-/// With a checksum that is right, so that nothing but the field is wrong.
+/// Changes bytes and corrects the checksum, so that only the changed field is wrong.
 fn sealed(mut bytes: Vec<u8>, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     use siphasher::sip128::{Hasher128 as _, SipHasher13};
     use std::hash::Hasher as _;
@@ -117,7 +117,7 @@ fn files_of_others_are_named() {
     let newer = sealed(encoded("n1", objects()), |bytes| bytes[VERSION] = 2);
     let newer = format::decode(newer, "n1").unwrap_err();
     assert_eq!(newer.to_string(), "format 2 is not known to this version");
-    // Lengths that lie, in a file that is as it was written.
+    // The file is complete, but its lengths are wrong.
     for (length, cut) in [(40, 1), (60, 10)] {
         let short = sealed(encoded("n1", objects()), |bytes| {
             bytes.truncate(bytes.len() - cut);
@@ -127,7 +127,7 @@ fn files_of_others_are_named() {
             Err(FileError::Damaged)
         ));
         let huge = sealed(encoded("n1", objects()), |bytes| bytes[length] = 0xff);
-        // Whatever it says: no panic, no room made for it.
+        // Any content must neither panic nor reserve memory.
         let _ = format::decode(huge, "n1");
     }
 }
@@ -141,7 +141,7 @@ fn one_object_that_makes_no_sense_stops_no_other() {
     assert_eq!((loaded.objects.len(), loaded.skipped), (1, 1));
 }
 
-/// Whatever is in the place of the file is neither followed nor waited for.
+/// The agent neither follows nor waits for anything but a regular file.
 #[test]
 fn only_a_regular_file_is_read() {
     let folder = TempDir::new().unwrap();
@@ -154,7 +154,7 @@ fn only_a_regular_file_is_read() {
     fs::remove_file(&cache.path).unwrap();
     nix::unistd::mkfifo(&cache.path, Mode::S_IRWXU).unwrap();
     assert_eq!(read(&cache), None);
-    // The next picture takes its place.
+    // The next picture replaces the file.
     write(&cache, objects());
     assert_eq!(read(&cache), Some(objects()));
     fs::remove_file(&cache.path).unwrap();
@@ -164,7 +164,7 @@ fn only_a_regular_file_is_read() {
     assert!(cache.path.is_dir(), "no more than a warning");
 }
 
-/// A disk that takes nothing: the old file stays, and nobody waits.
+/// A disk that takes nothing: the old file stays, and no caller waits.
 #[test]
 fn a_disk_that_takes_nothing_leaves_the_old_file() {
     let folder = TempDir::new().unwrap();
@@ -203,7 +203,7 @@ fn the_newest_picture_is_written_in_the_end() {
     assert_eq!(read(&cache), Some(vec![node("z99")]));
 }
 
-/// Who removes the rules does not want them back with the next start.
+/// A cleanup removes the cache file, so that the rules do not come back with the next start.
 #[test]
 fn a_clean_up_forgets() {
     let folder = TempDir::new().unwrap();

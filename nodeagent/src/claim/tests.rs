@@ -1,4 +1,4 @@
-//! Real sockets, each test with a name of its own: the network namespace is everybody's.
+//! Tests with real sockets. Each uses its own name, because all tests share the network namespace.
 
 use super::*;
 
@@ -27,7 +27,7 @@ fn one_has_it_and_the_next_one_hears_who() {
     assert!(Claim::take_named(&name).unwrap().is_some());
 }
 
-/// The one before may have to finish a transaction.
+/// The earlier agent may have to finish a transaction.
 #[tokio::test(start_paused = true)]
 async fn a_start_waits_for_the_end_of_the_one_before() {
     let name = name("waits");
@@ -54,7 +54,7 @@ async fn a_start_gives_up_beside_one_that_stays() {
     assert!(begin.elapsed() >= PATIENCE);
 }
 
-/// The queue of a socket that nobody accepts from fills up: asking must never wait.
+/// The queue of a socket without a process that accepts fills up, but a query must never wait.
 #[tokio::test]
 async fn whoever_asks_is_accepted() {
     let name = name("asked");
@@ -66,12 +66,13 @@ async fn whoever_asks_is_accepted() {
         tokio::task::yield_now().await;
     }
     watch.abort();
-    // Whoever only listens no more has it still.
+    // The claim is still held after its watch has ended.
     assert!(watch.await.is_err());
     assert!(Claim::take_named(&name).is_err());
 }
 
-/// A user who is neither root nor ours, or one who lets nobody in, keeps no agent away.
+/// A user who is neither root nor the agent's own, or one who accepts no connection, keeps no agent
+/// away.
 #[test]
 fn a_stranger_is_not_believed() {
     let stranger = Holder {

@@ -1,4 +1,4 @@
-//! The flags about what a source does not name (any more).
+//! The flags about objects that a source does not name (any more).
 
 use std::path::PathBuf;
 
@@ -7,10 +7,10 @@ use clap::{Args, ValueEnum};
 use crate::desired::CliffGuard;
 use kplane_dataplane::backend;
 
-/// Where an agent writes down what it serves.
+/// The default folder of the cache file.
 const CACHE: &str = "/var/lib/kplane";
 
-/// What is guarded.
+/// Values of the flag for the cliff guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Guarded {
     /// Nothing.
@@ -67,7 +67,7 @@ impl AbsenceFlags {
         }
     }
 
-    /// What a dry run would serve is nobody's memory, unless somebody asks for it.
+    /// Returns the folder of the cache file. A dry run writes none, unless the flag asks for one.
     pub(super) fn cache_dir(&self, backend: backend::Kind) -> Option<PathBuf> {
         let default = backend.describe().programs_kernel.then_some(CACHE);
         let folder = self.cache_dir.as_deref().or(default);

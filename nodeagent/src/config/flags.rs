@@ -1,4 +1,4 @@
-//! The command line: our own flags, beside kube-proxy's.
+//! The command line: kplane's own flags, next to kube-proxy's.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use kplane_dataplane::backend::iptables::Layout;
 use kplane_dataplane::leftovers::Ports;
 use kplane_kube_proxy_config::GoDuration;
 
-/// Longest name of a node: a DNS subdomain.
+/// Longest name of a node in bytes: a DNS subdomain.
 const MAX_NODE_NAME: usize = 253;
 
-/// Names the node when neither flag nor file does.
+/// The environment variable that names the node when neither flag nor file does.
 const NODE_NAME: &str = "NODE_NAME";
-/// Says where the API server is when `--master` does not.
+/// The environment variable with the API server's address, for when `--master` is not given.
 const API_SERVER: &str = "KPLANE_API_SERVER";
 
 const EXAMPLES: &str = "\
@@ -185,7 +185,7 @@ struct DataPathFlags {
 }
 
 impl DataPathFlags {
-    /// The settings with what these flags say.
+    /// Returns the settings, changed as these flags say.
     fn settings(&self, settings: backend::Settings) -> backend::Settings {
         backend::Settings {
             iptables_layout: self.iptables_layout,
@@ -214,10 +214,10 @@ fn interval(text: &str) -> Result<Duration, &'static str> {
 }
 
 impl Flags {
-    /// What the flags, and the file that they may name, mean.
+    /// Checks the flags, and the file that they may name.
     ///
     /// # Errors
-    /// Everything that makes no sense.
+    /// Every value that is invalid.
     pub fn check(self) -> Result<Checked, ConfigError> {
         let loader = self.config.clone();
         let loader = loader.map(|path| Loader::new(path, self.kube_proxy.clone()));
@@ -243,7 +243,7 @@ impl Flags {
         Ok(checked)
     }
 
-    /// Everything but being an agent: needs no source.
+    /// Returns a task other than running an agent. Such tasks need no source.
     fn errand(self, loaded: Loaded) -> Checked {
         let log = loaded.settings.log;
         let unset_mode = self.unset_mode(&loaded);
@@ -310,7 +310,7 @@ impl Flags {
             master: explicit("master"),
             server: &server,
         };
-        // A source that makes no sense is told along with a name that makes none.
+        // An invalid source is reported together with an invalid node name.
         let nobody = NodeName::from("");
         let source = self.source.check(
             api,
@@ -362,7 +362,7 @@ impl Flags {
         })
     }
 
-    /// The node's name, by the flag or else by the file.
+    /// Returns the node's name, from the flag or else from the file.
     fn own_name(&self, loaded: &Loaded) -> Result<NodeName, Problem> {
         let name = &loaded.config.hostname_override;
         match (self.kube_proxy.value("hostname-override"), &self.config) {
@@ -374,7 +374,7 @@ impl Flags {
         }
     }
 
-    /// What kube-proxy's file means to kube-proxy and not to us.
+    /// Returns a warning about a setting of the file that means something else to kube-proxy than to kplane.
     fn unset_mode(&self, loaded: &Loaded) -> Option<Note> {
         let unset = self.config.is_some() && unset_mode::is_unset(loaded, self.data_path.backend);
         unset.then(|| unset_mode::note(loaded, unset_mode::Served::here()))
@@ -389,8 +389,8 @@ fn reads_the_api(source: &Source) -> bool {
     matches!(origin, Some(Origin::Kubernetes(_)))
 }
 
-/// The node's name: as configured at `place`, or else of the environment, or else the host's. As
-/// kube-proxy does it, white space around it is trimmed and upper case is lowered.
+/// Returns the node's name: the one configured at `place`, or else the environment's, or else the host's. As
+/// in kube-proxy, surrounding white space is trimmed and upper case becomes lower case.
 pub(super) fn node_name(place: &str, configured: &str) -> Result<NodeName, Problem> {
     let of_environment = std::env::var(NODE_NAME)
         .ok()

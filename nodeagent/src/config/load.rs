@@ -1,5 +1,5 @@
-//! Where kube-proxy's configuration comes from: a file, with the few flags that count beside it
-//! (I2), or flags alone.
+//! Loads kube-proxy's configuration from a file, with the few flags that override a file (I2), or
+//! from flags alone.
 
 use std::path::{Path, PathBuf};
 
@@ -7,34 +7,35 @@ use super::Problem;
 use super::kube_proxy::{self, Host, KubeProxyFlags, Note, Settings, resolve};
 use kplane_kube_proxy_config::{KubeProxyConfiguration, document, text_of};
 
-/// Reads a configuration, as often as it changes.
+/// Loads a configuration, again after each change of its file.
 #[derive(Clone, Debug)]
 pub struct Loader {
     path: PathBuf,
     flags: KubeProxyFlags,
 }
 
-/// A configuration that makes sense.
+/// A valid configuration.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// As it is said, with defaults.
+    /// The configuration as written, with defaults filled in.
     pub config: KubeProxyConfiguration,
-    /// What it means.
+    /// The settings that follow from it.
     pub settings: Settings,
-    /// The file is not strictly valid (I2).
+    /// A note if the file is not strictly valid (I2).
     pub lenient: Option<Note>,
-    /// What to say about it when an agent starts with it (I7).
+    /// The notes to log when an agent starts with this configuration (I7).
     pub notes: Vec<Note>,
 }
 
 impl Loader {
-    /// Of a file, and flags of which those count that count beside a file.
+    /// Creates a loader of a file. `flags` are all kube-proxy flags of the command line, of which
+    /// only some override a file.
     #[must_use]
     pub fn new(path: PathBuf, flags: KubeProxyFlags) -> Self {
         Self { path, flags }
     }
 
-    /// The file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -43,16 +44,16 @@ impl Loader {
     /// Reads the file.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// Everything that is wrong with the file.
     pub fn load(&self) -> Result<Loaded, Vec<Problem>> {
         let text = text_of(&self.path).map_err(|problem| vec![problem.in_file(&self.path)])?;
         self.parse(&text)
     }
 
-    /// Reads what the file says.
+    /// Parses the text of the file.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// Everything that is wrong with the text.
     pub fn parse(&self, text: &str) -> Result<Loaded, Vec<Problem>> {
         let in_file = |problems: Vec<Problem>| {
             let named = problems.into_iter().map(|p| p.in_file(&self.path));
@@ -84,7 +85,7 @@ impl Loader {
         })
     }
 
-    /// Flags that were given, but do not count.
+    /// Returns a note about flags that were given but have no effect.
     pub(super) fn ignored_flags(&self) -> Option<Note> {
         let ignored = self.flags.ignored_beside_file();
         let flags: Vec<_> = ignored.iter().map(|flag| format!("--{flag}")).collect();
@@ -97,7 +98,8 @@ impl Loader {
         })
     }
 
-    /// Of fields, only those count that the flags may overrule.
+    /// Names the flag instead of the field, if the problem's field was set by a flag that overrides
+    /// the file.
     fn name_flag(&self, problem: Problem) -> Problem {
         match self.flags.of_field(&problem.place) {
             Some(flag) if !self.flags.ignored_beside_file().contains(&flag) => Problem {
@@ -109,10 +111,10 @@ impl Loader {
     }
 }
 
-/// The configuration that flags alone describe.
+/// Returns the configuration that flags alone describe.
 ///
 /// # Errors
-/// Everything that is wrong with them, by flag.
+/// Everything that is wrong with the flags, by flag.
 pub(super) fn from_flags(flags: &KubeProxyFlags) -> Result<Loaded, Vec<Problem>> {
     let name_flag = |problem: Problem| match flags.of_field(&problem.place) {
         Some(flag) => Problem {
@@ -133,7 +135,8 @@ pub(super) fn from_flags(flags: &KubeProxyFlags) -> Result<Loaded, Vec<Problem>>
     })
 }
 
-/// The settings if nothing is wrong; else all that is, values that could not be read first.
+/// Returns the settings if nothing is wrong, or else all problems, values that could not be read
+/// first.
 fn accepted(
     mut problems: Vec<Problem>,
     resolved: Result<Settings, Vec<Problem>>,

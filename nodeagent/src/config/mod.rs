@@ -1,4 +1,4 @@
-//! The configuration: flags, kube-proxy's file, and what they mean once they are checked.
+//! The configuration: flags, kube-proxy's file, and the checked settings that follow from them.
 
 mod absence;
 mod flags;
@@ -30,73 +30,74 @@ pub use kplane_kube_proxy_config::{ConfigError, Problem};
 pub use load::{Loaded, Loader};
 pub use source::Source;
 
-/// A command line that makes sense.
+/// A valid command line.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// What to do.
+    /// The task to carry out.
     pub task: Task,
-    /// How to log.
+    /// The settings of the log.
     pub log: LogSettings,
-    /// What to log first.
+    /// The notes to log first.
     pub notes: Vec<Note>,
 }
 
-/// What the program is asked to do.
+/// The task that the command line asks for.
 #[derive(Clone, Debug)]
 pub enum Task {
-    /// Be an agent.
+    /// Run an agent.
     Run(Box<Config>),
-    /// Set up what needs privileges, and nothing else (I5).
+    /// Make the settings that need privileges, and exit (I5).
     InitOnly {
-        /// Connection tracking.
+        /// Settings of connection tracking.
         conntrack: sysctl::Settings,
-        /// Mode ipvs, if that is the node's (D6, D8).
+        /// Settings of mode ipvs, if that is the node's mode (D6, D8).
         ipvs: Option<backend::ipvs::Settings>,
     },
     /// Remove what an agent left (I4).
     Cleanup(cleanup::Task),
-    /// Say what the configuration means, and change nothing: the notes are the answer.
+    /// Print the notes about the configuration, and change nothing.
     CheckConfig,
     /// Write the configuration with all defaults.
     WriteConfig {
-        /// The file.
+        /// The file to write.
         path: PathBuf,
-        /// What to write.
+        /// The configuration to write.
         config: Box<KubeProxyConfiguration>,
     },
 }
 
-/// A running agent's configuration, checked.
+/// The checked configuration of a running agent.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The node.
+    /// The name of the node.
     pub node_name: NodeName,
-    /// Where desired state comes from.
+    /// The source of desired state.
     pub source: Source,
-    /// What puts it into the kernel.
+    /// The backend that programs the kernel.
     pub backend: backend::Kind,
     /// Settings of the backend.
     pub backend_settings: backend::Settings,
     /// Settings that shape the plans.
     pub node_settings: NodeSettings,
-    /// Where health checks are answered; `None` = nowhere.
+    /// The address that answers health checks; `None` = none.
     pub healthz: Option<SocketAddr>,
-    /// Where metrics are served; `None` = nowhere.
+    /// The address that serves metrics; `None` = none.
     pub metrics: Option<SocketAddr>,
-    /// A port that is taken ends the program, instead of being tried again (G6).
+    /// Whether a port that is taken ends the program; otherwise the agent keeps trying to open it
+    /// (G6).
     pub bind_address_hard_fail: bool,
-    /// How much may go at once because a snapshot does not name it.
+    /// The limit on how much may go at once because a snapshot does not name it.
     pub cliff_guard: CliffGuard,
-    /// Folder in which what is served is written down; `None` = nowhere.
+    /// The folder of the cache file; `None` = no cache file.
     pub cache_dir: Option<PathBuf>,
-    /// For `/proc/self/oom_score_adj`, -1000..=1000.
+    /// The value for `/proc/self/oom_score_adj`, -1000..=1000.
     pub oom_score_adj: i32,
-    /// How long a failure may last before the node counts as unhealthy (G2: twice as long).
+    /// The longest time of a failure before the node counts as unhealthy (G2: twice as long).
     pub sync_period: Duration,
-    /// Connection tracking, set at the start (F6).
+    /// Settings of connection tracking, applied at the start (F6).
     pub conntrack: sysctl::Settings,
     /// All of kube-proxy's configuration, with defaults.
     pub kube_proxy: Arc<KubeProxyConfiguration>,
-    /// The file that it came from, to read again when it changes (I3).
+    /// The file that the configuration came from. The agent reads it again when it changes (I3).
     pub file: Option<Loader>,
 }

@@ -1,4 +1,4 @@
-//! Where desired state comes from, and the flags for it.
+//! The source of desired state, and its flags.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,48 +14,48 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::Problem;
 
-/// Port of a control plane when an address names none.
+/// Port of a control plane when an address contains none.
 const CONTROL_PLANE_PORT: u16 = 7443;
 
-/// Where a standalone agent serves its status.
+/// Default address at which a standalone agent serves its status.
 const STATUS_ADDRESS: &str = "127.0.0.1:7444";
 
-/// Where desired state comes from.
+/// The source of desired state.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Replicas of a control plane.
     ControlPlane(Vec<Endpoint>),
-    /// A control plane that runs in this process already.
+    /// A control plane that already runs in this process.
     InProcess(Channel),
-    /// A control plane of the agent's own.
+    /// A control plane that the agent itself starts.
     Standalone {
-        /// Where its objects come from.
+        /// The origin of the control plane's objects.
         origin: Origin,
-        /// Where its status API is served; `None` = nowhere.
+        /// The address of its status API; `None` = none.
         status: Option<SocketAddr>,
-        /// Which external addresses Services may have.
+        /// The external addresses that Services may have.
         external_ips: ExternalIps,
-        /// What else no Service gets.
+        /// Further places that no Service gets.
         reserved: Vec<ReservedPlace>,
     },
 }
 
-/// What kube-proxy's flags and file say about the Kubernetes API.
+/// The settings for the Kubernetes API from kube-proxy's flags and file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ApiFlags<'a> {
     /// The kubeconfig; empty for none.
     pub(super) kubeconfig: &'a str,
-    /// It was given on the command line.
+    /// Whether it was given on the command line.
     pub(super) explicit: bool,
     /// The server's address; empty for none.
     pub(super) master: &'a str,
-    /// The same, of the environment; empty for none.
+    /// The server's address from the environment; empty for none.
     pub(super) server: &'a str,
 }
 
 impl ApiFlags<'_> {
-    /// As kube-proxy reads them: neither means the cluster of the pod. The environment's address goes with
-    /// the credentials of either.
+    /// Returns how to reach the API, by kube-proxy's rules. If neither setting is given, the agent uses
+    /// the cluster of its pod. The address from the environment is used with the credentials of either.
     pub(super) fn access(self) -> Access {
         let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let (master, server) = (given(self.master), given(self.server));
@@ -108,7 +108,7 @@ pub(super) struct SourceFlags {
 }
 
 impl SourceFlags {
-    /// The source that the flags name.
+    /// Returns the source that the flags name.
     pub(super) fn check(
         &self,
         api: ApiFlags<'_>,
@@ -171,7 +171,7 @@ impl SourceFlags {
         }
     }
 
-    /// A5: which external addresses Services may have.
+    /// Returns the external addresses that Services may have (A5).
     fn external_ips(&self) -> Result<ExternalIps, Problem> {
         let ranges = self.external_ip_cidr.iter().map(|text| cidr(text));
         let ranges = ranges.collect::<Result<_, _>>()?;
@@ -179,7 +179,7 @@ impl SourceFlags {
         Ok(ExternalIps::new(allowed, ranges))
     }
 
-    /// What else no Service gets.
+    /// Returns the further places that no Service gets.
     fn reserved(&self) -> Result<Vec<ReservedPlace>, Problem> {
         self.reserved_ports.iter().map(place).collect()
     }
@@ -196,7 +196,7 @@ fn cidr(text: &str) -> Result<Cidr, Problem> {
     parsed.map_err(|_| Problem::new("--external-ip-cidr", text, reason))
 }
 
-/// A folder that is not there is a wrong configuration; `-` is standard input.
+/// Checks that the manifests exist; `-` is standard input.
 fn readable(manifests: &Path) -> Result<(), Problem> {
     match std::fs::metadata(manifests) {
         Err(error) if manifests != Path::new("-") => {

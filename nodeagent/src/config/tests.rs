@@ -184,7 +184,7 @@ fn i1_i2_standalone_reads_the_api_as_kube_proxy_does() {
     }
 }
 
-/// Of the environment comes an address, never who we are.
+/// The environment supplies an address, but never credentials.
 #[test]
 fn an_address_of_the_environment_goes_with_any_credentials() {
     let access = |kubeconfig, master| {
@@ -220,7 +220,7 @@ fn cleanup_needs_nothing_else() {
     assert_eq!(cleanup.cache_dir, Some("/var/lib/kplane".into()));
 }
 
-/// What is kube-proxy's goes only when it is asked for by name.
+/// kube-proxy's rules are removed only by the flag that names them.
 #[test]
 fn i4_cleanup_of_kube_proxys_is_a_flag_of_its_own() {
     let task = task("kp-nodeagent --cleanup-kube-proxy --dry-run --backend ipvs").unwrap();
@@ -345,7 +345,8 @@ fn everything_that_is_wrong_is_said_at_once() {
     assert!(error.contains("no source of desired state"), "{error}");
 }
 
-/// A21: where mode iptables serves node ports; a flag of ours overrules the mode.
+/// A21: the addresses on which mode iptables serves node ports; a flag of kplane's overrules the
+/// mode.
 #[test]
 fn i1_the_mode_chooses_the_backend() {
     let everything = Family::ALL.map(Cidr::everything).to_vec();
@@ -423,7 +424,8 @@ fn flags_that_clap_refuses() {
     }
 }
 
-/// As in the environment, from where command lines of kube-proxy get them that do not change.
+/// Commas separate values as in the environment variable, so that unchanged command lines of
+/// kube-proxy work.
 #[test]
 fn control_planes_may_be_separated_by_commas() {
     let Source::ControlPlane(endpoints) = config("--control-plane a,b:99").source else {

@@ -1,5 +1,5 @@
-//! A file of kube-proxy's that names no mode: kube-proxy takes iptables and serves node ports on all addresses
-//! of the node, we take nftables and serve them on the node's own.
+//! The warning about a kube-proxy file that names no mode. kube-proxy takes iptables and serves node ports on
+//! all addresses of the node. kplane takes nftables and serves node ports on the node's own address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,17 +13,17 @@ use kplane_dataplane::backend;
 use kplane_dataplane::leftovers;
 use kplane_kube_proxy_config::listed;
 
-/// What kube-proxy serves on a node, or would.
+/// The addresses and ports that kube-proxy serves, or would serve, on a node.
 #[derive(Debug, Default)]
 pub(super) struct Served {
     /// Addresses of the node, without IPv6 link-local ones.
     pub(super) addresses: BTreeSet<IpAddr>,
-    /// Node ports in rules of iptables that it left.
+    /// Node ports in the iptables rules that kube-proxy left.
     pub(super) ports: BTreeSet<u16>,
 }
 
 impl Served {
-    /// Looks at this node.
+    /// Reads the state of this node.
     pub(super) fn here() -> Self {
         let all = getifaddrs().into_iter().flatten();
         let of_node = all.filter(|one| one.interface_name != backend::ipvs::LINK);
@@ -43,14 +43,14 @@ impl Served {
     }
 }
 
-/// Whether a configuration changes its meaning with the program that reads it.
+/// Returns whether the configuration means something else to kube-proxy than to kplane.
 pub(super) fn is_unset(loaded: &Loaded, backend: Option<backend::Kind>) -> bool {
     loaded.config.mode.is_empty()
         && backend.is_none()
         && loaded.settings.node.nodeport_addresses.is_empty()
 }
 
-/// Names what is served no more.
+/// Returns a note that names what is no longer served.
 pub(super) fn note(loaded: &Loaded, mut served: Served) -> Note {
     let own = loaded.settings.node.node_ip;
     let localhost = loaded.config.iptables.localhost_node_ports;

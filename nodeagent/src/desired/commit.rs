@@ -1,4 +1,4 @@
-//! How an update changes the objects.
+//! Applies an update to the objects.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Desired {
         touched
     }
 
-    /// Keeps or removes what a snapshot does not name.
+    /// Keeps or removes the objects that a snapshot does not name.
     fn sort_out(&mut self, staged: &Staged, touched: &mut Touched) {
         let unnamed = self.objects.keys();
         let unnamed = unnamed.filter(|key| !staged.named.contains_key(*key));
@@ -94,7 +94,8 @@ impl Desired {
         }
     }
 
-    /// The object needs no second look if the control plane says the same of it again.
+    /// Returns whether the object can stay as it is if the control plane sends the same encoding
+    /// again.
     fn is_as_said(&self, slot: &Slot) -> bool {
         match slot.backing {
             Backing::Named => true,
@@ -103,7 +104,7 @@ impl Desired {
         }
     }
 
-    /// Notes that an object makes no sense; the one before it stays.
+    /// Records that an object is invalid; the object before it stays.
     fn reject(
         &mut self,
         key: DesiredKey,
@@ -135,7 +136,8 @@ impl Desired {
         self.rejects.insert(key, Reject { reason, since_ms });
     }
 
-    /// Removes ServicePorts that the control plane does not name from places that are another's now.
+    /// Removes ServicePorts that the control plane does not name from places that belong to another
+    /// Service now.
     fn evict(&mut self, object: &DesiredObject, touched: &mut Touched) {
         for loser in self.held.losers(object) {
             tracing::info!(service = %loser, "its place belongs to another Service now: no longer kept");
@@ -145,8 +147,7 @@ impl Desired {
         }
     }
 
-    /// Puts an object in the place of the one that there is and takes note of the difference.
-    /// Returns whether there is one.
+    /// Replaces an object and records the difference. Returns whether there is one.
     fn exchange_for(
         &mut self,
         key: &DesiredKey,
@@ -169,7 +170,8 @@ impl Desired {
         true
     }
 
-    /// The same for an object that is as the control plane says from now on.
+    /// Replaces an object like `exchange_for`, for an object that matches the control plane from now
+    /// on.
     pub(super) fn exchange(
         &mut self,
         key: &DesiredKey,

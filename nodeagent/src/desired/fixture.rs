@@ -1,4 +1,4 @@
-//! A control plane in miniature, and builders of its objects, for tests.
+//! A miniature control plane, and builders of its objects, for tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -25,12 +25,12 @@ pub(crate) fn key_of(name: &str, family: Family) -> ServiceKey {
     }
 }
 
-/// An IPv4 Service with endpoints, such as `svc("web", &["10.0.0.1:8080"])`.
+/// Builds an IPv4 Service with endpoints, such as `svc("web", &["10.0.0.1:8080"])`.
 pub(crate) fn svc(name: &str, endpoints: &[&str]) -> DesiredObject {
     service(key_of(name, Family::V4), [10, 96, 0, 1].into(), endpoints)
 }
 
-/// An IPv6 Service with endpoints.
+/// Builds an IPv6 Service with endpoints.
 pub(crate) fn svc6(name: &str, endpoints: &[&str]) -> DesiredObject {
     service(
         key_of(name, Family::V6),
@@ -92,12 +92,12 @@ fn addr(text: &str) -> EndpointAddr {
     }
 }
 
-/// An encoded Service that no agent may accept: its endpoint is the node itself.
+/// Returns an encoded Service that no agent may accept: its endpoint is the node itself.
 pub(crate) fn hostile(name: &str) -> Bytes {
     encode_object(&svc(name, &["127.0.0.1:80"]))
 }
 
-/// What a control plane has, and what it has told nobody yet.
+/// The objects of a control plane, and the changes that no update contains yet.
 #[derive(Debug)]
 pub(crate) struct Plane {
     pub(crate) epoch: u64,
@@ -105,9 +105,9 @@ pub(crate) struct Plane {
     objects: BTreeMap<DesiredKey, Bytes>,
     dirty: BTreeSet<DesiredKey>,
     pub(crate) changed_at_ms: u64,
-    /// Of every update until they are taken away.
+    /// The triggers of every update until they are taken away.
     pub(crate) triggers: Vec<pb::Trigger>,
-    /// Of every update.
+    /// The confidence of every update.
     pub(crate) confidence: pb::Confidence,
     pub(crate) doubt: String,
 }
@@ -134,7 +134,7 @@ impl Plane {
         self.put_raw(object.key(), encode_object(object));
     }
 
-    /// Any bytes under any name.
+    /// Adds any bytes under any name.
     pub(crate) fn put_raw(&mut self, key: DesiredKey, encoded: Bytes) {
         self.objects.insert(key.clone(), encoded);
         self.dirty.insert(key);
@@ -166,7 +166,7 @@ impl Plane {
         }
     }
 
-    /// Everything, in pieces of one object.
+    /// Returns a snapshot in pieces of one object.
     pub(crate) fn snapshot(&mut self) -> Vec<pb::Update> {
         self.dirty.clear();
         let pieces = self.objects.values().map(|encoded| pb::Update {
@@ -180,7 +180,7 @@ impl Plane {
         pieces
     }
 
-    /// What changed since the last call.
+    /// Returns the changes since the last call.
     pub(crate) fn delta(&mut self) -> Vec<pb::Update> {
         let mut piece = pb::Update::default();
         for key in std::mem::take(&mut self.dirty) {

@@ -1,17 +1,19 @@
-//! How far absence is believed: the confidence of a control plane in its picture, and the cliff
-//! guard, which asks for more of it when much would go at once. Pure.
+//! Decides whether an object that a snapshot does not name counts as deleted. The decision depends
+//! on the control plane's confidence in its data, and on the cliff guard, which demands more
+//! confidence when much would go at once. Pure.
 
 use kplane_proto::v1 as pb;
 
-/// How far the absence of an object from a snapshot means that it is gone.
+/// The confidence with which the absence of an object from a snapshot means that it is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Confidence {
-    /// The source's picture is whole: believed, but for a cliff.
+    /// The control plane has read its source in full. Absence is trusted, except for a cliff.
     #[default]
     Whole,
-    /// The source could not be read in full since the control plane started: never believed.
+    /// The source could not be read in full since the control plane started. Absence is never
+    /// trusted.
     Partial,
-    /// A second look or a person agreed with it: believed, a cliff too.
+    /// A second reading or a person confirmed the data. Absence is trusted, even for a cliff.
     Confirmed,
 }
 
@@ -25,14 +27,14 @@ impl From<pb::Confidence> for Confidence {
     }
 }
 
-/// When so much would go by absence that it is more likely a mistake: a cliff.
+/// The limits beyond which a loss by absence is a cliff: so large that it is more likely a mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CliffGuard {
-    /// Cliffs are looked for.
+    /// Whether the guard is on.
     pub enabled: bool,
-    /// More than so many percent of what is there would go, 0..=100,
+    /// The share of the existing Services that a cliff exceeds, in percent, 0..=100.
     pub share_percent: u8,
-    /// and at least so many.
+    /// The least number of Services that a cliff loses.
     pub minimum: u64,
 }
 
@@ -47,7 +49,7 @@ impl Default for CliffGuard {
 }
 
 impl CliffGuard {
-    /// Whether losing `lost` of `all` at once is a cliff.
+    /// Returns whether losing `lost` of `all` at once is a cliff.
     #[must_use]
     pub fn is_cliff(self, lost: usize, all: usize) -> bool {
         let (lost, all) = (lost as u128, all as u128);
@@ -55,7 +57,7 @@ impl CliffGuard {
         self.enabled && many && lost * 100 > all * u128::from(self.share_percent)
     }
 
-    /// Whether a loss by absence is held back.
+    /// Returns whether a loss by absence is held back.
     pub(super) fn holds(self, confidence: Confidence, lost: usize, all: usize) -> bool {
         match confidence {
             Confidence::Confirmed => false,

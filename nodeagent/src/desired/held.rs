@@ -1,13 +1,13 @@
-//! What is kept although the control plane does not say it (any more).
+//! Services that the node keeps although the control plane does not name them (any more).
 //!
 //! ```text
-//! named --absent from a snapshot that is not believed--> kept --named again, deleted, believed--> ..
+//! named --absent from a snapshot that is not trusted--> kept --named again, deleted, trusted--> ..
 //! ```
 //!
-//! The unit is a Service. It is kept as a whole when a snapshot does not name it, or keeps the
-//! endpoints that it had when a snapshot has none for it. It is no longer kept when the control
-//! plane names it with endpoints, deletes it by name, gives one of its places to another Service, or
-//! when absence comes to be believed. What is kept is no part of the digest.
+//! The unit is a Service. A Service that a snapshot does not name is kept as a whole. A Service for
+//! which a snapshot has no endpoints keeps its earlier endpoints. The node stops keeping a Service
+//! when the control plane names it with endpoints, deletes it by name, or gives one of its places to
+//! another Service, or when its absence becomes trusted. Kept Services are not part of the digest.
 
 #[cfg(test)]
 mod tests;
@@ -24,45 +24,46 @@ use kplane_model::{
 use super::staged::Staged;
 use super::{CliffGuard, Confidence, Desired, Slot, Touched, first_key};
 
-/// Names of Services in [`Held::examples`], at most.
+/// Most names of Services in [`Held::examples`].
 const EXAMPLES: usize = 8;
 
-/// What a node serves although the control plane does not say it (any more). Without any number
-/// nothing is known of it: see [`Held::is_untouched`].
+/// Services that a node serves although the control plane does not send them like this (any more). If
+/// both numbers are 0, the agent does not know what the kernel serves: see [`Held::is_untouched`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Services that are not named.
+    /// The number of Services that the control plane does not name.
     pub services: usize,
-    /// Services that have no endpoints (any more).
+    /// The number of Services for which the control plane sends no endpoints (any more).
     pub without_endpoints: usize,
-    /// Why that is not believed, for people.
+    /// The reason why the absence is not trusted, human-readable.
     pub reason: String,
-    /// Since when, milliseconds since 1970.
+    /// The start of this state, milliseconds since 1970.
     pub since_ms: u64,
-    /// Some of them, sorted.
+    /// The names of some of these Services, sorted.
     pub examples: Vec<String>,
 }
 
 impl Held {
-    /// Nothing is known of what is served: the kernel is left as it is.
+    /// Returns whether the agent does not know what the kernel serves, and leaves the kernel as it
+    /// is.
     #[must_use]
     pub fn is_untouched(&self) -> bool {
         self.services == 0 && self.without_endpoints == 0
     }
 }
 
-/// How an object stands to what the control plane says.
+/// The relation of an object to what the control plane sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
-    /// It is what the control plane says.
+    /// The control plane sends the object as it is.
     Named,
-    /// The control plane names it with nothing in it: it keeps what it had.
+    /// The control plane names the object with empty content; the object keeps its earlier content.
     Bare,
     /// The control plane does not name it.
     Unnamed,
 }
 
-/// What an update says beside its objects.
+/// The parts of an update other than its objects.
 #[derive(Debug)]
 pub(super) struct Word {
     pub(super) confidence: Confidence,
@@ -70,26 +71,28 @@ pub(super) struct Word {
     pub(super) now_ms: u64,
 }
 
-/// The Services that are kept, and why.
+/// The Services that are kept, and the reason.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// They are not named.
+    /// Services that the control plane does not name.
     gone: BTreeSet<ServiceName>,
-    /// They are named and have no endpoints.
+    /// Services that the control plane names without endpoints.
     bare: BTreeSet<ServiceName>,
-    /// Facts of the node are kept as well when the source does not know the node.
+    /// Whether the facts of the node are kept as well when the source does not know the node.
     node: bool,
-    /// What the control plane says of objects that are [`Backing::Bare`].
+    /// The objects that the control plane sent for those that are [`Backing::Bare`].
     said: HashMap<DesiredKey, Arc<DesiredObject>>,
-    /// Not since a cliff, but until the picture is whole.
+    /// Whether Services are kept only until the control plane's data is complete, and not because of
+    /// a cliff.
     until_whole: bool,
     reason: String,
     since_ms: u64,
-    /// Whose the places of ServicePorts are that are not named.
+    /// The places of ServicePorts that the control plane does not name, and their ServicePorts.
     places: HashMap<Place, ServiceKey>,
 }
 
-/// Where packets or health checks arrive. Between those that are named the control plane decides.
+/// A place at which packets or health checks arrive. The control plane resolves conflicts between the
+/// ServicePorts that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Place {
     Address(IpAddr, Protocol, u16),
@@ -106,7 +109,7 @@ impl Ledger {
         self.gone.contains(service) || self.bare.contains(service)
     }
 
-    /// Whether an object that a snapshot does not name stays.
+    /// Returns whether an object stays that a snapshot does not name.
     pub(super) fn keeps(&self, key: &DesiredKey) -> bool {
         match key {
             DesiredKey::Service(key) => self.gone.contains(&key.service),
@@ -115,7 +118,7 @@ impl Ledger {
         }
     }
 
-    /// Whether an object still stays that the control plane names with nothing in it.
+    /// Returns whether an object that the control plane names with empty content still keeps its own.
     pub(super) fn keeps_content(&self, slot: &Slot) -> bool {
         match slot.object.as_deref() {
             Some(DesiredObject::Service(program)) => self.has(&program.port.key.service),
@@ -124,7 +127,7 @@ impl Ledger {
         }
     }
 
-    /// Services of an update that are kept until then.
+    /// Returns the Services that are kept so far and that an update names.
     pub(super) fn concerned(&self, staged: &Staged) -> BTreeSet<ServiceName> {
         if self.is_empty() {
             return BTreeSet::new();
@@ -133,7 +136,7 @@ impl Ledger {
         services.filter(|name| self.has(name)).cloned().collect()
     }
 
-    /// An object is named anew, or gone.
+    /// Forgets an object that is named anew, or gone.
     pub(super) fn forget(&mut self, key: &DesiredKey, slot: &Slot) {
         match (slot.backing, slot.service()) {
             (Backing::Unnamed, Some(program)) => {
@@ -149,7 +152,8 @@ impl Ledger {
         }
     }
 
-    /// ServicePorts that are not named and have a place that another one has now.
+    /// Returns ServicePorts that are not named and have a place that now belongs to another
+    /// ServicePort.
     pub(super) fn losers(&self, object: &DesiredObject) -> BTreeSet<ServiceKey> {
         let DesiredObject::Service(program) = object else {
             return BTreeSet::new();
@@ -162,7 +166,8 @@ impl Ledger {
         others.cloned().collect()
     }
 
-    /// What an object becomes that the control plane sends, in view of the one before it.
+    /// Merges an object from the control plane with the existing one: a kept Service keeps its
+    /// endpoints.
     pub(super) fn merge(
         &mut self,
         new: Arc<DesiredObject>,
@@ -212,7 +217,7 @@ impl Ledger {
         self.reason = Vec::from_iter(gone.into_iter().chain(bare)).join(", ");
     }
 
-    /// Called after every update.
+    /// Records since when Services are kept. Called after every update.
     fn date(&mut self, now_ms: u64) {
         if self.is_empty() {
             self.since_ms = 0;
@@ -222,19 +227,19 @@ impl Ledger {
     }
 }
 
-/// What a snapshot lacks of what is there.
+/// The existing Services that a snapshot lacks.
 #[derive(Debug, Default)]
 struct Losses {
-    /// Services that are there.
+    /// The number of existing Services.
     services: usize,
-    /// Those of them that have endpoints.
+    /// The number of existing Services that have endpoints.
     serving: usize,
     gone: BTreeSet<ServiceName>,
     bare: BTreeSet<ServiceName>,
 }
 
 impl Desired {
-    /// What is served although the control plane does not say it (any more).
+    /// Returns what the node serves although the control plane does not send it like this (any more).
     #[must_use]
     pub fn held(&self) -> Option<Held> {
         let held = &self.held;
@@ -253,13 +258,14 @@ impl Desired {
         })
     }
 
-    /// How many Services are served although the control plane does not say it.
+    /// Returns how many Services the node serves although the control plane does not send them like
+    /// this.
     #[must_use]
     pub fn held_services(&self) -> usize {
         self.held.gone.len() + self.held.bare.len()
     }
 
-    /// Decides what is kept of what a snapshot lacks.
+    /// Decides which of the Services that a snapshot lacks are kept.
     pub(super) fn judge(&mut self, staged: &Staged, word: &Word) {
         let mut lost = self.losses(staged);
         let (guard, confidence) = (self.guard, word.confidence);
@@ -281,7 +287,7 @@ impl Desired {
     }
 
     fn losses(&self, staged: &Staged) -> Losses {
-        // A Service of which something is deleted by name, or makes no sense, lacks nothing.
+        // A Service does not count as lost if a part of it is deleted by name, or is invalid.
         let mut named = BTreeMap::<&ServiceName, bool>::new();
         for (key, change) in &staged.named {
             if let DesiredKey::Service(key) = key {
@@ -308,7 +314,7 @@ impl Desired {
         lost
     }
 
-    /// Services that are there, and whether they have endpoints. Work: all ServicePorts.
+    /// Returns the existing Services, and whether they have endpoints. Work: all ServicePorts.
     fn by_service(&self) -> Vec<(&ServiceName, bool)> {
         let mut services: Vec<(&ServiceName, bool)> = Vec::new();
         for program in self.objects.values().filter_map(Slot::service) {
@@ -321,7 +327,7 @@ impl Desired {
         services
     }
 
-    /// Takes an object for one that the control plane does not name and that stays.
+    /// Marks an object as kept although the control plane does not name it.
     pub(super) fn keep(&mut self, key: &DesiredKey, touched: &mut Touched) {
         let Some(slot) = self.objects.get_mut(key) else {
             return;
@@ -338,7 +344,7 @@ impl Desired {
         }
     }
 
-    /// Works out anew how a Service is kept of which something has changed.
+    /// Decides again how a Service is kept after a part of it has changed.
     pub(super) fn settle(&mut self, service: &ServiceName, touched: &mut Touched) {
         let (mut unnamed, mut named, mut bare, mut served) = (false, false, false, false);
         for key in self.keys_of(service) {
@@ -360,7 +366,8 @@ impl Desired {
         if !bare || served {
             return self.release(service, touched);
         }
-        // It is named again, without endpoints: it keeps those, but no ports that it has not.
+        // The Service is named again, without endpoints. It keeps its endpoints, but not the ports
+        // that are not named.
         self.held.gone.remove(service);
         self.held.bare.insert(service.clone());
         for key in self.keys_of(service) {
@@ -372,7 +379,7 @@ impl Desired {
         }
     }
 
-    /// What an update that is no snapshot means for what is kept.
+    /// Applies the confidence of an update that is no snapshot to the Services that are kept.
     pub(super) fn weigh(&mut self, word: &Word, touched: &mut Touched) {
         if self.held.is_empty() && !self.held.node {
             return;
@@ -418,7 +425,7 @@ impl Desired {
         self.held.date(now_ms);
     }
 
-    /// Believes what the control plane says of a Service.
+    /// Stops keeping a Service: its objects become those that the control plane sends.
     fn release(&mut self, service: &ServiceName, touched: &mut Touched) {
         self.held.gone.remove(service);
         self.held.bare.remove(service);
@@ -427,7 +434,7 @@ impl Desired {
         }
     }
 
-    /// Makes an object what the control plane says it is.
+    /// Replaces an object by the one that the control plane sends.
     fn let_go(&mut self, key: &DesiredKey, touched: &mut Touched) {
         let Some(slot) = self.objects.get(key) else {
             return;
@@ -443,21 +450,21 @@ impl Desired {
         }
     }
 
-    /// Everything that there is of a Service. Work: its ports.
+    /// Returns the keys of all objects of a Service. Work: its ports.
     fn keys_of(&self, service: &ServiceName) -> Vec<DesiredKey> {
         let first = first_key(service);
         let of = |first: DesiredKey| {
             let keys = self.objects.range(first..).map(|(key, _)| key);
             keys.take_while(|key| service_of(key) == Some(service))
         };
-        // Both kinds are sorted by Service.
+        // Keys of both kinds are sorted by Service.
         let ports = of(DesiredKey::Service(first.clone()));
         let ports = ports.take_while(|key| matches!(key, DesiredKey::Service(_)));
         ports.chain(of(DesiredKey::Local(first))).cloned().collect()
     }
 }
 
-/// Some endpoint is usable, somewhere.
+/// Returns whether the Service has a usable endpoint anywhere in the cluster.
 fn serves(program: &ServiceProgram) -> bool {
     program.has_any || !program.endpoints.is_empty()
 }

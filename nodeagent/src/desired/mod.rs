@@ -1,12 +1,13 @@
-//! What the node must have, as the control plane last said it.
+//! The desired state of the node, as the control plane last sent it.
 //!
 //! Owner: the engine's thread. Synchronous, without I/O. Invariants:
 //! * An update is taken as a whole or not at all, and only when its digest fits.
-//! * Only a deletion by name, or the end of a complete snapshot whose silence is believed, removes an
-//!   object. What is kept for want of belief is served and marked: see `held`.
-//! * (epoch, revision) never goes back within an epoch, whichever replica is asked.
-//! * An object that makes no sense replaces nothing: what was there before it stays, and the object
-//!   is named in the report until it makes sense or goes away.
+//! * An object is removed only by a deletion by name, or at the end of a complete snapshot whose
+//!   omissions are trusted. Objects that are kept because an omission is not trusted are served and
+//!   marked: see `held`.
+//! * (epoch, revision) never goes back within an epoch, whichever replica the agent uses.
+//! * An invalid object replaces nothing. The previous object stays, and the report names the invalid
+//!   one until it becomes valid or goes away.
 
 mod commit;
 mod guard;
@@ -36,73 +37,74 @@ use held::{Backing, Ledger, Word};
 use oversized::Oversized;
 use staged::Staged;
 
-/// Epochs whose revisions are remembered: more replicas than an agent rotates through.
+/// Most epochs whose revisions are remembered: more than the replicas that an agent rotates through.
 const MAX_EPOCHS: usize = 16;
 
-/// Objects without a readable name that are kept for the report.
+/// Most objects without a readable name that are kept for the report.
 const MAX_NAMELESS: usize = 16;
 
-/// What a node must have.
+/// The desired state of a node.
 #[derive(Debug, Default)]
 pub struct Desired {
     objects: BTreeMap<DesiredKey, Slot>,
-    /// Objects that make no sense, by name.
+    /// Invalid objects, by name.
     rejects: BTreeMap<DesiredKey, Reject>,
-    /// The latest objects of the last snapshot, or since, whose names cannot be told.
+    /// The latest objects without a readable name, of the last snapshot or later updates.
     nameless: Vec<Reject>,
     digest: Digest,
-    /// `digest` was computed from all objects since the last snapshot, none taken on trust.
+    /// Whether `digest` was computed from all objects since the last snapshot, instead of being taken
+    /// from the control plane.
     exact: bool,
     /// The newest position of each epoch, the current epoch last; empty before the first snapshot.
     positions: Vec<Position>,
     counts: [Counts; 2],
     oversized: Oversized,
     guard: CliffGuard,
-    /// As the last update said, and why.
+    /// The confidence of the last update, and the reason if it is low.
     confidence: (Confidence, String),
-    /// What is kept although the control plane does not say it.
+    /// The objects that are kept although the control plane does not send them like this.
     held: Ledger,
 }
 
-/// What there is under a name.
+/// The state of one name.
 #[derive(Debug)]
 struct Slot {
-    /// Of the object as it was last sent, sensible or not: this is what the digest counts, unless the
-    /// object is not named any more.
+    /// The hash of the object as it was last sent, valid or not. The digest counts this hash, unless
+    /// the object is not named any more.
     hash: ObjectHash,
-    /// The last object that made sense. Shared with whoever writes it down.
+    /// The last valid object. Shared with the thread that writes the cache file.
     object: Option<Arc<DesiredObject>>,
     backing: Backing,
 }
 
-/// An object, for whoever writes it down.
+/// An object for the cache file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remembered {
     /// The object as it is served.
     pub object: Arc<DesiredObject>,
-    /// The control plane does not say it so (any more).
+    /// Whether the control plane does not send the object like this (any more).
     pub held: bool,
 }
 
-/// Why an object is not used.
+/// The reason why an object is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reject {
-    /// What is wrong with it.
+    /// The problem of the object.
     pub reason: String,
-    /// Since when, milliseconds since 1970.
+    /// The start of the problem, milliseconds since 1970.
     pub since_ms: u64,
 }
 
 /// Totals of one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// ServicePorts.
+    /// The number of ServicePorts.
     pub services: u64,
-    /// Their endpoints for policy Cluster.
+    /// The number of their endpoints for policy Cluster.
     pub endpoints: u64,
 }
 
-/// What changed in one family, for the metrics (section (h)).
+/// The number of changes in one family, for the metrics (section (h)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// ServicePorts that are new, gone, or reached by other addresses, ports or rules.
@@ -111,35 +113,35 @@ pub struct Changes {
     pub endpoints: u64,
 }
 
-/// What an agent tells the control plane that it holds already.
+/// The state that an agent reports when it connects, so that the control plane can continue from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
-    /// The last update.
+    /// The last update that the agent took.
     pub position: Position,
-    /// Of all objects held.
+    /// The digest of all objects held.
     pub digest: Digest,
 }
 
-/// What an update changed.
+/// The changes that an update made.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Touched {
     /// ServicePorts that are new, changed or gone, or whose local endpoints are.
     pub services: BTreeSet<ServiceKey>,
-    /// The node's facts are different: everything is planned anew.
+    /// Whether the node's facts changed, so that everything is planned anew.
     pub node_changed: bool,
-    /// Objects of the update that make no sense; the name is missing where it cannot be told.
+    /// Invalid objects of the update; the name is missing where it is unreadable.
     pub rejects: Vec<(Option<DesiredKey>, String)>,
-    /// Objects and names of the update that are of a kind unknown to this version.
+    /// The number of objects and names in the update whose kind this version does not know.
     pub unknown_kinds: u64,
-    /// How much of what changed, each family.
+    /// The number of changes in each family.
     pub changes: [Changes; 2],
 }
 
-/// One ServicePort with what the node itself adds to it.
+/// One ServicePort with its endpoints on this node.
 pub type View<'a> = (&'a ServiceProgram, Option<&'a LocalEndpoints>);
 
 impl Desired {
-    /// Nothing yet, and how much of it may go at once.
+    /// Creates an empty state with a limit on how much may go at once.
     #[must_use]
     pub fn new(guard: CliffGuard) -> Self {
         Self {
@@ -148,8 +150,8 @@ impl Desired {
         }
     }
 
-    /// Takes objects for those that were there before the first snapshot, which is compared with
-    /// them. Until it comes they count for nothing.
+    /// Adds objects of an earlier process, so that the first snapshot is compared with them. Until
+    /// that snapshot comes they are not part of the desired state.
     pub fn remember(&mut self, objects: impl IntoIterator<Item = Arc<DesiredObject>>) {
         for object in objects {
             self.count(&object, u64::wrapping_add);
@@ -167,7 +169,7 @@ impl Desired {
         }
     }
 
-    /// Everything that is served. Costs a pointer each.
+    /// Returns everything that is served. Costs one pointer for each object.
     pub fn memory(&self) -> impl Iterator<Item = Remembered> {
         self.objects.values().filter_map(|slot| {
             Some(Remembered {
@@ -177,13 +179,13 @@ impl Desired {
         })
     }
 
-    /// The last update that was taken; `None` before the first complete snapshot.
+    /// Returns the last update that was taken; `None` before the first complete snapshot.
     #[must_use]
     pub fn position(&self) -> Option<Position> {
         self.positions.last().copied()
     }
 
-    /// What to ask the control plane to go on from; `None` asks for a snapshot.
+    /// Returns the state from which the control plane may continue; `None` asks for a snapshot.
     #[must_use]
     pub fn resume(&self) -> Option<Resume> {
         let position = self.position().filter(|_| self.exact)?;
@@ -193,19 +195,19 @@ impl Desired {
         })
     }
 
-    /// Of everything that the control plane said.
+    /// Returns the digest of all objects that the control plane sent.
     #[must_use]
     pub fn digest(&self) -> Digest {
         self.digest
     }
 
-    /// How far the control plane's last picture is believed, and why it is not whole.
+    /// Returns the confidence of the last update, and why the control plane's data is not complete.
     #[must_use]
     pub fn confidence(&self) -> (Confidence, &str) {
         (self.confidence.0, &self.confidence.1)
     }
 
-    /// Facts of the node, if the control plane said any.
+    /// Returns the facts of the node, if the control plane sent any.
     #[must_use]
     pub fn node(&self) -> Option<&NodeFacts> {
         match self.objects.get(&DesiredKey::Node)?.object.as_deref()? {
@@ -214,7 +216,7 @@ impl Desired {
         }
     }
 
-    /// One ServicePort; `None` when there is (no longer) one.
+    /// Returns one ServicePort; `None` when it does not exist (any more).
     #[must_use]
     pub fn service(&self, key: &ServiceKey) -> Option<View<'_>> {
         let slot = self.objects.get(&DesiredKey::Service(key.clone()))?;
@@ -225,7 +227,7 @@ impl Desired {
         Some((program, local.and_then(Slot::local)))
     }
 
-    /// All ServicePorts of one Service, in both families, by key. Work: its ports.
+    /// Returns all ServicePorts of one Service, in both families, by key. Work: its ports.
     pub fn ports_of(&self, service: &ServiceName) -> impl Iterator<Item = View<'_>> {
         let first = DesiredKey::Service(first_key(service));
         let ours = move |key: &DesiredKey| matches!(key, DesiredKey::Service(key) if key.service == *service);
@@ -238,9 +240,9 @@ impl Desired {
         })
     }
 
-    /// All ServicePorts of a family, by key.
+    /// Returns all ServicePorts of a family, by key.
     pub fn services(&self, family: Family) -> impl Iterator<Item = View<'_>> {
-        // Both are sorted by key: they are read side by side instead of looking up each.
+        // Both are sorted by key, so they are read in parallel and not by a search for each key.
         let mut locals = self.objects.values().filter_map(Slot::local).peekable();
         let programs = self.objects.values().filter_map(Slot::service);
         programs
@@ -252,13 +254,13 @@ impl Desired {
             })
     }
 
-    /// Totals of a family.
+    /// Returns the totals of a family.
     #[must_use]
     pub fn counts(&self, family: Family) -> Counts {
         self.counts[family as usize]
     }
 
-    /// Objects that make no sense, first those whose names can be told.
+    /// Returns the invalid objects, first those whose names are readable.
     pub fn rejects(&self) -> impl Iterator<Item = (Option<&DesiredKey>, &Reject)> {
         let named = self.rejects.iter().map(|(key, reject)| (Some(key), reject));
         named.chain(self.nameless.iter().map(|reject| (None, reject)))
@@ -313,9 +315,10 @@ impl Desired {
         }
     }
 
-    /// The digest after an update, and whether it is known exactly. An object without a readable
-    /// name may replace any other, so that a delta with one is taken on trust; a snapshot never
-    /// is, since it names everything.
+    /// Returns the digest after an update, and whether it is known exactly. An object without a
+    /// readable name may replace any other, so the digest of a delta with such an object is taken
+    /// from the control plane. The digest of a snapshot is always computed, because a snapshot names
+    /// everything.
     fn digest_after(&self, snapshot: bool, staged: &Staged, expected: Digest) -> (Digest, bool) {
         let mut digest = if snapshot {
             let mut digest = Digest::default();
@@ -347,7 +350,7 @@ impl Desired {
     }
 }
 
-/// The least key of a Service: all its ports follow.
+/// Returns the smallest key of a Service; all its ports follow.
 fn first_key(service: &ServiceName) -> ServiceKey {
     ServiceKey {
         service: service.clone(),
@@ -382,7 +385,7 @@ impl Touched {
             DesiredKey::Node => self.node_changed = true,
         }
     }
-    /// Counts what differs between an object and what was or will be in its place.
+    /// Updates the totals for the difference between an object and the one before or after it.
     fn count(&mut self, object: &DesiredObject, other: Option<&DesiredObject>) {
         let (key, services, endpoints) = match (object, other) {
             (DesiredObject::Service(new), Some(DesiredObject::Service(old))) => {

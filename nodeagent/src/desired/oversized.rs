@@ -1,8 +1,8 @@
-//! Services that ask for more than a node is made to hold for one.
+//! Services that ask for more resources than a node may spend on one Service.
 //!
-//! A control plane cuts them before it sends them; an old one does not. What a Service asks for is a
-//! matter of all its ports together, so these are planned together when it begins or ceases to be too
-//! much.
+//! Current control planes trim such Services before sending them; old ones do not. The size of a
+//! Service depends on all its ports together. All its ports are therefore planned again when the
+//! Service becomes oversized or stops being so.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,18 +10,18 @@ use kplane_model::{Allowance, ServiceKey, ServiceName, ServiceSize};
 
 use super::{Desired, Touched, View};
 
-/// What such Services get.
+/// The allowances of oversized Services.
 #[derive(Debug, Default)]
 pub(super) struct Oversized(BTreeMap<ServiceName, Allowance>);
 
 impl Desired {
-    /// What a Service gets, if it asks for more.
+    /// Returns the allowance of a Service, if the Service is oversized.
     #[must_use]
     pub fn allowance(&self, service: &ServiceName) -> Option<Allowance> {
         self.oversized.0.get(service).copied()
     }
 
-    /// Looks at the Services of an update. Work: their ports.
+    /// Updates the sizes of the Services in an update. Work: their ports.
     pub(super) fn note_sizes(&mut self, touched: &mut Touched) {
         let mut names: Vec<ServiceName> = Vec::new();
         for key in &touched.services {

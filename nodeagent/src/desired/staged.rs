@@ -1,4 +1,4 @@
-//! An update whose objects are decoded, before any of it counts.
+//! An update whose objects are decoded, before it becomes part of the desired state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use prost::Message;
 
 use super::Change;
 
-/// An update by name: of changes to one name the last counts.
+/// The changes of an update by name. The last change to a name counts.
 #[derive(Debug, Default)]
 pub(super) struct Staged {
-    /// New objects, or `None` for what is gone.
+    /// New objects, or `None` for objects that are gone.
     pub(super) named: BTreeMap<DesiredKey, Option<StagedObject>>,
-    /// Objects whose names cannot be told, unknown kinds among them.
+    /// Objects whose names are unreadable, including those of unknown kinds.
     pub(super) nameless: Vec<ObjectHash>,
-    /// What is wrong with the nameless ones.
+    /// The errors of the nameless objects.
     pub(super) nameless_errors: Vec<ConvertError>,
-    /// Objects and names of kinds that this version does not know.
+    /// The number of objects and names of kinds that this version does not know.
     pub(super) unknown_kinds: u64,
-    /// Some deletion names nothing that this version understands.
+    /// Whether a deletion names nothing that this version understands.
     unreadable_deletion: bool,
 }
 
@@ -43,12 +43,12 @@ impl Staged {
             Change::Object(encoded) => staged.object(encoded),
             Change::Gone(key) => staged.gone(key),
         });
-        // Built at once from what usually is sorted already.
+        // The map is built at once, because its input is usually sorted already.
         let named = named.collect();
         Self { named, ..staged }
     }
 
-    /// Every change has a name, so that the digest can be followed.
+    /// Returns whether every change has a name, so that the digest can be computed.
     pub(super) fn is_readable(&self) -> bool {
         self.nameless.is_empty() && !self.unreadable_deletion
     }
@@ -87,7 +87,7 @@ impl Staged {
     }
 }
 
-/// The name of an object that is wrong in some other respect.
+/// Returns the name of an object that is invalid in some other respect.
 fn key_of(encoded: Bytes) -> Option<DesiredKey> {
     match pb::Object::decode(encoded).ok()?.kind? {
         pb::object::Kind::Service(service) => {

@@ -20,7 +20,7 @@ fn names(touched: &Touched) -> Vec<&str> {
         .collect()
 }
 
-/// A control plane and an agent that holds what it has.
+/// Returns a control plane, and an agent in sync with it.
 fn synced(objects: impl IntoIterator<Item = DesiredObject>) -> (Plane, Desired) {
     let mut plane = Plane::new(objects);
     let mut desired = Desired::default();
@@ -110,7 +110,7 @@ fn one_bad_object_stops_nobody_and_keeps_its_place() {
         "the last good one stays"
     );
 
-    // The digest counts it: deltas and a resume go on.
+    // The digest includes the invalid object, so deltas and a resume continue.
     assert_eq!(desired.resume().unwrap().digest, plane.digest());
     let since = desired.rejects().next().unwrap().1.since_ms;
     let touched = desired.apply(plane.snapshot_update()).unwrap();
@@ -122,7 +122,7 @@ fn one_bad_object_stops_nobody_and_keeps_its_place() {
     let (key, reject) = desired.rejects().next().unwrap();
     assert_eq!((key, reject.since_ms), (Some(&v4("a")), since));
 
-    // Mended or deleted, it is no longer named.
+    // A repaired or deleted object is no longer reported.
     plane.put(&svc("a", &["10.0.0.3:80"]));
     let touched = desired.apply(plane.delta_update()).unwrap();
     assert_eq!(names(&touched), ["a"]);
@@ -136,8 +136,8 @@ fn one_bad_object_stops_nobody_and_keeps_its_place() {
     assert_eq!(desired.rejects().count(), 0);
 }
 
-/// Bytes without a readable name may replace anything: the digest of that update is taken on
-/// trust, and a reconnect asks for a snapshot.
+/// Bytes without a readable name may replace any object. The digest of such an update is accepted
+/// without a check, and a reconnect asks for a snapshot.
 #[test]
 fn an_object_without_a_name_suspends_the_resume_until_a_snapshot() {
     let (mut plane, mut desired) = synced([svc("a", &[])]);
@@ -148,7 +148,7 @@ fn an_object_without_a_name_suspends_the_resume_until_a_snapshot() {
     assert_eq!(touched.rejects[0].0, None);
     assert_eq!(desired.resume(), None);
 
-    // Later updates are checked again, which does not make up for the one that was not.
+    // Later updates are checked again, which does not make up for the unchecked one.
     plane.put(&svc("c", &[]));
     desired.apply(plane.delta_update()).unwrap();
     assert_eq!(desired.resume(), None);
@@ -221,7 +221,7 @@ fn time_does_not_go_back_within_an_epoch() {
     };
     assert_eq!(at(EPOCH, 1).0, older(2, 1));
     assert_eq!(at(EPOCH, 2).0, Ok(()), "the same once more");
-    // Another replica counts for itself; the way back to the first leads forward only.
+    // Each replica has its own revisions; a return to the first one must not go back.
     assert_eq!(
         at(7, 1),
         (
@@ -243,14 +243,14 @@ fn time_does_not_go_back_within_an_epoch() {
             }
         )
     );
-    // What is remembered of replicas is bounded.
+    // The number of remembered replicas is bounded.
     for epoch in 100..200 {
         assert_eq!(at(epoch, 1).0, Ok(()));
     }
     assert!(desired.positions.len() <= MAX_EPOCHS);
 }
 
-/// A new replica with the same content ends an empty update: nothing to do, but a new position.
+/// A new replica with the same content ends an empty update: no work, but a new position.
 #[test]
 fn an_equal_digest_moves_to_another_epoch_without_a_snapshot() {
     let (mut plane, mut desired) = synced([svc("a", &[])]);
@@ -342,7 +342,7 @@ fn change(plane: &mut Plane, step: &Step) {
 }
 
 proptest! {
-    /// Whatever happens: the digest is that of the control plane, every difference is touched,
+    /// After any changes: the digest is that of the control plane, every difference is touched,
     /// counts are right, and the same snapshot again touches nothing.
     #[test]
     fn agent_and_control_plane_agree(steps in prop::collection::vec(any_step(), 1..60)) {
@@ -361,7 +361,8 @@ proptest! {
                 }
             }
             let fresh = Desired::default().counts_after(plane.snapshot_update());
-            // Those whose last good version stays are more than a newcomer has.
+            // The agent also counts objects whose last valid version stays, which a new agent does
+            // not have.
             prop_assert!(desired.counts(Family::V4).services >= fresh.services);
             prop_assert_eq!(desired.counts(Family::V4).services, after.len() as u64);
             let again = desired.apply(plane.snapshot_update()).unwrap();
@@ -370,7 +371,7 @@ proptest! {
     }
 }
 
-/// What planning sees of each ServicePort.
+/// Returns what planning gets of each ServicePort.
 fn planned(desired: &Desired) -> BTreeMap<ServiceKey, String> {
     let views = desired.services(Family::V4);
     views

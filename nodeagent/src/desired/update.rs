@@ -1,4 +1,4 @@
-//! Updates: pieces of the stream put together, and why one is refused.
+//! Updates: assembles the pieces of the stream, and defines why an update is refused.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,64 +9,65 @@ use prost::Message;
 
 use super::Confidence;
 
-/// Most bytes of objects that one update may have: 1,000,000 Services of 200 bytes, and a bound
-/// on what a mad control plane makes an agent hold.
+/// Most bytes of objects in one update: 1,000,000 Services of 200 bytes. The limit also bounds the
+/// memory that a faulty control plane can make an agent use.
 const MAX_UPDATE_BYTES: usize = 200_000_000;
 
-/// Triggers of one update that are taken: what a control plane sends at most, and a bound on what a
-/// mad one makes an agent hold.
+/// Most triggers that are taken from one update: the most that a control plane sends. The limit
+/// also bounds the memory that a faulty control plane can make an agent use.
 const MAX_TRIGGERS: usize = 256;
 
-/// Bytes of [`Update::doubt`] that are taken: it goes into reports and logs.
+/// Most bytes of [`Update::doubt`] that are taken; the text goes into reports and logs.
 const MAX_DOUBT: usize = 200;
 
 /// A point in the control plane's history. Revisions of different epochs do not compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// Random for each start of a control plane.
+    /// A random number, new for each start of a control plane.
     pub epoch: u64,
-    /// Counts up within the epoch.
+    /// A number that grows within the epoch.
     pub revision: u64,
 }
 
 /// A complete update: all pieces up to the one that ends it.
 #[derive(Debug)]
 pub struct Update {
-    /// It names everything that the control plane knows: what it does not name is gone, as far as
-    /// that is believed.
+    /// Whether the update names everything that the control plane knows. Objects that a snapshot
+    /// does not name are gone, unless their absence is not trusted.
     pub snapshot: bool,
-    /// How far that is.
+    /// The control plane's confidence that its data is complete.
     pub confidence: Confidence,
-    /// Why the control plane's picture is not whole, for people; empty otherwise.
+    /// The reason why the control plane's data is not complete, human-readable; empty otherwise.
     pub doubt: String,
-    /// In the order in which they came.
+    /// The changes, in the order in which they came.
     pub changes: Vec<Change>,
-    /// The position after it.
+    /// The position after the update.
     pub position: Position,
-    /// Of all objects after it.
+    /// The digest of all objects after the update.
     pub digest: Digest,
-    /// When the control plane learnt of the first change, milliseconds since 1970; 0 = not known.
+    /// The time when the control plane learnt of the first change, milliseconds since 1970; 0 = not
+    /// known.
     pub changed_at_ms: u64,
-    /// What led to the changes, as far as their time is known.
+    /// The triggers of the changes, as far as their time is known.
     pub triggers: Vec<Trigger>,
-    /// When the last piece arrived.
+    /// The time when the last piece arrived.
     pub arrived: Instant,
-    /// The same, milliseconds since 1970.
+    /// The time of `arrived`, milliseconds since 1970.
     pub arrived_at_ms: u64,
 }
 
 /// A change in the cluster that led to an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trigger {
-    /// Names it to the control plane of the update's epoch.
+    /// The identifier of the trigger for the control plane of the update's epoch.
     pub id: u64,
     /// The family whose kernel state it changes.
     pub family: Family,
-    /// When it happened, milliseconds since 1970.
+    /// The time of the change, milliseconds since 1970.
     pub at_ms: u64,
 }
 
-/// One change as it came.
+/// One change, still encoded.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// An encoded `Object` that is new or changed.
@@ -75,63 +76,63 @@ pub enum Change {
     Gone(pb::ObjectKey),
 }
 
-/// Why an update is not taken.
+/// The reason why an update is not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The control plane's view is older than what this node already has.
+    /// The control plane's revision is older than the one that this node already has.
     #[error(
         "revision {} is older than revision {} of the same epoch, which this node already has: \
          the control plane has gone back",
         got.revision, held.revision
     )]
     Older {
-        /// What the node has.
+        /// The position of the node.
         held: Position,
-        /// What it was offered.
+        /// The position of the update.
         got: Position,
     },
-    /// A difference to something that the node does not have.
+    /// The update is a delta, but no snapshot came before it.
     #[error("revision {} is a difference, but no snapshot came before it", position.revision)]
     NoSnapshot {
-        /// What it was offered.
+        /// The position of the update.
         position: Position,
     },
-    /// What the node would have is not what the control plane says it should have.
+    /// The digest of the result differs from the one that the control plane sent.
     #[error(
         "digest at revision {} is {computed} here and {expected} at the control plane: \
          something was lost on the way, a snapshot is needed",
         position.revision
     )]
     Digest {
-        /// The update's.
+        /// The position of the update.
         position: Position,
-        /// Computed here.
+        /// The digest that the agent computed.
         computed: Digest,
-        /// As the control plane says.
+        /// The digest that the control plane sent.
         expected: Digest,
     },
-    /// The end of an update is not as the protocol says.
+    /// The end of the update does not follow the protocol.
     #[error("an update ends with a digest of {len} bytes instead of 16")]
     Malformed {
-        /// Length of the digest.
+        /// The length of the digest in bytes.
         len: usize,
     },
-    /// More than an agent is willing to hold.
+    /// The update is larger than an agent accepts.
     #[error("an update has more than {MAX_UPDATE_BYTES} bytes")]
     TooLarge,
 }
 
-/// What a refusal asks for.
+/// The action that a refusal requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
     /// Connect again and ask for a complete snapshot.
     Snapshot,
-    /// Connect again, to another replica where there is one, and go on from here.
+    /// Connect again, to another replica where there is one, and continue from the current state.
     Reconnect,
 }
 
 impl Refusal {
-    /// What to do about it.
+    /// Returns the action that this refusal requires.
     #[must_use]
     pub fn remedy(&self) -> Remedy {
         match self {
@@ -141,7 +142,7 @@ impl Refusal {
     }
 }
 
-/// Collects the pieces of one update. What is in here counts for nothing until its end arrives.
+/// Collects the pieces of one update. They have no effect until the end of the update arrives.
 #[derive(Debug)]
 pub struct Collector {
     epoch: u64,
@@ -151,7 +152,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// For a stream of this epoch.
+    /// Creates a collector for a stream of this epoch.
     #[must_use]
     pub fn new(epoch: u64) -> Self {
         Self {
@@ -165,7 +166,7 @@ impl Collector {
     /// Takes a piece; returns the update that it completes.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`] and [`Refusal::TooLarge`]; the stream is of no use then.
+    /// [`Refusal::Malformed`] and [`Refusal::TooLarge`]; the stream cannot be used any more.
     pub fn push(&mut self, piece: pb::Update) -> Result<Option<Update>, Refusal> {
         if piece.snapshot {
             *self = Self::new(self.epoch);
@@ -175,7 +176,7 @@ impl Collector {
         if self.bytes > MAX_UPDATE_BYTES {
             return Err(Refusal::TooLarge);
         }
-        // Deletions first: a piece that has both of one name means the object.
+        // Deletions come first: if a piece deletes and sets the same name, the object stays.
         self.changes
             .extend(piece.deleted.into_iter().map(Change::Gone));
         self.changes
@@ -205,7 +206,7 @@ impl Collector {
     }
 }
 
-/// Those that this version understands.
+/// Returns the triggers that this version understands.
 fn triggers(wire: &[pb::Trigger]) -> Vec<Trigger> {
     let understand = |trigger: &pb::Trigger| {
         let family = match trigger.family() {
@@ -223,7 +224,8 @@ fn triggers(wire: &[pb::Trigger]) -> Vec<Trigger> {
     wire.filter_map(understand).collect()
 }
 
-/// The wall clock, milliseconds since 1970. For people and reports; nothing is ordered by it.
+/// Returns the wall clock, milliseconds since 1970. Its values are for readers and reports; nothing
+/// is ordered by them.
 #[must_use]
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);

@@ -1,4 +1,4 @@
-//! The engine's ear for what others change in the kernel.
+//! The alarm that wakes the engine for other programs' changes in the kernel.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-/// Least time from one hearing to the next: other programs may change rules of theirs a thousand times a
-/// second, and each wakes us.
+/// Least time between two wake-ups. Other programs may change their own rules a thousand times a second,
+/// and each change wakes the engine.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Rings when the backend may have something to hear.
+/// Rings when the backend may have notifications to read.
 #[derive(Debug)]
 pub(super) struct Alarm {
     fd: Option<AsyncFd<OwnedFd>>,
@@ -18,7 +18,7 @@ pub(super) struct Alarm {
 }
 
 impl Alarm {
-    /// Must be called on the engine's runtime. Never rings without a descriptor.
+    /// Creates an alarm. Must be called on the engine's runtime. Without a descriptor it never rings.
     pub(super) fn new(fd: Option<OwnedFd>) -> Self {
         let fd = fd.and_then(|fd| {
             #[allow(
@@ -37,16 +37,16 @@ impl Alarm {
         }
     }
 
-    /// Waits until there may be something to hear. Safe to cancel.
+    /// Waits until there may be notifications to read. Safe to cancel.
     pub(super) async fn ring(&mut self) {
         let Some(fd) = &self.fd else {
             return std::future::pending().await;
         };
         tokio::time::sleep_until(self.next).await;
         match fd.readable().await {
-            // Whoever listens takes everything that waits.
+            // The backend reads everything that waits.
             Ok(mut ready) => ready.clear_ready(),
-            // The runtime ends.
+            // The runtime is ending.
             Err(_) => std::future::pending().await,
         }
         self.next = Instant::now() + PAUSE;

@@ -1,4 +1,4 @@
-//! What the engine does, without its thread: every step is a call, and time is an argument.
+//! The engine's logic without its thread: every step is a call, and time is an argument.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ use kplane_dataplane::backend::{Applied, Backend, Description, Inspection, Servi
 use kplane_dataplane::conntrack::Cleaner;
 use kplane_dataplane::plan::NodeSettings;
 
-/// A moment by both clocks: waiting goes by the one that nobody sets.
+/// A moment by both clocks. Waits use the monotonic one, which nothing can set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Now {
     pub(super) instant: Instant,
-    /// Milliseconds since 1970.
+    /// The wall clock, milliseconds since 1970.
     pub(super) ms: u64,
 }
 
@@ -32,7 +32,7 @@ impl Now {
         }
     }
 
-    /// What the second clock shows by now: the kernel may have taken its time.
+    /// Returns the wall clock by now, since the kernel may have taken its time.
     pub(super) fn moved_on_ms(self) -> u64 {
         let since = self.instant.elapsed().as_millis();
         self.ms
@@ -40,16 +40,16 @@ impl Now {
     }
 }
 
-/// Work for the kernel, and where it comes from.
+/// Work for the kernel, and its origin.
 #[derive(Debug)]
 pub(super) struct Work {
     touched: Touched,
     origin: Origin,
-    /// Decoding and comparing with what was desired before.
+    /// The time spent on decoding and comparing with the previous desired state.
     decode: Duration,
 }
 
-/// When work began to wait.
+/// The time when work began to wait.
 #[derive(Clone, Copy, Debug)]
 struct Origin {
     arrived: Instant,
@@ -60,18 +60,18 @@ pub(super) struct Core {
     desired: Desired,
     keeping: Keeping,
     backend: Box<dyn Backend>,
-    /// Deletes the entries that the backend's changes make stale.
+    /// Deletes the conntrack entries that the backend's changes make stale.
     conntrack: Option<Cleaner>,
     settings: NodeSettings,
     followers: Followers,
     families: [Pipeline; 2],
-    /// Of the oldest update that the kernel does not hold in full.
+    /// The origin of the oldest update that the kernel does not hold in full.
     behind: Option<Origin>,
     last_sync: Option<Sync>,
     syncs_ok: u64,
     syncs_failed: u64,
     unknown_kinds: u64,
-    /// Said that the configuration has no range of a family.
+    /// The families for which the log already says that the configuration has no range.
     told_range: [bool; 2],
 }
 
@@ -98,13 +98,13 @@ impl Core {
         }
     }
 
-    /// With somebody who deletes stale conntrack entries.
+    /// Sets the cleaner that deletes stale conntrack entries.
     pub(super) fn with_conntrack(mut self, cleaner: Option<Cleaner>) -> Self {
         self.conntrack = cleaner;
         self
     }
 
-    /// Remembers what an earlier process served. Called before the first update.
+    /// Loads what an earlier process served. Called before the first update.
     pub(super) fn recall(&mut self, recall: Recall) {
         (self.desired, self.keeping) = recall.begin();
     }
@@ -207,7 +207,7 @@ impl Core {
         self.finish(work, position, &sum);
     }
 
-    /// Takes new settings and plans everything anew, as when the node itself has changed.
+    /// Takes new settings and plans everything anew, as after a change of the node itself.
     pub(super) fn configure(&mut self, settings: NodeSettings, now: Now) {
         self.settings = settings;
         self.warn_without_detector();
@@ -225,7 +225,8 @@ impl Core {
         self.program(&work, now);
     }
 
-    /// I6: kube-proxy waits for the node's pod ranges and gives up; here they may come at any time.
+    /// Warns if the node's pod ranges are not known. kube-proxy waits for them and gives up; here they may
+    /// come at any time (I6).
     fn warn_without_detector(&self) {
         let Some(node) = self.desired.node() else {
             return;
@@ -239,8 +240,8 @@ impl Core {
         }
     }
 
-    /// The first Service of a family of which the configuration has no range: until then that is a cluster of
-    /// one family (I7).
+    /// Warns at the first Service of a family of which the configuration has no range. Until then the cluster
+    /// counts as one of a single family (I7).
     fn warn_without_range(&mut self) {
         for family in Family::ALL {
             let lacks = |ranges: &[Cidr]| {
@@ -301,18 +302,19 @@ impl Core {
         self.last_sync = Some(sync);
     }
 
-    /// When [`Core::tick`] has something to do.
+    /// Returns when [`Core::tick`] has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
         let families = self.families.iter().filter_map(Pipeline::due);
         families.chain(self.keeping.due()).min()
     }
 
-    /// A descriptor that is readable when [`Core::listen`] may have something to hear.
+    /// Returns a descriptor that is readable when [`Core::listen`] may have notifications to read.
     pub(super) fn readiness(&self) -> Option<OwnedFd> {
         self.backend.readiness()
     }
 
-    /// Listens to what others change, and says whether any of it is ours. That is put right by [`Core::tick`].
+    /// Reads notifications of other programs' changes, and returns whether any of kplane's objects changed.
+    /// [`Core::tick`] repairs those.
     pub(super) fn listen(&mut self, now: Now) -> bool {
         let meddled = self.backend.listen();
         let families = self.families.iter_mut().zip(meddled);
@@ -321,14 +323,14 @@ impl Core {
             .fold(false, |news, (pipeline, _)| news | pipeline.meddled(now))
     }
 
-    /// Does one thing that is due: putting right what others changed comes before retries, these before
-    /// reading back, and that before writing down.
+    /// Does one thing that is due. The order is: repairs of other programs' changes, retries, reading back,
+    /// writing the cache file.
     pub(super) fn tick(&mut self, now: Now) {
         if let Some(due) = self.families.iter_mut().find(|p| p.mend_is_due(now)) {
             due.mend(&mut *self.backend, now);
             return;
         }
-        // Not only the first of them.
+        // `any` would stop at the first family that is due.
         let recheck = self.families.iter_mut().map(|p| p.recheck_if_due(now));
         let recheck = recheck.fold(false, |any, due| any | due);
         if recheck || self.families.iter().any(|p| p.retry_is_due(now)) {
@@ -349,7 +351,7 @@ impl Core {
         }
     }
 
-    /// Writes down what is not written down yet.
+    /// Writes the cache file if it is not up to date.
     pub(super) fn close(mut self) {
         self.keeping.close(&self.desired);
     }
@@ -385,22 +387,22 @@ impl Core {
         }
     }
 
-    /// What there is for one Service, in backends that have virtual servers.
+    /// Returns the kernel's state of one Service, for backends that have virtual servers.
     pub(super) fn inspect(&self, service: &ServiceName) -> Option<Inspection> {
         self.backend.inspect(service)
     }
 
-    /// The position that all families have reached which are needed.
+    /// Returns the position that all needed families have reached.
     fn common(&self, of: fn(&Pipeline) -> Option<Position>) -> Option<Position> {
         let needed = self.families.iter().filter(|p| p.is_needed(&self.desired));
         let reached: Option<Vec<_>> = needed.map(of).collect();
         let epoch = self.desired.position()?.epoch;
-        // Whoever is still in another epoch is behind everybody in this one.
+        // A family that is still in another epoch is behind every family in this one.
         let behind = |at: &Position| (at.epoch == epoch, at.revision);
         reached?.into_iter().min_by_key(behind)
     }
 
-    /// Facts of the node; what is remembered counts from the first snapshot on.
+    /// Returns the facts of the node. Facts from the cache file count from the first snapshot on.
     fn node(&self) -> Option<&NodeFacts> {
         self.desired.position().and_then(|_| self.desired.node())
     }
@@ -417,7 +419,7 @@ impl Core {
     }
 }
 
-/// An object's name, for people.
+/// Returns an object's name, human-readable.
 fn named(key: &DesiredKey) -> String {
     match key {
         DesiredKey::Service(key) => key.to_string(),

@@ -1,5 +1,5 @@
-//! What follows when a family was programmed: health check servers and metrics. They never say more
-//! than the kernel holds, and the engine waits for none of them.
+//! The followers of the data path: health check servers and metrics. They never report more than
+//! the kernel holds, and the engine never waits for them.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::metrics::{Counters, FamilyCounters};
 use crate::report::{Failure, TriggerProgrammed};
 use crate::service_health::{self, Publisher};
 
-/// Owned by the engine.
+/// Informs the followers. Owned by the engine.
 #[derive(Debug)]
 pub struct Followers {
     health: Publisher,
     counters: Arc<Counters>,
     no_local: [NoLocal; 2],
     triggers: Results,
-    /// Somebody else who programs this node.
+    /// Another program that programs this node.
     rival: Option<watch::Receiver<Option<Failure>>>,
 }
 
@@ -32,7 +32,7 @@ struct NoLocal {
 }
 
 impl Default for Followers {
-    /// Nobody follows.
+    /// Creates followers of which none is connected.
     fn default() -> Self {
         let (health, _) = service_health::channel();
         Self::new(health, Arc::default())
@@ -40,7 +40,7 @@ impl Default for Followers {
 }
 
 impl Followers {
-    /// Health check servers, and where to count.
+    /// Creates followers: health check servers, and counters.
     #[must_use]
     pub fn new(health: Publisher, counters: Arc<Counters>) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl Followers {
         }
     }
 
-    /// Reports somebody else who programs this node as long as there is one.
+    /// Adds the report of another program that programs this node.
     #[must_use]
     pub fn with_rival(mut self, rival: watch::Receiver<Option<Failure>>) -> Self {
         self.rival = Some(rival);
@@ -63,19 +63,20 @@ impl Followers {
         self.counters.family(family)
     }
 
-    /// The kernel has acknowledged, at `at_ms`, everything that these triggers of a family led to.
+    /// Records that the kernel acknowledged, at `at_ms`, everything that these triggers of a family
+    /// led to.
     pub(super) fn acknowledged(&mut self, family: Family, waiting: &mut Waiting, at_ms: u64) {
         let counters = self.counters.family(family);
         waiting.acknowledged(at_ms, counters, &mut self.triggers);
     }
 
-    /// The latest triggers that the kernel holds, oldest first.
+    /// Returns the latest triggers that the kernel holds, oldest first.
     pub(super) fn triggers(&self) -> Arc<VecDeque<TriggerProgrammed>> {
         self.triggers.latest()
     }
 
-    /// The kernel holds what is desired of a family, except for `failures`. `touched`: what has
-    /// changed; `None` = anything. Work follows what has changed.
+    /// Records that the kernel holds the desired state of a family, except for `failures`.
+    /// `touched` is what has changed; `None` = anything. Work follows what has changed.
     pub(super) fn programmed(
         &mut self,
         family: Family,
@@ -109,14 +110,15 @@ impl Followers {
         self.counters.family(family).set_no_local(counts);
     }
 
-    /// Health check ports that cannot be opened, and who else programs this node.
+    /// Returns health check ports that cannot be opened, and another program that programs this
+    /// node.
     pub(super) fn failures(&self) -> Vec<Failure> {
         let mut failures = self.health.failures();
         failures.extend(self.rival.as_ref().and_then(|rival| rival.borrow().clone()));
         failures
     }
 
-    /// Waits until [`Self::failures`] says something else.
+    /// Waits until [`Self::failures`] changes.
     pub(super) async fn changed(&mut self) {
         let rival = async {
             let told = match &mut self.rival {
@@ -150,7 +152,8 @@ impl NoLocal {
     }
 }
 
-/// Internal and external policy: is it Local, with endpoints in the cluster and none here?
+/// Returns, for the internal and the external policy, whether it is Local with endpoints in the
+/// cluster and none on this node.
 fn lacks_local((program, local): View<'_>) -> (bool, bool) {
     let port = &program.port;
     let has_local = local.is_some_and(|local| local.selected().next().is_some());

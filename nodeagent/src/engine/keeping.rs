@@ -1,5 +1,6 @@
-//! What must not be lost by a start: what the node serves is written down, and a kernel of which
-//! nothing is known is not touched for a picture that may lack most of it.
+//! Protects what the node serves across a restart. The agent writes a cache file of what it serves.
+//! If it does not know what the kernel serves, it does not replace that by data that may lack most
+//! Services.
 
 use std::time::{Duration, Instant};
 
@@ -10,25 +11,25 @@ use crate::cache::{Cache, Keeper, Picture};
 use crate::desired::{CliffGuard, Confidence, Desired, Held};
 use kplane_dataplane::backend::Backend;
 
-/// A change is written down so long after it, with all that come meanwhile.
+/// Time from a change to the write that covers it and all later ones until then.
 const SETTLE: Duration = Duration::from_secs(1);
-/// From one time that everything is written down to the next, and more of it for each object: 10,000
-/// are handed over in half a millisecond, which a change of the moment has to wait.
+/// Least time between two writes of everything, plus an amount for each object. Handing over 10,000
+/// objects takes half a millisecond, for which other changes have to wait.
 const INTERVAL: Duration = Duration::from_secs(5);
 const INTERVAL_OF_ONE: Duration = Duration::from_micros(100);
 
-/// How an engine deals with absence.
+/// The engine's protection against absence.
 #[derive(Clone, Debug, Default)]
 pub struct Recall {
-    /// How much may go at once.
+    /// The limit on how much may go at once.
     pub guard: CliffGuard,
-    /// Where what is served is written down; `None` = nowhere.
+    /// The cache file; `None` = none.
     pub cache: Option<Cache>,
 }
 
 impl Recall {
-    /// The desired state with what is remembered, and whoever writes it down from now on. Waits for
-    /// the disk, some seconds at most.
+    /// Returns the desired state with the objects of the cache file, and the keeper of that file.
+    /// Waits for the disk, for some seconds at most.
     pub(super) fn begin(self) -> (Desired, Keeping) {
         let mut desired = Desired::new(self.guard);
         let mut keeping = Keeping {
@@ -53,19 +54,19 @@ impl Recall {
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     keeper: Option<Keeper>,
-    /// When to hand over what is served.
+    /// The time of the next write.
     due: Option<Instant>,
     handed_over: Option<Instant>,
-    /// Nothing is known of what the node served before this process.
+    /// Whether nothing is known of what the node served before this process.
     blind: bool,
-    /// Why the kernel is not touched.
+    /// The reason why the kernel is not touched.
     hands_off: Option<Held>,
-    /// Something was held when that was last told.
+    /// Whether the last log line on this said that something is held.
     told: bool,
 }
 
 impl Keeping {
-    /// An update was taken, the first one if `first`.
+    /// Records that an update was taken; `first` if it is the first one.
     pub(super) fn taken(
         &mut self,
         first: bool,
@@ -86,8 +87,8 @@ impl Keeping {
         self.told = held.is_some();
     }
 
-    /// Whether the kernel may be touched: it may not if nobody knows what it serves and the picture
-    /// may lack it.
+    /// Decides whether the kernel may be touched. It may not if the agent does not know what the
+    /// kernel serves and the control plane's data may lack some of it.
     fn consider(&mut self, first: bool, desired: &Desired, backend: &mut dyn Backend, now: Now) {
         let empty = Family::ALL
             .into_iter()
@@ -115,22 +116,22 @@ impl Keeping {
         }
     }
 
-    /// The kernel is not to be touched.
+    /// Returns whether the kernel must not be touched.
     pub(super) fn hands_off(&self) -> bool {
         self.hands_off.is_some()
     }
 
-    /// What is served although the control plane does not say it.
+    /// Returns what is served although the control plane does not send it like this.
     pub(super) fn held(&self, desired: &Desired) -> Option<Held> {
         self.hands_off.clone().or_else(|| desired.held())
     }
 
-    /// What is served has changed; something is not held any more if `released`.
+    /// Records that the served state has changed; `released` if something is not held any more.
     pub(super) fn changed(&mut self, released: bool, now: Instant) {
         if self.keeper.is_none() || self.hands_off() {
             return;
         }
-        // What was approved must not come back with the next start.
+        // The next start must not undo an approved removal.
         let soon = if released { now } else { now + SETTLE };
         let due = soon.max(self.handed_over.filter(|_| !released).unwrap_or(soon));
         self.due = Some(self.due.map_or(due, |before| before.min(due)));
@@ -144,7 +145,7 @@ impl Keeping {
         self.due.is_some_and(|at| at <= now.instant)
     }
 
-    /// Hands what is served to whoever writes it down.
+    /// Hands the served state to the keeper.
     pub(super) fn hand_over(&mut self, desired: &Desired, now: Instant) {
         self.due = None;
         if let (Some(keeper), Some(picture)) = (&self.keeper, picture(desired)) {
@@ -154,7 +155,7 @@ impl Keeping {
         }
     }
 
-    /// The engine ends: what is not written down yet is.
+    /// Writes what is not written yet, at the end of the engine.
     pub(super) fn close(&mut self, desired: &Desired) {
         let last = self.due.take().and_then(|_| picture(desired));
         if let Some(keeper) = self.keeper.take() {
@@ -163,7 +164,7 @@ impl Keeping {
     }
 }
 
-/// `None` before the first snapshot.
+/// Returns a picture; `None` before the first snapshot.
 fn picture(desired: &Desired) -> Option<Picture> {
     Some(Picture {
         position: desired.position()?,

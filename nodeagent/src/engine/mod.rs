@@ -4,9 +4,10 @@
 //! Update -> Desired -> plan -> Backend, each family on its own -> Report
 //! ```
 //!
-//! Updates come over a channel that holds one: while the kernel is busy the stream is not read,
-//! and the control plane, which keeps only the latest state of each object, does the waiting.
-//! Netlink blocks, and a network namespace belongs to a thread: hence a thread and not a task.
+//! Updates come over a channel that holds one. While the kernel is busy the agent does not read the
+//! stream, so updates wait at the control plane, which keeps only the latest state of each object. The
+//! engine is a thread and not a task, because netlink blocks, and because a network namespace belongs
+//! to a thread.
 
 mod alarm;
 mod core;
@@ -35,18 +36,18 @@ use kplane_dataplane::backend::{Backend, Description, Inspection, OpenError, Ser
 use kplane_dataplane::conntrack::Cleaner;
 use kplane_dataplane::plan::{NodeSettings, Reserved};
 
-/// Updates that wait while the engine works: one, so that everything behind it is still at the
-/// control plane, where newer state replaces older.
+/// Most updates that wait while the engine works. Everything beyond it waits at the control plane,
+/// where newer state replaces older.
 const QUEUE: usize = 1;
 
-/// An update for the engine, and where to say whether it was taken.
+/// An update for the engine, and the channel for the answer whether it was taken.
 pub(crate) type Command = (Update, oneshot::Sender<Result<(), Refusal>>);
 
-/// A question about a Service, and where to answer it.
+/// A question about a Service, and the channel for its answer.
 type Question = (ServiceName, oneshot::Sender<Option<Inspection>>);
 
-/// A handle to the engine. The engine stops when the last handle is gone, after the work at hand;
-/// what is in the kernel stays there.
+/// A handle to the engine. When the last handle is gone, the engine finishes its current work and
+/// stops. The rules stay in the kernel.
 #[derive(Clone, Debug)]
 pub struct Engine {
     commands: mpsc::Sender<Command>,
@@ -59,17 +60,17 @@ pub struct Engine {
     pulse: Pulse,
 }
 
-/// The engine's thread has ended: a bug, since it lives as long as its handles.
+/// The engine's thread has ended. That is a bug, since the thread lives as long as its handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the engine has stopped")]
 pub struct Stopped;
 
 impl Engine {
-    /// Starts the thread. The backend is opened on it, so that whatever belongs to a thread (a
-    /// network namespace) is the backend's too.
+    /// Starts the thread. The backend is opened on it, so that the backend shares whatever belongs to a
+    /// thread (a network namespace).
     ///
     /// # Errors
-    /// What the backend misses on this machine.
+    /// What the backend lacks on this machine.
     pub async fn spawn(
         open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
         settings: NodeSettings,
@@ -77,10 +78,10 @@ impl Engine {
         Self::spawn_with(open, settings, Followers::default()).await
     }
 
-    /// The same, with somebody who follows what is programmed.
+    /// Starts the thread like [`Engine::spawn`], with followers of what is programmed.
     ///
     /// # Errors
-    /// What the backend misses on this machine.
+    /// What the backend lacks on this machine.
     pub async fn spawn_with(
         open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
         settings: NodeSettings,
@@ -89,10 +90,10 @@ impl Engine {
         Self::start(open, settings, followers, Recall::default()).await
     }
 
-    /// The same, with a memory of what the node served.
+    /// Starts the thread like [`Engine::spawn_with`], with a memory of what the node served.
     ///
     /// # Errors
-    /// What the backend misses on this machine.
+    /// What the backend lacks on this machine.
     pub async fn start(
         open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
         settings: NodeSettings,
@@ -123,7 +124,7 @@ impl Engine {
                     return;
                 }
             };
-            // The caller may be gone: then so are all handles, and `run` returns at once.
+            // The caller may be gone. Then all handles are gone as well, and `run` returns at once.
             let _ = opened.send(Ok((core.backend(), core.serving())));
             let inputs = Inputs {
                 inbox,
@@ -152,8 +153,8 @@ impl Engine {
         })
     }
 
-    /// Replaces the settings, but for what is reserved: everything is planned anew, and the kernel gets
-    /// what is different.
+    /// Replaces the settings, except for the reserved places. Everything is planned anew, and the
+    /// kernel gets the differences.
     pub fn configure(&self, settings: NodeSettings) {
         self.settings.send_if_modified(|now| {
             let reserved = now.reserved.clone();
@@ -167,7 +168,7 @@ impl Engine {
         });
     }
 
-    /// Changes what no Service gets; everything is planned anew if it is different then.
+    /// Changes the reserved places, which no Service gets. If they differ, everything is planned anew.
     pub fn reserve(&self, change: impl FnOnce(&mut Reserved)) {
         self.settings.send_if_modified(|now| {
             let before = now.reserved.clone();
@@ -176,11 +177,11 @@ impl Engine {
         });
     }
 
-    /// Hands over an update; waits while the engine is busy. Returns as soon as the update is
-    /// part of the desired state: the report says when the kernel holds it.
+    /// Hands over an update; waits while the engine is busy. Returns as soon as the update is part of
+    /// the desired state. The report says when the kernel holds it.
     ///
     /// # Errors
-    /// [`Stopped`]; within, why the update was not taken.
+    /// [`Stopped`]; within, the reason why the update was not taken.
     pub async fn submit(&self, update: Update) -> Result<Result<(), Refusal>, Stopped> {
         let (taken, answer) = oneshot::channel();
         self.commands
@@ -190,8 +191,8 @@ impl Engine {
         answer.await.map_err(|_| Stopped)
     }
 
-    /// What there is in the kernel for one Service, by the last look at it; `None` for backends
-    /// without virtual servers. Waits while the engine is busy.
+    /// Returns the kernel's state of one Service as last read; `None` for backends without virtual
+    /// servers. Waits while the engine is busy.
     ///
     /// # Errors
     /// [`Stopped`].
@@ -202,31 +203,31 @@ impl Engine {
         answer.await.map_err(|_| Stopped)
     }
 
-    /// The latest report, and a way to wait for the next.
+    /// Returns a receiver of the latest report.
     #[must_use]
     pub fn reports(&self) -> watch::Receiver<Report> {
         self.reports.clone()
     }
 
-    /// Name of the backend.
+    /// Returns the name of the backend.
     #[must_use]
     pub fn backend(&self) -> &'static Description {
         self.backend
     }
 
-    /// What the backend has in the data path.
+    /// Returns what the backend has in the data path.
     #[must_use]
     pub fn serving(&self) -> Option<Serving> {
         self.serving
     }
 
-    /// Whether the thread comes back from its work.
+    /// Returns the pulse, which shows whether the thread hangs.
     #[must_use]
     pub fn pulse(&self) -> Pulse {
         self.pulse.clone()
     }
 
-    /// Waits until the thread has ended, which it does on its own only by a bug.
+    /// Waits until the thread has ended, which happens only by a bug while a handle exists.
     pub async fn stopped(&self) {
         self.commands.closed().await;
     }
@@ -234,7 +235,7 @@ impl Engine {
 
 #[cfg(test)]
 impl Engine {
-    /// One without a thread: the test does its work.
+    /// Creates an engine without a thread: the test does its work.
     pub(crate) fn scripted() -> (Self, mpsc::Receiver<Command>, watch::Sender<Report>) {
         let (commands, inbox) = mpsc::channel(QUEUE);
         let (publish, reports) = watch::channel(Report::default());
@@ -251,7 +252,7 @@ impl Engine {
         (engine, inbox, publish)
     }
 
-    /// One on the test's own runtime, whose time may stand still.
+    /// Creates an engine on the test's own runtime, whose time may stand still.
     pub(crate) fn local(backend: Box<dyn Backend>) -> Self {
         let (mut engine, inbox, publish) = Self::scripted();
         let core = Core::new(backend, NodeSettings::default(), Followers::default());
@@ -276,7 +277,7 @@ fn cannot_start(reason: &str) -> OpenError {
     }
 }
 
-/// Starts whoever deletes conntrack entries that this backend makes stale, in its namespace.
+/// Starts the cleaner of conntrack entries that this backend makes stale, in the backend's namespace.
 fn cleaner(
     backend: &dyn Backend,
     publish: &watch::Sender<Report>,
@@ -288,7 +289,7 @@ fn cleaner(
     let cleaner = Cleaner::start(move |totals| {
         publish.send_if_modified(|report| {
             report.conntrack = totals.clone();
-            // News for metrics, none for the control plane.
+            // The change concerns metrics only, so no receiver is woken.
             false
         });
     });
@@ -297,19 +298,19 @@ fn cleaner(
         .map_err(|error| cannot_start(&error.to_string()))
 }
 
-/// Timers for the engine's thread, and the kernel's notifications.
+/// Builds a runtime for the timers of the engine's thread and the kernel's notifications.
 fn runtime() -> Result<tokio::runtime::Runtime, OpenError> {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_time().enable_io().build();
     runtime.map_err(|error| cannot_start(&error.to_string()))
 }
 
-/// What comes to the engine's thread.
+/// The inputs of the engine's thread.
 struct Inputs {
     inbox: mpsc::Receiver<Command>,
     configured: watch::Receiver<NodeSettings>,
     asked: mpsc::Receiver<Question>,
-    /// Beats while the thread waits for any of them.
+    /// Records when the thread works and when it waits for an input.
     pulse: Pulse,
 }
 
@@ -331,7 +332,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
         };
         tokio::select! {
             biased;
-            // An error says that the handles are gone: so does the end of the inbox.
+            // An error means that the handles are gone, which the end of the inbox shows too.
             Ok(()) = configured.changed() => {
                 let _busy = pulse.busy();
                 let settings = configured.borrow_and_update().clone();
@@ -346,7 +347,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 None => return core.close(),
             },
             Some((service, told)) = asked.recv() => {
-                // Nobody waits for the answer once the stream is gone.
+                // The receiver is gone if the stream is.
                 let _ = told.send(core.inspect(&service));
             }
             () = timer => {
@@ -359,7 +360,8 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 reports.send_replace(core.report());
             }
         }
-        // What was heard by the way counts as well: nothing rings for it any more.
+        // Notifications that the backend read along the way count as well: the alarm does not ring for
+        // them again.
         if core.listen(Now::real()) {
             reports.send_replace(core.report());
         }
@@ -375,7 +377,7 @@ fn take(
     let work = match core.take(update) {
         Ok(work) => work,
         Err(refusal) => {
-            // Nobody waits for the answer once the stream is gone.
+            // The receiver is gone if the stream is.
             let _ = taken.send(Err(refusal));
             return;
         }

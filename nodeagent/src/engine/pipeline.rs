@@ -28,24 +28,24 @@ use kplane_dataplane::plan::{NodePlan, NodeSettings};
 /// First and longest wait before a failed family is tried again.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
 
-/// Others may undo what is put right. The first time it is put right at once; somebody who keeps on meddling
-/// makes the next times wait.
+/// First and longest wait before a repair of another program's change. The first repair happens at once. If
+/// the program keeps undoing repairs, later ones wait.
 const MEND: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
-/// Time from putting right what others changed to looking at everything: flows that were set up in between
-/// may have gone astray, and what was not told of is found.
+/// Time from a repair to a check of everything. Flows that started in between may have gone astray, and the
+/// check finds changes that the kernel did not report.
 const AFTER_REPAIR: Duration = Duration::from_secs(1);
 
-/// A family is read back once nothing has changed for so long: reading competes with writing.
+/// Time without changes before a family is read back, since reading competes with writing.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// Least time from one reading back to the next: it costs the kernel a walk over everything.
+/// Least time between two complete reads: each costs the kernel a walk over everything.
 const VERIFY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Most time from one reading back to the next, whatever happens: a net under what the kernel tells.
+/// Most time between two complete reads, whatever happens. It catches changes that the kernel did not report.
 pub(crate) const VERIFY_LATEST: Duration = Duration::from_secs(300);
 
-/// What a pipeline works with, lent for one step.
+/// The state that a pipeline borrows for one step.
 pub(super) struct Context<'a> {
     pub(super) desired: &'a Desired,
     pub(super) settings: &'a NodeSettings,
@@ -54,16 +54,16 @@ pub(super) struct Context<'a> {
     pub(super) followers: &'a mut Followers,
 }
 
-/// What became of one step.
+/// The outcome of one step.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// The kernel was asked and holds it.
+    /// The kernel took a change and holds it.
     Applied(Applied),
-    /// The kernel held it already, as far as this family goes.
+    /// The kernel already held everything of this family.
     Nothing,
-    /// The kernel, or the way to it, refused.
+    /// The kernel refused, or could not be reached.
     Failed,
-    /// A failure before is not tried again yet.
+    /// The pause after an earlier failure is not over.
     Waiting,
 }
 
@@ -71,33 +71,33 @@ pub(super) enum Outcome {
 pub(super) struct Pipeline {
     family: Family,
     node: NodePlan,
-    /// What the kernel holds is not known: only a complete change will do.
+    /// Whether the kernel's state is not known, so that only a complete change will do.
     behind: bool,
     applied: Option<Position>,
     verified: Option<Position>,
     ever_programmed: bool,
     programmed_at_ms: u64,
-    /// When the oldest update came that the kernel does not hold.
+    /// The arrival of the oldest update that the kernel does not hold.
     behind_since: Option<Instant>,
-    /// What led to updates that the kernel does not hold.
+    /// The triggers of updates that the kernel does not hold.
     triggers: Waiting,
-    /// What somebody else changed, and is not put right yet.
+    /// A change by another program that is not repaired yet.
     drifted: Option<String>,
     failures: BTreeMap<ServiceKey, Failure>,
     error: Option<Standing>,
-    /// Rules there are, as the backend counts them.
+    /// The number of rules, as the backend counts them.
     rules: Option<RuleCounts>,
     backoff: Backoff,
     retry_at: Option<Instant>,
     verify_at: Option<Instant>,
-    /// When the kernel was last read back.
+    /// The time when the kernel was last read back.
     read_at: Option<Instant>,
-    /// When it was last read back and equal, milliseconds since 1970; 0 = never.
+    /// The time when the kernel was last read back and equal, milliseconds since 1970; 0 = never.
     verified_at_ms: u64,
-    /// Others changed something, which is put right then.
+    /// The time at which to repair another program's change.
     mend_at: Option<Instant>,
     mend_backoff: Backoff,
-    /// Something was put right, and everything is looked at then.
+    /// The time at which to check everything after a repair.
     recheck_at: Option<Instant>,
     repairs: Repairs,
 }
@@ -130,17 +130,17 @@ impl Pipeline {
         }
     }
 
-    /// An update came that the kernel does not hold.
+    /// Records an update that the kernel does not hold.
     pub(super) fn queue(&mut self, arrived: Instant) {
         self.behind_since.get_or_insert(arrived);
     }
 
-    /// A change in the cluster led to an update of this epoch.
+    /// Records a change in the cluster that led to an update of this epoch.
     pub(super) fn triggered(&mut self, epoch: u64, trigger: Trigger) {
         self.triggers.push(epoch, trigger);
     }
 
-    /// Brings the kernel from what it holds to `position`.
+    /// Brings the kernel from its current state to `position`.
     pub(super) fn sync(
         &mut self,
         touched: &Touched,
@@ -159,7 +159,7 @@ impl Pipeline {
             mut withheld,
         } = self.plan(touched, everything, context);
         if services.is_empty() && !everything {
-            // What was compared at the last position is the same at this one.
+            // A comparison at the last position holds for this one as well.
             if self.verified == self.applied {
                 self.verified = Some(position);
             }
@@ -204,14 +204,14 @@ impl Pipeline {
         }
     }
 
-    /// Tells those who follow that the kernel holds something new.
+    /// Informs the followers that the kernel holds something new.
     fn follow(&mut self, touched: &Touched, everything: bool, context: &mut Context<'_>) {
         let touched = (!everything).then_some(touched);
         let followers = &mut *context.followers;
         followers.programmed(self.family, context.desired, touched, &self.failures);
     }
 
-    /// Plans of what was touched; of everything when the node's facts shape it anew.
+    /// Plans what was touched, or everything after a change of the node's facts or settings.
     fn plan(&mut self, touched: &Touched, everything: bool, context: &Context<'_>) -> Planned {
         let mut planner = Planner::new(context.desired, &context.settings.reserved);
         let ours = touched
@@ -233,7 +233,7 @@ impl Pipeline {
         planner.finish()
     }
 
-    /// The kernel holds a position, one that differs in nothing from the last or was just applied.
+    /// Records that the kernel holds a position, which equals the last one or was just applied.
     fn hold(&mut self, position: Position, context: &mut Context<'_>, now: Now) {
         self.applied = Some(position);
         self.ever_programmed = true;
@@ -244,7 +244,7 @@ impl Pipeline {
         followers.acknowledged(self.family, &mut self.triggers, now.moved_on_ms());
     }
 
-    /// Takes note of what failed within a change that was applied.
+    /// Records the failures within a change that was applied.
     fn settle(
         &mut self,
         touched: &Touched,
@@ -323,7 +323,7 @@ impl Pipeline {
         self.verify_at = None;
     }
 
-    /// Notes an error; an error that goes on keeps its beginning.
+    /// Records an error; an error that lasts keeps its start time.
     fn stand(&mut self, reason: String, now: Now) {
         let (since_ms, since) = match &self.error {
             Some(old) => (old.since_ms, old.since),
@@ -351,10 +351,10 @@ impl Pipeline {
         self.looked(outcome, now);
     }
 
-    /// Others changed what is ours. It is put right at once, unless they keep on changing it. Returns whether
-    /// that is news.
+    /// Schedules a repair after another program changed kplane's objects: at once, unless the program keeps
+    /// changing them. Returns whether that is news.
     pub(super) fn meddled(&mut self, now: Now) -> bool {
-        // What the kernel holds is not known anyway, and everything is about to be applied.
+        // The kernel's state is not known anyway, and everything is about to be applied.
         if self.behind || self.mend_at.is_some() {
             return false;
         }
@@ -365,14 +365,14 @@ impl Pipeline {
         true
     }
 
-    /// Puts right what others changed.
+    /// Repairs the changes of other programs.
     pub(super) fn mend(&mut self, backend: &mut dyn Backend, now: Now) {
         self.mend_at = None;
         let outcome = backend.mend(self.family);
         self.looked(outcome, now);
     }
 
-    /// Takes note of what a look at the kernel has shown.
+    /// Records the result of reading the kernel back.
     fn looked(&mut self, outcome: Result<Verification, ApplyError>, now: Now) {
         match outcome {
             Ok(Verification::Equal) => {}
@@ -417,7 +417,7 @@ impl Pipeline {
         self.verified = None;
         self.stand(format!("changed by somebody else: {what}"), now);
         self.drifted = Some(what);
-        // At once, unless somebody keeps on undoing it.
+        // The retry comes at once, unless another program keeps undoing it.
         let fresh = self.backoff.is_fresh();
         let wait = self.backoff.half_jitter();
         self.retry_at = Some(now.instant + if fresh { Duration::ZERO } else { wait });
@@ -427,7 +427,7 @@ impl Pipeline {
         self.mend_at.is_some_and(|at| at <= now.instant)
     }
 
-    /// Has everything looked at again if that is due: the next [`Pipeline::sync`] does it.
+    /// Schedules a check of everything if that is due: the next [`Pipeline::sync`] does it.
     pub(super) fn recheck_if_due(&mut self, now: Now) -> bool {
         let due = self.recheck_at.is_some_and(|at| at <= now.instant);
         if due {
@@ -450,7 +450,8 @@ impl Pipeline {
         times.into_iter().flatten().min()
     }
 
-    /// The position that the kernel holds. None while others' changes are known and not put right.
+    /// Returns the position that the kernel holds; `None` while known changes of other programs are not
+    /// repaired.
     pub(super) fn applied(&self) -> Option<Position> {
         self.applied.filter(|_| self.mend_at.is_none())
     }
@@ -463,8 +464,8 @@ impl Pipeline {
         self.failures.values().cloned()
     }
 
-    /// The node needs this family, or it works: a kernel without IPv6 is no problem while no
-    /// Service has IPv6 addresses.
+    /// Returns whether the node needs this family, or the family works. A kernel without IPv6 is no problem
+    /// while no Service has IPv6 addresses.
     pub(super) fn is_needed(&self, desired: &Desired) -> bool {
         let in_use = desired.counts(self.family).services > 0;
         in_use || self.ever_programmed || self.error.is_none()
@@ -485,8 +486,8 @@ impl Pipeline {
     }
 }
 
-/// Time from one look at everything to the next. Spread, so that nodes that started together do not look
-/// together for ever.
+/// Returns the time to the next check of everything. It is spread, so that nodes that started together do not
+/// check together for ever.
 fn next_look(backend: &dyn Backend, failed: bool) -> Duration {
     let spread = || match failed {
         true => VERIFY_INTERVAL,

@@ -1,4 +1,4 @@
-//! Plans ServicePorts, without what no Service gets on this node.
+//! Plans ServicePorts, without places that are reserved on this node.
 
 use kplane_model::{NodeFacts, ServiceKey};
 
@@ -9,13 +9,13 @@ use kplane_dataplane::plan::{Reserved, ServicePlan, cut, plan_service};
 /// Plans for the backend.
 #[derive(Debug, Default)]
 pub(super) struct Planned {
-    /// ServicePorts that are there, or gone.
+    /// Plans of ServicePorts; `None` for those that are gone.
     pub(super) services: Vec<(ServiceKey, Option<ServicePlan>)>,
-    /// Those of which something is left out on purpose.
+    /// ServicePorts of which a part is left out on purpose.
     pub(super) withheld: Vec<backend::Failure>,
 }
 
-/// Plans one ServicePort after the other.
+/// Plans ServicePorts one after the other.
 pub(super) struct Planner<'a> {
     desired: &'a Desired,
     reserved: &'a Reserved,

@@ -1,24 +1,24 @@
-//! Whether the engine's thread comes back from its work.
+//! Shows whether the engine's thread hangs.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Since when the engine's thread is at work; nothing while it waits for some.
+/// The start of the current work of the engine's thread; `None` while the thread waits.
 #[derive(Clone, Debug, Default)]
 pub struct Pulse(Arc<Mutex<Option<Instant>>>);
 
-/// Work that lasts as long as this lives.
+/// Work that lasts as long as this value lives.
 pub(super) struct Busy<'a>(&'a Pulse);
 
 impl Pulse {
-    /// How long the work at hand has taken so far.
+    /// Returns how long the current work has taken so far.
     #[must_use]
     pub fn busy_for(&self, now: Instant) -> Option<Duration> {
         let since = *self.lock();
         since.map(|since| now.saturating_duration_since(since))
     }
 
-    /// The thread begins to work.
+    /// Records that the thread begins to work.
     pub(super) fn busy(&self) -> Busy<'_> {
         self.begin(Instant::now());
         Busy(self)
@@ -29,7 +29,7 @@ impl Pulse {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
-        // One value, replaced as a whole.
+        // The state is one value that is replaced as a whole, so a panic cannot spoil it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

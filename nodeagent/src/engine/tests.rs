@@ -26,22 +26,22 @@ use kplane_dataplane::backend::{
 };
 use kplane_dataplane::plan::{NodePlan, ServicePlan};
 
-/// What a scripted backend does and has seen.
+/// The behaviour of a scripted backend, and the calls that it got.
 #[derive(Debug, Default)]
 struct Script {
     /// Families that refuse every change.
     broken: Vec<Family>,
-    /// What the next readings of a family find.
+    /// The results of the next readings of a family.
     drift: Vec<(Family, &'static str)>,
     outdated: Option<&'static str>,
-    /// What others changed, as the kernel tells of it.
+    /// The changes of other programs, as the kernel reports them.
     meddled: Vec<(Family, &'static str)>,
     unreadable: bool,
-    /// The kernel has Services of an earlier process.
+    /// Whether the kernel has Services of an earlier process.
     found: bool,
     /// ServicePorts that are refused.
     refused: Vec<ServiceKey>,
-    /// What the kernel holds.
+    /// The content of the kernel.
     kernel: BTreeMap<ServiceKey, ServicePlan>,
     /// The node's own settings that the kernel holds.
     nodes: BTreeMap<Family, NodePlan>,
@@ -188,7 +188,7 @@ impl Rig {
         }
     }
 
-    /// One that took a snapshot and was read back.
+    /// Creates a rig that took a snapshot and was read back.
     fn settled(objects: impl IntoIterator<Item = DesiredObject>) -> Self {
         let mut rig = Self::new(objects);
         rig.snapshot();
@@ -197,7 +197,7 @@ impl Rig {
         rig
     }
 
-    /// A process that ends in order, and the next one.
+    /// Ends the process in order, and starts the next one.
     fn restart(&mut self, recall: Recall) {
         let (publisher, _) = service_health::channel();
         let followers = Followers::new(publisher, self.counters.clone());
@@ -239,7 +239,7 @@ impl Rig {
         }
     }
 
-    /// Waits for the next thing that is due and does it; how long that took.
+    /// Waits for the next thing that is due and does it; returns how long that took.
     fn next(&mut self) -> Duration {
         let wait = self
             .core

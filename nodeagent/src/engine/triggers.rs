@@ -1,4 +1,4 @@
-//! Changes in the cluster that led to updates, until the kernel holds what they led to (section (h)).
+//! Changes in the cluster that led to updates, until the kernel holds their results (section (h)).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use crate::desired::Trigger;
 use crate::metrics::FamilyCounters;
 use crate::report::TriggerProgrammed;
 
-/// Triggers of a family that wait for its kernel; of more the oldest are forgotten. A family that
-/// cannot be programmed for long has other worries than its histogram.
+/// Most triggers of a family that wait for its kernel; beyond that the oldest are forgotten. They
+/// matter only for a histogram, which is no concern while a family cannot be programmed for long.
 const WAITING: usize = 1_024;
 
-/// Results that are kept for the control plane; of more the oldest are forgotten.
+/// Most results that are kept for the control plane; beyond that the oldest are forgotten.
 const REMEMBERED: usize = 64;
 
 /// Triggers of one family that the kernel has not acknowledged, oldest first.
@@ -20,7 +20,7 @@ const REMEMBERED: usize = 64;
 pub(super) struct Waiting(VecDeque<(u64, Trigger)>);
 
 impl Waiting {
-    /// One came with an update of this epoch.
+    /// Adds a trigger of an update of this epoch.
     pub(super) fn push(&mut self, epoch: u64, trigger: Trigger) {
         if self.0.len() == WAITING {
             self.0.pop_front();
@@ -28,7 +28,7 @@ impl Waiting {
         self.0.push_back((epoch, trigger));
     }
 
-    /// The kernel has acknowledged all of them, at `at_ms` milliseconds since 1970.
+    /// Records that the kernel has acknowledged all of them, at `at_ms` milliseconds since 1970.
     pub(super) fn acknowledged(
         &mut self,
         at_ms: u64,
@@ -36,7 +36,8 @@ impl Waiting {
         results: &mut Results,
     ) {
         for (epoch, trigger) in self.0.drain(..) {
-            // Clocks differ: what is programmed before it happened took no time.
+            // The clocks of two machines differ. A change that seems to be programmed before it
+            // happened took no time.
             let latency_ms = at_ms.saturating_sub(trigger.at_ms);
             counters
                 .programming
@@ -49,7 +50,7 @@ impl Waiting {
 /// The latest results, for the report.
 #[derive(Debug, Default)]
 pub(super) struct Results {
-    /// Results so far.
+    /// The number of results so far.
     count: u64,
     latest: Arc<VecDeque<TriggerProgrammed>>,
 }
@@ -69,7 +70,7 @@ impl Results {
         });
     }
 
-    /// Oldest first.
+    /// Returns the latest results, oldest first.
     pub(super) fn latest(&self) -> Arc<VecDeque<TriggerProgrammed>> {
         Arc::clone(&self.latest)
     }

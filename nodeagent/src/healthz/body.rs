@@ -1,5 +1,5 @@
-//! What `/healthz` and `/livez` say (G4): kube-proxy's fields in kube-proxy's order, times as Go
-//! writes them.
+//! The bodies of `/healthz` and `/livez` (G4): kube-proxy's fields in kube-proxy's order, with times
+//! as Go writes them.
 
 use std::time::Instant;
 
@@ -9,14 +9,14 @@ use super::{Condition, conditions, is_healthy};
 use crate::connection::Connection;
 use crate::report::{FamilyReport, Report};
 
-/// Go's time of nothing, which kube-proxy prints for what never happened.
+/// Go's zero time, which kube-proxy prints for events that never happened.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
-/// The body.
+/// The body of an answer.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Body {
-    /// Now when the answer is 200, else when some family was last as desired.
+    /// The current time when the answer is 200, or else the last time when some family was as desired.
     last_updated: String,
     current_time: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -27,7 +27,7 @@ pub(super) struct Body {
     details: Option<Details>,
 }
 
-/// A family that the machine cannot serve is not listed.
+/// The address families. A family that the machine cannot serve is not listed.
 #[derive(Debug, Serialize)]
 struct Families {
     #[serde(rename = "IPv4", skip_serializing_if = "Option::is_none")]
@@ -43,7 +43,7 @@ struct FamilyBody {
     healthy: bool,
 }
 
-/// What only we know.
+/// Details that only kplane has.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Details {
@@ -55,7 +55,7 @@ struct Details {
     keeps: Option<Keeps>,
 }
 
-/// What is known of the kernel's rules.
+/// The state of the kernel's rules.
 #[derive(Debug, Serialize)]
 struct Kernel {
     #[serde(rename = "IPv4")]
@@ -67,9 +67,9 @@ struct Kernel {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct KernelFamily {
-    /// When it was last read back and held what it should hold.
+    /// The last time when the rules were read back and were as desired.
     verified: String,
-    /// How often what somebody else changed was put right since the start.
+    /// The number of repairs of other programs' changes since the start.
     repairs: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_repair: Option<LastRepair>,
@@ -95,8 +95,8 @@ impl KernelFamily {
     }
 }
 
-/// What is served although the source does not name it (any more). Without numbers nothing is known of
-/// what the kernel serves, and it is left as it is.
+/// Services that are served although the source does not name them (any more). If both numbers are 0,
+/// the agent does not know what the kernel serves, and leaves the kernel as it is.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Keeps {
@@ -111,7 +111,7 @@ struct Keeps {
 struct ControlPlane {
     connected: bool,
     since: String,
-    /// Why it is not.
+    /// The reason why there is no connection.
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
 }
@@ -125,7 +125,7 @@ struct Errors {
 }
 
 impl Body {
-    /// The state of the proxy, without that of the node.
+    /// Builds the state of the proxy, without that of the node.
     pub(super) fn new(report: &Report, now: Instant, now_ms: u64) -> Self {
         let healthy = is_healthy(report, now);
         let mut conditions = conditions(report, now).into_iter();
@@ -152,7 +152,7 @@ impl Body {
         }
     }
 
-    /// Says of the process, and not of the rules, that it is well.
+    /// Sets whether the process works, whatever the state of the rules.
     pub(super) fn set_alive(&mut self, alive: bool) {
         if alive {
             self.last_updated.clone_from(&self.current_time);
@@ -160,13 +160,13 @@ impl Body {
         self.healthy = alive;
     }
 
-    /// Says whether load balancers may use the node; true if the answer is 200.
+    /// Sets whether load balancers may use the node; returns true if the answer is 200.
     pub(super) fn add_node(&mut self, eligible: bool) -> bool {
         self.node_eligible = Some(eligible);
         self.healthy && eligible
     }
 
-    /// Adds what only we know.
+    /// Adds the details that only kplane has.
     pub(super) fn add_details(&mut self, report: &Report, connection: Connection) {
         let [v4, v6] = report.families.each_ref().map(|family| {
             let error = family.error.as_ref()?;
@@ -195,13 +195,13 @@ impl Body {
     }
 
     pub(super) fn to_json(&self) -> String {
-        // Only text, numbers and fixed keys: there is nothing that could fail.
+        // The value has only text, numbers and fixed keys, so nothing can fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// A time as Go's `time.Time` becomes JSON: RFC 3339 in UTC, no zeros at the end of a fraction.
-/// 0 = never.
+/// Formats a time as Go's `time.Time` becomes JSON: RFC 3339 in UTC, without zeros at the end of a
+/// fraction. 0 = never.
 pub(super) fn time(ms: u64) -> String {
     if ms == 0 {
         return NEVER.to_owned();

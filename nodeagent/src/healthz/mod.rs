@@ -1,23 +1,23 @@
 //! `/healthz` and `/livez` (behaviours G1-G4), answered from the engine's latest report.
 //!
-//! Healthy means that packets are served as desired, so unlike kube-proxy it begins when the first
-//! complete snapshot is in the kernel, not when the program is. In detail:
+//! Healthy means that packets are served as desired. Unlike kube-proxy, the agent is therefore healthy only
+//! from the moment when the first complete snapshot is in the kernel. In detail:
 //! * Before the first snapshot: 503.
-//! * Every family must have been programmed once, except one that cannot be (a kernel without
-//!   IPv6); at least one must have been.
-//! * A family that worked and then is behind for longer than `GRACE`, by an error or because the
+//! * Every family must have been programmed once, except one that cannot be (a kernel without IPv6). At
+//!   least one family must have been programmed.
+//! * A family that worked and then is behind for longer than `GRACE`, because of an error or because the
 //!   kernel does not answer: 503 until it has caught up (G2).
 //! * Without a control plane: as before, since the kernel keeps serving.
-//! * A kernel that is left as it is, because nobody knows what it serves and the source may lack it:
-//!   200. It serves, and a load balancer that leaves all nodes at once would be the greater harm.
-//! * 503 while the node is being deleted or drained, so that load balancers leave it (G3). A node that
-//!   the control plane does not know counts as eligible.
+//! * A kernel that is left as it is, because the agent does not know what it serves and the source may lack
+//!   it: 200. The kernel serves, and it would be worse if a load balancer left all nodes at once.
+//! * 503 while the node is being deleted or drained, so that load balancers leave it (G3). A node that the
+//!   control plane does not know counts as eligible.
 //!
-//! All that is `/healthz`. `/livez` is for whoever would start the agent again, which helps against one
-//! thing only: it is 503 when the engine is `HUNG`, and 200 also while there is no control plane or the
-//! kernel refuses. (kube-proxy's says what its `/healthz` says of the rules.)
+//! The list above describes `/healthz`. `/livez` is for programs that restart the agent, which helps only
+//! against a hang. It is 503 when the engine is `HUNG`. It is 200 even if there is no control plane, or if
+//! the kernel refuses changes. (kube-proxy's `/livez` returns the rules' state from its `/healthz`.)
 //!
-//! The body is byte for byte kube-proxy's; `?verbose` adds what only we know.
+//! The body is byte for byte kube-proxy's; `?verbose` adds details that only kplane has.
 
 mod body;
 #[cfg(test)]
@@ -36,38 +36,38 @@ use crate::engine::Pulse;
 use crate::report::{FamilyReport, NodeState, Report};
 use kplane_http::{self as http, Answer};
 
-/// How long a family may be behind before the node is called unhealthy: two of kube-proxy's sync
-/// periods, its own limit (G2).
+/// Longest time that a family may be behind before the node counts as unhealthy: two of kube-proxy's sync
+/// periods, which is kube-proxy's own limit (G2).
 const GRACE: Duration = Duration::from_secs(60);
 
-/// How long the engine may be at one piece of work before it counts as hung: longer than the longest that
-/// ends by itself, listing and writing iptables of both families within the limits of the programs (60 s and
-/// 180 s each).
+/// Longest time that one piece of work of the engine may take before the engine counts as hung. The longest
+/// work that ends by itself is shorter: listing and writing iptables of both families within the limits of
+/// the programs (60 s and 180 s each).
 const HUNG: Duration = Duration::from_secs(600);
 
-/// What the answers are made of.
+/// The inputs of the answers.
 #[derive(Clone, Debug)]
 pub struct Health {
-    /// Of the engine.
+    /// The engine's reports.
     pub reports: watch::Receiver<Report>,
-    /// To the control plane.
+    /// The connection to the control plane.
     pub connection: watch::Receiver<Connection>,
-    /// Of the engine's thread.
+    /// The pulse of the engine's thread.
     pub pulse: Pulse,
-    /// What was answered.
+    /// The counts of answers.
     pub answers: Arc<Answers>,
 }
 
-/// Answers since the start.
+/// Counts of answers since the start.
 #[derive(Debug, Default)]
 pub struct Answers {
-    /// `/healthz`.
+    /// Answers of `/healthz`.
     pub healthz: Outcomes,
-    /// `/livez`.
+    /// Answers of `/livez`.
     pub livez: Outcomes,
 }
 
-/// Answers of one path.
+/// Counts of the answers of one path.
 #[derive(Debug, Default)]
 pub struct Outcomes {
     ok: AtomicU64,
@@ -75,7 +75,7 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// How many were 200, and how many 503.
+    /// Returns how many answers were 200, and how many 503.
     #[must_use]
     pub fn counts(&self) -> [(u16, u64); 2] {
         [
@@ -96,7 +96,7 @@ impl Outcomes {
 }
 
 impl Health {
-    /// Packets are served as desired, whatever becomes of the node.
+    /// Returns whether packets are served as desired, whatever the state of the node.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         is_healthy(&self.reports.borrow(), Instant::now())
@@ -144,11 +144,11 @@ impl Health {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Condition {
-    /// Not programmed yet.
+    /// Never programmed so far.
     Pending,
     /// Programmed, or left as it was found; if it is behind, then for a short time only.
     Ready,
-    /// Programmed once, behind for long.
+    /// Programmed once, and behind for long.
     Late,
     /// Never programmed because it cannot be.
     Absent,
@@ -186,7 +186,8 @@ fn is_healthy(report: &Report, now: Instant) -> bool {
     conditions.iter().all(good) && conditions.contains(&Condition::Ready)
 }
 
-/// A node that nobody knows of is not taken out: manifests need not name nodes.
+/// Returns whether load balancers may use the node. A node that the control plane does not know counts as
+/// eligible, because manifests need not name nodes.
 fn is_eligible(node: Option<NodeState>) -> bool {
     node.is_none_or(|node| node.eligible || !node.known)
 }

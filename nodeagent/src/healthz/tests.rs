@@ -72,7 +72,7 @@ fn g2_health_follows_the_families() {
     }
 }
 
-/// The kernel serves what it served, which load balancers may go on with.
+/// The kernel serves what it served, so load balancers may keep using the node.
 #[test]
 fn a_kernel_that_is_left_as_it_is_counts_as_served() {
     let pending = FamilyReport::default();
@@ -113,7 +113,7 @@ fn g4_the_body_of_a_healthy_node() {
         body.to_json(),
         format!(r#"{times}"nodeEligible":true,"healthy":true,{families}"#)
     );
-    // The node leaves; the proxy is none the worse for it.
+    // The node is leaving, but the proxy stays healthy.
     assert!(!body.add_node(false));
     assert_eq!(
         body.to_json(),
@@ -212,7 +212,8 @@ async fn g1_paths_and_what_is_counted() {
     assert_eq!(health.answers.livez.counts(), [(200, 2), (503, 0)]);
 }
 
-/// Whoever asks would start the agent again: no help without a control plane, or against a kernel that refuses.
+/// A failing `/livez` causes a restart. A restart does not help without a control plane, or against a kernel
+/// that refuses.
 #[tokio::test]
 async fn livez_fails_only_when_the_engine_is_hung() {
     let late = FamilyReport {

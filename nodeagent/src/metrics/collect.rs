@@ -1,4 +1,4 @@
-//! Every metric with its name, written at each scrape.
+//! All metrics with their names, written at each scrape.
 
 use kplane_http::metrics::{Labels, Name};
 use std::fmt;
@@ -17,18 +17,18 @@ use kplane_dataplane::backend::iptables::PacketCounts;
 use kplane_dataplane::backend::{Failures, RuleCounts};
 use kplane_dataplane::conntrack::{ConntrackTotals, bucket_bound};
 
-/// kube-proxy's metrics (section (h)), those of the mode that the backend is.
+/// kube-proxy's metrics (section (h)), as far as they belong to the backend's mode.
 #[derive(Debug)]
 pub(super) struct KubeProxy(pub(super) Sources);
 
-/// Our own.
+/// kplane's own metrics.
 #[derive(Debug)]
 pub(super) struct Agent(pub(super) Sources);
 
-/// The label of a family, as kube-proxy writes it.
+/// The labels of the families, as kube-proxy writes them.
 const FAMILIES: [&Labels<'static>; 2] = [&[("ip_family", "IPv4")], &[("ip_family", "IPv6")]];
 
-/// Internal and external policy of both families.
+/// The labels of the internal and external policy of both families.
 const POLICIES: [[&Labels<'static>; 2]; 2] = [
     [
         &[("ip_family", "IPv4"), ("traffic_policy", "internal")],
@@ -50,13 +50,13 @@ impl Sources {
         Family::ALL.map(|family| self.counters.family(family))
     }
 
-    /// One number of each family.
+    /// Returns one number for each family.
     fn each(&self, of: impl Fn(&FamilyCounters) -> f64) -> Series<'_, f64> {
         let [v4, v6] = self.counters().map(of);
         [(FAMILIES[0], v4), (FAMILIES[1], v6)]
     }
 
-    /// One histogram of each family.
+    /// Returns one histogram for each family.
     fn each_histogram(
         &self,
         of: impl Fn(&FamilyCounters) -> &Histogram,
@@ -112,7 +112,7 @@ impl KubeProxy {
         Ok(())
     }
 
-    /// Of all modes but IPVS.
+    /// Writes the metrics of all modes but IPVS.
     fn full_and_partial(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let from = &self.0;
         Name(
@@ -127,7 +127,7 @@ impl KubeProxy {
         .histogram(to, from.each_histogram(|c| &c.partial))
     }
 
-    /// Of mode nftables alone.
+    /// Writes the metrics of mode nftables alone.
     fn nftables(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let from = &self.0;
         Name(
@@ -135,7 +135,7 @@ impl KubeProxy {
             "Attempts to program the kernel that failed",
         )
         .counter(to, from.each(|c| float(c.failures.get())))?;
-        // Nothing is cleaned up apart from changes: there is nothing to fail.
+        // kplane has no separate clean-ups that could fail.
         Name(
             "kubeproxy_sync_proxy_rules_nftables_cleanup_failures",
             "Failed clean-ups of outdated chains; always 0, since there are none",
@@ -143,7 +143,7 @@ impl KubeProxy {
         .counter(to, from.each(|_| 0.0))
     }
 
-    /// Of modes iptables and IPVS.
+    /// Writes the metrics of modes iptables and IPVS.
     fn restores(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         Name(
             "kubeproxy_sync_proxy_rules_iptables_restore_failures",
@@ -152,7 +152,7 @@ impl KubeProxy {
         .counter(to, self.0.each(|c| float(c.failures.get())))
     }
 
-    /// Of mode iptables alone.
+    /// Writes the metrics of mode iptables alone.
     fn rules_of_iptables(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let from = &self.0;
         Name(
@@ -160,7 +160,7 @@ impl KubeProxy {
             "Attempts to program what had changed that failed",
         )
         .counter(to, from.each(|c| float(c.partial_failures.get())))?;
-        // A gauge in spite of its name, as in kube-proxy.
+        // This is a gauge in spite of its name, as in kube-proxy.
         Name(
             "kubeproxy_sync_proxy_rules_iptables_total",
             "Rules of iptables that are ours",
@@ -174,7 +174,7 @@ impl KubeProxy {
         self.packets(to)
     }
 
-    /// Counted by rules (C7, C8), where the kernel can.
+    /// Writes the packets counted by rules (C7, C8), where the kernel counts them.
     fn packets(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let counts = PacketCounts::read();
         let one = |value: Option<u64>| value.map(|value| (&[] as &Labels<'_>, float(value)));
@@ -231,7 +231,7 @@ impl KubeProxy {
             let gauges = counters.no_local.iter().zip(labels);
             gauges.map(|(gauge, labels)| (labels, float(gauge.get())))
         });
-        // A gauge in spite of its name, as in kube-proxy.
+        // This is a gauge in spite of its name, as in kube-proxy.
         Name(
             "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
             "ServicePorts with a Local policy and endpoints, but none on this node",
@@ -271,7 +271,7 @@ fn by_table(series: &[([Label; 2], f64)]) -> impl Iterator<Item = (&Labels<'_>, 
     series.iter().map(|(labels, value)| (&labels[..], *value))
 }
 
-/// How long searches for outdated entries took.
+/// Returns the durations of searches for outdated entries.
 fn searches(totals: &ConntrackTotals) -> Distribution {
     let seconds = |bound: Option<Duration>| bound.map_or(f64::INFINITY, |b| b.as_secs_f64());
     let counts = totals.durations.iter().enumerate();
@@ -279,9 +279,9 @@ fn searches(totals: &ConntrackTotals) -> Distribution {
     (totals.duration_sum.as_secs_f64(), counts.collect())
 }
 
-/// The numbers of a report. Taken out at once, so that the engine can publish the next one.
+/// The numbers of a report, copied so that the engine can publish the next report.
 struct Numbers {
-    /// Held, applied, verified; 0 = nothing in the current epoch.
+    /// The revisions held, applied and verified; 0 = nothing in the current epoch.
     revisions: [u64; 3],
     programmed: [bool; 2],
     failing: [bool; 2],
@@ -290,7 +290,7 @@ struct Numbers {
     failed: u64,
     degraded: u64,
     counts: Counts,
-    /// Services that are not named, and that have no endpoints any more.
+    /// The numbers of Services that are not named, and that have no endpoints any more.
     held: [u64; 2],
     syncs_ok: u64,
     syncs_failed: u64,
@@ -299,7 +299,7 @@ struct Numbers {
 
 impl Numbers {
     fn of(report: &Report) -> Self {
-        // Positions of another epoch say nothing in this one.
+        // A position of another epoch means nothing in this one.
         let epoch = report.held.map(|held| held.epoch);
         let revision = |position: Option<Position>| {
             let here = position.filter(|position| Some(position.epoch) == epoch);
@@ -472,12 +472,12 @@ impl Agent {
     }
 }
 
-/// Milliseconds since 1970 in seconds.
+/// Converts milliseconds since 1970 to seconds.
 fn seconds(ms: u64) -> f64 {
     float(ms) / 1_000.0
 }
 
-/// Exact up to 2^53, which is the format's own limit.
+/// Converts a number; exact up to 2^53, which is the format's own limit.
 #[expect(clippy::cast_precision_loss, reason = "the format has nothing else")]
 fn float(value: u64) -> f64 {
     value as f64

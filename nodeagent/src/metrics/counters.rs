@@ -1,5 +1,5 @@
-//! What is counted while the agent works: plain atomics, so that counting waits for nobody and a
-//! scrape stops nothing. [`super::collect`] gives them their names.
+//! Counters that the agent updates while it works. They are plain atomics, so that neither counting
+//! nor a scrape has to wait. [`super::collect`] gives them their names.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(crate) const SYNC_BUCKETS: [f64; 15] = [
 ];
 
 /// Upper bounds of the network programming latency in seconds, as kube-proxy has them: 1/4 and 1/2 s,
-/// each second of the first minute, every 5 s of the second, then every half minute up to five.
+/// each second of the first minute, every 5 s of the second, then every 30 s up to five minutes.
 #[rustfmt::skip]
 pub(super) const PROGRAMMING_BUCKETS: [f64; 80] = [
     0.25, 0.5,
@@ -34,7 +34,8 @@ pub(super) const PHASE_BUCKETS: [f64; 15] = [
     0.1, 0.5, 1.0, 5.0,
 ];
 
-/// Seconds in total, and by upper bound in seconds how many fell between it and the one before.
+/// The total in seconds, and for each upper bound in seconds the number of values between it and the
+/// previous bound.
 pub(crate) type Distribution = (f64, Vec<(f64, u64)>);
 
 /// A number that only grows.
@@ -42,12 +43,12 @@ pub(crate) type Distribution = (f64, Vec<(f64, u64)>);
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Counts so many more.
+    /// Adds a number to the count.
     pub fn add(&self, more: u64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// The count.
+    /// Returns the count.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -59,23 +60,23 @@ impl Counter {
 pub struct Gauge(AtomicU64);
 
 impl Gauge {
-    /// It is so many now.
+    /// Sets the number.
     pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// How many.
+    /// Returns the number.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How long something took, each time.
+/// A histogram of durations.
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// By bound; what is above the last one stands in the last place.
+    /// The counts by bound; the last one counts values above all bounds.
     counts: Box<[AtomicU64]>,
     nanoseconds: AtomicU64,
 }
@@ -89,7 +90,7 @@ impl Histogram {
         }
     }
 
-    /// One more.
+    /// Counts one duration.
     pub fn observe(&self, took: Duration) {
         let seconds = took.as_secs_f64();
         let place = self.bounds.partition_point(|bound| *bound < seconds);
@@ -98,7 +99,8 @@ impl Histogram {
         self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
-    /// Seconds in total, and how many fell between each bound and the one before it.
+    /// Returns the total in seconds, and the number of values between each bound and the previous
+    /// one.
     pub(crate) fn read(&self) -> Distribution {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let counts = self.counts.iter().map(|n| n.load(Ordering::Relaxed));
@@ -107,36 +109,37 @@ impl Histogram {
     }
 }
 
-/// What is counted in one family.
+/// The counters of one family.
 #[derive(Debug)]
 pub struct FamilyCounters {
-    /// Attempts to program the kernel, failed ones included.
+    /// The durations of attempts to program the kernel, failed ones included.
     pub(crate) sync: Histogram,
-    /// Those of them that looked at everything.
+    /// The durations of attempts that considered everything.
     pub(crate) full: Histogram,
-    /// Those of them that looked at what changed.
+    /// The durations of attempts that considered only what changed.
     pub(crate) partial: Histogram,
-    /// From a change in the cluster until the kernel held what it led to.
+    /// The times from a change in the cluster until the kernel held its result.
     pub(crate) programming: Histogram,
-    /// Attempts that failed.
+    /// The number of attempts that failed.
     pub(crate) failures: Counter,
-    /// Those of them that looked at what changed.
+    /// The number of failed attempts that considered only what changed.
     pub(crate) partial_failures: Counter,
-    /// Rules of iptables: all, and those of the last change, by table.
+    /// The numbers of iptables rules by table: in total, and in the last change.
     pub(crate) rules: [Gauge; 2],
     pub(crate) rules_last: [Gauge; 2],
-    /// When the kernel last took a change, and when one was last desired: milliseconds since 1970.
+    /// The time when the kernel last took a change, and the time of the last desired change:
+    /// milliseconds since 1970.
     pub(crate) synced_at_ms: Gauge,
     pub(crate) queued_at_ms: Gauge,
-    /// Changes seen, and how many of them the kernel does not hold.
+    /// The number of changes seen, and the number of those that the kernel does not hold.
     pub(crate) service_changes: Counter,
     pub(crate) service_pending: Gauge,
     pub(crate) endpoint_changes: Counter,
     pub(crate) endpoint_pending: Gauge,
-    /// ServicePorts that drop packets for lack of a local endpoint: by the internal policy, and by
-    /// the external one.
+    /// The numbers of ServicePorts that drop packets for lack of a local endpoint, by the internal
+    /// and by the external policy.
     pub(crate) no_local: [Gauge; 2],
-    /// Steps of successful attempts: planning, encoding, the kernel.
+    /// The durations of the steps of successful attempts: planning, encoding, the kernel.
     pub(crate) phases: [Histogram; 3],
     pub(crate) operations: Counter,
     pub(crate) bytes: Counter,
@@ -169,26 +172,26 @@ impl Default for FamilyCounters {
 }
 
 impl FamilyCounters {
-    /// An update came.
+    /// Counts the changes of an update.
     pub(crate) fn queued(&self, changes: Changes, now_ms: u64) {
         self.queued_at_ms.set(now_ms);
         self.service_changes.add(changes.services);
         self.endpoint_changes.add(changes.endpoints);
-        // Only the engine writes here: nothing is lost between reading and writing.
+        // Only the engine writes here, so nothing is lost between reading and writing.
         let pending = self.service_pending.get() + changes.services;
         self.service_pending.set(pending);
         let pending = self.endpoint_pending.get() + changes.endpoints;
         self.endpoint_pending.set(pending);
     }
 
-    /// The kernel holds everything that was desired.
+    /// Records that the kernel holds everything that was desired.
     pub(crate) fn caught_up(&self, now_ms: u64) {
         self.synced_at_ms.set(now_ms);
         self.service_pending.set(0);
         self.endpoint_pending.set(0);
     }
 
-    /// An attempt ended. `full`: it looked at everything.
+    /// Counts an attempt; `full` if it considered everything.
     pub(crate) fn attempted(&self, took: Duration, full: bool, applied: Option<&Applied>) {
         self.sync.observe(took);
         let kind = if full { &self.full } else { &self.partial };
@@ -213,8 +216,8 @@ impl FamilyCounters {
         }
     }
 
-    /// So many ServicePorts have no local endpoint where their policy wants one: internal policy,
-    /// external policy.
+    /// Sets how many ServicePorts have no local endpoint although their policy requires one: internal
+    /// policy, external policy.
     pub(crate) fn set_no_local(&self, counts: [u64; 2]) {
         for (gauge, count) in self.no_local.iter().zip(counts) {
             gauge.set(count);
@@ -222,19 +225,19 @@ impl FamilyCounters {
     }
 }
 
-/// What is counted while the agent works.
+/// All counters of the agent.
 #[derive(Debug, Default)]
 pub struct Counters {
     families: [FamilyCounters; 2],
-    /// Attempts to open a health check node port that failed (A25).
+    /// The number of failed attempts to open a health check node port (A25).
     pub(crate) service_health_failures: Counter,
-    /// Health check node ports that are open, and those that are not but should be.
+    /// The numbers of health check node ports that are open, and that are closed but should be open.
     pub(crate) service_health_open: Gauge,
     pub(crate) service_health_closed: Gauge,
 }
 
 impl Counters {
-    /// Those of a family.
+    /// Returns the counters of a family.
     #[must_use]
     pub fn family(&self, family: Family) -> &FamilyCounters {
         &self.families[family as usize]

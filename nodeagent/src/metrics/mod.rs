@@ -1,4 +1,4 @@
-//! Metrics (section (h)) and what else kube-proxy serves on port 10249 (G5).
+//! Metrics (section (h)), and the other pages that kube-proxy serves on port 10249 (G5).
 //!
 //! ```text
 //! engine -> Counters (atomics) --.
@@ -6,8 +6,8 @@
 //! /proc/self --------------------'
 //! ```
 //!
-//! Names, types, labels and buckets of `kubeproxy_*` are kube-proxy's; `kplane_agent_*` is ours.
-//! No label has the name of a Service: the number of series does not grow with the cluster.
+//! Names, types, labels and buckets of `kubeproxy_*` are kube-proxy's; `kplane_agent_*` is kplane's
+//! own. No label has the name of a Service, so the number of series does not grow with the cluster.
 
 mod collect;
 mod counters;
@@ -28,16 +28,16 @@ use crate::healthz::Answers;
 use crate::report::Report;
 use kplane_dataplane::backend::Description;
 
-/// Where the numbers come from.
+/// The sources of the numbers.
 #[derive(Clone, Debug)]
 pub struct Sources {
-    /// What is counted while the agent works.
+    /// The counters of the agent.
     pub counters: Arc<Counters>,
-    /// Of the engine.
+    /// The engine's reports.
     pub reports: watch::Receiver<Report>,
-    /// To the control plane.
+    /// The connection to the control plane.
     pub connection: watch::Receiver<Connection>,
-    /// Of the health port.
+    /// The counts of the health port's answers.
     pub answers: Arc<Answers>,
     /// The backend.
     pub backend: &'static Description,

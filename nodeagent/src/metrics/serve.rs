@@ -1,4 +1,4 @@
-//! Port 10249 (G5).
+//! The server of port 10249 (G5).
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use super::Sources;
 use super::collect::{Agent, KubeProxy};
 use kplane_kube_proxy_config::KubeProxyConfiguration;
 
-/// Under this name kube-proxy shows its configuration.
+/// The name under which kube-proxy shows its configuration.
 const CONFIGZ: &str = "kubeproxy.config.k8s.io";
 
-/// Everything that the port answers.
+/// The state behind all pages of the port.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Registry>,
@@ -24,7 +24,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// `configuration` is the one in force.
+    /// Creates the pages. `configuration` is the configuration in effect.
     #[must_use]
     pub fn new(
         sources: Sources,
@@ -42,8 +42,8 @@ impl Metrics {
         }
     }
 
-    /// Answers a request to the port. Profiles, flags and status pages of kube-proxy are not
-    /// served: 404.
+    /// Answers a request to the port. kube-proxy's profiles, flags and status pages are not served:
+    /// 404.
     pub(crate) fn respond<B>(&self, request: &Request<B>) -> Answer {
         let text = |body: &'static str| http::answer(StatusCode::OK, http::TEXT, body);
         match request.uri().path() {

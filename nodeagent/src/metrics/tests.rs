@@ -130,7 +130,8 @@ impl Rig {
     }
 }
 
-/// Type, name and labels of everything in a text, as above. Every sample must belong to a type.
+/// Returns type, name and labels of everything in a text, as above. Every sample must belong to a
+/// type.
 fn described(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let (mut head, mut labels) = (String::new(), BTreeSet::new());
@@ -178,7 +179,7 @@ async fn h_every_name_type_and_label() {
         missing.is_empty() && foreign.is_empty(),
         "missing {missing:?}, not listed {foreign:?}"
     );
-    // Described once each, and never by a Service's name.
+    // Each metric is described once, and no label has a Service's name.
     assert_eq!(text.matches("# TYPE").count(), expected.len());
     assert_eq!(text.matches("# HELP").count(), expected.len());
 }

@@ -1,4 +1,4 @@
-//! Tests of taking over (I3).
+//! Tests of applying changes of the file (I3).
 
 use std::fs;
 
@@ -59,7 +59,7 @@ fn i3_what_can_be_is_taken_over_and_the_rest_waits() {
     let effective = rig.effective();
     assert_eq!(effective.cluster_cidr, "11.0.0.0/8");
     assert_eq!(effective.nftables.masquerade_bit, 14, "needs a restart");
-    // What waits keeps waiting, and does not stand in the way.
+    // Fields that wait for a restart keep waiting, and do not block others.
     let settings = rig
         .say("clusterCIDR: 12.0.0.0/8\nnftables: {masqueradeBit: 7}\n")
         .unwrap();
@@ -97,7 +97,7 @@ fn i3_a_file_that_says_the_same_is_no_change() {
     assert_eq!(changes.borrow_and_update().logging.verbosity, 4);
 }
 
-/// A range that nobody has looked at while the mode was another one.
+/// The range was not checked while the mode was another one.
 #[test]
 fn i3_fields_that_do_not_go_together_are_refused() {
     let mut rig = Rig::new("clusterCIDR: 10.0.0.0/8\n");
@@ -108,7 +108,8 @@ fn i3_fields_that_do_not_go_together_are_refused() {
     assert_eq!(rig.effective(), before);
 }
 
-/// What is wrong, or waits for a restart, is said once, and not with every touch of the file.
+/// Problems and fields that wait for a restart are logged once, and not after every touch of the
+/// file.
 #[test]
 fn i3_the_same_news_is_no_news() {
     let mut rig = Rig::new("clusterCIDR: 10.0.0.0/8\n");

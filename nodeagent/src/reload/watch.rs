@@ -1,4 +1,4 @@
-//! Notices that a file may say something else: it was written, replaced by a rename, or one of the
+//! Notices that a file may have changed: it was written, replaced by a rename, or one of the
 //! symbolic links on the way to it was swapped, as in the volume of a ConfigMap.
 
 use std::ffi::OsString;
@@ -10,17 +10,18 @@ use futures_util::StreamExt;
 use inotify::{EventMask, EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
 use tokio::time::{Instant, timeout_at};
 
-/// Symbolic links that are followed, as in the kernel.
+/// Most symbolic links that are followed, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// Silence after which a change is taken to be complete: editors write, rename and remove within a
-/// millisecond.
+/// Time without events after which a change counts as complete: editors write, rename and remove
+/// within a millisecond.
 const QUIET: Duration = Duration::from_millis(20);
 
-/// The longest that a change is waited for to be complete.
+/// Longest wait for a change to be complete.
 const GATHER_AT_MOST: Duration = Duration::from_millis(500);
 
-/// Buffer of events in bytes: an event with a name of 255 bytes takes 272, so 60 of them.
+/// Size of the buffer for events in bytes. An event with a name of 255 bytes takes 272, so it holds
+/// 60.
 const EVENT_BUFFER_BYTES: usize = 16 << 10;
 
 /// Watches every folder on the way to a file.
@@ -28,7 +29,7 @@ pub(super) struct FileWatch {
     path: PathBuf,
     watches: Watches,
     events: EventStream<Vec<u8>>,
-    /// Folders and the file itself, and the names in them that matter.
+    /// The watched folders, the file itself, and the names in the folders that matter.
     watched: Vec<(WatchDescriptor, Entry)>,
 }
 
@@ -36,7 +37,7 @@ pub(super) struct FileWatch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     folder: PathBuf,
-    /// Empty for the file itself, which may be mounted alone and written from elsewhere.
+    /// The name; empty for the file itself, which may be mounted alone and written from elsewhere.
     name: OsString,
 }
 
@@ -59,7 +60,7 @@ impl FileWatch {
         Ok(watch)
     }
 
-    /// Waits until the file may say something else.
+    /// Waits until the file may have changed.
     pub(super) async fn changed(&mut self) {
         while !self.next_matters().await {}
         let deadline = Instant::now() + GATHER_AT_MOST;
@@ -74,7 +75,7 @@ impl FileWatch {
         }
     }
 
-    /// Whether the next event is about the file or the way to it.
+    /// Returns whether the next event concerns the file or the way to it.
     async fn next_matters(&mut self) -> bool {
         match self.events.next().await {
             Some(Ok(event)) => {
@@ -85,7 +86,7 @@ impl FileWatch {
                 };
                 overflow || self.watched.iter().any(is_it)
             }
-            // As if events were lost, which they may be.
+            // Events may be lost, so an error counts as a change.
             Some(Err(_)) => true,
             None => std::future::pending().await,
         }
@@ -99,14 +100,14 @@ impl FileWatch {
             // For the file itself the name is empty, and the folder is the file.
             match self.watches.add(&entry.folder, mask()) {
                 Ok(descriptor) => self.watched.push((descriptor, entry)),
-                // It may come; folders before it are watched for that.
+                // The file may be created later. The folders above it are watched for that.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => result = Err(error),
             }
         }
         for (descriptor, _) in before {
             if !self.watched.iter().any(|(now, _)| *now == descriptor) {
-                // It is gone already when the folder is.
+                // The watch is gone already if the folder is.
                 let _ = self.watches.remove(descriptor);
             }
         }
@@ -123,7 +124,7 @@ fn mask() -> WatchMask {
         | WatchMask::MOVE_SELF
 }
 
-/// Every name on the way to a file, links followed, and the file itself.
+/// Returns every name on the way to a file, links followed, and the file itself.
 fn on_the_way(path: &Path) -> Vec<Entry> {
     let mut entries = Vec::new();
     let mut links = 0;
@@ -157,7 +158,7 @@ fn on_the_way(path: &Path) -> Vec<Entry> {
     entries
 }
 
-/// Names on a path, the last one first.
+/// Returns the names on a path, the last one first.
 fn components(path: &Path) -> Vec<OsString> {
     let names = path.components().rev().filter_map(|part| match part {
         Component::Normal(name) => Some(name.to_owned()),

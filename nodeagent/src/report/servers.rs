@@ -1,14 +1,14 @@
-//! Virtual servers on the wire.
+//! Virtual servers in the wire format.
 
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
 use kplane_dataplane::backend::{Drain, Inspection, RealServer, ServerCounts, VirtualServer};
 
-/// Bytes of a family's draining servers in a report.
+/// Most bytes of a family's draining servers in a report.
 const DRAINS_BYTES: usize = 16 << 10;
 
-/// A family's part of the report.
+/// Returns a family's part of the report.
 pub(super) fn counts(counts: &ServerCounts) -> pb::ServerStats {
     pb::ServerStats {
         virtual_servers: counts.virtual_servers,
@@ -20,7 +20,7 @@ pub(super) fn counts(counts: &ServerCounts) -> pb::ServerStats {
     }
 }
 
-/// As many as fit: names may be long.
+/// Returns as many draining servers as fit: names may be long.
 fn drains(all: &[Drain]) -> Vec<pb::DrainingServer> {
     let mut room = DRAINS_BYTES;
     let fits = |drain: &pb::DrainingServer| {
@@ -41,7 +41,7 @@ fn drain(drain: &Drain) -> pb::DrainingServer {
     }
 }
 
-/// The answer to a question. `None`: the backend has no virtual servers.
+/// Returns the answer to a question; `None` means that the backend has no virtual servers.
 pub(crate) fn inspection(token: u64, told: Option<Inspection>) -> pb::Inspection {
     let Some(Inspection {
         servers,

@@ -1,4 +1,4 @@
-//! Reports, kept and on the wire.
+//! Tests of reports: what counts as news, and the wire format.
 
 use kplane_model::{EndpointAddr, Protocol, ServiceName};
 
@@ -56,7 +56,7 @@ fn a_report_stays_below_the_size_of_a_message() {
     assert!(wire.encoded_len() < kplane_proto::MAX_MESSAGE_BYTES);
 }
 
-/// Nothing but the source bounds names: those of a folder may be long.
+/// Only the source limits the length of names, and names in manifests may be long.
 #[test]
 fn a_report_with_long_names_stays_below_the_size_of_a_message() {
     for length in [253, 1_000, 50_000] {
@@ -100,7 +100,7 @@ fn a_report_with_long_names_stays_below_the_size_of_a_message() {
     }
 }
 
-/// Connections come and go: whoever waits for news is not woken for them.
+/// Connections come and go, and this alone wakes no receiver.
 #[test]
 fn real_servers_alone_are_no_news() {
     let mut held = Report::default();

@@ -1,4 +1,4 @@
-//! What a health check node port says (A23, A24).
+//! The answers of a health check node port (A23, A24).
 
 use hyper::StatusCode;
 use hyper::header::{HeaderName, HeaderValue};
@@ -8,7 +8,7 @@ use serde_json::ser::{PrettyFormatter, Serializer};
 
 use kplane_http::{self as http, Answer};
 
-/// Weighted load balancers read how many endpoints the node has.
+/// The header in which weighted load balancers read how many endpoints the node has.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
 #[derive(Serialize)]
@@ -25,7 +25,7 @@ struct Service<'a> {
     name: &'a str,
 }
 
-/// The answer for a Service with so many ready endpoints on the node, to a request for any path.
+/// Returns the answer for a Service with this number of ready endpoints on the node, for any path.
 pub(super) fn answer(service: &ServiceName, local_endpoints: u32, healthy: bool) -> Answer {
     let body = Body {
         service: Service {
@@ -37,7 +37,7 @@ pub(super) fn answer(service: &ServiceName, local_endpoints: u32, healthy: bool)
     };
     let mut bytes = Vec::with_capacity(192);
     let tabs = PrettyFormatter::with_indent(b"\t");
-    // Only text, numbers and fixed keys, into memory: there is nothing that could fail.
+    // The value has only text, numbers and fixed keys, and goes into memory, so nothing can fail.
     let _ = body.serialize(&mut Serializer::with_formatter(&mut bytes, tabs));
     let status = if local_endpoints > 0 && healthy {
         StatusCode::OK
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
     use http_body_util::BodyExt;
 
-    /// Byte for byte what kube-proxy prints.
+    /// The body is byte for byte what kube-proxy prints.
     #[tokio::test]
     async fn a24_headers_and_body() {
         let web = ServiceName::new("shop", "web");

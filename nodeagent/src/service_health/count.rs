@@ -1,4 +1,4 @@
-//! What a server must say: read from the desired state. Pure.
+//! Derives the targets of health check servers from the desired state. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,30 +7,31 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 
 use crate::desired::{Desired, View};
 
-/// What one server must do.
+/// The target state of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Where it listens: `healthCheckNodePort`.
+    /// The port on which the server listens: `healthCheckNodePort`.
     pub(crate) port: u16,
-    /// Distinct addresses of ready endpoints on the node, over all ports of the Service (A25).
+    /// The number of distinct addresses of ready endpoints on the node, over all ports of the
+    /// Service (A25).
     pub(crate) local_endpoints: u32,
     /// The first port of the Service, under which a failure is reported.
     pub(crate) key: ServiceKey,
 }
 
-/// What the server of one Service must do; `None` when it has none. Work: the Service's ports and
-/// its endpoints on the node.
+/// Returns the target of one Service's server; `None` when the Service has none. Work: the
+/// Service's ports and its endpoints on the node.
 pub(crate) fn target(desired: &Desired, service: &ServiceName, family: Family) -> Option<Target> {
     let ports = desired.ports_of(service);
     merge(ports.filter(|(program, _)| program.port.key.family == family))
 }
 
-/// What all servers of a family must do.
+/// Returns the targets of all servers of a family.
 pub(crate) fn all_targets(desired: &Desired, family: Family) -> BTreeMap<ServiceName, Target> {
     let mut ports = desired.services(family).peekable();
     let mut targets = BTreeMap::new();
     while let Some(first) = ports.next() {
-        // Ports of one Service stand side by side. Most have no server: they cost nothing here.
+        // Ports of one Service are adjacent. Most Services have no server and cost nothing here.
         if first.0.port.health_check_node_port.is_none() {
             continue;
         }

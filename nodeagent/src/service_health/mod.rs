@@ -1,15 +1,15 @@
-//! Health check node ports (A22-A25): load balancers ask which nodes have endpoints of a Service
-//! of type LoadBalancer with external policy Local.
+//! Health check node ports (A22-A25): load balancers ask which nodes have endpoints of a Service of
+//! type LoadBalancer with external policy Local.
 //!
 //! ```text
 //! engine: desired state, once the kernel holds it -> Publisher -> mailbox -> Servers: listeners
 //!                                        report <- failures <-----------------'
 //! ```
 //!
-//! The engine decides what must be said, in work that follows what changed; it never waits. The
-//! [`Servers`] task owns the listeners, one an address and Service, and takes the latest state from
-//! the mailbox. Invariants:
-//! * A server says what the kernel holds: a count changes after the family was programmed (A25).
+//! The engine decides the answers, in work that follows what changed; it never waits. The
+//! [`Servers`] task owns the listeners, one for each address and Service, and takes the latest
+//! state from the mailbox. Invariants:
+//! * A server reports what the kernel holds: a count changes after the family was programmed (A25).
 //! * Only Services with a health check node port cost anything.
 
 mod body;
@@ -37,11 +37,11 @@ use crate::healthz::Health;
 use crate::metrics::Counters;
 use crate::report::Failure;
 
-/// One server: a Service in a family.
+/// The key of one server: a Service in a family.
 pub(crate) type ServerKey = (Family, ServiceName);
 
-/// Changes on their way from the engine to the servers: the latest of each server, so that it
-/// never holds more than there are servers.
+/// Changes on their way from the engine to the servers. The mailbox keeps only the latest change of
+/// each server, so it never holds more changes than there are servers.
 #[derive(Debug, Default)]
 struct Mailbox {
     changes: Mutex<BTreeMap<ServerKey, Option<Target>>>,
@@ -65,8 +65,8 @@ impl Mailbox {
     }
 }
 
-/// Both ends: the publisher goes to the engine, the rest becomes [`Servers`] once there is a
-/// [`Health`].
+/// Creates both ends. The publisher goes to the engine; the rest becomes [`Servers`] once there is
+/// a [`Health`].
 #[must_use]
 pub fn channel() -> (Publisher, Unconnected) {
     let mailbox = Arc::new(Mailbox::default());
@@ -83,7 +83,7 @@ pub struct Unconnected {
 }
 
 impl Unconnected {
-    /// The servers. They open nothing before they run.
+    /// Returns the servers. They open nothing before they run.
     #[must_use]
     pub fn connect(self, addresses: Addresses, health: Health, counters: Arc<Counters>) -> Servers {
         Servers::new(self, addresses, health, counters)

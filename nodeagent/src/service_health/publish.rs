@@ -1,4 +1,4 @@
-//! The engine's end: tells the servers what changed, and learns what could not be opened.
+//! The engine's end: sends changes to the servers, and receives failures to open ports.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use super::{Mailbox, ServerKey, Target, all_targets, target};
 use crate::desired::{Desired, Touched};
 use crate::report::Failure;
 
-/// Owned by the engine. Knows what it last published, so that only real change is.
+/// The publisher, owned by the engine. It keeps what it last published, and publishes only real
+/// changes.
 #[derive(Debug)]
 pub struct Publisher {
     published: BTreeMap<ServerKey, Target>,
@@ -27,8 +28,9 @@ impl Publisher {
         }
     }
 
-    /// A family was programmed (A25). `everything`: all of it, not only what was touched. A
-    /// Service of which `failed` says that the kernel refused a part keeps what it had.
+    /// Publishes after a family was programmed (A25). If `everything`, all of the family is
+    /// compared, and not only what was touched. A Service keeps its earlier answer if `failed`
+    /// names a part that the kernel refused.
     pub(crate) fn programmed(
         &mut self,
         family: Family,
@@ -69,7 +71,7 @@ impl Publisher {
         let mut changes: Vec<(ServerKey, Option<Target>)> = Vec::new();
         for key in ours {
             let server = (family, key.service.clone());
-            // Keys are sorted: ports of one Service stand side by side.
+            // Keys are sorted, so ports of one Service are adjacent.
             if changes.last().is_some_and(|(last, _)| *last == server) {
                 continue;
             }
@@ -99,7 +101,7 @@ impl Publisher {
         changes
     }
 
-    /// Servers that cannot listen.
+    /// Returns the servers that cannot listen.
     pub(crate) fn failures(&self) -> Vec<Failure> {
         self.failures.borrow().clone()
     }
@@ -108,7 +110,7 @@ impl Publisher {
         !self.failures.borrow().is_empty()
     }
 
-    /// Waits until the failures are others; for ever when there are no servers.
+    /// Waits until the failures change; for ever when there are no servers.
     pub(crate) async fn failures_changed(&mut self) {
         if self.failures.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -116,7 +118,7 @@ impl Publisher {
     }
 }
 
-/// There is a health check node port on a ServicePort.
+/// Returns whether a ServicePort has a health check node port.
 fn has_server(desired: &Desired, key: &ServiceKey) -> bool {
     let view = desired.service(key);
     view.is_some_and(|(program, _)| program.port.health_check_node_port.is_some())

@@ -27,8 +27,8 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Least time between two attempts, however often there are syncs.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Most connections of all servers together: each is answered at once, so that only hostile
-/// clients ever have so many.
+/// Most connections of all servers together. Each is answered at once, so only hostile clients have
+/// that many.
 const MAX_CONNECTIONS: usize = 256;
 
 /// All health check servers of the node. See [`Servers::run`].
@@ -41,9 +41,9 @@ pub struct Servers {
     counters: Arc<Counters>,
     guests: Arc<Guests>,
     servers: BTreeMap<ServerKey, Server>,
-    /// Those of `servers` that do not listen everywhere as they should.
+    /// The servers that do not listen everywhere as they should.
     failing: BTreeMap<ServerKey, Failure>,
-    /// Addresses to listen on, of each family.
+    /// The addresses to listen on, for each family.
     current: [BTreeSet<IpAddr>; 2],
     tried_at: Option<Instant>,
 }
@@ -51,7 +51,7 @@ pub struct Servers {
 #[derive(Debug)]
 struct Server {
     target: Target,
-    /// What the listeners say.
+    /// The count that the listeners report.
     local_endpoints: Arc<AtomicU32>,
     listeners: BTreeMap<IpAddr, AbortOnDropHandle<()>>,
 }
@@ -77,7 +77,7 @@ impl Servers {
         }
     }
 
-    /// Follows what the engine publishes, for ever. All ports close with the future.
+    /// Applies what the engine publishes, for ever. Dropping the future closes all ports.
     pub async fn run(mut self) {
         let mailbox = self.mailbox.clone();
         loop {
@@ -93,7 +93,8 @@ impl Servers {
 
     async fn step(&mut self) {
         let changes = self.mailbox.take();
-        // Ports are closed before others are opened: one may pass from Service to Service.
+        // Ports are closed before others are opened, because a port may pass from Service to
+        // Service.
         for (key, new) in &changes {
             self.close_outdated(key, new.as_ref()).await;
         }
@@ -154,7 +155,7 @@ impl Servers {
         }
     }
 
-    /// Reads the node's addresses where these matter; true if there are others than before.
+    /// Reads the node's addresses where these matter; returns true if they have changed.
     fn follow_addresses(&mut self) -> bool {
         match self.addresses.current() {
             Ok(current) if current == self.current => false,
@@ -216,7 +217,7 @@ impl Servers {
         self.note(key, problem);
     }
 
-    /// Remembers what is wrong with a server, or that nothing is.
+    /// Records a server's problem, or that it has none.
     fn note(&mut self, key: &ServerKey, problem: Option<String>) {
         let Some(problem) = problem else {
             if self.failing.remove(key).is_some() {
@@ -249,7 +250,7 @@ impl Servers {
         self.failing.insert(key.clone(), failure);
     }
 
-    /// Tells the engine what fails, if that has changed.
+    /// Reports to the engine what fails, if that has changed.
     fn tell(&self) {
         let failing = self.failing.len();
         let open = self.servers.len() - failing;
@@ -265,7 +266,7 @@ impl Servers {
     }
 }
 
-/// Ends a listener, and waits until its port is free: the task does nothing but wait.
+/// Ends a listener, and waits until its port is free.
 async fn close(listener: AbortOnDropHandle<()>) {
     listener.abort();
     let _ = listener.await;

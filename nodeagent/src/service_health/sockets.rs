@@ -1,5 +1,5 @@
-//! Where health check node ports listen (A23): on every address of a family, or on each own one
-//! that `nodePortAddresses` chooses.
+//! The addresses on which health check node ports listen (A23): all addresses of a family, or those
+//! of the node's own that `nodePortAddresses` selects.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,18 +11,18 @@ use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Connections that wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: u32 = 128;
 
-/// Which addresses of the node to listen on.
+/// The choice of the node's addresses to listen on.
 #[derive(Clone, Debug, Default)]
 pub struct Addresses {
     cidrs: Vec<Cidr>,
 }
 
 impl Addresses {
-    /// Those in `nodeport_addresses`. A family of which nothing is listed listens on all addresses,
-    /// as in kube-proxy.
+    /// Chooses the addresses in `nodeport_addresses`. A family without an entry listens on all
+    /// addresses, as in kube-proxy.
     #[must_use]
     pub fn new(nodeport_addresses: &[Cidr]) -> Self {
         Self {
@@ -36,20 +36,20 @@ impl Addresses {
             .filter(move |cidr| cidr.family() == family)
     }
 
-    /// One socket takes all addresses of the family.
+    /// Returns whether one socket serves all addresses of the family.
     fn is_everything(&self, family: Family) -> bool {
         let mut of_family = self.of(family).peekable();
         of_family.peek().is_none() || of_family.any(|cidr| cidr.prefix_len() == 0)
     }
 
-    /// The choice follows the node's addresses as they come and go.
+    /// Returns whether the choice follows the node's addresses as they come and go.
     pub(super) fn is_changing(&self) -> bool {
         Family::ALL
             .iter()
             .any(|family| !self.is_everything(*family))
     }
 
-    /// Addresses to listen on now, of each family.
+    /// Returns the addresses to listen on now, for each family.
     ///
     /// # Errors
     /// The node's addresses cannot be read.
@@ -76,7 +76,8 @@ fn any(family: Family) -> IpAddr {
     }
 }
 
-/// Addresses of the node's interfaces, without those that mean nothing without an interface.
+/// Returns the addresses of the node's interfaces, without those that are valid only with an
+/// interface.
 fn own_addresses() -> io::Result<Vec<IpAddr>> {
     let addresses = getifaddrs()?.filter_map(|interface| {
         let address = interface.address?;
@@ -89,7 +90,7 @@ fn own_addresses() -> io::Result<Vec<IpAddr>> {
     Ok(addresses.collect())
 }
 
-/// Opens a port on an address, of this family only: the other one has a socket of its own.
+/// Opens a port on an address, for this family only: the other one has its own socket.
 pub(super) fn listen(ip: IpAddr, port: u16) -> io::Result<TcpListener> {
     let socket = match ip {
         IpAddr::V4(_) => TcpSocket::new_v4()?,
@@ -99,13 +100,13 @@ pub(super) fn listen(ip: IpAddr, port: u16) -> io::Result<TcpListener> {
             socket
         }
     };
-    // Connections of a server that was closed a moment ago are no obstacle.
+    // The port can be opened although old connections of a closed server remain.
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::new(ip, port))?;
     socket.listen(BACKLOG)
 }
 
-/// What to do about a port that cannot be opened.
+/// Returns what to do about a port that cannot be opened.
 pub(super) fn advice(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EADDRINUSE) => {
@@ -136,7 +137,7 @@ mod tests {
         assert_eq!(chosen(&[], Family::V4), any_v4);
         assert_eq!(chosen(&[], Family::V6), any_v6);
         assert_eq!(chosen(&["192.0.2.0/24", "0.0.0.0/0"], Family::V4), any_v4);
-        // Nothing listed of a family: all of it.
+        // Without an entry of a family, all its addresses are chosen.
         assert_eq!(chosen(&["127.0.0.0/8"], Family::V6), any_v6);
         let loopback = BTreeSet::from(["127.0.0.1".parse().unwrap()]);
         assert_eq!(chosen(&["127.0.0.0/8"], Family::V4), loopback);

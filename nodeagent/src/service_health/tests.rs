@@ -1,4 +1,4 @@
-//! Counting (A25), and real servers over loopback (A22-A25).
+//! Tests of counting (A25), and of real servers over loopback (A22-A25).
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -16,8 +16,8 @@ use crate::desired::fixture::{Plane, key_of, svc, svc6};
 use crate::report::{FamilyReport, Report};
 use kplane_http::client::{Reply, ask, becomes, get, until};
 
-/// A port that is free in both families, below those that the kernel gives to clients: nobody takes
-/// it by chance.
+/// Returns a port that is free in both families. It is below the ports that the kernel gives to
+/// clients, so that no other program takes it by chance.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
@@ -120,7 +120,7 @@ impl Rig {
         }
     }
 
-    /// The kernel takes it.
+    /// Adds objects, which the kernel accepts.
     fn put(&mut self, objects: impl IntoIterator<Item = DesiredObject>) {
         for object in objects {
             self.plane.put(&object);
@@ -133,7 +133,7 @@ impl Rig {
         self.sync(&[]);
     }
 
-    /// The kernel takes everything but these Services.
+    /// Programs everything but these Services, which the kernel refuses.
     fn sync(&mut self, refused: &[&str]) {
         let first = self.desired.position().is_none();
         let update = if first {
@@ -174,7 +174,7 @@ fn count(reply: &Reply) -> &str {
     reply.header("x-load-balancing-endpoint-weight").unwrap()
 }
 
-/// Ready ones only, each address once over all ports.
+/// Only ready endpoints count, each address once over all ports.
 #[test]
 fn a25_distinct_ready_addresses_over_all_ports_are_counted() {
     let mut plane = Plane::new([
@@ -208,12 +208,12 @@ fn a25_distinct_ready_addresses_over_all_ports_are_counted() {
     assert_eq!(v6.local_endpoints, 0, "families are counted apart");
     let plain = ServiceName::new("shop", "plain");
     assert_eq!(target(&desired, &plain, Family::V4), None);
-    // Both ways lead to the same.
+    // Both ways lead to the same result.
     let all = all_targets(&desired, Family::V4);
     assert_eq!(all, BTreeMap::from([(web, v4)]));
 }
 
-/// Nothing is published, and nobody woken, when no Service has such a port.
+/// Nothing is published, and no task is woken, when no Service has such a port.
 #[tokio::test]
 async fn idle_services_cost_nothing() {
     let mut rig = Rig::new(&LOOPBACK);
@@ -279,7 +279,7 @@ async fn a23_an_unhealthy_proxy_is_503_with_its_endpoints() {
     let reply = becomes(v4(port), "/", 503).await;
     assert_eq!(count(&reply), "1");
     assert!(reply.body.contains("\"serviceProxyHealthy\": false"));
-    // A node that leaves stays (A23: eligibility is not considered).
+    // A leaving node changes nothing (A23: eligibility is not considered).
     let mut leaving = health(true);
     leaving.node = Some(crate::report::NodeState {
         known: true,
@@ -331,7 +331,7 @@ async fn a25_a_taken_port_is_reported_and_tried_again() {
     assert_eq!(failures[0].object, Some(web));
     assert!(rig.counters.service_health_failures.get() >= 1);
     drop(other);
-    // By the timer: nothing else happens.
+    // The timer alone causes this.
     rig.failures(0).await;
     assert_eq!(get(v4(port), "/").await.unwrap().status, 503);
     assert_eq!(rig.counters.service_health_open.get(), 1);
@@ -350,7 +350,7 @@ async fn a25_a_failure_ends_with_its_service() {
     assert_eq!(rig.counters.service_health_open.get(), 0);
 }
 
-/// What the kernel refused is not told to load balancers.
+/// Load balancers do not get counts that the kernel refused.
 #[tokio::test]
 async fn a25_a_refused_service_keeps_its_count() {
     let port = free_port();

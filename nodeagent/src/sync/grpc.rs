@@ -1,4 +1,4 @@
-//! The transport for use: gRPC over TCP, or over a channel that somebody made.
+//! The production transport: gRPC over TCP, or over a channel of the caller.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,19 +18,21 @@ use kplane_dataplane::chain;
 /// Longest wait for a TCP connection to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// HTTP/2 pings, and how long an answer may take: finds a dead peer below the stream in 15 s.
+/// Interval of HTTP/2 pings, and longest wait for an answer. They detect a dead peer in 15 s, below the
+/// stream.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
-/// Bytes that may be under way to an agent that does not read: two of the largest messages. What
-/// is beyond waits at the control plane, where newer state replaces older.
+/// Most bytes in flight to an agent that does not read: two of the largest messages. Everything beyond
+/// waits at the control plane, where newer state replaces older.
 const WINDOW: u32 = 2 * 256 * 1024;
 
-/// Where a control plane is.
+/// The location of a control plane.
 #[derive(Clone, Debug)]
 enum Target {
-    /// Connected anew each time: names are resolved again, a dead connection is never used twice.
+    /// A replica, connected anew each time: names are resolved again, and a dead connection is never
+    /// reused.
     Remote(Box<Remote>),
-    /// In the same process.
+    /// A control plane in the same process.
     Memory(Channel),
 }
 
@@ -38,11 +40,11 @@ enum Target {
 #[derive(Clone, Debug)]
 struct Remote {
     endpoint: Endpoint,
-    /// Where it is, as far as that is known: as its name was last resolved.
+    /// The addresses to which its name was last resolved; empty if not known.
     places: BTreeSet<SocketAddr>,
 }
 
-/// Hears of where the control planes are, before one of them is connected to.
+/// Receives the addresses of the control planes before each connection attempt.
 type Peers = Box<dyn Fn(BTreeSet<SocketAddr>) + Send>;
 
 /// gRPC to one of several control planes.
@@ -55,8 +57,8 @@ pub struct Grpc {
 }
 
 impl Grpc {
-    /// To replicas of a control plane, by connections of our own. Agents begin at a random one, so that
-    /// they spread. `peers` is told of all addresses that are known, before each attempt.
+    /// Creates a transport to replicas of a control plane, over kplane's own connections. Agents begin
+    /// at a random replica, so that they spread. `peers` gets all known addresses before each attempt.
     #[must_use]
     pub fn remote(
         endpoints: Vec<Endpoint>,
@@ -87,7 +89,7 @@ impl Grpc {
         }
     }
 
-    /// To a control plane in the same process.
+    /// Creates a transport to a control plane in the same process.
     #[must_use]
     pub fn memory(channel: Channel) -> Self {
         Self {
@@ -98,7 +100,7 @@ impl Grpc {
         }
     }
 
-    /// Where all control planes are, as far as that is known.
+    /// Returns the known addresses of all control planes.
     fn places(&self) -> BTreeSet<SocketAddr> {
         let remotes = self.targets.iter().filter_map(|target| match target {
             Target::Remote(remote) => Some(&remote.places),
@@ -143,7 +145,7 @@ impl Transport for Grpc {
             Err(reason) => return Err(OpenError::Connect { address, reason }),
         };
         let (outbox, messages) = mpsc::channel(OUTBOX);
-        // There is room: nothing was sent before.
+        // The channel has room, since nothing was sent before.
         let _ = outbox.try_send(hello);
         let answer = AgentServiceClient::new(channel)
             .sync(ReceiverStream::new(messages))

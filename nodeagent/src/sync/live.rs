@@ -1,7 +1,8 @@
 //! An open stream.
 //!
-//! One step handles one event. While the engine is busy with an update the stream is not read;
-//! pings and reports go out all the same, so that the control plane knows the agent is alive.
+//! One step handles one event. While the engine is busy with an update, the agent does not read the
+//! stream. It still sends pings and reports, so that the control plane knows that the agent is
+//! alive.
 
 use std::fmt;
 use std::time::Duration;
@@ -21,11 +22,11 @@ use crate::engine::Stopped;
 use crate::report::{Report, micros, servers};
 use kplane_dataplane::backend::{Inspection, ServerCounts};
 
-/// The agent asks for a sign of life this often.
+/// Interval of pings to the control plane.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A control plane that is silent for so long, three pings, is gone. With the connection attempt
-/// that follows this stays below the 20 s of the fleet's rules.
+/// Longest silence of a control plane, three pings, before it counts as gone. Together with the
+/// connection attempt that follows, this stays below the 20 s of the fleet's rules.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// An update on its way into the engine.
@@ -42,12 +43,12 @@ pub(super) struct Live {
     submission: Option<Submission>,
     /// The last question, until the engine has answered it.
     question: Option<Question>,
-    /// What the control plane was last told of real servers.
+    /// The counts of real servers that the control plane last received.
     servers_told: [Option<ServerCounts>; 2],
     /// The last update that arrived, taken or not.
     received: Option<Position>,
     since: Instant,
-    /// When the control plane was last heard of.
+    /// The time of the control plane's last message.
     heard: Instant,
     next_ping: Instant,
     /// The last ping, until it is answered.
@@ -55,7 +56,7 @@ pub(super) struct Live {
     due: Due,
 }
 
-/// What is to be sent as soon as there is room: the latest of each kind.
+/// The messages to send as soon as there is room: the latest of each kind.
 #[derive(Debug, Default)]
 struct Due {
     pong: Option<u64>,
@@ -64,7 +65,7 @@ struct Due {
     report: bool,
 }
 
-/// What a step led to.
+/// The outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     Nothing,
@@ -98,7 +99,7 @@ impl Live {
             heard: now,
             next_ping: now,
             asked: None,
-            // A control plane that just met the agent knows nothing of it.
+            // A new connection starts with a report.
             due: Due {
                 report: true,
                 ..Due::default()
@@ -106,7 +107,7 @@ impl Live {
         }
     }
 
-    /// How long the stream has been open.
+    /// Returns how long the stream has been open.
     pub(super) fn age(&self) -> Duration {
         self.since.elapsed()
     }
@@ -122,7 +123,8 @@ impl Live {
             Event::Heard(None) | Event::Room(Err(_)) => return Err(Lost::Closed),
             Event::Submitted(taken) => {
                 self.submission = None;
-                // Nobody listened meanwhile: the silence was ours.
+                // The agent did not read the stream meanwhile, so the silence was not the control
+                // plane's.
                 self.heard = Instant::now();
                 taken??;
                 return Ok(Progress::UpdateTaken);
@@ -134,7 +136,7 @@ impl Live {
             Event::PingDue => {
                 self.next_ping = Instant::now() + PING_INTERVAL;
                 self.due.ping = true;
-                // Nobody is woken for these alone: see `Report::servers`.
+                // A change of the servers wakes no receiver: see `Report::servers`.
                 self.due.report |= self.reports.borrow().servers != self.servers_told;
             }
             Event::Silent => return Err(Lost::Silent(SILENCE)),
@@ -212,7 +214,7 @@ impl Live {
         Ok(())
     }
 
-    /// Hands a complete update to the engine, and says at once that it arrived.
+    /// Hands a complete update to the engine, and reports at once that it arrived.
     fn submit(&mut self, update: Update, shared: &Shared) {
         self.received = Some(update.position);
         self.due.report = true;
@@ -220,7 +222,7 @@ impl Live {
         self.submission = Some(Box::pin(async move { engine.submit(update).await }));
     }
 
-    /// Hands a question to the engine; one that is not answered yet is not asked any more.
+    /// Hands a question to the engine. A new question replaces an unanswered one.
     fn ask(&mut self, inspect: &pb::Inspect, shared: &Shared) {
         let service = ServiceName::new(&inspect.namespace, &inspect.name);
         let engine = shared.engine.clone();
@@ -244,7 +246,7 @@ impl Live {
         permit.send(pb::AgentMessage { kind: Some(kind) });
     }
 
-    /// The engine's latest report, with what only the stream knows.
+    /// Returns the engine's latest report, with the fields that only the stream knows.
     fn report(&mut self, shared: &mut Shared) -> pb::Report {
         let mut report = {
             let latest = self.reports.borrow_and_update();
@@ -257,7 +259,7 @@ impl Live {
         };
         if let Some(received) = self.received {
             if report.epoch != received.epoch {
-                // The engine is still in another epoch: nothing of this one is in the kernel.
+                // The engine is still in another epoch, so nothing of this one is in the kernel.
                 report.epoch = received.epoch;
                 report.applied_revision = 0;
                 report.verified_revision = 0;

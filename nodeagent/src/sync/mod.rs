@@ -7,9 +7,9 @@
 //! Disconnected -after a while---------> Connecting
 //! ```
 //!
-//! It owns the connection and nothing of the desired state: complete updates go to the engine,
-//! reports come from it. While there is no connection the kernel keeps what it holds. The way back
-//! starts with a resume token, so that only real differences travel.
+//! The client owns the connection, and no part of the desired state: complete updates go to the
+//! engine, and reports come from it. While there is no connection, the kernel keeps what it holds.
+//! A new connection starts with a resume token, so that only real differences travel.
 
 mod grpc;
 mod live;
@@ -38,32 +38,32 @@ use crate::desired::{Refusal, Remedy, now_ms};
 use crate::engine::{Engine, Stopped};
 use kplane_dataplane::backoff::Backoff;
 
-/// First and longest ceiling of the wait before connecting again.
+/// First and longest upper bound of the wait before connecting again.
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
-/// From the first packet to Welcome, name resolution included.
+/// Longest time from the first packet to Welcome, including name resolution.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// A stream that lived for so long was a good one: the next pause is a short one again.
+/// Time after which a stream counts as healthy; the pause after it is short again.
 const HEALTHY: Duration = Duration::from_secs(60);
 
-/// Longest that a control plane may send an agent away.
+/// Longest pause that a control plane may ask of an agent.
 const LONGEST_ABSENCE: Duration = Duration::from_secs(300);
 
-/// Bit set of what this agent understands beyond the base protocol: capability N is bit N - 1.
+/// The set of capabilities beyond the base protocol as bits: capability N is bit N - 1.
 const CAPABILITIES: u64 = 1 << (pb::Capability::Draining as u64 - 1);
 
-/// Who the agent is.
+/// The identity of the agent.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The node it works for.
+    /// The node of the agent.
     pub node: NodeName,
-    /// Random for each start.
+    /// A random number, new for each start.
     pub instance: u64,
 }
 
 impl Identity {
-    /// An agent that starts now.
+    /// Creates the identity of an agent that starts now.
     #[must_use]
     pub fn new(node: NodeName) -> Self {
         let instance = rand::random();
@@ -71,28 +71,28 @@ impl Identity {
     }
 }
 
-/// Keeps a stream to a control plane for as long as it runs.
+/// Keeps a stream to a control plane for as long as the agent runs.
 #[derive(Debug)]
 pub struct Client<T> {
     transport: T,
     identity: Identity,
     shared: Shared,
     backoff: Backoff,
-    /// What the agent holds is in doubt: ask for a snapshot.
+    /// Whether to ask for a snapshot, because the agent's state is in doubt.
     fresh: bool,
     connection: watch::Sender<Connection>,
-    /// The last reason for a log line: the same again is not worth another.
+    /// The last reason in the log; the same reason is not logged again.
     complaint: String,
 }
 
-/// What outlives a stream and is reported on the next.
+/// The state that outlives a stream and is reported on the next one.
 #[derive(Debug)]
 struct Shared {
     engine: Engine,
-    /// Messages of kinds that this version does not know.
+    /// The number of messages of kinds that this version does not know.
     unknown_messages: u64,
     round_trip: Duration,
-    /// Number of the last trigger that a control plane was told of.
+    /// The number of the last trigger that was sent to a control plane.
     triggers_told: u64,
 }
 
@@ -103,7 +103,7 @@ enum State {
     Live(Box<Live>),
 }
 
-/// Why a stream ended, or never began.
+/// The reason why a stream ended, or never began.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
     #[error(transparent)]
@@ -126,14 +126,14 @@ enum Lost {
     Engine(#[from] Stopped),
 }
 
-/// What to do about a lost stream.
+/// The reaction to a lost stream.
 #[derive(Debug, PartialEq, Eq)]
 enum Retry {
     /// Connect again after a growing pause.
     Backoff,
-    /// The same, and ask for a snapshot.
+    /// Connect again after a growing pause, and ask for a snapshot.
     Fresh,
-    /// Connect again after what was asked for, and up to half more.
+    /// Connect again after the pause that was asked for, plus up to half of it.
     After(Duration),
     /// The process cannot go on.
     Never(Stopped),
@@ -159,7 +159,7 @@ impl Lost {
 }
 
 impl<T: Transport> Client<T> {
-    /// A client that is not connected yet.
+    /// Creates a client that is not connected yet.
     #[must_use]
     pub fn new(transport: T, identity: Identity, engine: Engine) -> Self {
         let disconnected = Connection {
@@ -183,7 +183,7 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Whether the control plane is there.
+    /// Returns a receiver of the connection's state.
     #[must_use]
     pub fn connection(&self) -> watch::Receiver<Connection> {
         self.connection.subscribe()

@@ -25,7 +25,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Hands each stream that the client opens to the test.
 struct Scripted {
     opened: mpsc::UnboundedSender<Server>,
-    /// Streams that are refused before one is opened.
+    /// The number of streams that are refused before one is opened.
     refusals: u32,
     rotations: watch::Sender<u32>,
 }
@@ -96,7 +96,7 @@ impl Server {
         message.map(|message| message.kind.unwrap())
     }
 
-    /// The next report that is as wanted. Pings are answered meanwhile.
+    /// Returns the next report that is as wanted. Pings are answered meanwhile.
     async fn report(&mut self, wanted: impl Fn(&pb::Report) -> bool) -> pb::Report {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
@@ -179,7 +179,7 @@ impl Rig {
             .unwrap()
     }
 
-    /// A stream over which all of `plane` was applied.
+    /// Returns a stream over which all of `plane` was applied.
     async fn synced(&mut self, plane: &mut Plane) -> Server {
         let mut server = self.opened().await;
         server.welcome(plane.epoch);

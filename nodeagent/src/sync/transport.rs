@@ -1,19 +1,19 @@
-//! The way to a control plane: messages out, messages in. A script in tests.
+//! The transport between agent and control plane. Tests use a script in its place.
 
 use futures_util::stream::BoxStream;
 use kplane_proto::v1::{AgentMessage, ServerMessage};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-/// Messages of the agent that wait for the stream: a pong, a ping and a report. Whatever comes
-/// while they wait is the latest state once there is room.
+/// Most messages of the agent that wait for the stream: a pong, a ping and a report. Newer state
+/// waits elsewhere, and the latest is sent once there is room.
 pub const OUTBOX: usize = 3;
 
 /// An open stream. Dropping it closes the stream.
 pub struct Link {
-    /// To the control plane.
+    /// Messages to the control plane.
     pub outbox: mpsc::Sender<AgentMessage>,
-    /// From the control plane.
+    /// Messages from the control plane.
     pub inbox: BoxStream<'static, Result<ServerMessage, Status>>,
 }
 
@@ -23,32 +23,32 @@ pub trait Transport: Send + 'static {
     fn open(&mut self, hello: AgentMessage)
     -> impl Future<Output = Result<Link, OpenError>> + Send;
 
-    /// The current address failed: the next one is used from now on.
+    /// Makes the next address current, because the current one failed.
     fn rotate(&mut self);
 }
 
-/// A stream that cannot be opened.
+/// The reason why a stream cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Nothing answers.
+    /// No answer came from the address.
     #[error("cannot connect to {address}: {reason}")]
     Connect {
-        /// Of the control plane.
+        /// The address of the control plane.
         address: String,
-        /// What happened.
+        /// The cause.
         reason: String,
     },
-    /// Something answers, but it is not a control plane that wants us.
+    /// An answer came, but not from a control plane that accepts this agent.
     #[error("{address} refuses the stream: {}", describe(status))]
     Refused {
-        /// Of the control plane.
+        /// The address of the control plane.
         address: String,
-        /// Its answer.
+        /// The status that it returned.
         status: Box<Status>,
     },
 }
 
-/// A status without its metadata, for people.
+/// Returns a status without its metadata, human-readable.
 pub(super) fn describe(status: &Status) -> String {
     match status.message() {
         "" => status.code().to_string(),

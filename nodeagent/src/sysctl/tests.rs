@@ -1,4 +1,4 @@
-//! F6: the numbers, and a file system that has them.
+//! F6: the values, and a file system that contains them.
 
 use super::*;
 
@@ -111,7 +111,7 @@ fn f6_everything_can_be_asked_for() {
     assert_eq!(hashsize(root), 16_384);
 }
 
-/// One file that cannot be set does not keep the others from it, and each says what to do.
+/// An error with one file does not keep others from being set, and each error names the remedy.
 #[test]
 fn f6_failures_are_told_and_stop_nothing() {
     let root = kernel();
@@ -148,7 +148,7 @@ fn f6_failures_are_told_and_stop_nothing() {
     }
 }
 
-/// A quota of a container is not the machine's size.
+/// The quota of a container is not the machine's size.
 #[test]
 fn processors_are_the_machines() {
     let root = kernel();

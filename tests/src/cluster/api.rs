@@ -16,18 +16,18 @@ use tokio::runtime::{Builder, Runtime};
 use super::kinds::Kind;
 use crate::netns::NetNs;
 
-/// Who the server is told to have applied something.
+/// The field manager of everything applied.
 const FIELD_MANAGER: &str = "kplane-tests";
-/// No request takes longer unless the server hangs.
+/// Longest time of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Objects in one answer of a list.
+/// Objects in one page of a list.
 const PAGE: usize = 5_000;
 
 /// A client that lives in the cluster's namespace. Clones share its connections. Call it from
 /// ordinary threads, not from inside an async runtime.
 ///
 /// Objects are named by their kind and `namespace/name`, or `name` where the kind has no
-/// namespaces. Errors are [`kube::Error`]s below a line that says what was asked for; see
+/// namespaces. Errors are [`kube::Error`]s below a line that names the request; see
 /// [`status_code`].
 #[derive(Clone)]
 pub struct Api {
@@ -41,7 +41,7 @@ impl std::fmt::Debug for Api {
     }
 }
 
-/// The HTTP status with which the server refused, such as 409, if it was the server.
+/// Returns the HTTP status with which the server refused, such as 409, if the server did.
 #[must_use]
 pub fn status_code(error: &anyhow::Error) -> Option<u16> {
     match error.downcast_ref::<kube::Error>() {
@@ -51,12 +51,13 @@ pub fn status_code(error: &anyhow::Error) -> Option<u16> {
 }
 
 impl Api {
-    /// A client with the credentials of a kubeconfig, that connects from inside a namespace.
+    /// Opens a client with the credentials of a kubeconfig, which connects from inside a namespace.
     ///
     /// # Errors
     /// The kubeconfig cannot be used. The server need not be there yet.
     pub fn open(ns: &NetNs, kubeconfig: &Path) -> Result<Self> {
-        // Threads begin where their creator is, and a connection is made by the thread that asks.
+        // Threads start in their creator's namespace, and the thread that sends a request makes the
+        // connection.
         let _inside = ns.enter()?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
@@ -77,10 +78,10 @@ impl Api {
         })
     }
 
-    /// Creates an object or makes these its fields (server-side apply, by force).
+    /// Creates an object or sets the given fields (server-side apply, by force).
     ///
     /// # Errors
-    /// See the server's answer.
+    /// The server's error.
     pub fn apply(&self, object: &Value) -> Result<Value> {
         let (kind, path) = Self::at(object)?;
         let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
@@ -88,10 +89,10 @@ impl Api {
             .with_context(|| format!("apply {}", shown(object)))
     }
 
-    /// Creates an object. One without `metadata.name` needs a `generateName`.
+    /// Creates an object. An object without `metadata.name` needs a `generateName`.
     ///
     /// # Errors
-    /// See the server's answer; 409 if it exists.
+    /// The server's error; 409 if the object exists.
     pub fn create(&self, object: &Value) -> Result<Value> {
         let kind = kind_of(object)?;
         let path = kind.collection(object["metadata"]["namespace"].as_str());
@@ -99,10 +100,10 @@ impl Api {
             .with_context(|| format!("create {}", shown(object)))
     }
 
-    /// Replaces an object as a whole; with a `metadata.resourceVersion` only if it is still that.
+    /// Replaces an object as a whole. A `metadata.resourceVersion` must still be current.
     ///
     /// # Errors
-    /// See the server's answer; 409 if it has changed.
+    /// The server's error; 409 if the object has changed.
     pub fn replace(&self, object: &Value) -> Result<Value> {
         let (kind, path) = Self::at(object)?;
         self.send(Method::PUT, &path, JSON, Some(&complete(kind, object)))
@@ -112,7 +113,7 @@ impl Api {
     /// Changes some fields of an object (JSON merge patch: `null` removes a field).
     ///
     /// # Errors
-    /// See the server's answer; 404 if there is none.
+    /// The server's error; 404 if the object does not exist.
     pub fn patch(&self, kind: &str, key: &str, fields: &Value) -> Result<Value> {
         let path = Kind::named(kind)?.object(key)?;
         self.send(Method::PATCH, &path, MERGE, Some(fields))
@@ -122,7 +123,7 @@ impl Api {
     /// Changes some fields of an object's status, named below `status`.
     ///
     /// # Errors
-    /// See the server's answer; 404 if there is none.
+    /// The server's error; 404 if the object does not exist.
     pub fn patch_status(&self, kind: &str, key: &str, status: &Value) -> Result<Value> {
         let path = format!("{}/status", Kind::named(kind)?.object(key)?);
         let fields = json!({ "status": status });
@@ -130,10 +131,10 @@ impl Api {
             .with_context(|| format!("patch the status of {kind} {key}"))
     }
 
-    /// Deletes an object; Pods on nodes go when their kubelet agrees.
+    /// Deletes an object. A Pod on a node goes when its kubelet agrees.
     ///
     /// # Errors
-    /// See the server's answer; 404 if there is none.
+    /// The server's error; 404 if the object does not exist.
     pub fn delete(&self, kind: &str, key: &str) -> Result<()> {
         self.delete_with(kind, key, &json!({}))
     }
@@ -141,7 +142,7 @@ impl Api {
     /// Deletes an object with options, such as `{"gracePeriodSeconds": 0}`.
     ///
     /// # Errors
-    /// See the server's answer; 404 if there is none.
+    /// The server's error; 404 if the object does not exist.
     pub fn delete_with(&self, kind: &str, key: &str, options: &Value) -> Result<()> {
         let path = Kind::named(kind)?.object(key)?;
         let answer: Result<Value> = self.send(Method::DELETE, &path, JSON, Some(options));
@@ -150,10 +151,10 @@ impl Api {
             .with_context(|| format!("delete {kind} {key}"))
     }
 
-    /// Reads an object, if there is one.
+    /// Reads an object; `None` if it does not exist.
     ///
     /// # Errors
-    /// See the server's answer.
+    /// The server's error.
     pub fn get(&self, kind: &str, key: &str) -> Result<Option<Value>> {
         let path = Kind::named(kind)?.object(key)?;
         let answer: Result<Value> = self.send(Method::GET, &path, JSON, None);
@@ -169,7 +170,7 @@ impl Api {
     /// `apiVersion`, which the server leaves out.
     ///
     /// # Errors
-    /// See the server's answer.
+    /// The server's error.
     pub fn list(&self, kind: &str, namespace: Option<&str>) -> Result<Vec<Value>> {
         let kind = Kind::named(kind)?;
         let path = kind.collection(namespace);
@@ -192,7 +193,7 @@ impl Api {
     /// Sends any request; the body is JSON.
     ///
     /// # Errors
-    /// See the server's answer.
+    /// The server's error.
     pub fn request(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value> {
         self.send(method, path, JSON, body)
     }
@@ -200,18 +201,18 @@ impl Api {
     /// Reads a path that answers with text, such as `/readyz`.
     ///
     /// # Errors
-    /// See the server's answer.
+    /// The server's error.
     pub fn text(&self, path: &str) -> Result<String> {
         let request = Request::get(path).body(Vec::new())?;
         let client = self.client.clone();
         Ok(self.wait(async move { client.request_text(request).await })?)
     }
 
-    /// A token of a ServiceAccount, as `kubectl create token` makes it: for `audience`, or the
-    /// server's own without one; for `seconds`, at least 600.
+    /// Returns a token of a ServiceAccount, as `kubectl create token` makes it. The audience is
+    /// `audience`, or the server itself. The token is valid for `seconds`, at least 600.
     ///
     /// # Errors
-    /// See the server's answer; 404 without the ServiceAccount.
+    /// The server's error; 404 without the ServiceAccount.
     pub fn token(&self, account: &str, audience: Option<&str>, seconds: u32) -> Result<String> {
         let path = format!("{}/token", Kind::named("ServiceAccount")?.object(account)?);
         let mut spec = json!({ "expirationSeconds": seconds });
@@ -230,13 +231,14 @@ impl Api {
             .to_owned())
     }
 
-    /// The client beneath, for what is missing here; use it on [`Api::runtime`].
+    /// Returns the underlying client, for requests that are missing here; use it on
+    /// [`Api::runtime`].
     #[must_use]
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// The runtime whose one thread lives in the namespace.
+    /// Returns the runtime, whose one thread lives in the namespace.
     #[must_use]
     pub fn runtime(&self) -> &Runtime {
         &self.runtime
@@ -265,7 +267,7 @@ impl Api {
         Ok(self.wait(async move { client.request(request).await })?)
     }
 
-    /// Runs something on the thread in the namespace.
+    /// Runs a future on the thread in the namespace.
     fn wait<T: Send + 'static>(
         &self,
         answer: impl Future<Output = kube::Result<T>> + Send + 'static,
@@ -285,10 +287,10 @@ const JSON: &str = "application/json";
 const MERGE: &str = "application/merge-patch+json";
 const APPLY: &str = "application/apply-patch+yaml";
 
-/// `namespace/name` or `name` of an object.
+/// Returns `namespace/name` or `name` of an object.
 ///
 /// # Errors
-/// It has no name.
+/// The object has no name.
 pub fn key_of(object: &Value) -> Result<String> {
     let metadata = &object["metadata"];
     let name = metadata["name"].as_str();
@@ -309,7 +311,7 @@ fn shown(object: &Value) -> String {
     format!("{} {name}", object["kind"].as_str().unwrap_or_default())
 }
 
-/// The object with its kind and its version.
+/// Returns the object with its kind and its version.
 fn complete(kind: Kind, object: &Value) -> Value {
     let mut object = object.clone();
     object["kind"] = json!(kind.name);
@@ -319,7 +321,7 @@ fn complete(kind: Kind, object: &Value) -> Value {
     object
 }
 
-/// `https://address:port`, with brackets where IPv6 needs them.
+/// Returns `https://address:port`, with brackets where IPv6 needs them.
 pub(super) fn url(address: IpAddr, port: u16) -> String {
     format!("https://{}", std::net::SocketAddr::new(address, port))
 }

@@ -8,10 +8,10 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
 use serde_json::json;
 
-/// Everybody in this group may do everything.
+/// The group whose members may do everything.
 const ADMINISTRATORS: &str = "system:masters";
 
-/// What comes before the point of a P-256 key in a `SubjectPublicKeyInfo` (RFC 5480, in DER): the
+/// The bytes before the point of a P-256 key in a `SubjectPublicKeyInfo` (RFC 5480, in DER): the
 /// algorithms id-ecPublicKey and prime256v1, and the head of a bit string of 66 bytes.
 const P256_PUBLIC_KEY: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
@@ -21,18 +21,19 @@ const P256_PUBLIC_KEY: [u8; 26] = [
 /// The files that the API server reads.
 #[derive(Clone, Debug)]
 pub(super) struct Credentials {
-    /// Signs tokens of ServiceAccounts: an ECDSA key, made in no time where RSA takes seconds.
+    /// The key that signs tokens of ServiceAccounts: an ECDSA key, which is created at once, while
+    /// RSA takes seconds.
     pub(super) account_key: PathBuf,
-    /// Its public half: from a private one in PKCS#8 the server does not take it.
+    /// The public half of the key: the server does not take it from a private one in PKCS#8.
     pub(super) account_public_key: PathBuf,
-    /// Tokens of people.
+    /// The file with the users' tokens.
     pub(super) tokens: PathBuf,
-    /// The administrator's.
+    /// The administrator's token.
     pub(super) admin_token: String,
 }
 
 impl Credentials {
-    /// Finds them in a folder, or makes them.
+    /// Finds the credentials in a folder, or creates them.
     pub(super) fn in_folder(folder: &Path) -> Result<Self> {
         let credentials = Self {
             account_key: folder.join("accounts.key"),
@@ -78,7 +79,7 @@ fn write_pem(to: &Path, tag: &str, der: &[u8]) -> Result<()> {
     fs::write(to, text).with_context(|| to.display().to_string())
 }
 
-/// Writes a kubeconfig; every YAML reader takes JSON.
+/// Writes a kubeconfig as JSON, which every YAML reader accepts.
 pub(super) fn write_kubeconfig(to: &Path, server: &str, ca: &Path, token: &str) -> Result<()> {
     let name = "kplane-tests";
     let config = json!({

@@ -1,4 +1,4 @@
-//! The little that is asked of etcd itself, over its JSON gateway.
+//! The few requests to etcd itself, over its JSON gateway.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::server::ETCD_PORT;
 
-/// It answers at once or hangs.
+/// Longest wait: etcd answers at once or hangs.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Forgets all revisions but the newest; says which that is. Call it inside the namespace.
+/// Compacts all revisions but the newest, and returns that one. Call it inside the namespace.
 pub(super) fn compact() -> Result<i64> {
     // Any key will do: the answer's header has the revision.
     let answer = post("/v3/kv/range", &json!({ "key": "AA==" }))?;
@@ -25,12 +25,12 @@ pub(super) fn compact() -> Result<i64> {
     Ok(revision)
 }
 
-/// Whether it serves. Call it inside the namespace.
+/// Checks that etcd serves. Call it inside the namespace.
 pub(super) fn is_ready() -> Result<()> {
     post("/v3/kv/range", &json!({ "key": "AA==" })).map(drop)
 }
 
-/// HTTP/1.0: the answer ends with the connection.
+/// Sends a request over HTTP/1.0, so that the answer ends with the connection.
 fn post(path: &str, body: &Value) -> Result<Value> {
     let body = body.to_string();
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, ETCD_PORT))?;

@@ -1,8 +1,9 @@
 //! Processes that end with this one, however it ends.
 //!
-//! The kernel kills a child when the thread that started it ends (`PR_SET_PDEATHSIG`), so one thread
-//! starts them all and lives as long as they may. `setpriv` of util-linux asks the kernel for it in
-//! the child, which safe Rust cannot; without `setpriv` only dropping the handle ends a child.
+//! The kernel kills a child when the thread that started it ends (`PR_SET_PDEATHSIG`). Therefore one
+//! thread starts all children, and lives as long as they may. `setpriv` of util-linux requests the
+//! signal in the child, which safe Rust cannot do. Without `setpriv` only dropping the handle ends a
+//! child.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -15,7 +16,7 @@ use crate::netns::NetNs;
 use crate::privilege;
 use crate::process::Process;
 
-/// Asks the kernel for the signal, then becomes the program.
+/// The program that requests the signal and then becomes the child's program.
 const SETPRIV: &str = "setpriv";
 
 type Order = (Command, Sender<Result<Process>>);
@@ -31,7 +32,7 @@ impl Guard {
     /// Starts the thread that starts children.
     ///
     /// # Errors
-    /// That the namespace cannot be entered.
+    /// The namespace cannot be entered.
     pub fn new(ns: &NetNs) -> Result<Self> {
         let (orders, incoming) = channel();
         Ok(Self {
@@ -40,11 +41,11 @@ impl Guard {
         })
     }
 
-    /// Starts what [`command`] made: a child that is killed when its handle is dropped, when this
-    /// guard is, or when this process ends in any way.
+    /// Starts a child from the result of [`command`]. The child is killed when its handle or this
+    /// guard is dropped, or when this process ends in any way.
     ///
     /// # Errors
-    /// That the program could not be started.
+    /// The program could not be started.
     pub fn start(&self, command: Command) -> Result<Process> {
         let (answer, started) = channel();
         let orders = self.orders.as_ref().context("ends when dropped")?;
@@ -61,7 +62,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         drop(self.orders.take());
         if let Some(thread) = self.thread.take() {
-            // It panics nowhere; and if it did, everything has been killed.
+            // The thread does not panic; and even then, everything has been killed.
             let _ = thread.join();
         }
     }
@@ -69,12 +70,12 @@ impl Drop for Guard {
 
 fn serve(orders: &Receiver<Order>) {
     for (command, answer) in orders {
-        // Nobody waits: then the child is dropped, and killed.
+        // If the receiver is gone, the child is dropped and so killed.
         let _ = answer.send(Process::start(command));
     }
 }
 
-/// A command for [`Guard::start`]: the program by way of `setpriv`, where that is installed.
+/// Returns a command for [`Guard::start`]: the program by way of `setpriv`, where that is installed.
 #[must_use]
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     if !privilege::is_on_path(SETPRIV) {

@@ -1,4 +1,4 @@
-//! Which path of the API a kind of objects has.
+//! The API paths of the kinds of objects.
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) name: &'static str,
-    /// Group and version, as `apiVersion` has them.
+    /// Group and version, as in `apiVersion`.
     pub(super) api_version: &'static str,
     plural: &'static str,
     namespaced: bool,
@@ -28,7 +28,7 @@ const fn kind(
 
 const RBAC: &str = "rbac.authorization.k8s.io/v1";
 
-/// All of them. Add what a test needs.
+/// All kinds. Add what a test needs.
 const KINDS: &[Kind] = &[
     kind("ConfigMap", "v1", "configmaps", true),
     kind("Endpoints", "v1", "endpoints", true),
@@ -66,7 +66,7 @@ impl Kind {
             .with_context(|| format!("the rig knows no kind {name:?}: add it to cluster/kinds.rs"))
     }
 
-    /// The path of all objects of a namespace, or of all namespaces.
+    /// Returns the path of all objects of a namespace, or of all namespaces.
     pub(super) fn collection(&self, namespace: Option<&str>) -> String {
         let (plural, version) = (self.plural, self.api_version);
         let root = if version.contains('/') { "apis" } else { "api" };
@@ -76,7 +76,7 @@ impl Kind {
         }
     }
 
-    /// The path of an object: `namespace/name`, or `name` for kinds without namespaces.
+    /// Returns the path of an object: `namespace/name`, or `name` for kinds without namespaces.
     pub(super) fn object(&self, key: &str) -> Result<String> {
         let (namespace, name) = match key.split_once('/') {
             Some((namespace, name)) => (Some(namespace), name),

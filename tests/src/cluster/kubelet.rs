@@ -1,7 +1,7 @@
-//! A kubelet for all nodes together, that runs nothing: it gives Pods addresses, says that they are
-//! running and ready, and lets them go when their grace is over.
+//! A kubelet for all nodes together, which runs nothing. It gives Pods addresses, reports them as
+//! running and ready, and removes deleted Pods after their grace period.
 //!
-//! Its only state is which Pod has which address, read again from the Pods at each new list.
+//! Its only state is the addresses of Pods, read again from the Pods at each new list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,12 +19,12 @@ use tokio::task::JoinHandle;
 
 use super::api::{Api, key_of};
 
-/// Between two tries while the server is away.
+/// Pause between two attempts while the server is away.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A new list after so long, whatever happens.
+/// Longest time of a watch, in seconds; then everything is listed again.
 const WATCH_SECONDS: u32 = 300;
 
-/// The running kubelet; dropped = it stops, and Pods stay as they are.
+/// The running kubelet. Dropping it stops the kubelet, and Pods stay as they are.
 #[derive(Debug)]
 pub(super) struct Kubelet(JoinHandle<()>);
 
@@ -35,7 +35,7 @@ impl Drop for Kubelet {
 }
 
 impl Kubelet {
-    /// Starts it on the client's thread; a deleted Pod is terminating for `grace`.
+    /// Starts the kubelet on the client's thread; a deleted Pod is terminating for `grace`.
     pub(super) fn start(api: &Api, grace: Duration) -> Self {
         let mut work = Work {
             client: api.client(),
@@ -45,7 +45,8 @@ impl Kubelet {
         };
         Self(api.runtime().spawn(async move {
             loop {
-                // Errors are the server's absence or a change by others in between; both pass.
+                // An error means that the server is away, or that another client changed the Pod.
+                // Both pass.
                 let _ = work.watch().await;
                 tokio::time::sleep(PAUSE).await;
             }
@@ -57,7 +58,7 @@ struct Work {
     client: Client,
     grace: Duration,
     addresses: Addresses,
-    /// Keys of Pods whose grace runs.
+    /// Keys of Pods in their grace period.
     leaving: BTreeSet<String>,
 }
 
@@ -116,7 +117,7 @@ impl Work {
         patch_status(&self.client, &key, &status).await
     }
 
-    /// Ends a Pod when its grace is over; its endpoints are terminating until then.
+    /// Ends a Pod after its grace period; its endpoints are terminating until then.
     fn leave(&mut self, key: &str, pod: &Value) {
         if !self.leaving.insert(key.to_owned()) {
             return;
@@ -131,7 +132,7 @@ impl Work {
             loop {
                 let answer = send::<Value>(&client, Method::DELETE, &path, &options).await;
                 match answer {
-                    // Gone already, or another Pod of the same name.
+                    // The Pod is gone already, or another Pod has its name.
                     Ok(_) | Err(kube::Error::Api(_)) => return,
                     Err(_) => tokio::time::sleep(PAUSE).await,
                 }
@@ -145,7 +146,7 @@ impl Work {
     }
 }
 
-/// Which Pod has which addresses.
+/// The addresses of all Pods.
 #[derive(Debug, Default)]
 struct Addresses {
     of: BTreeMap<String, Vec<IpAddr>>,
@@ -164,7 +165,7 @@ impl Addresses {
         }
     }
 
-    /// The lowest free address of each prefix, the first one excepted.
+    /// Takes the lowest free address of each prefix, except its first one.
     fn take(&mut self, key: &str, cidrs: &[Cidr]) -> Vec<IpAddr> {
         let free = |cidr: &Cidr| {
             let all = (1_u32..=65_535).map_while(|n| nth(cidr, n));
@@ -176,7 +177,7 @@ impl Addresses {
     }
 }
 
-/// The address at a distance from a prefix's first, if it is inside.
+/// Returns the address at a distance from a prefix's first, if it is inside.
 fn nth(cidr: &Cidr, n: u32) -> Option<IpAddr> {
     let ip = match cidr.first() {
         IpAddr::V4(first) => IpAddr::V4(first.to_bits().checked_add(n)?.into()),
@@ -185,7 +186,7 @@ fn nth(cidr: &Cidr, n: u32) -> Option<IpAddr> {
     cidr.contains(ip).then_some(ip)
 }
 
-/// The status of a Pod whose containers run and are ready.
+/// Returns the status of a Pod whose containers run and are ready.
 fn running(pod: &Value, hosts: &[IpAddr], ips: &[IpAddr]) -> Value {
     let containers = pod["spec"]["containers"].as_array();
     let containers = containers.into_iter().flatten().map(|container| {
@@ -204,7 +205,7 @@ fn running(pod: &Value, hosts: &[IpAddr], ips: &[IpAddr]) -> Value {
     })
 }
 
-/// The conditions of a Pod that runs, ready or not.
+/// Returns the conditions of a running Pod, ready or not.
 pub(super) fn conditions(ready: bool) -> Value {
     let ready = if ready { "True" } else { "False" };
     json!([
@@ -257,7 +258,7 @@ async fn patch_status(client: &Client, key: &str, status: &Value) -> Result<()> 
     let path = format!("{}/status", path(key));
     let fields = json!({ "status": status });
     match send::<Value>(client, Method::PATCH, &path, &fields).await {
-        // Deleted in between.
+        // The Pod was deleted in between.
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         answer => Ok(answer.map(drop)?),
     }

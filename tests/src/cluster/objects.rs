@@ -4,7 +4,7 @@ use kplane_model::Cidr;
 use serde_json::{Value, json};
 use std::net::IpAddr;
 
-/// A Node with its addresses, ranges of Pods and zone. Create it by
+/// Returns a Node with its addresses, ranges of Pods and zone. Create it by
 /// [`Cluster::add_node`](super::Cluster::add_node), which also sets the status.
 #[must_use]
 pub fn node(name: &str, pod_cidrs: &[Cidr], zone: &str) -> Value {
@@ -20,7 +20,7 @@ pub fn node(name: &str, pod_cidrs: &[Cidr], zone: &str) -> Value {
     })
 }
 
-/// The status of a node that is ready.
+/// Returns the status of a node that is ready.
 #[must_use]
 pub fn node_status(ips: &[IpAddr]) -> Value {
     let addresses = ips
@@ -34,7 +34,7 @@ pub fn node_status(ips: &[IpAddr]) -> Value {
     })
 }
 
-/// A Deployment of `app: <name>` on one node; nothing is scheduled here.
+/// Returns a Deployment of `app: <name>` on one node; there is no scheduler.
 #[must_use]
 pub fn deployment(namespace: &str, name: &str, replicas: u32, node: &str) -> Value {
     json!({
@@ -55,7 +55,7 @@ pub fn deployment(namespace: &str, name: &str, replicas: u32, node: &str) -> Val
     })
 }
 
-/// A Pod of `app: <app>` on a node.
+/// Returns a Pod of `app: <app>` on a node.
 #[must_use]
 pub fn pod(namespace: &str, name: &str, app: &str, node: &str) -> Value {
     json!({

@@ -1,7 +1,7 @@
 //! The programs of a cluster: built once by Go, from the versions that `tests/cluster/go.mod` pins.
 //!
-//! They lie in `.cache/cluster/etcd-<version>-kubernetes-<version>/bin` of the checkout; a program
-//! that is there is complete, because it is moved there when it is built.
+//! They are in `.cache/cluster/etcd-<version>-kubernetes-<version>/bin` of the checkout. A program
+//! in that folder is complete, because it is moved there after its build.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Built by one command, as they share most packages.
+/// The programs of Kubernetes. One command builds them, because they share most packages.
 const KUBERNETES: [&str; 4] = [
     "kube-apiserver",
     "kube-controller-manager",
@@ -19,22 +19,22 @@ const KUBERNETES: [&str; 4] = [
     "kubectl",
 ];
 const KUBERNETES_MODULE: &str = "k8s.io/kubernetes";
-/// Its folder is called `v3`, so the program's name must be given.
+/// The program's name, which must be given, since its folder is called `v3`.
 const ETCD: &str = "etcd";
 const ETCD_MODULE: &str = "go.etcd.io/etcd/server/v3";
-/// Held while building.
+/// The lock held while building.
 const LOCK: &str = "build.lock";
 
-/// Where the programs of a cluster are.
+/// The folder with the programs of a cluster.
 #[derive(Clone, Debug)]
 pub struct Programs {
     bin: PathBuf,
 }
 
 impl Programs {
-    /// Finds them, and builds first what is missing: 4 to 7 minutes the first time on a machine,
-    /// about 15 s when Go has compiled them before. Says on standard error what it does. Of two
-    /// processes that want to build, one waits.
+    /// Finds the programs, and builds missing ones first: 4 to 7 minutes the first time on a
+    /// machine, about 15 s when Go has compiled them before. Prints its progress on standard error.
+    /// If two processes want to build, one waits.
     ///
     /// # Errors
     /// Go is missing, a download or a build failed, or the checkout is not writable.
@@ -64,14 +64,14 @@ impl Programs {
         Ok(programs)
     }
 
-    /// The folder with `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-proxy` and
-    /// `kubectl`.
+    /// Returns the folder with `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-proxy`
+    /// and `kubectl`.
     #[must_use]
     pub fn bin(&self) -> &Path {
         &self.bin
     }
 
-    /// A command that runs one of them.
+    /// Returns a command that runs one of them.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         Command::new(self.bin.join(program))
@@ -85,7 +85,7 @@ impl Programs {
     }
 }
 
-/// What `go.mod` pins.
+/// The versions that `go.mod` pins.
 struct Versions {
     kubernetes: String,
     etcd: String,
@@ -109,7 +109,8 @@ impl Versions {
         format!("etcd-{etcd}-kubernetes-{kubernetes}").replace("-v", "-")
     }
 
-    /// Without these the programs call themselves `v0.0.0-master`, and kubectl complains.
+    /// Returns the linker flags with the version. Without them the programs call themselves
+    /// `v0.0.0-master`, and kubectl complains.
     fn ld_flags(&self) -> Result<String> {
         let version = &self.kubernetes;
         let mut parts = version.trim_start_matches('v').split('.');
@@ -123,7 +124,7 @@ impl Versions {
     }
 }
 
-/// The version that a `require` of a go.mod names, such as `v1.36.3`.
+/// Returns the version that a `require` of a go.mod names, such as `v1.36.3`.
 fn version(go_mod: &str, module: &str) -> Option<String> {
     let mut lines = go_mod.lines().map(|line| {
         let line = line.trim();

@@ -1,4 +1,4 @@
-//! Command lines of the programs, and when they are ready.
+//! The command lines of the programs, and their files.
 
 use std::fs::{self, File};
 use std::net::IpAddr;
@@ -11,15 +11,16 @@ use super::credentials::Credentials;
 use super::guard;
 use super::programs::Programs;
 
-/// Where the API server listens, on all addresses.
+/// The port of the API server, on all addresses.
 pub(super) const API_PORT: u16 = 6443;
-/// Where etcd listens, on 127.0.0.1 only.
+/// The port of etcd, on 127.0.0.1 only.
 pub(super) const ETCD_PORT: u16 = 2379;
 const ETCD_PEER_PORT: u16 = 2380;
 /// Issuer and audience of ServiceAccount tokens.
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
-/// What proxies and their tests need; neither ServiceAccount tokens as Secrets nor node life cycle.
+/// The controllers that proxies and their tests need; not those for ServiceAccount tokens as
+/// Secrets or the node life cycle.
 const CONTROLLERS: [&str; 9] = [
     "deployment-controller",
     "replicaset-controller",
@@ -32,7 +33,7 @@ const CONTROLLERS: [&str; 9] = [
     "service-cidr-controller",
 ];
 
-/// Lines of a log in an error's message.
+/// Number of log lines in an error's message.
 const TAIL_LINES: usize = 15;
 
 /// Files of a cluster, below one folder.
@@ -68,12 +69,12 @@ impl Files {
         self.folder.join("certificates")
     }
 
-    /// The server's certificate and the one that signed it: what clients trust.
+    /// Returns the server's certificate and the one that signed it, which clients trust.
     pub(super) fn ca(&self) -> PathBuf {
         self.certificates().join("apiserver.crt")
     }
 
-    /// The end of a program's log.
+    /// Returns the end of a program's log.
     pub(super) fn tail(&self, program: &str) -> String {
         let log = fs::read_to_string(self.log(program)).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
@@ -84,7 +85,7 @@ impl Files {
         self.logs().join(format!("{program}.log"))
     }
 
-    /// A command whose output is appended to the program's log.
+    /// Returns a command whose output is appended to the program's log.
     fn command(&self, programs: &Programs, program: &str) -> Result<Command> {
         let path = self.log(program);
         let log = File::options().create(true).append(true).open(&path);
@@ -99,7 +100,7 @@ impl Files {
     }
 }
 
-/// What the API server is told.
+/// The settings of the API server.
 pub(super) struct ApiServer<'a> {
     pub(super) address: IpAddr,
     pub(super) service_ranges: &'a str,
@@ -153,7 +154,8 @@ pub(super) fn apiserver(
             "--service-cluster-ip-range={}",
             options.service_ranges
         ))
-        // Otherwise every Pod waits for its namespace's account and has a volume with a token.
+        // Otherwise every Pod would wait for its namespace's account, and have a volume with a
+        // token.
         .arg("--disable-admission-plugins=ServiceAccount")
         .args(options.more);
     Ok(command)

@@ -18,7 +18,7 @@ pub(super) struct Fabric {
     pub(super) ns: NetNs,
     netlink: Netlink,
     cidrs: Vec<Cidr>,
-    /// Number of ports made so far, for their names.
+    /// Number of ports created so far, for their names.
     ports: u32,
 }
 
@@ -40,7 +40,8 @@ impl Fabric {
         Ok(fabric)
     }
 
-    /// The second address of each prefix (its first is even, unless it holds one only).
+    /// Returns the second address of each prefix (its first is even, unless the prefix holds one
+    /// only).
     pub(super) fn gateways(&self) -> impl Iterator<Item = IpAddr> {
         self.cidrs.iter().map(|cidr| match cidr.first() {
             IpAddr::V4(ip) => IpAddr::V4((ip.to_bits() | 1).into()),
@@ -48,7 +49,7 @@ impl Fabric {
         })
     }
 
-    /// A new host with a link to the bridge.
+    /// Creates a host with a link to the bridge.
     pub(super) fn connect(
         &mut self,
         name: &str,

@@ -26,48 +26,48 @@ pub struct Host {
 }
 
 impl Host {
-    /// Its name in the topology.
+    /// Returns the host's name in the topology.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its namespace, for probes, processes and threads.
+    /// Returns the host's namespace, for probes, processes and threads.
     #[must_use]
     pub fn ns(&self) -> &NetNs {
         &self.ns
     }
 
-    /// A connection for changing its links, addresses and routes.
+    /// Returns a connection for changing its links, addresses and routes.
     #[must_use]
     pub fn netlink(&self) -> &Netlink {
         &self.netlink
     }
 
-    /// Its addresses on the fabric.
+    /// Returns the host's addresses on the fabric.
     #[must_use]
     pub fn ips(&self) -> &[IpAddr] {
         &self.ips
     }
 
-    /// The prefixes of its pods; none for a host that is not a node.
+    /// Returns the prefixes of its pods; none for a host that is not a node.
     #[must_use]
     pub fn pod_cidrs(&self) -> &[Cidr] {
         &self.pod_cidrs
     }
 
-    /// Its first address of a family.
+    /// Returns the host's first address of a family.
     ///
     /// # Errors
-    /// It has none.
+    /// The host has none.
     pub fn ip(&self, family: Family) -> Result<IpAddr> {
         let mut ips = self.ips.iter().copied();
         ips.find(|ip| Family::of(*ip) == family)
             .with_context(|| format!("{} has no {family:?} address", self.name))
     }
 
-    /// Sends what goes to `dst` by way of `node`, as a router or load balancer before the cluster
-    /// would; calling again with another node moves it.
+    /// Routes packets for `dst` through `node`, as a router or load balancer in front of the
+    /// cluster does. A second call with another node moves the route.
     ///
     /// # Errors
     /// The node has no address of that family.
@@ -76,10 +76,10 @@ impl Host {
         self.netlink.add_route(&Route::to(dst).via(gateway))
     }
 
-    /// Takes back a [`Host::route`].
+    /// Removes the route of a [`Host::route`].
     ///
     /// # Errors
-    /// There is no such route.
+    /// The route does not exist.
     pub fn unroute(&self, dst: Cidr) -> Result<()> {
         self.netlink.delete_route(&Route::to(dst))
     }
@@ -109,7 +109,7 @@ impl Host {
         Ok(())
     }
 
-    /// Those of a pod's addresses that other nodes do not route here by this node's prefixes.
+    /// Returns the pod's addresses that other nodes do not route here by this node's prefixes.
     pub(super) fn strangers(&self, pod: &Pod) -> Vec<Cidr> {
         let covered = |ip: IpAddr| {
             let mut cidrs = self.pod_cidrs.iter().copied();

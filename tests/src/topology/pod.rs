@@ -12,54 +12,54 @@ use crate::client::Protocol;
 use crate::echo::{Pool, Server};
 use crate::netns::NetNs;
 
-/// A pod with an own namespace, or in its node's (`hostNetwork`).
+/// A pod with its own namespace, or in its node's (`hostNetwork`).
 #[derive(Debug)]
 pub struct Pod {
     pub(super) name: String,
     pub(super) node: String,
     pub(super) ns: NetNs,
     pub(super) ips: Vec<IpAddr>,
-    /// The node's end of its link; none with `hostNetwork`.
+    /// The node's end of its link; `None` with `hostNetwork`.
     pub(super) link: Option<String>,
     pub(super) echo: Arc<Pool>,
     pub(super) servers: BTreeMap<(Protocol, u16), Vec<Server>>,
 }
 
 impl Pod {
-    /// Its name, which its servers answer.
+    /// Returns the pod's name, which its servers send.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Name of the node it is on.
+    /// Returns the name of its node.
     #[must_use]
     pub fn node(&self) -> &str {
         &self.node
     }
 
-    /// Its namespace, for probes and captures.
+    /// Returns the pod's namespace, for probes and captures.
     #[must_use]
     pub fn ns(&self) -> &NetNs {
         &self.ns
     }
 
-    /// Its addresses.
+    /// Returns the pod's addresses.
     #[must_use]
     pub fn ips(&self) -> &[IpAddr] {
         &self.ips
     }
 
-    /// The node's end of its link, such as `pod7`; none with `hostNetwork`.
+    /// Returns the node's end of its link, such as `pod7`; `None` with `hostNetwork`.
     #[must_use]
     pub fn link(&self) -> Option<&str> {
         self.link.as_deref()
     }
 
-    /// Its first address of a family with a port.
+    /// Returns the pod's first address of a family, with a port.
     ///
     /// # Errors
-    /// It has no such address.
+    /// The pod has no such address.
     pub fn address(&self, family: Family, port: u16) -> Result<SocketAddr> {
         let mut ips = self.ips.iter().copied();
         let ip = ips
@@ -83,11 +83,11 @@ impl Pod {
         Ok(())
     }
 
-    /// Stops listening on a port: new connections are refused, those open live on for up to
-    /// `grace`; returns when the last is closed. Zero closes them at once.
+    /// Stops listening on a port. New connections are refused, and open ones live on for up to
+    /// `grace`. Returns when the last is closed. Zero closes them at once.
     ///
     /// # Errors
-    /// It does not listen there.
+    /// The pod does not listen there.
     pub fn stop(&mut self, protocol: Protocol, port: u16, grace: Duration) -> Result<()> {
         let servers = self.servers.remove(&(protocol, port)).unwrap_or_default();
         ensure!(

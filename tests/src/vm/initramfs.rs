@@ -12,12 +12,12 @@ use super::script;
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
-/// Ends an archive.
+/// The name of the last entry of an archive.
 const TRAILER: &str = "TRAILER!!!";
-/// Headers, names and contents begin at multiples of this many bytes.
+/// Alignment of headers, names and contents in bytes.
 const ALIGNMENT: usize = 4;
 
-/// Makes the archive; modules are loaded in this order.
+/// Builds the archive; modules are loaded in this order.
 pub(super) fn build(busybox: &Path, modules: &[PathBuf]) -> Result<Vec<u8>> {
     let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
     let mut archive = Archive::default();

@@ -1,7 +1,7 @@
 //! The guest's kernel: the newest stock kernel of the distribution, from its archive.
 //!
-//! It lies in `.cache/vm/<package>` of the checkout; a folder that is there is complete, because it is
-//! moved there when everything in it is done.
+//! It is in `.cache/vm/<package>` of the checkout. A folder there is complete, because it is moved
+//! there after everything in it is done.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -15,26 +15,26 @@ use crate::process::output;
 
 use super::{initramfs, script};
 
-/// Depends on the package of the newest kernel.
+/// The package that depends on the package of the newest kernel.
 const META_PACKAGE: &str = "linux-image-amd64";
-/// Such packages are called so, and then the kernel's version.
+/// The prefix of kernel packages, before the kernel's version.
 const PACKAGE: &str = "linux-image-";
-/// Held while fetching.
+/// The lock held while fetching.
 const LOCK: &str = "fetch.lock";
 const INITRAMFS: &str = "initramfs";
-/// The kernel itself, an ELF file, without the code that unpacks it: emulated, that takes longer than
-/// the rest of the boot.
+/// The kernel itself, an ELF file, without the code that unpacks it: under emulation, unpacking takes
+/// longer than the rest of the boot.
 const UNPACKED: &str = "vmlinux";
-/// Where `Documentation/arch/x86/boot.rst` of the kernel has them: in the first sectors of its image.
+/// Offsets in the first sectors of the kernel's image (`Documentation/arch/x86/boot.rst`).
 const SETUP_SECTORS: usize = 0x1f1;
 const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
 const SECTOR: usize = 512;
-/// How a payload in the format of xz begins.
+/// The first bytes of a payload in the xz format.
 const XZ: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
-/// Behind the compressed kernel stands its size.
+/// Bytes behind the compressed kernel, which hold its size.
 const SIZE_BEHIND: usize = 4;
-/// What the first program of the guest needs; all else is loaded when it is used.
+/// The modules that the first program of the guest needs; all others are loaded on use.
 const EARLY_MODULES: [&str; 6] = [
     "virtio_pci",
     "9p",
@@ -48,12 +48,12 @@ const EARLY_MODULES: [&str; 6] = [
 #[derive(Debug)]
 pub(super) struct Kernel {
     folder: PathBuf,
-    /// As in `uname -r`.
+    /// The version, as in `uname -r`.
     pub(super) version: String,
 }
 
 impl Kernel {
-    /// Finds the newest of a folder, or fetches one.
+    /// Finds the newest kernel of a folder, or fetches one.
     pub(super) fn ensure(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         let folder = fs::canonicalize(folder).context("the folder of kernels")?;
@@ -68,7 +68,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// What qemu starts.
+    /// Returns the image that qemu starts.
     pub(super) fn image(&self) -> PathBuf {
         let unpacked = self.folder.join(UNPACKED);
         if unpacked.exists() {
@@ -90,7 +90,7 @@ impl Kernel {
             .join(format!("{INITRAMFS}-{:016x}", hasher.finish()))
     }
 
-    /// Modules, by version.
+    /// Returns the folder of modules, by version.
     pub(super) fn modules(&self) -> PathBuf {
         self.folder.join("lib/modules")
     }
@@ -124,7 +124,7 @@ impl Kernel {
             fs::remove_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
         }
         fs::create_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
-        // Lists that are older than the archive name files that are gone from it.
+        // Package lists that are older than the archive name files that are gone from it.
         let archive = download(&fresh, &package).or_else(|_| {
             update()?;
             download(&fresh, &package)
@@ -148,8 +148,8 @@ impl Kernel {
         Ok(Self { folder, ..kernel })
     }
 
-    /// What installing the package would do, an index of modules; and the kernel
-    /// unpacked, if it is packed as Debian 12 does it.
+    /// Does what installing the package would do, which is an index of modules. Unpacks the kernel, if
+    /// it is packed as Debian 12 does it.
     fn complete(&self) -> Result<()> {
         let packed = self.packed();
         let image = fs::read(&packed).with_context(|| packed.display().to_string())?;
@@ -166,7 +166,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// The first file system, made anew when this program has another one in mind.
+    /// Builds the first file system, again if this program now builds a different one.
     fn build_initramfs(&self) -> Result<()> {
         let file = self.initramfs();
         if file.exists() {
@@ -179,7 +179,7 @@ impl Kernel {
                 .arg(&self.folder)
                 .args(["-S", &self.version, "--show-depends", name]);
             for line in output(show)?.lines() {
-                // "builtin NAME" has no file.
+                // A line "builtin NAME" has no file.
                 let file = line
                     .strip_prefix("insmod ")
                     .map(|rest| PathBuf::from(rest.trim()));
@@ -188,7 +188,7 @@ impl Kernel {
         }
         let busybox = which("busybox")?;
         let archive = initramfs::build(&busybox, &modules)?;
-        // Others see all of it or nothing.
+        // Other processes see all of the file or nothing.
         let fresh = file.with_extension("new");
         fs::write(&fresh, archive).context("write the initramfs")?;
         fs::rename(&fresh, &file).context("name the initramfs")
@@ -234,7 +234,7 @@ fn download(into: &Path, package: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// The compressed kernel inside an image.
+/// Returns the compressed kernel inside an image.
 fn payload(image: &[u8]) -> Option<&[u8]> {
     let number = |at: usize| {
         let bytes = image.get(at..at + 4)?.try_into().ok()?;

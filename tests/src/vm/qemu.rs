@@ -13,43 +13,44 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::cluster::guard;
 use crate::process::Process;
 
-/// What the kernel is told. Errors end the machine; nobody attacks it, so it need not be slowed down
-/// by defences; emulated clocks are never wrong.
+/// The kernel's command line. Errors end the machine. Defences are off, since there is no attacker
+/// and they cost time. The emulated clocks are reliable.
 const KERNEL_OPTIONS: &str = "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic mitigations=off \
     nokaslr audit=0 apparmor=0 selinux=0 random.trust_cpu=on tsc=reliable";
-/// Between two looks whether it has ended.
+/// Pause between two checks whether qemu has ended.
 const PAUSE: Duration = Duration::from_millis(20);
-/// So much of what the kernel said is shown when something went wrong.
+/// Most bytes of the kernel's output that are shown after an error.
 const LAST_WORDS: usize = 4000;
 
-/// Where the guest's command reads and writes.
+/// The input and output of the guest's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Console {
-    /// Its output comes out of pipes; it reads nothing.
+    /// Its output comes out of pipes; there is no input.
     Pipes,
     /// This process' terminal.
     Terminal,
 }
 
-/// How to start one.
+/// The settings of a start.
 #[derive(Debug)]
 pub(super) struct Qemu<'a> {
     pub(super) image: PathBuf,
     pub(super) initramfs: PathBuf,
     pub(super) cpus: u8,
-    /// MiB.
+    /// The memory in MiB.
     pub(super) memory: u16,
     pub(super) console: Console,
-    /// The guest may open connections to whatever this thread's network namespace reaches.
+    /// Whether the guest may open connections to everything that this thread's network namespace
+    /// reaches.
     pub(super) network: bool,
-    /// Both sides read and write here.
+    /// The folder that both sides read and write.
     pub(super) share: &'a Path,
-    /// The same, at the same path on both sides.
+    /// A writable folder, at the same path on both sides.
     pub(super) writable: Option<PathBuf>,
 }
 
 impl Qemu<'_> {
-    /// Runs it to its end and returns the command's exit code.
+    /// Runs the machine to its end and returns the command's exit code.
     pub(super) fn run(&self, deadline: Option<Duration>) -> Result<u8> {
         let mut process = Process::start(self.command())?;
         let mut copies: Vec<JoinHandle<()>> = Vec::new();
@@ -62,7 +63,7 @@ impl Qemu<'_> {
         let ended = wait(&mut process, deadline);
         drop(process);
         for copy in copies {
-            // They panic nowhere.
+            // The copying threads do not panic.
             let _ = copy.join();
         }
         ended
@@ -146,7 +147,7 @@ impl Qemu<'_> {
     }
 }
 
-/// Lets the guest see a folder.
+/// Shows a folder to the guest.
 fn folder(command: &mut Command, name: &str, path: &Path, read_only: bool) {
     let read_only = if read_only { ",readonly=on" } else { "" };
     let options = format!("local,id={name},security_model=none,multidevs=remap{read_only},path=");
@@ -155,7 +156,7 @@ fn folder(command: &mut Command, name: &str, path: &Path, read_only: bool) {
     command.args(["-device", &device]);
 }
 
-/// qemu wants commas twice.
+/// Appends a path to options; qemu requires commas to be doubled.
 fn joined(options: &str, path: &Path) -> OsString {
     let mut all = OsString::from(options);
     all.push(path.to_string_lossy().replace(',', ",,"));
@@ -179,11 +180,11 @@ fn wait(process: &mut Process, deadline: Option<Duration>) -> Result<()> {
     }
 }
 
-/// Passes on what comes, as it comes.
+/// Copies everything as it arrives.
 fn copy(mut from: impl Read, mut to: impl Write) {
     let mut buffer = [0; 8192];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
-        // Nobody reads: the guest goes on all the same.
+        // If the reader is gone, the guest goes on all the same.
         let _ = to.write_all(&buffer[..count]).and_then(|()| to.flush());
     }
 }

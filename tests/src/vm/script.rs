@@ -1,4 +1,4 @@
-//! What the guest's shell reads: where things are, and the command to run.
+//! The input of the guest's shell: paths, and the command to run.
 
 use std::env;
 use std::ffi::OsStr;
@@ -7,14 +7,14 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-/// First program of the guest, in the initramfs.
+/// The first program of the guest, in the initramfs.
 pub(super) const INIT: &str = include_str!("init.sh");
-/// What it becomes, with the file system of the host as root.
+/// The script that the first program starts, with the file system of the host as root.
 pub(super) const MAIN: &str = include_str!("main.sh");
 
-/// Variables of this process that a command has inside, too.
+/// Variables of this process that a command inside gets, too.
 const PASSED_ON: [&str; 6] = ["PATH", "HOME", "LANG", "TERM", "CI", "REQUIRE_NETNS"];
-/// The same by prefix.
+/// Prefixes of further such variables.
 const PASSED_ON_PREFIXES: [&str; 3] = ["CARGO", "RUST", "KPLANE_"];
 
 /// Variables for both scripts.
@@ -23,9 +23,9 @@ pub(super) struct Settings<'a> {
     pub(super) modules: &'a Path,
     /// `run` or `shell`.
     pub(super) mode: &'a str,
-    /// Whether it has a network device.
+    /// Whether the guest has a network device.
     pub(super) network: bool,
-    /// Folder whose changes stay.
+    /// The folder whose changes stay.
     pub(super) writable: Option<&'a Path>,
 }
 
@@ -41,7 +41,8 @@ impl Settings<'_> {
     }
 }
 
-/// A script that becomes the command: in its folder, with its variables and those passed on.
+/// Returns a script that becomes the command, in its folder, with its variables and those passed
+/// on.
 pub(super) fn command(command: &Command, here: &Path, inside: &str) -> Result<String> {
     let passed_on = env::vars().filter(|(name, _)| {
         PASSED_ON.contains(&name.as_str())
@@ -70,7 +71,7 @@ pub(super) fn command(command: &Command, here: &Path, inside: &str) -> Result<St
     Ok(text + "\n")
 }
 
-/// One word of the shell, whatever is in it.
+/// Returns one quoted word of the shell, whatever its content.
 fn quoted(word: &OsStr) -> Result<String> {
     let word = word.to_str().context("not UTF-8")?;
     Ok(format!("'{}'", word.replace('\'', r"'\''")))

@@ -1,5 +1,5 @@
-//! `docs/kube-proxy-compat.md` against the code: every behaviour has its row, and every row that
-//! claims something names tests that exist.
+//! Checks `docs/kube-proxy-compat.md` against the code: every behaviour has its row, and every row
+//! with a claim names tests that exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::cargo::output;
 
 const PAGE: &str = "docs/kube-proxy-compat.md";
 
-/// Sections of kube-proxy's behaviours that the page covers, and how many each has.
+/// Sections of kube-proxy's behaviours that the page covers, and the number of behaviours in each.
 const SECTIONS: [(char, usize); 8] = [
     ('A', 30),
     ('B', 10),
@@ -23,7 +23,7 @@ const SECTIONS: [(char, usize); 8] = [
     ('I', 8),
 ];
 
-/// What a row may say. The first two claim something.
+/// The verdicts of a row. The first two are claims.
 const VERDICTS: [&str; 5] = ["same", "better", "differs", "planned", "n/a"];
 
 /// One line of a table: `| A1 | what | verdict | tests and remarks |`.
@@ -33,7 +33,7 @@ struct Row<'a> {
     remarks: &'a str,
 }
 
-/// Wants the page to be complete and its claims to have tests.
+/// Checks that the page is complete and that its claims have tests.
 pub(super) fn check(root: &Path) -> Result<()> {
     let page = std::fs::read_to_string(root.join(PAGE)).with_context(|| format!("read {PAGE}"))?;
     let mut git = Command::new("git");
@@ -81,7 +81,7 @@ fn ids() -> impl Iterator<Item = String> {
         .flat_map(|(letter, count)| (1..=count).map(move |number| format!("{letter}{number}")))
 }
 
-/// A line of a table whose first cell is an id.
+/// Parses a line of a table whose first cell is an id.
 fn row(line: &str) -> Option<Row<'_>> {
     let cells: Vec<&str> = line.strip_prefix('|')?.split('|').map(str::trim).collect();
     let [id, _, verdict, remarks, ..] = cells[..] else {
@@ -97,7 +97,8 @@ fn row(line: &str) -> Option<Row<'_>> {
     })
 }
 
-/// Names in backticks that look like tests: with an underscore, and nothing but a function's name.
+/// Returns names in backticks that may be tests: with an underscore, and otherwise only characters
+/// of a function's name.
 fn tests(remarks: &str) -> impl Iterator<Item = &str> {
     let quoted = remarks.split('`').skip(1).step_by(2);
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';

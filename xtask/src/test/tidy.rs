@@ -8,10 +8,11 @@ use anyhow::{Result, ensure};
 
 use crate::cargo::output;
 
-/// A file this long has more than one subject. Files of tests are data and may be longer.
+/// Most lines of a file; a longer file has more than one subject. Files of tests are data and may
+/// be longer.
 const MAX_LINES: usize = 500;
 
-/// Looks at every Rust file that is under version control or would be.
+/// Checks every Rust file that is under version control or would be.
 pub(super) fn check(root: &Path) -> Result<()> {
     let listing = output(
         Command::new("git")
@@ -28,7 +29,7 @@ pub(super) fn check(root: &Path) -> Result<()> {
     let mut problems = Vec::new();
     for file in listing.lines().collect::<BTreeSet<_>>() {
         let path = root.join(file);
-        // Deleted, and not committed yet.
+        // The file was deleted, and that is not committed yet.
         let Ok(text) = std::fs::read_to_string(&path) else {
             continue;
         };

@@ -19,7 +19,7 @@ fn ipvs_fleet() -> FleetView {
     ]))
 }
 
-/// Lines from one on that begins so.
+/// Returns the text from the first line that begins with `begin`.
 fn from<'a>(text: &'a str, begin: &str) -> &'a str {
     let at = text.find(&format!("\n{begin}")).unwrap();
     &text[at + 1..]

@@ -1,4 +1,4 @@
-//! Session affinity: a caller stays with the pod that it met first, wherever it calls (A11).
+//! Session affinity: a caller stays with its first pod, at all addresses of the Service (A11).
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -15,13 +15,13 @@ use super::super::stage::{Show, Stage};
 use super::super::survey::Planner;
 use super::super::world::{Caller, Role};
 
-/// Connections of a caller to each kind of address: if they were spread over three pods, they would
-/// meet one only once in 20,000 times.
+/// Connections of a caller to each kind of address. If they were spread over three pods, they would
+/// all reach one pod only once in 20,000 times.
 const CALLS: usize = 10;
 /// The Service with affinity in the shop.
 const SERVICE: &str = "cart";
 
-/// Shows for a pod and a client on every node where their connections go.
+/// Shows, for a pod and a client on every node, which pod gets their connections.
 pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let began = Instant::now();
     let service = stage.objects.service(&ServiceName::new("shop", SERVICE))?;
@@ -46,7 +46,7 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Calls at the ClusterIP and then at the node port; the pods that answered.
+/// Calls the ClusterIP and then the node port, and returns the pods that answered.
 fn call(
     show: &Show,
     stage: &Stage,

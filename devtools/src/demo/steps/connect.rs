@@ -1,4 +1,4 @@
-//! A few calls in detail: who answers, how often, and whom they see calling.
+//! A few calls in detail: which pods answer, how often, and which caller address they see.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,16 +18,17 @@ use super::super::world::Role;
 
 /// Calls in a scenario: a pod's share of a sixth is 16.7 % +- 1.5 % (1 sigma) then.
 const CALLS: u32 = 600;
-/// Calls that nobody must answer, each of which takes a while to be sure of.
+/// Calls that must get no answer, each of which takes a while to confirm.
 const SILENT_CALLS: u32 = 4;
-/// Standard deviations that a pod's share may be off: less than one run in 10,000 fails for it.
+/// Standard deviations by which a pod's share may be off: less than one run in 10,000 fails because
+/// of it.
 const SIGMAS: f64 = 5.0;
 /// Cells of a bar.
 const BAR: usize = 36;
 
-/// A call worth a look.
+/// A call that shows something of interest.
 struct Scenario {
-    /// What it shows.
+    /// The point of the scenario.
     title: &'static str,
     service: &'static str,
     family: Family,
@@ -37,7 +38,7 @@ struct Scenario {
     node: &'static str,
 }
 
-/// Which address of a Service is called.
+/// The address of a Service that is called.
 #[derive(Clone, Copy)]
 enum Kind {
     ClusterIp,
@@ -148,7 +149,7 @@ const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// Plays all scenarios.
+/// Runs all scenarios.
 pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     for scenario in SCENARIOS {
         interrupt::check()?;
@@ -229,7 +230,7 @@ impl Scenario {
     }
 }
 
-/// A line for each endpoint of the port, with why it gets nothing if it must not.
+/// Prints a line for each endpoint of the port, with the reason if it must get nothing.
 fn print_bars(screen: &Screen, planner: &Planner<'_>, port: &Port, call: &Call, found: &Finding) {
     let total: u64 = found.answers.values().sum();
     let most = found.answers.values().copied().max().unwrap_or(0).max(1);
@@ -257,12 +258,12 @@ fn print_bars(screen: &Screen, planner: &Planner<'_>, port: &Port, call: &Call, 
     }
 }
 
-/// A caller that the Service's source ranges leave out (A8).
+/// Returns whether the Service's source ranges exclude the caller (A8).
 fn is_shut_out(port: &Port, call: &Call) -> bool {
     call.expect == Expect::Silence && !port.port.source_ranges.is_empty()
 }
 
-/// Endpoints that may answer, and their number of expected answers per call.
+/// Returns the endpoints that may answer, and their number of expected answers per call.
 fn allowed(call: &Call) -> BTreeMap<SocketAddr, f64> {
     match &call.expect {
         Expect::Answer { from, .. } => from
@@ -273,7 +274,7 @@ fn allowed(call: &Call) -> BTreeMap<SocketAddr, f64> {
     }
 }
 
-/// Endpoints that got far more or less than their share (B10: uniform random).
+/// Returns endpoints that got far more or less than their share (B10: uniform random).
 fn unfair(planner: &Planner<'_>, call: &Call, found: &Finding) -> Vec<String> {
     let total = found.answers.values().sum::<u64>() as f64;
     let mut unfair = Vec::new();
@@ -310,7 +311,7 @@ fn seen_as(call: &Call) -> String {
     }
 }
 
-/// What was shown, expected and seen, for the summary.
+/// Returns subject, expected and seen, for the summary.
 fn summary(call: &Call, found: &Finding) -> (&'static str, String, String) {
     match &call.expect {
         Expect::Answer { from, .. } => {

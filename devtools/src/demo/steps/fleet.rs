@@ -1,4 +1,4 @@
-//! What a person sees with `kpctl`.
+//! The output of `kpctl`.
 
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command of `kpctl` below its own text; returns what is wrong.
+/// Runs a command of `kpctl` below its own text; returns the errors.
 pub(super) fn kpctl(screen: &Screen, stage: &Stage, args: &[&str]) -> Result<Vec<String>> {
     let command = format!("kpctl {}", args.join(" "));
     screen.gap();

@@ -1,4 +1,4 @@
-//! The demo stays up, for people to look around.
+//! Keeps the demo running, so that the user can inspect it.
 
 use std::env;
 use std::io::{Read as _, stdin};
@@ -15,7 +15,7 @@ use super::super::stage::Stage;
 use super::super::world::Role;
 use super::load::star;
 
-/// Prints how to look inside, and waits for Ctrl-C.
+/// Prints how to enter the namespaces, and waits for Ctrl-C.
 pub(crate) fn wait(screen: &Screen, stage: &Stage, entry: Entry) -> Result<()> {
     let inside = |pid: u32| match entry {
         Entry::Privileged => format!("nsenter -t {pid} -n"),
@@ -72,7 +72,8 @@ pub(crate) fn wait(screen: &Screen, stage: &Stage, entry: Entry) -> Result<()> {
     }
 }
 
-/// Processes whose only purpose is to be in the namespaces of callers, so that they have an id.
+/// Starts processes whose only purpose is to be in the namespaces of callers, so that these have a
+/// process id.
 fn holders(stage: &Stage) -> Result<Vec<(String, Process)>> {
     let mut holders = Vec::new();
     for role in [Role::Client, Role::Pod] {
@@ -93,10 +94,10 @@ fn holders(stage: &Stage) -> Result<Vec<(String, Process)>> {
     Ok(holders)
 }
 
-/// Does nothing until standard input ends, which it does with the process that has started this.
+/// Does nothing until standard input ends, which happens when the parent process ends.
 pub(crate) fn hold() -> ExitCode {
     let mut nothing = Vec::new();
-    // Whether it ends well or not, it has ended.
+    // The result does not matter: standard input has ended.
     let _ = stdin().read_to_end(&mut nothing);
     ExitCode::SUCCESS
 }

@@ -1,4 +1,4 @@
-//! Continuous load on one Service, from everywhere, that counts what fails.
+//! Continuous load on one Service, from all kinds of callers, that counts failures.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -16,33 +16,33 @@ use super::super::stage::Stage;
 use super::super::survey::Planner;
 use super::super::world::{Role, speaks};
 
-/// How hard each caller asks: at most 1,000 connects a second, so that a small machine has time for
+/// The rate of each caller: at most 1,000 connects a second, so that a small machine has time for
 /// everything else.
 const PACE: Pace = Pace {
     threads: 1,
     think: Duration::from_millis(1),
 };
 
-/// Callers that call all the time; dropped = stopped.
+/// Callers that call all the time. Dropping them stops the calls.
 #[derive(Debug)]
 pub(super) struct Loads {
     loads: Vec<(Call, Load)>,
 }
 
-/// What they have seen.
+/// The results of the callers.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// Number of connects.
     pub(super) connects: u64,
     /// Number of those that failed.
     pub(super) failed: u64,
-    /// Which failed, and how.
+    /// The failed calls, and their errors.
     pub(super) wrong: Vec<String>,
 }
 
-/// The port that is called all the time: TCP, with an endpoint for everybody; best one whose pods
-/// can be replaced, then one with a NodePort, then the one with most pods. Of one Service, if it is
-/// named.
+/// Returns the port that is called all the time: TCP, with an endpoint for every caller. It prefers
+/// a port whose pods can be replaced, then one with a NodePort, then the one with most pods. `name`
+/// limits it to one Service.
 pub(super) fn star<'a>(objects: &'a Objects, name: Option<&ServiceName>) -> Option<&'a Port> {
     let services = objects.services.iter();
     let services = services.filter(|service| name.is_none_or(|name| service.name == *name));
@@ -54,7 +54,7 @@ pub(super) fn star<'a>(objects: &'a Objects, name: Option<&ServiceName>) -> Opti
     })
 }
 
-/// Everybody may call it and gets any endpoint.
+/// Returns whether every client may call the port and gets any endpoint.
 fn is_plain(port: &Port) -> bool {
     let service = &port.port;
     let policies = [service.internal_policy, service.external_policy];
@@ -68,7 +68,8 @@ fn is_plain(port: &Port) -> bool {
         && port.endpoints.iter().all(|endpoint| hints(endpoint) == 0)
 }
 
-/// Its pods can be replaced: there are some, on nodes that have addresses for more.
+/// Returns whether the port's pods can be replaced: there are some, on nodes that have addresses
+/// for more.
 pub(super) fn is_movable(objects: &Objects, port: &Port) -> bool {
     let family = port.port.key.family;
     let has_room = |endpoint: &Endpoint| {
@@ -119,7 +120,7 @@ impl Loads {
         Ok(Self { loads })
     }
 
-    /// Number of connects so far, and of those that failed.
+    /// Returns the number of connects so far, and of those that failed.
     pub(super) fn so_far(&self) -> (u64, u64) {
         let reports = self.loads.iter().map(|(_, load)| load.report());
         reports.fold((0, 0), |(ok, lost), r| {
@@ -127,7 +128,7 @@ impl Loads {
         })
     }
 
-    /// Ends them, and prints a line for each.
+    /// Ends the callers, and prints a line for each.
     pub(super) fn stop(self, screen: &Screen) -> Seen {
         let mut seen = Seen::default();
         for (call, load) in self.loads {

@@ -1,5 +1,5 @@
-//! The steps of the walk, in order. Each is a function that shows something and notes what it
-//! checked; an error ends the walk.
+//! The steps of the walk, in order. Each is a function that shows something and records its checks.
+//! An error ends the walk.
 
 mod affinity;
 mod connect;
@@ -23,9 +23,9 @@ pub(crate) use strike::strike;
 /// One step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
-    /// What it shows.
+    /// The title of the step.
     pub(crate) title: &'static str,
-    /// Shows it.
+    /// Runs the step.
     pub(crate) run: fn(&mut Show, &mut Stage) -> Result<()>,
 }
 
@@ -61,5 +61,5 @@ const RESTART: Step = Step {
 /// The walk through `deploy/demo`.
 pub(crate) const DEMO: &[Step] = &[START, CONNECT, AFFINITY, SURVEY, ROLL, FLEET, RESTART];
 
-/// The walk through anybody's objects.
+/// The walk through a user's objects.
 pub(crate) const OBJECTS: &[Step] = &[START, SURVEY, ROLL, FLEET, RESTART];

@@ -1,5 +1,5 @@
-//! An agent is killed and started again under load: the kernel goes on, and the new agent takes
-//! over what it finds there.
+//! Kills an agent and starts it again under load: the kernel keeps serving, and the new agent takes
+//! over the rules it finds.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -89,7 +89,8 @@ fn state(fleet: &Fleet, node: &str, wanted: NodeState) -> Result<(), String> {
         .ok_or_else(|| format!("{state:?}"))
 }
 
-/// The first report of the new agent: until it comes, the old one's stands.
+/// Returns the first report of the new agent; until then the control plane has the old agent's
+/// report.
 fn synced_since(fleet: &Fleet, node: &str, at: SystemTime) -> Result<SyncStats, String> {
     let found = fleet.nodes.iter().find(|status| status.name == node);
     let sync = found.and_then(last_sync).ok_or("no report")?;

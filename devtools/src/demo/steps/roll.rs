@@ -1,5 +1,5 @@
-//! Pods are replaced, one by one, under load: a new one appears in the EndpointSlices, then the
-//! old one goes.
+//! Replaces pods, one by one, under load: a new one appears in the EndpointSlices, then the old one
+//! goes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,8 +20,8 @@ use super::super::world::speaks;
 use super::load::{Loads, is_movable, star};
 use super::survey::survey;
 
-/// What Kubernetes calls a preStop pause: connections that were chosen before the kernels knew
-/// better still arrive.
+/// The preStop pause of Kubernetes: connections to the old pod that kernels chose before they got
+/// the change still arrive.
 const PRE_STOP: Duration = Duration::from_millis(100);
 /// Time that open connections have when a pod ends.
 const GRACE: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ const BAR: usize = 30;
 /// Times from the file to the kernel, by node.
 type Times = BTreeMap<String, Vec<Duration>>;
 
-/// Replaces all pods of the star.
+/// Replaces all pods of the Service under load.
 pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let Some(port) = star(&stage.objects, None) else {
         show.screen
@@ -85,7 +85,7 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     afterwards(show, stage, &name)
 }
 
-/// The pods behind a port.
+/// Returns the pods behind a port.
 fn pods_of(stage: &Stage, port: &Port) -> Vec<PodSpec> {
     let ips: BTreeSet<IpAddr> = port
         .endpoints
@@ -137,7 +137,7 @@ fn note(times: &mut Times, landed: Vec<Landing>) {
     }
 }
 
-/// Puts an endpoint with a new address beside each that has an old one.
+/// Adds an endpoint with a new address next to each endpoint that has an old one.
 fn add(object: &mut Value, pairs: &BTreeMap<String, IpAddr>, name: &str) -> bool {
     let Some(endpoints) = endpoints(object) else {
         return false;
@@ -159,7 +159,7 @@ fn add(object: &mut Value, pairs: &BTreeMap<String, IpAddr>, name: &str) -> bool
     changed
 }
 
-/// Takes endpoints with an old address out.
+/// Removes endpoints with an old address.
 fn remove(object: &mut Value, pairs: &BTreeMap<String, IpAddr>) -> bool {
     let Some(endpoints) = endpoints(object) else {
         return false;
@@ -180,7 +180,7 @@ fn endpoints(object: &mut Value) -> Option<&mut Vec<Value>> {
         .as_array_mut()
 }
 
-/// How long changes took from the file to the kernel of each node.
+/// Prints how long changes took from the file to the kernel of each node.
 fn print_times(show: &mut Show, times: &Times, began: Instant) {
     let screen = show.screen;
     let most = times.values().flatten().copied().max().unwrap_or_default();
@@ -208,7 +208,7 @@ fn print_times(show: &mut Show, times: &Times, began: Instant) {
     show.check((&what, &format!("in all {nodes}")), seen, Vec::new(), began);
 }
 
-/// The new pods, and only they, answer everywhere.
+/// Checks that the new pods, and no others, answer at all addresses.
 fn afterwards(show: &mut Show, stage: &Stage, name: &ServiceName) -> Result<()> {
     let planner = Planner::new(&stage.objects, &stage.world);
     survey(
@@ -220,7 +220,7 @@ fn afterwards(show: &mut Show, stage: &Stage, name: &ServiceName) -> Result<()> 
     Ok(())
 }
 
-/// The star's port, as it is at the moment.
+/// Returns the current port of the Service under load.
 pub(super) fn port_of<'a>(stage: &'a Stage, name: &ServiceName) -> Result<&'a Port> {
     let port = star(&stage.objects, Some(name));
     port.with_context(|| format!("{name} cannot be called any more"))

@@ -1,4 +1,4 @@
-//! Everybody comes on stage.
+//! Starts all processes, and shows them.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use super::super::stage::{Show, Stage};
 use super::super::status::last_sync;
 use super::super::world::SHELL;
 
-/// Pods that are named where there is room; of others there is the number.
+/// Most pods that are named; otherwise only their number is shown.
 const NAMED: usize = 9;
 
-/// Shows who is where.
+/// Shows the nodes with their addresses and pods.
 pub(crate) fn show_nodes(screen: &Screen, stage: &Stage) {
     let nodes = &stage.objects.nodes;
     let ips: Vec<String> = nodes.iter().map(|node| join(&node.addresses)).collect();

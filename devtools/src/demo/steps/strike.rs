@@ -1,4 +1,4 @@
-//! Everybody leaves, and nothing stays.
+//! Ends everything, and checks that nothing stays.
 
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ use super::super::stage::{Show, Stage};
 use super::super::world::Role;
 use super::roll::port_of;
 
-/// Ends all processes, shows that the kernels serve on, removes the rules, shows that they are
-/// gone.
+/// Ends all processes, shows that the kernels keep serving, removes the rules, and shows that they
+/// are gone.
 pub(crate) fn strike(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let began = Instant::now();
     let probes = probes(stage)?;
@@ -55,7 +55,7 @@ pub(crate) fn strike(show: &mut Show, stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// A call through each node, with short patience.
+/// Returns a call through each node, with a short timeout.
 fn probes(stage: &Stage) -> Result<Vec<(String, kplane_tests::netns::NetNs, Probe)>> {
     let Some(star) = &stage.star else {
         return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! Every Service, at all its addresses, from everywhere.
+//! Calls every Service, at all its addresses, from all callers.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::super::survey::{Planner, by_pod, make_all};
 
 /// Cells of the bar that is divided among pods.
 const BAR: usize = 20;
-/// Calls that went wrong and are told of, for each Service.
+/// Most failed calls that are shown for each Service.
 const MOST_WRONG: usize = 8;
 
 /// Calls all Services.
@@ -39,7 +39,7 @@ pub(super) fn run(show: &mut Show, stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Calls one Service in every way, prints a line, and notes a check.
+/// Calls one Service in every way, prints a line, and records a check.
 pub(super) fn survey(
     show: &mut Show,
     planner: &Planner<'_>,

@@ -56,7 +56,7 @@ fn i3_everything_else_keeps_its_value_and_is_named() {
     assert_eq!(change.effective, expected);
 }
 
-/// Rules for interfaces stand from the start.
+/// Rules for interfaces are written at the start only.
 #[test]
 fn i3_to_and_from_interfaces_needs_a_restart() {
     let mode = |mode: &str| KubeProxyConfiguration {

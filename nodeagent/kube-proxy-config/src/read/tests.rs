@@ -14,7 +14,7 @@ fn read(fields: &str) -> Document {
     document(&format!("{HEAD}{fields}")).unwrap()
 }
 
-/// What is wrong, one line each.
+/// Returns the problems of a text, one line each.
 fn problems(text: &str) -> Vec<String> {
     let problems = match document(text) {
         Ok(document) => document.problems,
@@ -319,7 +319,7 @@ fn line() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Whatever a file says: an answer, with lines that stand alone.
+    /// Any file yields a result, and each error is a single line.
     #[test]
     fn i2_no_text_is_a_surprise(lines in prop::collection::vec(line(), 0..8)) {
         let problems = match document(&format!("{HEAD}{}", lines.concat())) {

@@ -77,7 +77,7 @@ fn an_entry_is_deleted_by_its_original_tuple_and_id() {
     assert_eq!(kind, 0x0102);
 }
 
-/// Without a tuple the kernel would delete everything.
+/// A deletion must name a tuple, or the kernel would delete everything.
 #[test]
 fn a_deletion_always_names_a_tuple() {
     for zone in [None, Some(7)] {
@@ -112,7 +112,7 @@ fn a_filter_names_the_parts_that_count() {
     );
 }
 
-/// Kernels compare IPv6 addresses the wrong way round: only ports are asked for.
+/// Kernels compare IPv6 addresses the wrong way round, so requests name only ports.
 #[test]
 fn ipv6_filters_leave_addresses_out() {
     let at: SocketAddr = "[fd96::a]:53".parse().unwrap();

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// At the end of each entry that `ipset` 7.17 sends: `IPSET_ATTR_LINENO` of a file, which is for its
-/// messages.
+/// The attribute at the end of each entry that `ipset` 7.17 sends: `IPSET_ATTR_LINENO` of a file,
+/// for its messages.
 const LINE_NUMBER: &str = "0800094000000000";
 
 fn hex(bytes: &[u8]) -> String {
@@ -129,7 +129,7 @@ fn read(bytes: &[u8]) -> Option<Found> {
     Found::parse(Messages(bytes))
 }
 
-/// The kernel says in the first message only what set it is.
+/// Only the kernel's first message describes the set.
 #[test]
 fn d3_a_long_list_is_read_whole() {
     let [(kind, entry, _), ..] = entries();

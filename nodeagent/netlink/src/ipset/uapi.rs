@@ -38,25 +38,25 @@ pub(super) mod data {
     pub(in super::super) const PROTO: u16 = 7;
     pub(in super::super) const HASHSIZE: u16 = 18;
     pub(in super::super) const MAXELEM: u16 = 19;
-    /// Of entries; sets have other things by these numbers.
+    /// The numbers for entries; for sets they mean something else.
     pub(in super::super) const IP2: u16 = 20;
     pub(in super::super) const CIDR2: u16 = 21;
     pub(in super::super) const IPADDR_IPV4: u16 = 1;
     pub(in super::super) const IPADDR_IPV6: u16 = 2;
 }
 
-/// `NLA_F_NET_BYTEORDER`: without it the kernel refuses numbers.
+/// `NLA_F_NET_BYTEORDER`; the kernel refuses numbers without it.
 pub(super) const NETWORK_ORDER: u16 = 1 << 14;
 /// `IPSET_FLAG_LIST_SETNAME`: names only.
 pub(super) const FLAG_NAMES: u32 = 1 << 1;
-/// The newest revision of a type that we ask for: what programs of 2014 can list.
+/// The newest revision of a type that kplane requests: programs of 2014 can list it.
 pub(super) const REVISION_MAX: u8 = 3;
 /// `IPSET_DEFAULT_HASHSIZE`; grows by itself.
 pub(super) const HASHSIZE: u32 = 1024;
 
-/// `IPSET_ERR_*`, which are no errors of the C library's.
+/// `IPSET_ERR_*`, which the C library does not define.
 pub mod code {
-    /// There is no such type.
+    /// The type does not exist.
     pub const FIND_TYPE: i32 = 4098;
     /// The set is in use.
     pub const BUSY: i32 = 4100;

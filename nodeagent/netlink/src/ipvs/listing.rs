@@ -1,5 +1,5 @@
-//! Real servers as the kernel tells them: in `/proc/net/ip_vs` all at once, over netlink those of one
-//! virtual server. Takes any text and any bytes.
+//! Real servers as the kernel lists them: all at once in `/proc/net/ip_vs`, or those of one virtual
+//! server over netlink. The parsers accept any text and any bytes.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,17 +13,17 @@ use crate::Message;
 /// A real server as the kernel has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Real {
-    /// Whose it is.
+    /// The virtual server to which it belongs.
     pub server: ServerKey,
-    /// Where it is.
+    /// The address and port.
     pub at: EndpointAddr,
-    /// Packets are translated, not tunnelled or routed.
+    /// Whether packets are translated, and not tunnelled or routed.
     pub translated: bool,
-    /// 0 gets no new connections.
+    /// The weight; with 0 the server gets no new connections.
     pub weight: u32,
-    /// Connections in use.
+    /// The number of connections in use.
     pub active: u64,
-    /// Connections that are ending, or UDP.
+    /// The number of connections that are ending, and of UDP flows.
     pub inactive: u64,
 }
 
@@ -47,8 +47,8 @@ impl Real {
     }
 }
 
-/// A list of virtual servers that are known by address, protocol and port, with their real servers. A
-/// virtual server that is in it is there with all of them.
+/// A list of virtual servers that are identified by address, protocol and port, with their real
+/// servers. The real servers of each listed virtual server are complete.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// The virtual servers.
@@ -58,7 +58,7 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// What it has of a family.
+    /// Parses the part of the list that belongs to a family.
     #[must_use]
     pub fn parse(text: &str, family: Family) -> Self {
         let mut server = None;
@@ -99,7 +99,7 @@ fn parse_real<'a>(server: ServerKey, mut words: impl Iterator<Item = &'a str>) -
     Some(Real {
         server,
         at,
-        // A real server on the node itself is told as `Local` by some kernels.
+        // Some kernels list a real server on the node itself as `Local`.
         translated: matches!(method, "Masq" | "Local"),
         weight: words.next()?.parse().ok()?,
         active: words.next()?.parse().ok()?,
@@ -107,7 +107,7 @@ fn parse_real<'a>(server: ServerKey, mut words: impl Iterator<Item = &'a str>) -
     })
 }
 
-/// `0A600001:0050`, `[fd00:0000:0000:0000:0000:0000:0000:0001]:0050`.
+/// Reads `0A600001:0050` or `[fd00:0000:0000:0000:0000:0000:0000:0001]:0050`.
 fn parse_place(text: &str) -> Option<EndpointAddr> {
     let (ip, port) = text.rsplit_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

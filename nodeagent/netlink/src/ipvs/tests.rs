@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::Errno;
 
-/// What an `ipvsadm` 1.31 sends behind the netlink header (shown by `strace` on Linux 6.1).
+/// The bytes that an `ipvsadm` 1.31 sends behind the netlink header (shown by `strace` on Linux
+/// 6.1).
 const NEW_SERVICE: &str = "010100005400018006000100020000000600020006000000140003000a000001000000000000\
     000000000000060004000050000007000600727200000c00070000000000ffffffff080008000000000008000900ffffffff";
 const SET_SERVICE: &str = "020100005400018006000100020000000600020006000000140003000a000001000000000000\
@@ -35,7 +36,7 @@ fn real(text: &str, port: u16) -> EndpointAddr {
     EndpointAddr { ip, port }
 }
 
-/// Behind the netlink header.
+/// Returns the bytes of a command behind the netlink header.
 fn sent(command: Command) -> String {
     hex(&command.request(40).as_bytes()[16..])
 }
@@ -54,13 +55,13 @@ fn virtual_servers_are_asked_for_as_ipvsadm_does() {
     let v6 = key("fd00::1", Protocol::Udp, 53);
     let add = Command::AddServer(v6, mode("wlc", None));
     assert_eq!(sent(add), NEW_SERVICE_V6);
-    // What tells the server, and no more.
+    // The request contains only the attributes that identify the server.
     let told = &NEW_SERVICE[16..16 + 2 * 44];
     let expected = format!("0301000030000180{told}");
     assert_eq!(sent(Command::DeleteServer(v4)), expected);
 }
 
-/// `ipvsadm` sends parts besides that we leave out: of tunnels.
+/// `ipvsadm` also sends attributes of tunnels, which kplane leaves out.
 #[test]
 fn real_servers_are_asked_for_as_ipvsadm_does() {
     const NEW_DEST: &str = "06000b0002000000140001000a010001000000000000000000000000060002001f900000\
@@ -92,7 +93,8 @@ fn real_servers_are_asked_for_as_ipvsadm_does() {
     }
 }
 
-/// What the kernel lists has the flag that it sets itself, and the form of what we send otherwise.
+/// The kernel's list has a flag that the kernel sets itself, and otherwise the form of kplane's
+/// requests.
 #[test]
 fn what_is_listed_is_read() {
     let listed = |command: Command, flags: u8| {
@@ -113,7 +115,7 @@ fn what_is_listed_is_read() {
             mode: Some(mode),
         };
         assert_eq!(listed(add, hashed), Some(expected));
-        // One packet at a time: nothing that we ask for.
+        // One-packet scheduling is a mode that kplane never requests.
         let other = Server { key, mode: None };
         assert_eq!(listed(add, hashed | 4), Some(other));
     }
@@ -121,7 +123,7 @@ fn what_is_listed_is_read() {
 
 #[test]
 fn real_servers_are_read_from_the_kernels_list() {
-    // As Linux 6.1 prints it.
+    // The text is as Linux 6.1 prints it.
     let text = "IP Virtual Server version 1.2.1 (size=4096)\n\
         Prot LocalAddress:Port IpvsScheduler Flags\n  \
           -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n\

@@ -1,4 +1,5 @@
-//! How pods are told from other clients: `detectLocalMode` and what belongs to it.
+//! Detection of pods, which distinguishes them from other clients: `detectLocalMode` and the fields
+//! that it uses.
 
 use kplane_model::Cidr;
 
@@ -6,18 +7,18 @@ use super::settings::Checker;
 use kplane_dataplane::backend::PodInterface;
 use kplane_kube_proxy_config::KubeProxyConfiguration;
 
-/// One way to tell pods from other clients, or none.
+/// One way to distinguish pods from other clients, or none.
 #[derive(Debug, Default)]
 pub(super) struct Detector {
-    /// By address ranges of the cluster's pods.
+    /// The address ranges of the cluster's pods.
     pub(super) cluster_cidrs: Vec<Cidr>,
-    /// By the node's own pod ranges.
+    /// Whether to use the node's own pod ranges.
     pub(super) node_cidr: bool,
-    /// By the interface on which packets come in.
+    /// The interface on which pods' packets arrive.
     pub(super) pod_interface: Option<PodInterface>,
 }
 
-/// Reads the mode and what it needs; what belongs to other modes may say anything.
+/// Reads the mode and the fields that it needs; fields of other modes may have any value.
 pub(super) fn detector(config: &KubeProxyConfiguration, check: &mut Checker) -> Detector {
     let mut detector = Detector::default();
     let local = &config.detect_local;
@@ -40,8 +41,8 @@ pub(super) fn detector(config: &KubeProxyConfiguration, check: &mut Checker) -> 
     detector
 }
 
-/// Any number of ranges. kube-proxy takes one of each family at most and refuses others, so every
-/// file that it accepts means the same here.
+/// Reads any number of ranges. kube-proxy accepts at most one of each family and refuses more, so
+/// every file that kube-proxy accepts means the same here.
 fn cluster_cidrs(text: &str, check: &mut Checker) -> Vec<Cidr> {
     if text.is_empty() {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! kube-proxy's flags (I1): how they are declared to clap, and what they do to a configuration.
-//! The flags themselves are rows of [`super::table`].
+//! kube-proxy's flags (I1): how clap declares them, and how they change a configuration. The flags
+//! themselves are rows of [`super::table`].
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use kplane_model::{HEALTHZ_PORT, METRICS_PORT};
@@ -9,21 +9,21 @@ use kplane_kube_proxy_config::KubeProxyConfiguration;
 use kplane_kube_proxy_config::Problem;
 use kplane_kube_proxy_config::with_port;
 
-/// The flags of a command line, as they were given.
+/// The flags of a command line, as the operator gave them.
 #[derive(Clone, Debug, Default)]
 pub struct KubeProxyFlags {
     given: Vec<(&'static Row, Vec<String>)>,
 }
 
 impl KubeProxyFlags {
-    /// The configuration that the flags describe, and every value that cannot be read.
+    /// Returns the configuration that the flags describe, and every value that cannot be read.
     #[must_use]
     pub fn configuration(&self) -> (KubeProxyConfiguration, Vec<Problem>) {
         let mut config = KubeProxyConfiguration::default();
-        // Defaults of both follow the family of --bind-address.
+        // The defaults of both depend on the family of --bind-address.
         config.healthz_bind_address.clear();
         config.metrics_bind_address.clear();
-        // And this one follows --proxy-mode.
+        // This default depends on --proxy-mode.
         config.node_port_addresses.clear();
         let mut problems = self.apply(&mut config, |_| true);
         config.fill_node_port_addresses();
@@ -31,20 +31,20 @@ impl KubeProxyFlags {
         (config, problems)
     }
 
-    /// Puts the flags that count beside a file (I2) into its configuration; returns every value
-    /// that cannot be read.
+    /// Applies the flags that override a file (I2) to its configuration; returns every value that
+    /// cannot be read.
     pub fn overrule(&self, config: &mut KubeProxyConfiguration) -> Vec<Problem> {
         self.apply(config, |row| row.beside_file)
     }
 
-    /// Flags that do not count beside a file (I2).
+    /// Returns the flags that have no effect next to a file (I2).
     #[must_use]
     pub fn ignored_beside_file(&self) -> Vec<&'static str> {
         let ignored = self.given.iter().filter(|(row, _)| !row.beside_file);
         ignored.map(|(row, _)| row.flag).collect()
     }
 
-    /// The flag that sets a field, if it was given.
+    /// Returns the flag that sets a field, if it was given.
     #[must_use]
     pub fn of_field(&self, field: &str) -> Option<&'static str> {
         let field = field.split_once('[').map_or(field, |(list, _)| list);
@@ -55,7 +55,7 @@ impl KubeProxyFlags {
         row.map(|(row, _)| row.flag)
     }
 
-    /// The value of a flag; the last one counts.
+    /// Returns the value of a flag; the last one counts.
     #[must_use]
     pub fn value(&self, flag: &str) -> Option<&str> {
         let (_, values) = self.given.iter().find(|(row, _)| row.flag == flag)?;
@@ -78,8 +78,8 @@ impl KubeProxyFlags {
         problems
     }
 
-    /// Fills in hosts and ports that the flags leave out, also by the deprecated port flags: port 0
-    /// is nowhere.
+    /// Fills in hosts and ports that the flags leave out, including those of the deprecated port
+    /// flags. Port 0 switches the server off.
     fn addresses(&self, config: &mut KubeProxyConfiguration) -> Vec<Problem> {
         let mut defaults = config.clone();
         defaults.healthz_bind_address.clear();
@@ -166,7 +166,7 @@ fn argument(row: &'static Row) -> Arg {
     };
     let arg = Arg::new(row.flag).long(row.flag).help(help);
     let arg = match row.kind {
-        // As Go's flags: whatever comes next is the value, also if it begins with a dash.
+        // As with Go's flags, the next argument is the value, even if it begins with a dash.
         Kind::Value(name) => arg
             .value_name(name)
             .action(ArgAction::Set)
@@ -175,7 +175,7 @@ fn argument(row: &'static Row) -> Arg {
             .value_name(name)
             .action(ArgAction::Append)
             .allow_hyphen_values(true),
-        // And here a value only after `=`.
+        // For these flags a value is accepted only after `=`.
         Kind::Switch => arg
             .value_name("BOOL")
             .action(ArgAction::Set)
@@ -195,7 +195,7 @@ fn argument(row: &'static Row) -> Arg {
     }
 }
 
-/// Arguments as Go's programs read them: `_` in a flag's name is `-`.
+/// Rewrites arguments as Go programs read them: `_` in a flag's name becomes `-`.
 pub fn with_dashes(args: impl IntoIterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
     let rewrite = |arg: std::ffi::OsString| match arg.to_str() {
         Some(text) if text.starts_with("--") => {

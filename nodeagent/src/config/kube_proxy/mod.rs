@@ -1,5 +1,5 @@
-//! What kube-proxy's configuration means to an agent: its flags, what follows from its fields, and what to
-//! say about them.
+//! The meaning of kube-proxy's configuration for an agent: its flags, the settings that follow from its
+//! fields, and the notes to log about them.
 //!
 //! ```text
 //! file  -> KubeProxyConfiguration -> resolve -> Settings

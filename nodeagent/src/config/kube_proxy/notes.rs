@@ -1,5 +1,5 @@
-//! What to say about a configuration that is valid (I7): what it will not do, what is probably a
-//! mistake, and what has no meaning here.
+//! Notes about a configuration that is valid (I7): what it will not do, what is probably a mistake,
+//! and what has no meaning here.
 
 use kplane_model::{Cidr, Family};
 
@@ -8,21 +8,21 @@ use kplane_kube_proxy_config::KubeProxyConfiguration;
 use kplane_kube_proxy_config::changed_fields;
 use kplane_kube_proxy_config::{Problem, listed};
 
-/// How much a note matters.
+/// The importance of a note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// Good to know.
     Info,
-    /// Probably not what was meant.
+    /// Probably not what the operator meant.
     Warning,
 }
 
 /// One line for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// How much it matters.
+    /// The importance of the note.
     pub level: Level,
-    /// The line.
+    /// The text of the line.
     pub text: String,
 }
 
@@ -38,15 +38,15 @@ impl Note {
     }
 }
 
-/// What a configuration is checked against besides itself.
+/// Facts of the host that a configuration is checked against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// The kernel has IPv6, and it is switched on.
+    /// Whether the kernel has IPv6 and it is switched on.
     pub ipv6: bool,
 }
 
 impl Host {
-    /// This one.
+    /// Reads the facts of this host.
     #[must_use]
     pub fn this() -> Self {
         let off = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
@@ -57,7 +57,7 @@ impl Host {
     }
 }
 
-/// Fields that mean nothing here, whatever the mode, each with all that is inside.
+/// Fields that have no effect in any mode, each including all fields inside it.
 const UNUSED: [&str; 16] = [
     "clientConnection.acceptContentTypes",
     "clientConnection.burst",
@@ -77,7 +77,7 @@ const UNUSED: [&str; 16] = [
     "winkernel",
 ];
 
-/// What to log when an agent starts with a configuration.
+/// Returns the notes to log when an agent starts with a configuration.
 ///
 /// # Errors
 /// A configuration that cannot work on this host.
@@ -122,7 +122,8 @@ fn detector(config: &KubeProxyConfiguration, settings: &Settings) -> Option<Note
     })
 }
 
-/// Ranges of one family only, on a host with both; or of the family that the host does not have.
+/// Returns notes about ranges of one family only on a host with both, and about ranges of a family
+/// that the host does not have.
 fn families(
     config: &KubeProxyConfiguration,
     settings: &Settings,
@@ -156,7 +157,8 @@ fn families(
         if there {
             let text =
                 format!("{field} has no range of {other}: in a cluster that has {other}, {lost}");
-            // A cluster of one family is none the worse; the first Service of the other is told of.
+            // A cluster with only one family works. The first Service of the other family causes a
+            // warning.
             notes.push(match names_family(settings, other) {
                 true => Note::warning(text),
                 false => Note::info(text),
@@ -166,7 +168,8 @@ fn families(
     Ok(())
 }
 
-/// The configuration itself has something of a family, more than all of its addresses.
+/// Returns whether the configuration has a range of a family that is smaller than all its
+/// addresses.
 fn names_family(settings: &Settings, family: Family) -> bool {
     let node = &settings.node;
     let mut ranges = node.cluster_cidrs.iter().chain(&node.nodeport_addresses);
@@ -179,10 +182,10 @@ fn single_family(cidrs: &[Cidr]) -> Option<Family> {
     cidrs.iter().all(|c| c.family() == first).then_some(first)
 }
 
-/// One line with all fields that are set and mean nothing.
+/// Returns one line with all fields that are set and have no effect.
 fn unused(config: &KubeProxyConfiguration) -> Option<Note> {
     let mut default = KubeProxyConfiguration::default();
-    // Defaults of these two follow another field.
+    // The defaults of these two depend on another field.
     default.bind_address.clone_from(&config.bind_address);
     default.mode.clone_from(&config.mode);
     let set = changed_fields(&default, config);

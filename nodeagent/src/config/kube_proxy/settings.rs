@@ -1,6 +1,7 @@
-//! What a [`KubeProxyConfiguration`] means: every value is read, and every wrong one is named (I7).
+//! Resolves a [`KubeProxyConfiguration`] into settings: reads every value and names every wrong one
+//! (I7).
 //!
-//! Sections of modes that are not used may say anything, as in kube-proxy.
+//! As in kube-proxy, sections of modes that are not used may have any values.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -16,44 +17,44 @@ use kplane_kube_proxy_config::GoDuration;
 use kplane_kube_proxy_config::Problem;
 use kplane_kube_proxy_config::{self as types, KubeProxyConfiguration};
 
-/// Problems that are named: a list may have thousands of wrong items.
+/// Most problems that are reported: a list may have thousands of wrong items.
 const MAX_PROBLEMS: usize = 100;
 
-/// All that the agent makes of a configuration.
+/// Everything that the agent derives from a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// What shapes the plans.
+    /// The settings that shape the plans.
     pub node: NodeSettings,
     /// The backend that the mode asks for.
     pub kind: backend::Kind,
-    /// What the backend starts with.
+    /// The settings that the backend starts with.
     pub backend: backend::Settings,
-    /// Where health checks are answered; `None` = nowhere.
+    /// The address that answers health checks; `None` = none.
     pub healthz: Option<SocketAddr>,
-    /// Where metrics are served; `None` = nowhere.
+    /// The address that serves metrics; `None` = none.
     pub metrics: Option<SocketAddr>,
-    /// A port that is taken ends the program.
+    /// Whether a port that is taken ends the program.
     pub bind_address_hard_fail: bool,
-    /// For `/proc/self/oom_score_adj`, -1000..=1000.
+    /// The value for `/proc/self/oom_score_adj`, -1000..=1000.
     pub oom_score_adj: i32,
-    /// How long a failure may last before the node counts as unhealthy (G2: twice as long).
+    /// The longest time of a failure before the node counts as unhealthy (G2: twice as long).
     pub sync_period: Duration,
-    /// Connection tracking.
+    /// Settings of connection tracking.
     pub conntrack: sysctl::Settings,
-    /// Logging.
+    /// Settings of the log.
     pub log: LogSettings,
 }
 
-/// How log lines look, and which there are.
+/// The format of log lines, and the lines to log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogSettings {
-    /// One JSON object a line instead of text.
+    /// Whether to write one JSON object a line instead of text.
     pub json: bool,
-    /// As kube-proxy counts: 0..=3 is normal, 4 and 5 explain, from 6 on everything.
+    /// The level, as kube-proxy counts: 0..=3 is normal, 4 and 5 explain, from 6 on everything.
     pub verbosity: u32,
 }
 
-/// Reads a configuration.
+/// Resolves a configuration.
 ///
 /// # Errors
 /// Everything that is wrong, by field.
@@ -68,7 +69,7 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
     let detector = detect::detector(config, &mut check);
     let ipvs = match &*config.mode {
         "ipvs" => check.ipvs(&config.ipvs),
-        // For `--backend ipvs`; what is wrong there is told in its mode only.
+        // This is for `--backend ipvs`. Problems in this section are reported in mode ipvs only.
         _ => Checker::default().ipvs(&config.ipvs),
     };
     let nodeport_addresses = check.nodeport_addresses(&config.node_port_addresses, &config.mode);
@@ -115,7 +116,8 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
     Err(check.problems)
 }
 
-/// Reads values and notes what is wrong with them; what it returns then is of no use.
+/// Reads values and records what is wrong with them. A value that it returns after a problem is
+/// useless.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     problems: Vec<Problem>,
@@ -158,14 +160,14 @@ impl Checker {
         }
     }
 
-    /// Masquerade bit, masquerade all and sync period: of the section of the mode.
+    /// Reads masquerade bit, masquerade all and sync period from the section of the mode.
     fn sections(&mut self, config: &KubeProxyConfiguration) -> (u8, bool, Duration) {
         let bit = |check: &mut Self, section: &str, bit| {
             let field = format!("{section}.masqueradeBit");
             u8::try_from(check.in_range(&field, bit, 0, 31)).unwrap_or_default()
         };
         let (iptables, ipvs, nftables) = (&config.iptables, &config.ipvs, &config.nftables);
-        // kube-proxy looks at this one in every mode.
+        // kube-proxy checks this one in every mode.
         let iptables_bit = bit(self, "iptables", iptables.masquerade_bit);
         match &*config.mode {
             "nftables" => (
@@ -198,7 +200,8 @@ impl Checker {
         period.to_std().unwrap_or_default()
     }
 
-    /// kube-proxy counts whole seconds, and takes no scheduler for `rr` (D7, D8).
+    /// Reads the section of mode ipvs. kube-proxy counts whole seconds, and takes an empty
+    /// scheduler for `rr` (D7, D8).
     fn ipvs(&mut self, ipvs: &types::Ipvs) -> backend::ipvs::Settings {
         let mut seconds = |field: &str, value| {
             let timeout = self.timeout(&format!("ipvs.{field}"), value);
@@ -244,8 +247,8 @@ impl Checker {
         }
     }
 
-    /// The result is empty for the node's own address; an empty list is that of modes iptables and
-    /// ipvs, and means all addresses there (A21).
+    /// Reads the node port addresses. The result is empty for the node's own address. In modes
+    /// iptables and ipvs an empty list means all addresses (A21).
     fn nodeport_addresses(&mut self, texts: &[String], mode: &str) -> Vec<Cidr> {
         let everything = || Family::ALL.map(Cidr::everything).to_vec();
         if texts.is_empty() && matches!(mode, "iptables" | "ipvs") {
@@ -311,7 +314,7 @@ impl Checker {
         }
     }
 
-    /// 0 leaves what the kernel has.
+    /// Reads a timeout; 0 keeps the kernel's value.
     fn timeout(&mut self, field: &str, value: GoDuration) -> Duration {
         if value.is_negative() {
             self.bad(field, value, "must be at least 0");

@@ -1,4 +1,4 @@
-//! With a file (I2).
+//! Tests of the command line with a file (I2).
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! Tests of what is kept.
+//! Tests of Services that are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ fn served(numbers: std::ops::Range<u8>) -> Vec<DesiredObject> {
         .collect()
 }
 
-/// An agent that holds these, from a control plane that is no more.
+/// Returns an agent that holds these objects, from a control plane that is gone.
 fn holding(objects: &[DesiredObject]) -> Desired {
     let mut desired = Desired::default();
     desired
@@ -53,7 +53,7 @@ fn holding(objects: &[DesiredObject]) -> Desired {
     desired
 }
 
-/// Another control plane.
+/// Returns another control plane.
 fn plane(epoch: u64, confidence: Confidence, objects: Vec<DesiredObject>) -> Plane {
     let mut plane = Plane::new(objects);
     (plane.epoch, plane.confidence) = (epoch, confidence);
@@ -84,7 +84,8 @@ fn held(desired: &Desired) -> (usize, usize) {
         .map_or((0, 0), |held| (held.services, held.without_endpoints))
 }
 
-/// Seen: two control planes with different folders; failing over deleted 991 of 1,001 Services.
+/// Seen in practice: two control planes with different folders; failing over deleted 991 of 1,001
+/// Services.
 #[test]
 fn a_cliff_is_held_until_somebody_agrees() {
     let mut desired = holding(&served(0..100));
@@ -99,7 +100,7 @@ fn a_cliff_is_held_until_somebody_agrees() {
     assert!(told.since_ms > 0);
     assert_eq!(desired.resume().unwrap().digest, other.digest());
 
-    // More of the same changes nothing.
+    // More changes of the same kind change nothing.
     other.put(&numbered(120, &[ENDPOINT]));
     desired.apply(other.delta_update()).unwrap();
     assert_eq!((count(&desired), held(&desired)), ((106, 106), (95, 0)));
@@ -142,7 +143,7 @@ fn what_a_partial_picture_lacks_stays_until_it_is_whole() {
     );
     assert!(desired.node().is_some());
 
-    // A deletion by name is believed, of what is named and of what is not.
+    // A deletion by name is accepted, both for named Services and for kept ones.
     other.delete(&named(1));
     desired.apply(other.delta_update()).unwrap();
     assert_eq!((count(&desired).0, held(&desired)), (39, (1, 0)));
@@ -169,7 +170,7 @@ fn a_whole_picture_after_a_partial_one_may_still_be_a_cliff() {
         (told.services, &*told.reason),
         (35, "35 of 40 Services would go at once")
     );
-    // Those that are named again, or deleted by name, are not kept.
+    // Services that are named again, or deleted by name, are not kept.
     other.put(&numbered(10, &["10.0.0.9:80"]));
     desired.apply(other.delta_update()).unwrap();
     let (program, _) = desired.service(&key(10)).unwrap();
@@ -180,7 +181,7 @@ fn a_whole_picture_after_a_partial_one_may_still_be_a_cliff() {
     assert_eq!(desired.resume().unwrap().digest, other.digest());
 }
 
-/// Slices of a picture that are missing are as bad as Services.
+/// A missing EndpointSlice is as bad as a missing Service.
 #[test]
 fn endpoints_stay_as_services_do() {
     let mut objects = served(0..20);
@@ -206,7 +207,7 @@ fn endpoints_stay_as_services_do() {
         Touched::default()
     );
 
-    // Another version without endpoints is no reason to take them away; one with endpoints is.
+    // A new version without endpoints does not remove them; one with endpoints replaces them.
     other.put(&with_port(4, 82, &[]));
     other.put(&with_port(5, 82, &["10.0.0.9:80"]));
     desired.apply(other.delta_update()).unwrap();
@@ -221,7 +222,7 @@ fn endpoints_stay_as_services_do() {
     assert_eq!(desired.counts(Family::V4).endpoints, 1);
 }
 
-/// The file with the Services is mended before the one with their slices.
+/// The file with the Services is repaired before the one with their slices.
 #[test]
 fn a_service_that_is_named_again_keeps_its_endpoints_until_it_has_some() {
     let mut desired = holding(&served(0..3));
@@ -265,7 +266,7 @@ fn a_service_that_is_named_wins_over_one_that_is_kept() {
         assert_eq!(touched.services, both);
         assert!(desired.service(&key(0)).is_none());
         assert_eq!(held(&desired), (1, 0), "the bystander");
-        // The same when both come with one snapshot.
+        // The result is the same when both come with one snapshot.
         let mut desired = holding(&[DesiredObject::Service(old.clone()), bystander.clone()]);
         desired
             .apply(plane(7, Partial, vec![rival]).snapshot_update())
@@ -274,7 +275,7 @@ fn a_service_that_is_named_wins_over_one_that_is_kept() {
     }
 }
 
-/// Ports are the control plane's business: a Service that is named may lose some.
+/// The control plane decides about ports: a Service that is named may lose some.
 #[test]
 fn ports_of_a_service_that_is_named_go() {
     let DesiredObject::Service(mut other) = with_port(0, 90, &[ENDPOINT]) else {
@@ -288,7 +289,7 @@ fn ports_of_a_service_that_is_named_go() {
     assert_eq!(desired.held(), None);
 }
 
-/// Facts of a node shape all its rules: a file that cannot be read does not take them away.
+/// The facts of a node shape all its rules, so a file that cannot be read does not remove them.
 #[test]
 fn facts_of_the_node_stay_with_what_is_kept() {
     let stranger = || {
@@ -319,7 +320,7 @@ fn facts_of_the_node_stay_with_what_is_kept() {
     assert_eq!(zone(&desired), Some("y".into()));
 }
 
-/// After a start the first snapshot is compared with what was written down before.
+/// After a start, the first snapshot is compared with the cache file.
 #[test]
 fn what_is_remembered_counts_as_if_it_had_been_there() {
     let before = holding(&served(0..40));
@@ -363,9 +364,9 @@ enum Step {
     Put(u8, u8),
     PutLocal(u8),
     Delete(u8),
-    /// The control plane starts anew and does not find these.
+    /// The control plane restarts and does not find these.
     Lose(BTreeSet<u8>),
-    /// Nor the endpoints of these.
+    /// The control plane restarts and does not find the endpoints of these.
     LoseEndpoints(BTreeSet<u8>),
     Send(Confidence, bool),
 }
@@ -384,11 +385,11 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The control plane and what happened to it since it last told the agent anything.
+/// A control plane, and the changes since the agent's last update.
 struct Story {
     plane: Plane,
     objects: BTreeMap<DesiredKey, DesiredObject>,
-    /// It started anew: the agent needs a snapshot.
+    /// Whether the control plane restarted, so that the agent needs a snapshot.
     fresh: bool,
     deleted: BTreeSet<ServiceName>,
 }
@@ -443,7 +444,7 @@ impl Story {
     }
 }
 
-/// What is planned of all Services.
+/// Returns what is planned of all Services.
 fn planned(desired: &Desired) -> BTreeMap<ServiceKey, String> {
     let views = desired.services(Family::V4);
     views
@@ -459,8 +460,9 @@ fn lost(before: &BTreeMap<ServiceName, bool>, after: &BTreeMap<ServiceName, bool
 }
 
 proptest! {
-    /// Whatever control planes lose and say: the digest is theirs, what they name is there, what they
-    /// do not name goes for a good reason only, and once nothing is kept everything is as they say.
+    /// After any losses and updates of control planes: the digest is the control plane's. What it
+    /// names is there. What it does not name goes only for a good reason. Once nothing is kept,
+    /// everything is as the control plane sends it.
     #[test]
     fn nothing_vanishes_by_accident(steps in prop::collection::vec(any_step(), 1..50)) {
         let guard = CliffGuard { minimum: 2, ..CliffGuard::default() };
@@ -509,7 +511,7 @@ proptest! {
                     prop_assert!(!guard.is_cliff(gone, all), "{} of {}", gone, all);
                 }
             }
-            // What is written down leads to the same after a start.
+            // The cache file leads to the same state after a start.
             let mut started = Desired::new(guard);
             started.remember(desired.memory().map(|one| Arc::clone(&one.object)));
             started.apply(story.plane.snapshot_update()).unwrap();

@@ -1,4 +1,4 @@
-//! What the engine counts, and what health checks may say.
+//! Tests of the engine's counters, and of what health checks may report.
 
 use kplane_model::{NodeFacts, ServiceProgram, TrafficPolicy};
 
@@ -46,7 +46,7 @@ fn h_no_local_endpoints_follows_what_changes() {
         internal("in", &["10.0.0.1:80"]),
         internal("empty", &[]),
         external("out", Some(30_000)),
-        // Nobody can reach it from outside.
+        // No client outside can reach this one.
         external("nowhere", None),
     ]);
     assert_eq!(no_local(&rig), [1, 1]);
@@ -60,12 +60,12 @@ fn h_no_local_endpoints_follows_what_changes() {
         .delete(&DesiredKey::Local(key_of("in", Family::V4)));
     rig.delta();
     assert_eq!(no_local(&rig), [1, 1]);
-    // Everything anew comes to the same.
+    // A complete plan has the same result.
     rig.put(&DesiredObject::Node(NodeFacts::default()));
     assert_eq!(no_local(&rig), [1, 1]);
 }
 
-/// What the kernel does not hold is not counted as dropped.
+/// ServicePorts that the kernel does not hold are not counted as dropping.
 #[test]
 fn h_no_local_endpoints_waits_for_the_kernel() {
     let mut rig = Rig::settled([internal("in", &["10.0.0.1:80"])]);
@@ -105,7 +105,7 @@ fn h_attempts_and_changes_are_counted() {
     assert_eq!(v4(&rig).synced_at_ms.get(), rig.now.ms);
 }
 
-/// G2: since when a family is behind, whatever came after.
+/// G2: a family is behind since its oldest update, whatever came after.
 #[test]
 fn g2_a_family_is_behind_since_its_oldest_update() {
     let mut rig = Rig::settled([svc("a", &[])]);

@@ -1,4 +1,4 @@
-//! What a start does not lose.
+//! Tests of what survives a restart.
 
 use std::time::Instant;
 
@@ -28,7 +28,7 @@ fn at(folder: &TempDir) -> Recall {
 }
 
 impl Rig {
-    /// Another control plane, with these objects.
+    /// Changes to another control plane, with these objects.
     fn fail_over(&mut self, confidence: Confidence, objects: Vec<DesiredObject>) {
         let epoch = self.plane.epoch + 1;
         self.plane = Plane::new(objects);
@@ -41,7 +41,7 @@ impl Rig {
     }
 }
 
-/// Seen: a restart on an empty folder, 1,000 Services became 0 within 68 ms.
+/// Seen in practice: a restart on an empty folder, 1,000 Services became 0 within 68 ms.
 #[test]
 fn a_restart_beside_an_empty_source_keeps_everything() {
     let folder = TempDir::new().unwrap();
@@ -60,7 +60,7 @@ fn a_restart_beside_an_empty_source_keeps_everything() {
     assert_eq!(rig.core.report().counts.services, 40);
     assert_eq!(rig.revisions().0, 1, "applied all the same");
 
-    // What is held is remembered as well; what was approved is forgotten for good.
+    // Held Services are remembered as well; an approved removal is final.
     rig.restart(at(&folder));
     rig.fail_over(Confidence::Unspecified, vec![node("z")]);
     assert_eq!((rig.script.kernel().len(), rig.held()), (40, Some(40)));
@@ -72,7 +72,7 @@ fn a_restart_beside_an_empty_source_keeps_everything() {
     assert_eq!((rig.script.kernel().len(), rig.held()), (0, None));
 }
 
-/// Writing waits for a moment, happens every few seconds, and at once when something was let go.
+/// The cache file is written after a short wait, every few seconds, and at once after a release.
 #[test]
 fn what_changes_is_written_down_every_few_seconds() {
     let folder = TempDir::new().unwrap();
@@ -125,7 +125,8 @@ fn a_kernel_of_which_nothing_is_known_is_left_alone_until_the_picture_is_whole()
         assert!(rig.script.calls()[0].starts_with("apply IPv4 complete"));
         assert_eq!(rig.core.report().keeps, None);
     }
-    // A kernel without Services, and one that the agent remembers, are no reason to wait.
+    // The agent does not wait for a kernel without Services, or for one whose Services it
+    // remembers.
     let folder = TempDir::new().unwrap();
     let mut rig = Rig::new([]);
     rig.restart(at(&folder));

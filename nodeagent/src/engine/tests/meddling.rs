@@ -1,11 +1,11 @@
-//! What others change, as the kernel tells of it.
+//! Tests of other programs' changes, as the kernel reports them.
 
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 impl Rig {
-    /// Others change something, and the engine hears of it.
+    /// Simulates another program's change, and lets the engine receive the notification.
     fn meddle(&mut self, family: Family) {
         self.script
             .set(|script| script.meddled.push((family, "the table is gone")));
@@ -36,7 +36,7 @@ fn what_others_do_is_put_right_at_once_and_looked_at_again_a_second_later() {
     let repairs = &rig.core.report().families[0].repairs;
     assert_eq!((repairs.count, &*repairs.last), (1, "the table is gone"));
     assert_eq!(repairs.last_ms, rig.now.ms);
-    // Flows that were set up in between follow from a complete change.
+    // A complete change repairs flows that started in between.
     assert_eq!(rig.next(), SECOND);
     rig.idle();
     assert_eq!(rig.script.calls(), ["apply IPv4 complete a", "verify IPv4"]);
@@ -55,8 +55,8 @@ fn somebody_who_keeps_on_meddling_is_answered_with_pauses() {
         while rig.repairs()[0] == before {
             assert_eq!(rig.revisions(), (0, 0));
             waited += rig.next();
-            // The look after the last repair finds nothing, and is no reason to be quick again: it has
-            // just been undone.
+            // The check after the last repair finds nothing. The backoff stays all the same, because
+            // the repair has just been undone.
             rig.core.listen(rig.now);
         }
         waits.push(waited);
@@ -67,7 +67,7 @@ fn somebody_who_keeps_on_meddling_is_answered_with_pauses() {
     assert!(rig.now.instant - started > SECOND, "{waits:?}");
 }
 
-/// Everything is about to be applied: there is nothing to put right before.
+/// Everything is about to be applied, so there is nothing to repair before.
 #[test]
 fn what_is_not_known_is_not_put_right() {
     let mut rig = Rig::new([svc("a", &[])]);

@@ -124,7 +124,7 @@ fn a_broken_family_is_retried_alone_with_growing_pauses() {
     rig.idle();
     assert_eq!(rig.revisions(), (4, 4));
     assert_eq!(rig.core.report().families[1].error, None);
-    // Forgiven: the next failure is retried soon.
+    // The backoff is reset: the next failure is retried soon.
     rig.script.set(|s| s.broken.push(Family::V6));
     rig.put(&svc6("c", &[]));
     assert!(rig.next() <= Duration::from_millis(250));
@@ -144,7 +144,7 @@ fn a_kernel_without_ipv6_holds_nothing_back_while_nobody_needs_it() {
     assert_eq!(rig.revisions(), (0, 0));
 }
 
-/// What the kernel held before a failure still is reported, and no more.
+/// The report keeps what the kernel held before a failure, and no more.
 #[test]
 fn a_failure_keeps_the_last_applied_revision() {
     let mut rig = Rig::settled([svc("a", &[])]);
@@ -184,7 +184,7 @@ fn drift_is_reported_and_then_repaired() {
     assert_eq!(rig.revisions(), (2, 2));
 }
 
-/// Nobody did anything wrong, and the kernel holds what it held.
+/// An outdated kernel is no error of another program, and the kernel holds what it held.
 #[test]
 fn what_is_outdated_is_planned_anew_and_stays_programmed() {
     let mut rig = Rig::settled([svc("a", &[])]);

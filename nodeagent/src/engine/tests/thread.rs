@@ -87,7 +87,7 @@ async fn a_busy_kernel_makes_the_stream_wait() {
         () = tokio::task::yield_now() => {}
     }
     assert_eq!(engine.commands.capacity(), 0);
-    // Whoever asks whether it is hung hears how long it has been at it.
+    // The pulse shows how long the engine has been busy.
     let begin = Instant::now();
     while engine.pulse().busy_for(Instant::now()).is_none() {
         assert!(begin.elapsed() < Duration::from_secs(30), "not busy");
@@ -102,7 +102,7 @@ async fn a_busy_kernel_makes_the_stream_wait() {
     }
 }
 
-/// A kernel that is looked at a thousand times a second; each time there is one connection more.
+/// A kernel that is read back a thousand times a second; each time there is one connection more.
 struct Busy(Arc<AtomicU64>);
 
 impl Backend for Busy {
@@ -130,7 +130,8 @@ impl Backend for Busy {
     }
 }
 
-/// What it costs to be told of every look falls to nobody; the latest is there for whoever reads.
+/// A read-back that finds only other connections wakes no receiver. The latest counts are there for
+/// later readers.
 #[tokio::test]
 async fn a_look_that_finds_only_other_connections_wakes_nobody() {
     let looks = Arc::new(AtomicU64::new(0));

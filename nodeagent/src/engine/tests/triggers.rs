@@ -1,4 +1,4 @@
-//! From a change in the cluster until the kernel holds what it led to (section (h)).
+//! Tests of the time from a change in the cluster until the kernel holds its result (section (h)).
 
 use kplane_proto::v1 as pb;
 
@@ -14,7 +14,8 @@ fn trigger(id: u64, family: Family, at_ms: u64) -> pb::Trigger {
     }
 }
 
-/// A rig whose clock is ahead of the machine's: what a test itself takes is not measured.
+/// Creates a rig whose clock is ahead of the machine's, so that the test's own time is not
+/// measured.
 fn rig() -> Rig {
     let mut rig = Rig::settled([svc("a", &[]), svc6("a", &[])]);
     rig.after(HOUR);
@@ -23,7 +24,7 @@ fn rig() -> Rig {
 }
 
 impl Rig {
-    /// An update that these changes led to.
+    /// Sends an update that these changes led to.
     fn triggered(&mut self, objects: &[DesiredObject], triggers: &[pb::Trigger]) {
         objects.iter().for_each(|object| self.plane.put(object));
         self.plane.triggers = triggers.to_vec();
@@ -31,13 +32,13 @@ impl Rig {
         self.plane.triggers.clear();
     }
 
-    /// Seconds in sum and how many were observed.
+    /// Returns the sum in seconds and the number of observations.
     fn observed(&self, family: Family) -> (f64, u64) {
         let (sum, counts) = self.counters.family(family).programming.read();
         (sum, counts.iter().map(|(_, count)| count).sum())
     }
 
-    /// `number: id after milliseconds` of the report.
+    /// Returns `number: id after milliseconds` of the report.
     fn told(&self) -> Vec<String> {
         let triggers = self.core.report().triggers;
         let text = |one: &crate::report::TriggerProgrammed| {
@@ -60,7 +61,7 @@ fn h_latency_is_from_the_trigger_to_the_acknowledgement() {
     assert_eq!(rig.observed(Family::V4), (2.0, 2));
     assert_eq!(rig.observed(Family::V6), (0.0, 0));
     assert_eq!(rig.told(), ["1: 7 after 1500", "2: 8 after 500"]);
-    // Once only, and never negative.
+    // Each trigger counts once, and no time is negative.
     rig.put(&svc("a", &[]));
     rig.triggered(&[svc6("a", &[])], &[trigger(9, Family::V6, now + 2_000)]);
     assert_eq!(rig.observed(Family::V4), (2.0, 2));
@@ -118,7 +119,7 @@ fn what_waits_and_what_is_remembered_is_bounded() {
     assert!(told[63].starts_with("1024: 3999 after "), "{}", told[63]);
 }
 
-/// An update that is not taken led to nothing.
+/// An update that is not taken is not measured.
 #[test]
 fn h_a_refused_update_is_not_measured() {
     let mut rig = rig();

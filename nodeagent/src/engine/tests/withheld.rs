@@ -1,4 +1,4 @@
-//! What an old or hostile control plane asks for and the node does not get.
+//! Tests of what an old or hostile control plane sends and the node does not accept.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ fn ip(number: usize) -> IpAddr {
     IpAddr::from([198, 18, a, b])
 }
 
-/// One of the ports of a Service, with so many external addresses and endpoints.
+/// Returns one of the ports of a Service, with this number of external addresses and endpoints.
 fn port(name: &str, port: u16, addresses: usize, endpoints: usize) -> DesiredObject {
     let DesiredObject::Service(mut program) = svc(name, &[]) else {
         panic!("no Service");
@@ -66,7 +66,7 @@ fn the_way_to_the_control_plane_is_withheld_and_given_back() {
             .starts_with("198.18.0.0:7443/TCP is where kplane's control plane listens")
     );
     assert!(told[0].1, "its ClusterIP is served");
-    // It goes on about what comes later, and ends with it.
+    // The reservation also applies to later Services, and ends with the settings.
     rig.put(&port("hijacker", 7443, 2, 1));
     assert_eq!((held(&rig).0, reasons(&rig).len()), (3, 1));
     rig.core.configure(NodeSettings::default(), rig.now);
@@ -91,7 +91,7 @@ fn a_service_that_asks_for_too_much_is_cut_as_a_whole_and_the_others_are_served(
             .contains("served at 1819 of 2000 external addresses, by 1 of 1 endpoints")
     );
     assert!(told.iter().all(|(_, degraded)| *degraded));
-    // With one port less it fits: those that were not touched are planned again too.
+    // With one port less the Service fits, and ports that were not touched are planned again too.
     rig.plane.delete(&key_of_port("big", 9));
     rig.delta();
     assert_eq!((held(&rig).0, reasons(&rig)), (8 * 2_001 + 1, vec![]));

@@ -36,7 +36,7 @@ async fn i3_writing_renaming_and_removing_is_noticed() {
     noticed(&mut watch, "a new file").await;
 }
 
-/// How a kubelet changes a ConfigMap: a new folder, and one link swapped by a rename.
+/// A kubelet changes a ConfigMap by a new folder, and a link that a rename swaps.
 #[tokio::test]
 async fn i3_the_swap_of_a_config_map_is_noticed() {
     let volume = TempDir::new().unwrap();
@@ -87,7 +87,7 @@ async fn i3_neighbours_do_not_matter() {
     fs::write(&file, "1").unwrap();
     let mut watch = FileWatch::new(&file).unwrap();
     fs::write(folder.path().join("another"), "1").unwrap();
-    // Other tests may make noise further up on the way, which does not matter either.
+    // Other tests may cause events further up on the way, which must not matter either.
     assert!(!watch.next_matters().await, "another was created");
     assert!(!watch.next_matters().await, "another was closed");
     fs::write(&file, "2").unwrap();

@@ -1,4 +1,4 @@
-//! Sizes of what is told.
+//! Tests of the sizes of reports on servers.
 
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
 use kplane_proto::{MAX_REAL_SERVERS, MAX_SERVERS};

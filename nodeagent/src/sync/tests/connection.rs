@@ -11,7 +11,7 @@ async fn coming_back_later_is_honoured() {
             reason: "storm".into(),
         })
     };
-    // Instead of a Welcome, and in the middle of a stream.
+    // The refusal comes instead of a Welcome, and in the middle of a stream.
     let first = rig.opened().await;
     first.say(later(40_000));
     let second = rig.opened().await;
@@ -22,7 +22,7 @@ async fn coming_back_later_is_honoured() {
     let third = rig.opened().await;
     let waited = third.opened_at - second.opened_at;
     assert!(waited >= 10 * SECOND && waited <= 16 * SECOND, "{waited:?}");
-    // Not for ever.
+    // The agent does not stay away for ever.
     third.say(later(u32::MAX));
     let waited = rig.opened().await.opened_at - third.opened_at;
     assert!(waited <= LONGEST_ABSENCE * 3 / 2 + SECOND, "{waited:?}");
@@ -38,7 +38,7 @@ async fn a_half_open_stream_is_given_up_within_20_seconds() {
     assert!(next.opened_at - silent_since >= 15 * SECOND);
     assert!(next.opened_at - silent_since <= 20 * SECOND);
     server.closed().await;
-    // Silence instead of a Welcome is no better.
+    // Silence instead of a Welcome has the same effect.
     let after = rig.opened().await.opened_at - next.opened_at;
     assert!(after <= 20 * SECOND, "{after:?}");
     assert_eq!(

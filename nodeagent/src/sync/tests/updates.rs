@@ -1,4 +1,4 @@
-//! What travels over a stream, and what a new one starts from.
+//! Tests of what travels over a stream, and from where a new stream continues.
 
 use kplane_model::{Family, ServiceName};
 
@@ -48,7 +48,7 @@ async fn a_part_of_a_snapshot_changes_nothing() {
     server.update(pieces);
     drop(server);
 
-    // The next stream starts from nothing collected, and from everything held.
+    // The next stream drops collected pieces, and continues from everything held.
     let mut server = rig.opened().await;
     assert_eq!(rig.report().held, before.held);
     assert_eq!(rig.report().counts.services, 3);
@@ -115,7 +115,7 @@ async fn an_older_view_is_refused_and_everything_kept() {
     assert_eq!(server.hello.resume.as_ref().unwrap().revision, 2);
 }
 
-/// Until the engine holds something of a new epoch, nothing of it is reported as applied.
+/// Until the engine holds an update of a new epoch, nothing of it is reported as applied.
 #[tokio::test(start_paused = true)]
 async fn another_epoch_is_received_before_it_is_applied() {
     let (engine, mut inbox, publish) = Engine::scripted();
@@ -153,8 +153,8 @@ async fn unknown_messages_are_skipped_and_counted() {
     assert_eq!(server.applied(1).await.unknown_kinds, 3);
 }
 
-/// A report is what holds now, but what it tells of triggers it tells once, and to the control
-/// plane that gave them their numbers.
+/// A report describes the current state, but it names each trigger only once, and only to the
+/// control plane that numbered the trigger.
 #[tokio::test(start_paused = true)]
 async fn h_programmed_triggers_are_told_once() {
     let mut rig = Rig::new();
@@ -184,7 +184,7 @@ async fn h_programmed_triggers_are_told_once() {
     server.update(plane.delta());
     assert_eq!(told(server.applied(3).await), [8]);
     drop(server);
-    // Neither again after a reconnect.
+    // A reconnect does not repeat them.
     let mut server = rig.opened().await;
     server.welcome(EPOCH);
     assert_eq!(told(server.report(|_| true).await), [0; 0]);
@@ -195,8 +195,8 @@ fn active(report: &pb::Report) -> Option<u64> {
     servers.map(|servers| servers.active_connections)
 }
 
-/// Ten looks a second that find other connections: one report in five seconds, with the latest; none
-/// while nothing changes.
+/// Ten read-backs a second that find other connections: one report in five seconds, with the latest
+/// counts; none while nothing changes.
 #[tokio::test(start_paused = true)]
 async fn connections_alone_travel_with_the_next_ping() {
     let (engine, _inbox, publish) = Engine::scripted();
@@ -226,7 +226,7 @@ async fn connections_alone_travel_with_the_next_ping() {
     assert_eq!(server.reports_within(60 * SECOND).await, []);
 }
 
-/// A backend with something to tell.
+/// A backend that answers questions about Services.
 struct Telling;
 
 impl Backend for Telling {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::super::settings::resolve;
 use super::*;
 
-/// Every flag of kube-proxy 1.36 but those of this program itself.
+/// Every flag of kube-proxy 1.36 except those that concern the program itself.
 const ALL: &str = "
     feature-gates kubeconfig master kube-api-content-type kube-api-burst kube-api-qps
     hostname-override bind-address bind-address-hard-fail healthz-bind-address metrics-bind-address
@@ -48,7 +48,7 @@ fn i1_every_flag_of_kube_proxy_is_there() {
     assert_eq!(ours.len(), rows().count(), "none is there twice");
 }
 
-/// What `--help` calls the default is the default.
+/// The defaults in `--help` are the defaults of the configuration.
 #[test]
 fn i1_defaults_of_flags_are_those_of_the_configuration() {
     for row in rows().filter(|row| !row.default.is_empty()) {
@@ -169,7 +169,7 @@ fn i1_addresses_and_deprecated_ports() {
     assert_eq!(problems.len(), 1, "{problems:?}");
 }
 
-/// Whatever is wrong with the value of a field, the flag is named that set it.
+/// Every problem with a field's value names the flag that set the field.
 #[test]
 fn i7_fields_lead_back_to_flags() {
     let flags = parse("--nodeport-addresses x --masquerade-all --bind-address y").unwrap();

@@ -6,7 +6,7 @@ use super::*;
 const DUAL: Host = Host { ipv6: true };
 const V4_ONLY: Host = Host { ipv6: false };
 
-/// A configuration about which there is nothing to say, changed.
+/// Returns the notes about a configuration that has none before the change.
 fn notes(
     host: Host,
     change: impl FnOnce(&mut KubeProxyConfiguration),

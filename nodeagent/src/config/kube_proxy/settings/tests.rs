@@ -76,7 +76,7 @@ fn i7_periods() {
     );
 }
 
-/// As in kube-proxy, the section of another mode may say anything.
+/// The section of another mode may have any values, as in kube-proxy.
 #[test]
 fn i7_sections_of_other_modes_are_not_looked_at() {
     let in_mode = |mode: &str| {
@@ -335,7 +335,7 @@ fn f6_zeros_leave_the_kernel_alone() {
     assert_eq!(conntrack.udp_timeout, Duration::from_millis(1500));
 }
 
-/// A new field must be either in the list of those taken over, with code that does it, or not.
+/// A field in the list of those that a running agent applies must have code that applies it.
 #[test]
 fn i3_fields_that_are_taken_over_are_those_that_shape_plans() {
     let mut wanted = Config::default();
@@ -351,7 +351,7 @@ fn i3_fields_that_are_taken_over_are_those_that_shape_plans() {
     );
 }
 
-/// Whatever is wrong stands on one line, whatever text it has.
+/// Every problem is one line, whatever text it quotes.
 #[test]
 fn i7_text_of_a_file_stays_on_the_line_of_the_problem() {
     let said = problems(|c| "\n\u{1b}".clone_into(&mut c.mode));

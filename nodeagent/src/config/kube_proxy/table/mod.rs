@@ -1,5 +1,5 @@
-//! kube-proxy's flags as rows (I1): names and defaults are kube-proxy's. `set` puts a value into a
-//! configuration, and says on failure what the value must be.
+//! kube-proxy's flags as rows (I1), with kube-proxy's names and defaults. `set` writes a value into
+//! a configuration, and on failure returns what the value must be.
 
 mod set;
 mod unused;
@@ -14,34 +14,34 @@ pub(crate) use self::set::truth;
 /// One flag.
 #[derive(Debug)]
 pub(super) struct Row {
-    /// Without dashes.
+    /// The name, without dashes.
     pub(super) flag: &'static str,
-    /// Our older name for it, or none.
+    /// kplane's older name for the flag, or empty.
     pub(super) alias: &'static str,
-    /// What is written behind it.
+    /// The form of its value.
     pub(super) kind: Kind,
-    /// The default, for people; empty for none.
+    /// The default, human-readable; empty for none.
     pub(super) default: &'static str,
-    /// One sentence.
+    /// One sentence of help.
     pub(super) help: &'static str,
-    /// Fields of the configuration that it sets.
+    /// The fields of the configuration that the flag sets.
     pub(super) fields: &'static [&'static str],
-    /// It counts beside a configuration file (I2).
+    /// Whether the flag counts next to a configuration file (I2).
     pub(super) beside_file: bool,
-    /// Sets the fields.
+    /// The function that sets the fields.
     pub(super) set: Set,
 }
 
 type Set = fn(&mut KubeProxyConfiguration, &str) -> Result<(), &'static str>;
 
-/// What is written behind a flag.
+/// The form of a flag's value.
 #[derive(Debug)]
 pub(super) enum Kind {
     /// One value; the last one counts.
     Value(&'static str),
     /// Values separated by commas; the flag may be repeated.
     List(&'static str),
-    /// Nothing, or `=true` or `=false`.
+    /// No value, `=true` or `=false`.
     Switch,
     /// `-v`, `-vv`, `-v=4` or `--v=4`.
     Verbosity,
@@ -50,16 +50,16 @@ pub(super) enum Kind {
 /// Flags that belong together.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// Its heading in `--help`.
+    /// The heading in `--help`.
     pub(super) heading: &'static str,
-    /// Accepted, but not shown.
+    /// Whether the flags are accepted but not shown.
     pub(super) hidden: bool,
-    /// Shown by `--help`, but not by `-h`.
+    /// Whether `--help` shows the flags and `-h` does not.
     pub(super) without_effect: bool,
     pub(super) rows: &'static [Row],
 }
 
-/// All of them, in the order of `--help`.
+/// All groups, in the order of `--help`.
 pub(super) static GROUPS: [Group; 10] = [
     shown("The node", NODE),
     shown("The Kubernetes API, for --standalone", API),
@@ -94,7 +94,7 @@ const fn hidden(heading: &'static str, rows: &'static [Row]) -> Group {
     }
 }
 
-/// A row; the rest is added by the methods below.
+/// Returns a row with defaults; the methods below fill in the rest.
 const fn row(
     flag: &'static str,
     kind: Kind,

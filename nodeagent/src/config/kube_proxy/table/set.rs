@@ -1,4 +1,4 @@
-//! Puts the text of a flag into a field.
+//! Functions that write the text of a flag into a field.
 
 use kplane_kube_proxy_config::{
     EXPECTED_DURATION, GoDuration, KubeProxyConfiguration, Quantity, Vmodule,
@@ -34,7 +34,7 @@ pub(super) fn quantity(field: &mut Quantity, value: &str) -> Read {
     put(field, Quantity::parse(value), "a quantity such as 128Ki")
 }
 
-/// What Go's flags take for a truth value.
+/// Reads a truth value as Go's flags do.
 pub(crate) fn truth(value: &str) -> Option<bool> {
     match value {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -57,7 +57,7 @@ pub(super) fn list(field: &mut Vec<String>, value: &str) -> Read {
     Ok(())
 }
 
-/// A level, or nothing or letters `v` behind `-v`.
+/// Reads a verbosity: a level, or, after `-v`, nothing or more letters `v`.
 pub(super) fn verbosity(field: &mut u32, value: &str) -> Read {
     let level = match value {
         "" => Some(4),

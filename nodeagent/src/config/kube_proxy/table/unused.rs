@@ -135,7 +135,8 @@ pub(super) const UNUSED: &[Row] = &[
     .beside_file(),
 ];
 
-/// Ports without addresses: what they mean depends on other flags, see [`crate::config::kube_proxy::KubeProxyFlags`].
+/// Flags with a port and no address. Their meaning depends on other flags, see
+/// [`crate::config::kube_proxy::KubeProxyFlags`].
 pub(super) const DEPRECATED: &[Row] = &[
     row(
         "healthz-port",

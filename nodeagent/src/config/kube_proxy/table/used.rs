@@ -1,4 +1,4 @@
-//! Flags that do something.
+//! Flags that have an effect.
 
 use super::set::{list, number, period, switch, text, verbosity};
 use super::{Kind, Row, row};
@@ -11,7 +11,7 @@ pub(super) const NODE: &[Row] = &[
         &["hostnameOverride"],
         "Name of the node, as in its Node object [default: $NODE_NAME, or the host's name]",
         |c, v| match v {
-            // Nothing says nothing, as in kube-proxy.
+            // An empty value has no effect, as in kube-proxy.
             "" => Ok(()),
             name => text(&mut c.hostname_override, name),
         },
