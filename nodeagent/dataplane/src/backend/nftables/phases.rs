@@ -62,6 +62,8 @@ fn is_range_of(
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use kplane_model::Protocol;
 
     use super::*;
@@ -120,12 +122,15 @@ mod tests {
     #[test]
     fn ranges_of_a_destination_that_stays_guarded_are_replaced_at_once() {
         let change = ops(&[range(1, "10.0.0.0/8")], &[range(1, "10.1.0.0/16")]);
-        assert_eq!(split(&[change.clone()]), vec![vec![change]]);
+        assert_eq!(split(slice::from_ref(&change)), vec![vec![change.clone()]]);
         let handed_on = ops(
             &[guard(1), range(1, "10.0.0.0/8")],
             &[guard(1), range(1, "10.0.0.0/9")],
         );
-        assert_eq!(split(&[handed_on.clone()]), vec![vec![handed_on]]);
+        assert_eq!(
+            split(slice::from_ref(&handed_on)),
+            vec![vec![handed_on.clone()]]
+        );
         assert_eq!(split(&[]), vec![Vec::<Ops>::new()]);
     }
 }
