@@ -22,7 +22,7 @@ const PROGRAM: &str = "kpctl";
 /// The name of this program when kubectl runs it as `kubectl-kplane`.
 const PLUGIN: &str = "kubectl kplane";
 
-/// See what every node holds of your Services, and why not.
+/// Shows what every node holds of your Services, and why something is missing.
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, version, disable_help_subcommand = true, max_term_width = 100)]
 #[command(after_help = "\
@@ -53,11 +53,11 @@ pub(crate) struct Options {
     #[arg(long, global = true, env = "KPLANE_SERVER", value_name = "ADDRESS")]
     #[arg(default_value = "http://127.0.0.1:7444", value_parser = parse_server)]
     pub(crate) server: Server,
-    /// How long to wait for an answer, such as 10s, 500ms or 1m
+    /// Longest time to wait for an answer, such as 10s, 500ms or 1m
     #[arg(long, global = true, default_value = "10s", value_name = "DURATION")]
     #[arg(value_parser = parse_timeout)]
     pub(crate) timeout: Duration,
-    /// table (fits the terminal), wide (shows everything), json or yaml
+    /// Output format: table (fits the terminal), wide (shows everything), json or yaml
     #[arg(short, long, global = true, value_enum, default_value = "table")]
     #[arg(value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) output: Format,
@@ -66,10 +66,10 @@ pub(crate) struct Options {
     pub(crate) no_color: bool,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// All nodes: in sync or not, since when, and why not
+    /// Show all nodes: in sync or not, since when, and why not
     #[command(
         visible_alias = "fleet",
         after_help = "\
@@ -99,7 +99,7 @@ Examples:
   kpctl get nodes -o wide -w"
     )]
     Get(GetCommand),
-    /// Everything about one object
+    /// Show everything about one object
     #[command(
         subcommand,
         after_help = "\
@@ -107,7 +107,7 @@ Examples:
   kpctl describe service shop/web"
     )]
     Describe(DescribeCommand),
-    /// Agree that what the source does not name (any more) is gone
+    /// Approve deletions that kplane holds back
     #[command(after_help = "\
 The control plane and its agents keep what vanishes in a way that looks like a mistake: because a
 source could not be read in full since its start, or because very much vanished at once. This shows
@@ -131,7 +131,7 @@ Examples:
         /// The shell
         shell: Shell,
     },
-    /// Versions of this program and of the control plane
+    /// Show the versions of this program and of the control plane
     #[command(after_help = "\
 Examples:
   kpctl version
@@ -148,20 +148,20 @@ Examples:
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) watch: WatchArgs,
-    /// Exit with code 3 unless everything is as it should be
+    /// Exit with code 3 unless every node is in sync and the input has no errors
     #[arg(long, conflicts_with = "watch")]
     pub(crate) check: bool,
 }
 
-/// Follow changes?
+/// The option to follow changes.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct WatchArgs {
-    /// Show every change until interrupted: in place on a terminal, one after the other elsewhere
+    /// Show every change until interrupted: in place on a terminal, one after the other otherwise
     #[arg(short, long)]
     pub(crate) watch: bool,
 }
 
-/// What to list.
+/// The kinds of objects to list.
 #[derive(Debug, Subcommand)]
 pub(crate) enum GetCommand {
     /// Services with addresses, ports and how many endpoints are ready
@@ -207,7 +207,7 @@ Examples:
     Nodes(WatchArgs),
 }
 
-/// Options of lists of namespaced things.
+/// Options of lists of namespaced objects.
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
     /// Only this namespace
@@ -220,7 +220,7 @@ pub(crate) struct ListArgs {
     pub(crate) watch: WatchArgs,
 }
 
-/// What to describe.
+/// The kinds of objects to describe.
 #[derive(Debug, Subcommand)]
 pub(crate) enum DescribeCommand {
     /// A Service: ports, policies, endpoints, and what every node holds of it

@@ -29,7 +29,7 @@ const CLEAR_ALL: &str = "\x1b[2J";
 /// The format of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// As wide as the terminal, or 80 columns
+    /// Width of the terminal, or 80 columns
     Table,
     /// Everything, in lines of any length
     Wide,

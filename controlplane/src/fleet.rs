@@ -87,7 +87,7 @@ pub struct AgentRecord {
     pub version: String,
     /// Name of the agent's backend.
     pub backend: String,
-    /// Why users should choose another backend; empty for most.
+    /// The reason why users should choose another backend; empty for most backends.
     pub backend_deprecation: String,
     /// The agent's latest report.
     pub report: Option<Arc<Report>>,

@@ -21,7 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
-/// kplane's control plane: reads Services once and streams to every node what it must have.
+/// kplane's control plane: reads Services once and streams every node's desired state.
 #[derive(Debug, Parser)]
 #[command(version, after_help = EXAMPLES)]
 #[command(group = ArgGroup::new("source").required(true)
@@ -48,84 +48,83 @@ struct Args {
     #[arg(long, help_heading = "Where objects come from (one of these)")]
     in_cluster: bool,
 
-    /// Another address of the API server than the kubeconfig's, or than the ClusterIP that a pod is told:
-    /// kplane itself serves that one, so it leads nowhere after a reboot.
+    /// Address of the API server, instead of the kubeconfig's, or of the ClusterIP that a pod gets from its
+    /// environment: kplane itself serves that ClusterIP, so it does not work after a reboot.
     #[arg(long, value_name = "URL", env = "KPLANE_API_SERVER", hide_env = true)]
     #[arg(conflicts_with_all = ["manifests", "check"])]
     master: Option<String>,
 
-    /// Only check a folder or file of manifests, print what is wrong with it, and exit: 0 if it is
-    /// fine, 1 if something in it would not be served.
+    /// Check a folder or file of manifests, print its problems, and exit: with 0 if it has none, with 1 if
+    /// something in it would not be served.
     #[arg(long, value_name = "PATH", help_heading = "Instead of serving")]
     check: Option<PathBuf>,
 
-    /// Where node agents connect.
+    /// Address on which the control plane serves node agents.
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7443")]
     agent_listen: SocketAddr,
 
-    /// Where kpctl and other tools connect.
+    /// Address on which the control plane serves kpctl and other tools.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7444")]
     status_listen: SocketAddr,
 
-    /// Where /livez, /readyz and /metrics are; they show no objects.
+    /// Address of /livez, /readyz and /metrics; these show no objects.
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7445")]
     http_listen: SocketAddr,
 
-    /// Connections of agents in all. Lowered to what the limit of open files leaves for them.
+    /// Maximum number of connections of agents. Lowered if the limit of open files does not allow as many.
     #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.connections)]
     max_connections: usize,
 
-    /// Connections of agents from one IPv4 address, or from one IPv6 /64. Agents behind a translation
-    /// of addresses share one.
+    /// Maximum number of connections of agents from one IPv4 address, or from one IPv6 /64. Agents behind NAT
+    /// share an address.
     #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.per_address)]
     max_connections_per_address: usize,
 
-    /// Whether Services may have externalIPs at all, as kube-proxy's AllowServiceExternalIPs.
+    /// Whether Services may have externalIPs; like AllowServiceExternalIPs of kube-proxy.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     allow_external_ips: bool,
 
-    /// Ranges in which externalIPs must be, separated by commas; others are refused [default: all].
+    /// Ranges that may contain externalIPs, separated by commas; other externalIPs are refused [default: all].
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     external_ip_cidr: Vec<Cidr>,
 
-    /// More ports that no Service gets, separated by commas: as 22 or 2379-2380 on the addresses of
-    /// nodes and as node ports, as 192.0.2.1:6443 on one address. Reserved anyway are the ports above,
-    /// those of agents (10249, 10256) and of kubelet (10248, 10250), and where the API server listens.
+    /// Further ports that no Service may use, separated by commas: 22 or 2379-2380 on the addresses of nodes
+    /// and as node ports, 192.0.2.1:6443 on one address. The ports above, those of agents (10249, 10256), of
+    /// kubelet (10248, 10250) and of the API server are always reserved.
     #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
     reserved_ports: Vec<ReservedPlace>,
 
-    /// Elements that the Services of one namespace may ask of every node together: for each Service its
-    /// ports x addresses x endpoints. Younger Services that do not fit are refused; 0 = no limit. One
+    /// Maximum number of elements that the Services of one namespace may need on every node: for each Service
+    /// its ports x addresses x endpoints. Younger Services that do not fit are refused; 0 = no limit. A single
     /// Service never gets more than 262144.
     #[arg(long, value_name = "N", default_value_t = 0)]
     namespace_elements: usize,
 
-    /// Packet mark of our own connections to the API server, by which the rules of an agent on the same
-    /// node leave them alone; as the agent's; 0 = none.
+    /// Packet mark of the control plane's own connections to the API server. Rules of an agent on the same node
+    /// do not apply to this mark. Must be the agent's --own-mark; 0 = none.
     #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
     own_mark: u32,
 
-    /// Which deletions are held back when they are a cliff, until what they take is back, a later look at
-    /// the API server agrees, or `kpctl approve`.
+    /// Deletions that the control plane holds back when one step deletes too many Services. It holds them until
+    /// the objects are back, a second list of the API server confirms the step, or you run `kpctl approve`.
     #[arg(long, value_enum, default_value = "absence", help_heading = CLIFF_GUARD)]
     cliff_guard: Guarded,
 
-    /// A step is a cliff when it takes more than so many percent of the Services, or leaves more than so
-    /// many percent of those that have endpoints without any.
+    /// Share of the Services that a step may delete, or leave without any endpoint, before it is held back.
     #[arg(long, value_name = "PERCENT", default_value_t = 30, help_heading = CLIFF_GUARD)]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
     cliff_guard_share: u8,
 
-    /// Fewer Services than this are never a cliff.
+    /// Number of Services below which a step is never held back.
     #[arg(long, value_name = "SERVICES", default_value_t = 10, help_heading = CLIFF_GUARD)]
     cliff_guard_minimum: usize,
 
-    /// Whether Kubernetes events are written: about Services that cannot be served, nodes without an
-    /// agent, agents that fail. Needs create and patch of events.events.k8s.io.
+    /// Whether the control plane writes Kubernetes events: about Services that cannot be served, nodes without
+    /// an agent, and agents that fail. Needs the rights create and patch for events.events.k8s.io.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     events: bool,
 
-    /// How log lines look.
+    /// Format of log lines.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
 }
@@ -135,7 +134,7 @@ const LAST_WORK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LogFormat {
-    /// For people.
+    /// Human-readable.
     Text,
     /// One JSON object a line.
     Json,

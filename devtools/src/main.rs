@@ -1,4 +1,4 @@
-//! What `cargo xtask` starts for people: the demo, the tests' cluster, and the tests' virtual machine.
+//! The program behind `cargo xtask`: the demo, the tests' cluster, and the tests' virtual machine.
 
 mod cluster;
 mod demo;

@@ -19,7 +19,7 @@ pub(crate) fn programs(profile: &str) -> Result<PathBuf> {
     Ok(folder.join(if profile == "dev" { "debug" } else { profile }))
 }
 
-/// Prepares cargo without the variables by which a cargo told this program about its package. Build scripts that
+/// Prepares cargo without the variables that describe this program's package. Build scripts that
 /// read such variables (ring's does) would take them for a change of everything.
 pub(crate) fn cargo() -> Result<Command> {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -10,7 +10,7 @@ use crate::cargo::{cargo, programs, run};
 /// The packages that the demo plays with, and the demo itself.
 const DEMO: [&str; 4] = ["kp-controlplane", "kp-nodeagent", "kpctl", "kplane-dev"];
 
-/// What `cargo xtask demo --help` prints; the test `the_help_of_the_demo_names_its_flags` compares it with the
+/// The text of `cargo xtask demo --help`; the test `the_help_of_the_demo_names_its_flags` compares it with the
 /// program.
 const DEMO_HELP: &str = include_str!("demo.txt");
 

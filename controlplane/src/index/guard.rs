@@ -22,12 +22,12 @@ pub struct CliffGuard {
 /// The deletions that are guarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Guarded {
-    /// Of what a list, a folder or a rewritten file no longer names.
+    /// Objects that a list, a folder or a rewritten file no longer contains.
     #[default]
     Absence,
-    /// Also of what is deleted by its name (`kubectl delete`, `rm`), within a minute.
+    /// These, and objects deleted by name (`kubectl delete`, `rm`) within a minute.
     All,
-    /// None.
+    /// No deletions.
     Off,
 }
 

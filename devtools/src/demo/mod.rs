@@ -55,7 +55,7 @@ Examples:
   kubectl get svc,endpointslices,nodes,servicecidrs -A -o yaml > cluster.yaml
   cargo xtask demo --objects cluster.yaml your own cluster, with echo servers as pods")]
 pub(crate) struct Args {
-    /// Leave everything running afterwards, print how to look inside, and wait for Ctrl-C
+    /// Leave everything running afterwards, print how to explore it, and wait for Ctrl-C
     #[arg(long)]
     keep: bool,
     /// Do it with the objects of any cluster: a file, or a folder of files, of Kubernetes YAML

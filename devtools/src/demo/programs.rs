@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 
 const PROGRAMS: [&str; 3] = ["kp-controlplane", "kp-nodeagent", "kpctl"];
 
-/// Where the programs are.
+/// The paths of the programs.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
     /// `kp-controlplane`.

@@ -13,23 +13,23 @@ const CACHE: &str = "/var/lib/kplane";
 /// Values of the flag for the cliff guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Guarded {
-    /// Nothing.
+    /// No deletions.
     Off,
-    /// What would go because it is not named any more.
+    /// Services that the source no longer contains.
     Absence,
 }
 
 /// Flags about absence.
 #[derive(Debug, Args)]
 pub(super) struct AbsenceFlags {
-    /// Folder in which the agent writes down what it serves, so that it knows after a restart what
-    /// was there; empty = nowhere [default: /var/lib/kplane; with --backend noop nowhere]
+    /// Folder in which the agent saves what it serves, and from which it restores this after a restart; empty =
+    /// none [default: /var/lib/kplane; none with --backend noop]
     #[arg(long, value_name = "DIR", help_heading = "What is not named")]
     cache_dir: Option<String>,
 
-    /// Whether Services stay when many would go at once because the source does not name them (any
-    /// more), or would lose all endpoints, until a person agrees. Deletions by name are believed in
-    /// any case, and a source that could not be read in full deletes nothing in any case.
+    /// Deletions that the agent holds back when one step deletes too many Services, or leaves them without
+    /// endpoints, until you approve the step. Deletions by name always take effect. A source that could not be
+    /// read in full never deletes anything.
     #[arg(
         long,
         value_enum,
@@ -38,7 +38,7 @@ pub(super) struct AbsenceFlags {
     )]
     cliff_guard: Guarded,
 
-    /// Many are more than so many percent of the Services that are there, 0 to 100,
+    /// Share of the Services, 0 to 100, that a step may delete before it is held back.
     #[arg(
         long,
         value_name = "PERCENT",
@@ -48,7 +48,7 @@ pub(super) struct AbsenceFlags {
     #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
     cliff_guard_share: u8,
 
-    /// and at least so many.
+    /// Number of Services below which a step is never held back.
     #[arg(
         long,
         value_name = "COUNT",

@@ -56,7 +56,7 @@ Environment:
   KPLANE_API_SERVER     the API server's own address for --standalone, where the kubeconfig or the pod's
                         environment names its ClusterIP: that leads nowhere before the agent serves it";
 
-/// kplane's node agent: puts desired state into the kernel and reports what it holds. It takes
+/// kplane's node agent: programs desired state into the kernel and reports what the kernel holds. It accepts
 /// kube-proxy's flags and configuration file.
 #[derive(Debug, Parser)]
 #[command(name = "kp-nodeagent", version, after_help = EXAMPLES, args_override_self = true)]
@@ -70,8 +70,8 @@ pub struct Flags {
     #[command(flatten)]
     absence: AbsenceFlags,
 
-    /// kube-proxy's configuration file (KubeProxyConfiguration v1alpha1, YAML or JSON). Changes
-    /// are picked up at once where no restart is needed. Flags below do not count then, but for
+    /// kube-proxy's configuration file (KubeProxyConfiguration v1alpha1, YAML or JSON). The agent applies changes
+    /// at once where no restart is needed. With a file, the flags below are ignored, except for
     /// --hostname-override and logging.
     #[arg(long, value_name = "FILE", help_heading = "Configuration file")]
     config: Option<PathBuf>,
@@ -80,13 +80,12 @@ pub struct Flags {
     #[arg(long, value_name = "FILE", help_heading = "Configuration file")]
     write_config_to: Option<PathBuf>,
 
-    /// Say what the configuration would do otherwise than with kube-proxy, change nothing, and exit: with 0 if
-    /// there is nothing to mind, 2 if there are warnings, 1 if it would be refused.
+    /// Print how the configuration would work differently than with kube-proxy, change nothing, and exit: with 0 if
+    /// there are no warnings, 2 if there are, 1 if the configuration would be refused.
     #[arg(long, help_heading = "Configuration file")]
     check_config: bool,
 
-    /// Set up what needs root's privileges (connection tracking), and exit: the agent itself then
-    /// needs CAP_NET_ADMIN only.
+    /// Set up what needs root (connection tracking), and exit: the agent itself then needs CAP_NET_ADMIN only.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(
         default_value = "false",
@@ -96,9 +95,9 @@ pub struct Flags {
     #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
     init_only: bool,
 
-    /// Remove what is kplane's from the kernel, and exit: in mode nftables its tables; in modes iptables and
-    /// ipvs everything that has kube-proxy's names, which kplane has too there. Refused beside a running
-    /// agent, and in these modes beside a running kube-proxy. Safe to repeat.
+    /// Remove what kplane programmed into the kernel, and exit: in mode nftables its tables; in modes iptables and
+    /// ipvs everything with kube-proxy's names, which kplane uses there too. Refused while an agent runs, and in
+    /// these two modes while a kube-proxy runs. Safe to repeat.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(
         default_value = "false",
@@ -108,7 +107,7 @@ pub struct Flags {
     #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
     cleanup: bool,
 
-    /// The same, and everything that kube-proxy left in any mode. Refused beside a running kube-proxy.
+    /// Like --cleanup, and remove everything that kube-proxy left in any mode. Refused while a kube-proxy runs.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(
         default_value = "false",
@@ -118,7 +117,7 @@ pub struct Flags {
     #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
     cleanup_kube_proxy: bool,
 
-    /// With --cleanup or --cleanup-kube-proxy: only say what would be removed.
+    /// With --cleanup or --cleanup-kube-proxy: print what would be removed, and remove nothing.
     #[arg(long, help_heading = "Instead of serving")]
     dry_run: bool,
 
@@ -150,36 +149,35 @@ fn layouts() -> impl TypedValueParser<Value = Layout> {
     })
 }
 
-/// Flags of our own about backends.
+/// Flags of the backends that kube-proxy does not have.
 #[derive(Debug, clap::Args)]
 struct DataPathFlags {
-    /// What puts the rules into the kernel [default: as --proxy-mode says, or nftables]
+    /// The backend that programs the kernel [default: as in --proxy-mode, or nftables]
     #[arg(long, value_name = "BACKEND", value_parser = backends())]
     backend: Option<backend::Kind>,
 
-    /// How mode iptables finds Services by their addresses: in one list, as kube-proxy does
+    /// Way in which mode iptables finds Services by their addresses: in one list, as kube-proxy does
     /// (compat), or in a tree of short chains, which is faster.
     #[arg(long, value_name = "LAYOUT", default_value = "tree", value_parser = layouts())]
     iptables_layout: Layout,
 
-    /// How often modes iptables and ipvs look whether others changed what they wrote, which they put
-    /// right then. Where looking takes long, less often.
+    /// Interval of checks for changes made by other programs, which are repaired (iptables, ipvs). Longer where a
+    /// check takes long.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
     iptables_probe_interval: Duration,
 
-    /// Packet mark of our own connections, to the control plane or the API server, which none of our
-    /// rules applies to in modes nftables and iptables; 0 = none.
+    /// Packet mark of the agent's own connections to the control plane or the API server. In modes nftables and
+    /// iptables no rule for Services applies to this mark; 0 = none.
     #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
     own_mark: u32,
 
-    /// Where a Service's traffic policy is Local and the node has none of its endpoints: mode ipvs
-    /// refuses connections, as the other modes do, instead of using endpoints of other nodes, as
-    /// kube-proxy's does.
+    /// In mode ipvs, refuse connections to a Service with traffic policy Local that has no endpoint on the node,
+    /// as the other modes do. Without this flag mode ipvs uses endpoints of other nodes, as kube-proxy does.
     #[arg(long)]
     ipvs_strict_local: bool,
 
-    /// Mode ipvs drops forwarded packets that belong to no connection, as mode iptables does;
-    /// kube-proxy's mode ipvs forwards them.
+    /// In mode ipvs, drop forwarded packets that belong to no connection, as mode iptables does. kube-proxy's mode
+    /// ipvs forwards such packets.
     #[arg(long)]
     ipvs_drop_invalid: bool,
 }

@@ -73,36 +73,36 @@ impl ApiFlags<'_> {
 /// Flags of the source.
 #[derive(Debug, Args)]
 pub(super) struct SourceFlags {
-    /// A control plane, such as `http://kplane.example:7443`. Give it several times for replicas:
-    /// when one fails the next is asked.
+    /// Address of a control plane, such as `http://kplane.example:7443`. Repeat the flag for replicas: when one
+    /// fails, the agent connects to the next.
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
     #[arg(env = "KPLANE_CONTROL_PLANE", hide_env = true)]
     control_plane: Vec<String>,
 
-    /// Be the control plane of this node as well, as kube-proxy is: reads the Kubernetes API
-    /// (--kubeconfig, else the cluster in whose pod this runs), or --manifests.
+    /// Run without a control plane, as kube-proxy does: read the Kubernetes API (--kubeconfig, or else the cluster
+    /// in whose pod the agent runs), or --manifests.
     #[arg(long)]
     standalone: bool,
 
-    /// Folder or file of Kubernetes YAML or JSON for --standalone. Changes are picked up at once.
+    /// Folder or file of Kubernetes YAML or JSON for --standalone. The agent applies changes at once.
     #[arg(long, value_name = "PATH")]
     manifests: Option<PathBuf>,
 
-    /// Whether Services may have externalIPs at all, for --standalone [default: true].
+    /// Whether Services may have externalIPs, for --standalone [default: true].
     #[arg(long, value_name = "BOOL")]
     allow_external_ips: Option<bool>,
 
-    /// Ranges in which externalIPs must be, separated by commas, for --standalone [default: all].
+    /// Ranges that may contain externalIPs, separated by commas, for --standalone [default: all].
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     external_ip_cidr: Vec<String>,
 
-    /// More ports that no Service gets, for --standalone, separated by commas: as 22 or 2379-2380 on the
-    /// addresses of nodes and as node ports, as 192.0.2.1:6443 on one address. Reserved anyway are our
-    /// own ports, those of kubelet (10248, 10250), and where the control plane or the API server listens.
+    /// Further ports that no Service may use, for --standalone, separated by commas: 22 or 2379-2380 on the
+    /// addresses of nodes and as node ports, 192.0.2.1:6443 on one address. The agent's own ports, those of
+    /// kubelet (10248, 10250), of the control plane and of the API server are always reserved.
     #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
     reserved_ports: Vec<String>,
 
-    /// Where --standalone serves its status for kpctl; empty = nowhere [default: 127.0.0.1:7444].
+    /// Address on which --standalone serves its status for kpctl; empty = none [default: 127.0.0.1:7444].
     #[arg(long, value_name = "ADDR")]
     status_bind_address: Option<String>,
 }

@@ -56,7 +56,7 @@ const CRATES: [(&str, &str, &[&str]); 12] = [
     ("xtask", "xtask", &[]),
 ];
 
-/// What a crate must not depend on, not even through others.
+/// Crates that a crate must not depend on, not even indirectly.
 const BANS: [(&str, &[&str]); 4] = [
     (
         "kplane-model",

@@ -4,6 +4,7 @@ mod compat;
 mod ladder;
 mod tidy;
 mod tools;
+mod wording;
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -30,7 +31,7 @@ struct Step {
 }
 
 /// Cheap and often failing first.
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     Step {
         name: "tools",
         run: tools::install,
@@ -42,6 +43,10 @@ const STEPS: [Step; 12] = [
     Step {
         name: "tidy",
         run: tidy::check,
+    },
+    Step {
+        name: "wording",
+        run: wording::check,
     },
     Step {
         name: "compatibility page",

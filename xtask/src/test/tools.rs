@@ -20,7 +20,7 @@ pub(super) fn install(_: &Path) -> Result<()> {
     run(&["run", "--package", "kplane-dev", "--", "tools"])
 }
 
-/// Where tools are kept: shared by all checkouts of a user, one folder a version.
+/// Returns the folder of cargo-deny: shared by all checkouts of a user, one folder for each version.
 fn deny_root() -> Result<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));

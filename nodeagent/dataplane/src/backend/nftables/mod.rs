@@ -40,7 +40,7 @@ use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 /// What is true of this backend on every machine.
 pub(super) const DESCRIPTION: Description = Description {
     name: "nftables",
-    summary: "nf_tables, spoken to directly over netlink",
+    summary: "nf_tables, programmed directly over netlink",
     deprecation: None,
     programs_kernel: true,
     shares_names: false,

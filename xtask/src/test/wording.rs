@@ -1,0 +1,152 @@
+//! Plain English in comments: rules 1 and 4 of "How we write" in CONTRIBUTING.md, as far as a program can check them.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use crate::cargo::output;
+
+/// Words with which no doc comment opens: what follows is a fragment that a reader has to decode.
+const OPENINGS: [&str; 23] = [
+    "Also", "And", "As", "But", "By", "For", "How", "Nobody", "Not", "Of", "So", "Somebody",
+    "Those", "What", "Whatever", "When", "Where", "Who", "Whoever", "Whose", "Why", "With",
+    "Without",
+];
+
+/// Doc comments in percent that may open so.
+const MOST_PERCENT: usize = 3;
+
+/// Words of a private dialect; CONTRIBUTING.md names the words to use instead.
+const DIALECT: [&str; 18] = [
+    "put right",
+    "puts right",
+    "mend",
+    "mends",
+    "mended",
+    "mending",
+    "told",
+    "tells",
+    "of ours",
+    "makes no sense",
+    "nobody's",
+    "for people",
+    "look at",
+    "looks at",
+    "looked at",
+    "looking at",
+    "somebody",
+    "whoever",
+];
+
+/// Checks the comments of all Rust files but tests and benchmarks.
+pub(super) fn check(root: &Path) -> Result<()> {
+    let args = [
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        "*.rs",
+    ];
+    let listing = output(Command::new("git").args(args).current_dir(root))?;
+    let is_code = |file: &&str| !file.contains("tests") && !file.contains("benches");
+    let (mut all, mut fragments, mut dialect) = (0, Vec::new(), Vec::new());
+    for file in listing
+        .lines()
+        .filter(is_code)
+        .filter(|file| *file != file!())
+    {
+        // Deleted, and not committed yet.
+        let Ok(text) = std::fs::read_to_string(root.join(file)) else {
+            continue;
+        };
+        let places = openings(&text);
+        all += places.len();
+        let bad = places
+            .into_iter()
+            .filter(|(_, word)| OPENINGS.contains(&&**word));
+        fragments.extend(bad.map(|(line, word)| format!("{file}:{line}: opens with {word:?}")));
+        let words = dialect_in(&text).into_iter();
+        dialect.extend(words.map(|(line, words)| format!("{file}:{line}: {words:?}")));
+    }
+    let too_many = fragments.len() * 100 > all * MOST_PERCENT;
+    for problem in fragments.iter().filter(|_| too_many).chain(&dialect) {
+        println!("{problem}");
+    }
+    ensure!(
+        !too_many && dialect.is_empty(),
+        "{} of {all} doc comments open with a fragment ({MOST_PERCENT} % may), and {} comments have words of \
+         dialect; CONTRIBUTING.md, \"How we write\", has better ones",
+        fragments.len(),
+        dialect.len()
+    );
+    println!(
+        "{} of {all} doc comments open with a fragment",
+        fragments.len()
+    );
+    Ok(())
+}
+
+/// Returns the first word of each doc comment, with its line.
+fn openings(text: &str) -> Vec<(usize, String)> {
+    let mut openings = Vec::new();
+    let mut inside = false;
+    for (index, line) in text.lines().enumerate() {
+        let doc = line.trim_start().strip_prefix("///");
+        if let (Some(words), false) = (doc, inside) {
+            let word = words
+                .trim_start()
+                .chars()
+                .take_while(char::is_ascii_alphanumeric);
+            openings.push((index + 1, word.collect()));
+        }
+        inside = doc.is_some();
+    }
+    openings
+}
+
+/// Returns the words of dialect in comments, with their lines. Code in backquotes is not English.
+fn dialect_in(text: &str) -> Vec<(usize, &'static str)> {
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let Some((_, comment)) = line.split_once("//") else {
+            continue;
+        };
+        let english: String = comment.split('`').step_by(2).collect::<Vec<_>>().join(" ");
+        let english = english.to_lowercase();
+        let said = DIALECT
+            .into_iter()
+            .filter(|words| has_words(&english, words));
+        found.extend(said.map(|words| (index + 1, words)));
+    }
+    found
+}
+
+/// Whether a text has these words, and not as parts of others.
+fn has_words(text: &str, words: &str) -> bool {
+    let is_apart = |c: Option<char>| c.is_none_or(|c| !c.is_alphanumeric());
+    text.match_indices(words).any(|(at, _)| {
+        let (before, after) = (&text[..at], &text[at + words.len()..]);
+        is_apart(before.chars().next_back()) && is_apart(after.chars().next())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doc_comments_are_found_with_their_first_word() {
+        let text = "/// Of a node.\n/// By day.\nfn a() {}\n    /// Returns it.\n    fn b() {}\n// For us.\n";
+        let found = openings(text);
+        assert_eq!(found, [(1, "Of".to_owned()), (4, "Returns".to_owned())]);
+    }
+
+    #[test]
+    fn dialect_counts_in_comments_as_whole_words_and_not_in_code() {
+        let text =
+            "let told = 1; // whoever asks\n/// `told` is amended.\n//! Is told.\nlet mend = 2;\n";
+        assert_eq!(dialect_in(text), [(1, "whoever"), (3, "told")]);
+    }
+}
