@@ -1,7 +1,7 @@
 //! Conversion of Kubernetes objects to domain types: pure functions, one object at a time.
 //!
 //! A bad object never stops the others, and a bad part of an object stops only what depends on it
-//! (an invariant in ARCHITECTURE.md). For every part that is not served as written, an [`Issue`]
+//! (invariant: isolation). For every part that is not served as written, an [`Issue`]
 //! says what to do. Where a value is invalid, the choice never widens who may reach what. Behaviour
 //! ids such as A27 refer to the list of kube-proxy behaviours that kplane matches.
 

@@ -2,7 +2,7 @@
 //!
 //! It is synchronous, has one owner and does no I/O: batches of source events go in, publications
 //! come out. Work per batch is proportional to the Services that it concerns, not to all of them
-//! (an invariant in ARCHITECTURE.md).
+//! (invariant: constant-work).
 
 mod claims;
 mod effective;

@@ -3,7 +3,7 @@
 //!
 //! A resync is an ordinary sequence of events: `Init`, `InitApply`*, `InitDone` replaces all
 //! earlier events of the source about a kind. A consumer must not drop anything before `InitDone`,
-//! because absence is not deletion (an invariant in ARCHITECTURE.md). `Apply` and `Delete` in
+//! because absence is not deletion (invariant: absence). `Apply` and `Delete` in
 //! between are single changes. A source that remembers its earlier events passes on only the
 //! differences of a later list. Objects that the list lacks have `Vanished`, which is believed less
 //! than a `Delete`.

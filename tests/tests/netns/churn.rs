@@ -1,5 +1,5 @@
 //! Changes under way of traffic: nothing fails that has an endpoint before and after, and what is
-//! connected stays connected (A19, design invariant 2).
+//! connected stays connected (A19; invariant: no-gap).
 
 use std::slice;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! What `nft` makes of our tables: it prints them, and what it prints loads again and does the same
-//! (design invariant 6).
+//! (invariant: text).
 
 use std::collections::BTreeMap;
 

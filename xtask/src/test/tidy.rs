@@ -9,6 +9,9 @@ use anyhow::{Result, ensure};
 use crate::cargo::output;
 
 /// Most lines of a file; a longer file has more than one subject. Files of tests are data and may
+/// The page that defines the invariants.
+const PAGE: &str = "ARCHITECTURE.md";
+
 /// be longer.
 const MAX_LINES: usize = 500;
 
@@ -26,6 +29,8 @@ pub(super) fn check(root: &Path) -> Result<()> {
             ])
             .current_dir(root),
     )?;
+    let page = std::fs::read_to_string(root.join(PAGE))?;
+    let invariants = invariants(&page);
     let mut problems = Vec::new();
     for file in listing.lines().collect::<BTreeSet<_>>() {
         let path = root.join(file);
@@ -34,6 +39,9 @@ pub(super) fn check(root: &Path) -> Result<()> {
             continue;
         };
         problems.extend(problems_of(file, &text));
+        if !file.ends_with("test/tidy.rs") {
+            problems.extend(unknown_invariants(file, &text, &invariants));
+        }
     }
     for problem in &problems {
         println!("{problem}");
@@ -62,4 +70,56 @@ fn problems_of(file: &str, text: &str) -> Vec<String> {
         }
     }
     problems
+}
+
+/// Returns the names of the invariants that the page defines, each as `* **name** - ..`.
+fn invariants(page: &str) -> BTreeSet<&str> {
+    let items = page.lines().filter_map(|line| line.strip_prefix("* **"));
+    items
+        .filter_map(|item| item.split_once("** - "))
+        .map(|(name, _)| name)
+        .collect()
+}
+
+/// Finds comments that cite an invariant by a number, or by a name that the page does not define.
+fn unknown_invariants(file: &str, text: &str, known: &BTreeSet<&str>) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let Some((_, comment)) = line.split_once("//") else {
+            continue;
+        };
+        for cited in comment.split("invariant").skip(1) {
+            let is_number = cited.trim_start().starts_with(|c: char| c.is_ascii_digit());
+            let name = cited.strip_prefix(": ").unwrap_or_default();
+            let is_of_name = |c: &char| c.is_ascii_lowercase() || *c == '-';
+            let name: String = name.chars().take_while(is_of_name).collect();
+            let is_unknown = !name.is_empty() && !known.contains(&*name);
+            if is_number || is_unknown {
+                problems.push(format!(
+                    "{file}:{}: cite an invariant by its name in {PAGE}: (invariant: absence)",
+                    index + 1
+                ));
+            }
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invariants_are_cited_by_names_that_there_are() {
+        let page = "## Invariants\n\n* **absence** - Absence ..\n* **no-gap** - A place ..\n";
+        let known = invariants(page);
+        assert_eq!(known, BTreeSet::from(["absence", "no-gap"]));
+        let text = "/// All (invariant: no-gap).\n// invariant 2\n// (invariant: nonsense)\n// **Invariants.** Fine.\n";
+        let lines: Vec<bool> = ["a:2:", "a:3:"]
+            .iter()
+            .zip(unknown_invariants("a", text, &known))
+            .map(|(start, problem)| problem.starts_with(start))
+            .collect();
+        assert_eq!(lines, [true, true]);
+    }
 }

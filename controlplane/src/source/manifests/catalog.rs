@@ -1,7 +1,7 @@
 //! The catalog of objects in all files: file contents in, events out, no I/O.
 //!
 //! Invariants: an object is deleted only when a file that held it was parsed completely, or is gone
-//! (absence is not deletion, an invariant in ARCHITECTURE.md). Of several objects with one
+//! (invariant: absence). Of several objects with one
 //! identity, the first one is served, in the order of file names and documents. Every event reports
 //! a real difference.
 
