@@ -330,8 +330,9 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 None => std::future::pending().await,
             }
         };
+        // Fair: while changes arrive faster than the kernel takes them, read-backs, repairs and questions have
+        // their turns too.
         tokio::select! {
-            biased;
             // An error means that the handles are gone, which the end of the inbox shows too.
             Ok(()) = configured.changed() => {
                 let _busy = pulse.busy();
@@ -364,6 +365,10 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
         // them again.
         if core.listen(Now::real()) {
             reports.send_replace(core.report());
+        }
+        if !inbox.is_empty() {
+            // Without a pause the runtime would not poll timers and descriptors while changes wait.
+            tokio::task::yield_now().await;
         }
     }
 }

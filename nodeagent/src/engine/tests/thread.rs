@@ -3,6 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesOrdered;
+
 use super::*;
 use kplane_dataplane::backend::{Kind, ServerCounts};
 
@@ -100,6 +103,55 @@ async fn a_busy_kernel_makes_the_stream_wait() {
         assert!(begin.elapsed() < Duration::from_secs(60), "busy for ever");
         std::thread::yield_now();
     }
+}
+
+/// Changes arrive faster than the kernel takes them. The engine still reads back in between.
+#[tokio::test]
+async fn a_kernel_that_is_slow_is_read_back_while_changes_wait() {
+    struct Slow(Arc<AtomicU64>);
+    impl Backend for Slow {
+        fn describe(&self) -> &'static Description {
+            Kind::Noop.describe()
+        }
+        fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
+            // Time enough for the next change to arrive.
+            std::thread::sleep(Duration::from_millis(2));
+            Ok(Applied::default())
+        }
+        fn verify(&mut self, _: Family) -> Result<Verification, ApplyError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(Verification::Equal)
+        }
+        fn probe_interval(&self) -> Option<Duration> {
+            Some(Duration::from_millis(1))
+        }
+    }
+    const UPDATES: u64 = 200;
+    let looks = Arc::new(AtomicU64::new(0));
+    let backend = Slow(Arc::clone(&looks));
+    let engine = Engine::spawn(|| Ok(Box::new(backend)), NodeSettings::default());
+    let engine = engine.await.unwrap();
+    let mut plane = Plane::new([svc("a", &[])]);
+    let first = plane.snapshot_update();
+    engine.submit(first).await.unwrap().unwrap();
+    let mut waiting = FuturesOrdered::new();
+    let mut seen = Vec::new();
+    for number in 0..UPDATES {
+        let endpoints: &[&str] = if number % 2 == 0 {
+            &["10.244.0.1:80"]
+        } else {
+            &[]
+        };
+        plane.put(&svc("a", endpoints));
+        waiting.push_back(engine.submit(plane.delta_update()));
+        // There is always a change that waits.
+        if waiting.len() > 3 {
+            waiting.next().await.unwrap().unwrap().unwrap();
+            seen.push(looks.load(Ordering::Relaxed));
+        }
+    }
+    let read_back = seen.last().unwrap() - seen[0];
+    assert!(read_back > UPDATES / 10, "{read_back} times");
 }
 
 /// A kernel that is read back a thousand times a second; each time there is one connection more.
