@@ -19,14 +19,22 @@ pub(super) fn aligned(len: usize) -> usize {
 
 /// Appends attributes to a message. Integers are written in network byte order, as nf_tables
 /// requires.
+///
+/// An attribute longer than [`MAX_ATTRIBUTE_PAYLOAD_BYTES`] cannot be written: a wrong length would make the
+/// kernel read data as attributes. The writer leaves it out and remembers that; the message is then made one
+/// that the kernel refuses. So the object that caused it fails, and no other.
 #[derive(Debug)]
-pub struct AttributeWriter<'a>(&'a mut Vec<u8>);
+pub struct AttributeWriter<'a> {
+    bytes: &'a mut Vec<u8>,
+    oversized: bool,
+}
 
 impl<'a> AttributeWriter<'a> {
     /// Creates a writer that appends to `bytes`, whose length is a multiple of four.
     pub fn new(bytes: &'a mut Vec<u8>) -> Self {
         debug_assert_eq!(bytes.len() % ALIGN_BYTES, 0, "attributes are aligned");
-        Self(bytes)
+        let oversized = false;
+        Self { bytes, oversized }
     }
 
     /// Writes an `NLA_U8`.
@@ -54,33 +62,44 @@ impl<'a> AttributeWriter<'a> {
 
     /// Writes an `NLA_NESTED`.
     pub fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut AttributeWriter<'_>)) {
+        let mut oversized = false;
         self.with(kind | NLA_F_NESTED, |bytes| {
-            fill(&mut AttributeWriter(bytes));
+            let mut inside = AttributeWriter::new(bytes);
+            fill(&mut inside);
+            oversized = inside.oversized;
         });
+        self.oversized |= oversized;
     }
 
     /// Returns the length of the message so far.
     #[must_use]
     pub fn position(&self) -> usize {
-        self.0.len()
+        self.bytes.len()
+    }
+
+    /// Returns whether an attribute was too long and is missing.
+    #[must_use]
+    pub fn is_oversized(&self) -> bool {
+        self.oversized
     }
 
     /// Writes a header, everything that `fill` appends, the length and the padding.
-    ///
-    /// # Panics
-    /// When `fill` appends more than [`MAX_ATTRIBUTE_PAYLOAD_BYTES`]. Callers with lists of any
-    /// length cut them before; a wrong length would make the kernel read data as attributes.
     #[inline]
     pub fn with(&mut self, kind: u16, fill: impl FnOnce(&mut Vec<u8>)) {
-        let start = self.0.len();
-        self.0.extend_from_slice(&[0; 2]);
-        self.0.extend_from_slice(&kind.to_ne_bytes());
-        fill(self.0);
-        let Ok(len) = u16::try_from(self.0.len() - start) else {
-            panic!("netlink attribute {kind} is longer than 65,535 bytes");
-        };
-        self.0[start..start + 2].copy_from_slice(&len.to_ne_bytes());
-        self.0.resize(aligned(self.0.len()), 0);
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; 2]);
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        fill(self.bytes);
+        match u16::try_from(self.bytes.len() - start) {
+            Ok(len) => {
+                self.bytes[start..start + 2].copy_from_slice(&len.to_ne_bytes());
+                self.bytes.resize(aligned(self.bytes.len()), 0);
+            }
+            Err(_) => {
+                self.bytes.truncate(start);
+                self.oversized = true;
+            }
+        }
     }
 }
 
@@ -177,6 +196,23 @@ mod tests {
             found[1].children().get(4).unwrap().as_u32(),
             Some(0x0102_0304)
         );
+    }
+
+    #[test]
+    fn an_attribute_that_is_too_long_is_left_out_and_remembered() {
+        let mut bytes = Vec::new();
+        let mut writer = AttributeWriter::new(&mut bytes);
+        writer.nest(1, |w| {
+            w.bytes(2, &vec![0; MAX_ATTRIBUTE_PAYLOAD_BYTES + 1]);
+            w.u8(3, 1);
+        });
+        assert!(writer.is_oversized());
+        let kinds: Vec<u16> = Attributes(&bytes[HEADER_BYTES..]).map(|a| a.kind).collect();
+        assert_eq!(kinds, [3]);
+        let mut bytes = Vec::new();
+        let mut writer = AttributeWriter::new(&mut bytes);
+        writer.bytes(2, &vec![0; MAX_ATTRIBUTE_PAYLOAD_BYTES]);
+        assert!(!writer.is_oversized());
     }
 
     #[test]

@@ -38,6 +38,10 @@ const NLMSGERR_ATTR_MSG: u16 = 1;
 /// `NLMSGERR_ATTR_OFFS`: the offset of the refused attribute in the request (host byte order).
 const NLMSGERR_ATTR_OFFS: u16 = 2;
 
+/// A message that no subsystem of netfilter has: the lower byte of a type is the message (linux/netfilter/
+/// nfnetlink.h).
+const NO_MESSAGE: u16 = 0xff;
+
 /// Appends a message: header, nfnetlink header and the attributes that `fill` writes. The sequence
 /// number stays 0 for the socket to fill in.
 pub(super) fn append(
@@ -67,7 +71,13 @@ fn append_with(
     bytes.extend_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
     bytes.extend_from_slice(&[0; 8]);
     bytes.extend_from_slice(header);
-    fill(&mut AttributeWriter::new(bytes));
+    let mut attributes = AttributeWriter::new(bytes);
+    fill(&mut attributes);
+    if attributes.is_oversized() {
+        // No attribute of it: the kernel refuses the message by its type, and with it a whole batch.
+        bytes.truncate(start + HEADER_BYTES + header.len());
+        bytes[start + 4..start + 6].copy_from_slice(&(kind | NO_MESSAGE).to_ne_bytes());
+    }
     // A batch is refused long before 4 GiB: NfSocket::max_batch_bytes.
     let len = u32::try_from(bytes.len() - start).unwrap_or(u32::MAX);
     bytes[start..start + 4].copy_from_slice(&len.to_ne_bytes());

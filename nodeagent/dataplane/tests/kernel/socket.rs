@@ -252,3 +252,33 @@ fn in_a_user_namespace() {
         }
     }
 }
+
+/// A list that was not cut: its operation is refused by name, and the table stays as it was.
+#[test]
+fn an_attribute_that_is_too_long_fails_its_operation_alone() {
+    in_netns(|| {
+        let mut socket = socket_with_tables();
+        let operation = |object| Operation {
+            label: Label {
+                action: "add table",
+                object,
+            },
+            kind: 0x0a00, // NFT_MSG_NEWTABLE
+            flags: 0x400, // NLM_F_CREATE
+            family: 2,
+        };
+        let mut batch = Batch::new();
+        batch.push(operation("good"), |w| w.str(1, "good"));
+        batch.push(operation("oversized"), |w| {
+            w.str(1, "oversized");
+            w.bytes(100, &vec![0; 70_000]);
+        });
+        let error = socket.commit(batch.seal(None)).unwrap_err();
+        assert!(error.to_string().contains("add table oversized"), "{error}");
+        let tables = nft(&["list", "tables"], "");
+        assert!(
+            !tables.contains("good") && !tables.contains("oversized"),
+            "{tables}"
+        );
+    });
+}
