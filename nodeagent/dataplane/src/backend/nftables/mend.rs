@@ -23,7 +23,7 @@ const ATTEMPTS: u32 = 16;
 const READ_AGAIN: u32 = 2;
 const READ_PAUSE: Duration = Duration::from_millis(20);
 
-/// Most elements of a group. A group goes into one transaction as a whole.
+/// Elements of one group of operations in a rebuild. A group goes into one transaction as a whole.
 const TOGETHER: usize = 256;
 
 /// The operations that repair a table.
