@@ -159,7 +159,7 @@ impl Found {
 #[derive(Clone, Debug)]
 pub struct Ruleset {
     pub(super) settings: Settings,
-    /// Settings of the node; `None` before the first change.
+    /// Plan of the node; `None` before the first change.
     pub(super) node: Option<NodePlan>,
     /// Whether the cluster is large, so that rules for endpoints have no comments that name them (C12).
     /// Decided at each complete change.
