@@ -7,7 +7,7 @@ pub struct Description {
     pub name: &'static str,
     /// One sentence for `--help`, without a full stop.
     pub summary: &'static str,
-    /// Why users should choose another backend; `None` for most.
+    /// Reason for users to choose another backend; `None` for most backends.
     pub deprecation: Option<&'static str>,
     /// Whether the backend programs the kernel, and so takes kube-proxy's place on the node.
     pub programs_kernel: bool,

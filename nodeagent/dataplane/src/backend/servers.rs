@@ -70,7 +70,7 @@ pub struct VirtualServer {
     pub key: ServiceKey,
     /// The address.
     pub at: EndpointAddr,
-    /// The scheduler, which spreads connections; empty if kplane does not know it.
+    /// The scheduler, which spreads connections; empty for a mode that kplane never uses.
     pub scheduler: &'static str,
     /// Seconds for which a client keeps its real server.
     pub persistent_s: Option<u32>,

@@ -120,7 +120,7 @@ pub enum Problem {
     /// One IP set.
     #[error("IP set {name}: {source}; is a rule still using it? Run `ipset destroy {name}`")]
     Set {
-        /// Its name.
+        /// Name of the set.
         name: String,
         /// The reason.
         source: NetlinkError,

@@ -30,7 +30,7 @@ use kplane_netlink::NetlinkError;
 /// Largest share of the time for reading tables back, as 1/n. 10,000 Services are read in 0.3 s (legacy) to
 /// 0.8 s, so changes by other programs are found within 4 s.
 const READ_SHARE: u32 = 10;
-/// The same for iptables on nf_tables, where the tables are read only after a change by another program.
+/// Share for iptables on nf_tables, where the tables are read only after a change by another program.
 const READ_SHARE_NFT: u32 = 5;
 
 /// Share of all addresses, as 1/n, that must be added or removed before the way to a Service is measured

@@ -31,7 +31,7 @@ pub(in crate::backend) struct Rule {
     target: Target,
 }
 
-/// Whether a condition must be true or false.
+/// Sense of a condition: it must be true, or it must be false.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backend) enum Sense {
     Is,

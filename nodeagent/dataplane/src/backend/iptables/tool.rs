@@ -66,7 +66,7 @@ pub struct Tool {
 /// The reason why a family cannot be programmed with iptables.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
-    /// There are no programs.
+    /// The programs are not installed.
     #[error("there is no {0}-save and {0}-restore: install iptables")]
     Missing(&'static str),
     /// The output of `--version` is unknown.
@@ -82,7 +82,7 @@ pub enum ToolError {
     TooOld {
         /// The program.
         name: String,
-        /// Its version.
+        /// The program's version.
         version: String,
     },
     /// The programs may not change rules.
@@ -117,7 +117,7 @@ pub(in crate::backend) struct Part {
     pub(in crate::backend) table: &'static str,
     /// A rule that uses the feature, without the chain's name; empty = the table itself is the feature.
     pub(in crate::backend) rule: &'static str,
-    /// For optional features: what does not work without it.
+    /// The functions that do not work without the feature; `None` if nothing works.
     pub(in crate::backend) without: Option<&'static str>,
 }
 

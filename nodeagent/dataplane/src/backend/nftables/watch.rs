@@ -137,7 +137,7 @@ pub(super) struct Ledger {
     head: Option<u32>,
     /// Changes by other programs that are not handled yet, by family.
     meddled: [Option<Meddling>; 2],
-    /// The same for the transaction whose end has not been reported yet.
+    /// Changes of the transaction whose end has not been reported yet, by family.
     open: [Option<Meddling>; 2],
 }
 
