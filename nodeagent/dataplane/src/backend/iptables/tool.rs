@@ -117,7 +117,7 @@ pub(in crate::backend) struct Part {
     pub(in crate::backend) table: &'static str,
     /// A rule that uses the feature, without the chain's name; empty = the table itself is the feature.
     pub(in crate::backend) rule: &'static str,
-    /// The functions that do not work without the feature; `None` if nothing works.
+    /// The functions that need an optional feature; `None` if the feature is required.
     pub(in crate::backend) without: Option<&'static str>,
 }
 
