@@ -190,7 +190,8 @@ impl Walk<'_> {
         open
     }
 
-    /// Returns `None` if a rule does not apply, and otherwise whether only chance decides that it applies.
+    /// Returns `None` if a rule does not apply, `Some(true)` if it may apply, and `Some(false)` if it certainly
+    /// applies.
     fn matches(&self, rule: &str) -> Option<bool> {
         let packet = self.packet;
         // Most rules are for another address, so they need no further evaluation.
