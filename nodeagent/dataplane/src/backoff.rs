@@ -1,8 +1,8 @@
-//! Waiting times that grow.
+//! Waiting times that grow after each failure.
 
 use std::time::Duration;
 
-/// Doubles from a first to a longest waiting time.
+/// A waiting time that doubles from `first` up to `longest`.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     first: Duration,
@@ -11,7 +11,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Waits for `first`, and at most for `longest`.
+    /// Returns waiting times that begin with `first` and grow up to `longest`.
     pub const fn new(first: Duration, longest: Duration) -> Self {
         Self {
             first,
@@ -20,23 +20,24 @@ impl Backoff {
         }
     }
 
-    /// Nothing failed since the last reset.
+    /// Returns whether nothing failed since the last reset.
     pub fn is_fresh(&self) -> bool {
         self.attempts == 0
     }
 
-    /// Begins anew with the first waiting time.
+    /// Starts again with the first waiting time.
     pub fn reset(&mut self) {
         self.attempts = 0;
     }
 
-    /// Anything from nothing to the next waiting time: spreads a crowd that was interrupted at
-    /// the same moment.
+    /// Returns a random time between zero and the next waiting time. This spreads many clients that were
+    /// interrupted at the same moment.
     pub fn full_jitter(&mut self) -> Duration {
         rand::random_range(Duration::ZERO..=self.advance())
     }
 
-    /// From half to all of the next waiting time: for somebody alone who must not spin.
+    /// Returns a random time between half of the next waiting time and all of it. This suits a single client,
+    /// which must not retry without a pause.
     pub fn half_jitter(&mut self) -> Duration {
         let wait = self.advance();
         rand::random_range(wait / 2..=wait)

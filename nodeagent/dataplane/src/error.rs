@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// An error with everything that led to it, on one line.
+/// Returns an error with all its causes, on one line.
 #[must_use]
 pub fn chain(error: &(dyn Error + 'static)) -> String {
     let mut line = error.to_string();

@@ -6,7 +6,7 @@
 //! leftovers: what kube-proxy or an earlier agent left
 //! ```
 //!
-//! Everything here is synchronous, and belongs to the network namespace of the calling thread.
+//! Everything here is synchronous, and works on the network namespace of the calling thread.
 
 pub mod backend;
 pub mod backoff;

@@ -1,4 +1,4 @@
-//! A program run to its end, with limits to how long it may take and how much it may say.
+//! Runs programs to their end, with limits on their time and output.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -7,47 +7,47 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// First pause between two looks at whether a program has ended that has closed its output; it
-/// doubles up to [`PAUSE_MAX`].
+/// First pause between two checks whether a program that closed its output has ended. Each pause is twice as
+/// long as the one before, up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_micros(100);
-/// Longest pause between two looks.
+/// Longest pause between two checks.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// Most that is kept of what a program complains about, in bytes.
+/// Longest part of a program's standard error that is kept, in bytes.
 const COMPLAINT_BYTES: u64 = 1_000;
 
-/// What a program may take.
+/// Limits of a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Time until it is killed.
+    /// Time after which the program is killed.
     pub(crate) within: Duration,
-    /// Bytes on its standard output.
+    /// Most bytes on the program's standard output.
     pub(crate) output_bytes: u64,
 }
 
-/// A program that did not do what it was asked.
+/// A program that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// It could not be started or talked to.
+    /// The program could not be started, or its pipes failed.
     #[error("cannot be run: {0}")]
     Io(#[from] io::Error),
-    /// It was killed.
+    /// The program exceeded its time and was killed.
     #[error("did not end within {0:?}")]
     TimedOut(Duration),
-    /// It said more than it may.
+    /// The program printed more than its limit.
     #[error("printed more than {0} bytes")]
     TooLong(u64),
-    /// It failed.
+    /// The program ended with a failure.
     #[error("failed ({status}): {complaint}")]
     Failed {
-        /// How it ended.
+        /// The exit status.
         status: ExitStatus,
-        /// The beginning of its standard error, on one line.
+        /// The beginning of the program's standard error, on one line.
         complaint: String,
     },
 }
 
 impl RunError {
-    /// The program said that it lacks a privilege.
+    /// Returns whether the program complained about a missing privilege.
     #[must_use]
     pub(crate) fn is_denied(&self) -> bool {
         let signs = ["Permission denied", "Operation not permitted"];
@@ -55,7 +55,7 @@ impl RunError {
     }
 }
 
-/// Runs a program in the calling thread's network namespace; returns what it prints.
+/// Runs a program in the calling thread's network namespace, and returns its output.
 ///
 /// # Errors
 /// [`RunError`].
@@ -75,12 +75,12 @@ pub(crate) fn run(
     let (closes, closed) = channel();
     thread::scope(|scope| {
         scope.spawn(move || {
-            // A program that fails does not read to the end; its exit code says so.
+            // A program that fails may not read all of its input. Its exit code reports that.
             stdin.map(|mut pipe| pipe.write_all(input))
         });
         let output = scope.spawn(move || {
             let output = read(stdout, limits.output_bytes);
-            // Nobody listens any more if the program was killed.
+            // The receiver is gone if the program was killed.
             let _ = closes.send(());
             output
         });
@@ -102,24 +102,25 @@ pub(crate) fn run(
     })
 }
 
-/// Reads one byte more than the limit at most; then the pipe is closed.
+/// Reads a pipe up to one byte more than the limit, and closes it.
 fn read(pipe: Option<impl Read>, limit: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Some(pipe) = pipe {
-        // What was read until an error is all there is.
+        // After an error, the bytes read so far are kept.
         let _ = pipe.take(limit + 1).read_to_end(&mut bytes);
     }
     bytes
 }
 
-/// Programs close their output when they end, which is heard at once, and rarely before.
+/// Waits for a program to end. Programs rarely close their output earlier, so a closed output means that the
+/// program is ending.
 fn wait(
     child: &mut Child,
     closed: &Receiver<()>,
     within: Duration,
 ) -> Result<ExitStatus, RunError> {
     let start = Instant::now();
-    // What is left when the time is up is seen below.
+    // A timeout here is handled in the loop below.
     let _ = closed.recv_timeout(within);
     let mut pause = PAUSE_MIN;
     loop {

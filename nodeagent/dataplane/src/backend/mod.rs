@@ -1,8 +1,8 @@
-//! Backends: what puts a plan into the data path.
+//! Backends, which program a data path with the plans of Services.
 //!
-//! A backend owns what it last put there (or found there) and works out the difference itself, so
-//! that every backend gets the same plans. How to add one: implement [`Backend`], add a variant to
-//! [`Kind`] and an arm to [`Kind::open`].
+//! A backend owns the objects that it last wrote (or found), and works out the difference to a plan itself.
+//! So every backend gets the same plans. To add a backend: implement [`Backend`], add a variant to [`Kind`]
+//! and an arm to [`Kind::open`].
 
 mod description;
 pub mod iptables;
@@ -22,83 +22,84 @@ pub use self::servers::{Connections, Drain, Inspection, RealServer, ServerCounts
 use crate::plan::{NodePlan, ServicePlan};
 use kplane_netlink::{Errno, NfSocket};
 
-/// What an engine asks of a backend, for one family.
+/// A change of one family, as the engine hands it to a backend.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
-    /// The family; plans of the other one are not in here.
+    /// The family. All plans in this change belong to it.
     pub family: Family,
     /// The node's own settings.
     pub node: &'a NodePlan,
-    /// ServicePorts that are new or changed, or gone (`None`).
+    /// ServicePorts that are new or changed (`Some`), or gone (`None`).
     pub services: &'a [(ServiceKey, Option<ServicePlan>)],
-    /// `services` is everything there is: whatever else the data path holds goes away. Only a
-    /// complete snapshot leads to this (design invariant 3).
+    /// Whether `services` is the complete state, so that the backend removes everything else from the data
+    /// path. Only a complete snapshot leads to this (design invariant 3).
     pub complete: bool,
 }
 
-/// What became of a change.
+/// The outcome of a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// Operations that the kernel was sent; 0 when it already held everything.
+    /// Number of operations sent to the kernel; 0 when it already held everything.
     pub operations: u64,
-    /// Bytes that the kernel was sent.
+    /// Number of bytes sent to the kernel.
     pub bytes: u64,
-    /// Time for comparing with what the data path holds.
+    /// Time for comparing with the content of the data path.
     pub plan: Duration,
     /// Time for encoding.
     pub encode: Duration,
-    /// Time until the kernel acknowledged.
+    /// Time until the kernel's acknowledgement.
     pub kernel: Duration,
     /// ServicePorts of the change that are not (or not fully) programmed; all others are.
     pub failures: Vec<Failure>,
-    /// Rules there are now, in backends whose rules grow with the number of Services.
+    /// Number of rules now, in backends whose rules grow with the number of Services.
     pub rules: Option<RuleCounts>,
-    /// What others had changed and was put right before the change, and by whom, for people.
+    /// Changes by another program that the backend repaired before this change, and the program's name;
+    /// human-readable.
     pub repaired: Option<String>,
 }
 
-/// Rules in the tables filter and nat of iptables.
+/// Numbers of rules in the iptables tables filter and nat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuleCounts {
-    /// All that are ours.
+    /// All of kplane's rules.
     pub total: [u64; 2],
-    /// Those that the last change wrote.
+    /// Rules that the last change wrote.
     pub last: [u64; 2],
-    /// How long the way to a Service is.
+    /// Number of rules on the way to a Service.
     pub lookups: Lookups,
 }
 
-/// How many rules a new connection to a Service's address passes at most until its Service is found.
+/// Most rules that a new connection to a Service's address passes until its Service is found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookups {
-    /// In one list of all addresses, as kube-proxy has it.
+    /// The number for one list of all addresses, as kube-proxy writes it.
     pub list: u64,
-    /// As the rules are.
+    /// The number for the rules as they are.
     pub now: u64,
 }
 
 impl RuleCounts {
-    /// The tables.
+    /// Names of the tables.
     pub const TABLES: [&str; 2] = ["filter", "nat"];
 }
 
-/// Why one ServicePort is not in the data path as planned.
+/// The reason why one ServicePort is not in the data path as planned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The ServicePort.
     pub key: ServiceKey,
-    /// What is wrong, for people.
+    /// The problem, human-readable.
     pub reason: String,
-    /// It is served, but not in every respect.
+    /// Whether the ServicePort is served, but not in every respect.
     pub degraded: bool,
 }
 
-/// A change that was not applied. The data path holds what it held before, or it is not known what
-/// it holds; either way the engine retries with everything (`Change::complete`).
+/// A change that was not applied. Afterwards, the data path holds what it held before, or its content is
+/// unknown. Either way the engine retries with everything (`Change::complete`).
 #[derive(Debug, thiserror::Error)]
 #[error("{family}: {source}")]
 pub struct ApplyError {
-    /// The family concerned; the other one goes on.
+    /// The family concerned. The other family goes on.
     pub family: Family,
     /// The step that failed.
     pub source: Box<dyn std::error::Error + Send + Sync>,
@@ -116,17 +117,18 @@ impl ApplyError {
     }
 }
 
-/// A backend that cannot start on this machine: says what is missing, in one line.
+/// A backend that cannot start on this machine. The text names the missing part, in one line.
 #[derive(Debug, thiserror::Error)]
 #[error("backend {backend}: {reason}")]
 pub struct OpenError {
     /// Name of the backend.
     pub backend: &'static str,
-    /// What is missing and what to do about it.
+    /// The missing part, and what to do about it.
     pub reason: String,
 }
 
-/// Checks that this process may change rules at all: without that, everything else looks as if it were missing.
+/// Checks that this process may change rules at all. Without this check, a missing privilege would show up as
+/// many missing kernel features.
 ///
 /// # Errors
 /// [`OpenError`].
@@ -139,15 +141,15 @@ pub(in crate::backend) fn check_privilege(backend: &'static str) -> Result<(), O
                      owns this network namespace"
                 .to_owned(),
         }),
-        // Whatever else it is, the backend finds out.
+        // Other errors show up again when the backend opens.
         _ => Ok(()),
     }
 }
 
-/// Says which families cannot be programmed, and why; one of them is enough for a backend.
+/// Logs the families that cannot be programmed, and why. One working family is enough for a backend.
 ///
 /// # Errors
-/// [`OpenError`] when there is none.
+/// [`OpenError`] when no family works.
 pub(in crate::backend) fn check_sides<S>(
     backend: &'static str,
     sides: &[Result<S, String>; 2],
@@ -159,7 +161,7 @@ pub(in crate::backend) fn check_sides<S>(
     for (family, side) in Family::ALL.into_iter().zip(sides) {
         match (family, side) {
             (_, Ok(_)) => {}
-            // Most nodes without IPv6 need none: a Service that does is told of by name.
+            // Most nodes without IPv6 need none. A Service that needs IPv6 gets an error of its own.
             (Family::V6, Err(reason)) => {
                 tracing::info!(%family, reason, "this family cannot be programmed; the other goes on");
             }
@@ -174,30 +176,30 @@ pub(in crate::backend) fn check_sides<S>(
 /// Result of reading the data path back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verification {
-    /// It holds exactly what was applied.
+    /// The data path holds exactly what was applied.
     Equal,
-    /// It holds what was applied, but on this machine that is not right any more: what became different, for
-    /// people. A complete change is due.
+    /// The data path holds what was applied, but a fact of this machine has changed since, so that this is no
+    /// longer right. The text names the fact, human-readable. A complete change is due.
     Outdated(String),
-    /// Somebody else had changed it, and it holds what was applied again: what was different, and as far as
-    /// the kernel tells by whom, for people.
+    /// Another program had changed the data path, and the backend has repaired it. The text, human-readable,
+    /// names the difference and, if the kernel reported it, the program.
     Repaired(String),
-    /// Somebody else changed it: what differs, for people. The backend has taken note of what is
-    /// really there; a complete change repairs it.
+    /// Another program changed the data path; the text names the difference, human-readable. The backend has
+    /// recorded the actual content, and a complete change repairs it.
     Drifted(String),
 }
 
-/// Puts plans into a data path. All calls come from one thread and may block it.
+/// A data path that can be programmed with plans. All calls come from one thread and may block it.
 pub trait Backend: Send {
-    /// What is true of it on every machine.
+    /// Returns the facts that hold for this backend on every machine.
     fn describe(&self) -> &'static Description;
 
-    /// Applies a change: all of it in one transaction where the data path has transactions. The
-    /// first change of a family is a complete one; what the data path already holds of ours is
-    /// adopted then, not rewritten.
+    /// Applies a change: all of it in one transaction where the data path has transactions. The first change
+    /// of a family is a complete one. It adopts kplane's objects that the data path already holds, instead of
+    /// writing them again.
     ///
     /// # Errors
-    /// [`ApplyError`]: nothing of the change counts as applied.
+    /// [`ApplyError`]: no part of the change counts as applied.
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError>;
 
     /// Reads the data path of a family back and compares it with what was applied.
@@ -206,27 +208,27 @@ pub trait Backend: Send {
     /// [`ApplyError`] when it cannot be read.
     fn verify(&mut self, family: Family) -> Result<Verification, ApplyError>;
 
-    /// Whether the data path has Services that an earlier process put there. Called before the first
-    /// change only; may read all of it. Backends that cannot tell say no.
+    /// Returns whether the data path has Services that an earlier process wrote. Called only before the first
+    /// change; may read the whole data path. Backends that cannot find out return false.
     fn has_services(&mut self, _family: Family) -> bool {
         false
     }
 
-    /// A descriptor that is readable when the kernel has something to tell of what others changed:
-    /// [`Backend::listen`]. `None` for backends that are not told; those have a
+    /// Returns a descriptor that is readable when the kernel reports changes by other programs, for
+    /// [`Backend::listen`]. `None` for backends without such reports; these have a
     /// [`Backend::probe_interval`].
     fn readiness(&self) -> Option<OwnedFd> {
         None
     }
 
-    /// Listens to the kernel: whether somebody else changed what is ours, by family. Costs next to nothing
-    /// if nobody did.
+    /// Reads the kernel's reports. Returns, by family, whether another program changed kplane's objects.
+    /// Costs next to nothing if none did.
     fn listen(&mut self) -> [bool; 2] {
         [false, false]
     }
 
-    /// Puts right what others changed by what the kernel told of it, without reading everything back where
-    /// that can be done.
+    /// Repairs changes by other programs, as the kernel reported them, if possible without reading everything
+    /// back.
     ///
     /// # Errors
     /// As [`Backend::verify`].
@@ -234,78 +236,77 @@ pub trait Backend: Send {
         self.verify(family)
     }
 
-    /// What it has in the data path that programs may take for left over by kube-proxy (I4); `None`
-    /// if what kube-proxy left is not in its way.
+    /// Returns which backend serves, if it has objects that could be taken for kube-proxy's leftovers (I4).
+    /// `None` if kube-proxy's leftovers are not in its way.
     fn serving(&self) -> Option<Serving> {
         None
     }
 
-    /// How often [`Backend::verify`] must be called even if nothing was applied: backends that
-    /// are not told of changes by others, and for which looking is cheap enough.
+    /// Returns how often to call [`Backend::verify`] even if nothing was applied. This is for backends to
+    /// which the kernel does not report changes by other programs, and whose check is cheap enough.
     fn probe_interval(&self) -> Option<Duration> {
         None
     }
 
-    /// The virtual servers of a family by the last look at them, in backends that have some: a
-    /// look is [`Backend::verify`], or a complete change. Costs nothing.
+    /// Returns the virtual servers of a family as of the last [`Backend::verify`] or complete change, in
+    /// backends that have some. Costs nothing.
     fn servers(&self, _family: Family) -> Option<ServerCounts> {
         None
     }
 
-    /// What there is for one Service, in backends that have virtual servers. Does not ask the
-    /// kernel.
+    /// Returns the virtual servers of one Service, in backends that have some. Does not ask the kernel.
     fn inspect(&self, _service: &ServiceName) -> Option<Inspection> {
         None
     }
 }
 
-/// Which backend of ours serves: what it has is not left over.
+/// The kplane backend that serves. Its objects are no leftovers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Serving {
-    /// The one with nftables tables of its own: all chains of iptables that have kube-proxy's names
-    /// are left over.
+    /// nftables, with tables of its own: all iptables chains with kube-proxy's names are leftovers.
     Nftables,
-    /// The one with such chains, by family in the kind of iptables that the node uses.
+    /// iptables, with chains of kube-proxy's names, by family in the kind of iptables that the node uses.
     Iptables([Option<iptables::Flavour>; 2]),
-    /// The one with virtual servers, IP sets, a device, and chains about these, by family in the
-    /// kind of iptables that the node uses.
+    /// ipvs, with virtual servers, IP sets, a device, and chains for these, by family in the kind of iptables
+    /// that the node uses.
     Ipvs([Option<iptables::Flavour>; 2]),
 }
 
-/// The backends there are.
+/// All backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// nf_tables, spoken to directly over netlink.
+    /// nf_tables, programmed directly over netlink.
     Nftables,
     /// kube-proxy's chains, written by `iptables-restore`.
     Iptables,
-    /// kube-proxy's virtual servers, IP sets and rules about these.
+    /// kube-proxy's virtual servers and IP sets, and rules for them.
     Ipvs,
-    /// Accepts everything and does nothing: for tests and dry runs.
+    /// No data path: accepts everything and does nothing, for tests and dry runs.
     Noop,
 }
 
-/// What backends need to know when they start.
+/// Settings that backends need when they start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Bit of the packet mark that asks for masquerading, 0..=31 (C5; default 14).
     pub masquerade_bit: u8,
-    /// nftables and iptables: mark of our own connections, which the rules leave alone; 0 = none.
+    /// nftables and iptables: mark of kplane's own connections, which the rules leave alone; 0 = none.
     pub own_mark: u32,
-    /// Packets that come in there count as from pods, besides those from the plan's pod sources.
+    /// Interface of the pods: packets that arrive on it count as coming from pods, in addition to the plan's
+    /// pod sources.
     pub pod_interface: Option<PodInterface>,
-    /// iptables: node ports are served on IPv4 loopback addresses too (C8).
+    /// iptables: whether node ports are served on IPv4 loopback addresses too (C8).
     pub localhost_nodeports: bool,
-    /// iptables: how Services are found by their addresses.
+    /// iptables: how a rule finds the Service of an address.
     pub iptables_layout: iptables::Layout,
-    /// iptables and ipvs: what others changed is put right within so long.
+    /// iptables and ipvs: longest time until a change by another program is repaired.
     pub probe_interval: Duration,
-    /// ipvs alone.
+    /// Settings of ipvs alone.
     pub ipvs: ipvs::Settings,
 }
 
 impl Settings {
-    /// [`Settings::probe_interval`] by default.
+    /// Default of [`Settings::probe_interval`].
     pub const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 }
 
@@ -323,22 +324,22 @@ impl Default for Settings {
     }
 }
 
-/// The interfaces behind which pods are (`detectLocalMode` `BridgeInterface` and
-/// `InterfaceNamePrefix`): one by name, or all whose names begin alike.
+/// The interfaces of pods (`detectLocalMode` `BridgeInterface` and `InterfaceNamePrefix`): one interface, or
+/// all whose names have a common prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodInterface {
     /// Padded with zeros: `IFNAMSIZ` (linux/if.h).
     name: [u8; 16],
-    /// How many bytes of `name` count: all 16 for one by name.
+    /// Number of bytes of `name` to compare: all 16 for one interface, fewer for a prefix.
     len: u8,
 }
 
 impl PodInterface {
-    /// Bytes of an interface's name, at most: `IFNAMSIZ` less the zero at its end.
+    /// Longest name of an interface, in bytes: `IFNAMSIZ` without the terminating zero.
     pub const MAX_NAME: usize = 15;
 
-    /// One interface, or all whose names begin with `name` if `prefix`; `None` for what the kernel
-    /// forbids in names, and for quotes, `\` and `*`, which are a mistake then.
+    /// Returns one interface, or all whose names begin with `name` if `prefix` is set. `None` for names that
+    /// the kernel forbids, and for names with quotes, `\` or `*`, which can only be a mistake.
     #[must_use]
     pub fn new(name: &str, prefix: bool) -> Option<Self> {
         let allowed = |b: u8| b.is_ascii_graphic() && !b"/:*\"'`\\".contains(&b);
@@ -355,7 +356,7 @@ impl PodInterface {
         })
     }
 
-    /// The name, and whether all count whose names begin with it.
+    /// Returns the name, and whether it is a prefix.
     fn pattern(&self) -> (&str, bool) {
         let prefix = usize::from(self.len) < self.name.len();
         let end = self.name.iter().position(|b| *b == 0);
@@ -364,17 +365,17 @@ impl PodInterface {
         (std::str::from_utf8(name).unwrap_or_default(), prefix)
     }
 
-    /// What an interface's name, padded with zeros, must begin with.
+    /// Returns the bytes with which an interface's name, padded with zeros, must begin.
     fn bytes(&self) -> &[u8] {
         &self.name[..usize::from(self.len)]
     }
 }
 
 impl Kind {
-    /// All of them.
+    /// All backends.
     pub const ALL: [Self; 4] = [Self::Nftables, Self::Iptables, Self::Ipvs, Self::Noop];
 
-    /// What is true of the backend on every machine.
+    /// Returns the facts that hold for the backend on every machine.
     #[must_use]
     pub const fn describe(self) -> &'static Description {
         match self {
@@ -385,10 +386,10 @@ impl Kind {
         }
     }
 
-    /// Opens a backend, having checked that this machine can run it.
+    /// Opens a backend after a check that this machine can run it.
     ///
     /// # Errors
-    /// [`OpenError`] says what is missing.
+    /// [`OpenError`] names the missing part.
     pub fn open(self, settings: &Settings) -> Result<Box<dyn Backend>, OpenError> {
         match self {
             Self::Nftables => {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::plan::ServicePlan;
 
-/// What is true of this backend on every machine.
+/// The facts that hold for this backend on every machine.
 pub(super) const DESCRIPTION: Description = Description {
     name: "noop",
     summary: "Accepts everything and does nothing: for tests and dry runs",
@@ -25,14 +25,14 @@ pub(super) const DESCRIPTION: Description = Description {
     },
 };
 
-/// Remembers the plans it was given, so that tests can look at them.
+/// A backend that keeps its plans in memory, for tests.
 #[derive(Debug, Default)]
 pub struct Noop {
     services: BTreeMap<ServiceKey, ServicePlan>,
 }
 
 impl Noop {
-    /// What would be in the data path.
+    /// Returns the ServicePorts that a real data path would hold.
     #[must_use]
     pub fn services(&self) -> &BTreeMap<ServiceKey, ServicePlan> {
         &self.services

@@ -1,92 +1,92 @@
-//! Virtual servers and their real servers as a backend last saw them, for people: where the kernel
-//! itself decides who serves, and endpoints that are gone keep their connections for a while.
+//! Human-readable views of virtual servers and their real servers, as a backend last read them. They exist
+//! where the kernel itself chooses real servers, and removed endpoints keep their connections for a while.
 //!
-//! Two views, since a node may have tens of thousands of real servers whose connections change all
-//! the time: [`ServerCounts`], a few numbers for every report, and [`Inspection`], everything about
-//! one Service for whoever asks.
+//! There are two views, since a node may have tens of thousands of real servers whose connections change all
+//! the time. [`ServerCounts`] holds a few numbers for every report. [`Inspection`] holds everything about one
+//! Service, on request.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_model::{EndpointAddr, ServiceKey};
 
-/// All virtual servers of one family.
+/// The virtual servers of one family, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerCounts {
-    /// Virtual servers.
+    /// Number of virtual servers.
     pub virtual_servers: u64,
-    /// Their real servers.
+    /// Number of their real servers.
     pub real_servers: u64,
-    /// Those that keep their connections and get no new ones.
+    /// Number of draining real servers, which keep their connections and get no new ones.
     pub draining: u64,
     /// Connections to all real servers.
     pub connections: Connections,
-    /// The draining ones with the most connections, [`ServerCounts::DRAINS`] at most.
+    /// The draining real servers with the most connections, at most [`ServerCounts::DRAINS`].
     pub drains: Arc<[Drain]>,
 }
 
 impl ServerCounts {
-    /// How many draining real servers are named.
+    /// Most draining real servers in a report.
     pub const DRAINS: usize = 16;
 }
 
 /// Connections to real servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Connections {
-    /// Established ones.
+    /// Number of established connections.
     pub active: u64,
-    /// All others that are remembered: beginning, ending, UDP.
+    /// Number of all other connections that the kernel remembers: beginning, ending, UDP.
     pub inactive: u64,
 }
 
-/// A real server that drains.
+/// A draining real server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drain {
-    /// Whose virtual server it is.
+    /// The ServicePort of its virtual server.
     pub key: ServiceKey,
-    /// Where the virtual server is.
+    /// The address of its virtual server.
     pub server: EndpointAddr,
-    /// The real server.
+    /// The address of the real server.
     pub at: EndpointAddr,
-    /// What it waits for.
+    /// The connections that it still has.
     pub connections: Connections,
 }
 
-/// What there is for one Service.
+/// The virtual servers of one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inspection {
-    /// Sorted by address.
+    /// The virtual servers, sorted by address.
     pub servers: Vec<VirtualServer>,
-    /// How long ago connections were counted.
+    /// Time since connections were counted.
     pub age: Duration,
-    /// Why nothing, or not everything, is known; empty = it is.
+    /// The reason why nothing, or not everything, is known; empty if everything is.
     pub error: String,
 }
 
 /// One virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// Whose it is.
+    /// The ServicePort.
     pub key: ServiceKey,
-    /// Where it is.
+    /// The address.
     pub at: EndpointAddr,
-    /// How it spreads connections; empty if in a way that is not ours.
+    /// The scheduler, which spreads connections; empty for a mode that kplane never uses.
     pub scheduler: &'static str,
-    /// A client keeps its real server for so many seconds.
+    /// Seconds for which a client keeps its real server.
     pub persistent_s: Option<u32>,
-    /// Sorted by address.
+    /// The real servers, sorted by address.
     pub reals: Vec<RealServer>,
 }
 
 /// One real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RealServer {
-    /// Where it is.
+    /// The address.
     pub at: EndpointAddr,
-    /// 0 gets no new connections.
+    /// The weight; 0 gets no new connections.
     pub weight: u32,
     /// Connections to it.
     pub connections: Connections,
-    /// It goes when its last connection has ended.
+    /// Whether the real server goes away when its last connection has ended.
     pub draining: bool,
 }

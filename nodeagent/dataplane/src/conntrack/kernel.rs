@@ -12,39 +12,40 @@ use crate::plan::FrontendAddr;
 use kplane_netlink::conntrack::{Flow, Selection, probe_filter, probe_reply_filter};
 use kplane_netlink::{Errno, NetlinkError, NfSocket, Request};
 
-/// Above so many questions one list of all UDP flows is cheaper: for each of them the kernel walks its
-/// whole table (9 ms with the usual 262,144 buckets), which it does for the list only once.
+/// Most separate questions to the kernel. For more, one list of all UDP flows is cheaper: for each question,
+/// the kernel walks its whole table (9 ms with the usual 262,144 buckets), and for the list it does that only
+/// once.
 pub(super) const MAX_QUESTIONS: usize = 2;
 
-/// Flows that are remembered for deletion at once, some 150 bytes each.
+/// Most flows that are stored for deletion at once, some 150 bytes each.
 const MAX_STALE: usize = 1 << 16;
 
-/// Requests that are encoded at once, some 100 bytes each.
+/// Most requests that are encoded at once, some 100 bytes each.
 const REQUESTS: usize = 1024;
 
-/// Rounds of listing and deleting; together they clear a table of four million entries.
+/// Most rounds of listing and deleting; together they clear a table of four million entries.
 const MAX_ROUNDS: usize = 64;
 
-/// Why a look failed. All of them are tried again.
+/// The reason why a scan failed. All scans are repeated after a failure.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExamineError {
-    /// The kernel, or the way to it.
+    /// The exchange with the kernel failed.
     #[error(
         "conntrack: {0} (deleting flows needs CAP_NET_ADMIN and the module nf_conntrack_netlink)"
     )]
     Netlink(#[from] NetlinkError),
-    /// The node's own addresses, for node ports.
+    /// The node's own addresses, which node ports need, could not be listed.
     #[error("cannot list the node's own addresses: {0}")]
     Addresses(Errno),
-    /// There are still more.
+    /// There are still more stale flows.
     #[error("stale flows are made faster than they can be deleted")]
     NoEnd,
 }
 
-/// What the kernel can filter by.
+/// The attributes by which the kernel can filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filter {
-    /// Before 5.8: nothing.
+    /// None: kernels before 5.8.
     Nothing,
     /// Destinations only.
     Destinations,
@@ -52,14 +53,14 @@ pub(super) enum Filter {
     Both,
 }
 
-/// A socket, once it is needed, in the network namespace of the thread that works with it.
+/// A socket, opened when needed, in the network namespace of the thread that works with it.
 #[derive(Debug, Default)]
 pub(super) struct Kernel {
     open: Option<(NfSocket, Filter)>,
 }
 
 impl Kernel {
-    /// Looks at flows and deletes the stale ones. Returns how many were deleted, also on failure.
+    /// Scans flows and deletes the stale ones. Returns the number of deleted flows, also on failure.
     pub(super) fn examine(
         &mut self,
         family: Family,
@@ -69,7 +70,8 @@ impl Kernel {
         let mut deleted = 0;
         let result = self.try_examine(family, work, verdict, &mut deleted);
         if result.is_err() {
-            // Answers may be left over; and the kernel may have been replaced by a better one.
+            // The socket may still hold answers. A new socket also finds out again what the kernel can filter
+            // by.
             self.open = None;
         }
         (deleted, result)
@@ -106,7 +108,7 @@ impl Kernel {
     }
 }
 
-/// Lists and deletes until a list was short enough to be remembered.
+/// Lists and deletes until a list had no more stale flows than can be stored.
 fn clear(
     socket: &mut NfSocket,
     family: Family,
@@ -124,7 +126,7 @@ fn clear(
                 }
             }
         });
-        // What was found is stale, whatever became of the rest of the list.
+        // These flows are stale, whatever happened to the rest of the list.
         for lot in stale.chunks(REQUESTS) {
             let requests: Vec<_> = lot.iter().map(Flow::delete).collect();
             let missing = socket.request_all(&requests)?;
@@ -138,7 +140,7 @@ fn clear(
     Err(ExamineError::NoEnd)
 }
 
-/// What to ask the kernel for.
+/// Returns the selections for which to ask the kernel.
 pub(super) fn selections(work: &Work, filter: Filter) -> Vec<Selection> {
     let questions = work.places.len() + work.retired.len();
     let can = match filter {
@@ -171,7 +173,7 @@ fn open() -> Result<(NfSocket, Filter), NetlinkError> {
     Ok((socket, filter))
 }
 
-/// Whether the kernel refuses to understand a probe, as opposed to answering with a list.
+/// Returns whether the kernel refuses a probe as unknown, instead of answering with a list.
 fn refuses(socket: &mut NfSocket, probe: Request) -> Result<bool, NetlinkError> {
     match socket.dump_each(probe, |_| {}) {
         Ok(()) => Ok(false),
@@ -183,7 +185,7 @@ fn refuses(socket: &mut NfSocket, probe: Request) -> Result<bool, NetlinkError> 
     }
 }
 
-/// The addresses of this thread's network namespace.
+/// Returns the addresses of this thread's network namespace.
 fn own_addresses() -> Result<HashSet<IpAddr>, Errno> {
     let addresses = getifaddrs()?.filter_map(|interface| {
         let address = interface.address?;

@@ -1,19 +1,19 @@
-//! Stale conntrack entries: UDP flows that go on to where their Service no longer sends them
+//! Stale conntrack entries: UDP flows that go on to an endpoint to which their Service no longer sends them
 //! (behaviours F1 to F5).
 //!
 //! ```text
-//! commit -> Tracker (what changed) -> Schedule (when to look) -> Kernel (list, decide, delete)
+//! commit -> Tracker (what changed) -> Schedule (when to scan) -> Kernel (list, decide, delete)
 //! ```
 //!
-//! A UDP client that keeps its source port keeps its entry, and with it the endpoint that was
-//! chosen for its first packet. So after a commit the kernel is asked for the entries that the
-//! change may concern, and those that lead elsewhere than to a serving endpoint are deleted: the
-//! next packet is balanced anew. Entries of TCP and SCTP stay (F5).
+//! A UDP client that keeps its source port keeps its conntrack entry, and with it the endpoint that was
+//! chosen for its first packet. So after a commit, kplane asks the kernel for the entries that the change may
+//! concern. It deletes the entries that do not lead to a serving endpoint, and the next packet is balanced
+//! anew. Entries of TCP and SCTP stay (F5).
 //!
-//! **Invariants.** Nothing here runs before the commit, delays it or its report, or makes it fail:
-//! listing and deleting have a thread of their own. A commit that concerns no UDP Service costs no
-//! system call. Every change is looked at twice, because a packet that was under way during the
-//! commit may have made its entry by the old rules just after the first look.
+//! **Invariants.** Nothing here runs before the commit, delays it or its report, or makes it fail: listing
+//! and deleting have a thread of their own. A commit that concerns no UDP Service costs no system call. Every
+//! change is scanned for twice: a packet that was in transit during the commit may have created its entry by
+//! the old rules just after the first scan.
 
 mod kernel;
 mod schedule;
@@ -37,11 +37,11 @@ use self::schedule::{Job, Schedule};
 use crate::backend::{Change, Failure};
 use crate::chain;
 
-/// Where totals go after every look.
+/// A function that receives the totals after every scan.
 type Publish = Box<dyn Fn([ConntrackTotals; 2]) + Send>;
 
-/// A handle to the thread that deletes stale entries. Dropped = the thread ends after the work at
-/// hand.
+/// A handle to the thread that deletes stale entries. After a drop, the thread finishes its current work and
+/// ends.
 #[derive(Debug)]
 pub struct Cleaner {
     shared: Arc<Shared>,
@@ -65,15 +65,15 @@ struct FamilyState {
     tracker: Tracker,
     schedule: Schedule,
     totals: ConntrackTotals,
-    /// The error of the last look, said once while it lasts.
+    /// The error of the last scan. An error that lasts is logged once.
     error: Option<String>,
 }
 
 impl Cleaner {
-    /// Starts the thread in the calling thread's network namespace. `publish` is called on it.
+    /// Starts the thread in the calling thread's network namespace. The thread calls `publish`.
     ///
     /// # Errors
-    /// That the thread could not be started.
+    /// The thread could not be started.
     pub fn start(publish: impl Fn([ConntrackTotals; 2]) + Send + 'static) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let theirs = shared.clone();
@@ -87,7 +87,7 @@ impl Cleaner {
         })
     }
 
-    /// The data path holds a change now, except for `failures`. O(changed UDP ServicePorts).
+    /// Records that the data path holds a change, except for `failures`. O(changed UDP ServicePorts).
     pub fn committed(&self, change: &Change<'_>, failures: &[Failure]) {
         let mut state = self.shared.lock();
         let family = &mut state.families[change.family as usize];
@@ -98,7 +98,7 @@ impl Cleaner {
         }
     }
 
-    /// Counts of each family since the start, IPv4 first.
+    /// Returns the counts of each family since the start, IPv4 first.
     #[must_use]
     pub fn totals(&self) -> [ConntrackTotals; 2] {
         self.shared.lock().totals()
@@ -110,19 +110,19 @@ impl Drop for Cleaner {
         self.shared.lock().stop = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed already.
+            // A panic of the thread has been printed already.
             let _ = thread.join();
         }
     }
 }
 
 impl Shared {
-    /// The state is whole after every step, so that a panic elsewhere does not spoil it.
+    /// Locks the state. The state is consistent after every step, so a panic of another thread does no harm.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next job; `None` when it is time to end.
+    /// Waits for the next job. Returns `None` when the thread has to end.
     fn next(&self) -> Option<(Family, Job)> {
         let mut state = self.lock();
         loop {
@@ -162,7 +162,7 @@ fn run(shared: &Shared, publish: &Publish) {
     let mut kernel = Kernel::default();
     while let Some((family, job)) = shared.next() {
         let started = Instant::now();
-        // The lock is taken for one entry at a time: a commit never waits for a list.
+        // The lock is taken for one entry at a time, so that a commit never waits for a list.
         let outcome = kernel.examine(family, job.work(), |flow| {
             let state = shared.lock();
             let tracker = &state.families[family as usize].tracker;
@@ -177,7 +177,7 @@ fn run(shared: &Shared, publish: &Publish) {
 }
 
 impl FamilyState {
-    /// Takes note of how a look went.
+    /// Records the outcome of a scan.
     fn finish(
         &mut self,
         family: Family,

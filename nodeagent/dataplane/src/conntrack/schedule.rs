@@ -1,40 +1,40 @@
-//! When to look for stale flows: soon after a commit and once again, never for more than a share of
-//! the time, and with pauses while it fails. Pure; time is an argument.
+//! Schedule of the scans for stale flows: soon after a commit and once again, never for more than a share of
+//! the time, and with pauses after failures. This module is pure; time is an argument.
 
 use std::time::{Duration, Instant};
 
 use super::Work;
 use crate::backoff::Backoff;
 
-/// From a first look to the second: a packet that was under way during the commit has arrived or
-/// is lost by then, even if somebody queued it.
+/// Time from the first scan to the second. After this time, a packet that was in transit during the commit
+/// has arrived or is lost, even if another program queued it.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 
-/// After a look that took a time there is none for so many times as long: however many changes
-/// there are, looking takes at most a tenth of a processor.
+/// Factor of the rest after a scan: the rest is this many times as long as the scan. However many changes
+/// there are, scans take at most a tenth of a processor.
 const REST_FACTOR: u32 = 9;
 
-/// First and longest wait after a failed look.
+/// First and longest wait after a failed scan.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
 
-/// The work that waits.
+/// The waiting work.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    /// Never looked at.
+    /// Work that was never scanned for.
     fresh: Work,
-    /// Looked at once, and when the second look is due.
+    /// Work that was scanned for once, and the time of its second scan.
     second: Option<(Instant, Work)>,
-    /// Looked at once, for the second look after that.
+    /// Work that was scanned for once, and waits for the second scan after the one in `second`.
     later: Work,
-    /// Not before this.
+    /// Time before which no scan starts.
     rest_until: Option<Instant>,
     backoff: Backoff,
 }
 
-/// One look.
+/// One scan.
 #[derive(Debug)]
 pub(super) struct Job {
-    /// What of the work is looked at for the first time.
+    /// The part of the work that is scanned for the first time.
     fresh: Work,
     work: Work,
 }
@@ -62,7 +62,7 @@ impl Schedule {
         self.fresh.merge(work);
     }
 
-    /// When [`Schedule::take`] has something; may be past.
+    /// Returns when [`Schedule::take`] returns a job; the time may be past.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         let work = match self.fresh.is_empty() {
             true => self.second.as_ref().map(|(at, _)| *at),
@@ -94,7 +94,7 @@ impl Schedule {
         }
     }
 
-    /// Says after what time the job is tried again.
+    /// Records a failed job. Returns the time after which the job is repeated.
     pub(super) fn failed(&mut self, job: Job, now: Instant) -> Duration {
         let wait = self.backoff.half_jitter();
         self.rest_until = Some(now + wait);
@@ -102,7 +102,7 @@ impl Schedule {
         wait
     }
 
-    /// What comes later gets its second look together, after the full time.
+    /// Starts the wait for the second scan of all work in `later`, together and for the full time.
     fn begin_second(&mut self, now: Instant) {
         let later = std::mem::take(&mut self.later);
         if !later.is_empty() {

@@ -1,4 +1,4 @@
-//! What a commit makes worth looking at, which flows are stale, and when to look.
+//! Tests of the scans after a commit, of the decision about stale flows, and of the schedule.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +14,7 @@ const LB_IP: &str = "198.51.100.1:53";
 const NODE: &str = "172.18.0.2:30053";
 const CLIENT: &str = "10.244.1.9:40000";
 
-/// What a client's flow looks like, translated if the server is not where it was sent to.
+/// Returns a client's flow, translated if the server is not its first destination.
 fn flow(to: &str, server: &str) -> Flow {
     let at = |text: &str| text.parse::<SocketAddr>().unwrap();
     Flow {
@@ -100,7 +100,7 @@ struct Case {
 type Services<'a> = &'a [(ServiceKey, Option<ServicePlan>)];
 
 impl Case {
-    /// After a first complete commit.
+    /// Returns the state after a first complete commit.
     fn of(services: Services<'_>) -> Self {
         let mut case = Self {
             tracker: Tracker::default(),
@@ -169,7 +169,7 @@ fn f4_places_that_come_go_and_change_hands_are_work() {
         case.verdict(&update, LB_IP, "10.244.1.2:5353"),
         Verdict::Keep
     );
-    // In the other order.
+    // The same changes in the other order.
     let update = case.update(&[plan("one", &both, &[1]), plan("two", &[], &[2])]);
     assert_eq!(update, work(&both[1..], &[]));
     assert_eq!(
@@ -199,7 +199,7 @@ fn a_complete_change_is_about_everything() {
     let mut case = Case::of(&[one.clone(), two]);
     let everything = case.commit(&[one], true, &[]);
     assert!(everything.everything && everything.retired.is_empty());
-    // What is gone is still known by name.
+    // A place that is gone is still named.
     assert_eq!(everything.places, [address(LB_IP)].into());
     assert_eq!(
         case.verdict(&everything, LB_IP, "10.244.1.1:5353"),
@@ -213,7 +213,7 @@ fn a_complete_change_is_about_everything() {
     );
 }
 
-/// The kernel still does what it did before.
+/// The kernel still does for a failed ServicePort what it did before.
 #[test]
 fn what_failed_stays_as_it_was() {
     let mut case = Case::of(&[plan("dns", &[address(CLUSTER_IP)], &[1])]);
@@ -243,7 +243,7 @@ fn node_ports_on_other_addresses_are_work_for_all() {
     assert!(case.update(&[]).is_empty());
 }
 
-/// F2, F3, F4: what is stale, by destination and the source of replies.
+/// F2, F3, F4: stale flows, by destination and the source of replies.
 #[test]
 fn f2_f3_f4_verdicts() {
     let places = [address(CLUSTER_IP), NODE_PORT];
@@ -256,14 +256,14 @@ fn f2_f3_f4_verdicts() {
         (CLUSTER_IP, "10.244.1.2:5353", Verdict::Stale),
         // The port counts too.
         (CLUSTER_IP, "10.244.1.1:53", Verdict::Stale),
-        // F3: from before the rules.
+        // F3: a flow from before the rules.
         (CLUSTER_IP, CLUSTER_IP, Verdict::Stale),
-        // F4: nobody serves.
+        // F4: no endpoint serves.
         (LB_IP, "10.244.1.1:5353", Verdict::Stale),
         (NODE, "10.244.1.1:5353", Verdict::Keep),
         (NODE, "10.244.1.2:5353", Verdict::StaleIfLocal),
         (NODE, NODE, Verdict::StaleIfLocal),
-        // Not served there: a port number is nothing by itself.
+        // Node ports are not served on this address, so the port number alone means nothing.
         ("172.19.0.1:30053", "172.19.0.1:30053", Verdict::Keep),
         ("127.0.0.1:30053", "127.0.0.1:30053", Verdict::Keep),
         // Another port of a Service's address, a pod, the outside.
@@ -282,7 +282,7 @@ fn f2_f3_f4_verdicts() {
     let cases = [
         (CLUSTER_IP, "10.244.1.1:5353", Verdict::Stale),
         (NODE, "10.244.1.1:5353", Verdict::StaleIfLocal),
-        // Where no Service is any more, what is not translated is somebody else's.
+        // Where no Service is any more, an untranslated flow belongs to another program.
         (CLUSTER_IP, CLUSTER_IP, Verdict::Keep),
         (NODE, NODE, Verdict::Keep),
     ];
@@ -291,7 +291,7 @@ fn f2_f3_f4_verdicts() {
     }
 }
 
-/// What a virtual switch keeps track of has not met our rules.
+/// Flows in the zone of a virtual switch have not met kplane's rules.
 #[test]
 fn zones_of_switches_are_left_alone() {
     let case = Case::of(&[plan("dns", &[address(CLUSTER_IP)], &[1])]);
@@ -345,7 +345,7 @@ mod schedule {
         work(&[], &[octet])
     }
 
-    /// Takes what is due, in no time.
+    /// Takes the work that is due, and finishes it in no time.
     fn look(schedule: &mut Schedule, now: Instant) -> Option<Work> {
         let job = schedule.take(now)?;
         let work = job.work().clone();
@@ -367,7 +367,7 @@ mod schedule {
         assert_eq!(schedule.due(second), None);
     }
 
-    /// Changes that go on and on neither push the second look away nor shorten it.
+    /// Changes that go on and on neither delay the second scan nor bring it forward.
     #[test]
     fn second_looks_keep_their_distance_under_load() {
         let mut schedule = Schedule::default();
@@ -470,7 +470,7 @@ fn durations_fall_into_kube_proxys_buckets() {
     assert_eq!((totals.deleted, totals.looks()), (100_006, 4));
 }
 
-/// The thread ends with its handle, and without privilege or work it asks nobody.
+/// The thread ends with its handle. Without privilege or work, it asks the kernel nothing.
 #[test]
 fn the_thread_ends_with_its_handle() {
     let cleaner = Cleaner::start(|_| {}).unwrap();

@@ -1,11 +1,11 @@
-//! What there is to say of deleting stale entries, for metrics.
+//! Counts about the deletion of stale entries, for metrics.
 
 use std::time::Duration;
 
-/// Buckets of the histogram of durations, the last one without a bound.
+/// Number of buckets of the histogram of durations. The last bucket has no bound.
 pub const BUCKETS: usize = 16;
 
-/// The upper bound of a bucket: 1 ms, 2 ms, .. 16.384 s as in kube-proxy; `None` for the last.
+/// Returns the upper bound of a bucket: 1 ms, 2 ms, .. 16.384 s as in kube-proxy; `None` for the last.
 #[must_use]
 pub fn bucket_bound(bucket: usize) -> Option<Duration> {
     let exponent = u32::try_from(bucket).ok()?;
@@ -16,18 +16,18 @@ pub fn bucket_bound(bucket: usize) -> Option<Duration> {
 /// `conntrack_reconciler_sync_duration_seconds` (section h).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConntrackTotals {
-    /// Entries that were deleted.
+    /// Number of deleted entries.
     pub deleted: u64,
-    /// Looks that failed and were, or will be, tried again.
+    /// Number of failed scans. They were repeated, or will be.
     pub failures: u64,
-    /// Time of all looks together.
+    /// Sum of the durations of all scans.
     pub duration_sum: Duration,
-    /// Looks by how long they took; see [`bucket_bound`]. Not cumulative.
+    /// Number of scans by duration; see [`bucket_bound`]. Not cumulative.
     pub durations: [u64; BUCKETS],
 }
 
 impl ConntrackTotals {
-    /// Looks so far, failed ones included.
+    /// Returns the number of scans so far, including failed ones.
     #[must_use]
     pub fn looks(&self) -> u64 {
         self.durations.iter().sum()

@@ -1,5 +1,5 @@
-//! What is needed of UDP ServicePorts to tell stale flows, and what a commit makes worth looking
-//! at. Pure.
+//! The facts about UDP ServicePorts that identify stale flows, and the scans that a commit requires. This
+//! module is pure.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -11,23 +11,23 @@ use crate::backend::{Change, Failure};
 use crate::plan::{FrontendAddr, ServicePlan};
 use kplane_netlink::conntrack::Flow;
 
-/// Places and endpoints that are looked at one by one. So many are gone at once only when most of a
-/// large cluster is; then everything is looked at, and places beyond are left to time out.
+/// Most places and endpoints that are named one by one. More are gone at once only if most of a large cluster
+/// is. Then all flows are scanned, and the flows of further places are left to time out.
 const MAX_NAMED: usize = 1 << 17;
 
 /// The UDP ServicePorts of one family as the data path holds them.
 #[derive(Debug, Default)]
 pub struct Tracker {
     services: HashMap<ServiceKey, Arc<Service>>,
-    /// Whose packets arrive where.
+    /// The owner of each place.
     owners: HashMap<FrontendAddr, Arc<Service>>,
-    /// Destinations on which node ports are served, as far as they are the node's own.
+    /// Destinations on which node ports are served, if they are the node's own addresses.
     nodeport_ips: Vec<Cidr>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Service {
-    /// Sorted.
+    /// The places, sorted.
     places: Vec<FrontendAddr>,
     /// Endpoints to which flows may go on (F2), sorted.
     serving: Vec<EndpointAddr>,
@@ -44,22 +44,22 @@ impl Service {
     }
 }
 
-/// What to do with a flow.
+/// The decision about a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is none of ours, or leads where it should.
+    /// The flow does not concern kplane, or leads to the right endpoint.
     Keep,
-    /// Its next packet must be balanced anew.
+    /// The flow is stale: its next packet must be balanced anew.
     Stale,
-    /// The same, if its destination is one of the node's own addresses: it uses the number of a
-    /// node port, which may be anything elsewhere.
+    /// The flow is stale if its destination is one of the node's own addresses. It uses the number of a node
+    /// port, which may mean anything on another address.
     StaleIfLocal,
 }
 
-/// What has to be looked at, and what is known of it that the tracker has forgotten since.
+/// The flows to scan, and facts about them that the tracker has forgotten since.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// All UDP flows.
+    /// Whether to scan all UDP flows.
     pub everything: bool,
     /// Places that are new, that belong to another ServicePort, or that are gone.
     pub places: HashSet<FrontendAddr>,
@@ -68,13 +68,13 @@ pub struct Work {
 }
 
 impl Work {
-    /// Whether there is nothing to look at.
+    /// Returns whether there is nothing to scan.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.everything && self.places.is_empty() && self.retired.is_empty()
     }
 
-    /// Adds other work to this.
+    /// Adds other work to this work.
     pub fn merge(&mut self, other: Self) {
         self.everything |= other.everything;
         self.places.extend(other.places);
@@ -89,17 +89,17 @@ impl Work {
             self.places = places.into_iter().take(MAX_NAMED).collect();
         }
         if self.everything {
-            // Whoever looks at everything finds their flows without a name.
+            // A scan of everything finds the flows of these endpoints without their names.
             self.retired = HashSet::new();
         }
     }
 }
 
 impl Tracker {
-    /// Takes in a change that the data path holds now, and says what is worth looking at. What
-    /// failed within it stays as it was.
+    /// Records a change that the data path holds now, and returns the scan that it requires. ServicePorts
+    /// that failed within the change stay as they were.
     ///
-    /// A complete change is about everything: the rules may have been away, and flows that began
+    /// A complete change requires a scan of everything: the rules may have been missing, and flows that began
     /// meanwhile are not translated (F3).
     pub fn commit(&mut self, change: &Change<'_>, failures: &[Failure]) -> Work {
         let mut work = Work::default();
@@ -128,7 +128,7 @@ impl Tracker {
             work.everything |= self.owners.keys().any(is_node_port);
         }
         if work.everything {
-            // Only what is gone needs a name.
+            // In a scan of everything, only places without an owner need to be named.
             work.places.retain(|at| !self.owners.contains_key(at));
         }
         if self.owners.is_empty() && work.places.is_empty() {
@@ -149,7 +149,7 @@ impl Tracker {
         };
         if let Some(old) = &old {
             for at in &old.places {
-                // Somebody else may have taken the place in the same change.
+                // Another ServicePort may have taken the place in the same change.
                 if self
                     .owners
                     .get(at)
@@ -173,12 +173,13 @@ impl Tracker {
         work.retired.extend(served.filter(|at| !new.serves(at)));
     }
 
-    /// Whether a flow leads elsewhere than its Service would send it now.
+    /// Returns whether a flow leads elsewhere than its Service would send it now.
     #[must_use]
     pub fn verdict(&self, flow: &Flow, work: &Work) -> Verdict {
         let to = flow.original.destination;
         if flow.is_zoned() && !flow.is_translated() {
-            // Seen by a switch on its way to our rules: not theirs to translate.
+            // A switch made this entry, in its own zone, on the flow's way to kplane's rules. The rules do not
+            // translate entries of that zone.
             return Verdict::Keep;
         }
         let address = FrontendAddr::Address {
@@ -196,13 +197,13 @@ impl Tracker {
             port: to.port(),
         };
         match self.is_stale_at(&node_port, flow, work) {
-            // Others may use the same number as port of something else.
+            // On addresses of other machines, the same port number may belong to something else.
             Some(true) if self.serves_node_ports(to.ip()) => Verdict::StaleIfLocal,
             _ => Verdict::Keep,
         }
     }
 
-    /// `None` when no ServicePort has or had this place.
+    /// Returns whether a flow to this place is stale; `None` when no ServicePort has or had this place.
     fn is_stale_at(&self, at: &FrontendAddr, flow: &Flow, work: &Work) -> Option<bool> {
         let from = flow.reply.source;
         let server = EndpointAddr {
@@ -210,14 +211,15 @@ impl Tracker {
             port: from.port(),
         };
         match self.owners.get(at) {
-            // Before the rules existed the server was the Service's address itself (F3).
+            // In a flow that began before the rules existed, the server is the Service's address itself (F3).
             Some(owner) => Some(!owner.serves(&server)),
-            // Nothing translates to there any more; what was never translated is none of ours.
+            // No rule translates to this place any more. A flow that was never translated does not concern
+            // kplane.
             None => work.places.contains(at).then(|| flow.is_translated()),
         }
     }
 
-    /// Node ports are never served on loopback (A21).
+    /// Returns whether node ports are served on an address; never on loopback (A21).
     fn serves_node_ports(&self, ip: IpAddr) -> bool {
         !ip.is_loopback() && self.nodeport_ips.iter().any(|cidr| cidr.contains(ip))
     }

@@ -1,7 +1,8 @@
-//! kube-proxy's chains in iptables, by way of the programs `iptables-save` and `iptables-restore`.
+//! kube-proxy's chains in iptables, read and removed with the programs `iptables-save` and
+//! `iptables-restore`.
 //!
-//! The kernel may have both kinds of iptables at once, and kube-proxy uses the one that kubelet
-//! used first; so all are looked at for which there is a program.
+//! The kernel may have both kinds of iptables at once, and kube-proxy uses the one that kubelet used first.
+//! So every kind is checked for which there is a program.
 
 use std::fmt;
 
@@ -13,10 +14,10 @@ use super::rules::{self, Keeps, Table};
 use crate::backend::iptables::{Flavour, Tool};
 use crate::process::RunError;
 
-/// How often a table is tried that others change meanwhile.
+/// Most attempts at a table that other programs change meanwhile.
 const ATTEMPTS: u32 = 3;
 
-/// What was found by one tool.
+/// The rules that one tool found.
 #[derive(Debug)]
 pub(super) struct Rules {
     tool: Tool,
@@ -25,11 +26,11 @@ pub(super) struct Rules {
     table: Table,
 }
 
-/// Looks for kube-proxy's chains of a family. Creates nothing: asked for all tables, the programs
-/// print those that exist.
+/// Finds kube-proxy's chains of a family. Creates nothing: when asked for all tables, the programs print only
+/// those that exist.
 ///
-/// In the kind of iptables in which a backend of ours serves (`used`), what it `keeps` is left alone, and
-/// in the other one what is kept `elsewhere`.
+/// Chains stay that `keeps` names, in the kind of iptables in which a kplane backend serves (`used`), or that
+/// `elsewhere` names, in the other kind.
 pub(super) fn find(
     family: Family,
     used: Option<Flavour>,
@@ -68,7 +69,7 @@ pub(super) fn find(
     (rules, problems)
 }
 
-/// What all programs list that there are.
+/// Returns the listings of all programs that exist.
 pub(super) fn listings() -> Vec<String> {
     let kinds = [Flavour::Legacy, Flavour::Nft];
     let all = kinds.map(|flavour| Family::ALL.map(|family| (flavour, family)));
@@ -80,12 +81,12 @@ pub(super) fn listings() -> Vec<String> {
         .collect()
 }
 
-/// What is wrong when there is no program to look with.
+/// Returns the problem if there is no program to list the chains.
 fn unseen(flavour: Flavour, family: Family) -> Option<Problem> {
     let program = format!("{}-save", flavour.name(family));
     match flavour {
         Flavour::Legacy => Some(Problem::Unseen { program }),
-        // These are in nf_tables, where we can look ourselves.
+        // These chains are in nf_tables, which the agent can read itself.
         Flavour::Nft => match kernel::has_iptables_chains(family) {
             Ok(false) => None,
             Ok(true) | Err(_) => Some(Problem::NoTool { program }),
@@ -107,7 +108,7 @@ fn kept(tool: &Tool, table: &Table) -> Option<Problem> {
 }
 
 impl Rules {
-    /// Removes what was found in one transaction; looks again when others changed it meanwhile.
+    /// Removes the chains in one transaction. Reads them again if other programs changed them meanwhile.
     pub(super) fn remove(self) -> Result<(), Problem> {
         let (tool, keeps, mut table) = (self.tool, self.keeps, self.table);
         for attempt in 1.. {

@@ -1,4 +1,4 @@
-//! What kube-proxy left in the kernel, asked for and removed over netlink.
+//! kube-proxy's leftovers in the kernel, found and removed over netlink.
 
 use std::path::Path;
 
@@ -13,14 +13,14 @@ use kplane_netlink::{
     delete_link, ipset, nfproto,
 };
 
-/// kube-proxy's table in nftables mode, one a family (E1).
+/// kube-proxy's table in nftables mode, one per family (E1).
 pub(super) const TABLE: &str = "kube-proxy";
-/// The table of our nftables backend, one a family.
+/// The table of kplane's nftables backend, one per family.
 pub(super) const OUR_TABLE: &str = crate::backend::nftables::TABLE;
 /// The link that holds all addresses of Services in IPVS mode (D2).
 pub(super) const LINK: &str = crate::backend::ipvs::LINK;
 
-/// Whether an nftables table of a family is there.
+/// Returns whether an nftables table of a family exists.
 ///
 /// # Errors
 /// [`NetlinkError`]. A kernel without nf_tables or without the family has no table.
@@ -41,10 +41,10 @@ pub(super) fn has_table(family: Family, table: &str) -> Result<bool, NetlinkErro
     }
 }
 
-/// Removes an nftables table of a family; one that is not there is removed already.
+/// Removes an nftables table of a family. A missing table counts as removed.
 ///
 /// # Errors
-/// Why the table is still there.
+/// The reason why the table is still there.
 pub(super) fn remove_table(family: Family, table: &'static str) -> Result<(), String> {
     let mut batch = Batch::new();
     let operation = Operation {
@@ -61,14 +61,14 @@ pub(super) fn remove_table(family: Family, table: &'static str) -> Result<(), St
     let Err(error) = socket.commit(batch.seal(None)) else {
         return Ok(());
     };
-    // An acknowledgement may be lost, and somebody else may have been faster.
+    // The acknowledgement may be lost, or another program may have removed the table first.
     match has_table(family, table) {
         Ok(false) => Ok(()),
         _ => Err(error.to_string()),
     }
 }
 
-/// Whether nf_tables holds chains of kube-proxy's that an `iptables-nft` made.
+/// Returns whether nf_tables holds kube-proxy's chains, created by an `iptables-nft`.
 ///
 /// # Errors
 /// [`NetlinkError`].
@@ -76,7 +76,7 @@ pub(super) fn has_iptables_chains(family: Family) -> Result<bool, NetlinkError> 
     let number = nfproto(family);
     let kind = msg::GETCHAIN;
     let chains = match NfSocket::open()?.dump(Request::new("list chains", kind, number, |_| {})) {
-        // No nf_tables in this kernel.
+        // This kernel has no nf_tables.
         Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(false),
         chains => chains?,
     };
@@ -87,7 +87,7 @@ pub(super) fn has_iptables_chains(family: Family) -> Result<bool, NetlinkError> 
     }))
 }
 
-/// Whether the link of IPVS mode is there.
+/// Returns whether the link of IPVS mode exists.
 pub(super) fn has_link() -> bool {
     if_nametoindex(LINK).is_ok()
 }
@@ -103,17 +103,17 @@ pub(super) fn remove_link() -> Result<(), NetlinkError> {
     }
 }
 
-/// kube-proxy's IP sets.
+/// Returns kube-proxy's IP sets.
 ///
 /// # Errors
 /// [`NetlinkError`].
 pub(super) fn sets() -> Result<Vec<String>, NetlinkError> {
-    // The question alone would make the kernel load the module.
+    // A mere question would make the kernel load the module.
     if Path::new("/sys/module").is_dir() && !Path::new("/sys/module/ip_set").is_dir() {
         return Ok(Vec::new());
     }
     let names = match ipset::IpSets::open()?.names() {
-        // No IP sets in this kernel.
+        // This kernel has no IP sets.
         Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(Vec::new()),
         names => names?,
     };
@@ -135,7 +135,7 @@ pub(super) fn remove_set(name: &str) -> Result<(), NetlinkError> {
 mod tests {
     use super::*;
 
-    /// D3: both families' sets, and nobody else's.
+    /// D3: the sets of both families, and no other sets.
     #[test]
     fn i4_d3_sets_are_kube_proxys_letter_by_letter() {
         for name in ["KUBE-CLUSTER-IP", "KUBE-6-LOOP-BACK", "KUBE-NODE-PORT-UDP"] {

@@ -1,12 +1,12 @@
-//! What kube-proxy leaves on a node, and what we do: found and removed, in the calling thread's network
-//! namespace (I4). All modes: nftables (E1), iptables of both kinds (C1, C2, C11), IPVS (D2-D4).
+//! Leftovers of kube-proxy, and of kplane, on a node: finds and removes them in the calling thread's network
+//! namespace (I4). They cover all modes: nftables (E1), iptables of both kinds (C1, C2, C11), IPVS (D2-D4).
 //!
-//! **Invariants.** Looking changes nothing. Nothing is removed but what has a name of kube-proxy's or ours;
-//! kubelet's chains and those that rules of others need stay. Nothing that a kube-proxy may still need is
-//! removed: whoever removes asks [`running`] first. A step that fails is one named
-//! [`Problem`], and the others are done all the same.
+//! **Invariants.** Finding changes nothing. Only objects with names of kube-proxy or kplane are removed;
+//! kubelet's chains, and chains that rules of other programs need, stay. Nothing that a kube-proxy may still
+//! need is removed: the caller checks [`running`] first. A step that fails is one named [`Problem`], and the
+//! other steps are still done.
 //!
-//! Everything here blocks: keep it off the async runtime.
+//! Everything here blocks, so it must not run on the async runtime.
 
 mod iptables;
 mod kernel;
@@ -29,23 +29,23 @@ pub use crate::process::RunError;
 use kplane_netlink::NetlinkError;
 use kplane_netlink::ipvs::ServerKey;
 
-/// What kube-proxy left, in the order in which it is removed: rules before what they refer to.
+/// Leftovers that were found, in the order of their removal: rules before the objects to which they refer.
 #[derive(Debug, Default)]
 pub struct Leftovers {
     items: Vec<Item>,
     problems: Vec<Problem>,
 }
 
-/// What became of it.
+/// The outcome of a removal.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// What is gone, for people, an entry each.
+    /// The removed objects, human-readable, one entry each.
     pub removed: Vec<String>,
-    /// What could not be looked at or removed.
+    /// Objects that could not be checked or removed.
     pub problems: Vec<Problem>,
 }
 
-/// Something that is still there, or may be, and what to do about it.
+/// An object that is still there, or may be, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// The nftables table.
@@ -53,7 +53,7 @@ pub enum Problem {
     Table {
         /// Family and name, as `nft` writes them.
         table: &'static str,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The rules could not be listed.
@@ -61,7 +61,7 @@ pub enum Problem {
     Save {
         /// The kind of iptables.
         tool: String,
-        /// Why not.
+        /// The reason.
         source: RunError,
     },
     /// A table's chains could not be removed.
@@ -74,10 +74,10 @@ pub enum Problem {
         tool: String,
         /// The table.
         table: &'static str,
-        /// Why not.
+        /// The reason.
         source: RunError,
     },
-    /// Chains stay on purpose.
+    /// Chains stay because other programs need them.
     #[error(
         "{tool} table {table}: {chains} kept, because rules of others jump there; see \
          `{tool}-save -t {table}`"
@@ -87,25 +87,25 @@ pub enum Problem {
         tool: String,
         /// The table.
         table: &'static str,
-        /// Their names.
+        /// Names of the chains.
         chains: String,
     },
-    /// There are chains, but nothing to remove them with.
+    /// There are chains, but no program to remove them.
     #[error(
         "kube-proxy has chains in iptables, but there is no {program}: install iptables, or run \
          `kube-proxy --cleanup`"
     )]
     NoTool {
-        /// The program that is missing.
+        /// The missing program.
         program: String,
     },
-    /// There may be chains.
+    /// There may be chains, but no program to list them.
     #[error(
         "legacy iptables has tables, perhaps with chains of kube-proxy's, but there is no \
          {program} to see: install iptables, or run `kube-proxy --cleanup`"
     )]
     Unseen {
-        /// The program that is missing.
+        /// The missing program.
         program: String,
     },
     /// The virtual servers.
@@ -120,14 +120,14 @@ pub enum Problem {
     /// One IP set.
     #[error("IP set {name}: {source}; is a rule still using it? Run `ipset destroy {name}`")]
     Set {
-        /// Its name.
+        /// Name of the set.
         name: String,
-        /// Why not.
+        /// The reason.
         source: NetlinkError,
     },
 }
 
-/// The kind of iptables in which our chains serve.
+/// Returns the kind of iptables in which the serving backend has its chains.
 fn used(serving: Serving, family: Family) -> Option<Flavour> {
     match serving {
         Serving::Nftables => None,
@@ -135,7 +135,7 @@ fn used(serving: Serving, family: Family) -> Option<Flavour> {
     }
 }
 
-/// Tells chains that the backend which serves looks after.
+/// Returns the test for the chains that belong to the serving backend.
 fn keeps(serving: Serving) -> Keeps {
     match serving {
         Serving::Nftables => rules::KEEP_NONE,
@@ -144,7 +144,7 @@ fn keeps(serving: Serving) -> Keeps {
     }
 }
 
-/// One thing that is removed in one step.
+/// One object, or several, removed in one step.
 #[derive(Debug)]
 enum Item {
     OurTable(Family),
@@ -156,9 +156,9 @@ enum Item {
     Counters,
 }
 
-/// Looks for what kube-proxy left, and what a backend of ours left that does not serve any more.
-/// Nothing there costs a few questions to the kernel and, where iptables is installed, a listing of
-/// each of its kinds.
+/// Finds the leftovers of kube-proxy, and those of kplane's backends that do not serve any more. Without
+/// leftovers, this costs a few questions to the kernel and, where iptables is installed, one listing of each
+/// of its kinds.
 #[must_use]
 pub fn find(serving: Serving) -> Leftovers {
     let mut found = find_but_ipvs(serving, keeps(serving), rules::KEEP_NONE);
@@ -168,8 +168,8 @@ pub fn find(serving: Serving) -> Leftovers {
     found
 }
 
-/// The same but for what connections through IPVS may need: virtual servers, addresses, sets, and the
-/// chain that closes all other ports of these addresses.
+/// Finds the same leftovers, without those that connections through IPVS may need: virtual servers,
+/// addresses, sets, and the chain that closes all other ports of these addresses.
 #[must_use]
 pub fn find_sparing(serving: Serving) -> Leftovers {
     let keeps = match serving {
@@ -179,7 +179,8 @@ pub fn find_sparing(serving: Serving) -> Leftovers {
     find_but_ipvs(serving, keeps, rules::of_closed_ports)
 }
 
-/// Keeps chains where the backend that serves has its own, and elsewhere.
+/// Finds all leftovers but those of IPVS. Chains stay that `keeps` names, in the kind of iptables of the
+/// serving backend, or that `elsewhere` names, in the other kind.
 fn find_but_ipvs(serving: Serving, keeps: Keeps, elsewhere: Keeps) -> Leftovers {
     let mut found = Leftovers::default();
     if !matches!(serving, Serving::Nftables) {
@@ -190,8 +191,8 @@ fn find_but_ipvs(serving: Serving, keeps: Keeps, elsewhere: Keeps) -> Leftovers 
     found
 }
 
-/// Looks for what kplane has, or had, in a mode. In modes iptables and ipvs that has kube-proxy's names:
-/// all that has these names counts as ours there.
+/// Finds kplane's objects of a mode. In modes iptables and ipvs, these have kube-proxy's names, so all
+/// objects with these names count as kplane's.
 #[must_use]
 pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
     let mut found = Leftovers::default();
@@ -212,7 +213,7 @@ pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
     found
 }
 
-/// Looks for everything of kube-proxy's but what counts as [`ours`] in that mode.
+/// Finds all objects of kube-proxy, without those that count as [`ours`] in that mode.
 #[must_use]
 pub fn kube_proxys(kind: Kind) -> Leftovers {
     let mut found = Leftovers::default();
@@ -226,7 +227,7 @@ pub fn kube_proxys(kind: Kind) -> Leftovers {
     found
 }
 
-/// Node ports that rules of kube-proxy's mode iptables serve, as far as there is a program to list them.
+/// Returns the node ports that rules of kube-proxy's mode iptables serve, if there is a program to list them.
 #[must_use]
 pub fn node_ports() -> BTreeSet<u16> {
     iptables::listings()
@@ -235,13 +236,14 @@ pub fn node_ports() -> BTreeSet<u16> {
         .collect()
 }
 
-/// Takes away what IPVS mode left and no established TCP connection needs, and lets no new connection
-/// come to the rest; says what is waited for, if anything is. Then it is to be asked again, and until it
-/// says nothing [`find_sparing`] is what else can go. `spare` says for each family whether addresses of
-/// Services may stay on the node for that; if not, connections to them are cut.
+/// Removes the leftovers of IPVS mode that no established TCP connection needs, and keeps new connections
+/// from the rest. Returns the connections and addresses that remain, if there are any. The caller then calls
+/// this again later; until it returns `None`, only the leftovers of [`find_sparing`] may be removed. `spare`
+/// says for each family whether addresses of Services may stay on the node for connections. If not,
+/// connections to them are cut.
 ///
 /// # Errors
-/// [`Problem`]: it is not known what is needed, so all of it stays.
+/// [`Problem`]: it is not known what connections need, so all of it stays.
 pub fn spare_connections(serving: Serving, spare: [bool; 2]) -> Result<Option<String>, Problem> {
     if matches!(serving, Serving::Ipvs(_)) || !kernel::has_link() {
         return Ok(None);
@@ -295,7 +297,7 @@ impl Leftovers {
         }
     }
 
-    /// Leaves virtual servers on these addresses alone (D8).
+    /// Excludes virtual servers on these addresses from the removal (D8).
     fn spare(&mut self, ranges: &[Cidr]) {
         self.items.retain_mut(|item| match item {
             Item::VirtualServers(servers) => {
@@ -307,12 +309,12 @@ impl Leftovers {
     }
 
     fn find_ipvs(&mut self) {
-        // The link is the mark of IPVS mode: without it, all virtual servers are somebody else's.
+        // The link marks IPVS mode: without it, all virtual servers belong to other programs.
         if kernel::has_link() {
             match left::servers() {
                 Ok(servers) if servers.is_empty() => {}
                 Ok(servers) => self.items.push(Item::VirtualServers(servers)),
-                // Without link and sets nobody would know whose they are.
+                // Without link and sets, nothing would show which virtual servers are kube-proxy's.
                 Err(error) => return self.problems.push(Problem::VirtualServers(error)),
             }
             self.items.push(Item::Link);
@@ -323,24 +325,24 @@ impl Leftovers {
         }
     }
 
-    /// All of it, for people, an entry each.
+    /// Returns the names of all leftovers, human-readable, one entry each.
     pub fn names(&self) -> impl Iterator<Item = String> {
         self.items.iter().map(ToString::to_string)
     }
 
-    /// What could not be looked at.
+    /// Returns the objects that could not be checked.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// There is nothing to remove, as far as could be seen.
+    /// Returns whether nothing to remove was found.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// Removes everything, each step on its own. Safe to repeat.
+    /// Removes everything, each step independent of the others. Safe to repeat.
     #[must_use]
     pub fn remove(self) -> Outcome {
         let mut outcome = Outcome {
@@ -358,7 +360,7 @@ impl Leftovers {
     }
 }
 
-/// All of it on one line.
+/// Formats all leftovers on one line.
 impl fmt::Display for Leftovers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, item) in self.items.iter().enumerate() {
@@ -385,7 +387,7 @@ impl Item {
                 kernel::remove_set(&name).map_err(|source| Problem::Set { name, source })
             }
             Self::Counters => {
-                // Nothing depends on it: a counter that somebody else still uses stays.
+                // Nothing depends on counters: one that another program still uses stays.
                 remove_counters();
                 Ok(())
             }
@@ -409,7 +411,7 @@ impl fmt::Display for Item {
     }
 }
 
-/// As `nft` writes it.
+/// Returns the table's name as `nft` writes it.
 fn table_name(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip kube-proxy",

@@ -1,10 +1,11 @@
-//! A kube-proxy at work in this network namespace, found without any privilege.
+//! Detects a kube-proxy at work in this network namespace, without any privilege.
 //!
-//! Two kinds of evidence, since it may be in a process namespace that cannot be seen from here (an agent in
-//! a pod), or inside of another program (k3s, microk8s):
-//! * a process with its name that lists the sockets of this namespace (`/proc/PID/net/unix`, which unlike
-//!   `/proc/PID/ns/net` anybody may read);
-//! * a socket of another process that listens on a port of kube-proxy's and answers as it does, or not at all.
+//! There are two kinds of evidence, because kube-proxy may be in a process namespace that is invisible from
+//! here (for an agent in a pod), or part of another program (k3s, microk8s):
+//! * a process with kube-proxy's name that lists the sockets of this namespace (`/proc/PID/net/unix`, which
+//!   every process may read, unlike `/proc/PID/ns/net`);
+//! * a socket of another process that listens on a port of kube-proxy, and answers as kube-proxy does, or not
+//!   at all.
 
 mod ports;
 #[cfg(test)]
@@ -19,9 +20,9 @@ use std::path::Path;
 
 use kplane_model::{HEALTHZ_PORT, METRICS_PORT};
 
-/// What kube-proxy's process is called (`/proc/PID/comm`).
+/// Name of kube-proxy's process (`/proc/PID/comm`).
 const NAME: &str = "kube-proxy";
-/// Most bytes of a list of sockets that are looked at: a line has some 60.
+/// Most bytes of a list of sockets that are read: a line has some 60.
 const MAX_LIST: u64 = 16 << 20;
 
 /// The ports on which a kube-proxy may listen.
@@ -29,7 +30,7 @@ const MAX_LIST: u64 = 16 << 20;
 pub struct Ports([u16; 4]);
 
 impl Ports {
-    /// Its own, and those that this node's configuration names.
+    /// Returns kube-proxy's default ports, and those that this node's configuration names.
     #[must_use]
     pub fn new(healthz: Option<SocketAddr>, metrics: Option<SocketAddr>) -> Self {
         let [healthz, metrics] = [healthz, metrics].map(|at| at.map(|at| at.port()));
@@ -49,23 +50,23 @@ impl Ports {
 /// Evidence of a kube-proxy at work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rival {
-    /// Its process.
+    /// A process of kube-proxy.
     #[error("process {0} is a kube-proxy in this network namespace")]
     Process(u32),
-    /// A process of its name whose namespace cannot be told.
+    /// A process with kube-proxy's name, in an unknown namespace.
     #[error(
         "process {0} is a kube-proxy, perhaps in this network namespace: its /proc cannot be read"
     )]
     Hidden(u32),
-    /// A port where somebody answers as it does.
+    /// A port on which a program answers as kube-proxy does.
     #[error("{0} answers {1} as kube-proxy does")]
     Answers(SocketAddr, &'static str),
-    /// A port of its where nobody answers.
+    /// A port of kube-proxy on which a program listens and does not answer.
     #[error("something listens on kube-proxy's port at {0} and does not answer")]
     Silent(SocketAddr),
 }
 
-/// Looks for a kube-proxy that works in the calling thread's network namespace. Blocks, for a few seconds at
+/// Checks for a kube-proxy that works in the calling thread's network namespace. Blocks, for a few seconds at
 /// most.
 #[must_use]
 pub fn running(ports: Ports) -> Option<Rival> {
@@ -90,7 +91,8 @@ fn process() -> Option<Rival> {
     hidden
 }
 
-/// Whether a process lists a socket that is in this thread's network namespace; `None` if that cannot be told.
+/// Returns whether a process lists a socket that is in this thread's network namespace; `None` if that is
+/// unknown.
 fn shares_our_network(pid: u32) -> Option<bool> {
     let mark = UnixDatagram::unbound().ok()?;
     let inode = inode(format!("/proc/thread-self/fd/{}", mark.as_raw_fd()))?;
@@ -103,13 +105,13 @@ fn shares_our_network(pid: u32) -> Option<bool> {
             list.lines()
                 .any(|line| line.split_whitespace().nth(6) == Some(inode.as_str())),
         ),
-        // One that has ended but is not buried has no network any more.
+        // A process that has ended, but still exists as a zombie, has no network any more.
         Err(_) if !is_alive(pid) => Some(false),
         Err(_) => None,
     }
 }
 
-/// The number of a socket, as lists of sockets have it, by a descriptor's place in `/proc`.
+/// Returns the number of a socket as in lists of sockets, from a descriptor's entry in `/proc`.
 fn inode(descriptor: impl AsRef<Path>) -> Option<String> {
     let link = fs::read_link(descriptor).ok()?;
     let inside = link.to_str()?.strip_prefix("socket:[")?;

@@ -1,9 +1,9 @@
-//! What kube-proxy has in iptables, read from what `iptables-save` prints, and the text that makes
-//! `iptables-restore` remove it. Pure; takes any text.
+//! Parses kube-proxy's rules in iptables from the output of `iptables-save`, and writes the text with which
+//! `iptables-restore` removes them. This module is pure; it accepts any text.
 //!
-//! Of the text only two things are ever repeated: names of chains that are kube-proxy's letter by
-//! letter ([`is_kube_proxys`]), and rules that jump from a built-in chain to such a chain, if they
-//! consist of plain characters ([`is_plain`]).
+//! Only two things from the input are ever repeated: names of chains that are exactly kube-proxy's
+//! ([`is_kube_proxys`]), and rules that jump from a built-in chain to such a chain, if they consist of plain
+//! characters ([`is_plain`]).
 
 #[cfg(test)]
 mod tests;
@@ -17,11 +17,11 @@ use crate::backend::iptables::{ChainName, words};
 /// The tables in which kube-proxy has chains (C1, D4).
 const TABLES: [&str; 3] = ["nat", "filter", "mangle"];
 
-/// Chains with a name of their own, in any of the tables: C1, C11, D4.
+/// Chains with a fixed name, in any of the tables: C1, C11, D4.
 ///
-/// Not here are kubelet's: `KUBE-KUBELET-CANARY`, `KUBE-IPTABLES-HINT`, `KUBE-MARK-DROP`, and
-/// `KUBE-FIREWALL`, whose one rule of kube-proxy's (C8) kubelet writes just the same: while
-/// `route_localnet` is set it protects the node.
+/// kubelet's chains are not in the list: `KUBE-KUBELET-CANARY`, `KUBE-IPTABLES-HINT`, `KUBE-MARK-DROP`, and
+/// `KUBE-FIREWALL`. kube-proxy has one rule in the last one (C8), which kubelet writes too. While
+/// `route_localnet` is set, that rule protects the node.
 const CHAINS: [&str; 13] = [
     "KUBE-EXTERNAL-SERVICES",
     "KUBE-FORWARD",
@@ -37,12 +37,12 @@ const CHAINS: [&str; 13] = [
     "KUBE-SERVICES",
     "KUBE-SOURCE-RANGES-FIREWALL",
 ];
-/// Asks for masquerading; container network plugins let their rules jump here.
+/// Chain that asks for masquerading; rules of container network plugins may jump here.
 const MARK_MASQ: &str = "KUBE-MARK-MASQ";
-/// Masquerades what [`MARK_MASQ`] marked.
+/// Chain that masquerades packets with the mark of [`MARK_MASQ`].
 const POSTROUTING: &str = "KUBE-POSTROUTING";
 
-/// Chains of one ServicePort or endpoint: a prefix and [`HASH_BYTES`] characters (C2).
+/// Prefixes of chains of one ServicePort or endpoint; [`HASH_BYTES`] characters follow (C2).
 const PREFIXES: [&str; 6] = [
     "KUBE-SVC-",
     "KUBE-SVL-",
@@ -54,32 +54,32 @@ const PREFIXES: [&str; 6] = [
 /// Length of the hash in a chain's name.
 const HASH_BYTES: usize = 16;
 
-/// Chains that are always there, from which kube-proxy jumps to its own.
+/// Chains that always exist, from which kube-proxy jumps to its own chains.
 const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
-/// What kube-proxy has in one table.
+/// kube-proxy's chains and rules in one table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Table {
     /// Name of the table.
     pub(super) name: &'static str,
     /// Chains to remove.
     pub(super) chains: BTreeSet<String>,
-    /// Rules of built-in chains to remove: what follows `-A` in the listing.
+    /// Rules of built-in chains to remove: the text behind `-A` in the listing.
     pub(super) jumps: Vec<String>,
-    /// Chains that stay because rules of others need them.
+    /// Chains that stay because rules of other programs need them.
     pub(super) kept: BTreeSet<String>,
 }
 
 impl Table {
-    /// There is nothing to remove.
+    /// Returns whether there is nothing to remove.
     pub(super) fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
     }
 
-    /// What makes `iptables-restore --noflush` remove it, all or nothing.
+    /// Returns the text with which `iptables-restore --noflush` removes everything or nothing.
     pub(super) fn removal(&self) -> String {
         let mut text = format!("*{}\n", self.name);
-        // Naming a chain empties it, so that afterwards nothing refers to another one.
+        // Naming a chain empties it. Afterwards, no chain refers to another one.
         for chain in &self.chains {
             let _ = writeln!(text, ":{chain} - [0:0]");
         }
@@ -108,10 +108,11 @@ impl fmt::Display for Table {
     }
 }
 
-/// Begins the names of chains that our iptables backend has besides kube-proxy's.
+/// Prefix of the chains that kplane's iptables backend has besides kube-proxy's.
 const OURS: &str = "KUBE-SVC-D-";
 
-/// Whether a chain of a table is kube-proxy's, or of our iptables backend, and nobody else's.
+/// Returns whether a chain of a table belongs to kube-proxy or kplane's iptables backend, and to no other
+/// program.
 pub(super) fn is_kube_proxys(table: &str, chain: &str) -> bool {
     let is_hash = |text: &str| {
         let base32 = |b: u8| b.is_ascii_uppercase() || (b'2'..=b'7').contains(&b);
@@ -124,35 +125,37 @@ pub(super) fn is_kube_proxys(table: &str, chain: &str) -> bool {
             || prefixes.any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash)))
 }
 
-/// Tells chains of a table that a backend of ours looks after where it serves.
+/// A test whether a chain of a table belongs to the serving kplane backend.
 pub(super) type Keeps = fn(table: &str, chain: &str) -> bool;
 
-/// There are none.
+/// Returns false for all chains.
 pub(super) const KEEP_NONE: Keeps = |_, _| false;
 
-/// Those of mode iptables; those of IPVS mode are not among them (D4).
+/// Returns whether the chain is one of mode iptables. Chains of IPVS mode are not (D4).
 pub(super) fn of_iptables(_table: &str, chain: &str) -> bool {
     ChainName::parse(chain).is_some()
 }
 
-/// Those of IPVS mode (D4). Mode iptables has chains of the same names in other tables.
+/// Returns whether the chain is one of IPVS mode (D4). Mode iptables has chains of the same names in other
+/// tables.
 pub(super) fn of_ipvs(table: &str, chain: &str) -> bool {
     let other = (table, chain) == ("filter", ChainName::SERVICES.as_str());
     table != "mangle" && !other && ChainName::parse_ipvs(chain).is_some()
 }
 
-/// The chain that closes ports of Services' addresses which the node has in IPVS mode.
+/// Returns whether the chain is the one that closes other ports of Services' addresses, which belong to the
+/// node in IPVS mode.
 pub(super) fn of_closed_ports(table: &str, chain: &str) -> bool {
     (table, chain) == ("filter", ChainName::IPVS_FILTER.as_str())
 }
 
-/// Both.
+/// Returns whether the chain is one of these two kinds.
 pub(super) fn of_iptables_and_closed_ports(table: &str, chain: &str) -> bool {
     of_iptables(table, chain) || of_closed_ports(table, chain)
 }
 
-/// Finds what kube-proxy has in the text that `iptables-save` printed: an entry for each table in
-/// which it has something, but for what a backend of ours `keeps`.
+/// Finds kube-proxy's chains and rules in the output of `iptables-save`. Returns an entry for each table that
+/// has some, without the chains that `keeps` names.
 pub(super) fn parse(text: &str, keeps: Keeps) -> Vec<Table> {
     let mut found = Vec::new();
     let mut table: Option<Listing<'_>> = None;
@@ -171,17 +174,17 @@ pub(super) fn parse(text: &str, keeps: Keeps) -> Vec<Table> {
     found
 }
 
-/// One table while it is read.
+/// One table while it is parsed.
 struct Listing<'a> {
     name: &'static str,
     keeps: Keeps,
     /// kube-proxy's chains.
     chains: BTreeSet<&'a str>,
-    /// Jumps from built-in chains to kube-proxy's: where to, and the rule.
+    /// Jumps from built-in chains to kube-proxy's: the target, and the rule.
     jumps: Vec<(&'a str, &'a str)>,
     /// Jumps between kube-proxy's chains.
     inner: BTreeMap<&'a str, BTreeSet<&'a str>>,
-    /// kube-proxy's chains to which rules of others jump.
+    /// kube-proxy's chains to which rules of other programs jump.
     needed: BTreeSet<&'a str>,
 }
 
@@ -231,14 +234,14 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Keeps what rules of others need, and everything behind it.
+    /// Keeps the chains that rules of other programs need, and all chains to which they lead.
     fn finish(self) -> Option<Table> {
         let mut kept = BTreeSet::new();
         let mut next: Vec<&str> = self.needed.into_iter().collect();
         while let Some(chain) = next.pop() {
             if kept.insert(chain) {
                 next.extend(self.inner.get(chain).into_iter().flatten());
-                // A mark is of no use to anybody without the rule that acts on it.
+                // A mark has no effect without the rule that acts on it.
                 next.extend((chain == MARK_MASQ).then_some(POSTROUTING));
             }
         }
@@ -254,8 +257,8 @@ impl<'a> Listing<'a> {
     }
 }
 
-/// Node ports that rules send on, in the text that `iptables-save` printed. The rules of our trees, which have
-/// other chains for them, are not looked at.
+/// Returns the node ports to which rules in the output of `iptables-save` apply. kplane's trees have other
+/// chains for node ports; their rules are ignored.
 pub(super) fn node_ports(text: &str) -> impl Iterator<Item = u16> {
     let rules = text
         .lines()
@@ -271,8 +274,8 @@ fn owned<'a>(names: impl Iterator<Item = &'a &'a str>) -> BTreeSet<String> {
     names.map(|name| (*name).to_owned()).collect()
 }
 
-/// Text that means to `iptables-restore` what it meant to `iptables-save`, and cannot be anything
-/// but one rule: no escapes, no unfinished quotation, nothing that is not printable.
+/// Returns whether `iptables-restore` reads this text as `iptables-save` meant it, and as exactly one rule:
+/// no escapes, no unfinished quotation, nothing unprintable.
 fn is_plain(rule: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b" _-,.:/!+\"".contains(&b);
     rule.bytes().all(plain) && rule.bytes().filter(|b| *b == b'"').count() % 2 == 0

@@ -1,10 +1,10 @@
-//! What one Service may cost this node, whatever the control plane says (see `ServiceSize`).
+//! Bounds on the cost of one Service for this node, whatever the control plane sends (see `ServiceSize`).
 
 use kplane_model::{
     Allowance, LocalEndpoints, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES, ServiceProgram,
 };
 
-/// A ServicePort cut to what its Service may cost, and what was cut, for people.
+/// Returns a ServicePort cut to the bounds of its Service, and the parts that were cut, human-readable.
 #[must_use]
 pub fn cut(
     program: &ServiceProgram,

@@ -1,4 +1,4 @@
-//! Planning: from desired state and node facts to what a data path must do. Pure, and the same
+//! Planning: turns desired state and node facts into instructions for a data path. It is pure, and the same
 //! for every backend.
 
 mod bound;
@@ -19,7 +19,7 @@ use std::net::IpAddr;
 
 use kplane_model::{Cidr, EndpointAddr, IpvsScheduler, Protocol, ServiceKey, TrafficPolicy};
 
-/// Where packets for a ServicePort arrive. At most one ServicePort owns one.
+/// A place where packets for a ServicePort arrive. At most one ServicePort owns a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontendAddr {
     /// An address and port, wherever the packet enters.
@@ -58,12 +58,12 @@ impl fmt::Display for FrontendAddr {
     }
 }
 
-/// Why packets arrive at a place.
+/// The reason why packets arrive at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// The Service's address inside the cluster: the internal policy decides (A12).
+    /// The Service's address inside the cluster. The internal policy decides (A12).
     ClusterIp,
-    /// An address of its load balancer (A6).
+    /// An address of the Service's load balancer (A6).
     LoadBalancer,
     /// One of `spec.externalIPs` (A5).
     ExternalIp,
@@ -71,56 +71,56 @@ pub enum Origin {
     NodePort,
 }
 
-/// What happens to a packet for which there is no endpoint (A18).
+/// The fate of a packet for which there is no endpoint (A18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unserved {
-    /// The sender is told: nothing is usable anywhere.
+    /// The sender gets an error: no endpoint is usable anywhere.
     Reject,
-    /// Silently dropped: the policy is Local and other nodes may have endpoints.
+    /// The packet is dropped silently: the policy is Local, and other nodes may have endpoints.
     Drop,
 }
 
-/// Everything about one place where packets arrive.
+/// A place where packets arrive, with its endpoints and rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frontend {
     /// The place.
     pub at: FrontendAddr,
-    /// Why it is one.
+    /// The reason why packets arrive there.
     pub origin: Origin,
-    /// Endpoints for everybody, or for packets from outside the cluster if `inside` is set.
-    /// Sorted, unique.
+    /// Endpoints for all packets, or for packets from outside the cluster if `inside` is set. Sorted, unique.
     pub endpoints: Vec<EndpointAddr>,
-    /// What `endpoints` are chosen by: those of this node, or those of the cluster.
+    /// The policy that chose `endpoints`: those of this node, or those of the cluster.
     pub policy: TrafficPolicy,
-    /// Endpoints for pods and for the node itself, where these differ (A16). Sorted, unique.
+    /// Endpoints for packets from pods and from the node itself, where these differ (A16). Sorted, unique.
     pub inside: Option<Vec<EndpointAddr>>,
-    /// Always masquerade (A15: external destination with policy Cluster).
+    /// Whether to masquerade always (A15: external destination with policy Cluster).
     pub masquerade: bool,
-    /// The fate of packets for which there is no endpoint; `None` if there always is one.
+    /// The fate of packets for which there is no endpoint; `None` if there is always an endpoint.
     pub unserved: Option<Unserved>,
-    /// Sources that may use it; empty = everybody (A8).
+    /// Sources that may use the place; empty = all (A8).
     pub source_ranges: Vec<Cidr>,
 }
 
-/// Everything about one ServicePort on this node.
+/// The plan of one ServicePort on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePlan {
-    /// Identity.
+    /// The identity.
     pub key: ServiceKey,
-    /// Its address inside the cluster: unused ports of it are rejected (A20), and packets to it
-    /// from outside the pod network are masqueraded (A15).
+    /// The address inside the cluster. Packets to its unused ports are rejected (A20). Packets to it from
+    /// outside the pod network are masqueraded (A15).
     pub cluster_ip: IpAddr,
-    /// All places where its packets arrive; no two are equal.
+    /// All places where the ServicePort's packets arrive; no two are equal.
     pub frontends: Vec<Frontend>,
     /// Endpoints on this node that may reach themselves through the Service (A15: hairpin).
     pub local: Vec<EndpointAddr>,
     /// Session affinity: idle timeout in seconds (A11).
     pub affinity_timeout_s: Option<u32>,
-    /// Scheduler of its own where the backend is ipvs (D7).
+    /// The ServicePort's own scheduler, for the ipvs backend (D7).
     pub ipvs_scheduler: Option<IpvsScheduler>,
     /// Port of the health check server on the node, which a firewall must let through (A22, A26).
     pub health_check_node_port: Option<u16>,
-    /// Endpoints to which established flows may go on, whatever the policies (F2): selected,
-    /// elsewhere, or shut down and still serving. Sorted, unique; empty unless the protocol is UDP.
+    /// Endpoints to which established flows may go on, whatever the policies (F2): selected endpoints,
+    /// endpoints elsewhere, and endpoints that shut down and still serve. Sorted, unique; empty unless the
+    /// protocol is UDP.
     pub serving: Vec<EndpointAddr>,
 }

@@ -6,28 +6,29 @@ use kplane_model::{Cidr, Family, NodeFacts};
 
 use super::Reserved;
 
-/// Settings of the agent that shape every node plan.
+/// Settings of the agent that affect every node plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSettings {
-    /// Address ranges of all pods of the cluster, for telling pods from other clients
-    /// (`clusterCIDR`). Empty = no telling.
+    /// Address ranges of all pods of the cluster, which distinguish pods from other clients (`clusterCIDR`).
+    /// Empty = pods are not distinguished by these.
     pub cluster_cidrs: Vec<Cidr>,
-    /// The node's own pod ranges tell them, the first of each family (`NodeCIDR`).
+    /// Whether the node's own pod ranges, the first of each family, distinguish its pods (`NodeCIDR`).
     pub node_cidr: bool,
-    /// Masquerade all traffic to ClusterIPs (A17).
+    /// Whether to masquerade all traffic to ClusterIPs (A17).
     pub masquerade_all: bool,
-    /// Ranges of the node's own addresses on which node ports are served; empty = the node's own
-    /// address as its Node object gives it, or every address while that is not known (A21).
+    /// Ranges of the node's own addresses on which node ports are served (A21). Empty = the node's own
+    /// address from its Node object, or every address while that is not known.
     pub nodeport_addresses: Vec<Cidr>,
-    /// The node's own address in its family, whatever its Node object says (`bindAddress`).
+    /// The node's own address in its family, which overrides the Node object (`bindAddress`).
     pub node_ip: Option<IpAddr>,
-    /// What no Service gets on this node. Not of the configuration file: what the agent finds out.
+    /// Places that no Service gets on this node. They do not come from the configuration file; the agent
+    /// finds them itself.
     pub reserved: Reserved,
 }
 
 impl NodeSettings {
-    /// It is certain, whatever the node's pod ranges are, that packets of the node itself to ClusterIPs are
-    /// masqueraded (A15, A17).
+    /// Returns whether packets of the node itself to ClusterIPs are certainly masqueraded, whatever the
+    /// node's pod ranges are (A15, A17).
     #[must_use]
     pub fn masquerades_own(&self, family: Family) -> bool {
         let of_family = |range: &Cidr| range.family() == family;
@@ -35,22 +36,22 @@ impl NodeSettings {
     }
 }
 
-/// What a node's data path must know besides Services, for one family. Every list is sorted, and
-/// no range is inside another.
+/// Facts that a node's data path needs besides Services, for one family. Every list is sorted, and no range
+/// is inside another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePlan {
     /// Sources that count as pods (A16).
     pub pod_sources: Vec<Cidr>,
     /// Sources whose packets to ClusterIPs are not masqueraded (A15).
     pub unmasqueraded_sources: Vec<Cidr>,
-    /// Destinations on which node ports are served, as far as they are the node's own (A21).
+    /// Destinations on which node ports are served, if they are the node's own addresses (A21).
     pub nodeport_ips: Vec<Cidr>,
-    /// Ranges in which an unknown address is no Service: dropped (A20).
+    /// Ranges in which an address that no Service has is dropped (A20).
     pub service_cidrs: Vec<Cidr>,
 }
 
 impl NodePlan {
-    /// Plans one family.
+    /// Returns the plan for one family.
     #[must_use]
     pub fn new(family: Family, node: &NodeFacts, settings: &NodeSettings) -> Self {
         let everything = || vec![Cidr::everything(family)];
@@ -87,17 +88,18 @@ impl NodePlan {
     }
 }
 
-/// The node's pod range of a family: the first, as in kube-proxy.
+/// Returns the node's pod range of a family: the first one, as in kube-proxy.
 fn node_cidr(family: Family, node: &NodeFacts) -> Option<Cidr> {
     let mut ours = node.pod_cidrs.iter().copied();
     ours.find(|cidr| cidr.family() == family)
 }
 
-/// Ranges sorted, without those that lie inside another: what is left does not overlap.
+/// Returns the ranges sorted, without those that lie inside another, so that no two overlap.
 #[must_use]
 pub fn disjoint(cidrs: &[Cidr]) -> Vec<Cidr> {
     let mut sorted = cidrs.to_vec();
-    // By first address, the wider first: whatever covers a range stands before it.
+    // The order is by first address, the wider range first. So a range stands behind all ranges that contain
+    // it.
     sorted.sort_by_key(|c| (c.first(), c.prefix_len()));
     let mut kept: Vec<Cidr> = Vec::with_capacity(sorted.len());
     for cidr in sorted {

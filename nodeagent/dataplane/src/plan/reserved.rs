@@ -1,9 +1,9 @@
-//! Places that no Service gets on this node, whatever the control plane says: the way to it, and the
-//! ports of the node's own programs.
+//! Places that no Service gets on this node, whatever the control plane sends: the addresses of control
+//! planes, and the ports of the node's own programs.
 //!
-//! The control plane refuses such Services itself; this holds for one that is old, or that does not
-//! know what only the node knows. A ClusterIP is never withheld: it is the API server's choice, and a
-//! control plane may well be reached through one.
+//! The control plane refuses such Services itself. This module protects the node from an old control plane,
+//! and from Services that conflict with facts that only the node knows. A ClusterIP is never withheld: it is
+//! the API server's choice, and a control plane may be reached through one.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -12,22 +12,23 @@ use kplane_model::{Holder, NodeFacts, Protocol, ReservedPorts};
 
 use super::{Frontend, FrontendAddr, Origin, ServicePlan};
 
-/// What only the agent knows of places that are taken.
+/// Places in use that only the agent knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reserved {
     /// Ports of the node's programs, on its own addresses and as node ports.
     pub ports: ReservedPorts,
     /// Addresses of the node's interfaces, besides those of its Node object.
     pub own: BTreeSet<IpAddr>,
-    /// Where control planes are reached.
+    /// Addresses at which control planes are reached.
     pub peers: BTreeSet<SocketAddr>,
-    /// No Service has an address of a control plane on another machine, on no port: the backend makes
-    /// Services' addresses the node's own (IPVS), so that no packet would leave for it any more.
+    /// Whether no Service gets the address of a control plane on another machine, on any port. This is for
+    /// IPVS, which makes addresses of Services the node's own, so that no packet would leave the node for
+    /// that address any more.
     pub whole_peers: bool,
 }
 
 impl Reserved {
-    /// Takes the frontends out that no Service gets; says why, if there are any.
+    /// Removes the frontends that no Service gets. Returns the reason if there are any.
     #[must_use]
     pub fn withhold(&self, node: &NodeFacts, plan: &mut ServicePlan) -> Option<String> {
         let mut first = None;
@@ -74,7 +75,8 @@ impl Reserved {
         self.own.contains(&ip) || node.addresses.contains(&ip)
     }
 
-    /// Who has a port of this node. A control plane on it listens on its other addresses too.
+    /// Returns the holder of a port of this node. A control plane on this node listens on the node's other
+    /// addresses too.
     fn holder_here(&self, node: &NodeFacts, protocol: Protocol, port: u16) -> Option<Holder> {
         let is_peers = |peer: &SocketAddr| {
             protocol == Protocol::Tcp && peer.port() == port && self.is_here(node, peer.ip())

@@ -10,7 +10,7 @@ use kplane_model::{
 
 use super::{Frontend, FrontendAddr, Origin, ServicePlan, Unserved};
 
-/// Plans a ServicePort: what the cluster shares, the node's own endpoints, and the node.
+/// Plans a ServicePort from what all nodes share, the node's own endpoints, and the facts of the node.
 #[must_use]
 pub fn plan_service(
     program: &ServiceProgram,
@@ -30,7 +30,7 @@ pub fn plan_service(
         frontends.push(frontend);
     }
     for ip in unique(port, &port.external_ips) {
-        // An address that is both keeps the load balancer's restrictions.
+        // An address in both lists keeps the load balancer's restrictions.
         if !port.load_balancer_ips.contains(&ip) {
             frontends.push(planner.external(address(port, ip), Origin::ExternalIp));
         }
@@ -56,7 +56,7 @@ pub fn plan_service(
     }
 }
 
-/// The endpoints whose UDP flows go on (F2).
+/// Returns the endpoints whose UDP flows go on (F2).
 fn serving(program: &ServiceProgram, local: Option<&LocalEndpoints>) -> Vec<EndpointAddr> {
     if program.port.key.protocol != Protocol::Udp {
         return Vec::new();
@@ -75,14 +75,15 @@ fn address(port: &ServicePort, ip: IpAddr) -> FrontendAddr {
     }
 }
 
-/// Addresses without repeats and without the ClusterIP, which is a place of its own.
+/// Returns the addresses without duplicates, and without the ClusterIP, which has a place of its own.
 fn unique(port: &ServicePort, ips: &[IpAddr]) -> BTreeSet<IpAddr> {
     let others = ips.iter().copied();
     others.filter(|ip| *ip != port.cluster_ip).collect()
 }
 
-/// Who may use load-balancer addresses (A8). A node whose own address is allowed also reaches them
-/// with the load-balancer address as source, since it owns that locally (A9).
+/// Returns the sources that may use load-balancer addresses (A8). If a node's own address is allowed, the
+/// node also reaches these addresses with the load-balancer address as source, because it owns that address
+/// locally (A9).
 fn source_ranges(port: &ServicePort, node: &NodeFacts) -> Vec<Cidr> {
     let allows = |ip: &IpAddr| port.source_ranges.iter().any(|range| range.contains(*ip));
     let mut ranges = port.source_ranges.clone();
@@ -98,7 +99,7 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// ClusterIP: the internal policy decides (A12).
+    /// Plans the place of the ClusterIP: the internal policy decides (A12).
     fn internal(&self, at: FrontendAddr) -> Frontend {
         let endpoints = match self.program.port.internal_policy {
             TrafficPolicy::Cluster => self.program.endpoints.clone(),
@@ -116,7 +117,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Everything else: the external policy decides (A13, A15, A16).
+    /// Plans any other place: the external policy decides (A13, A15, A16).
     fn external(&self, at: FrontendAddr, origin: Origin) -> Frontend {
         let all = self.program.endpoints.clone();
         match self.program.port.external_policy {
@@ -143,7 +144,8 @@ impl Planner<'_> {
         }
     }
 
-    /// A18: reject when nothing is usable anywhere, drop when only this node has nothing.
+    /// Returns the fate of packets without an endpoint (A18): reject when no endpoint is usable anywhere,
+    /// drop when only this node has none.
     fn unserved(&self, endpoints: &[EndpointAddr]) -> Option<Unserved> {
         if !endpoints.is_empty() {
             None

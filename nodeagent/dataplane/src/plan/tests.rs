@@ -182,7 +182,7 @@ fn places(plan: &ServicePlan) -> Vec<String> {
     plan.frontends.iter().map(|f| f.at.to_string()).collect()
 }
 
-/// Which of the places of [`program`] are withheld, ClusterIP, load balancer, external, node port.
+/// Returns the places of [`program`] that are withheld: ClusterIP, load balancer, external, node port.
 fn withheld(reserved: &Reserved) -> Vec<usize> {
     let mut plan = plan_service(&program(), None, &node());
     let all = places(&plan);
@@ -213,8 +213,8 @@ fn no_service_gets_the_way_to_the_control_plane() {
     assert_eq!(withheld(&peer("203.0.113.1:81")), [0; 0]);
     // A control plane may be reached through a ClusterIP.
     assert_eq!(withheld(&peer("10.96.0.1:81")), [0; 0]);
-    // On this node it listens on the node's other addresses too, and at node ports; elsewhere a port
-    // says nothing.
+    // A control plane on this node listens on the node's other addresses too, and at node ports. For a
+    // control plane elsewhere, a port alone means nothing.
     assert_eq!(withheld(&peer("172.18.0.2:80")), [1]);
     assert_eq!(withheld(&peer("172.18.0.2:30080")), [3]);
     assert_eq!(withheld(&peer("192.0.2.7:80")), [0; 0]);
@@ -271,7 +271,7 @@ fn a15_a17_who_is_masqueraded_towards_cluster_ips() {
         NodePlan::new(Family::V4, &node(), &settings).unmasqueraded_sources,
         []
     );
-    // Without knowing pods nobody is masqueraded.
+    // Where pods are not distinguished, nothing is masqueraded.
     let plan = NodePlan::new(Family::V4, &node(), &NodeSettings::default());
     assert_eq!(plan.unmasqueraded_sources, cidrs(&["0.0.0.0/0"]));
     assert_eq!(plan.pod_sources, []);
@@ -326,14 +326,14 @@ fn a15_i6_the_nodes_own_pod_ranges_may_tell_pods() {
     assert_eq!(v4.pod_sources, cidrs(&["10.244.1.0/24"]));
     assert_eq!(v4.unmasqueraded_sources, v4.pod_sources);
     assert_eq!(plan(Family::V6, &node).pod_sources, cidrs(&["fd00::/64"]));
-    // Without one nobody is a pod, and nobody is masqueraded for not being one.
+    // Without a pod range, no client counts as a pod, and none is masqueraded for being none.
     node.pod_cidrs.clear();
     let v4 = plan(Family::V4, &node);
     assert_eq!(v4.pod_sources, []);
     assert_eq!(v4.unmasqueraded_sources, cidrs(&["0.0.0.0/0"]));
 }
 
-/// (i) `bindAddress` is the node's address in its family, whatever its Node object says.
+/// (i) `bindAddress` is the node's address in its family, and overrides the Node object.
 #[test]
 fn a21_the_bind_address_is_the_primary_address() {
     let settings = NodeSettings {

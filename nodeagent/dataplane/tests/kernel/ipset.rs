@@ -1,4 +1,4 @@
-//! IP sets of every type: written by us, listed by us and by `ipset`.
+//! IP sets of every type: written by kplane, listed by kplane and by `ipset`.
 
 use std::net::IpAddr;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Our text for iptables in the real tools, both flavours: what `iptables-save` prints back is what
-//! we take it for.
+//! kplane's text for iptables in the real tools, both flavours. The output of `iptables-save` must be what
+//! kplane expects.
 
 use std::io::Write as _;
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ const FLAVOURS: [&str; 2] = ["nft", "legacy"];
 fn ip(family: Family, low: u32) -> IpAddr {
     match family {
         Family::V4 => IpAddr::V4(low.into()),
-        // Printed in the way of IPv4 at its end, for some.
+        // Some addresses are printed with an IPv4 address at their end.
         Family::V6 if low.is_multiple_of(3) => IpAddr::V6(u128::from(low).into()),
         Family::V6 => IpAddr::V6((0xfd00_u128 << 112 | u128::from(low)).into()),
     }
@@ -76,7 +76,7 @@ fn found(save: &str) -> Found {
     found
 }
 
-/// A ServicePort with everything there is.
+/// Returns a ServicePort with all features.
 fn service(number: u16, family: Family, endpoints: u16) -> ServicePlan {
     let key = ServiceKey {
         service: ServiceName::new("shop", &format!("web-{number}")),
@@ -102,7 +102,7 @@ fn service(number: u16, family: Family, endpoints: u16) -> ServicePlan {
             key: key.clone(),
             port: if number < 50 { 1 + number } else { 65_535 },
             cluster_ip: match number {
-                // So many ports of one address that its ports are divided.
+                // Many ports of one address, so that the tree divides its ports.
                 ..50 => ip(family, 0x0a60_0000),
                 _ => place(0x0a60_0000),
             },
@@ -135,7 +135,7 @@ fn service(number: u16, family: Family, endpoints: u16) -> ServicePlan {
     plan_service(&program, Some(&local), &NodeFacts::default())
 }
 
-/// Stages, restores and saves; what is saved must be what is known. Returns it.
+/// Stages, restores and saves. Checks that the saved rules are the known ones, and returns them.
 fn apply(ruleset: &mut Ruleset, flavour: &str, limits: Limits, change: Change<'_>) -> String {
     let staged = ruleset.stage(change);
     assert_eq!(staged.failures, []);
@@ -194,7 +194,7 @@ fn what_is_saved_is_what_was_restored() {
                 layout,
                 ..Settings::new(family)
             };
-            // From what is there: nothing at first, then what the other layout left.
+            // The start is the present state: nothing at first, then the chains of the other layout.
             let save = run(&tool(family, flavour, "save"), &[], "");
             let mut ruleset = Ruleset::adopt(settings, found(&save));
             let services = all(family, 0..120);
@@ -213,7 +213,7 @@ fn what_is_saved_is_what_was_restored() {
             apply(&mut ruleset, flavour, Limits::NFT, change(&fewer, false));
             let more = all(family, 0..30);
             let save = apply(&mut ruleset, flavour, Limits::NFT, change(&more, false));
-            // What is read back is known, whoever wrote it.
+            // The rules are recognized, whichever program wrote them.
             let mut adopted = Ruleset::adopt(settings, found(&save));
             let now: Vec<_> = services.iter().skip(70).chain(&more).cloned().collect();
             let staged = adopted.stage(change(&now, true));

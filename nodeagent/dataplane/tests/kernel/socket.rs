@@ -83,7 +83,7 @@ fn a_refused_operation_is_named() {
         assert!(error.to_string().starts_with(&format!(
             "operation 2 of {operations} (delete element services) refused by the kernel: ENOENT"
         )));
-        // Nothing was applied, and the socket is in step.
+        // Nothing was applied, and the socket's messages are still in sequence.
         let found = read_elements(&mut socket, Family::V4).unwrap();
         assert_eq!(BTreeSet::from_iter(found), BTreeSet::from(there));
     });
@@ -128,7 +128,7 @@ fn the_probe_leaves_no_trace() {
     });
 }
 
-/// What the probe builds on: of an expression that it does not know the kernel gives the name.
+/// The kernel names an expression that it does not know. The probe depends on that.
 #[test]
 fn an_unknown_expression_is_pointed_at() {
     in_netns(|| {
@@ -176,7 +176,8 @@ fn in_process(test: &str, wrap: impl FnOnce(&Path) -> Command) {
 #[test]
 fn the_probe_says_that_privilege_is_missing() {
     in_netns(|| {
-        // A user namespace of its own has no say in the network namespace it was born in.
+        // A process in its own user namespace has no privilege in the network namespace in which it was
+        // started.
         in_process("socket::without_privilege", |program| {
             let mut command = Command::new("unshare");
             command.arg("--user").arg(program);
@@ -196,7 +197,7 @@ fn without_privilege() {
     assert_eq!(error.errno(), Some(Errno::EPERM), "{error}");
 }
 
-/// Without `CAP_NET_ADMIN` in the initial user namespace batches are short but work.
+/// Without `CAP_NET_ADMIN` in the initial user namespace, batches are short but work.
 #[test]
 fn a_user_namespace_has_a_lower_limit() {
     in_netns(|| {

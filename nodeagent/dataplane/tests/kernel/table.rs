@@ -1,4 +1,4 @@
-//! The table in the kernel, compared with what `nft` makes of it.
+//! The table in the kernel, compared with that of `nft`.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ fn family_name(family: Family) -> &'static str {
     }
 }
 
-/// The reason for which the IPv4 table is not ours after `script`.
+/// Returns the reason why the IPv4 table is not kplane's after `script`.
 fn reason_after(socket: &mut NfSocket, script: &str) -> String {
     nft(&["-f", "-"], script);
     match read_structure(socket, Family::V4, SETTINGS).unwrap() {
@@ -54,7 +54,7 @@ fn structure_is_read_back_as_ours() {
             };
             let state = read_structure(&mut socket, family, other_mark).unwrap();
             assert!(matches!(state, StructureState::Different(_)), "{state:?}");
-            // Replaced in one transaction, and gone.
+            // The table is replaced in one transaction, and deleted.
             commit(&mut socket, |batch| {
                 push_delete_table(batch, family);
                 push_structure(batch, family, other_mark);
@@ -136,7 +136,7 @@ fn elements_are_read_back() {
             let found = read_elements(&mut socket, family).unwrap();
             assert_eq!(sorted(found), sorted(elements.iter().copied()));
 
-            // Every second one goes.
+            // Every second element is deleted.
             let (gone, kept): (Vec<_>, Vec<_>) = (0..)
                 .zip(&elements)
                 .partition(|(position, _)| position % 2 == 0);
@@ -181,7 +181,7 @@ fn foreign_elements_are_noticed() {
     });
 }
 
-/// A host that saves `nft list ruleset` while we run boots with all of it.
+/// A host that saves `nft list ruleset` while kplane runs can load all of it at boot.
 #[test]
 fn what_nft_prints_loads_again() {
     let (mut dumps, mut loaded) = (Vec::new(), Vec::new());
@@ -207,8 +207,8 @@ fn what_nft_prints_loads_again() {
         for family in Family::ALL {
             let found = read_elements(&mut socket, family).unwrap();
             assert_eq!(sorted(found), sorted(sample::elements(family)));
-            // All but one rule are byte for byte ours. nft 1.0.6 swaps the bytes of the one-byte
-            // protocol in front of a look-up in a concatenation of ranges, which changes nothing.
+            // All rules but one are byte for byte kplane's. nft 1.0.6 swaps the bytes of the one-byte
+            // protocol in front of a lookup in a concatenation of ranges, which changes nothing.
             let table = format!("{} kplane", family_name(family));
             let state = read_structure(&mut socket, family, SETTINGS).unwrap();
             let reason = "rule 1 of chain firewall is not ours".to_owned();
@@ -234,7 +234,7 @@ fn sixty_thousand_elements() {
                 push_elements(batch, family, ElementOp::Add, &elements);
             });
             let elements = sorted(elements);
-            // The kernel enlarges sets by the way; a list may lack elements until it has.
+            // The kernel enlarges sets in the background. Until it has done so, a list may lack elements.
             let start = Instant::now();
             while sorted(read_elements(&mut socket, family).unwrap()) != elements {
                 assert!(start.elapsed() < Duration::from_secs(10), "{family}");
@@ -243,8 +243,8 @@ fn sixty_thousand_elements() {
     });
 }
 
-/// What is read while the generation stays the same is what was there: no half transactions. The
-/// kernel itself tells of changes between two chunks of a dump only, not of those within one.
+/// A read within one generation returns no half transactions. The kernel itself reports changes only between
+/// two chunks of a dump, not those within one.
 #[test]
 fn a_read_within_one_generation_is_not_torn() {
     in_netns(|| {
@@ -269,7 +269,7 @@ fn a_read_within_one_generation_is_not_torn() {
                     push_elements(batch, Family::V4, ElementOp::Delete, [&gone]);
                     push_elements(batch, Family::V4, ElementOp::Add, [&new]);
                 });
-                // Now and then long enough for a whole read.
+                // Some pauses are long enough for a whole read.
                 let pause = if number % 16 == 0 { 100_000 } else { 200 };
                 thread::sleep(Duration::from_micros(pause));
             }
@@ -296,7 +296,7 @@ fn a_read_within_one_generation_is_not_torn() {
     });
 }
 
-/// Small numbers that look random, the same in every run.
+/// Pseudo-random small numbers, the same in every run.
 struct Dice(u64);
 
 impl Dice {
@@ -309,7 +309,7 @@ impl Dice {
     }
 }
 
-/// Ranges replaced by ranges inside or around them, adjacent ones included, in one transaction.
+/// Ranges are replaced by ranges inside or around them, adjacent ones included, in one transaction.
 #[test]
 fn ranges_are_replaced_in_one_transaction() {
     in_netns(|| {
@@ -347,7 +347,7 @@ fn ranges_are_replaced_in_one_transaction() {
     });
 }
 
-/// Few addresses, so that ranges meet often.
+/// The addresses are few, so that ranges meet often.
 fn random_range(family: Family, dice: &mut Dice) -> Element {
     let bits = family.address_len() * 8;
     let len = bits - [0, 0, 1, 2, 4, 28][dice.roll(6) as usize];

@@ -1,20 +1,20 @@
-//! The packet counters that rules of iptables add to (C7, C8): kube-proxy's, by name.
+//! The packet counters that iptables rules increment (C7, C8). Their names are kube-proxy's.
 
 use super::rule::Counter;
 use super::tool::Tool;
 use kplane_netlink::{NetlinkError, NfSocket, create_counter, delete_counter, read_counter};
 
-/// What the counters of this network namespace say, in packets; `None` for those that are not there.
+/// Values of the counters of this network namespace, in packets; `None` for missing counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketCounts {
-    /// Dropped because connection tracking could make nothing of them (C7).
+    /// Packets dropped because connection tracking found them invalid (C7).
     pub invalid_dropped: Option<u64>,
-    /// Came for a node port on the loopback address (C8).
+    /// Packets for a node port on the loopback address (C8).
     pub localhost_accepted: Option<u64>,
 }
 
 impl PacketCounts {
-    /// Reads them in this thread's network namespace.
+    /// Reads the counters of this thread's network namespace.
     #[must_use]
     pub fn read() -> Self {
         let Ok(mut socket) = NfSocket::open() else {
@@ -28,8 +28,8 @@ impl PacketCounts {
     }
 }
 
-/// Makes the counters; `false` if rules cannot add to them here. Tried out apart from the tables that
-/// serve: a rule that the kernel refuses would take a whole change with it.
+/// Creates the counters; returns `false` if rules cannot use them on this machine. This is tried outside of
+/// the tables that serve, because a rule that the kernel refuses would make a whole change fail.
 pub(super) fn make(tool: &Tool) -> bool {
     let rule = format!(
         "*filter\n:KUBE-FORWARD - [0:0]\n-A KUBE-FORWARD -m nfacct --nfacct-name {} -j DROP\nCOMMIT\n",
@@ -48,16 +48,16 @@ pub(super) fn make(tool: &Tool) -> bool {
     usable.is_ok()
 }
 
-/// Makes the counters in this thread's network namespace.
+/// Creates the counters in this thread's network namespace.
 pub(super) fn make_all() -> Result<(), NetlinkError> {
     let mut socket = NfSocket::open()?;
     let mut all = Counter::ALL.into_iter();
     all.try_for_each(|counter| create_counter(&mut socket, counter.as_str()))
 }
 
-/// Deletes the counters that no rule adds to any more.
+/// Deletes the counters that no rule uses any more.
 pub(crate) fn remove() {
-    // Nothing depends on it: a counter that stays counts nothing.
+    // Nothing depends on the deletion: a counter that stays counts nothing.
     if let Ok(mut socket) = NfSocket::open() {
         for counter in Counter::ALL {
             let _ = delete_counter(&mut socket, counter.as_str());

@@ -1,14 +1,14 @@
-//! The lists in which a packet finds its ServicePort: flat as kube-proxy has them, or as trees.
+//! The lists in which a packet finds its ServicePort: flat as kube-proxy writes them, or as trees.
 //!
-//! A tree divides the places of a list by leading bits of address, protocol and port. Which chains
-//! there are follows from what is in the list, not from how it came there:
+//! A tree divides the places of a list by the leading bits of address, protocol and port. The chains depend
+//! only on the content of the list, not on its history:
 //!
 //! * up to [`LEAF`] places are one chain with a rule for each;
-//! * more are divided where they first differ, by up to four bits; each part that has more than
-//!   that is divided again. Parts without a place have no rule.
+//! * more places are divided where they first differ, by up to four bits. Each part with more than [`LEAF`]
+//!   places is divided again. Parts without a place have no rule.
 //!
-//! A chain is named by the bits that lead to it, so that a new place changes one leaf. Every rule
-//! has all conditions of its place: the tree leads there faster, and decides nothing.
+//! The name of a chain is made of the bits that lead to it, so a new place changes only one leaf. Every rule
+//! has all conditions of its place. The tree only shortens the way to the rule; it decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -23,15 +23,15 @@ use crate::plan::FrontendAddr;
 
 /// Most places in one chain of a tree.
 pub(super) const LEAF: usize = 16;
-/// Bits by which places are divided at once: at most 16 parts.
+/// Most bits by which places are divided at once: at most 16 parts.
 const STRIDE: u8 = 4;
 
 /// A list that all ServicePorts share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum List {
-    /// nat: to the ServicePort's chains, by address.
+    /// nat: jumps to the ServicePort's chains, by address.
     Services,
-    /// nat: to the ServicePort's chains, by node port.
+    /// nat: jumps to the ServicePort's chains, by node port.
     NodePorts,
     /// filter: ClusterIPs without an endpoint.
     UnservedInternal,
@@ -39,7 +39,7 @@ pub(super) enum List {
     UnservedExternal,
     /// filter: node ports without an endpoint.
     UnservedNodePorts,
-    /// filter: addresses of load balancers that not everybody may use.
+    /// filter: addresses of load balancers that only some sources may use.
     Firewall,
     /// filter: ports of health checks.
     Health,
@@ -63,7 +63,7 @@ impl List {
         }
     }
 
-    /// The chain in which the list is, or its root.
+    /// Returns the chain that holds the list, or the root of its tree.
     pub(super) fn chain(self) -> ChainName {
         match self {
             Self::Services | Self::UnservedInternal => ChainName::SERVICES,
@@ -73,7 +73,7 @@ impl List {
         }
     }
 
-    /// Tells the trees of a table apart.
+    /// Returns the letter that distinguishes the trees of a table.
     fn tag(self) -> char {
         match self {
             Self::Services => 'S',
@@ -86,7 +86,7 @@ impl List {
         }
     }
 
-    /// Whether a place may be in the list.
+    /// Returns whether a place may be in the list.
     pub(super) fn holds(self, at: FrontendAddr) -> bool {
         let is_address = matches!(at, FrontendAddr::Address { .. });
         self != Self::Health && self.addresses() == is_address
@@ -100,7 +100,7 @@ impl List {
     }
 }
 
-/// What becomes of packets for one place.
+/// The rules for packets to one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     target: Target,
@@ -113,43 +113,43 @@ impl Entry {
     }
 }
 
-/// Changes of a list; `None`: the place goes.
+/// Changes of a list, by place; `None` removes the place.
 pub(super) type Overlay = BTreeMap<Point, Option<Entry>>;
 
-/// One list: what it holds, and how it is written.
+/// One list with its content and layout.
 #[derive(Clone, Debug)]
 pub(super) struct Dispatch {
     list: List,
     space: Space,
     layout: Layout,
     entries: BTreeMap<Point, Entry>,
-    /// Node ports on the loopback address are counted (C8).
+    /// Whether node ports on the loopback address are counted (C8).
     counted: bool,
 }
 
-/// What a change of a list does to chains.
+/// The chains that a change of a list affects.
 #[derive(Debug, Default)]
 pub(super) struct Changed {
-    /// Chains of the tree with their rules, and how many bits lead to them.
+    /// Chains of the tree with their rules, and the number of bits that lead to each.
     pub(super) put: BTreeMap<ChainName, (u8, Vec<Rule>)>,
-    /// Chains of the tree that go.
+    /// Chains of the tree to delete.
     pub(super) gone: BTreeSet<ChainName>,
 }
 
-/// A list with changes.
+/// A list together with changes.
 #[derive(Clone, Copy)]
 struct View<'a> {
     base: &'a BTreeMap<Point, Entry>,
     over: &'a Overlay,
 }
 
-/// What a part of a list is written as.
+/// The form in which a part of a list is written.
 enum Shape<'a> {
-    /// Nothing.
+    /// No rules.
     Empty,
     /// A rule for each place.
     Leaf(Vec<(Point, &'a Entry)>),
-    /// A jump for each part of `top`, behind which everything is.
+    /// A jump for each part of `top`, the prefix that all places share.
     Inner { top: Prefix, parts: Vec<Prefix> },
 }
 
@@ -169,22 +169,22 @@ impl Dispatch {
         }
     }
 
-    /// The list.
+    /// Returns the list.
     pub(super) fn list(&self) -> List {
         self.list
     }
 
-    /// The entry of a place.
+    /// Returns the entry of a place.
     pub(super) fn get(&self, point: Point) -> Option<&Entry> {
         self.entries.get(&point)
     }
 
-    /// The change after which the list is empty.
+    /// Returns the change that empties the list.
     pub(super) fn all_gone(&self) -> Overlay {
         self.entries.keys().map(|point| (*point, None)).collect()
     }
 
-    /// Number of places.
+    /// Returns the number of places.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -198,13 +198,13 @@ impl Dispatch {
         }
     }
 
-    /// The rules of the list, or of the root of its tree, with changes.
+    /// Returns the rules of the list with changes, or those of the root of its tree.
     pub(super) fn root(&self, over: &Overlay) -> Vec<Rule> {
         let base = &self.entries;
         self.rules(&self.shape(View { base, over }, Space::root()))
     }
 
-    /// What becomes of the tree's chains when one set of changes takes the place of another.
+    /// Returns the effect on the tree's chains if one set of changes replaces another.
     pub(super) fn change(&self, before: &Overlay, after: &Overlay) -> Changed {
         let view = |over| View {
             base: &self.entries,
@@ -223,13 +223,13 @@ impl Dispatch {
         let root = Space::root();
         diff.walk(root, root);
         let mut changed = diff.changed;
-        // The root stands in a chain with other rules.
+        // The root is in a chain with other rules.
         changed.gone.remove(&self.list.chain());
         changed.gone.retain(|name| !changed.put.contains_key(name));
         changed
     }
 
-    /// Most rules of the list that a packet passes on the way to its place.
+    /// Returns the most rules of the list that a packet passes on the way to its place.
     pub(super) fn longest_way(&self) -> usize {
         let over = Overlay::new();
         let base = &self.entries;
@@ -279,7 +279,7 @@ impl Dispatch {
         Shape::Inner { top, parts }
     }
 
-    /// Divides a prefix that is more than a leaf, until its parts are leaves or have `end` bits.
+    /// Divides a prefix with too many places for a leaf, until its parts are leaves or have `end` bits.
     fn divide(&self, view: View<'_>, prefix: Prefix, end: u8, parts: &mut Vec<Prefix>) {
         for half in self.space.halves(prefix) {
             let range = self.space.range(half);
@@ -329,7 +329,7 @@ impl Dispatch {
     }
 }
 
-/// Two states of a list being compared.
+/// A comparison of two states of a list.
 struct Diff<'a> {
     dispatch: &'a Dispatch,
     old: View<'a>,
@@ -340,8 +340,8 @@ struct Diff<'a> {
 }
 
 impl Diff<'_> {
-    /// Writes the part of the new state that begins with `to`, where the old state had `from`.
-    /// They are the same, except where one state needs a division more than the other.
+    /// Writes the part `to` of the new state, which replaces the part `from` of the old state. Both are the
+    /// same, except where one state needs one division more than the other.
     fn walk(&mut self, from: Prefix, to: Prefix) {
         let (old, new) = (
             self.dispatch.shape(self.old, from),
@@ -376,7 +376,7 @@ impl Diff<'_> {
                 }
             }
         } else if space.covers(*new_top, *top) {
-            // The new state is divided before it comes to where the old one was.
+            // The new state has a division above that of the old state.
             self.replace(from, to, &new);
             let same = leading_to(new_parts, *top);
             let others = new_parts.iter().filter(|part| Some(**part) != same);
@@ -405,7 +405,7 @@ impl Diff<'_> {
         self.touched.range(range).next().is_some()
     }
 
-    /// One chain takes the place of another, or of itself.
+    /// Replaces one chain by another, or by itself with new rules.
     fn replace(&mut self, from: Prefix, to: Prefix, shape: &Shape<'_>) {
         self.changed.gone.insert(self.dispatch.name(from));
         self.put(to, shape);
@@ -419,7 +419,7 @@ impl Diff<'_> {
         }
     }
 
-    /// Everything of the old state that begins so.
+    /// Removes the chains of the old state below a prefix.
     fn remove(&mut self, slot: Prefix) {
         let shape = self.dispatch.shape(self.old, slot);
         if !matches!(shape, Shape::Empty) {
@@ -430,7 +430,7 @@ impl Diff<'_> {
         }
     }
 
-    /// Everything of the new state that begins so.
+    /// Adds the chains of the new state below a prefix.
     fn add(&mut self, slot: Prefix) {
         let shape = self.dispatch.shape(self.new, slot);
         if !matches!(shape, Shape::Empty) {
@@ -450,7 +450,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Places in order.
+    /// Returns the places of a range, in order.
     fn range(self, range: RangeInclusive<Point>) -> impl Iterator<Item = (Point, &'a Entry)> {
         let mut base = self.base.range(range.clone()).peekable();
         let mut over = self.over.range(range).peekable();
@@ -474,7 +474,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// The last place.
+    /// Returns the last place of a range.
     fn last(self, range: RangeInclusive<Point>) -> Option<Point> {
         let kept = |(point, _): &(&Point, &Entry)| !self.over.contains_key(*point);
         let base = self.base.range(range.clone()).rev().find(kept);

@@ -1,4 +1,5 @@
-//! The backend: keeps a ruleset per family and brings the kernel to what a change asks for.
+//! The iptables backend: keeps a ruleset per family, and changes the kernel's tables to what a change asks
+//! for.
 
 mod isolate;
 mod tables;
@@ -26,75 +27,77 @@ use crate::backend::{
 use crate::process::RunError;
 use kplane_netlink::NetlinkError;
 
-/// Reading tables back takes at most one in so many parts of the time; 10,000 Services are read in
-/// 0.3 s (legacy) to 0.8 s, so that what others changed is found within 4 s.
+/// Largest share of the time for reading tables back, as 1/n. 10,000 Services are read in 0.3 s (legacy) to
+/// 0.8 s, so changes by other programs are found within 4 s.
 const READ_SHARE: u32 = 10;
-/// The same with iptables on nf_tables, where they are read only after somebody changed something.
+/// Share for iptables on nf_tables, where the tables are read only after a change by another program.
 const READ_SHARE_NFT: u32 = 5;
 
-/// Share of all addresses that must have come or gone until the way to them is worked out anew.
+/// Share of all addresses, as 1/n, that must be added or removed before the way to a Service is measured
+/// again.
 const LOOKUPS_SHARE: u64 = 16;
 
-/// Packets from loopback addresses may leave through the node: node ports on 127.0.0.1 (C8).
+/// Kernel setting that lets packets from loopback addresses leave through other interfaces: node ports on
+/// 127.0.0.1 (C8).
 const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
-/// TCP packets out of the window are not invalid (C7).
+/// Kernel setting that makes TCP packets out of the window valid (C7).
 const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
-/// Programs iptables: one side for each family, which know nothing of each other.
+/// The driver of iptables, with two independent sides, one per family.
 #[derive(Debug)]
 struct Driver<T> {
-    /// A family that this machine cannot program has the reason.
+    /// The sides; for a family that this machine cannot program, the reason.
     sides: [Result<Side<T>, String>; 2],
-    /// Longest time from one look at the tables to the next.
+    /// Longest time between two checks of the tables.
     probe_interval: Duration,
 }
 
-/// One family.
+/// One family's part of the driver.
 #[derive(Debug)]
 struct Side<T> {
     tables: T,
     settings: Settings,
-    /// What the tables hold; `None` = not known.
+    /// The content of the tables; `None` = not known.
     ruleset: Option<Ruleset>,
-    /// Rules in the tables filter and nat, as far as the ruleset is known.
+    /// Numbers of rules in the tables filter and nat, while the ruleset is known.
     counts: [u64; 2],
-    /// How long the way to a Service was when that was worked out last.
+    /// The length of the way to a Service when it was last measured.
     lookups: Lookups,
-    /// The generation of nf_tables in which the tables were known to be as they should.
+    /// The generation of nf_tables in which the tables were known to be correct.
     known: Option<u32>,
-    /// Chains that should be gone and are empty, because rules of others jump to them.
+    /// Chains that should be deleted, and are empty, because rules of other programs jump to them.
     kept: Vec<(TableName, ChainName)>,
-    /// How long it took to read them last.
+    /// Duration of the last read of the tables.
     reading: Duration,
-    /// Node ports on loopback addresses work, or that was tried.
+    /// Whether node ports on loopback addresses work, or the attempt to enable them was made.
     localhost: bool,
 }
 
-/// A step of applying that failed.
+/// A step that failed while applying a change.
 #[derive(Debug, thiserror::Error)]
 enum StepError {
-    /// This machine cannot.
+    /// This machine cannot program the family.
     #[error("{0}")]
     Unusable(String),
     /// The tables could not be listed.
     #[error("iptables-save {0}")]
     Read(RunError),
-    /// What rules count with could not be made.
+    /// The counters that rules use could not be created.
     #[error("{0}; is the kernel's module nfnetlink_acct gone?")]
     Counters(NetlinkError),
-    /// Somebody else held the lock.
+    /// Another program held the lock.
     #[error("others hold the lock of iptables (/run/xtables.lock) for too long: {0}")]
     Locked(RunError),
-    /// The programs or the kernel said no.
+    /// The programs or the kernel refused the change.
     #[error("iptables-restore {0}")]
     Refused(RunError),
-    /// It is not known whether the change was made.
+    /// It is not known whether the change was applied.
     #[error("iptables-restore {0}; what the tables hold now is read again")]
     Interrupted(RunError),
-    /// A change that is not complete came while it is not known what the tables hold.
+    /// A partial change came while the content of the tables is not known.
     #[error("our rules are not known any more; everything has to be applied again")]
     Unknown,
-    /// Somebody changed our rules; the next complete change repairs them.
+    /// Another program changed kplane's rules. The next complete change repairs them.
     #[error("somebody else changed our rules: {0}")]
     Drifted(String),
 }
@@ -192,7 +195,7 @@ impl<T: Tables> Side<T> {
         let bytes = match self.restore(&texts) {
             Ok(bytes) => bytes,
             Err(error) => {
-                // Otherwise it is not known any more what the tables hold.
+                // In all other cases, the content of the tables is not known.
                 if matches!(error, StepError::Refused(_)) && !change.complete {
                     self.ruleset = Some(ruleset);
                 }
@@ -218,7 +221,7 @@ impl<T: Tables> Side<T> {
         })
     }
 
-    /// The ruleset, out of its place.
+    /// Takes the ruleset out of the side, or adopts the kernel's.
     fn load(&mut self, complete: bool) -> Result<Ruleset, StepError> {
         if let Some(ruleset) = self.ruleset.take() {
             return Ok(ruleset);
@@ -227,7 +230,7 @@ impl<T: Tables> Side<T> {
             return Err(StepError::Unknown);
         }
         if self.settings.counters {
-            // They went with the rules if those were cleaned up.
+            // If a cleanup removed the rules, it removed the counters too.
             self.tables.make_counters().map_err(StepError::Counters)?;
         }
         let found = self.read()?.found;
@@ -252,7 +255,7 @@ impl<T: Tables> Side<T> {
         Ok(listing)
     }
 
-    /// Carries texts out; says how many bytes they are.
+    /// Executes texts; returns their size in bytes.
     fn restore(&mut self, texts: &[String]) -> Result<u64, StepError> {
         if texts.is_empty() {
             return Ok(0);
@@ -261,7 +264,7 @@ impl<T: Tables> Side<T> {
         let known = self.known.take();
         let before = self.tables.generation();
         self.tables.restore(&text).map_err(StepError::of_restore)?;
-        // Each part is one transaction; if there were more, somebody else's were among them.
+        // Each part is one transaction. If there were more, another program made some of them.
         let ours = u32::try_from(texts.len()).unwrap_or(u32::MAX);
         let after = self.tables.generation();
         let only_ours = before.zip(after).map(|(b, a)| a.wrapping_sub(b)) == Some(ours);
@@ -271,7 +274,7 @@ impl<T: Tables> Side<T> {
         Ok(text.len() as u64)
     }
 
-    /// Chains that others need are emptied, not deleted.
+    /// Empties the chains that other programs need, instead of deleting them.
     fn keep(&mut self, staged: &mut Staged) {
         for step in &mut staged.steps {
             let table = step.table;
@@ -288,7 +291,8 @@ impl<T: Tables> Side<T> {
         }
     }
 
-    /// Rules in the tables filter and nat after a change, and of those that it wrote.
+    /// Returns the number of rules in the tables filter and nat after a change, and the number that the
+    /// change wrote.
     fn count(&mut self, ruleset: &Ruleset, staged: &Staged) -> RuleCounts {
         let mut last = [0; 2];
         for step in &staged.steps {
@@ -317,7 +321,8 @@ impl<T: Tables> Side<T> {
         }
     }
 
-    /// How long the way to a Service is; worked out when there may be a difference worth telling.
+    /// Returns the length of the way to a Service. It is measured when it may have changed enough to be worth
+    /// reporting.
     fn lookups(&mut self, ruleset: &Ruleset, complete: bool) -> Lookups {
         let known = self.lookups.list;
         let changed = ruleset.addresses().abs_diff(known);
@@ -327,7 +332,8 @@ impl<T: Tables> Side<T> {
         self.lookups
     }
 
-    /// C8: not before the rule that protects the node from others who send to such addresses.
+    /// Enables node ports on loopback addresses (C8). The rule that protects the node from other senders to
+    /// such addresses must exist before.
     fn serve_localhost(&mut self, change: Change<'_>) {
         if self.localhost || !serves_localhost(&self.settings, change.node) {
             return;
@@ -343,7 +349,7 @@ impl<T: Tables> Side<T> {
         }
     }
 
-    /// Compares, unless it is sure that nothing happened since the last time.
+    /// Compares the tables with the ruleset, unless it is certain that nothing changed since the last time.
     fn verify(&mut self) -> Result<Verification, StepError> {
         let Some(ruleset) = self.ruleset.take() else {
             let what = "it is not known what our chains should hold";
@@ -396,7 +402,7 @@ impl<T: Tables> Backend for Driver<T> {
         Some(self.probe_interval.max(least.unwrap_or_default()))
     }
 
-    /// Chains of kube-proxy count: they have the same names.
+    /// Chains of kube-proxy count too: they have the same names.
     fn has_services(&mut self, family: Family) -> bool {
         let side = self.side(family).ok();
         side.and_then(|side| side.read().ok()).is_some_and(|found| {

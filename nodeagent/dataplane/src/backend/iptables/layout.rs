@@ -1,4 +1,4 @@
-//! Chains that are always there, and the jumps to them (C1, C5-C8, C11).
+//! Chains that always exist, and the jumps to them (C1, C5-C8, C11).
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -10,16 +10,16 @@ use super::ruleset::{Layout, Settings};
 use crate::backend::PodInterface;
 use crate::plan::NodePlan;
 
-/// Which packets count as from pods (A15, A16).
+/// The packets that count as coming from pods (A15, A16).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::backend) struct Pods {
-    /// What they are told by; empty = they are not told.
+    /// The sources of such packets; empty = packets from pods are not distinguished.
     sources: Vec<Source>,
-    /// All packets to ClusterIPs are masqueraded (A17).
+    /// Whether all packets to ClusterIPs are masqueraded (A17).
     masquerade_all: bool,
 }
 
-/// What a packet from a pod is told by.
+/// A property that identifies packets from pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     Range(Cidr),
@@ -36,7 +36,7 @@ impl Pods {
         }
     }
 
-    /// A rule for each kind of packet that is from a pod; `rule` as it is for all packets.
+    /// Returns a rule for each source of pods, made from `rule`, which applies to all packets.
     pub(super) fn only_pods(&self, rule: &Rule) -> Vec<Rule> {
         let sources = self.sources.iter();
         sources
@@ -44,8 +44,8 @@ impl Pods {
             .collect()
     }
 
-    /// The rule that marks those packets to a ClusterIP for masquerading that are not from pods,
-    /// made from one for all packets; `None` if none are.
+    /// Returns the rule that marks packets to a ClusterIP for masquerading if they are not from pods. It is
+    /// made from `rule`, which applies to all packets. `None` if no packets are marked.
     pub(in crate::backend) fn masquerade_others(&self, rule: Rule) -> Option<Rule> {
         let always = rule.with(Target::Jump(ChainName::MARK_MASQ));
         match self.sources[..] {
@@ -56,7 +56,7 @@ impl Pods {
         }
     }
 
-    /// The rules of [`ChainName::MARK_NOT_POD`], if anybody needs it.
+    /// Returns the rules of [`ChainName::MARK_NOT_POD`], if a rule needs this chain.
     pub(in crate::backend) fn mark_not_pod(&self) -> Option<Vec<Rule>> {
         if self.masquerade_all || self.sources.len() < 2 {
             return None;
@@ -76,16 +76,16 @@ impl Source {
     }
 }
 
-/// A chain that is always there.
+/// A chain that always exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::backend) struct Constant {
     pub(in crate::backend) table: TableName,
     pub(in crate::backend) name: ChainName,
-    /// `None`: it has to be there, with whatever is in it.
+    /// The rules; `None` for a chain that has to exist, with any rules.
     pub(in crate::backend) rules: Option<Vec<Rule>>,
 }
 
-/// The chains that are always there, those with a part for each Service excepted.
+/// Returns the chains that always exist, without those that have a part for each Service.
 pub(super) fn constants(settings: &Settings, node: &NodePlan) -> Vec<Constant> {
     let constant = |table, name, rules| Constant { table, name, rules };
     let (filter, nat) = (TableName::Filter, TableName::Nat);
@@ -109,7 +109,7 @@ pub(super) fn constants(settings: &Settings, node: &NodePlan) -> Vec<Constant> {
     constants
 }
 
-/// The rules of [`ChainName::FORWARD`].
+/// Returns the rules of [`ChainName::FORWARD`].
 pub(in crate::backend) fn forward(settings: &Settings, mark: Mark) -> Vec<Rule> {
     let mut rules = Vec::new();
     if !settings.tcp_be_liberal {
@@ -126,8 +126,9 @@ pub(in crate::backend) fn forward(settings: &Settings, mark: Mark) -> Vec<Rule> 
     rules
 }
 
-/// Node ports on the loopback address need `route_localnet`, which lets packets from outside reach
-/// services that listen there; not with this rule. kubelet writes the same.
+/// Returns the rules that drop packets from outside to the loopback network. Node ports on the loopback
+/// address need `route_localnet`, which would let packets from outside reach programs that listen there.
+/// kubelet writes the same rule.
 fn martians(settings: &Settings, node: &NodePlan) -> Option<Vec<Rule>> {
     let comment = Comment::Fixed("block incoming localnet connections");
     let states = Match::State(Sense::IsNot, States::EstablishedOrTranslated);
@@ -139,19 +140,19 @@ fn martians(settings: &Settings, node: &NodePlan) -> Option<Vec<Rule>> {
     serves_localhost(settings, node).then(|| vec![rule])
 }
 
-/// The rules of [`ChainName::POSTROUTING`].
+/// Returns the rules of [`ChainName::POSTROUTING`].
 pub(in crate::backend) fn postrouting(settings: &Settings, mark: Mark) -> Vec<Rule> {
     let random_fully = settings.random_fully;
     let comment = Comment::Fixed("kubernetes service traffic requiring SNAT");
     vec![
         Rule::new(Target::Return).when(Match::Marked(Sense::IsNot, mark)),
-        // The packet may come this way again, when nothing asks for masquerading any more.
+        // The packet may pass here again, so the mark is removed.
         Rule::new(Target::FlipMark(mark)),
         Rule::new(Target::Masquerade { random_fully }).when(Match::Comment(comment)),
     ]
 }
 
-/// Whether node ports are served on the loopback address.
+/// Returns whether node ports are served on the loopback address.
 pub(super) fn serves_localhost(settings: &Settings, node: &NodePlan) -> bool {
     let loopback = loopback(Family::V4);
     let mut served = node.nodeport_ips.iter();
@@ -160,7 +161,7 @@ pub(super) fn serves_localhost(settings: &Settings, node: &NodePlan) -> bool {
         && served.any(|range| range.covers(loopback) || loopback.covers(*range))
 }
 
-/// The addresses of a node for itself.
+/// Returns the loopback addresses of a family.
 pub(in crate::backend) fn loopback(family: Family) -> Cidr {
     match family {
         Family::V4 => {
@@ -171,14 +172,14 @@ pub(in crate::backend) fn loopback(family: Family) -> Cidr {
     }
 }
 
-/// The counted rule's destination: node ports on the loopback address.
+/// Returns the destination of the rule that counts: node ports on the loopback address.
 pub(super) fn localhost() -> Cidr {
     loopback(Family::V4)
 }
 
-/// The first rule of chains that may take packets elsewhere, or refuse them: our own connections pass,
-/// unless they are to a ClusterIP. Only in the layout of our own, and where the range of ClusterIPs is known
-/// and one, since a rule has one condition on the destination.
+/// Returns the first rule of the chains that may redirect or refuse packets. It lets kplane's own connections
+/// pass, unless they are to a ClusterIP. The rule exists only in layout tree, and only if there is exactly
+/// one known range of ClusterIPs, because a rule has one condition on the destination.
 pub(super) fn spare_ours(settings: &Settings, node: &NodePlan, chain: ChainName) -> Option<Rule> {
     const CHAINS: [ChainName; 2] = [ChainName::SERVICES, ChainName::PROXY_FIREWALL];
     let [range] = node.service_cidrs[..] else {
@@ -192,7 +193,7 @@ pub(super) fn spare_ours(settings: &Settings, node: &NodePlan, chain: ChainName)
     })
 }
 
-/// The last rules of `KUBE-SERVICES`: what is for the node itself may be for a node port (C6).
+/// Returns the last rules of `KUBE-SERVICES`: packets for the node itself may be for a node port (C6).
 pub(super) fn to_node_ports(settings: &Settings, node: &NodePlan) -> Vec<Rule> {
     const TEXT: &str =
         "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
@@ -234,8 +235,8 @@ pub(in crate::backend) struct Jump {
     pub(in crate::backend) rule: Rule,
 }
 
-/// The jumps from built-in chains, in the order in which they are put first: the last one is the
-/// first that packets meet (C1).
+/// Returns the jumps from built-in chains, in the order in which they are inserted at the front. The last one
+/// is the first that packets meet (C1).
 pub(super) fn jumps() -> Vec<Jump> {
     const PORTALS: &str = "kubernetes service portals";
     const VISIBLE: &str = "kubernetes externally-visible service portals";

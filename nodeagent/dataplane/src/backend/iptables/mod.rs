@@ -1,4 +1,4 @@
-//! iptables: kube-proxy's chains, letter by letter, written only where they change.
+//! The iptables backend: writes exactly kube-proxy's chains, and only those that change.
 //!
 //! ```text
 //! nat     PREROUTING, OUTPUT -> KUBE-SERVICES -> (dispatch) -> KUBE-SVC | SVL | EXT | FW
@@ -7,26 +7,26 @@
 //!         POSTROUTING -> KUBE-POSTROUTING: masquerades what KUBE-MARK-MASQ marked
 //! filter  INPUT, FORWARD, OUTPUT -> KUBE-SERVICES, KUBE-EXTERNAL-SERVICES, KUBE-PROXY-FIREWALL,
 //!         KUBE-NODEPORTS -> (dispatch) -> REJECT | DROP | ACCEPT;  KUBE-FORWARD, KUBE-FIREWALL
-//! mangle  KUBE-PROXY-CANARY: gone when somebody flushed the table; the others have one too
+//! mangle  KUBE-PROXY-CANARY: missing if another program flushed the table; the other tables have one too
 //! ```
 //!
-//! * **Names, rules and their order are kube-proxy's** behind the dispatch; only where pods come
-//!   from several ranges there is a chain more. Other tools find what they look for, and what
-//!   kube-proxy left is adopted, not rewritten. `tests/compare.rs` holds the same objects against
-//!   what kube-proxy made of them.
-//! * **The lists that all Services share are trees** ([`Layout::Tree`], `dispatch.rs`): kube-proxy
-//!   writes them whole at every change, and packets pass half of them. In a tree a new Service
-//!   writes one leaf, and of 10,000 places none is more than 45 rules away. [`Layout::Compat`] has kube-proxy's lists.
-//! * **A rule is text as `iptables-save` prints it** (`rule.rs`). So a chain is compared by the
-//!   digest of its lines: with what it held, with what is read back, with what was found at start.
-//! * **A chain is written as a whole or not at all** (`stage.rs`), those to which it jumps before
-//!   it; and places change between the tables in the order in which no packet is lost.
+//! * **Names, rules and their order are kube-proxy's** behind the dispatch. There is one chain more only
+//!   where pods come from several ranges. Other tools find the chains that they expect, and kube-proxy's
+//!   leftovers are adopted, not rewritten. `tests/compare.rs` compares the chains with those that kube-proxy
+//!   made of the same objects.
+//! * **The lists that all Services share are trees** ([`Layout::Tree`], `dispatch.rs`). kube-proxy writes the
+//!   whole lists at every change, and packets pass half of them. In a tree, a new Service writes one leaf,
+//!   and none of 10,000 places is more than 45 rules away. [`Layout::Compat`] has kube-proxy's lists.
+//! * **A rule is text as `iptables-save` prints it** (`rule.rs`). So a chain is compared by the digest of its
+//!   lines: with its earlier content, with the content read back, with the content found at start.
+//! * **A chain is written as a whole or not at all** (`stage.rs`), after the chains to which it jumps. Places
+//!   change between the tables in an order in which no packet is lost.
 //!
-//! Pure: `name.rs`, `text.rs`, `rule.rs` (what a rule is, as text), `layout.rs` (chains that are
-//! always there), `service.rs` (a ServicePort's chains), `prefix.rs` and `dispatch.rs` (how a packet
-//! finds its ServicePort), `ruleset.rs` and `stage.rs` (all of it, and what a change does),
-//! `restore.rs` (the text for `iptables-restore`). The rest deals with the machine: `tool.rs` (which
-//! tools there are), `readback.rs` (what they print), `counting.rs` (packet counters), `driver.rs` (the backend).
+//! These files are pure: `name.rs`, `text.rs`, `rule.rs` (rules as text), `layout.rs` (chains that always
+//! exist), `service.rs` (a ServicePort's chains), `prefix.rs` and `dispatch.rs` (a packet's way to its
+//! ServicePort), `ruleset.rs` and `stage.rs` (the whole ruleset, and the effect of a change), `restore.rs`
+//! (the text for `iptables-restore`). The others work on the machine: `tool.rs` (the tools that exist),
+//! `readback.rs` (their output), `counting.rs` (packet counters), `driver.rs` (the backend).
 
 mod counting;
 mod dispatch;
@@ -56,7 +56,7 @@ pub use tool::{Flavour, Tool, ToolError, plain_name};
 
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 
-/// What is true of this backend on every machine.
+/// The facts that hold for this backend on every machine.
 pub(super) const DESCRIPTION: Description = Description {
     name: "iptables",
     summary: "kube-proxy's chains, written by `iptables-restore`",
@@ -72,11 +72,10 @@ pub(super) const DESCRIPTION: Description = Description {
     },
 };
 
-/// Opens the backend for this thread's network namespace, having tried out that this machine can
-/// run our rules.
+/// Opens the backend for this thread's network namespace, after a check that this machine can run its rules.
 ///
 /// # Errors
-/// [`OpenError`] says what is missing.
+/// [`OpenError`] names the missing part.
 pub fn open(settings: &super::Settings) -> Result<Box<dyn Backend>, OpenError> {
     driver::open(settings)
 }

@@ -1,5 +1,5 @@
-//! Names of tables and chains: kube-proxy's own, letter by letter, so that other tools find them
-//! (C1, C2, C11), and those of our dispatch tree.
+//! Names of tables and chains: exactly kube-proxy's, so that other tools find them (C1, C2, C11), and those
+//! of kplane's dispatch tree.
 
 use std::fmt;
 
@@ -8,20 +8,20 @@ use ring::digest::{SHA256, digest};
 
 use super::text::Address;
 
-/// Longest name of a chain in bytes: `XT_EXTENSION_MAXNAMELEN` (linux/netfilter/x_tables.h) less
-/// the zero at its end.
+/// Longest name of a chain in bytes: `XT_EXTENSION_MAXNAMELEN` (linux/netfilter/x_tables.h) without the
+/// terminating zero.
 const MAX_CHAIN: usize = 28;
 /// Characters of a hash in a chain's name.
 const HASH_CHARS: usize = 16;
 
-/// A table of iptables in which we have chains.
+/// A table of iptables in which kplane has chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TableName {
     /// Accepts, rejects and drops.
     Filter,
     /// Translates addresses.
     Nat,
-    /// Holds a canary chain only (C11).
+    /// Holds only a canary chain (C11).
     Mangle,
 }
 
@@ -29,7 +29,7 @@ impl TableName {
     /// All tables, in the order in which they are written.
     pub const ALL: [Self; 3] = [Self::Filter, Self::Nat, Self::Mangle];
 
-    /// The name as iptables writes it.
+    /// Returns the name as iptables writes it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -39,7 +39,7 @@ impl TableName {
         }
     }
 
-    /// The table with this name, if we have chains in it.
+    /// Returns the table with this name, if kplane has chains in it.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|table| table.as_str() == name)
@@ -52,23 +52,23 @@ impl fmt::Display for TableName {
     }
 }
 
-/// A chain that is always there and from which we jump to ours.
+/// A chain that always exists, and from which kplane jumps to its chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BuiltIn {
-    /// Packets that come in, before routing.
+    /// Packets that arrive, before routing.
     Prerouting,
     /// Packets for the node itself.
     Input,
-    /// Packets on their way through.
+    /// Packets that pass through the node.
     Forward,
     /// Packets from the node itself.
     Output,
-    /// Packets that go out, after routing.
+    /// Packets that leave, after routing.
     Postrouting,
 }
 
 impl BuiltIn {
-    /// All of them.
+    /// All built-in chains.
     pub const ALL: [Self; 5] = [
         Self::Prerouting,
         Self::Input,
@@ -77,7 +77,7 @@ impl BuiltIn {
         Self::Postrouting,
     ];
 
-    /// The name as iptables writes it.
+    /// Returns the name as iptables writes it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -89,7 +89,7 @@ impl BuiltIn {
         }
     }
 
-    /// The built-in chain with this name.
+    /// Returns the built-in chain with this name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|chain| chain.as_str() == name)
@@ -102,16 +102,16 @@ impl fmt::Display for BuiltIn {
     }
 }
 
-/// What the chains of one ServicePort are for (C2).
+/// The purpose of a chain of one ServicePort (C2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ServiceChain {
-    /// Spreads over the cluster's endpoints.
+    /// Spreads connections over the cluster's endpoints.
     Cluster,
-    /// Spreads over the node's own endpoints.
+    /// Spreads connections over the node's own endpoints.
     Local,
-    /// Packets to external destinations: masquerading and short cuts, then one of the above.
+    /// Handles packets to external destinations: masquerading and short cuts, then one of the chains above.
     External,
-    /// Lets through the sources that may use a load balancer's address.
+    /// Lets pass the sources that may use a load balancer's address.
     Firewall,
 }
 
@@ -127,12 +127,13 @@ impl ServiceChain {
 }
 
 const ENDPOINT: &str = "KUBE-SEP-";
-/// Begins as a chain of kube-proxy's does, so that kube-proxy empties and deletes these in table nat when
-/// the node goes back to it (C13): a chain of ours that jumps to one of its would keep it from deleting
-/// that one, and then each of its restores fails. No hash has a `-` in it.
+/// Prefix of the chains of dispatch trees. It begins as kube-proxy's chains do, so that kube-proxy empties
+/// and deletes these chains in table nat when the node goes back to it (C13). Otherwise, a kplane chain that
+/// jumps to a kube-proxy chain would keep kube-proxy from deleting that one, and each of kube-proxy's
+/// restores would fail. No hash contains a `-`.
 const DISPATCH: &str = "KUBE-SVC-D-";
 
-/// Chains with a name of their own.
+/// Chains with a fixed name.
 const WELL_KNOWN: [&str; 9] = [
     "KUBE-EXTERNAL-SERVICES",
     "KUBE-FIREWALL",
@@ -145,10 +146,10 @@ const WELL_KNOWN: [&str; 9] = [
     "KUBE-SERVICES",
 ];
 
-/// The name of a chain of ours: upper-case letters, digits and `-` only, at most 28.
+/// The name of one of kplane's chains: only upper-case letters, digits and `-`, at most 28.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChainName {
-    /// Padded with zeros.
+    /// The text, padded with zeros.
     text: [u8; MAX_CHAIN],
 }
 
@@ -159,34 +160,35 @@ impl ChainName {
     pub const EXTERNAL_SERVICES: Self = Self::well_known("KUBE-EXTERNAL-SERVICES");
     /// Node ports (nat), and ports of health checks (filter).
     pub const NODEPORTS: Self = Self::well_known("KUBE-NODEPORTS");
-    /// Masquerades what is marked (nat).
+    /// Masquerades marked packets (nat).
     pub const POSTROUTING: Self = Self::well_known("KUBE-POSTROUTING");
     /// Marks for masquerading (nat).
     pub const MARK_MASQ: Self = Self::well_known("KUBE-MARK-MASQ");
-    /// Lets our traffic through the node (filter).
+    /// Lets packets of Services pass through the node (filter).
     pub const FORWARD: Self = Self::well_known("KUBE-FORWARD");
-    /// Drops what a load balancer's firewall did not let through (filter).
+    /// Drops packets that a load balancer's firewall did not let pass (filter).
     pub const PROXY_FIREWALL: Self = Self::well_known("KUBE-PROXY-FIREWALL");
     /// Shared with kubelet: drops packets from outside to the loopback network (filter, C8).
     pub const FIREWALL: Self = Self::well_known("KUBE-FIREWALL");
-    /// Gone when somebody flushed the table (all tables, C11).
+    /// Canary, missing if another program flushed the table (all tables, C11).
     pub const CANARY: Self = Self::well_known("KUBE-PROXY-CANARY");
-    /// Marks for masquerading what is not from a pod (nat); ours, not kube-proxy's. Exists only
-    /// where pods come from several ranges, which one rule cannot exclude.
+    /// Marks packets for masquerading that are not from a pod (nat). It is kplane's, not kube-proxy's, and
+    /// exists only where pods come from several ranges, which one rule cannot exclude.
     pub const MARK_NOT_POD: Self = Self::well_known("KUBE-SVC-D-MARK-NOT-POD");
 
     /// Load balancers' addresses of IPVS mode (nat, D4).
     pub const LOAD_BALANCER: Self = Self::well_known("KUBE-LOAD-BALANCER");
     /// Node ports (nat), and ports of health checks (filter), of IPVS mode (D4).
     pub const NODE_PORT: Self = Self::well_known("KUBE-NODE-PORT");
-    /// Sources that a load balancer lets through, of IPVS mode (filter, D4).
+    /// Sources that a load balancer lets pass, of IPVS mode (filter, D4).
     pub const SOURCE_RANGES: Self = Self::well_known("KUBE-SOURCE-RANGES-FIREWALL");
     /// Keeps other ports of Services' addresses closed, in IPVS mode (filter, D4).
     pub const IPVS_FILTER: Self = Self::well_known("KUBE-IPVS-FILTER");
-    /// Keeps the node from load balancers that do not let it through, in IPVS mode (filter, D4).
+    /// Refuses packets of the node to load balancers that do not let the node pass, in IPVS mode (filter,
+    /// D4).
     pub const IPVS_OUT_FILTER: Self = Self::well_known("KUBE-IPVS-OUT-FILTER");
 
-    /// All chains of IPVS mode (D4), and one of ours.
+    /// All chains of IPVS mode (D4), and one of kplane's.
     const OF_IPVS: [Self; 10] = [
         Self::SERVICES,
         Self::POSTROUTING,
@@ -201,7 +203,7 @@ impl ChainName {
     ];
 
     /// # Panics
-    /// When a constant of this file is too long: at compile time.
+    /// If a constant of this file is too long: at compile time.
     const fn well_known(name: &str) -> Self {
         let bytes = name.as_bytes();
         let mut text = [0; MAX_CHAIN];
@@ -213,21 +215,21 @@ impl ChainName {
         Self { text }
     }
 
-    /// A chain of a ServicePort. The hash is of what kube-proxy hashes:
-    /// `namespace/name:port` (without `:port` if it has no name) and the protocol.
+    /// Returns the name of a chain of a ServicePort. The hash is that of kube-proxy's text:
+    /// `namespace/name:port` (without `:port` if the port has no name) and the protocol.
     #[must_use]
     pub fn service(kind: ServiceChain, key: &ServiceKey) -> Self {
         Self::join(kind.prefix(), &hash(service_text(key).as_bytes()))
     }
 
-    /// The chain of one endpoint of a ServicePort.
+    /// Returns the name of the chain of one endpoint of a ServicePort.
     #[must_use]
     pub fn endpoint(key: &ServiceKey, endpoint: EndpointAddr) -> Self {
         let text = format!("{}{}", service_text(key), Address::port(endpoint));
         Self::join(ENDPOINT, &hash(text.as_bytes()))
     }
 
-    /// A chain of a dispatch tree; `text` is hashed if it is too long for a name.
+    /// Returns the name of a chain of a dispatch tree. `text` is hashed if it is too long for a name.
     pub(super) fn dispatch(list: char, text: &str) -> Self {
         let prefix = format!("{DISPATCH}{list}");
         if prefix.len() + text.len() <= MAX_CHAIN {
@@ -245,8 +247,8 @@ impl ChainName {
         Self { text }
     }
 
-    /// The name of one of our chains, kube-proxy's included; `None` for those of others.
-    /// `KUBE-FIREWALL` is ours here although kubelet has it too.
+    /// Parses the name of a chain of kplane or kube-proxy; returns `None` for other chains. `KUBE-FIREWALL`
+    /// counts as kplane's, although kubelet has it too.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let base32 = |b: u8| b.is_ascii_uppercase() || (b'2'..=b'7').contains(&b);
@@ -261,33 +263,33 @@ impl ChainName {
         (ours && name.len() <= MAX_CHAIN).then(|| Self::join(name, b""))
     }
 
-    /// The name of a chain of IPVS mode, kube-proxy's or ours; `None` for all others.
+    /// Parses the name of a chain of IPVS mode, of kube-proxy or kplane; returns `None` for all others.
     #[must_use]
     pub fn parse_ipvs(name: &str) -> Option<Self> {
         let mut ours = Self::OF_IPVS.iter().chain([&Self::MARK_NOT_POD]);
         ours.find(|chain| chain.as_str() == name).copied()
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         let len = self.text.iter().position(|b| *b == 0);
-        // Constructors let only ASCII in.
+        // The constructors accept only ASCII.
         std::str::from_utf8(&self.text[..len.unwrap_or(MAX_CHAIN)]).unwrap_or_default()
     }
 
-    /// Whether it spreads over the endpoints of a ServicePort.
+    /// Returns whether the chain spreads connections over the endpoints of a ServicePort.
     pub(super) fn is_of_a_service(&self) -> bool {
         let name = self.as_str();
         let spreads = ["KUBE-SVC-", "KUBE-SVL-"];
         spreads.iter().any(|prefix| name.starts_with(prefix)) && !name.starts_with(DISPATCH)
     }
 
-    /// For an order of chains that is always the same: that of their names. Many come by the ends
-    /// of their hashes instead: 30,000 chains that were made in the order of their names take
-    /// `iptables-nft-save` 1.8.9 12 s to list, and 1 s if made in another.
+    /// Returns the key for a constant order of chains. A few chains are in the order of their names. Many are
+    /// in the order of the ends of their hashes: `iptables-nft-save` 1.8.9 takes 12 s to list 30,000 chains
+    /// created in the order of their names, and 1 s if they were created in another order.
     pub(super) fn place_among(&self, count: usize) -> [u8; MAX_CHAIN] {
-        /// The order of so many does not matter.
+        /// Number of chains up to which the order does not affect the speed.
         const FEW: usize = 300;
         let mut place = self.text;
         if count > FEW {
@@ -297,7 +299,7 @@ impl ChainName {
         place
     }
 
-    /// Where a chain stands in the way of a packet: a chain jumps only to chains of a lower rank,
+    /// Returns the position of a chain in the way of a packet. A chain jumps only to chains of a lower rank,
     /// or to dispatch chains below it.
     #[must_use]
     pub(super) fn rank(&self) -> u8 {
@@ -308,7 +310,7 @@ impl ChainName {
             _ if *self == Self::MARK_MASQ => 0,
             _ if *self == Self::MARK_NOT_POD => 1,
             _ if name.starts_with(DISPATCH) => 7,
-            // 2..=6; at most 6 fits.
+            // The result is 2..=6, because the position is at most 4.
             Some(position) => 2 + u8::try_from(position).unwrap_or(0),
             None if *self == Self::NODEPORTS => 8,
             None => 9,
@@ -328,14 +330,15 @@ impl fmt::Debug for ChainName {
     }
 }
 
-/// What kube-proxy calls a ServicePort, and its protocol: the first part of what it hashes.
+/// Returns kube-proxy's name of a ServicePort, and the protocol: the first part of the text that kube-proxy
+/// hashes.
 fn service_text(key: &ServiceKey) -> String {
     let colon = if key.port_name.is_empty() { "" } else { ":" };
     let (service, port, protocol) = (&key.service, &key.port_name, lower(key.protocol));
     format!("{service}{colon}{port}{protocol}")
 }
 
-/// The protocol as iptables writes it.
+/// Returns the protocol as iptables writes it.
 pub(super) fn lower(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "tcp",
@@ -344,7 +347,7 @@ pub(super) fn lower(protocol: Protocol) -> &'static str {
     }
 }
 
-/// The first 16 characters of SHA-256 in base32 (RFC 4648, section 6).
+/// Returns the first 16 characters of SHA-256 in base32 (RFC 4648, section 6).
 fn hash(bytes: &[u8]) -> [u8; HASH_CHARS] {
     const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
     let digest = digest(&SHA256, bytes);

@@ -1,5 +1,5 @@
-//! Places of a list as strings of bits: address, protocol, port. A dispatch tree divides them by
-//! their leading bits.
+//! Places of a list as strings of bits: address, protocol, port. A dispatch tree divides places by their
+//! leading bits.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
@@ -9,32 +9,32 @@ use kplane_model::{Cidr, Family, Protocol};
 use super::rule::{Match, Rule, Sense};
 use crate::plan::FrontendAddr;
 
-/// Bits behind the address: the protocol, then the port.
+/// Number of bits behind the address: the protocol, then the port.
 const PROTOCOL_BITS: u8 = 4;
 const PORT_BITS: u8 = 16;
 const REST_BITS: u8 = PROTOCOL_BITS + PORT_BITS;
 
-/// A place where packets arrive, as bits. Ordered as the bits are.
+/// A place where packets arrive, as bits, in the order of the bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Point {
-    /// The address, its last bit last; 0 for node ports.
+    /// The address, with its last bit as the lowest; 0 for node ports.
     address: u128,
     /// Protocol and port.
     rest: u32,
 }
 
-/// What the points of a list have.
+/// The format of the points of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Space {
     pub(super) family: Family,
-    /// They have an address; node ports have none.
+    /// Whether the points have an address; node ports have none.
     pub(super) addresses: bool,
 }
 
-/// All points that begin with the same bits.
+/// A prefix: all points that begin with the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Prefix {
-    /// The first of them.
+    /// The first of these points.
     pub(super) first: Point,
     /// Number of bits.
     pub(super) len: u8,
@@ -97,7 +97,7 @@ impl Space {
         self.address_bits() + REST_BITS
     }
 
-    /// Everything.
+    /// Returns the prefix of all points.
     pub(super) fn root() -> Prefix {
         let first = Point {
             address: 0,
@@ -106,25 +106,25 @@ impl Space {
         Prefix { first, len: 0 }
     }
 
-    /// The points with this prefix.
+    /// Returns the points with this prefix.
     pub(super) fn range(self, prefix: Prefix) -> RangeInclusive<Point> {
         let free = u32::from(self.bits() - prefix.len);
         let ones = |bits: u32| 1_u128.checked_shl(bits).map_or(u128::MAX, |one| one - 1);
         let rest = ones(free.min(u32::from(REST_BITS)));
         let last = Point {
             address: prefix.first.address | ones(free.saturating_sub(u32::from(REST_BITS))),
-            // No more than 20 bits.
+            // The value has at most 20 bits.
             rest: prefix.first.rest | u32::try_from(rest).unwrap_or(0),
         };
         prefix.first..=last
     }
 
-    /// Whether all points of one prefix begin with another.
+    /// Returns whether all points of `inner` begin with `outer`.
     pub(super) fn covers(self, outer: Prefix, inner: Prefix) -> bool {
         outer.len <= inner.len && self.range(outer).contains(&inner.first)
     }
 
-    /// Those that begin with as many bits as both points share.
+    /// Returns the prefix of all bits that both points share.
     pub(super) fn common(self, a: Point, b: Point) -> Prefix {
         let different = |bits: u32| u8::try_from(bits).unwrap_or(0);
         let address = different(u128::BITS - (a.address ^ b.address).leading_zeros());
@@ -136,7 +136,7 @@ impl Space {
         self.prefix(a, len)
     }
 
-    /// The first `len` bits of a point.
+    /// Returns the prefix of the first `len` bits of a point.
     pub(super) fn prefix(self, of: Point, len: u8) -> Prefix {
         let free = self.bits() - len;
         let address = u32::from(free.saturating_sub(REST_BITS));
@@ -153,7 +153,7 @@ impl Space {
         Prefix { first, len }
     }
 
-    /// The two halves of a prefix: its next bit is 0, or 1.
+    /// Returns the two halves of a prefix, with 0 and 1 as the next bit.
     pub(super) fn halves(self, of: Prefix) -> [Prefix; 2] {
         let len = of.len + 1;
         let position = u32::from(self.bits() - len);
@@ -166,14 +166,14 @@ impl Space {
         [half(of.first), half(second)]
     }
 
-    /// Whether a rule can say that a point begins so: part of an address, of a port, but not of a
-    /// protocol.
+    /// Returns whether a rule can match this prefix. A prefix may end within the address or the port, but not
+    /// within the protocol.
     pub(super) fn can_match(self, prefix: Prefix) -> bool {
         let behind = prefix.len.saturating_sub(self.address_bits());
         behind == 0 || behind >= PROTOCOL_BITS
     }
 
-    /// A rule limited to packets whose destination begins so.
+    /// Limits a rule to packets whose destination has this prefix.
     pub(super) fn limit(self, rule: Rule, prefix: Prefix) -> Rule {
         let mut rule = self.limit_address(rule, prefix);
         let (first, last) = self.range(prefix).into_inner();
@@ -187,7 +187,7 @@ impl Space {
         rule
     }
 
-    /// A rule limited to the address of a prefix.
+    /// Limits a rule to the address of a prefix.
     pub(super) fn limit_address(self, rule: Rule, prefix: Prefix) -> Rule {
         if !self.addresses {
             return rule;
@@ -197,7 +197,7 @@ impl Space {
         rule.destination(Sense::Is, range.unwrap_or(Cidr::single(ip)))
     }
 
-    /// The prefix of one point.
+    /// Returns the prefix of exactly one point.
     pub(super) fn single(self, point: Point) -> Prefix {
         Prefix {
             first: point,
@@ -205,7 +205,7 @@ impl Space {
         }
     }
 
-    /// What a prefix is called in names of chains: its bits in hexadecimal, and their number.
+    /// Returns the text of a prefix in names of chains: its bits in hexadecimal, and their number.
     pub(super) fn text(self, prefix: Prefix) -> String {
         let digits = usize::from(prefix.len.div_ceil(4));
         let address = usize::from(self.address_bits() / 4);

@@ -1,20 +1,20 @@
-//! What of ours is in the text that `iptables-save` prints. Pure; takes any text.
+//! Finds kplane's objects in the output of `iptables-save`. This module is pure; it accepts any text.
 
 use std::collections::BTreeSet;
 
 use super::name::{BuiltIn, ChainName, TableName};
 use super::ruleset::Found;
 
-/// What was read.
+/// The result of reading a listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::backend) struct Listing {
-    /// Chains of ours, and jumps from built-in chains to them.
+    /// kplane's chains, and jumps from built-in chains to them.
     pub found: Found,
-    /// Chains of ours to which chains of others jump: they cannot be deleted.
+    /// kplane's chains to which chains of other programs jump, so that they cannot be deleted.
     pub needed: BTreeSet<(TableName, ChainName)>,
 }
 
-/// Reads a listing of all tables. `name` tells which chains are ours.
+/// Parses a listing of all tables. `name` returns a name if the chain is kplane's.
 #[must_use]
 pub(in crate::backend) fn parse(text: &str, name: fn(&str) -> Option<ChainName>) -> Listing {
     let mut listing = Listing::default();
@@ -56,14 +56,14 @@ impl Listing {
     }
 }
 
-/// The chain of ours to which a rule jumps.
+/// Returns kplane's chain to which a rule jumps.
 fn target(rule: &str, ours: fn(&str) -> Option<ChainName>) -> Option<ChainName> {
     let mut words = words(rule);
     words.find(|word| matches!(*word, "-j" | "-g"))?;
     ours(words.next()?)
 }
 
-/// The words of a rule; what is between quotation marks belongs to one word.
+/// Returns the words of a rule. Text between quotation marks belongs to one word.
 pub(crate) fn words(rule: &str) -> impl Iterator<Item = &str> {
     let mut rest = rule;
     std::iter::from_fn(move || {

@@ -1,40 +1,41 @@
-//! The text that makes `iptables-restore --noflush` carry a change out.
+//! Writes the text with which `iptables-restore --noflush` executes a change.
 
 use std::fmt::Write as _;
 
 use super::name::{ChainName, TableName};
 use super::ruleset::{JumpOp, Step, Written};
 
-/// How much of a change goes into one `COMMIT`. The nft flavour takes time with the square of it,
-/// and some for each: 31,000 chains with 81,000 rules take 25 s at once, 4.4 s of processor time by
-/// 3,000 chains or 6,000 rules, 2.1 s by 300 chains with their rules, and 2.5 s by 100.
+/// Limits of the part of a change in one `COMMIT`. The time of the nft flavour grows with the square of the
+/// part's size, and each part costs some time too. 31,000 chains with 81,000 rules take 25 s in one part, 4.4
+/// s of processor time in parts of 3,000 chains or 6,000 rules, 2.1 s in parts of 300 chains with their
+/// rules, and 2.5 s in parts of 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Chains written or deleted in one.
+    /// Most chains written or deleted in one part.
     pub chains: usize,
-    /// Rules written in one; a chain that has more is not divided.
+    /// Most rules written in one part. A chain with more rules is not divided.
     pub rules: usize,
 }
 
 impl Limits {
-    /// For the nft flavour.
+    /// Limits for the nft flavour.
     pub const NFT: Self = Self {
         chains: 300,
         rules: 1_000,
     };
-    /// For the legacy flavour, which replaces whole tables: everything at once.
+    /// Limits for the legacy flavour, which replaces whole tables: everything in one part.
     pub const LEGACY: Self = Self {
         chains: usize::MAX,
         rules: usize::MAX,
     };
 }
 
-/// The text of a step: one or more `*table .. COMMIT`, to be given to one `iptables-restore
-/// --noflush` in order. A step within the limits is one of them: all or nothing.
+/// Returns the text of a step: one or more blocks `*table .. COMMIT`, to be given in order to one
+/// `iptables-restore --noflush`. A step within the limits is one block, all or nothing.
 ///
-/// A bigger one comes in parts, each of which leaves every packet its way: chains with their rules,
-/// each before those that jump to it, then the jumps from built-in chains, and last goes what
-/// nothing needs any more.
+/// A bigger step has several blocks. After each block, every packet still finds its way. The order is: chains
+/// with their rules, each before the chains that jump to it; then the jumps from built-in chains; last the
+/// deletion of everything unneeded.
 #[must_use]
 pub fn parts(step: &Step, limits: Limits) -> Vec<String> {
     let chains = step.write.len() + step.delete.len();
@@ -62,7 +63,7 @@ pub fn parts(step: &Step, limits: Limits) -> Vec<String> {
     if !step.jumps.is_empty() {
         parts.push(|text| jumps(&step.jumps, text));
     }
-    // Chains that are emptied need no order among them.
+    // Chains that are emptied need no order.
     for some in step.delete.chunks(limits.chains) {
         parts.push(|text| declare(some.iter(), text));
     }
@@ -90,7 +91,7 @@ fn rules(chain: &Written) -> usize {
     chain.content.rules() as usize
 }
 
-/// Chains in groups within the limits; a chain that is not within them is one of its own.
+/// Returns chains in groups within the limits. A chain that exceeds the limits is a group of its own.
 fn groups(chains: &[Written], limits: Limits) -> Vec<&[Written]> {
     let mut groups = Vec::new();
     let (mut start, mut sum) = (0, 0);
@@ -112,7 +113,7 @@ fn fill(chains: &[Written], to: &mut String) {
     chains.iter().for_each(|chain| to.push_str(&chain.lines));
 }
 
-/// Makes chains, and empties those that are there. Writing to a string cannot fail.
+/// Writes lines that create chains, and empty existing ones. Writing to a string cannot fail.
 fn declare<'a>(chains: impl Iterator<Item = &'a ChainName>, to: &mut String) {
     for chain in chains {
         let _ = writeln!(to, ":{chain} - [0:0]");

@@ -1,8 +1,8 @@
-//! Rules, typed, and their text exactly as `iptables-save` prints it.
+//! Rules as types, and their text exactly as `iptables-save` prints it.
 //!
-//! What is read back is compared as text, so the text is `iptables-save`'s, not the shortest that
-//! `iptables-restore` takes. A rule is made of enums, addresses, numbers, hashes, names of
-//! interfaces (a validated alphabet) and comments (the same); so a rule is always one line.
+//! Rules that are read back are compared as text. So the text is that of `iptables-save`, not the shortest
+//! that `iptables-restore` accepts. A rule consists of enums, addresses, numbers, hashes, names of interfaces
+//! (of a validated alphabet) and comments (of another one), so a rule is always one line.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -14,24 +14,24 @@ use super::text::{Address, Label};
 use crate::backend::PodInterface;
 use kplane_netlink::ipvs::ServerKey;
 
-/// A rule without the chain it is in.
+/// A rule without the name of its chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::backend) struct Rule {
     /// The packet's source.
     source: Option<(Sense, Cidr)>,
     /// The packet's destination.
     destination: Option<(Sense, Cidr)>,
-    /// The interface through which it came in.
+    /// The interface on which the packet arrived.
     input: Option<(Sense, PodInterface)>,
-    /// Its protocol.
+    /// The packet's protocol.
     protocol: Option<Protocol>,
-    /// Further conditions, in the order in which they are looked at.
+    /// Further conditions, in the order in which the kernel evaluates them.
     matches: Vec<Match>,
-    /// What becomes of it.
+    /// The action for the packet.
     target: Target,
 }
 
-/// Whether a condition must hold or must not.
+/// Sense of a condition: it must be true, or it must be false.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backend) enum Sense {
     Is,
@@ -50,7 +50,7 @@ impl fmt::Display for Sense {
 /// A condition of an extension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::backend) enum Match {
-    /// No condition: says what the rule is for.
+    /// No condition: a comment that names the purpose of the rule.
     Comment(Comment),
     /// The source is one of the node's addresses.
     SourceLocal,
@@ -58,36 +58,36 @@ pub(in crate::backend) enum Match {
     SourceElsewhere,
     /// The destination is one of the node's addresses.
     DestinationLocal,
-    /// It did not come in through a port of a bridge.
+    /// The packet did not arrive through a port of a bridge.
     NotBridged,
     /// Parts of the packet, such as `dst,dst` or `dst`, are in an IP set.
     InSet(&'static str, &'static str),
-    /// It belongs to a connection to an IPVS virtual server.
+    /// The packet belongs to a connection to an IPVS virtual server.
     Virtual(ServerKey),
-    /// The destination port is in a range, both ends included; goes with the rule's protocol.
+    /// The destination port is in a range, both ends included. Needs a rule with a protocol.
     Ports(u16, u16),
     /// The state of the packet's flow.
     State(Sense, States),
     /// The bit of the mark is set.
     Marked(Sense, Mark),
-    /// The whole mark is this one.
+    /// The whole mark has this value.
     MarkIs(Mark),
-    /// True for one packet out of so many.
+    /// True for one packet out of this many, at random.
     OneOf(usize),
-    /// The source was remembered on a list, less than so many seconds ago; older ones go (C4).
+    /// The source was stored on a list, less than this many seconds ago. Older entries are removed (C4).
     Remembered {
-        /// The list has the name of the endpoint's chain.
+        /// The list, which has the name of the endpoint's chain.
         list: ChainName,
         /// Idle timeout.
         seconds: u32,
-        /// Of the addresses.
+        /// Family of the addresses.
         family: Family,
     },
-    /// Always true: remembers the source.
+    /// Always true: stores the source on a list.
     Remember {
-        /// The list has the name of the endpoint's chain.
+        /// The list, which has the name of the endpoint's chain.
         list: ChainName,
-        /// Of the addresses.
+        /// Family of the addresses.
         family: Family,
     },
     /// Always true: counts the packet.
@@ -99,7 +99,7 @@ pub(in crate::backend) enum Match {
 pub(in crate::backend) enum States {
     /// The first packet of a flow.
     New,
-    /// Belongs to no flow and begins none.
+    /// Packets that belong to no flow and begin none.
     Invalid,
     /// Packets of a known flow.
     Established,
@@ -118,17 +118,17 @@ impl States {
     }
 }
 
-/// A packet mark: the bit that asks for masquerading (C5), or that of our own connections.
+/// A packet mark: the bit that asks for masquerading (C5), or the mark of kplane's own connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backend) struct Mark(u32);
 
 impl Mark {
-    /// Bit 0..=31.
+    /// Returns the mark with this bit, 0..=31.
     pub(in crate::backend) fn bit(bit: u8) -> Self {
         Self(1_u32.wrapping_shl(u32::from(bit)))
     }
 
-    /// All of it.
+    /// Returns a mark that is compared as a whole.
     pub(in crate::backend) fn whole(mark: u32) -> Self {
         Self(mark)
     }
@@ -140,19 +140,19 @@ impl fmt::Display for Mark {
     }
 }
 
-/// Counters of nfacct, which kube-proxy's metrics show (C7, C8).
+/// Counters of nfacct, which kube-proxy's metrics report (C7, C8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backend) enum Counter {
-    /// Dropped because connection tracking could make nothing of them.
+    /// Packets dropped because connection tracking found them invalid.
     InvalidDropped,
-    /// Came for a node port on the loopback address.
+    /// Packets for a node port on the loopback address.
     LocalhostAccepted,
 }
 
 impl Counter {
     pub(super) const ALL: [Self; 2] = [Self::InvalidDropped, Self::LocalhostAccepted];
 
-    /// The counter's name, as kube-proxy makes it.
+    /// Returns the counter's name, which is kube-proxy's.
     pub(in crate::backend) fn as_str(self) -> &'static str {
         match self {
             Self::InvalidDropped => "ct_state_invalid_dropped_pkts",
@@ -161,16 +161,16 @@ impl Counter {
     }
 }
 
-/// What a rule is for, as kube-proxy says it.
+/// The purpose of a rule, in kube-proxy's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::backend) enum Comment {
-    /// Text of ours.
+    /// A fixed text.
     Fixed(&'static str),
     /// The ServicePort's name alone.
     Name(Label),
-    /// The ServicePort's name, and text of ours behind it.
+    /// The ServicePort's name, followed by a fixed text.
     Of(Label, &'static str),
-    /// Text of ours, the ServicePort's name, and text of ours.
+    /// A fixed text, the ServicePort's name, and another fixed text.
     About(&'static str, Label, &'static str),
     /// The ServicePort's name and one of its endpoints.
     Endpoint(Label, EndpointAddr),
@@ -193,36 +193,36 @@ impl fmt::Display for Comment {
     }
 }
 
-/// What becomes of a packet.
+/// The action of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backend) enum Target {
-    /// Nothing: it goes on to the next rule.
+    /// No action: the packet goes on to the next rule.
     Continue,
-    /// To a chain, and back behind this rule if that decides nothing.
+    /// The packet goes to a chain. If that chain decides nothing, the packet goes on behind this rule.
     Jump(ChainName),
-    /// It may pass.
+    /// The packet is accepted.
     Accept,
-    /// It vanishes.
+    /// The packet is dropped silently.
     Drop,
-    /// Back to the chain it came from.
+    /// The packet returns to the chain from which it came.
     Return,
-    /// Its sender is told.
+    /// The packet is refused, and its sender gets an error.
     Reject(Family),
-    /// The bit of its mark is set.
+    /// The bit of the packet's mark is set.
     SetMark(Mark),
-    /// The bit of its mark is flipped.
+    /// The bit of the packet's mark is flipped.
     FlipMark(Mark),
-    /// Its source becomes the node's.
+    /// The packet's source becomes an address of the node.
     Masquerade {
-        /// Source ports are chosen at random.
+        /// Whether source ports are chosen at random.
         random_fully: bool,
     },
-    /// Its destination becomes an endpoint.
+    /// The packet's destination becomes an endpoint.
     Dnat(EndpointAddr),
 }
 
 impl Rule {
-    /// A rule for every packet.
+    /// Returns a rule for every packet.
     pub(in crate::backend) fn new(target: Target) -> Self {
         Self {
             source: None,
@@ -234,55 +234,55 @@ impl Rule {
         }
     }
 
-    /// A rule that jumps to a chain.
+    /// Returns a rule that jumps to a chain.
     pub(in crate::backend) fn jump(chain: ChainName) -> Self {
         Self::new(Target::Jump(chain))
     }
 
-    /// The same with another target.
+    /// Returns the same rule with another target.
     pub(in crate::backend) fn with(mut self, target: Target) -> Self {
         self.target = target;
         self
     }
 
-    /// With a condition on the source. A range of everything is none.
+    /// Adds a condition on the source. A range of everything adds no condition.
     pub(in crate::backend) fn source(mut self, sense: Sense, range: Cidr) -> Self {
         let always = range.prefix_len() == 0 && sense == Sense::Is;
         self.source = (!always).then_some((sense, range));
         self
     }
 
-    /// With a condition on the destination. A range of everything is none.
+    /// Adds a condition on the destination. A range of everything adds no condition.
     pub(in crate::backend) fn destination(mut self, sense: Sense, range: Cidr) -> Self {
         let always = range.prefix_len() == 0 && sense == Sense::Is;
         self.destination = (!always).then_some((sense, range));
         self
     }
 
-    /// With a condition on the interface.
+    /// Adds a condition on the interface.
     pub(in crate::backend) fn input(mut self, sense: Sense, interface: PodInterface) -> Self {
         self.input = Some((sense, interface));
         self
     }
 
-    /// With a protocol.
+    /// Sets the protocol.
     pub(in crate::backend) fn protocol(mut self, protocol: Protocol) -> Self {
         self.protocol = Some(protocol);
         self
     }
 
-    /// With a protocol and one destination port.
+    /// Sets the protocol and adds a condition on the destination port.
     pub(in crate::backend) fn port(self, protocol: Protocol, port: u16) -> Self {
         self.protocol(protocol).when(Match::Ports(port, port))
     }
 
-    /// With a condition more.
+    /// Adds a condition.
     pub(in crate::backend) fn when(mut self, condition: Match) -> Self {
         self.matches.push(condition);
         self
     }
 
-    /// With a comment, if there is one.
+    /// Adds a comment, if there is one.
     pub(in crate::backend) fn comment(self, comment: Option<Comment>) -> Self {
         match comment {
             Some(comment) => self.when(Match::Comment(comment)),
@@ -290,20 +290,20 @@ impl Rule {
         }
     }
 
-    /// Appends the line of the rule, `-A` and end of line included.
+    /// Appends the line of the rule, including `-A` and the end of line.
     pub(in crate::backend) fn push(&self, chain: ChainName, to: &mut String) {
         // Writing to a string cannot fail.
         let _ = writeln!(to, "-A {chain}{self}");
     }
 
-    /// The line of a rule of a built-in chain as `iptables-save` prints it, without end of line.
+    /// Returns the line of a rule of a built-in chain as `iptables-save` prints it, without the end of line.
     pub(in crate::backend) fn line_in(&self, chain: BuiltIn) -> String {
         format!("-A {chain}{self}")
     }
 }
 
 impl fmt::Display for Rule {
-    /// Everything behind the chain's name, each word with a blank before it.
+    /// Writes everything behind the chain's name, with a blank before each word.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some((sense, range)) = self.source {
             write!(f, " {sense}-s {}", Address::range(range))?;
@@ -321,7 +321,7 @@ impl fmt::Display for Rule {
             condition.write(self.protocol, f)?;
         }
         if let (Some(protocol), Target::Dnat(_)) = (self.protocol, self.target) {
-            // A destination port has a meaning with a protocol only.
+            // A destination port is only valid together with a protocol.
             write!(f, " -m {}", lower(protocol))?;
         }
         self.target.fmt(f)
@@ -409,19 +409,19 @@ impl fmt::Display for Target {
     }
 }
 
-/// An interface, or with `+` behind it all whose names begin so.
+/// An interface, or, with `+` behind it, all interfaces whose names begin with this prefix.
 struct Interface(PodInterface);
 
 impl fmt::Display for Interface {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, prefix) = self.0.pattern();
-        // A name has no room for more than 15 characters: such a prefix is the whole name.
+        // The kernel limits names to 15 characters, so a prefix of that length is the whole name.
         let more = prefix && name.len() < PodInterface::MAX_NAME;
         write!(f, "{name}{}", if more { "+" } else { "" })
     }
 }
 
-/// All of an address counts.
+/// Returns the mask that covers the whole address.
 fn mask(family: Family) -> &'static str {
     match family {
         Family::V4 => "255.255.255.255",
@@ -429,12 +429,12 @@ fn mask(family: Family) -> &'static str {
     }
 }
 
-/// One in `count` as it is printed: kube-proxy writes ten decimals, the kernel keeps 31 bits, and
-/// `iptables-save` prints eleven decimals of those.
+/// Returns one in `count` as `iptables-save` prints it: kube-proxy writes ten decimals, the kernel keeps 31
+/// bits of these, and `iptables-save` prints eleven decimals of those.
 fn probability(count: usize) -> String {
     // 2^31.
     const ONE: f64 = 2_147_483_648.0;
-    // More endpoints than a u32 holds are no more likely for it.
+    // Beyond a u32, the number of endpoints makes no difference any more.
     let count = f64::from(u32::try_from(count).unwrap_or(u32::MAX));
     let written = (1e10 / count).round() / 1e10;
     format!("{:.11}", (written * ONE).round() / ONE)

@@ -1,7 +1,8 @@
-//! Everything that a family's tables must hold of ours, and what a change does to them. Pure.
+//! All of kplane's objects that a family's tables must hold, and the effect of a change on them. This module
+//! is pure.
 //!
-//! What is kept of a chain is its digest: it is enough to tell whether a chain has to be written,
-//! and whether what was read back is what was written.
+//! For each chain, only a digest is kept. The digest shows whether a chain has to be written, and whether the
+//! content read back is the content written.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -17,31 +18,32 @@ use super::stage::Staging;
 use crate::backend::{Change, Failure, Lookups, PodInterface};
 use crate::plan::{FrontendAddr, NodePlan};
 
-/// What shapes the rules besides plans, for one family.
+/// Settings that affect the rules besides plans, for one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The family.
     pub family: Family,
     /// Bit of the packet mark that asks for masquerading, 0..=31 (C5).
     pub masquerade_bit: u8,
-    /// Mark of our own connections, which no rule applies to in layout tree; 0 = none.
+    /// Mark of kplane's own connections, to which no rule applies in layout tree; 0 = none.
     pub own_mark: u32,
-    /// The tools know `MASQUERADE --random-fully` (iptables 1.6.2 or later, C5).
+    /// Whether the tools know `MASQUERADE --random-fully` (iptables 1.6.2 or later, C5).
     pub random_fully: bool,
-    /// Node ports are served on the loopback address too, IPv4 only (C8).
+    /// Whether node ports are served on the loopback address too, IPv4 only (C8).
     pub localhost_nodeports: bool,
-    /// `nf_conntrack_tcp_be_liberal` is set: packets of no known flow are not dropped (C7).
+    /// Whether `nf_conntrack_tcp_be_liberal` is set, so that packets of no known flow are not dropped (C7).
     pub tcp_be_liberal: bool,
-    /// The counters of nfacct are there (C7, C8).
+    /// Whether the counters of nfacct exist (C7, C8).
     pub counters: bool,
-    /// Packets that come in there count as from pods, besides those from the plan's pod sources.
+    /// Interface of the pods: packets that arrive on it count as coming from pods, in addition to the plan's
+    /// pod sources.
     pub pod_interface: Option<PodInterface>,
-    /// How Services are found by their addresses.
+    /// The structure in which a rule finds the Service of an address.
     pub layout: Layout,
 }
 
 impl Settings {
-    /// The settings that kube-proxy has by default, in our default layout.
+    /// Returns kube-proxy's default settings, with kplane's default layout.
     #[must_use]
     pub fn new(family: Family) -> Self {
         Self {
@@ -58,28 +60,28 @@ impl Settings {
     }
 }
 
-/// How Services are found by their addresses.
+/// The structure in which a rule finds the Service of an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Layout {
-    /// One list of all of them, as kube-proxy has it.
+    /// One list of all addresses, as kube-proxy writes it.
     Compat,
     /// A tree of short chains, by address prefix.
     #[default]
     Tree,
 }
 
-/// What is known of the rules of a chain.
+/// The known facts about the rules of a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Content {
-    /// Of the lines of its rules, as `iptables-save` prints them.
+    /// Digest of the lines of the rules, as `iptables-save` prints them.
     digest: u128,
-    /// Their number.
+    /// Number of the rules.
     rules: u32,
 }
 
 impl Content {
-    /// One rule more: its line as `iptables-save` prints it, without counters and end of line.
-    /// How many blanks are between words does not matter: some extensions print two.
+    /// Adds a rule: its line as `iptables-save` prints it, without counters and end of line. The number of
+    /// blanks between words does not matter, because some extensions print two.
     pub fn push(&mut self, line: &str) {
         let mut hasher = SipHasher13::new();
         hasher.write_u128(self.digest);
@@ -91,7 +93,7 @@ impl Content {
         self.rules += 1;
     }
 
-    /// Of whole lines.
+    /// Returns the content for whole lines.
     #[must_use]
     pub fn of(lines: &str) -> Self {
         let mut content = Self::default();
@@ -99,95 +101,96 @@ impl Content {
         content
     }
 
-    /// The number of rules.
+    /// Returns the number of rules.
     #[must_use]
     pub fn rules(self) -> u32 {
         self.rules
     }
 }
 
-/// What was found of ours in a family's tables.
+/// kplane's objects that were found in a family's tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     chains: HashMap<(TableName, ChainName), Content>,
-    /// How often each rule of a built-in chain is there: table and line.
+    /// Number of copies of each rule of a built-in chain, by table and line.
     pub(in crate::backend) jumps: HashMap<(TableName, String), usize>,
 }
 
 impl Found {
-    /// A chain is there (`:NAME - [0:0]`).
+    /// Adds a chain (`:NAME - [0:0]`).
     pub fn chain(&mut self, table: TableName, name: ChainName) {
         self.chains.entry((table, name)).or_default();
     }
 
-    /// A rule of a chain of ours, in order: its line (`-A NAME ..`).
+    /// Adds a rule of one of kplane's chains, in order: its line (`-A NAME ..`).
     pub fn rule(&mut self, table: TableName, name: ChainName, line: &str) {
         self.chains.entry((table, name)).or_default().push(line);
     }
 
-    /// A rule of a built-in chain that jumps to a chain of ours: its line (`-A INPUT ..`).
+    /// Adds a rule of a built-in chain that jumps to one of kplane's chains: its line (`-A INPUT ..`).
     pub fn jump(&mut self, table: TableName, line: &str) {
         *self.jumps.entry((table, line.to_owned())).or_default() += 1;
     }
 
-    /// Takes no notice of a chain that is there and empty; says whether there was one.
+    /// Removes a chain from the record if it is empty. Returns whether it was.
     pub(super) fn forget_empty(&mut self, id: &ChainId) -> bool {
         let empty = self.chains.get(id).is_some_and(|c| c.rules == 0);
         empty && self.chains.remove(id).is_some()
     }
 
-    /// A chain is as it was written.
+    /// Records a chain as it was written.
     pub(in crate::backend) fn put(&mut self, table: TableName, chain: &Written) {
         self.chains.insert((table, chain.name), chain.content);
     }
 
-    /// A rule of a built-in chain is there so often.
+    /// Records the number of copies of a rule of a built-in chain.
     pub(in crate::backend) fn set_jumps(&mut self, table: TableName, line: String, count: usize) {
         self.jumps.insert((table, line), count);
     }
 
-    /// The chains and what is in them.
+    /// Returns the chains and their content.
     #[must_use]
     pub fn chains(&self) -> &HashMap<(TableName, ChainName), Content> {
         &self.chains
     }
 }
 
-/// What one family's tables hold of ours.
+/// kplane's objects in one family's tables.
 #[derive(Clone, Debug)]
 pub struct Ruleset {
     pub(super) settings: Settings,
-    /// `None` before the first change.
+    /// Plan of the node; `None` before the first change.
     pub(super) node: Option<NodePlan>,
-    /// Rules about endpoints do not say which (C12); decided at each complete change.
+    /// Whether the cluster is large, so that rules for endpoints have no comments that name them (C12).
+    /// Decided at each complete change.
     pub(super) large: bool,
     pub(super) chains: HashMap<ChainId, Held>,
-    /// How often each rule of a built-in chain is there: table and line.
+    /// Number of copies of each rule of a built-in chain, by table and line.
     pub(super) jumps: HashMap<(TableName, String), usize>,
     pub(super) services: HashMap<ServiceKey, Holdings>,
-    /// Who has a place.
+    /// The ServicePort that holds each place.
     pub(super) places: HashMap<FrontendAddr, ServiceKey>,
-    /// In the order of [`List::ALL`].
+    /// The lists, in the order of [`List::ALL`].
     pub(super) lists: Vec<Dispatch>,
-    /// Ports of health checks, and for whom they are: the ports of a Service share one.
+    /// Ports of health checks, each with its ServicePorts: the ports of a Service share one.
     pub(super) health: BTreeMap<u16, BTreeSet<ServiceKey>>,
 }
 
 /// A chain of a table.
 pub(super) type ChainId = (TableName, ChainName);
 
-/// A chain that is there.
+/// A chain that exists.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) content: Content,
-    /// Belongs to a ServicePort.
+    /// Whether the chain belongs to a ServicePort.
     pub(super) owned: bool,
 }
 
-/// What one ServicePort has.
+/// The objects of one ServicePort.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holdings {
-    /// Chains in table nat.
+    /// The chains in table nat.
     pub(super) chains: Vec<ChainName>,
     pub(super) places: Vec<FrontendAddr>,
     pub(super) health: Option<u16>,
@@ -196,16 +199,16 @@ pub(super) struct Holdings {
 /// A change that has been worked out and not been accepted yet.
 #[derive(Debug, Default)]
 pub struct Staged {
-    /// To be carried out one after the other: at no time is anything unserved that is served
-    /// before and after (design invariant 2). Empty if there is nothing to do.
+    /// Steps to execute one after the other. At no time is a place unserved that is served before and after
+    /// (design invariant 2). Empty if there is nothing to do.
     pub steps: Vec<Step>,
     /// ServicePorts that cannot be programmed as planned.
     pub failures: Vec<Failure>,
-    /// What is so afterwards.
+    /// The state after the change.
     pub(super) after: After,
 }
 
-/// What a staged change makes of a ruleset.
+/// The state of a ruleset after a staged change.
 #[derive(Debug, Default)]
 pub(super) struct After {
     pub(super) complete: bool,
@@ -220,19 +223,19 @@ pub(super) struct After {
 }
 
 impl Staged {
-    /// Number of chains written, chains deleted and jumps set.
+    /// Returns the number of chains written, chains deleted and jumps set.
     #[must_use]
     pub fn len(&self) -> usize {
         self.steps.iter().map(Step::len).sum()
     }
 
-    /// There is nothing to do.
+    /// Returns whether there is nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Number of rules written.
+    /// Returns the number of rules written.
     #[must_use]
     pub fn rules(&self) -> usize {
         let written = self.steps.iter().flat_map(|step| &step.write);
@@ -240,21 +243,21 @@ impl Staged {
     }
 }
 
-/// A change of one table: all of it at once, where it is small enough.
+/// A change of one table; atomic if it is small enough.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The table.
     pub table: TableName,
-    /// Chains with new content, in an order in which each jumps to those before it only.
+    /// Chains with new content, in an order in which each jumps only to chains before it.
     pub write: Vec<Written>,
-    /// Chains that go, in an order in which each is jumped to by those before it only.
+    /// Chains to delete, in an order in which only chains before it jump to each.
     pub delete: Vec<ChainName>,
     /// Jumps from built-in chains.
     pub jumps: Vec<JumpOp>,
 }
 
 impl Step {
-    /// No change.
+    /// Returns a step without changes.
     pub(in crate::backend) fn new(table: TableName) -> Self {
         Self {
             table,
@@ -264,19 +267,19 @@ impl Step {
         }
     }
 
-    /// Number of chains written, chains deleted and jumps set.
+    /// Returns the number of chains written, chains deleted and jumps set.
     #[must_use]
     pub fn len(&self) -> usize {
         self.write.len() + self.delete.len() + self.jumps.len()
     }
 
-    /// There is nothing to do.
+    /// Returns whether there is nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Puts chains behind those to which they jump.
+    /// Sorts chains so that each comes behind the chains to which it jumps.
     pub(super) fn sort(&mut self) {
         let many = self.write.len();
         let order = |chain: &Written| (chain.name.rank(), Reverse(chain.depth));
@@ -292,16 +295,16 @@ impl Step {
 pub struct Written {
     /// The chain.
     pub name: ChainName,
-    /// How many bits lead to it in a dispatch tree; 0 for others.
+    /// Number of bits that lead to the chain in a dispatch tree; 0 for other chains.
     pub(in crate::backend) depth: u8,
     /// The lines of all its rules (`-A NAME ..`), each with its end of line.
     pub lines: String,
-    /// Of those lines.
+    /// The known facts about these lines.
     pub content: Content,
 }
 
 impl Written {
-    /// A chain that stays although nobody needs it any more, without rules.
+    /// Returns a chain without rules, for one that stays although no ServicePort needs it any more.
     pub(super) fn emptied(name: ChainName) -> Self {
         Self {
             name,
@@ -317,21 +320,22 @@ impl Written {
 pub struct JumpOp {
     /// The built-in chain.
     pub chain: BuiltIn,
-    /// Put first, or taken away once.
+    /// Whether to insert the rule at the front, or to delete one copy of it.
     pub insert: bool,
     /// The rule, without `-A NAME` (starts with a blank).
     pub rule: String,
 }
 
 impl Ruleset {
-    /// Of tables that hold nothing of ours.
+    /// Returns the ruleset of tables that hold no objects of kplane.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         Self::adopt(settings, Found::default())
     }
 
-    /// Of tables that hold what was found: nobody owns any of it yet. The next change has to be a
-    /// complete one; it leaves alone what is as it should be, and deletes what nobody claims.
+    /// Returns the ruleset of tables in which these objects were found. No ServicePort owns any of them yet.
+    /// The next change has to be a complete one. It leaves correct objects alone, and deletes those that no
+    /// ServicePort claims.
     #[must_use]
     pub fn adopt(settings: Settings, found: Found) -> Self {
         let held = |content| Held {
@@ -352,13 +356,13 @@ impl Ruleset {
         }
     }
 
-    /// Works out what a change does.
+    /// Works out the effect of a change.
     #[must_use]
     pub fn stage(&self, change: Change<'_>) -> Staged {
         Staging::new(self, change).run(change)
     }
 
-    /// The kernel holds a staged change now.
+    /// Records that the kernel holds a staged change.
     pub fn accept(&mut self, staged: Staged) {
         let after = staged.after;
         if after.complete {
@@ -408,7 +412,7 @@ impl Ruleset {
         self.large = after.large;
     }
 
-    /// The chains of a ServicePort are nobody else's.
+    /// Records that the chains belong to a ServicePort.
     fn own(&mut self, holdings: &Holdings) {
         for name in &holdings.chains {
             if let Some(held) = self.chains.get_mut(&(TableName::Nat, *name)) {
@@ -417,7 +421,8 @@ impl Ruleset {
         }
     }
 
-    /// How what was found differs from what there must be, for people; `None` if it does not.
+    /// Returns the difference between the objects that were found and those that must exist, human-readable;
+    /// `None` if there is none.
     #[must_use]
     pub fn difference(&self, found: &Found) -> Option<String> {
         let none = NodePlan::default();
@@ -454,13 +459,13 @@ impl Ruleset {
         })
     }
 
-    /// The number of rules of a chain.
+    /// Returns the number of rules of a chain.
     pub(super) fn rules_of(&self, table: TableName, name: ChainName) -> u64 {
         let held = self.chains.get(&(table, name));
         held.map_or(0, |held| u64::from(held.content.rules))
     }
 
-    /// Looks at everything: not for each change.
+    /// Returns the lengths of the way to a Service. This reads all lists, so it is too slow for each change.
     #[must_use]
     pub fn lookups(&self) -> Lookups {
         let services = &self.lists[List::Services as usize];
@@ -470,12 +475,12 @@ impl Ruleset {
         }
     }
 
-    /// Number of addresses of Services, with protocol and port.
+    /// Returns the number of addresses of Services, with protocol and port.
     pub(super) fn addresses(&self) -> u64 {
         self.lists[List::Services as usize].len() as u64
     }
 
-    /// The number of rules in a table.
+    /// Returns the number of rules in a table.
     #[must_use]
     pub fn rules_in(&self, table: TableName) -> u64 {
         let of_table = self.chains.iter().filter(|((t, _), _)| *t == table);

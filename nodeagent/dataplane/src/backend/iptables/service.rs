@@ -1,4 +1,4 @@
-//! A ServicePort's own chains, and what it has in the lists that all share (C2-C4, A8-A19).
+//! A ServicePort's own chains, and its entries in the lists that all ServicePorts share (C2-C4, A8-A19).
 
 use kplane_model::{Cidr, EndpointAddr, ServiceKey, TrafficPolicy};
 
@@ -9,16 +9,16 @@ use super::rule::{Comment, Match, Rule, Sense, Target};
 use super::text::{Address, Label};
 use crate::plan::{Frontend, FrontendAddr, Origin, ServicePlan, Unserved};
 
-/// Writes the rules of one ServicePort.
+/// A writer of the rules of one ServicePort.
 pub(super) struct Writer<'a> {
     plan: &'a ServicePlan,
     pods: &'a Pods,
     label: Option<Label>,
-    /// Rules about endpoints say which (C12: not in large clusters).
+    /// Whether rules for endpoints have comments that name them (C12: not in large clusters).
     endpoint_comments: bool,
-    /// Endpoints of the cluster, if any traffic may use them.
+    /// Endpoints of the cluster, if any packets may use them.
     cluster: Vec<EndpointAddr>,
-    /// Endpoints of the node, if any traffic may use these only.
+    /// Endpoints of the node, if any packets may use only these.
     local: Vec<EndpointAddr>,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Its chains, all in table nat: each jumps to those before it only.
+    /// Returns the ServicePort's chains, all in table nat. Each jumps only to chains before it.
     pub(super) fn chains(&self) -> Vec<(ChainName, Vec<Rule>)> {
         let mut chains = self.endpoints();
         let kinds = [
@@ -64,7 +64,7 @@ impl<'a> Writer<'a> {
         chains
     }
 
-    /// What it has in the shared lists for one place where packets arrive.
+    /// Returns the entries in the shared lists for one place where packets arrive.
     pub(super) fn entries(&self, frontend: &Frontend) -> Vec<(List, Entry)> {
         let mut entries = Vec::new();
         let external = frontend.origin != Origin::ClusterIp;
@@ -100,7 +100,7 @@ impl<'a> Writer<'a> {
         entries
     }
 
-    /// Which chain packets to a place go to, and what the place is called.
+    /// Returns the chain to which packets for a place go, and the name of the kind of place.
     fn way(&self, frontend: &Frontend) -> Option<(ChainName, Option<&'static str>)> {
         if frontend.origin == Origin::ClusterIp {
             let kind = match frontend.policy {
@@ -123,12 +123,13 @@ impl<'a> Writer<'a> {
         has_endpoints(frontend).then(|| (self.name(kind), text))
     }
 
-    /// Only some sources may use the place. Without endpoints everybody is told so instead (A10).
+    /// Returns whether only some sources may use the place. Without endpoints, all senders get an error
+    /// instead (A10).
     fn is_restricted(&self, frontend: &Frontend) -> bool {
         !frontend.source_ranges.is_empty() && has_endpoints(frontend)
     }
 
-    /// A chain for each endpoint.
+    /// Returns a chain for each endpoint.
     fn endpoints(&self) -> Vec<(ChainName, Vec<Rule>)> {
         let mut all: Vec<EndpointAddr> = self.cluster.iter().chain(&self.local).copied().collect();
         all.sort_unstable();
@@ -158,8 +159,8 @@ impl<'a> Writer<'a> {
         all.into_iter().map(rules).collect()
     }
 
-    /// The chain of a policy: who must be masqueraded, who was here before, and everybody else by
-    /// chance (C3, C4).
+    /// Returns the chain of a policy: first the packets that must be masqueraded, then clients with a
+    /// remembered endpoint, then all others at random (C3, C4).
     fn spread(&self, kind: ServiceChain, endpoints: &[EndpointAddr]) -> Vec<Rule> {
         let mut rules: Vec<Rule> = self.internal(kind).into_iter().collect();
         let jump = |to: EndpointAddr| {
@@ -187,7 +188,7 @@ impl<'a> Writer<'a> {
         rules
     }
 
-    /// Which packets to the ClusterIP are masqueraded (A15, A17), in the chain to which they go.
+    /// Returns the rule that masquerades packets to the ClusterIP (A15, A17), for the chain to which they go.
     fn internal(&self, kind: ServiceChain) -> Option<Rule> {
         let is_it = |frontend: &&Frontend| {
             let local = frontend.policy == TrafficPolicy::Local;
@@ -205,7 +206,7 @@ impl<'a> Writer<'a> {
         self.pods.masquerade_others(rule)
     }
 
-    /// The chain of packets to external destinations (A15, A16).
+    /// Returns the rules for packets to external destinations (A15, A16).
     fn external(&self) -> Option<Vec<Rule>> {
         let mut external = self.plan.frontends.iter();
         let external = external.find(|frontend| frontend.origin != Origin::ClusterIp)?;
@@ -238,7 +239,7 @@ impl<'a> Writer<'a> {
         Some(rules)
     }
 
-    /// The chain of packets to a load balancer's address that not everybody may use (A8, A9).
+    /// Returns the rules for packets to a load balancer's address that only some sources may use (A8, A9).
     fn firewall(&self) -> Option<Vec<Rule>> {
         let mut frontends = self.plan.frontends.iter();
         let restricted = frontends.find(|frontend| self.is_restricted(frontend))?;
@@ -248,7 +249,7 @@ impl<'a> Writer<'a> {
                 .comment(self.of("loadbalancer IP"))
         };
         let mut rules: Vec<Rule> = restricted.source_ranges.iter().map(allow).collect();
-        // Says where the rest goes; without a name it would say nothing.
+        // The comment says where the other packets go. Without a name, it would say nothing.
         let comment = self.label.clone().map(|label| {
             Comment::About(
                 "other traffic to",
@@ -269,7 +270,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// How many endpoints a ServicePort has, as far as traffic may reach them.
+/// Returns the number of endpoints of a ServicePort that packets may reach.
 pub(super) fn endpoints(plan: &ServicePlan) -> usize {
     let frontends = plan.frontends.iter();
     let inside = |frontend: &Frontend| frontend.inside.as_ref().map_or(0, Vec::len);
@@ -277,19 +278,19 @@ pub(super) fn endpoints(plan: &ServicePlan) -> usize {
     counts.max().unwrap_or(0)
 }
 
-/// The entry that lets requests for a Service's health through (A26).
+/// Returns the entry that lets requests for a Service's health pass (A26).
 pub(super) fn health_entry(key: &ServiceKey) -> Entry {
     let comment = Label::new(key).map(|label| Comment::Of(label, "health check node port"));
     Entry::new(Target::Accept, comment)
 }
 
-/// There is an endpoint somewhere (A18).
+/// Returns whether there is an endpoint anywhere (A18).
 fn has_endpoints(frontend: &Frontend) -> bool {
     frontend.unserved != Some(Unserved::Reject)
 }
 
-/// Endpoints in kube-proxy's order, which is that of their text: it decides which gets which share
-/// of the packets that are left.
+/// Returns endpoints in kube-proxy's order, which is that of their text. The order decides which endpoint
+/// gets which share of the packets that are left.
 fn sorted(endpoints: Option<&Vec<EndpointAddr>>) -> Vec<EndpointAddr> {
     let mut endpoints = endpoints.cloned().unwrap_or_default();
     endpoints.sort_by_cached_key(|endpoint| Address::port(*endpoint).to_string());

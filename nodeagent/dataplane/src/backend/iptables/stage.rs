@@ -1,4 +1,4 @@
-//! Works out what a change does to a ruleset.
+//! Works out the effect of a change on a ruleset.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -14,24 +14,25 @@ use super::service::{self, Writer};
 use crate::backend::{Change, Failure};
 use crate::plan::{FrontendAddr, ServicePlan};
 
-/// Endpoints of a large cluster, at least: rules about endpoints do not say which (C12).
+/// Least number of endpoints of a large cluster. Rules for endpoints have no comments that name them there
+/// (C12).
 const LARGE: usize = 1_001;
 
-/// A change being worked out.
+/// A change while its steps are being worked out.
 pub(super) struct Staging<'a> {
     ruleset: &'a Ruleset,
     pods: Pods,
     after: After,
     failures: Vec<Failure>,
-    /// Chains that ServicePorts of the change had.
+    /// Chains that ServicePorts of the change had before.
     released: HashSet<ChainName>,
-    /// Chains that ServicePorts of the change have.
+    /// Chains that ServicePorts of the change have afterwards.
     taken: HashSet<ChainName>,
-    /// What becomes of table nat, as far as it is worked out.
+    /// The step of table nat, as far as it is worked out.
     nat: Step,
-    /// The lines of one chain while they are written.
+    /// Buffer for the lines of one chain.
     lines: String,
-    /// Every chain that there has to be; only of a complete change.
+    /// Every chain that must exist; only for a complete change.
     wanted: HashSet<ChainId>,
 }
 
@@ -63,7 +64,7 @@ impl<'a> Staging<'a> {
     }
 
     pub(super) fn run(mut self, change: Change<'_>) -> Staged {
-        // What is given up first may be claimed by somebody else afterwards.
+        // Everything is released first, so that another ServicePort may claim it afterwards.
         if change.complete {
             for (key, holdings) in &self.ruleset.services {
                 self.release(key, holdings);
@@ -93,7 +94,7 @@ impl<'a> Staging<'a> {
         }
     }
 
-    /// Gives up what a ServicePort has, until it is claimed again.
+    /// Releases what a ServicePort holds. The ServicePort may claim it again.
     fn release(&mut self, key: &ServiceKey, holdings: &Holdings) {
         self.released.extend(&holdings.chains);
         for at in &holdings.places {
@@ -145,8 +146,8 @@ impl<'a> Staging<'a> {
         self.pods = pods;
     }
 
-    /// The chains of a ServicePort, if they are nobody else's. Two have the same only if their
-    /// names are not as Kubernetes makes them.
+    /// Returns the chains of a ServicePort, if no other ServicePort has them. Two ServicePorts have the same
+    /// chains only if Kubernetes would not accept their names.
     fn chains(&mut self, writer: &Writer<'_>) -> Result<Vec<(ChainName, Vec<Rule>)>, String> {
         let chains = writer.chains();
         for (name, _) in &chains {
@@ -160,7 +161,7 @@ impl<'a> Staging<'a> {
         Ok(chains)
     }
 
-    /// Takes a place that nobody has.
+    /// Takes a place that no ServicePort holds.
     fn place(&mut self, key: &ServiceKey, at: FrontendAddr) -> Result<(), String> {
         let owner = match self.after.places.get(&at) {
             Some(staged) => staged.as_ref(),
@@ -175,7 +176,7 @@ impl<'a> Staging<'a> {
         }
     }
 
-    /// For whom a port of health checks is.
+    /// Returns the ServicePorts that use a port of health checks.
     fn health(&mut self, port: u16) -> &mut BTreeSet<ServiceKey> {
         let before = || self.ruleset.health.get(&port).cloned().unwrap_or_default();
         self.after.health.entry(port).or_insert_with(before)
@@ -193,7 +194,7 @@ impl<'a> Staging<'a> {
         &mut self.after.lists[list as usize]
     }
 
-    /// One entry for each port of health checks, whoever it is for.
+    /// Adds one entry for each port of health checks, whichever ServicePorts use it.
     fn health_entries(&mut self) {
         for (port, owners) in &self.after.health {
             let entry = owners.first().map(service::health_entry);
@@ -205,13 +206,13 @@ impl<'a> Staging<'a> {
         }
     }
 
-    /// The steps of the change. Packets are not translated before table nat says so and not
-    /// refused before table filter does; so a place that loses its endpoints is refused first, and
-    /// one that gets some is translated first.
+    /// Returns the steps of the change. Rules in table nat translate packets, and rules in table filter
+    /// refuse them. A place that loses its endpoints is refused first, and a place that gets endpoints is
+    /// translated first.
     fn steps(&mut self) -> Vec<Step> {
         let lists = std::mem::take(&mut self.after.lists);
         let nothing = vec![Overlay::new(); List::ALL.len()];
-        // Of a complete change every chain is looked at.
+        // A complete change compares every chain.
         let before = match self.after.complete {
             true => self.ruleset.lists.iter().map(Dispatch::all_gone).collect(),
             false => nothing,
@@ -273,12 +274,12 @@ impl<'a> Staging<'a> {
         step
     }
 
-    /// The node's settings are new, or may be.
+    /// Returns whether the node's settings are new, or may be.
     fn node_changed(&self) -> bool {
         self.after.complete || self.ruleset.node.as_ref() != Some(&self.after.node)
     }
 
-    /// Chains that are always there.
+    /// Adds the chains that always exist.
     fn constants(&mut self, step: &mut Step) {
         if !self.node_changed() {
             return;
@@ -307,7 +308,7 @@ impl<'a> Staging<'a> {
         }
     }
 
-    /// The lists of a table, and the chains in which they are.
+    /// Adds the lists of a table, and the chains that hold them.
     fn lists(&mut self, step: &mut Step, before: &[Overlay], after: &[Overlay]) {
         let (ruleset, table) = (self.ruleset, step.table);
         let mut roots: BTreeMap<ChainName, (bool, Vec<Rule>)> = BTreeMap::new();
@@ -326,7 +327,7 @@ impl<'a> Staging<'a> {
                 }
             }
         }
-        // A chain is written as a whole, with all lists that are in it.
+        // A chain is written as a whole, with all of its lists.
         for list in List::ALL.into_iter().filter(|list| list.table() == table) {
             if let Some((true, rules)) = roots.get_mut(&list.chain()) {
                 rules.extend(ruleset.lists[list as usize].root(&after[list as usize]));
@@ -345,7 +346,7 @@ impl<'a> Staging<'a> {
         }
     }
 
-    /// Jumps from built-in chains: each exactly once.
+    /// Adds the jumps from built-in chains: each exactly once.
     fn jumps(&mut self, step: &mut Step) {
         if !self.after.complete {
             return;
@@ -366,7 +367,7 @@ impl<'a> Staging<'a> {
         }
     }
 
-    /// Deletes what nobody claimed, with a complete change.
+    /// Deletes the objects that no ServicePort claimed, with a complete change.
     fn unwanted(&mut self, steps: &mut [Step]) {
         if !self.after.complete {
             return;
@@ -378,14 +379,14 @@ impl<'a> Staging<'a> {
             .filter(|id| !self.wanted.contains(id));
         let unwanted: Vec<ChainId> = unwanted.copied().collect();
         for (table, name) in unwanted {
-            // The last step of a table: nothing jumps to it any more.
+            // This is the last step of a table, after which nothing jumps to the chain.
             if let Some(step) = steps.iter_mut().rfind(|step| step.table == table) {
                 self.delete(step, name);
             }
         }
     }
 
-    /// What a chain holds after the steps so far.
+    /// Returns the content of a chain after the steps so far.
     fn current(&self, id: ChainId) -> Option<Content> {
         match self.after.chains.get(&id) {
             Some(staged) => *staged,
@@ -393,7 +394,7 @@ impl<'a> Staging<'a> {
         }
     }
 
-    /// Writes a chain that is not as it should be.
+    /// Writes a chain if its content differs.
     fn put(&mut self, step: &mut Step, name: ChainName, depth: u8, rules: &[Rule]) {
         self.lines.clear();
         let lines = &mut self.lines;
@@ -415,7 +416,7 @@ impl<'a> Staging<'a> {
         });
     }
 
-    /// Makes a chain that is not there, and leaves one alone that is.
+    /// Creates a chain if it does not exist. An existing chain stays as it is.
     fn ensure(&mut self, step: &mut Step, name: ChainName) {
         match self.current((step.table, name)) {
             None => self.put(step, name, 0, &[]),
@@ -435,7 +436,7 @@ impl<'a> Staging<'a> {
     }
 }
 
-/// Only what comes or changes.
+/// Returns only the additions and changes.
 fn without_losses(over: &Overlay) -> Overlay {
     let kept = over.iter().filter(|(_, entry)| entry.is_some());
     kept.map(|(point, entry)| (*point, entry.clone())).collect()

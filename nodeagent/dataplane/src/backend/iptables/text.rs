@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use kplane_model::{Cidr, EndpointAddr, ServiceKey};
 
-/// An address as the C library prints it, on which iptables relies.
+/// An address as the C library prints it, which iptables uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Address(pub(super) IpAddr);
 
 impl Address {
-    /// An address and port: `10.0.0.1:80`, `[fd00::1]:80`.
+    /// Formats an address and port: `10.0.0.1:80`, `[fd00::1]:80`.
     pub(super) fn port(endpoint: EndpointAddr) -> impl fmt::Display {
         struct Port(EndpointAddr);
         impl fmt::Display for Port {
@@ -26,7 +26,7 @@ impl Address {
         Port(endpoint)
     }
 
-    /// A range of addresses: `10.0.0.0/8`.
+    /// Formats a range of addresses: `10.0.0.0/8`.
     pub(super) fn range(cidr: Cidr) -> impl fmt::Display {
         struct Range(Cidr);
         impl fmt::Display for Range {
@@ -50,25 +50,25 @@ impl fmt::Display for Address {
     }
 }
 
-/// `::a.b.c.d`, which Rust prints in hexadecimal: six zero groups, and the longest run of them is
-/// no longer than that.
+/// Returns whether the C library prints the address as `::a.b.c.d`, which Rust prints in hexadecimal: six
+/// zero groups, and no longer run of them.
 fn has_v4_tail(ip: Ipv6Addr) -> bool {
     let groups = ip.segments();
     groups[..6].iter().all(|group| *group == 0) && groups[6] != 0
 }
 
-/// What a ServicePort is called in comments: `namespace/name:port`. Made of lower-case letters,
-/// digits, `-` and `.` besides, and no longer than Kubernetes lets names be: it cannot be anything
-/// but part of a comment.
+/// Name of a ServicePort in comments: `namespace/name:port`. Apart from the separators, it consists only of
+/// lower-case letters, digits, `-` and `.`, and it is not longer than Kubernetes allows. So the name can
+/// never be anything but a part of a comment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::backend) struct Label(Arc<str>);
 
 impl Label {
-    /// Longest part in bytes: a DNS label. With it the longest comment has 248 bytes, and the
-    /// kernel takes 255 (`XT_MAX_COMMENT_LEN`, linux/netfilter/xt_comment.h).
+    /// Longest part in bytes: a DNS label. So the longest comment has 248 bytes, and the kernel accepts 255
+    /// (`XT_MAX_COMMENT_LEN`, linux/netfilter/xt_comment.h).
     const MAX_PART: usize = 63;
 
-    /// `None` if one of the names is not as Kubernetes makes them.
+    /// Returns the label; `None` if Kubernetes would not accept one of the names.
     #[must_use]
     pub(super) fn new(key: &ServiceKey) -> Option<Self> {
         let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b);

@@ -1,8 +1,8 @@
-//! The programs `iptables-save` and `iptables-restore`: which of them a node uses, and what they can.
+//! The programs `iptables-save` and `iptables-restore`: which of them a node uses, and what they support.
 //!
-//! The kernel may have both kinds of iptables at once, and rules of one are not seen by the other.
-//! Everybody on a node must use the same; as kube-proxy's images do, we take the kind in which
-//! kubelet left a sign, else the one with more rules, else the one that plain `iptables` is.
+//! The kernel may have both kinds of iptables at once, and rules of one kind are invisible to the other. All
+//! programs on a node must use the same kind. kplane chooses as kube-proxy's images do: the kind in which
+//! kubelet left a hint, else the kind with more rules, else the kind of plain `iptables`.
 
 mod version;
 
@@ -24,38 +24,38 @@ const SAVE: Limits = Limits {
     within: Duration::from_secs(60),
     output_bytes: 256 << 20,
 };
-/// Limits of `iptables-restore`. It waits [`LOCK_WAIT_S`] of that for its turn.
+/// Limits of `iptables-restore`, including the wait of [`LOCK_WAIT_S`] for the lock.
 const RESTORE: Limits = Limits {
     within: Duration::from_secs(180),
     output_bytes: 1 << 20,
 };
-/// Limits of questions such as `--version`.
+/// Limits of short calls such as `--version`.
 const ASK: Limits = Limits {
     within: Duration::from_secs(10),
     output_bytes: 1 << 16,
 };
 /// Longest wait for the lock of legacy iptables, in seconds, as an argument (C9).
 const LOCK_WAIT_S: &str = "5";
-/// What the programs say when that was not long enough.
+/// Text that the programs print when that wait was not long enough.
 const LOCKED: &str = "xtables lock";
-/// Where system programs are when `PATH` does not say so.
+/// Folders of system programs, if `PATH` does not contain them.
 const FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
-/// Chains of kubelet's in table mangle that say which kind of iptables it uses.
+/// kubelet's chains in table mangle, which show the kind of iptables that kubelet uses.
 const HINTS: [&str; 2] = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
 
 /// A kind of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
-    /// Its own part of the kernel, x_tables.
+    /// The kind with its own part of the kernel, x_tables.
     Legacy,
-    /// A layer above nf_tables.
+    /// The kind that is a layer above nf_tables.
     Nft,
 }
 
 /// The programs of one kind of iptables and one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tool {
-    /// `iptables-nft`.
+    /// The name, for example `iptables-nft`.
     name: String,
     family: Family,
     flavour: Flavour,
@@ -63,29 +63,29 @@ pub struct Tool {
     restore: PathBuf,
 }
 
-/// Why a family cannot be programmed with iptables.
+/// The reason why a family cannot be programmed with iptables.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
-    /// There are no programs.
+    /// The programs are not installed.
     #[error("there is no {0}-save and {0}-restore: install iptables")]
     Missing(&'static str),
-    /// Their version does not say what it is.
+    /// The output of `--version` is unknown.
     #[error("{name} --version: {reason}; install iptables {OLDEST} or later")]
     Unknown {
         /// The program.
         name: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
-    /// They cannot do what they have to.
+    /// The programs are too old.
     #[error("{name} is version {version}: install {OLDEST} or later")]
     TooOld {
         /// The program.
         name: String,
-        /// Its version.
+        /// The program's version.
         version: String,
     },
-    /// They may not change rules.
+    /// The programs may not change rules.
     #[error(
         "{name} may not change rules ({source}): give this process CAP_NET_ADMIN, and CAP_NET_RAW for \
          legacy iptables"
@@ -93,36 +93,36 @@ pub enum ToolError {
     NotPermitted {
         /// The program.
         name: String,
-        /// What it said.
+        /// The program's failure.
         source: RunError,
     },
-    /// They, or the kernel, lack a table, match or target.
+    /// The programs or the kernel lack a table, match or target.
     #[error("{name} or the kernel lacks {what}: {source}; load the kernel module or install it")]
     Lacking {
         /// The program.
         name: String,
         /// The parts that are missing.
         what: String,
-        /// What it said about the first.
+        /// The program's failure for the first missing part.
         source: RunError,
     },
 }
 
-/// Something that rules need.
+/// A feature that rules need.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend) struct Part {
-    /// What it is.
+    /// The feature's description.
     pub(in crate::backend) what: &'static str,
-    /// The table in which it is needed.
+    /// The table that needs the feature.
     pub(in crate::backend) table: &'static str,
-    /// A rule that has it, behind the chain's name; empty = the table is enough.
+    /// A rule that uses the feature, without the chain's name; empty = the table itself is the feature.
     pub(in crate::backend) rule: &'static str,
-    /// What does not work without it, if everything else does.
+    /// The functions that need an optional feature; `None` if the feature is required.
     pub(in crate::backend) without: Option<&'static str>,
 }
 
 impl Part {
-    /// A part that cannot be done without.
+    /// Returns a feature that is required.
     pub(in crate::backend) const fn new(
         what: &'static str,
         table: &'static str,
@@ -137,7 +137,7 @@ impl Part {
     }
 }
 
-/// What both our backends need.
+/// Features that both of kplane's backends with iptables need.
 pub(in crate::backend) const COMMON: [Part; 5] = [
     Part::new("the table nat", "nat", ""),
     Part::new("the table filter", "filter", ""),
@@ -158,7 +158,7 @@ pub(in crate::backend) const COMMON: [Part; 5] = [
     ),
 ];
 
-/// What mode iptables needs besides.
+/// Features that only mode iptables needs.
 const PARTS: [Part; 4] = [
     Part::new("the table mangle", "mangle", ""),
     Part::new(
@@ -180,19 +180,19 @@ const PARTS: [Part; 4] = [
 ];
 
 impl Tool {
-    /// The programs that a node uses for a family, checked for what we need of them.
+    /// Returns the programs that a node uses for a family, after a check of the features that kplane needs.
     ///
     /// # Errors
-    /// [`ToolError`] says what is missing.
+    /// [`ToolError`] names the missing part.
     pub fn choose(family: Family) -> Result<Self, ToolError> {
         Ok(Self::choose_for(family, &PARTS)?.0)
     }
 
-    /// The same, checked for [`COMMON`] and these parts; says which of those that can be done without
-    /// are missing ([`Part::what`]).
+    /// Returns the same programs after a check of [`COMMON`] and these features. Also returns the missing
+    /// optional features ([`Part::what`]).
     ///
     /// # Errors
-    /// [`ToolError`] says what is missing.
+    /// [`ToolError`] names the missing part.
     pub(in crate::backend) fn choose_for(
         family: Family,
         parts: &[Part],
@@ -211,7 +211,7 @@ impl Tool {
         let (Some(nft), Some(legacy)) = (&nft, &legacy) else {
             return nft.or(legacy).or_else(plain);
         };
-        // What cannot be listed has no sign of anybody's.
+        // A kind that cannot be listed has no hint and no rules.
         let [in_nft, in_legacy] = [nft, legacy].map(|tool| tool.list().unwrap_or_default());
         let hinted = [&in_nft, &in_legacy].map(|text| has_hint(text));
         let rules = [&in_nft, &in_legacy].map(|text| text.matches("\n-A ").count());
@@ -227,13 +227,13 @@ impl Tool {
         })
     }
 
-    /// The programs of one kind, as far as they say which they are.
+    /// Returns the programs of one kind, if their version output says which kind they are.
     #[must_use]
     pub fn find(flavour: Flavour, family: Family) -> Option<Self> {
         let tool = Self::named(flavour.name(family), flavour, family);
         match flavour {
             Flavour::Nft => tool,
-            // Before version 1.8 there was one kind only, and its programs did not say which.
+            // Before version 1.8, there was only one kind, and its programs did not report it.
             Flavour::Legacy => tool.or_else(|| {
                 let newer = Self::named(Flavour::Nft.name(family), Flavour::Nft, family);
                 let plain = || Self::named(plain_name(family).to_owned(), flavour, family);
@@ -242,7 +242,7 @@ impl Tool {
         }
     }
 
-    /// Whatever plain `iptables` is.
+    /// Returns the programs of plain `iptables`, of either kind.
     fn plain(family: Family) -> Option<Self> {
         let tool = Self::named(plain_name(family).to_owned(), Flavour::Legacy, family)?;
         let is_nft = tool
@@ -266,47 +266,47 @@ impl Tool {
         })
     }
 
-    /// `iptables-nft`, `ip6tables-legacy` and so on.
+    /// Returns the name: `iptables-nft`, `ip6tables-legacy` and so on.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its kind.
+    /// Returns the kind.
     #[must_use]
     pub fn flavour(&self) -> Flavour {
         self.flavour
     }
 
-    /// What `iptables-save` prints: all tables that exist, and none is made.
+    /// Returns the output of `iptables-save`: all existing tables. No table is created.
     ///
     /// # Errors
     /// [`RunError`].
     pub fn list(&self) -> Result<String, RunError> {
         let text = run(&self.save, &[], b"", SAVE)?;
-        // Comments may hold any bytes; what is not plain text is nothing of ours.
+        // Comments may hold any bytes. Text that is not UTF-8 is never kplane's.
         Ok(String::from_utf8(text)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
-    /// Carries out what `iptables-restore --noflush` reads: each table at once or not at all.
+    /// Executes a text for `iptables-restore --noflush`: each table as a whole or not at all.
     ///
     /// # Errors
-    /// [`RunError`]. Tables before the one that failed are changed, later ones are not.
+    /// [`RunError`]. Tables before the failed one are changed, later ones are not.
     pub fn restore(&self, text: &str) -> Result<(), RunError> {
         let arguments = ["--noflush", "--wait", LOCK_WAIT_S];
         run(&self.restore, &arguments, text.as_bytes(), RESTORE).map(drop)
     }
 
-    /// Carries it out in a network namespace that is made for it and vanishes afterwards, so that
-    /// nobody is touched. Needs `CAP_SYS_ADMIN`.
+    /// Executes a text in a new network namespace, which exists only for this call, so that no rules in use
+    /// are affected. Needs `CAP_SYS_ADMIN`.
     ///
     /// # Errors
-    /// [`RunError`], as it would be on empty tables; [`RunError::Io`] without the namespace.
+    /// [`RunError`] as on empty tables; [`RunError::Io`] if the namespace cannot be created.
     pub fn try_out(&self, text: &str) -> Result<(), RunError> {
         let apart = || {
             unshare(CloneFlags::CLONE_NEWNET).map_err(std::io::Error::from)?;
-            // What lacks them cannot have rules with them either.
+            // A machine without counters cannot have rules with counters either.
             let _ = counting::make_all();
             self.restore(text)
         };
@@ -318,7 +318,7 @@ impl Tool {
     }
 
     fn version_text(&self) -> Result<String, RunError> {
-        // The program that changes single rules is not needed otherwise.
+        // The program that changes single rules is not needed for anything else.
         let text = run(&self.restore, &["--version"], b"", ASK)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
@@ -342,7 +342,7 @@ impl Tool {
         Ok(())
     }
 
-    /// Asks for all parts at once, and for each if that fails.
+    /// Checks all features at once, and each one if that fails.
     fn check_parts(&self, parts: &[Part]) -> Result<Vec<&'static str>, ToolError> {
         let mut missing = Vec::new();
         if self.test(parts).is_ok() {
@@ -377,7 +377,7 @@ impl Tool {
         }
     }
 
-    /// Has rules read, but not carried out.
+    /// Has the programs read rules without executing them.
     fn test(&self, parts: &[Part]) -> Result<(), RunError> {
         let mut text = String::new();
         for table in ["filter", "nat", "mangle"] {
@@ -396,14 +396,15 @@ impl Tool {
     }
 }
 
-/// The lock of legacy iptables was held by somebody else for too long; nothing was changed.
+/// Returns whether another program held the lock of legacy iptables for too long. In that case, nothing was
+/// changed.
 #[must_use]
 pub(super) fn is_locked(error: &RunError) -> bool {
     matches!(error, RunError::Failed { complaint, .. } if complaint.contains(LOCKED))
 }
 
 impl Flavour {
-    /// What its programs begin with.
+    /// Returns the common prefix of the names of its programs.
     #[must_use]
     pub fn name(self, family: Family) -> String {
         let kind = match self {
@@ -413,11 +414,12 @@ impl Flavour {
         format!("{}-{kind}", plain_name(family))
     }
 
-    /// Whether there can be rules of this kind at all.
+    /// Returns whether rules of this kind can exist at all.
     #[must_use]
     pub fn may_have_rules(self, family: Family) -> bool {
         match self {
-            // The kernel lists the tables that exist; no file: this kind is not in the kernel.
+            // The kernel lists the existing tables in a file. Without the file, the kernel does not have this
+            // kind.
             Self::Legacy => {
                 let file = match family {
                     Family::V4 => "/proc/thread-self/net/ip_tables_names",
@@ -433,7 +435,7 @@ impl Flavour {
     }
 }
 
-/// What the programs of a family begin with.
+/// Returns the common prefix of the names of a family's plain programs.
 #[must_use]
 pub fn plain_name(family: Family) -> &'static str {
     match family {

@@ -1,10 +1,10 @@
-//! What one ServicePort needs: virtual servers, entries of sets, addresses. Pure.
+//! The needs of one ServicePort: virtual servers, entries of sets, addresses. This module is pure.
 //!
-//! A virtual server has one list of real servers for everybody, so that clients inside and outside
-//! of the cluster cannot be told apart as the other backends do (A16); and where a Local policy has
-//! no endpoint here, those of the cluster serve unless [`Settings::strict_local`] says no (A29). The node's
-//! own packets to external addresses are served in any case: they do not come through INPUT, where packets of
-//! others to a place that no set opens are refused.
+//! A virtual server has one list of real servers for all clients. So it cannot distinguish clients inside and
+//! outside of the cluster as the other backends do (A16). Where a Local policy has no endpoint on this node,
+//! the endpoints of the cluster serve, unless [`Settings::strict_local`] forbids it (A29). The node's own
+//! packets to external addresses are served in any case. They do not pass INPUT, where packets of other
+//! clients are refused if no set opens their place.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -17,12 +17,12 @@ use super::sets::{Entry, SetId};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
 use kplane_netlink::ipvs::{ServerKey, ServerMode};
 
-/// The node's own addresses of one family, those of the dummy device left out.
+/// The node's own addresses of one family, without those of the dummy device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeIps(BTreeSet<IpAddr>);
 
 impl NodeIps {
-    /// All but loopback and IPv6 link-local addresses, which serve nothing.
+    /// Returns all addresses but loopback and IPv6 link-local ones, which serve nothing.
     pub(super) fn new(all: impl IntoIterator<Item = IpAddr>) -> Self {
         let serves = |ip: &IpAddr| match ip {
             IpAddr::V4(ip) => !ip.is_loopback(),
@@ -31,7 +31,7 @@ impl NodeIps {
         Self(all.into_iter().filter(serves).collect())
     }
 
-    /// Those on which node ports are served.
+    /// Returns the addresses on which node ports are served.
     fn of_node_ports(&self, node: &NodePlan) -> impl Iterator<Item = IpAddr> {
         let served = |ip: &IpAddr| node.nodeport_ips.iter().any(|range| range.contains(*ip));
         self.0.iter().copied().filter(served)
@@ -42,28 +42,28 @@ impl NodeIps {
     }
 }
 
-/// A virtual server that must be there.
+/// A virtual server that must exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) key: ServerKey,
     pub(super) mode: ServerMode,
-    /// Sorted, unique.
+    /// The real servers, sorted, unique.
     pub(super) reals: Arc<[EndpointAddr]>,
 }
 
-/// What one ServicePort needs. What is in it once may be needed by others too, but for servers.
+/// The needs of one ServicePort. Other ServicePorts may need the same objects, except servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Demand {
     pub(super) servers: Vec<Wanted>,
     pub(super) entries: Vec<(SetId, Entry)>,
-    /// Of the dummy device.
+    /// Addresses of the dummy device.
     pub(super) addresses: Vec<IpAddr>,
     /// Load balancers that the node itself may not use.
     pub(super) denied: Vec<ServerKey>,
 }
 
 impl Demand {
-    /// What a plan needs on a node, with connections spread by `scheduler`.
+    /// Returns the needs of a plan on a node, with connections spread by `scheduler`.
     pub(super) fn new(
         plan: &ServicePlan,
         scheduler: IpvsScheduler,
@@ -108,7 +108,7 @@ impl Demand {
     }
 }
 
-/// Endpoints of the cluster, as far as the plan says which they are.
+/// Returns the endpoints of the cluster, if the plan contains them.
 fn cluster_endpoints(plan: &ServicePlan) -> &[EndpointAddr] {
     let of = |frontend: &'_ Frontend| match frontend.policy {
         TrafficPolicy::Cluster => true,
@@ -173,7 +173,7 @@ impl Planner {
         self.serve(key, reals);
     }
 
-    /// Lets packets from elsewhere come to a place.
+    /// Adds the entry that lets packets from elsewhere reach a place.
     fn open(&mut self, frontend: &Frontend, entry: Entry) {
         let is_local = frontend.policy == TrafficPolicy::Local;
         match frontend.origin {
@@ -189,7 +189,7 @@ impl Planner {
         }
     }
 
-    /// Who may use a load balancer's address (A8, A9).
+    /// Restricts the sources that may use a load balancer's address (A8, A9).
     fn restrict(&mut self, key: ServerKey, ranges: &[Cidr]) {
         if ranges.is_empty() {
             return;
@@ -236,12 +236,12 @@ impl Planner {
     }
 }
 
-/// The policy is Local, and the node has none of the endpoints.
+/// Returns whether the policy is Local and the node has no endpoint.
 fn lacks_local(frontend: &Frontend) -> bool {
     frontend.policy == TrafficPolicy::Local && frontend.endpoints.is_empty()
 }
 
-/// The kernel has no entry for everything: that is two halves.
+/// Splits a range of everything into two halves, because the kernel has no entry for it.
 fn halves(range: Cidr) -> impl Iterator<Item = Cidr> {
     let whole = range.prefix_len() > 0;
     let parts = if whole {

@@ -1,4 +1,4 @@
-//! The backend: keeps the state of each family and brings the kernel to what a change asks for.
+//! The IPVS backend: keeps the state of each family, and changes the kernel to what a change asks for.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -26,60 +26,60 @@ mod schedulers;
 mod seen;
 pub(super) mod stopping;
 
-/// Reading everything back takes at most one in so many parts of the time.
+/// Largest share of the time for reading everything back, as 1/n.
 const READ_SHARE: u32 = 20;
-/// What the kernel refused is tried again after this.
+/// Time after which a refused operation is tried again.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
-/// Virtual servers of others that are named in one log line.
+/// Most virtual servers of other programs in one log line.
 const NAMED: usize = 5;
 
-/// Programs IPVS: one side for each family.
+/// The driver of IPVS, with one side per family.
 #[derive(Debug)]
 struct Driver<K> {
-    /// A family that this machine cannot program has the reason.
+    /// The sides; for a family that this machine cannot program, the reason.
     sides: [Result<Side<K>, String>; 2],
-    /// Longest time from one look at the data path to the next.
+    /// Longest time between two checks of the data path.
     probe_interval: Duration,
 }
 
-/// One family.
+/// One family's part of the driver.
 #[derive(Debug)]
 struct Side<K> {
     kernel: K,
     settings: backend::Settings,
     family: Family,
     state: State,
-    /// The state is what the kernel holds.
+    /// Whether the state is certainly that of the kernel.
     known: bool,
     node: NodePlan,
     ips: NodeIps,
     capacities: HashMap<SetId, u32>,
     rules: Rules,
-    /// What the rules have to do without.
+    /// Features that the rules cannot use on this machine.
     lacks: Lacks,
-    /// Those that Services ask for.
+    /// Schedulers that Services ask for.
     schedulers: Schedulers,
-    /// What the kernel would not do.
+    /// Operations that the kernel refused.
     refused: HashSet<Op>,
     refused_at: Option<Instant>,
-    /// Virtual servers of others that were told of.
+    /// Virtual servers of other programs that were logged.
     foreign: Vec<ServerKey>,
-    /// How long it took to read everything last.
+    /// Duration of the last complete read.
     reading: Duration,
-    /// What people are told.
+    /// Data for human-readable views.
     seen: Seen,
 }
 
-/// A step of applying that failed.
+/// A step that failed while applying a change.
 #[derive(Debug, thiserror::Error)]
 enum StepError {
-    /// This machine cannot.
+    /// This machine cannot program the family.
     #[error("{0}")]
     Unusable(String),
-    /// The kernel, or the way to it.
+    /// The exchange with the kernel failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A change that is not complete came while it is not known what the kernel holds.
+    /// A partial change came while the content of the kernel is not known.
     #[error("what the kernel holds is not known any more; everything has to be applied again")]
     Unknown,
 }
@@ -117,7 +117,7 @@ impl Driver<Machine> {
     }
 }
 
-/// Sets what belongs to the network namespace as a whole.
+/// Applies the settings of the network namespace as a whole.
 pub(super) fn prepare(settings: &super::Settings) {
     probe::load_ipvs();
     for problem in sysctl::apply(settings) {
@@ -174,7 +174,7 @@ impl<K: Kernel> Side<K> {
         self.node = change.node.clone();
         let mut failures = Vec::new();
         let demands = self.demands(&change, &mut failures)?;
-        // What is known is right again once all of it is done.
+        // The state is certain again when all operations are done.
         self.known = false;
         let protected = &self.settings.ipvs.exclude_cidrs;
         let (ops, conflicts) = self.state.stage(demands, change.complete, protected);
@@ -203,7 +203,7 @@ impl<K: Kernel> Side<K> {
         })
     }
 
-    /// What each ServicePort of a change needs.
+    /// Returns the needs of each ServicePort of a change.
     fn demands(
         &mut self,
         change: &Change<'_>,
@@ -255,8 +255,8 @@ impl<K: Kernel> Side<K> {
         Ok(bytes)
     }
 
-    /// Makes sets bigger that have to have more entries than they take. Old entries go after new ones
-    /// came, so both must have room.
+    /// Enlarges sets that must have more entries than they can hold. Old entries are deleted after new ones
+    /// were added, so the set must have room for both.
     fn make_room(&mut self, ops: &Ops) -> Result<(), StepError> {
         let mut added = [0; SetId::ALL.len()];
         for op in &ops.ready {
@@ -324,7 +324,7 @@ impl<K: Kernel> Side<K> {
         self.refused_at = Some(Instant::now());
     }
 
-    /// What was read is what there is.
+    /// Records what was read from the kernel.
     fn take(&mut self, reading: Reading, first: bool) {
         let (family, servers) = (self.family, reading.snapshot.servers.len());
         if first && servers > 0 {
@@ -348,7 +348,7 @@ impl<K: Kernel> Side<K> {
         self.foreign = foreign;
     }
 
-    /// Compares what there is with what must be there, and lets go what has drained.
+    /// Compares the kernel with the state that it must have, and removes real servers that have drained.
     fn verify(&mut self) -> Result<Verification, StepError> {
         if !self.known {
             let what = "it is not known what the kernel holds";
@@ -367,7 +367,7 @@ impl<K: Kernel> Side<K> {
             let what = "the node's addresses are others";
             return Ok(Verification::Outdated(what.to_owned()));
         }
-        // Nobody is told of an operation that fails: it is tried again at the next look.
+        // A failed operation is not reported, because the next check repeats it.
         let (refused, _) = self.kernel.perform(&idle)?;
         for (index, op) in idle.into_iter().enumerate() {
             if refused.iter().all(|refused| refused.index != index) {
@@ -382,7 +382,7 @@ impl<K: Kernel> Side<K> {
         self.reading = started.elapsed();
         self.read_rules()?;
         if !self.rules.are_sure() {
-            // Not just this once.
+            // The rules are read every time, so the duration includes them.
             self.reading = started.elapsed();
         }
         let steps = rules::compare(&self.shape(), &self.rules.found);
@@ -408,7 +408,7 @@ impl<K: Kernel> Side<K> {
     }
 }
 
-/// One failure for each ServicePort.
+/// Returns one failure for each ServicePort.
 fn merged(failures: Vec<Failure>) -> Vec<Failure> {
     let mut seen = HashSet::new();
     let first = failures.into_iter().filter(|f| seen.insert(f.key.clone()));
@@ -431,7 +431,7 @@ impl<K: Kernel> Backend for Driver<K> {
         outcome.map_err(|error| ApplyError::new(family, error))
     }
 
-    /// By the IP sets: virtual servers may be anybody's.
+    /// The IP sets decide, because virtual servers may belong to any program.
     fn has_services(&mut self, family: Family) -> bool {
         let side = self.side(family).ok();
         let reading = side.and_then(|side| side.kernel.read().ok());

@@ -1,4 +1,4 @@
-//! One family's data path, as the driver sees it, and the real one.
+//! The driver's access to one family's data path, and its implementation for the real kernel.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -20,87 +20,88 @@ use kplane_netlink::{Errno, Links, NetlinkError, NfSocket, Refusal, link_index};
 /// The device that holds Services' addresses (D2).
 pub const LINK: &str = "kube-ipvs0";
 
-/// Sets under this name are being filled, to take another's place.
+/// Name of a set that is being filled, to replace another set.
 const NEW_SET: [&str; 2] = ["KPLANE-GROWING", "KPLANE-6-GROWING"];
 
-/// What the kernel would not do.
+/// An operation that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     /// Position of the operation.
     pub(super) index: usize,
-    /// Why, for people.
+    /// The reason, human-readable.
     pub(super) reason: String,
 }
 
-/// Something that keeps a family from being programmed.
+/// An error because of which a family cannot be programmed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum KernelError {
-    /// A question failed, or it is not known what was done.
+    /// A question failed, or it is not known which operations were done.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// There is no place for Services' addresses.
+    /// The device for Services' addresses is missing.
     #[error("no device {LINK}: {0}; load the kernel module dummy")]
     Link(NetlinkError),
-    /// Somebody has a set of another kind.
+    /// Another program has a set of this name and another type.
     #[error("IP set {name} is of type {kind}: somebody else's; run `ipset destroy {name}`")]
     OtherSet {
         /// The set.
         name: &'static str,
-        /// What it is.
+        /// The type of the set.
         kind: String,
     },
     /// The tables could not be listed.
     #[error("iptables-save {0}")]
     Save(RunError),
-    /// They could not be written.
+    /// The tables could not be written.
     #[error("iptables-restore {0}")]
     Restore(RunError),
-    /// A test wants it so.
+    /// A test stops here.
     #[error("stopped")]
     Stopped,
 }
 
-/// Everything that was read, but for the rules.
+/// Everything that was read, except the rules.
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) snapshot: Snapshot,
-    /// Capacity of each set that is there; 0 = no limit.
+    /// Capacity of each existing set; 0 = no limit.
     pub(super) capacities: HashMap<SetId, u32>,
-    /// The node's addresses, those of our device left out.
+    /// The node's addresses, without those of kplane's device.
     pub(super) node_ips: Vec<IpAddr>,
 }
 
-/// Reads and writes one family's data path.
+/// Access to one family's data path.
 pub(super) trait Kernel: Send {
-    /// Reads everything but the rules. Makes what is missing of device and sets, and nothing else.
+    /// Reads everything except the rules. Creates the device and the sets if they are missing, and nothing
+    /// else.
     fn read(&mut self) -> Result<Reading, KernelError>;
 
     /// Reads the rules.
     fn rules(&mut self) -> Result<Found, KernelError>;
 
-    /// Whether there is a scheduler; the kernel may have to load it.
+    /// Returns whether the kernel has a scheduler. The kernel may load a module for the answer.
     fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError>;
 
-    /// Whether a scheduler's module has been loaded; asking changes nothing.
+    /// Returns whether a scheduler's module is loaded. The question changes nothing.
     fn has_loaded(&self, scheduler: IpvsScheduler) -> bool;
 
-    /// A number that is another after each change of rules by anybody; `None` if there is none.
+    /// Returns a number that changes with each change of rules by any program; `None` if there is none.
     fn generation(&mut self) -> Option<u32>;
 
-    /// Does things in order, whatever becomes of the others.
+    /// Executes operations in order. A refused operation does not stop the others.
     fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError>;
 
-    /// Makes room in a set.
+    /// Enlarges a set.
     fn grow(&mut self, set: SetId, held: &HashSet<Entry>, to: usize) -> Result<u32, KernelError>;
 
-    /// Writes rules; says how many bytes that are.
+    /// Writes rules; returns their size in bytes.
     fn restore(&mut self, steps: &[Step]) -> Result<u64, KernelError>;
 
-    /// The kind of iptables.
+    /// Returns the kind of iptables.
     fn flavour(&self) -> Flavour;
 }
 
-/// The real one.
+/// Access to the real kernel.
 #[derive(Debug)]
 pub(super) struct Machine {
     family: Family,
@@ -109,7 +110,7 @@ pub(super) struct Machine {
     links: Links,
     link: u32,
     tool: Tool,
-    /// Knows the generation of rules; legacy iptables has none.
+    /// Socket for the generation of rules; legacy iptables has no generation.
     nftables: Option<NfSocket>,
 }
 
@@ -118,7 +119,7 @@ impl Machine {
         let mut links = Links::open()?;
         let nftables = match tool.flavour() {
             Flavour::Legacy => None,
-            // Without it the rules are read each time.
+            // Without the socket, the rules are read each time.
             Flavour::Nft => NfSocket::open().ok(),
         };
         Ok(Self {
@@ -132,7 +133,7 @@ impl Machine {
         })
     }
 
-    /// A set as it is, made if there is none.
+    /// Returns a set as it is, created if it was missing.
     fn ensure_set(&mut self, id: SetId) -> Result<ipset::Found, KernelError> {
         let (name, kind) = (id.name(self.family), id.kind());
         for _ in 0..2 {
@@ -162,7 +163,7 @@ impl Machine {
         self.all(&[create])
     }
 
-    /// Does things with sets, all of which must succeed.
+    /// Executes commands for sets, all of which must succeed.
     fn all(&mut self, commands: &[ipset::Command<'_>]) -> Result<(), KernelError> {
         let (refused, _) = self.sets.perform(commands)?;
         match refused.into_iter().next() {
@@ -176,7 +177,7 @@ impl Machine {
         let commands = ops.iter().map(|op| match op {
             Op::Entry(set, entry, true) => ipset::Command::Add(set.name(family), *entry),
             Op::Entry(set, entry, false) => ipset::Command::Delete(set.name(family), *entry),
-            // Runs are of one kind.
+            // The operations of a run are of one kind, so these do not occur.
             Op::Ipvs(_) | Op::Address(..) => ipset::Command::Destroy(""),
         });
         let (refused, bytes) = self.sets.perform(&commands.collect::<Vec<_>>())?;
@@ -205,7 +206,7 @@ impl Machine {
                 continue;
             };
             let other = match (command, refusal.errno) {
-                // Somebody was faster: it is made what it must be.
+                // Another program created the server first. It gets the wanted mode.
                 (ipvs::Command::AddServer(key, mode), Errno::EEXIST) => {
                     Some(ipvs::Command::SetServer(*key, *mode))
                 }
@@ -215,7 +216,7 @@ impl Machine {
                 (ipvs::Command::SetReal(key, real, weight), Errno::ENOENT) => {
                     Some(ipvs::Command::AddReal(*key, *real, *weight))
                 }
-                // It is gone already.
+                // The object is gone already.
                 (ipvs::Command::DeleteServer(_), Errno::ESRCH)
                 | (ipvs::Command::DeleteReal(..), Errno::ESRCH | Errno::ENOENT) => continue,
                 _ => None,
@@ -259,7 +260,7 @@ impl Machine {
 impl Kernel for Machine {
     fn read(&mut self) -> Result<Reading, KernelError> {
         self.link = ensure_link(&mut self.links)?;
-        // Left by an agent that was killed just then; none there is as good.
+        // An agent that was killed during this function may have left the set. A missing set is fine too.
         let _ = self
             .sets
             .perform(&[ipset::Command::Destroy(NEW_SET[self.family as usize])])?;
@@ -276,7 +277,7 @@ impl Kernel for Machine {
         let mut node_ips = Vec::new();
         for address in self.links.addresses(self.family)? {
             if address.link == self.link {
-                // The kernel makes those itself, should somebody set the device up.
+                // The kernel creates link-local addresses itself if a program sets the device up.
                 if !is_link_local(address.ip) {
                     snapshot.addresses.insert(address.ip);
                 }
@@ -357,7 +358,7 @@ impl Kernel for Machine {
     }
 }
 
-/// The number of our device, which is made if it is not there.
+/// Returns the number of kplane's device, created if it was missing.
 pub(super) fn ensure_link(links: &mut Links) -> Result<u32, KernelError> {
     if let Some(index) = link_index(LINK) {
         return Ok(index);
@@ -376,7 +377,7 @@ fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// Why IPVS refused something.
+/// Returns the reason why IPVS refused a command.
 fn reason(command: &ipvs::Command, refusal: &Refusal) -> String {
     match (command, refusal.errno) {
         (ipvs::Command::AddServer(_, mode) | ipvs::Command::SetServer(_, mode), Errno::ENOENT) => {
@@ -386,7 +387,7 @@ fn reason(command: &ipvs::Command, refusal: &Refusal) -> String {
     }
 }
 
-/// What to do about a scheduler that the kernel lacks.
+/// Returns advice about a scheduler that the kernel lacks.
 pub(super) fn missing_scheduler(scheduler: IpvsScheduler) -> String {
     format!(
         "the kernel has no IPVS scheduler {scheduler}: load the kernel module ip_vs_{scheduler}, or \

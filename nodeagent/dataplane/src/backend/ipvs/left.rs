@@ -1,8 +1,8 @@
-//! Virtual servers of kube-proxy's IPVS mode, or ours, while another backend serves. Looking makes
+//! Virtual servers of kube-proxy's IPVS mode, or kplane's, while another backend serves. Reading them creates
 //! nothing.
 //!
-//! New connections do not come to them any more: the other backend translates packets before IPVS sees
-//! them. Connections that IPVS carries go on as long as their virtual server and its address are there.
+//! They get no new connections any more, because the other backend translates packets before IPVS sees them.
+//! Connections of IPVS go on as long as their virtual server and its address exist.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -18,14 +18,14 @@ use kplane_netlink::{Errno, Links, NetlinkError, link_index};
 
 mod sockets;
 
-/// Addresses that are taken from the device between two looks at the node's own connections.
+/// Most addresses to remove from the device between two reads of the node's own connections.
 const AT_ONCE: usize = 256;
 
-/// Those whose places are in kube-proxy's IP sets; where these are empty, those on addresses of its
-/// device.
+/// Returns the virtual servers whose places are in kube-proxy's IP sets. If these sets are empty, returns
+/// those on addresses of kube-proxy's device.
 ///
 /// # Errors
-/// [`NetlinkError`]. A kernel without IPVS has none.
+/// [`NetlinkError`]. A kernel without IPVS has no virtual servers.
 pub(crate) fn servers() -> Result<Vec<ServerKey>, NetlinkError> {
     let mut ipvs = match Ipvs::open() {
         Err(error) if error.errno() == Some(Errno::ENOENT) => return Ok(Vec::new()),
@@ -37,7 +37,7 @@ pub(crate) fn servers() -> Result<Vec<ServerKey>, NetlinkError> {
         let mut snapshot = Snapshot::default();
         for id in SetId::ALL {
             let set = match sets.list(id.name(family)) {
-                // No IP sets in this kernel.
+                // This kernel has no IP sets.
                 Err(error) if error.errno() == Some(Errno::EINVAL) => None,
                 set => set?,
             };
@@ -52,7 +52,7 @@ pub(crate) fn servers() -> Result<Vec<ServerKey>, NetlinkError> {
     Ok(found)
 }
 
-/// Of our device.
+/// Returns the addresses of kplane's device.
 fn addresses(links: &mut Links, family: Family) -> Result<HashSet<IpAddr>, NetlinkError> {
     let link = link_index(LINK);
     let all = links.addresses(family)?.into_iter();
@@ -73,21 +73,21 @@ pub(crate) fn remove(servers: &[ServerKey]) -> Result<(), NetlinkError> {
     left.map_or(Ok(()), |refusal| Err(refusal.into_error(&[])))
 }
 
-/// What is still needed of virtual servers and their addresses.
+/// The virtual servers and addresses that are still needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct InUse {
-    /// TCP connections that IPVS carries.
+    /// TCP connections of IPVS.
     pub(crate) connections: u64,
-    /// Addresses of the device that these, or the node's own connections, have.
+    /// Addresses of the device that these connections, or the node's own connections, use.
     pub(crate) addresses: usize,
 }
 
-/// Removes those virtual servers and addresses that no connection needs, and lets no new connection
-/// come to the others. UDP and SCTP are not waited for (D5). `spare` says for each family whether its
-/// addresses may stay; if not, they and their servers go at once.
+/// Removes the virtual servers and addresses that no connection needs, and keeps new connections from the
+/// others. Connections of UDP and SCTP do not count (D5). `spare` says for each family whether its addresses
+/// may stay. If not, they and their servers are removed at once.
 ///
 /// # Errors
-/// [`NetlinkError`]. What was not done is done by the next call.
+/// [`NetlinkError`]. The next call does the remaining work.
 pub(crate) fn drain(servers: &[ServerKey], spare: [bool; 2]) -> Result<InUse, NetlinkError> {
     let mut ipvs = match Ipvs::open() {
         Err(error) if error.errno() == Some(Errno::ENOENT) => return Ok(InUse::default()),
@@ -103,7 +103,7 @@ pub(crate) fn drain(servers: &[ServerKey], spare: [bool; 2]) -> Result<InUse, Ne
         let addresses = addresses(&mut links, family)?;
         let spare = spare[family as usize];
         let step = step(&servers, &reals, |ip| spare || !addresses.contains(&ip));
-        // What is gone already is no failure, and what fails is seen by the next look.
+        // A missing object is no failure. The next call notices what failed.
         ipvs.perform(&step.commands)?;
         in_use.connections += step.connections;
         let free = addresses.iter().filter(|ip| !step.needed.contains(ip));
@@ -114,8 +114,8 @@ pub(crate) fn drain(servers: &[ServerKey], spare: [bool; 2]) -> Result<InUse, Ne
     Ok(in_use)
 }
 
-/// Takes addresses from the device, and from the set of those of which other ports are closed; returns how
-/// many stay, since the node itself has connections from them.
+/// Removes addresses from the device, and from the set of addresses whose other ports are closed. Returns the
+/// number of addresses that stay because the node itself has connections from them.
 fn release(
     links: &mut Links,
     family: Family,
@@ -129,7 +129,8 @@ fn release(
     let set = SetId::IpvsIps.name(family);
     let mut held = 0;
     for some in addresses.chunks(AT_ONCE) {
-        // As late as can be: a connection that begins now would lose its address.
+        // The list is read as late as possible, because a connection that begins after this loses its
+        // address.
         let used = if spare {
             sockets::addresses()?
         } else {
@@ -148,17 +149,17 @@ fn release(
     Ok(held)
 }
 
-/// What is done about virtual servers.
+/// The decision about virtual servers.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Step {
     commands: Vec<Command>,
-    /// Addresses of those that stay.
+    /// Addresses of the virtual servers that stay.
     needed: HashSet<IpAddr>,
-    /// Those that they carry.
+    /// Connections of these virtual servers.
     connections: u64,
 }
 
-/// Decides that. A virtual server on an address that may not stay goes in any case.
+/// Decides about virtual servers. A virtual server on an address that may not stay is removed in any case.
 fn step(servers: &[ServerKey], reals: &[Real], may_stay: impl Fn(IpAddr) -> bool) -> Step {
     let mut step = Step::default();
     let mut of: HashMap<ServerKey, Vec<&Real>> = HashMap::new();

@@ -1,22 +1,24 @@
-//! IPVS: kube-proxy's virtual servers, IP sets, device and rules, written only where they change.
+//! The IPVS backend: writes kube-proxy's virtual servers, IP sets, device and rules, and only what changes.
 //!
 //! ```text
 //! kube-ipvs0   holds all addresses of Services, so that their packets come to the node itself
 //! IPVS         address, protocol, port -> real servers, chosen by a scheduler; node ports: one virtual
 //!              server for each of the node's addresses
-//! IP sets      what iptables must know of Services: KUBE-CLUSTER-IP, KUBE-NODE-PORT-TCP, ...
-//! iptables     a few rules about these sets: who is masqueraded, who may use a load balancer
+//! IP sets      the facts about Services that iptables needs: KUBE-CLUSTER-IP, KUBE-NODE-PORT-TCP, ...
+//! iptables     a few rules about these sets: masquerading, and access to load balancers
 //! ```
 //!
-//! * **Names, types and rules are kube-proxy's** (D2-D4): what it left is adopted, not rewritten.
-//! * **There is no transaction.** On the way in come entries of sets, servers, rules, addresses; on the
-//!   way out addresses, servers, entries. After each single step every Service that was served is.
-//! * **Only what changes is written**: one endpoint is one message, whatever the number of Services.
-//! * **An endpoint that goes keeps its connections** until they end (D5), over a restart too.
+//! * **Names, types and rules are kube-proxy's** (D2-D4), so kube-proxy's leftovers are adopted, not
+//!   rewritten.
+//! * **IPVS has no transactions.** The backend keeps Services working by a fixed order. It adds entries of
+//!   sets, servers, rules, then addresses; it removes addresses, servers, then entries. After each single
+//!   step, every Service still works that worked before.
+//! * **Only changes are written**: one endpoint is one message, whatever the number of Services.
+//! * **A removed endpoint keeps its connections** until they end (D5), even across a restart of the agent.
 //!
-//! Pure: `sets.rs`, `demand.rs` (what a ServicePort needs), `rules.rs`, `state.rs` (all of it, and what
-//! a change does). The rest deals with the machine: `kernel.rs` (one family's data path), `probe.rs`
-//! (what the machine can), `sysctl.rs`, `driver.rs` (the backend), `left.rs` (what is left of it).
+//! These files are pure: `sets.rs`, `demand.rs` (the needs of a ServicePort), `rules.rs`, `state.rs` (the
+//! whole state, and the effect of a change). The others work on the machine: `kernel.rs` (one family's data
+//! path), `probe.rs` (the machine's features), `sysctl.rs`, `driver.rs` (the backend), `left.rs` (leftovers).
 
 mod demand;
 mod driver;
@@ -39,7 +41,7 @@ pub(crate) use self::sets::is_name as is_set_name;
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 pub use kplane_netlink::ipvs::Timeouts;
 
-/// What is true of this backend on every machine.
+/// The facts that hold for this backend on every machine.
 pub(super) const DESCRIPTION: Description = Description {
     name: "ipvs",
     summary: "kube-proxy's virtual servers, IP sets and rules about these",
@@ -58,22 +60,22 @@ pub(super) const DESCRIPTION: Description = Description {
     },
 };
 
-/// Settings of this backend alone: `ipvs` of kube-proxy's file.
+/// Settings of this backend alone: section `ipvs` of kube-proxy's configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How virtual servers spread connections (D7).
+    /// The scheduler, which spreads connections (D7).
     pub scheduler: IpvsScheduler,
-    /// Virtual servers on these addresses are never removed (D8).
+    /// Ranges of addresses whose virtual servers are never removed (D8).
     pub exclude_cidrs: Vec<Cidr>,
-    /// The node answers ARP for addresses of the asked device only (D6).
+    /// Whether the node answers ARP only for addresses of the asked device (D6).
     pub strict_arp: bool,
     /// Timeouts of connections (D8).
     pub timeouts: Timeouts,
-    /// Local policies without endpoints on this node refuse connections; kube-proxy has the cluster's
+    /// Whether local policies without endpoints on this node refuse connections. In kube-proxy, the cluster's
     /// endpoints serve then (A29).
     pub strict_local: bool,
-    /// Forwarded packets that belong to no connection are dropped; kube-proxy does so in mode iptables
-    /// (C7, D9).
+    /// Whether forwarded packets that belong to no connection are dropped. kube-proxy drops them in mode
+    /// iptables (C7, D9).
     pub drop_invalid: bool,
 }
 
@@ -90,17 +92,16 @@ impl Default for Settings {
     }
 }
 
-/// Sets what needs root's privileges, as `--init-only` wants it: settings of the kernel and timeouts.
-/// What cannot be set is logged.
+/// Applies the settings that need root's privileges, for `--init-only`: settings of the kernel, and timeouts.
+/// Failures are logged.
 pub fn prepare(settings: &Settings) {
     driver::prepare(settings);
 }
 
-/// Opens the backend for this thread's network namespace, having tried out that this machine can
-/// run it.
+/// Opens the backend for this thread's network namespace, after a check that this machine can run it.
 ///
 /// # Errors
-/// [`OpenError`] says what is missing, and which kernel module to load.
+/// [`OpenError`] names the missing part, and the kernel module to load.
 pub fn open(settings: &super::Settings) -> Result<Box<dyn Backend>, OpenError> {
     driver::open(settings)
 }

@@ -1,5 +1,4 @@
-//! What the machine must be able to do, tried out at start: each thing that is missing is named, with
-//! the kernel module to load.
+//! Checks the machine's features at start. Each missing feature is named, with the kernel module to load.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -17,28 +16,28 @@ use kplane_netlink::ipset::{self, IpSets};
 use kplane_netlink::ipvs::{Command, Ipvs, ServerKey, ServerMode};
 use kplane_netlink::{Errno, Links, NetlinkError};
 
-/// A virtual server that nobody reaches, on an address for documentation (D7).
+/// A virtual server that no client reaches, on an address for documentation (D7).
 const PROBE_SERVER: ServerKey = ServerKey {
     ip: IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
     protocol: Protocol::Tcp,
     port: 20_000,
 };
-/// A set that nobody uses.
+/// A set that no rule uses.
 const PROBE_SET: &str = "KPLANE-PROBE";
 
-/// Where `modprobe` may be.
+/// Paths at which `modprobe` may be.
 const MODPROBE: [&str; 3] = ["/sbin/modprobe", "/usr/sbin/modprobe", "/bin/modprobe"];
 const MODPROBE_LIMITS: Limits = Limits {
     within: Duration::from_secs(10),
     output_bytes: 1 << 16,
 };
 
-/// Matches that can be done without.
+/// Optional matches.
 const PHYSDEV: &str = "the match physdev";
 const IPVS: &str = "the match ipvs";
 
-/// What the rules need besides what both our backends with iptables do. The rule about a set needs
-/// one, see [`tool`].
+/// Features that the rules need, besides those that all of kplane's backends with iptables need. The rule
+/// about a set needs an existing set, see [`tool`].
 const PARTS: [Part; 3] = [
     Part::new(
         "the match set",
@@ -65,10 +64,10 @@ const PARTS: [Part; 3] = [
     },
 ];
 
-/// Checks what both families need.
+/// Checks the features that both families need.
 ///
 /// # Errors
-/// What is missing, for people.
+/// The missing part, human-readable.
 pub(super) fn machine(scheduler: IpvsScheduler) -> Result<(), String> {
     load_ipvs();
     let mut ipvs = Ipvs::open().map_err(|error| match error.errno() {
@@ -90,13 +89,14 @@ pub(super) fn machine(scheduler: IpvsScheduler) -> Result<(), String> {
     Ok(())
 }
 
-/// The programs of iptables for a family, if they can do what is needed, and what they cannot do.
+/// Returns the programs of iptables for a family if they have the required features, and the optional
+/// features that they lack.
 ///
 /// # Errors
-/// What is missing, for people.
+/// The missing part, human-readable.
 pub(super) fn tool(family: Family) -> Result<(Tool, Lacks), String> {
     let mut sets = IpSets::open().map_err(|error| error.to_string())?;
-    // Ports are of no family.
+    // Sets of ports have no family.
     make_set(&mut sets, SetType::Port, family)?;
     let chosen = Tool::choose_for(family, &PARTS).map_err(|error| error.to_string());
     remove_set(&mut sets);
@@ -108,10 +108,10 @@ pub(super) fn tool(family: Family) -> Result<(Tool, Lacks), String> {
     Ok((tool, lacks))
 }
 
-/// Whether the kernel has a scheduler, which it may have to load (D7).
+/// Returns whether the kernel has a scheduler, which the kernel may have to load (D7).
 ///
 /// # Errors
-/// Virtual servers cannot be made at all.
+/// Virtual servers cannot be created at all.
 pub(super) fn has_scheduler(
     ipvs: &mut Ipvs,
     scheduler: IpvsScheduler,
@@ -161,12 +161,12 @@ fn make_set(sets: &mut IpSets, kind: SetType, family: Family) -> Result<(), Stri
 }
 
 fn remove_set(sets: &mut IpSets) {
-    // Mostly there is none.
+    // Usually the set does not exist.
     let _ = sets.perform(&[ipset::Command::Destroy(PROBE_SET)]);
 }
 
-/// Has the kernel load IPVS if it has not, and if that can be done from here: the kernel does not do it
-/// by itself, since it does not know who offers what is asked for.
+/// Loads IPVS if it is not loaded, and if the agent may do so. The kernel does not load it by itself, because
+/// it does not know which module provides the requested netlink family.
 pub(super) fn load_ipvs() {
     let open = Ipvs::open();
     if open.is_err_and(|error| error.errno() == Some(Errno::ENOENT)) {
@@ -177,7 +177,7 @@ pub(super) fn load_ipvs() {
 fn load(module: &str) {
     let program = MODPROBE.iter().map(Path::new).find(|path| path.is_file());
     if let Some(program) = program {
-        // Whether it helped is seen by asking again.
+        // The next question to the kernel shows whether this helped.
         let _ = run(program, &["-q", module], b"", MODPROBE_LIMITS);
     }
 }

@@ -1,9 +1,9 @@
-//! The iptables rules around IPVS: kube-proxy's, chain by chain (D4). They speak of sets, not of
-//! Services, and so hardly ever change. Pure.
+//! The iptables rules around IPVS, which are exactly kube-proxy's chains (D4). They refer to sets, not to
+//! Services, and so hardly ever change. This module is pure.
 //!
-//! kube-proxy leaves out rules about sets that are empty; here they stand, and match nothing. Left
-//! out all the same are those that make the kernel load what changes how packets pass bridges
-//! (`physdev`), as long as no Service has external addresses.
+//! kube-proxy leaves out rules about empty sets. kplane writes these rules, and they match nothing. As long
+//! as no Service has external addresses, kplane leaves out the rules with `physdev`, because that match makes
+//! the kernel load a module that changes how packets pass bridges.
 
 use kplane_model::{Cidr, Family, Protocol};
 
@@ -17,34 +17,34 @@ use crate::backend::iptables::{
 use crate::plan::NodePlan;
 use kplane_netlink::ipvs::ServerKey;
 
-/// Matches that the kernel lacks; rules with them are left out, and everything else goes on.
+/// Matches that the kernel lacks. Rules with them are left out, and everything else works.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lacks {
-    /// Which bridge port a packet came through.
+    /// Whether the match for the bridge port of a packet is missing.
     pub(super) physdev: bool,
-    /// Whether IPVS has to do with a packet: [`Shape::denied`] needs it.
+    /// Whether the match for packets of IPVS is missing, which [`Shape::denied`] needs.
     pub(super) ipvs: bool,
 }
 
-/// What shapes the rules.
+/// The facts that determine the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) settings: Settings,
     pub(super) node: NodePlan,
-    /// Some Service has external addresses.
+    /// Whether any Service has external addresses.
     pub(super) external_ips: bool,
     /// Load balancers that the node itself may not use, sorted.
     pub(super) denied: Vec<ServerKey>,
-    /// Packets of no known connection are not forwarded.
+    /// Whether packets of no known connection are dropped instead of forwarded.
     pub(super) drop_invalid: bool,
     pub(super) lacks: Lacks,
 }
 
-/// A rule about a set.
+/// A builder for rules about sets.
 struct InSet(Family);
 
 impl InSet {
-    /// With kube-proxy's comment.
+    /// Adds the condition with kube-proxy's comment.
     fn told(&self, rule: Rule, set: SetId, parts: &'static str) -> Rule {
         let comment = Match::Comment(Comment::Fixed(set.comment()));
         self.silent(rule.when(comment), set, parts)
@@ -71,7 +71,7 @@ impl Shape {
         Mark::bit(self.settings.masquerade_bit)
     }
 
-    /// All chains with their rules.
+    /// Returns all chains with their rules.
     fn chains(&self) -> Vec<Constant> {
         let (filter, nat) = (TableName::Filter, TableName::Nat);
         let chain = |table, name, rules| Constant {
@@ -100,7 +100,7 @@ impl Shape {
         chains
     }
 
-    /// Masquerades hairpins, and what is marked.
+    /// Returns the rules that masquerade hairpins, and marked packets.
     fn postrouting(&self) -> Vec<Rule> {
         let hairpin = Rule::new(Target::Masquerade {
             random_fully: false,
@@ -150,8 +150,8 @@ impl Shape {
         let to_cluster_ip = |parts| sets.told(Rule::new(Target::Continue), SetId::ClusterIp, parts);
         rules.push(match pods.masquerade_others(to_cluster_ip(PLACE)) {
             Some(rule) => rule,
-            // Nobody is told from pods; but the node's own packets must not have a Service's address
-            // as their source, which they get since the node has that address.
+            // Pods are not distinguished here. But the node's own packets must be masqueraded: they may have
+            // a Service's address as their source, because the node has that address.
             None => to_cluster_ip("src,dst").with(Target::Jump(ChainName::MARK_MASQ)),
         });
         if self.external_ips {
@@ -180,7 +180,8 @@ impl Shape {
         rules
     }
 
-    /// No packet is dropped for being of no known connection, unless that is asked for (D9).
+    /// Returns the rules for forwarded packets. Packets of no known connection are only dropped if the
+    /// settings ask for it (D9).
     fn forward(&self) -> Vec<Rule> {
         let settings = Settings {
             tcp_be_liberal: !self.drop_invalid,
@@ -213,7 +214,7 @@ impl Shape {
         rules
     }
 
-    /// Other ports of Services' addresses are not the node's own ports.
+    /// Returns the rules that close the node's own ports on Services' addresses.
     fn closed_ports(&self) -> Vec<Rule> {
         let sets = InSet(self.family());
         let open = [
@@ -244,7 +245,7 @@ impl Shape {
     }
 }
 
-/// The jumps from built-in chains, in the order in which they are put first.
+/// Returns the jumps from built-in chains, in the order in which they are inserted at the front.
 fn jumps() -> Vec<Jump> {
     let (filter, nat) = (TableName::Filter, TableName::Nat);
     let jump = |table, from, to, text| Jump {
@@ -290,23 +291,23 @@ fn jumps() -> Vec<Jump> {
     ]
 }
 
-/// What makes the rules that were found those that must be.
+/// The steps from the rules that were found to those that must exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Steps {
-    /// Before addresses are bound.
+    /// Steps before addresses are bound.
     pub(super) first: Vec<Step>,
-    /// After that: when the rules translate packets themselves, as in mode iptables, they do so until
-    /// IPVS can.
+    /// Steps after addresses are bound. If rules of mode iptables translate packets, they stay until IPVS can
+    /// do so.
     pub(super) last: Vec<Step>,
 }
 
 impl Steps {
-    /// Number of chains written, and of jumps set.
+    /// Returns the number of chains written and jumps set.
     pub(super) fn len(&self) -> usize {
         self.first.iter().chain(&self.last).map(Step::len).sum()
     }
 
-    /// The first thing that is not as it must be, for people.
+    /// Returns the first difference, human-readable.
     pub(super) fn describe(&self) -> Option<String> {
         let step = self.first.iter().chain(&self.last).next()?;
         let table = step.table;
@@ -317,7 +318,7 @@ impl Steps {
     }
 }
 
-/// Compares what was found with what must be there.
+/// Compares the rules that were found with those that must exist.
 pub(super) fn compare(shape: &Shape, found: &Found) -> Steps {
     let mut steps = [TableName::Filter, TableName::Nat].map(Step::new);
     let mut last = Step::new(TableName::Nat);
@@ -355,7 +356,7 @@ pub(super) fn compare(shape: &Shape, found: &Found) -> Steps {
     }
 }
 
-/// A chain as it is written.
+/// Returns a chain in its written form.
 fn written(chain: &Constant) -> Written {
     let mut lines = String::new();
     for rule in chain.rules.iter().flatten() {
@@ -369,7 +370,7 @@ fn written(chain: &Constant) -> Written {
     }
 }
 
-/// What the rules are found to be once the steps were carried out.
+/// Updates the rules that were found after the steps were executed.
 pub(super) fn accept(found: &mut Found, steps: &[Step]) {
     for step in steps {
         for chain in &step.write {

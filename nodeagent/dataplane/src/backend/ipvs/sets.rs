@@ -1,14 +1,14 @@
-//! The IP sets around IPVS: kube-proxy's, name by name and type by type (D3).
+//! The IP sets around IPVS, with exactly kube-proxy's names and types (D3).
 
 use kplane_model::{Family, Protocol};
 
 pub(super) use kplane_netlink::ipset::{Entry, SetType};
 
-/// How many entries a set takes at first, as kube-proxy's do; it grows when there are more.
+/// Initial capacity of a set, as in kube-proxy. The set is enlarged when it needs more entries.
 pub(super) const CAPACITY: u32 = 65_536;
 
-/// The sets, in the order in which entries are added: those that let packets pass before those that
-/// make rules ask for it.
+/// A set. The order is that in which entries are added: sets that let packets pass come before sets that make
+/// rules test them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum SetId {
     /// Endpoints of this node that reach themselves through a Service.
@@ -23,9 +23,9 @@ pub(super) enum SetId {
     LoadBalancer,
     /// Load balancers' own addresses as sources.
     LoadBalancerSourceIp,
-    /// Sources that load balancers let through.
+    /// Sources that load balancers let pass.
     LoadBalancerSourceCidr,
-    /// Load balancers that do not let everybody through.
+    /// Load balancers that only let some sources pass.
     LoadBalancerFw,
     /// Load balancers of policy Local.
     LoadBalancerLocal,
@@ -47,11 +47,11 @@ pub(super) enum SetId {
     IpvsIps,
 }
 
-/// How often a set grows: this many times what is needed.
+/// Factor by which a set is larger than necessary when it grows, so that it rarely grows.
 const SPARE: u32 = 2;
 
 impl SetId {
-    /// All of them.
+    /// All sets.
     pub(super) const ALL: [Self; 17] = [
         Self::LoopBack,
         Self::ClusterIp,
@@ -72,7 +72,7 @@ impl SetId {
         Self::IpvsIps,
     ];
 
-    /// Name for each family, type, and what kube-proxy says that it is for.
+    /// Returns the names by family, the type, and kube-proxy's description of the purpose.
     const fn facts(self) -> ([&'static str; 2], SetType, &'static str) {
         match self {
             Self::LoopBack => (
@@ -181,23 +181,23 @@ impl SetId {
         }
     }
 
-    /// The name.
+    /// Returns the name.
     pub(super) const fn name(self, family: Family) -> &'static str {
         self.facts().0[family as usize]
     }
 
-    /// The type.
+    /// Returns the type.
     pub(super) const fn kind(self) -> SetType {
         self.facts().1
     }
 
-    /// What it is for, in kube-proxy's words.
+    /// Returns the purpose, in kube-proxy's words.
     pub(super) const fn comment(self) -> &'static str {
         self.facts().2
     }
 
-    /// Keeps packets from being masqueraded that are for endpoints of this node only: has an entry
-    /// no longer than that is true.
+    /// Returns whether the set exempts packets from masquerading. That is correct only for packets to
+    /// endpoints of this node, so an entry must not stay longer than it applies.
     pub(super) fn is_exemption(self) -> bool {
         matches!(
             self,
@@ -208,7 +208,7 @@ impl SetId {
         )
     }
 
-    /// The sets of node ports: all, and those of policy Local.
+    /// Returns the sets of node ports: all, and those of policy Local.
     pub(super) fn of_node_ports(protocol: Protocol) -> (Self, Self) {
         match protocol {
             Protocol::Tcp => (Self::NodePortTcp, Self::NodePortLocalTcp),
@@ -217,19 +217,19 @@ impl SetId {
         }
     }
 
-    /// The set of a name of either family.
+    /// Returns the set with a name of either family.
     pub(super) fn by_name(name: &str) -> Option<Self> {
         let is = |id: &Self| Family::ALL.iter().any(|family| id.name(*family) == name);
         Self::ALL.into_iter().find(is)
     }
 }
 
-/// The name of a set is one of kube-proxy's IPVS mode, of either family.
+/// Returns whether a name is that of a set of kube-proxy's IPVS mode, of either family.
 pub(crate) fn is_name(name: &str) -> bool {
     SetId::by_name(name).is_some()
 }
 
-/// How many entries a set must take that is to have so many.
+/// Returns the capacity of a set that must hold this many entries.
 pub(super) fn capacity_for(entries: usize) -> u32 {
     let entries = u32::try_from(entries).unwrap_or(u32::MAX);
     let wanted = entries.saturating_mul(SPARE);

@@ -1,12 +1,12 @@
-//! What a family's data path must hold, what it does hold, and what leads from one to the other.
-//! Pure.
+//! The state that a family's data path must have, the state that it has, and the operations between both.
+//! This module is pure.
 //!
-//! * **What must be there** is counted: an entry of a set or an address goes when nobody needs it
-//!   any more. A virtual server has one owner.
-//! * **Whose a virtual server is** the sets say: kube-proxy and we enter each one's place in a set.
-//!   One that is in none is somebody else's and stays.
-//! * **A real server that is not wanted any more** keeps its connections: its weight becomes 0, and it
-//!   goes when they have ended (D5). Nothing has to be remembered for that; weight 0 says it.
+//! * **Needed objects are counted**: an entry of a set, or an address, is removed when no ServicePort needs
+//!   it any more. A virtual server has one owner.
+//! * **The sets show the owner of a virtual server**: kube-proxy and kplane add the place of each virtual
+//!   server to a set. A virtual server whose place is in no set belongs to another program and stays.
+//! * **An unneeded real server** keeps its connections: its weight becomes 0, and it is removed when they
+//!   have ended (D5). The weight itself records this, so nothing else has to be stored.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -25,30 +25,30 @@ mod seen;
 
 pub(super) use self::places::Places;
 
-/// Gets connections.
+/// Weight of a real server that gets connections.
 const SERVES: u32 = 1;
-/// Gets no new connections.
+/// Weight of a real server that gets no new connections.
 const DRAINS: u32 = 0;
 
-/// One thing to do.
+/// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Op {
-    /// To IPVS.
+    /// A command for IPVS.
     Ipvs(Command),
-    /// To a set: add the entry (`true`) or remove it.
+    /// An entry of a set: added (`true`) or removed.
     Entry(SetId, Entry, bool),
-    /// To the dummy device: add the address (`true`) or remove it.
+    /// An address of the dummy device: added (`true`) or removed.
     Address(IpAddr, bool),
 }
 
-/// What to do, in order; the rules are looked after between [`Ops::ready`] and [`Ops::bind`].
+/// Operations in order. The rules are written between [`Ops::ready`] and [`Ops::bind`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ops {
-    /// Everything that must be there before packets come: entries, servers.
+    /// Operations that must be done before packets arrive: entries, servers.
     pub(super) ready: Vec<Op>,
-    /// Lets packets come: addresses.
+    /// Operations that let packets arrive: addresses.
     pub(super) bind: Vec<Op>,
-    /// Takes away what is not wanted: addresses, then servers, then entries.
+    /// Operations that remove unneeded objects: addresses, then servers, then entries.
     pub(super) clear: Vec<Op>,
 }
 
@@ -68,7 +68,7 @@ impl Ops {
     }
 }
 
-/// What a change touched.
+/// The objects that a change touched.
 #[derive(Debug, Default)]
 struct Touched {
     servers: BTreeSet<ServerKey>,
@@ -76,34 +76,34 @@ struct Touched {
     addresses: BTreeSet<IpAddr>,
 }
 
-/// A virtual server that is there.
+/// A virtual server that exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
-    /// `None`: it works in a way that we never ask for.
+    /// The mode; `None` for a mode that kplane never uses.
     pub(super) mode: Option<ServerMode>,
     pub(super) reals: BTreeMap<EndpointAddr, HeldReal>,
 }
 
-/// A real server that is there.
+/// A real server that exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HeldReal {
-    /// `None` if packets are not translated.
+    /// The weight; `None` if packets are not translated.
     pub(super) weight: Option<u32>,
-    /// By the last look.
+    /// The connections at the last read.
     pub(super) connections: Connections,
 }
 
-/// What was read from the kernel.
+/// The kernel's state as it was read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Snapshot {
     pub(super) servers: Vec<Server>,
     pub(super) reals: Vec<Real>,
     pub(super) entries: HashMap<SetId, HashSet<Entry>>,
-    /// Of the dummy device.
+    /// Addresses of the dummy device.
     pub(super) addresses: HashSet<IpAddr>,
 }
 
-/// A server that must be there.
+/// A virtual server that must exist.
 #[derive(Clone, Debug)]
 struct Claim {
     mode: ServerMode,
@@ -112,7 +112,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// A server that is there has all that is wanted, and nothing else.
+    /// Returns whether an existing server has exactly the wanted mode and real servers.
     fn is(&self, held: &Held) -> bool {
         let weight = |real| held.reals.get(real).and_then(|held| held.weight);
         let right = |real| weight(real) == Some(SERVES);
@@ -122,7 +122,7 @@ impl Claim {
     }
 }
 
-/// One family.
+/// The state of one family.
 #[derive(Debug, Default)]
 pub(super) struct State {
     services: HashMap<ServiceKey, Demand>,
@@ -130,7 +130,7 @@ pub(super) struct State {
     entries: HashMap<(SetId, Entry), u32>,
     addresses: HashMap<IpAddr, u32>,
     denied: HashMap<ServerKey, u32>,
-    /// How many entries each set must have.
+    /// Number of entries that each set must have.
     sizes: [usize; SetId::ALL.len()],
     held: HashMap<ServerKey, Held>,
     held_entries: HashMap<SetId, HashSet<Entry>>,
@@ -138,8 +138,8 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Takes over what a change asks for, and says what has to be done. Afterwards it must be told
-    /// what was done ([`State::done`]).
+    /// Records what a change asks for, and returns the operations. Afterwards, the caller must report each
+    /// operation that was done ([`State::done`]).
     pub(super) fn stage(
         &mut self,
         changes: Vec<(ServiceKey, Option<Demand>)>,
@@ -215,7 +215,8 @@ impl State {
         {
             if let Some(other) = self.claims.get(at) {
                 if other.owner == *key {
-                    // A node port and an address of the node with the same number: one server is both.
+                    // A node port and an address of the node may have the same port number. One server serves
+                    // both.
                     continue;
                 }
                 failure = Some(Failure {
@@ -250,7 +251,7 @@ impl State {
         failure
     }
 
-    /// Everything that is not as it must be.
+    /// Returns the operations for all differences between both states.
     pub(super) fn compare(&self, protected: &[Cidr]) -> Ops {
         let has = |set: &SetId, entry: &Entry| {
             let held = self.held_entries.get(set);
@@ -298,7 +299,7 @@ impl State {
             }
         }
         ops.ready.append(&mut early);
-        // First of what goes, so that no packet comes to the node's own ports instead.
+        // Addresses are removed first, so that no packet reaches the node's own ports instead.
         for ip in &touched.addresses {
             let held = self.held_addresses.contains(ip);
             match (self.addresses.contains_key(ip), held) {
@@ -311,7 +312,7 @@ impl State {
             self.server_ops(*key, &mut ops, protected);
         }
         ops.ready.append(&mut late);
-        // What makes rules ask goes before what answers them.
+        // Entries that make rules test other sets are removed before the entries of these sets.
         ops.clear.extend(gone.into_iter().rev());
         ops
     }
@@ -358,7 +359,7 @@ impl State {
         }
     }
 
-    /// The kernel has done something.
+    /// Records an operation that the kernel has done.
     pub(super) fn done(&mut self, op: Op) {
         match op {
             Op::Ipvs(command) => self.done_ipvs(command),
@@ -402,11 +403,11 @@ impl State {
         }
     }
 
-    /// The kernel holds what was read. Returns virtual servers that are not ours, of those on
-    /// addresses of ours.
+    /// Records the kernel's state as it was read. Returns the virtual servers of other programs on addresses
+    /// of kplane's device.
     ///
-    /// Ours are those that are wanted, that were there before, and, if nothing is known yet
-    /// (`first`), those whose places the sets have. Without any entry it is the address that tells.
+    /// kplane's are the virtual servers that are wanted, those that it had before, and, if nothing is known
+    /// yet (`first`), those whose places are in the sets. If the sets have no entries, the address decides.
     pub(super) fn adopt(&mut self, snapshot: Snapshot, first: bool) -> Vec<ServerKey> {
         let places = Places::new(&snapshot);
         let mut foreign = Vec::new();
@@ -432,7 +433,7 @@ impl State {
         foreign
     }
 
-    /// Removes real servers that drain and have no connection left.
+    /// Returns the operations that remove draining real servers without connections.
     pub(super) fn drained(&self, reals: &[Real]) -> Vec<Op> {
         let idle = |real: &&Real| {
             let claim = self.claims.get(&real.server);
@@ -444,12 +445,12 @@ impl State {
             .collect()
     }
 
-    /// How many entries a set must have, and those that it has.
+    /// Returns the number of entries that a set must have, and the entries that it has.
     pub(super) fn entries(&self, set: SetId) -> (usize, Option<&HashSet<Entry>>) {
         (self.sizes[set as usize], self.held_entries.get(&set))
     }
 
-    /// Load balancers that the node itself may not use, sorted.
+    /// Returns the load balancers that the node itself may not use, sorted.
     pub(super) fn denied(&self) -> Vec<ServerKey> {
         let mut denied: Vec<ServerKey> = self.denied.keys().copied().collect();
         denied.sort_unstable();
@@ -457,14 +458,14 @@ impl State {
     }
 }
 
-/// One more needs it; whether that is the first.
+/// Counts one more need for an object. Returns whether it is the first.
 fn remember<T: std::hash::Hash + Eq>(counts: &mut HashMap<T, u32>, what: T) -> bool {
     let count = counts.entry(what).or_default();
     *count += 1;
     *count == 1
 }
 
-/// One less needs it; whether that was the last.
+/// Counts one need less for an object. Returns whether it was the last.
 fn forget<T: std::hash::Hash + Eq>(counts: &mut HashMap<T, u32>, what: &T) -> bool {
     let Some(count) = counts.get_mut(what) else {
         return false;

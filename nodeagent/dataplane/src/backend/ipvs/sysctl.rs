@@ -4,13 +4,13 @@ use std::fs;
 
 use super::Settings;
 
-/// Below `/proc/sys/net`: the file, and what it must hold.
+/// Files below `/proc/sys/net`, each with the required content.
 const ALWAYS: [(&str, &str); 4] = [
-    // Packets to virtual servers have conntrack entries, so that they can be masqueraded.
+    // Packets to virtual servers get conntrack entries, so that they can be masqueraded.
     ("ipv4/vs/conntrack", "1"),
     // A connection whose real server is gone ends with its next packet.
     ("ipv4/vs/expire_nodest_conn", "1"),
-    // A client forgets a real server that drains.
+    // A client's persistence to a draining real server is forgotten.
     ("ipv4/vs/expire_quiescent_template", "1"),
     ("ipv4/ip_forward", "1"),
 ];
@@ -18,12 +18,12 @@ const STRICT_ARP: [(&str, &str); 2] = [
     ("ipv4/conf/all/arp_ignore", "1"),
     ("ipv4/conf/all/arp_announce", "2"),
 ];
-/// A client's port that is used again is a new connection: slow on kernels that are not as new as
-/// this, where it makes the client wait for a second.
+/// Setting about reused source ports of clients: 0 does not treat them as new connections. Older kernels need
+/// 0, because a new connection makes the client wait for a second there.
 const REUSE: (&str, &str) = ("ipv4/vs/conn_reuse_mode", "0");
 const REUSE_FIXED: (u32, u32) = (5, 9);
 
-/// Sets what is not set yet; returns what could not be, for people.
+/// Applies the settings that differ. Returns the failures, human-readable.
 pub(super) fn apply(settings: &Settings) -> Vec<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let reuse = version(&release).is_some_and(|version| version < REUSE_FIXED);
@@ -47,7 +47,7 @@ fn ensure(file: &str, value: &str) -> Result<(), String> {
     fs::write(&path, value).map_err(|error| format!("{name} cannot be set to {value}: {error}"))
 }
 
-/// Of `6.1.0-56-amd64`.
+/// Parses a release such as `6.1.0-56-amd64`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let (major, rest) = release.split_once('.')?;
     let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;

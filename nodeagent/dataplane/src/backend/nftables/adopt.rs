@@ -1,4 +1,4 @@
-//! Makes sense of the elements and groups that a table was found with.
+//! Interprets the elements and groups of a table that was found in the kernel.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -12,8 +12,8 @@ use super::schema::{Balancer, Set};
 use super::table::Table;
 use crate::plan::{FrontendAddr, NodePlan, Unserved};
 
-/// The table that holds exactly these elements. What no entry would lead to becomes a stray and
-/// goes away with the next complete change.
+/// Returns the table that holds exactly these elements. Elements that belong to no valid entry become strays,
+/// which the next complete change deletes.
 pub(super) fn adopt(groups: &[Group], found: &[Element]) -> Table {
     let mut places: HashMap<FrontendAddr, BTreeSet<Element>> = HashMap::new();
     let mut cluster_ips: BTreeSet<IpAddr> = BTreeSet::new();
@@ -50,12 +50,12 @@ pub(super) fn adopt(groups: &[Group], found: &[Element]) -> Table {
     table
 }
 
-/// Whether some of these elements stand for Services.
+/// Returns whether some of these elements belong to Services.
 pub(super) fn serves(found: &[Element]) -> bool {
     found.iter().any(|element| place_of(element.key).is_some())
 }
 
-/// The place that an element of this key belongs to; `None` for what belongs to none.
+/// Returns the place to which an element with this key belongs, if there is one.
 pub(super) fn place_of(key: Key) -> Option<FrontendAddr> {
     let address = |Destination { ip, protocol, port }| FrontendAddr::Address { ip, protocol, port };
     match key {
@@ -70,7 +70,7 @@ pub(super) fn place_of(key: Key) -> Option<FrontendAddr> {
     }
 }
 
-/// The entry that a place's elements most likely stand for.
+/// Returns the entry for which a place's elements most likely stand.
 fn interpret(found: &BTreeSet<Element>) -> Entry {
     let has = |sets: [Set; 2]| found.iter().any(|element| sets.contains(&element.set));
     let unserved = if has([Set::RejectServices, Set::RejectNodeports]) {

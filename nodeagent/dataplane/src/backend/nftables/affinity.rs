@@ -1,22 +1,22 @@
-//! Session affinity (A11): the objects that a ServicePort with affinity has besides elements.
+//! Session affinity (A11): the objects of a ServicePort with affinity, besides elements.
 //!
 //! ```text
-//! map   affinity-ID        client -> endpoint, forgotten when unused for the timeout
-//! chain affinity-pick-ID   in the NAT chains: to the endpoint that is remembered, if one is
-//! chain affinity-keep-ID   behind them: remembers the endpoint, or that it was used again
+//! map   affinity-ID        client -> endpoint, deleted by the kernel when unused for the timeout
+//! chain affinity-pick-ID   in the NAT chains: DNAT to the remembered endpoint, if there is one
+//! chain affinity-keep-ID   behind the NAT chains: stores the endpoint, or restarts its timeout
 //! chain affinity-split-ID  Local only: which of the ServicePort's two groups a client belongs to
 //! ```
 //!
-//! A group is a ServicePort together with the endpoints that may be chosen: those of the cluster,
-//! or those of this node where a Local policy asks for them. All addresses of a ServicePort that
-//! choose among the same endpoints share a group; and what is chosen in one of its two groups is
-//! remembered in the other where that may choose it as well. Elements lead to these chains: `Set::Sticky`
+//! A group is a ServicePort together with the endpoints that may be chosen: those of the cluster, or, where a
+//! Local policy requires it, those of this node. All addresses of a ServicePort that choose among the same
+//! endpoints share a group. An endpoint chosen in one of the two groups of a ServicePort is remembered in the
+//! other group too, if that group may choose the endpoint. Elements lead to these chains: `Set::Sticky`
 //! (pick), `Set::RememberServices` and `Set::RememberNodeports` (keep or split).
 //!
-//! nft 1.0.6 cannot load a rule that remembers IPv6 address and port as one value, so IPv6 has a
-//! second map for ports, always written together with the first. Should both ever disagree on a
-//! client (two first connections at once, to endpoints with different ports), `clients.rs` finds
-//! that no endpoint is meant.
+//! nft 1.0.6 cannot load a rule that stores an IPv6 address and a port as one value. So IPv6 has a second map
+//! for ports, always written together with the first. Both maps may disagree on a client that opens two first
+//! connections at once, to endpoints with different ports. `clients.rs` then finds that the pair is no
+//! endpoint.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -27,21 +27,21 @@ use siphasher::sip::SipHasher13;
 use super::layout::{Chain, Step};
 use super::schema::Set;
 
-/// Clients that one group remembers at most: beyond, connections are spread as without affinity.
-/// About 100 bytes of the kernel's memory each.
+/// Most clients that one group remembers, at about 100 bytes of the kernel's memory each. Connections of
+/// further clients are spread as without affinity.
 pub(super) const MAX_CLIENTS: u32 = 1 << 18;
 
-/// Names a group on every node and after every restart: a hash of the ServicePort, and the lowest
-/// bit for the scope.
+/// Name of a group, the same on every node and after every restart: a hash of the ServicePort, with the scope
+/// in the lowest bit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AffinityId(u64);
 
-/// Which endpoints a group chooses from.
+/// The endpoints from which a group chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Scope {
-    /// Those for policy Cluster.
+    /// All endpoints, for policy Cluster.
     Cluster = 0,
-    /// Those on this node, for policy Local.
+    /// The endpoints on this node, for policy Local.
     Local = 1,
 }
 
@@ -57,18 +57,18 @@ pub(super) enum Part {
     Split,
 }
 
-/// What makes a group's rules what they are.
+/// A group with the properties that determine its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Group {
     pub(super) id: AffinityId,
     pub(super) protocol: Protocol,
     /// Seconds without a new connection until a client is forgotten.
     pub(super) timeout_s: u32,
-    /// Local only: clients inside the cluster reach all endpoints, and belong to the other group
-    /// of the ServicePort (A16).
+    /// Whether clients inside the cluster reach all endpoints, and so belong to the other group of the
+    /// ServicePort (A16). Local only.
     pub(super) inside_apart: bool,
-    /// The other group of the ServicePort may choose all endpoints that this one may choose: what
-    /// is remembered here is remembered there, too.
+    /// Whether the other group of the ServicePort may choose all endpoints that this group may choose.
+    /// Endpoints remembered here are then remembered there, too.
     pub(super) shared: bool,
 }
 
@@ -102,12 +102,12 @@ impl AffinityId {
         }
     }
 
-    /// The group of the same ServicePort with the other scope.
+    /// Returns the group of the same ServicePort with the other scope.
     pub(super) fn other(self) -> Self {
         Self(self.0 ^ 1)
     }
 
-    /// The same for both groups of a ServicePort, and no others.
+    /// Returns a number that both groups of a ServicePort share, and no other group has.
     pub(super) fn pair(self) -> u64 {
         self.0 >> 1
     }
@@ -117,12 +117,12 @@ impl AffinityId {
         Self(bits)
     }
 
-    /// The name of a part in the kernel.
+    /// Returns the name of a part in the kernel.
     pub(super) fn name(self, part: Part) -> String {
         format!("{}{self:?}", part.prefix())
     }
 
-    /// The group whose part has this name.
+    /// Returns the group whose part has this name.
     pub(super) fn from_name(name: &str, part: Part) -> Option<Self> {
         let digits = name.strip_prefix(part.prefix())?;
         let id = u64::from_str_radix(digits, 16).ok().map(Self)?;
@@ -143,7 +143,7 @@ impl Part {
 }
 
 impl Group {
-    /// The maps of a group.
+    /// Returns the maps of a group.
     pub(super) fn maps(family: Family) -> &'static [Part] {
         match family {
             Family::V4 => &[Part::Clients],
@@ -151,8 +151,8 @@ impl Group {
         }
     }
 
-    /// Comment of the rule in `affinity-keep-ID`: tells people, and us after a restart, what the
-    /// group is.
+    /// Returns the comment of the rule in `affinity-keep-ID`. It describes the group to operators, and to
+    /// kplane after a restart.
     pub(super) fn comment(&self) -> String {
         let (protocol, timeout_s) = (self.protocol, self.timeout_s);
         let mut text = format!("{protocol} {timeout_s}s");
@@ -162,7 +162,7 @@ impl Group {
         text
     }
 
-    /// What a comment says of a group behind protocol and timeout.
+    /// Returns the words in the comment behind protocol and timeout, and whether they apply to this group.
     fn words(&self) -> [(&'static str, bool); 3] {
         [
             (", local", self.id.scope() == Scope::Local),
@@ -171,7 +171,7 @@ impl Group {
         ]
     }
 
-    /// The group with this comment, if we wrote it.
+    /// Returns the group with this comment, if kplane wrote the comment.
     pub(super) fn from_comment(id: AffinityId, comment: &str) -> Option<Self> {
         let first = comment.split(',').next()?;
         let (protocol, timeout_s) = first.split_once(' ')?;
@@ -186,7 +186,7 @@ impl Group {
         (group.comment() == comment).then_some(group)
     }
 
-    /// The chains, with rules; a chain comes before those that lead to it.
+    /// Returns the chains with their rules. A chain comes before those that lead to it.
     pub(super) fn chains(&self) -> Vec<Chain> {
         let chain = |part| Chain::new(self.id.name(part));
         let keep = chain(Part::Keep)
@@ -239,7 +239,7 @@ mod tests {
         ];
         let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len());
-        // Found again after a restart, whatever the version of the compiler.
+        // The name is found again after a restart, whatever the version of the compiler.
         assert_eq!(ids[0].name(Part::Pick), "affinity-pick-751c656c31309f24");
     }
 

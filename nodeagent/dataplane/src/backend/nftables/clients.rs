@@ -1,5 +1,5 @@
-//! The clients that a group of session affinity remembers: packets write them, we only let clients
-//! go whose endpoint is gone (A11).
+//! The clients that a group of session affinity remembers. Packets write them; kplane only deletes clients
+//! whose endpoint is gone (A11).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,30 +21,30 @@ use kplane_netlink::{
     Request,
 };
 
-/// Clients in one operation: 44 bytes each, far below what an attribute holds.
+/// Clients in one operation, at 44 bytes each. This is far below the limit of an attribute.
 const CHUNK: usize = 1000;
 
-/// How often a group is looked through. A client that is forgotten by itself between looking and
-/// deleting spoils the deletion of the others: then all is done again.
+/// Most attempts to forget the stale clients of a group. If the kernel itself forgets a client between the
+/// read and the deletion, the whole deletion fails, and both are repeated.
 const ATTEMPTS: u32 = 8;
 
-/// A client, and what is remembered of its endpoint.
+/// A client with its remembered endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Client {
     pub(super) ip: IpAddr,
     pub(super) endpoint: Remembered,
 }
 
-/// What the maps of a group hold for a client.
+/// The data that a group's maps hold for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Remembered {
     /// An endpoint.
     Whole(EndpointAddr),
-    /// IPv6: only in one of the two maps.
+    /// IPv6: data in only one of the two maps.
     Part(Part),
 }
 
-/// Clients could not be let go.
+/// An error while forgetting clients.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ForgetError {
     #[error("cannot read who is remembered: {0}")]
@@ -55,10 +55,11 @@ pub(super) enum ForgetError {
     KeepsChanging,
 }
 
-/// Forgets all clients of a group whose endpoint is not one of `endpoints` (sorted). Comes behind
-/// the transaction that took endpoints away: from then on, only a client that is still remembered
-/// with such an endpoint can get it. A packet that is just doing so puts it back, but is done with
-/// that when the kernel acknowledges the deletion, hence the last look that finds nobody.
+/// Forgets all clients of a group whose endpoint is not one of `endpoints` (sorted). It runs after the
+/// transaction that removed endpoints. From then on, only a client that is still remembered with a removed
+/// endpoint can get that endpoint. A packet that is being processed at that moment may store the client
+/// again, but it is finished when the kernel acknowledges the deletion. So the last read, which must find no
+/// such client, is reliable.
 pub(super) fn forget_stale<K: Kernel>(
     kernel: &mut K,
     family: Family,
@@ -121,7 +122,7 @@ pub(super) fn read(
     Ok(clients.collect())
 }
 
-/// Client and data of each element; what cannot be read as such is passed over.
+/// Returns client and data of each element. Elements that cannot be decoded are skipped.
 fn entries(dump: &[u8], family: Family) -> impl Iterator<Item = (IpAddr, &[u8])> {
     let messages = Messages(dump).filter(|m| m.kind == msg::NEWSETELEM);
     let lists = messages.filter_map(|m| m.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS));
@@ -140,7 +141,7 @@ fn ip_of(bytes: &[u8], family: Family) -> Option<IpAddr> {
     Reader { bytes, family }.ip()
 }
 
-/// A port alone is not padded, one behind an address is.
+/// Reads a port. A port alone is not padded; a port behind an address is.
 fn port_of(bytes: &[u8]) -> Option<u16> {
     let port = bytes.first_chunk()?;
     Some(u16::from_be_bytes(*port))

@@ -1,4 +1,4 @@
-//! Elements as the kernel returns them, made typed again: the inverse of `element.rs`.
+//! Decodes elements as the kernel returns them: the inverse of `element.rs`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,21 +13,20 @@ use super::schema::{Carries, Field, Set};
 use super::uapi::*;
 use kplane_netlink::Attributes;
 
-/// An element of one of our sets that we would never put there.
+/// An element of one of kplane's sets that kplane would never write there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("set {} holds an element that is not ours", set.name())]
 pub(super) struct Foreign {
     pub(super) set: Set,
 }
 
-/// Collects the elements of one set, which come in several messages and, for ranges, in two
-/// entries each.
+/// A decoder for the elements of one set. They come in several messages and, for ranges, in two entries each.
 #[derive(Debug)]
 pub(super) struct Decoder {
     family: Family,
     set: Set,
     elements: Vec<Element>,
-    /// Bounds of ranges: address, and whether it is the end of one.
+    /// Bounds of ranges: the address, and whether it is the end of a range.
     bounds: Vec<(IpAddr, bool)>,
 }
 
@@ -41,7 +40,7 @@ impl Decoder {
         }
     }
 
-    /// Takes the entries of one `NFTA_SET_ELEM_LIST_ELEMENTS`.
+    /// Adds the entries of one `NFTA_SET_ELEM_LIST_ELEMENTS`.
     pub(super) fn take(&mut self, list: Attributes<'_>) -> Result<(), Foreign> {
         for entry in list {
             self.entry(entry.children())
@@ -50,13 +49,13 @@ impl Decoder {
         Ok(())
     }
 
-    /// The elements, when all entries have been taken.
+    /// Returns the elements after all entries have been added.
     pub(super) fn finish(mut self) -> Result<Vec<Element>, Foreign> {
         let set = self.set;
-        // An end equal to the next start comes first.
+        // An end that is equal to the next start comes first.
         self.bounds.sort_by_key(|(ip, is_end)| (*ip, !is_end));
         let mut bounds = self.bounds.iter().copied().peekable();
-        // nft begins every set of ranges with an end that ends nothing.
+        // nft begins every set of ranges with an end that has no start.
         let _ = bounds.next_if(|(ip, is_end)| *is_end && ip.is_unspecified());
         while let Some((first, is_end)) = bounds.next() {
             let last = match bounds.next_if(|(_, is_end)| *is_end) {
@@ -146,7 +145,7 @@ impl Decoder {
         }
     }
 
-    /// Reads all of `bytes`, no more and no less.
+    /// Decodes all of `bytes`, no more and no less.
     fn read<'b, T>(
         &self,
         bytes: &'b [u8],
@@ -176,7 +175,7 @@ struct Fields {
     index: Option<u32>,
 }
 
-/// Reads fields off the front of a key.
+/// A reader of the fields of a key, from front to back.
 pub(super) struct Reader<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) family: Family,
@@ -214,7 +213,7 @@ impl Reader<'_> {
         })
     }
 
-    /// `N` bytes and their padding, which must be zero.
+    /// Reads `N` bytes and their padding, which must be zero.
     fn padded<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (padded, rest) = self.bytes.split_at_checked(N.next_multiple_of(4))?;
         let (value, padding) = padded.split_first_chunk()?;
@@ -223,7 +222,7 @@ impl Reader<'_> {
     }
 }
 
-/// The prefix from `first` to `last`, if they are the bounds of one.
+/// Returns the prefix from `first` to `last`, if they are the bounds of one.
 fn range(first: IpAddr, last: IpAddr) -> Option<Cidr> {
     let common_bits = match (first, last) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),

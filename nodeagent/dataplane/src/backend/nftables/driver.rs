@@ -1,4 +1,5 @@
-//! The backend: keeps a table per family and brings the kernel to what a change asks for.
+//! The nftables backend: keeps one table per family, and changes the kernel's tables to what a change asks
+//! for.
 
 #[cfg(test)]
 mod tests;
@@ -27,19 +28,20 @@ use crate::backend::{
 use crate::plan::ServicePlan;
 use kplane_netlink::{CommitError, NetlinkError};
 
-/// Somebody else may change rules of theirs while we write; after so many times in a row we write
-/// all the same. The kernel tells afterwards if it mattered.
+/// Most attempts to write under the guard. Other programs may change their rules while kplane writes. After
+/// this many such conflicts in a row, kplane writes without the guard. The kernel reports afterwards whether
+/// another program changed kplane's table.
 const ATTEMPTS: u32 = 64;
 
-/// Programs nf_tables: `table ip kplane` and `table ip6 kplane`.
+/// The driver of nf_tables: programs `table ip kplane` and `table ip6 kplane`.
 #[derive(Debug)]
 pub(super) struct Driver<K> {
     kernel: K,
-    /// What the kernel holds, by family; `None` = not known.
+    /// The content of the kernel's tables, by family; `None` = not known.
     tables: [Option<Table>; 2],
 }
 
-/// A step of applying that failed.
+/// A step that failed while applying a change.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepError {
     /// The table could not be read.
@@ -48,16 +50,17 @@ pub(super) enum StepError {
     /// A transaction was not committed.
     #[error(transparent)]
     Commit(#[from] CommitError),
-    /// A change that is not complete came while it is not known what the kernel holds.
+    /// A partial change came while the content of the kernel's table is not known.
     #[error("our table is not known any more; everything has to be applied again")]
     Unknown,
-    /// Somebody changed our table; it will be repaired with the next complete change.
+    /// Another program changed kplane's table. The next complete change repairs the table.
     #[error("somebody else changed our table: {0}")]
     Drifted(String),
 }
 
 impl StepError {
-    /// The kernel understood and refused: with fewer ServicePorts it may accept.
+    /// Returns whether the kernel understood the operations and refused them. It may accept fewer
+    /// ServicePorts.
     fn is_refusal(&self) -> bool {
         matches!(
             self,
@@ -69,16 +72,16 @@ impl StepError {
 /// A change that was not committed.
 struct Failed {
     error: StepError,
-    /// For sure: the kernel holds what it held.
+    /// Whether the kernel certainly holds what it held before.
     nothing_applied: bool,
 }
 
 impl Driver<Netlink> {
-    /// Opens the backend for this thread's network namespace, having tried out that the kernel can
-    /// run our table.
+    /// Opens the backend for this thread's network namespace, after a check that the kernel accepts kplane's
+    /// table.
     ///
     /// # Errors
-    /// [`OpenError`] says what is missing.
+    /// [`OpenError`] names the missing part.
     pub(super) fn open(settings: Settings) -> Result<Self, OpenError> {
         let error = |reason: String| OpenError {
             backend: DESCRIPTION.name,
@@ -86,7 +89,7 @@ impl Driver<Netlink> {
         };
         match probe(&Family::ALL) {
             Ok(()) => {}
-            // A kernel without IPv6 still serves IPv4; the family's changes fail by themselves.
+            // A kernel without IPv6 still serves IPv4. Changes of IPv6 fail with their own errors.
             Err(ProbeError::Missing {
                 family: Family::V6,
                 missing,
@@ -133,7 +136,7 @@ impl<K: Kernel> Driver<K> {
         let cost = match self.commit(family, &table, rebuild, &staged, &mut repaired) {
             Ok(cost) => cost,
             Err(failed) => {
-                // Otherwise it is not known any more what the kernel holds.
+                // In all other cases, the content of the kernel's table is not known.
                 if failed.nothing_applied && !rebuild {
                     self.tables[family as usize] = Some(table);
                 }
@@ -157,7 +160,8 @@ impl<K: Kernel> Driver<K> {
         })
     }
 
-    /// The family's table, out of its place, and whether it has to be made first.
+    /// Takes the family's table out of `tables`, or adopts the kernel's. Returns the table, and whether it
+    /// has to be created first.
     fn load(&mut self, family: Family, complete: bool) -> Result<(Table, bool), StepError> {
         if let Some(table) = self.tables[family as usize].take() {
             return Ok((table, false));
@@ -191,7 +195,7 @@ impl<K: Kernel> Driver<K> {
         let mut rebuild = rebuild;
         let mut first = true;
         let phases = match rebuild {
-            // Nobody is guarded in a table that is not there yet.
+            // A table that does not exist yet guards no destination.
             true => vec![Cow::Borrowed(&staged.groups[..])],
             false => phases(&staged.groups),
         };
@@ -202,7 +206,7 @@ impl<K: Kernel> Driver<K> {
                 let part = if first {
                     self.commit_guarded(family, table, rebuild, now, repaired)
                 } else {
-                    // The rest of a change whose beginning is in force.
+                    // This is the rest of a change that the kernel has begun to apply.
                     let part = self.kernel.commit(family, false, Guard::None, now);
                     part.map_err(StepError::from)
                 };
@@ -219,8 +223,8 @@ impl<K: Kernel> Driver<K> {
         Ok(cost)
     }
 
-    /// Commits if nothing happened to our table since we last knew it. What others did to it is put right
-    /// first.
+    /// Commits if nothing happened to kplane's table since its content was last known. Changes by other
+    /// programs are repaired first.
     fn commit_guarded(
         &mut self,
         family: Family,
@@ -243,15 +247,15 @@ impl<K: Kernel> Driver<K> {
         Ok(self.kernel.commit(family, rebuild, Guard::None, groups)?)
     }
 
-    /// Applies a refused change in smaller and smaller parts, so that only the ServicePorts that
-    /// the kernel does not accept are left out (design invariant 4).
+    /// Applies a refused change in smaller and smaller parts, so that only the ServicePorts that the kernel
+    /// does not accept are left out (design invariant 4).
     fn isolate(&mut self, change: Change<'_>) -> Result<Applied, StepError> {
         let mut total = Applied::default();
         let mut good: Vec<(ServiceKey, Option<ServicePlan>)> = Vec::new();
         let mut parts = vec![change.services];
         while let Some(part) = parts.pop() {
             self.prepare(change.family, change.complete)?;
-            // Deletes nothing that another part may still claim.
+            // A partial change deletes nothing that another part may still claim.
             let partial = Change {
                 services: part,
                 complete: false,
@@ -282,7 +286,7 @@ impl<K: Kernel> Driver<K> {
                 services: &good,
                 ..change
             })?;
-            // The last change names once more what the parts named.
+            // The last change reports the failures of these ServicePorts again.
             total
                 .failures
                 .retain(|failure| good.iter().all(|(key, _)| *key != failure.key));
@@ -291,8 +295,8 @@ impl<K: Kernel> Driver<K> {
         Ok(total)
     }
 
-    /// Makes sure that the family's table is known. Only a complete change may make or adopt it:
-    /// nobody owns anything in it then.
+    /// Makes sure that the content of the family's table is known. Only a complete change may create or adopt
+    /// the table, because no ServicePort owns anything in it then.
     fn prepare(&mut self, family: Family, complete: bool) -> Result<(), StepError> {
         let (table, rebuild) = self.load(family, complete)?;
         if rebuild {
@@ -304,8 +308,8 @@ impl<K: Kernel> Driver<K> {
 }
 
 impl<K: Kernel> Driver<K> {
-    /// Puts right what others did to a family's table. What cannot be put right from what we know of it is
-    /// drift, for which the engine applies everything anew.
+    /// Repairs changes by other programs to a family's table. A change that cannot be repaired from what
+    /// kplane knows of the table is drift. After drift, the engine applies everything again.
     fn look(&mut self, family: Family, meddling: Meddling) -> Result<Verification, ApplyError> {
         let Some(table) = self.tables[family as usize].take() else {
             let reason = "it is not known what our table should hold".to_owned();
@@ -353,7 +357,7 @@ impl<K: Kernel> Backend for Driver<K> {
             Meddling::anything_by(heard.and_then(|heard| heard.by)),
         )?;
         if let (Some(table), Verification::Equal) = (&self.tables[family as usize], &outcome) {
-            // Nothing is stale now; what a former attempt could not do is made up for here.
+            // No endpoint is stale now. This repeats what an earlier attempt failed to do.
             let groups = table.groups().into_iter().map(|group| group.id);
             forget_stale(&mut self.kernel, table, family, groups.collect());
         }
@@ -386,7 +390,7 @@ impl<K: Kernel> Backend for Driver<K> {
     }
 }
 
-/// Lets clients of these groups choose anew if the endpoint that they had is gone.
+/// Forgets clients of these groups whose endpoint is gone, so that they get a new endpoint.
 fn forget_stale<K: Kernel>(kernel: &mut K, table: &Table, family: Family, groups: Vec<AffinityId>) {
     for id in groups {
         let Some(endpoints) = table.may_remember(id) else {
@@ -402,7 +406,7 @@ fn forget_stale<K: Kernel>(kernel: &mut K, table: &Table, family: Family, groups
     }
 }
 
-/// How many of the first groups fit into a transaction of `capacity` elements; one at least.
+/// Returns how many of the first groups fit into a transaction of `capacity` elements; at least one.
 pub(super) fn fitting(groups: &[Ops], capacity: usize) -> usize {
     let mut weight = 0;
     let fits = |ops: &&Ops| {

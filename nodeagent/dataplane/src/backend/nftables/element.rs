@@ -1,9 +1,9 @@
-//! Elements of the sets: typed, and as the kernel wants them.
+//! Elements of the sets, as types and in the kernel's encoding.
 //!
-//! Keys are the fields in network byte order, each padded with zeros to four bytes; an index is in
-//! host byte order. A range is two elements in a set of ranges: its first address, and, marked as
-//! an end, the one behind its last, which is left out when there is none. In a concatenation it is
-//! one element with a second key for the last address.
+//! Keys are the fields in network byte order, each padded with zeros to a multiple of four bytes; an index is
+//! in host byte order. In a set of ranges, a range is two elements: its first address, and, marked as an end,
+//! the address behind its last one. The end is left out if there is no such address. In a concatenation, a
+//! range is one element with a second key for the last address.
 
 use std::net::IpAddr;
 
@@ -18,11 +18,11 @@ use super::schema::{Balancer, Set, TABLE};
 use super::uapi::*;
 use kplane_netlink::{AttributeWriter, Batch, Label, MAX_ATTRIBUTE_PAYLOAD_BYTES, Operation};
 
-/// Upper bound for one [`Element`] in a message. The largest is an IPv6 [`Key::FirewallSource`]:
-/// an entry (4) with two keys of 40, each in two headers (2 x 48) = 100.
+/// Upper bound for one [`Element`] in a message, in bytes. The largest is an IPv6 [`Key::FirewallSource`]: an
+/// entry (4) with two keys of 40, each in two headers (2 x 48) = 100.
 const MAX_ELEMENT_BYTES: usize = 128;
 
-/// Where connections go to: an address, a protocol and a port.
+/// A destination of connections: an address, a protocol and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Destination {
     /// The address, of the table's family.
@@ -42,7 +42,7 @@ pub struct NodePort {
     pub port: u16,
 }
 
-/// Key of an element. Which kind belongs into which set: [`Key::fits`].
+/// Key of an element. [`Key::fits`] checks whether a kind of key belongs into a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// A destination.
@@ -53,7 +53,7 @@ pub enum Key {
     Ip(IpAddr),
     /// An endpoint that reaches itself: source and destination address are the same.
     Hairpin(Destination),
-    /// A range of addresses. Ranges of one set must not overlap; adjacent ones may stay apart.
+    /// A range of addresses. Ranges of one set must not overlap. Adjacent ranges may stay separate.
     Range(Cidr),
     /// Clients that may reach a destination. Ranges of one destination must not overlap.
     FirewallSource(Destination, Cidr),
@@ -64,7 +64,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// Whether this kind of key belongs into `set`.
+    /// Returns whether this kind of key belongs into `set`.
     #[must_use]
     pub fn fits(self, set: Set) -> bool {
         let by_address = |balancer: Balancer| balancer.by_address();
@@ -109,11 +109,11 @@ pub struct Element {
     pub set: Set,
     /// The key.
     pub key: Key,
-    /// In maps only.
+    /// The data, in maps only.
     pub data: Option<Data>,
 }
 
-/// What an element of a map carries.
+/// The data of an element of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Data {
     /// An endpoint.
@@ -127,7 +127,7 @@ pub enum Data {
 }
 
 impl Data {
-    /// The endpoint, if it is one.
+    /// Returns the endpoint, if the data is one.
     #[must_use]
     pub fn endpoint(self) -> Option<EndpointAddr> {
         match self {
@@ -136,7 +136,7 @@ impl Data {
         }
     }
 
-    /// What the kernel is told to do with a packet, or `None` for an endpoint.
+    /// Returns the verdict as the kernel's code and chain name; `None` for an endpoint.
     fn verdict(self) -> Option<(i32, String)> {
         match self {
             Self::Endpoint(_) => None,
@@ -146,7 +146,7 @@ impl Data {
         }
     }
 
-    /// The inverse of [`Self::verdict`].
+    /// Returns the verdict with this code and chain: the inverse of [`Self::verdict`].
     pub(super) fn from_verdict(code: i32, chain: &str) -> Option<Self> {
         let pick = || AffinityId::from_name(chain, Part::Pick).map(Self::Pick);
         let keep = || AffinityId::from_name(chain, Part::Keep).map(Self::Keep);
@@ -159,18 +159,18 @@ impl Data {
     }
 }
 
-/// What to do with elements.
+/// An operation on elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElementOp {
-    /// Add them. An element that is there already is no error if its data is the same.
+    /// Adds the elements. An existing element is no error if its data is the same.
     Add,
-    /// Delete them; data is not looked at. An element that is not there is an error.
+    /// Deletes the elements, whatever their data. A missing element is an error.
     Delete,
 }
 
-/// Appends operations that add or delete elements of a family's table: one per set, or more where
-/// the elements of a set do not fit into one attribute. The kernel does them in this order, so the
-/// deletion of a key goes into the batch before the addition of the same key.
+/// Appends operations that add or delete elements of a family's table: one operation per set, or more if the
+/// elements of a set do not fit into one attribute. The kernel executes the operations in this order. So the
+/// deletion of a key belongs into the batch before the addition of the same key.
 pub fn push_elements<'a>(
     batch: &mut Batch,
     family: Family,
@@ -178,7 +178,7 @@ pub fn push_elements<'a>(
     elements: impl IntoIterator<Item = &'a Element>,
 ) {
     let mut sorted: Vec<&Element> = elements.into_iter().collect();
-    // Stable, and linear for elements that come set by set.
+    // The sort is stable, and linear for elements that come set by set.
     sorted.sort_by_key(|element| element.set);
     let mut rest = &sorted[..];
     while let Some(first) = rest.first() {
@@ -186,7 +186,7 @@ pub fn push_elements<'a>(
     }
 }
 
-/// Appends one operation for as many of the first elements as are of `set` and fit.
+/// Appends one operation for the first elements, as many as belong to `set` and fit.
 fn push_some<'a, 'e>(
     batch: &mut Batch,
     family: Family,
@@ -227,7 +227,7 @@ fn push_some<'a, 'e>(
     &elements[taken..]
 }
 
-/// One element: one list entry, or two for a range in a set of ranges.
+/// Writes one element as one list entry, or as two for a range in a set of ranges.
 fn encode(list: &mut AttributeWriter<'_>, op: ElementOp, element: &Element) {
     let data = element.data.filter(|_| op == ElementOp::Add);
     match element.key {
@@ -286,7 +286,7 @@ fn put_data(w: &mut AttributeWriter<'_>, data: Data) {
     }
 }
 
-/// Keys that are one value.
+/// Writes a key that is a single value.
 fn put_key(bytes: &mut Vec<u8>, key: Key) {
     match key {
         Key::Service(destination) => put_destination(bytes, destination),
@@ -339,7 +339,7 @@ fn put_port(bytes: &mut Vec<u8>, port: u16) {
     bytes.extend_from_slice(&[high, low, 0, 0]);
 }
 
-/// The address behind `ip`, if any.
+/// Returns the address behind `ip`, if there is one.
 fn next_ip(ip: IpAddr) -> Option<IpAddr> {
     match ip {
         IpAddr::V4(ip) => Some(IpAddr::V4(ip.to_bits().checked_add(1)?.into())),

@@ -1,4 +1,4 @@
-//! One place where packets arrive, as elements of the table.
+//! One place where packets arrive, encoded as elements of the table.
 
 use kplane_model::{Cidr, EndpointAddr};
 
@@ -8,31 +8,31 @@ use super::schema::{Balancer, Class, Set};
 use super::structure::GroupOp;
 use crate::plan::{Frontend, FrontendAddr, Unserved, disjoint};
 
-/// What the table holds for one place. Endpoints have a position here, unlike in a plan.
+/// The table's content for one place. Unlike in a plan, each endpoint has an index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Endpoints by index: for everybody, or for clients outside if `inside` is set.
+    /// Endpoints by index: for all clients, or for clients outside if `inside` is set.
     pub(super) slots: Vec<EndpointAddr>,
-    /// Endpoints by index for clients inside the cluster, where these are treated apart.
+    /// Endpoints by index for clients inside the cluster, where these clients have their own endpoints.
     pub(super) inside: Option<Vec<EndpointAddr>>,
     pub(super) masquerade: bool,
     pub(super) unserved: Option<Unserved>,
-    /// Sources that may use it, sorted and disjoint; empty = everybody.
+    /// Sources that may use the place, sorted and disjoint; empty = all.
     pub(super) ranges: Vec<Cidr>,
     pub(super) sticky: Option<Sticky>,
 }
 
-/// Session affinity of one place: the groups that remember its clients' endpoints.
+/// Session affinity of one place: the groups that remember the endpoints of its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sticky {
-    /// Of the clients that use `slots`.
+    /// The group of clients that use `slots`.
     pub(super) group: AffinityId,
-    /// Of the clients that use `inside`, where these are treated apart.
+    /// The group of clients that use `inside`, where these clients have their own endpoints.
     pub(super) inside: Option<AffinityId>,
 }
 
 impl Entry {
-    /// What a plan asks for, with as many endpoints as possible where they are already.
+    /// Returns the entry for a plan. As many endpoints as possible keep their indices.
     pub(super) fn next(before: Option<&Self>, plan: &Frontend, sticky: Option<Sticky>) -> Self {
         let slots = before.map_or(&[][..], |b| &b.slots);
         let inside = before.and_then(|b| b.inside.as_deref()).unwrap_or_default();
@@ -48,7 +48,7 @@ impl Entry {
             ranges: disjoint(&plan.source_ranges),
             sticky: None,
         };
-        // Nobody is remembered where nobody gets an endpoint.
+        // Where no client gets an endpoint, there is nothing to remember.
         let sticky = sticky.filter(|_| entry.is_served());
         let inside = |sticky: Sticky| Sticky {
             inside: sticky.inside.filter(|_| entry.inside.is_some()),
@@ -60,14 +60,14 @@ impl Entry {
         }
     }
 
-    /// Whether some client reaches an endpoint.
+    /// Returns whether any client reaches an endpoint.
     fn is_served(&self) -> bool {
         !self.slots.is_empty() || self.inside.is_some()
     }
 }
 
-/// Gives each wanted endpoint (sorted, unique) an index: those that have one keep it as far as
-/// indices stay without gaps, the others fill the holes.
+/// Gives each wanted endpoint (sorted, unique) an index. Endpoints keep the indices that they have, as far as
+/// the indices stay without gaps; the other endpoints fill the gaps.
 fn place(before: &[EndpointAddr], wanted: &[EndpointAddr]) -> Vec<EndpointAddr> {
     let stays = |endpoint: &EndpointAddr| wanted.binary_search(endpoint).is_ok();
     let mut placed: Vec<Option<EndpointAddr>> = before
@@ -81,7 +81,7 @@ fn place(before: &[EndpointAddr], wanted: &[EndpointAddr]) -> Vec<EndpointAddr> 
     let mut others = wanted
         .iter()
         .filter(|endpoint| kept.binary_search(endpoint).is_err());
-    // As many holes as endpoints are left: both are `wanted` without `kept`.
+    // There are as many gaps as remaining endpoints: both are `wanted` without `kept`.
     let filled = placed
         .into_iter()
         .filter_map(|slot| slot.or_else(|| others.next().copied()));
@@ -92,13 +92,13 @@ fn place(before: &[EndpointAddr], wanted: &[EndpointAddr]) -> Vec<EndpointAddr> 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ops {
     pub(super) delete: Vec<Element>,
-    /// Between both.
+    /// Operations on groups, between `delete` and `add`.
     pub(super) groups: Vec<GroupOp>,
     pub(super) add: Vec<Element>,
 }
 
 impl Ops {
-    /// How much room the objects of a group take, compared with one element.
+    /// Room that the objects of a group take in a transaction, compared with one element.
     const GROUP_WEIGHT: usize = 24;
 
     /// Number of operations.
@@ -106,7 +106,7 @@ impl Ops {
         self.delete.len() + self.groups.len() + self.add.len()
     }
 
-    /// What it takes in a transaction, in elements.
+    /// Returns the room that the operations take in a transaction, in elements.
     pub(super) fn weight(&self) -> usize {
         self.len() + self.groups.len() * Self::GROUP_WEIGHT
     }
@@ -118,7 +118,7 @@ impl Ops {
     }
 }
 
-/// What turns one entry into another: nothing for what both have in common.
+/// Returns the operations that turn one entry into another; none for common parts.
 pub(super) fn diff(at: FrontendAddr, before: Option<&Entry>, after: Option<&Entry>) -> Ops {
     let place = Place::of(at);
     let old = before.map(|entry| place.members(entry)).unwrap_or_default();
@@ -148,7 +148,7 @@ pub(super) fn diff(at: FrontendAddr, before: Option<&Entry>, after: Option<&Entr
     ops
 }
 
-/// All elements of an entry.
+/// Returns all elements of an entry.
 pub(super) fn elements(at: FrontendAddr, entry: &Entry) -> Vec<Element> {
     diff(at, None, Some(entry)).add
 }
@@ -179,7 +179,7 @@ impl Place {
         }
     }
 
-    /// Everything but the endpoints: a handful, whatever the number of endpoints.
+    /// Returns the elements apart from the endpoints: a handful, whatever the number of endpoints.
     fn members(&self, entry: &Entry) -> Vec<Element> {
         let pick = |service, nodeport| if self.by_address { service } else { nodeport };
         let mut sets = Vec::with_capacity(6);
@@ -274,7 +274,7 @@ impl Place {
     }
 
     fn slot(&self, index: usize) -> Key {
-        // An index is below Class::MAX_ENDPOINTS.
+        // An index is always below `Class::MAX_ENDPOINTS`.
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         match self.key {
             Key::NodePort(port) => Key::NodePortSlot(port, index),

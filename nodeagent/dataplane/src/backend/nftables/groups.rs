@@ -1,4 +1,4 @@
-//! The groups of session affinity that a table holds. Pure, like `table.rs`.
+//! The groups of session affinity in a table. This module is pure, like `table.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,30 +9,31 @@ use super::frontend::{Ops, Sticky};
 use super::structure::GroupOp;
 use crate::plan::{Frontend, ServicePlan};
 
-/// What a table holds, by group.
+/// A table's groups.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Groups(HashMap<AffinityId, Held>);
 
-/// What a group is and which endpoints it may remember.
+/// A group with the endpoints that it may remember.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Held {
     group: Group,
-    /// Sorted; `None` for a group that was found in the kernel and nobody has claimed yet.
+    /// The endpoints, sorted; `None` for a group that was found in the kernel and that no ServicePort has
+    /// claimed yet.
     endpoints: Option<Vec<EndpointAddr>>,
 }
 
-/// A change of groups that has not been accepted yet: `None` = gone.
+/// A change of groups that has not been accepted yet; `None` = removed.
 #[derive(Debug, Default)]
 pub(super) struct StagedGroups(HashMap<AffinityId, Option<Held>>);
 
-/// What a change of groups does.
+/// The operations of a change of groups.
 #[derive(Debug, Default)]
 pub(super) struct GroupChange {
-    /// Before elements lead to them; one ServicePort each.
+    /// Operations before elements lead to the groups; one ServicePort each.
     pub(super) before: Vec<Ops>,
-    /// When no element leads to them any more; one ServicePort each.
+    /// Operations after no element leads to the groups any more; one ServicePort each.
     pub(super) after: Vec<Ops>,
-    /// Groups that may remember endpoints which they must not remember.
+    /// Groups that may remember endpoints which they must no longer remember.
     pub(super) stale: Vec<AffinityId>,
 }
 
@@ -50,15 +51,15 @@ impl Groups {
         self.0.values().map(|held| held.group).collect()
     }
 
-    /// The endpoints that a group may remember, sorted; `None` while that is not known.
+    /// Returns the endpoints that a group may remember, sorted; `None` while they are not known.
     pub(super) fn endpoints(&self, id: AffinityId) -> Option<&[EndpointAddr]> {
         self.0.get(&id)?.endpoints.as_deref()
     }
 
-    /// Works out what is to be done.
+    /// Works out the operations of a change.
     pub(super) fn change(&self, staged: &StagedGroups) -> GroupChange {
         let mut change = GroupChange::default();
-        // Both groups of a ServicePort lead to each other: what happens to them goes together.
+        // The two groups of a ServicePort lead to each other, so their operations go together.
         let mut before: BTreeMap<u64, Ops> = BTreeMap::new();
         let mut after: BTreeMap<u64, Ops> = BTreeMap::new();
         let push = |list: &mut BTreeMap<u64, Ops>, id: AffinityId, op| {
@@ -93,12 +94,12 @@ impl Groups {
         }
     }
 
-    /// Gives up all groups, until they are claimed again.
+    /// Releases all groups. ServicePorts may claim them again.
     pub(super) fn release_all(&self, staged: &mut StagedGroups) {
         staged.0.extend(self.0.keys().map(|id| (*id, None)));
     }
 
-    /// Gives up the groups of a ServicePort, until they are claimed again.
+    /// Releases the groups of a ServicePort. The ServicePort may claim them again.
     pub(super) fn release(&self, key: &ServiceKey, staged: &mut StagedGroups) {
         for scope in [Scope::Cluster, Scope::Local] {
             let id = AffinityId::new(key, scope);
@@ -110,7 +111,7 @@ impl Groups {
 }
 
 impl Held {
-    /// Whether clients may be remembered with endpoints that `after` does not have.
+    /// Returns whether clients may be remembered with endpoints that `after` does not have.
     fn may_lose_to(&self, after: &Self) -> bool {
         let Some(before) = &self.endpoints else {
             return true;
@@ -121,7 +122,7 @@ impl Held {
 }
 
 impl StagedGroups {
-    /// Takes the groups that a ServicePort needs.
+    /// Claims the groups that a ServicePort needs.
     pub(super) fn claim(&mut self, plan: &ServicePlan) {
         let Some(timeout_s) = plan.affinity_timeout_s else {
             return;
@@ -154,7 +155,7 @@ impl StagedGroups {
     }
 }
 
-/// The groups that one place of a ServicePort leads to.
+/// Returns the groups to which one place of a ServicePort leads.
 pub(super) fn sticky(plan: &ServicePlan, frontend: &Frontend) -> Option<Sticky> {
     plan.affinity_timeout_s?;
     let cluster = || AffinityId::new(&plan.key, Scope::Cluster);

@@ -1,4 +1,4 @@
-//! The kernel's side of a table, as little as the driver needs to know of it.
+//! The driver's access to the tables in the kernel, as narrow as possible.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -15,25 +15,25 @@ use super::structure::{GroupOp, push_delete_table, push_groups, push_structure};
 use super::watch::{Ledger, Meddling};
 use kplane_netlink::{Batch, CommitError, Monitor, NetlinkError, NfSocket};
 
-/// Most that one element adds to a batch, in bytes: see `MAX_ELEMENT_BYTES` in `element.rs`. A
-/// generous guess only makes transactions smaller than they might be.
+/// Most bytes that one element adds to a batch: see `MAX_ELEMENT_BYTES` in `element.rs`. A generous estimate
+/// only makes transactions smaller than necessary.
 const ELEMENT_BYTES: usize = 128;
-/// What the table itself takes, about 500 operations.
+/// Size of the table itself in a batch, in bytes: about 500 operations.
 const STRUCTURE_BYTES: usize = 256 * 1024;
 
-/// How often a table is read again when the rules changed meanwhile.
+/// Most attempts to read a table while its rules change.
 const READ_ATTEMPTS: u32 = 10;
 
-/// What the kernel holds in place of our table.
+/// The kernel's content in place of kplane's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Our table with these groups of session affinity and these elements.
+    /// kplane's table with these groups of session affinity and these elements.
     Ours(Vec<Group>, Vec<Element>),
-    /// No table, or one that has to be replaced.
+    /// No table, or a table that has to be replaced.
     Other(String),
 }
 
-/// What a commit cost.
+/// The cost of a commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cost {
     pub(super) bytes: u64,
@@ -41,28 +41,30 @@ pub(super) struct Cost {
     pub(super) kernel: Duration,
 }
 
-/// On what a transaction depends.
+/// Condition for a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Guard {
-    /// What others did to our table is dealt with, and nobody committed anything, to any table, since the
-    /// last transaction that was heard of.
+    /// Changes by other programs to kplane's table are handled. Since the last transaction that the kernel
+    /// reported, no program has committed anything to any table.
     Head,
-    /// Nothing: it is applied whatever there is.
+    /// No condition.
     None,
 }
 
-/// Reads and writes the tables of one network namespace.
+/// Access to the tables of one network namespace.
 pub(super) trait Kernel: Send {
-    /// Reads our table. What others did to it before is dealt with by that.
+    /// Reads kplane's table. This handles all earlier changes by other programs.
     fn read(&mut self, family: Family) -> Result<Found, NetlinkError>;
 
-    /// Listens to the kernel, and says what others did to a family's table since it was last asked.
+    /// Reads the kernel's reports. Returns the changes by other programs to a family's table since the last
+    /// call.
     fn meddling(&mut self, family: Family) -> Result<Option<Meddling>, NetlinkError>;
 
-    /// Listens to the kernel, and says whose tables others changed. Nothing of it is dealt with.
+    /// Reads the kernel's reports. Returns the families whose tables other programs changed. The changes
+    /// still have to be handled.
     fn listen(&mut self) -> Result<[bool; 2], NetlinkError>;
 
-    /// A descriptor that is readable when there is something to hear.
+    /// Returns a descriptor that is readable when the kernel has reports.
     fn readiness(&self) -> Option<OwnedFd>;
 
     /// Applies operations in one transaction, on top of a fresh table if `rebuild`.
@@ -74,10 +76,10 @@ pub(super) trait Kernel: Send {
         groups: &[Ops],
     ) -> Result<Cost, CommitError>;
 
-    /// Who is remembered by a group of session affinity.
+    /// Returns the clients that a group of session affinity remembers.
     fn clients(&mut self, family: Family, group: AffinityId) -> Result<Vec<Client>, NetlinkError>;
 
-    /// Forgets clients of a group. Fails as a whole if one of them is not remembered any more.
+    /// Forgets clients of a group. Fails as a whole if one of them is forgotten already.
     fn forget(
         &mut self,
         family: Family,
@@ -85,11 +87,11 @@ pub(super) trait Kernel: Send {
         clients: &[Client],
     ) -> Result<(), CommitError>;
 
-    /// Element operations that fit into one transaction.
+    /// Returns the number of element operations that fit into one transaction.
     fn capacity(&self, rebuild: bool) -> usize;
 }
 
-/// The real one.
+/// Access to the real kernel, over netlink.
 #[derive(Debug)]
 pub(super) struct Netlink {
     socket: NfSocket,
@@ -115,7 +117,7 @@ impl Netlink {
         })
     }
 
-    /// Hears of every transaction up to now.
+    /// Reads the reports of every transaction up to now.
     fn catch_up(&mut self) -> Result<(), NetlinkError> {
         let (ledger, port) = (&mut self.ledger, self.port);
         if !self.monitor.drain(|message| ledger.take(message, port)) {
@@ -129,7 +131,7 @@ impl Netlink {
 
     fn send(&mut self, family: Family, batch: Batch, guard: Guard) -> Result<(), CommitError> {
         let head = match guard {
-            // Listening makes a head of its own.
+            // Reading the reports moves the head, so the head alone would not reveal these changes.
             Guard::Head if self.ledger.is_meddled(family) => {
                 return Err(CommitError::GenerationMoved);
             }
@@ -140,7 +142,7 @@ impl Netlink {
         match (&result, head) {
             (Ok(()), Some(head)) => self.ledger.committed(head),
             (Err(CommitError::OutcomeUnknown(_)), _) => self.ledger.lose(),
-            // Its end is heard of like those of others.
+            // The transaction's end will be reported, like those of other programs.
             _ => {}
         }
         result
@@ -162,7 +164,8 @@ impl Netlink {
 
 impl Kernel for Netlink {
     fn read(&mut self, family: Family) -> Result<Found, NetlinkError> {
-        // What was read while others changed our table may be torn. Changes of other tables do no harm.
+        // A read may be torn if other programs changed kplane's table meanwhile. Changes to other tables do
+        // no harm.
         for _ in 0..READ_ATTEMPTS {
             self.meddling(family)?;
             let found = self.read_once(family)?;
@@ -208,7 +211,7 @@ impl Kernel for Netlink {
             push_delete_table(&mut batch, family);
             push_structure(&mut batch, family, self.settings);
         }
-        // The kernel does the operations in order: a key is deleted before it is added again.
+        // The kernel executes the operations in order: a key is deleted before it is added again.
         let deleted = groups.iter().flat_map(|ops| &ops.delete);
         push_elements(&mut batch, family, ElementOp::Delete, deleted);
         let objects = groups.iter().flat_map(|ops| &ops.groups).copied();

@@ -1,8 +1,8 @@
-//! The chains and rules of the table: constant, the same for every cluster. Services and endpoints
-//! are elements of sets only, so a change never touches a rule.
+//! The chains and rules of the table. They are constant, and the same for every cluster. Services and
+//! endpoints are only elements of sets, so a change of them never touches a rule.
 //!
 //! ```text
-//! prerouting-firewall, output-firewall   who may reach a destination with source ranges
+//! prerouting-firewall, output-firewall   which clients may reach a destination with source ranges
 //! prerouting-nat, output-nat > services > service | nodeport      choose an endpoint, DNAT
 //!                                         > inside-service | inside-nodeport  A16
 //! prerouting-remember, output-remember > remember                 session affinity
@@ -10,17 +10,17 @@
 //! postrouting                            masquerade what is marked, and hairpins
 //! ```
 //!
-//! VIP below means `ip daddr . meta l4proto . th dport`. A class chain is jumped to several times:
-//! each time it draws an index, and a draw beyond the last endpoint misses and returns.
+//! VIP below means `ip daddr . meta l4proto . th dport`. Packets jump to a class chain several times. Each
+//! time, the chain draws an index, and a draw beyond the last endpoint misses and returns.
 //!
-//! Our own connections, which carry a mark, pass `output-*`, `output` and `input` untouched, unless they
-//! are to a ClusterIP: nothing that a Service claims keeps an agent from its control plane.
+//! kplane's own connections, which carry a mark, pass `output-*`, `output` and `input` untouched, except
+//! those to a ClusterIP. So no Service's addresses can cut off an agent from its control plane.
 //!
-//! **Session affinity** (A11): before the classes, `sticky-*` leads to a chain of the ServicePort
-//! that knows the client's last endpoint; if it knows none, an endpoint is drawn. Either way
-//! `remember`, right behind the NAT chains of the same hook, takes note of the endpoint. What the
-//! packet asked for is then known from conntrack only: hence `Original*`. The ServicePort's own
-//! chains are in `affinity.rs`; they are the only ones that are not constant.
+//! **Session affinity** (A11): before the classes, `sticky-*` leads to a chain of the ServicePort that knows
+//! the client's last endpoint. If the chain knows none, the rules draw an endpoint. In both cases `remember`,
+//! right behind the NAT chains of the same hook, stores the endpoint. There, only conntrack still knows the
+//! packet's first destination, hence the steps `Original*`. The ServicePort's own chains are in
+//! `affinity.rs`; they are the only chains that are not constant.
 
 use std::borrow::Cow;
 
@@ -29,8 +29,8 @@ use kplane_model::Protocol;
 use super::affinity::AffinityId;
 use super::schema::{Balancer, Class, Set};
 
-/// Draws before the first endpoint is taken: at most half of all draws miss, so the first endpoint
-/// gets at most 2^-16 too much.
+/// Number of draws before the first endpoint is taken. At most half of all draws miss, so the first endpoint
+/// gets at most 2^-16 of all connections too much.
 const DRAWS: usize = 16;
 
 /// `enum nf_inet_hooks` (linux/netfilter.h).
@@ -43,35 +43,35 @@ pub(super) enum HookPoint {
     Postrouting = 4,
 }
 
-/// Where a base chain is attached.
+/// Place at which a base chain is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hook {
     /// `filter` or `nat`.
     pub(super) chain_type: &'static str,
     pub(super) point: HookPoint,
-    /// Lower ones run first. Destination NAT is at -100, source NAT at 100.
+    /// Priority: lower ones run first. Destination NAT is at -100, source NAT at 100.
     pub(super) priority: i32,
 }
 
 /// A chain with its rules.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
-    /// Owned for those of one ServicePort.
+    /// The name; owned for chains of one ServicePort.
     pub(super) name: Cow<'static, str>,
-    /// `None` for chains that are only jumped to.
+    /// The hook; `None` for chains that are only jumped to.
     pub(super) hook: Option<Hook>,
     pub(super) comment: Option<&'static str>,
     pub(super) rules: Vec<Rule>,
 }
 
-/// A rule: steps from left to right until one does not match.
+/// A rule: a list of steps, executed until one does not match.
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
     pub(super) steps: Vec<Step>,
     pub(super) comment: Option<Cow<'static, str>>,
 }
 
-/// One match or action of a rule. Set look-ups load the set's own key fields.
+/// One match or action of a rule. Set lookups load the key fields of the set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// `KEY @set`
@@ -80,12 +80,12 @@ pub(super) enum Step {
     NotIn(Set),
     /// `KEY vmap @set`
     Lead(Set),
-    /// `KEY != @set`, with the destination that the packet had first
+    /// `KEY != @set`, with the destination that the packet had at first
     OriginalNotIn(Set),
-    /// `KEY vmap @set`, with the destination that the packet had first
+    /// `KEY vmap @set`, with the destination that the packet had at first
     OriginalLead(Set),
-    /// `iifname NAME`: from a pod of this node. Rules with this one are left out where pods are
-    /// told by their addresses.
+    /// `iifname NAME`: from a pod of this node. Rules with this step are left out where pods are recognized
+    /// by their addresses.
     FromPodInterface,
     /// `iifname != NAME`: as [`Step::FromPodInterface`]
     NotFromPodInterface,
@@ -103,7 +103,8 @@ pub(super) enum Step {
     NotToLoopback,
     /// `meta l4proto PROTOCOL`
     Is(Protocol),
-    /// `meta mark MARK`: a connection of our own. Rules with this one are left out without a mark.
+    /// `meta mark MARK`: one of kplane's own connections. Rules with this step are left out if there is no
+    /// mark.
     OfOurs,
     /// `meta mark & BIT == BIT`
     Marked,
@@ -143,13 +144,13 @@ use Step::{
 };
 
 impl Rule {
-    /// Whether it only makes sense where pods are told by their interface.
+    /// Returns whether the rule only applies where pods are recognized by their interface.
     pub(super) fn is_about_interfaces(&self) -> bool {
         let about = |step: &Step| matches!(step, FromPodInterface | NotFromPodInterface);
         self.steps.iter().any(about)
     }
 
-    /// Whether it only makes sense where our own connections have a mark.
+    /// Returns whether the rule only applies where kplane's own connections have a mark.
     pub(super) fn is_about_ours(&self) -> bool {
         self.steps.contains(&OfOurs)
     }
@@ -178,7 +179,7 @@ impl Chain {
         }
     }
 
-    /// What it is called in errors, which name constants only.
+    /// Returns the chain's name in errors, which contain only constant names.
     pub(super) fn label(&self) -> &'static str {
         match self.name {
             Cow::Borrowed(name) => name,
@@ -199,7 +200,7 @@ impl Chain {
         self
     }
 
-    /// A comment on the rule added last.
+    /// Sets the comment of the rule added last.
     pub(super) fn because(mut self, text: impl Into<Cow<'static, str>>) -> Self {
         if let Some(rule) = self.rules.last_mut() {
             rule.comment = Some(text.into());
@@ -207,7 +208,8 @@ impl Chain {
         self
     }
 
-    /// Takes the endpoint that is remembered, or draws from the class until an endpoint is hit, or takes the first endpoint.
+    /// Adds rules that take the remembered endpoint, or else draw from the class until a draw hits an
+    /// endpoint, or else take the first endpoint.
     fn balance(self, balancer: Balancer) -> Self {
         let chain = self.rule([Lead(Set::Sticky(balancer))]);
         let chain = (0..DRAWS).fold(chain, |chain, _| chain.rule([Jump(classes_name(balancer))]));
@@ -217,7 +219,7 @@ impl Chain {
     }
 }
 
-/// All chains in the order in which they are created and listed.
+/// Returns all chains in the order in which they are created and listed.
 pub(super) fn chains() -> Vec<Chain> {
     let mut chains = base_chains().to_vec();
     chains.extend([
@@ -247,7 +249,8 @@ pub(super) fn chains() -> Vec<Chain> {
 }
 
 fn base_chains() -> [Chain; 10] {
-    // What this node sends, or receives from itself: a mark does not leave the node.
+    // This covers packets that this node sends, and packets that the node receives from itself: a mark does
+    // not leave the node.
     let spared = |chain: Chain| match chain.hook.map(|hook| hook.point) {
         Some(HookPoint::Output | HookPoint::Input) => chain
             .rule([OfOurs, NotIn(Set::ClusterIps), Return])
@@ -264,13 +267,14 @@ fn base_chains() -> [Chain; 10] {
             Goto("firewall"),
         ])
     };
-    // In the same hook as the choice: a packet cannot be between both when a change takes effect.
+    // These chains are in the same hook as the choice of the endpoint. So no packet is between the two when a
+    // change takes effect.
     let remember = |name, point| {
         let chain = Chain::base(name, "filter", (point, -99));
         chain.rule([NewConnection, Dnatted, Jump("remember")])
     };
-    // Without the test for DNAT, an endpoint whose address and port are also a destination without
-    // endpoints could not be reached.
+    // Without the test for DNAT, an endpoint would be unreachable if its address and port were also a
+    // destination without endpoints.
     let unserved = [NewConnection, NotDnatted, Jump("unserved")];
     let unallocated = [NewConnection, NotDnatted, Jump("unallocated")];
     [
@@ -349,8 +353,8 @@ fn nodeport() -> Chain {
         .balance(Balancer::Nodeport)
 }
 
-/// Destinations with `externalTrafficPolicy: Local`: pods and the node itself reach all endpoints;
-/// others return and are balanced over those of this node.
+/// Returns the chain for destinations with `externalTrafficPolicy: Local`. Pods and the node itself reach all
+/// endpoints; packets of other clients return, and are balanced over the endpoints of this node.
 fn inside(name: &'static str, balance: &'static str) -> Chain {
     Chain::new(name)
         .comment("externalTrafficPolicy Local: pods and this node reach all endpoints")
@@ -391,17 +395,17 @@ fn unallocated() -> Chain {
         .because("an address that no Service has")
 }
 
-/// A TCP client learns of a reset at once; an ICMPv6 error would reach a local one only after the
-/// first retransmission.
+/// Returns the chain that refuses connections. A TCP reset reaches the client at once. An ICMPv6 error would
+/// reach a local client only after its first retransmission.
 fn refuse() -> Chain {
     Chain::new("refuse")
         .rule([Is(Protocol::Tcp), TcpReset])
         .rule([Unreachable])
 }
 
-/// Takes note of the endpoint that a client got, where there is affinity. The sets are looked up in
-/// the order in which `services` decided. nft wants to know the protocol before it reads a port from
-/// conntrack.
+/// Returns the chain that stores the endpoint that a client got, for destinations with affinity. The sets are
+/// searched in the order in which `services` decided. nft needs to know the protocol before it reads a port
+/// from conntrack.
 fn remember() -> Chain {
     let chain = Chain::new("remember").comment("sessionAffinity");
     let chain = Protocol::ALL.into_iter().fold(chain, |chain, protocol| {

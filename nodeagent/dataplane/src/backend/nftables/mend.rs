@@ -1,5 +1,5 @@
-//! Brings a table back to what it should hold after others changed it, from what we know of it: nothing is
-//! planned anew.
+//! Repairs a table after changes by other programs. The repair uses only what kplane knows of the table;
+//! nothing is planned again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,30 +15,32 @@ use super::table::Table;
 use super::watch::{Changed, Meddling};
 use kplane_netlink::CommitError;
 
-/// Others may go on changing rules while a table is put right; after so many times in a row it is up to
-/// the engine, which waits longer and longer.
+/// Most attempts to repair a table while other programs go on changing rules. After that, the engine takes
+/// over, with growing pauses.
 const ATTEMPTS: u32 = 16;
 
-/// How often, and after which pause, a table is read again that is not as it should be.
+/// Number of further reads of a table that differs, and the pause before each.
 const READ_AGAIN: u32 = 2;
 const READ_PAUSE: Duration = Duration::from_millis(20);
 
-/// Elements that go into a transaction together or not at all.
+/// Elements of one group of operations in a rebuild. A group goes into one transaction as a whole.
 const TOGETHER: usize = 256;
 
-/// What has to be done to a table.
+/// The operations that repair a table.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Plan {
     rebuild: bool,
     groups: Vec<Ops>,
-    /// What is wrong, for people.
+    /// The difference, human-readable.
     what: String,
 }
 
-/// Brings a table to what it should hold, and says what was wrong with it, and by whom; `None` if nothing.
+/// Repairs a table. Returns the difference, and the program that caused it; `None` if there was no
+/// difference.
 ///
 /// # Errors
-/// [`StepError::Drifted`] when what was found has to be adopted first; what cannot be read or written.
+/// [`StepError::Drifted`] when the content of the table has to be adopted first. Other errors when the table
+/// cannot be read or written.
 pub(super) fn mend<K: Kernel>(
     kernel: &mut K,
     family: Family,
@@ -78,13 +80,13 @@ fn commit<K: Kernel>(kernel: &mut K, family: Family, plan: &Plan) -> Result<(), 
     while rebuild || !groups.is_empty() {
         let (now, later) = groups.split_at(super::driver::fitting(groups, capacity));
         kernel.commit(family, rebuild, guard, now)?;
-        // The rest of what has begun.
+        // This is the rest of a repair that the kernel has begun to apply.
         (groups, rebuild, guard) = (later, false, Guard::None);
     }
     Ok(())
 }
 
-/// For elements as they should be and as they are.
+/// Plans the repair of elements, given as pairs of wanted and actual element.
 fn elements_plan(pairs: impl Iterator<Item = (Option<Element>, Option<Element>)>) -> Option<Plan> {
     let mut ops = Ops::default();
     let (mut missing, mut foreign) = (0_usize, 0_usize);
@@ -109,9 +111,9 @@ fn differing(missing: usize, foreign: usize, example: &Element) -> String {
     format!("{missing} elements were missing and {foreign} were not ours, one of them in set {set}")
 }
 
-/// Reads a table and plans from how it differs from what it should hold. A list of elements may lack some
-/// while the kernel is about to enlarge a set, which it does by the way some time after many were added: a
-/// difference counts if it stays.
+/// Reads a table, and plans the repair of its differences. A list of elements may lack some while the kernel
+/// enlarges a set, which it does in the background some time after many elements were added. So a difference
+/// counts only if it stays.
 fn read_plan<K: Kernel>(
     kernel: &mut K,
     family: Family,
@@ -128,7 +130,7 @@ fn read_plan<K: Kernel>(
     Ok(plan)
 }
 
-/// For a table as it was found.
+/// Plans the repair of a table from the content that was found in the kernel.
 fn found_plan(table: &Table, found: Found) -> Result<Option<Plan>, StepError> {
     let (groups, found) = match found {
         Found::Ours(groups, elements) => (groups, elements),
@@ -158,7 +160,7 @@ fn found_plan(table: &Table, found: Found) -> Result<Option<Plan>, StepError> {
     }))
 }
 
-/// Everything, on top of a fresh table.
+/// Plans the repair that creates the table anew with all of its content.
 fn rebuild_plan(table: &Table, what: String) -> Plan {
     let groups = table.groups().into_iter().map(GroupOp::Make);
     let chains = Ops {

@@ -1,7 +1,8 @@
-//! nf_tables, spoken to directly over netlink: the table, its elements, and reading both back.
+//! The nftables backend, which programs nf_tables directly over netlink: it writes the table and its
+//! elements, and reads both back.
 //!
 //! The table has a constant shape ([`push_structure`]); Services and endpoints are elements
-//! ([`push_elements`]). See `layout.rs` for how a packet goes through it.
+//! ([`push_elements`]). `layout.rs` describes a packet's way through the table.
 
 mod adopt;
 mod affinity;
@@ -37,7 +38,7 @@ pub use structure::{push_delete_table, push_structure};
 
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 
-/// What is true of this backend on every machine.
+/// The facts that hold for this backend on every machine.
 pub(super) const DESCRIPTION: Description = Description {
     name: "nftables",
     summary: "nf_tables, programmed directly over netlink",
@@ -53,11 +54,11 @@ pub(super) const DESCRIPTION: Description = Description {
     },
 };
 
-/// Opens the backend for this thread's network namespace, having tried out that the kernel can run
-/// our table.
+/// Opens the backend for this thread's network namespace, after a check that the kernel accepts kplane's
+/// table.
 ///
 /// # Errors
-/// [`OpenError`] says what is missing.
+/// [`OpenError`] names the missing part.
 pub fn open(settings: Settings) -> Result<Box<dyn Backend>, OpenError> {
     Ok(Box::new(driver::Driver::open(settings)?))
 }

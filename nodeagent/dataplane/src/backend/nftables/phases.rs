@@ -1,10 +1,11 @@
-//! The order in which source ranges come and go.
+//! The order in which source ranges are added and deleted.
 //!
-//! A set of ranges (`nft_set_pipapo`) takes over its new elements a moment after the generation has moved, when
-//! hash sets already show theirs: `nf_tables_commit` calls `nft_set_commit_update` last. A destination that is
-//! guarded before its ranges are there drops clients in that moment, and the thread that commits may be
-//! preempted within. So the ranges of a destination that becomes guarded go in a transaction before the rest,
-//! and those of a destination that is guarded no more in one after it. Ranges without a guard mean nothing.
+//! The kernel makes new elements of a set of ranges (`nft_set_pipapo`) visible a moment after it has
+//! increased the generation, when new elements of hash sets are visible already: `nf_tables_commit` calls
+//! `nft_set_commit_update` last. A destination that is guarded before its ranges are visible would drop
+//! clients in that moment, and the kernel may preempt the committing thread within it. So the ranges of a
+//! destination that becomes guarded go into a transaction before the rest. The ranges of a destination that
+//! is no longer guarded are deleted in a transaction after the rest. Ranges without a guard have no effect.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -13,7 +14,8 @@ use super::element::{Destination, Element, Key};
 use super::frontend::Ops;
 use super::schema::Set;
 
-/// Splits the operations of a change into transactions that must follow each other. Most changes need one.
+/// Splits the operations of a change into transactions that must follow each other. Most changes need only
+/// one.
 pub(super) fn phases(groups: &[Ops]) -> Vec<Cow<'_, [Ops]>> {
     let added = guarded(groups.iter().flat_map(|ops| &ops.add));
     let deleted = guarded(groups.iter().flat_map(|ops| &ops.delete));
@@ -36,7 +38,7 @@ pub(super) fn phases(groups: &[Ops]) -> Vec<Cow<'_, [Ops]>> {
         .collect()
 }
 
-/// The destinations that these elements guard.
+/// Returns the destinations that these elements guard.
 fn guarded<'a>(elements: impl Iterator<Item = &'a Element>) -> BTreeSet<Destination> {
     let guards = elements.filter(|element| element.set == Set::FirewallServices);
     let destination = |element: &Element| match element.key {
@@ -46,7 +48,7 @@ fn guarded<'a>(elements: impl Iterator<Item = &'a Element>) -> BTreeSet<Destinat
     guards.filter_map(destination).collect()
 }
 
-/// Whether an element is a range of a destination in one set and not in the other.
+/// Returns whether an element is a range of a destination that is in one set and not in the other.
 fn is_range_of(
     element: &Element,
     these: &BTreeSet<Destination>,
@@ -118,7 +120,7 @@ mod tests {
         assert_eq!(split(&groups), expected);
     }
 
-    /// The set takes over all of its own elements at once; what overlaps cannot be there together.
+    /// The set makes all of its elements visible at once. Overlapping ranges cannot exist together.
     #[test]
     fn ranges_of_a_destination_that_stays_guarded_are_replaced_at_once() {
         let change = ops(&[range(1, "10.0.0.0/8")], &[range(1, "10.1.0.0/16")]);

@@ -1,4 +1,4 @@
-//! Can this kernel run our table? Asked once at start, without leaving a trace.
+//! Checks once at start whether this kernel accepts kplane's table, without leaving a trace.
 
 use std::collections::BTreeSet;
 
@@ -9,13 +9,13 @@ use super::structure::{push_certain_failure, push_structure_as};
 use super::uapi::{NFTA_EXPR_NAME, NFTA_LIST_ELEM};
 use kplane_netlink::{Attributes, Batch, CommitError, Errno, NetlinkError, NfSocket, Rejection};
 
-/// Name of the table that is never made.
+/// Name of the table, which is never really created.
 const PROBE_TABLE: &str = "kplane-probe";
 
-/// Why this machine cannot run our table, in one line.
+/// The reason why this machine cannot run kplane's table, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// We may not change rules.
+    /// The agent may not change rules.
     #[error(
         "not permitted to change nf_tables: CAP_NET_ADMIN is missing in the user namespace that \
          owns this network namespace"
@@ -29,7 +29,7 @@ pub enum ProbeError {
     Missing {
         /// The family whose table is refused.
         family: Family,
-        /// What is refused, with the module that provides it where it is known.
+        /// The refused parts, with the module that provides each if it is known.
         missing: String,
     },
     /// The exchange with the kernel failed.
@@ -37,12 +37,12 @@ pub enum ProbeError {
     Commit(#[from] CommitError),
 }
 
-/// Tries out the whole table, for these families, in this thread's network namespace: a
-/// transaction that makes it under another name and then fails on purpose, so that the kernel
-/// checks everything and applies nothing.
+/// Checks the whole table, for these families, in this thread's network namespace. The transaction creates
+/// the table under another name and then fails on purpose, so that the kernel checks everything and applies
+/// nothing.
 ///
 /// # Errors
-/// [`ProbeError`] says what is missing.
+/// [`ProbeError`] names the missing part.
 pub fn probe(families: &[Family]) -> Result<(), ProbeError> {
     let mut socket = NfSocket::open().map_err(|error| match error {
         NetlinkError::Open(errno) => ProbeError::NoNfTables(errno),
@@ -76,19 +76,20 @@ fn probe_family(socket: &mut NfSocket, family: Family) -> Result<(), ProbeError>
             Err(ProbeError::NoNfTables(Errno::EOPNOTSUPP))
         }
         Err(error) => Err(error.into()),
-        // A table without a name of ours was deleted: impossible, but harmless.
+        // This would mean that the table of the certain failure existed and was deleted. That is impossible,
+        // and harmless.
         Ok(()) => Ok(()),
     }
 }
 
-/// The refused expressions, or else the refused sets and chains, each once.
+/// Describes the refused expressions, or else the refused sets and chains, each once.
 fn describe(rejections: &[&Rejection]) -> String {
     let named = rejections.iter().filter_map(|rejection| {
         let expression = refused_expression(rejection)?;
         Some(format!("expression {expression}{}", module(expression)))
     });
     let expressions: BTreeSet<String> = named.collect();
-    // A chain that was refused makes each of its rules fail too, with no expression to blame.
+    // If a chain is refused, each of its rules fails too, without an expression as the cause.
     let others = rejections.iter().filter(|rejection| {
         refused_expression(rejection).is_none() && !rejection.what.action.starts_with("add rule")
     });
@@ -101,14 +102,14 @@ fn describe(rejections: &[&Rejection]) -> String {
     missing.join(", ")
 }
 
-/// The name of the expression that the kernel pointed at, if it did.
+/// Returns the name of the expression that the kernel marked as the cause, if it marked one.
 fn refused_expression(rejection: &Rejection) -> Option<&str> {
     let attribute = Attributes(rejection.attribute.as_deref()?).next()?;
     let expression = Some(attribute).filter(|a| a.kind == NFTA_LIST_ELEM)?;
     expression.children().get(NFTA_EXPR_NAME)?.as_str()
 }
 
-/// The kernel module of an expression.
+/// Returns the kernel module of an expression.
 fn module(expression: &str) -> &'static str {
     match expression {
         "numgen" => " (module nft_numgen)",

@@ -1,4 +1,4 @@
-//! What the kernel holds of our table, compared with what we would put there.
+//! Reads kplane's table back from the kernel, and compares it with the table that kplane would write.
 
 use std::collections::BTreeMap;
 
@@ -19,27 +19,27 @@ use kplane_netlink::{
     Attribute, Attributes, Batch, Errno, Messages, NetlinkError, NfSocket, Request,
 };
 
-/// How often chains, rules and sets are read when lists were torn by changes of others.
+/// Most attempts to read chains, rules and sets while other programs' changes tear the lists.
 const READ_ATTEMPTS: u32 = 50;
 
-/// The chains, rules and sets of a family's table.
+/// The result of comparing the chains, rules and sets of a family's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StructureState {
     /// There is no table.
     Absent,
-    /// They are exactly those of [`push_structure`], and those of these groups of session affinity.
+    /// The table is exactly that of [`push_structure`], with the objects of these groups of session affinity.
     Ours(Vec<Group>),
-    /// They are others. The text says in what.
+    /// The table differs. The text names a difference.
     Different(String),
 }
 
-/// The elements could not be read.
+/// The reason why the elements could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The exchange with the kernel failed.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The table holds something that we would never put there.
+    /// The table holds something that kplane would never write there.
     #[error("{0}")]
     Different(String),
 }
@@ -52,8 +52,9 @@ impl From<Foreign> for ReadError {
 
 /// Compares the kernel's chains, rules and sets with those that [`push_structure`] makes.
 ///
-/// Several questions are asked, so the caller must know that nobody changed our table meanwhile. Others'
-/// tables may change: of lists that the kernel may tear then, only what is all right is believed.
+/// The function asks the kernel several questions, so the caller must make sure that no program changes
+/// kplane's table meanwhile. Other programs may change their own tables. The kernel may tear lists then, and
+/// only a result without a difference is trusted.
 ///
 /// # Errors
 /// [`NetlinkError`].
@@ -74,7 +75,7 @@ pub fn read_structure(
     })
 }
 
-/// The state, and whether rules of somebody changed while it was read.
+/// Returns the state, and whether any program changed rules during the read.
 fn read_structure_once(
     socket: &mut NfSocket,
     family: Family,
@@ -93,7 +94,7 @@ fn read_structure_once(
         socket.dump_through(Request::new("read sets", msg::GETSET, number, |w| {
             w.str(NFTA_SET_TABLE, TABLE);
         }))?;
-    // The kernel has no filter for chains by table.
+    // The kernel cannot filter chains by table.
     let (chains, torn_chains) =
         socket.dump_through(Request::new("read chains", msg::GETCHAIN, number, |_| {}))?;
     let (rules, torn_rules) =
@@ -102,7 +103,7 @@ fn read_structure_once(
         }))?;
     let actual = Structure::from_messages([&table, &sets, &chains, &rules]);
 
-    // Groups as their own comments say; the comparison tells whether that is true.
+    // The groups are read from their own comments. The comparison shows whether the comments are true.
     let groups = actual.groups();
     let mut batch = Batch::new();
     push_structure(&mut batch, family, settings);
@@ -116,11 +117,12 @@ fn read_structure_once(
     Ok((state, torn_sets || torn_chains || torn_rules))
 }
 
-/// Reads all elements of all our sets, in no particular order. A set whose elements nobody changes is
-/// read whole, whatever becomes of other sets and tables meanwhile; the caller must know that nobody did.
+/// Reads all elements of all of kplane's sets, in no particular order. A set that no program changes is read
+/// whole, whatever happens to other sets and tables meanwhile. The caller must make sure that no program
+/// changed kplane's sets.
 ///
 /// # Errors
-/// [`ReadError::Different`] when a set is missing or holds elements that are not ours.
+/// [`ReadError::Different`] when a set is missing or holds elements that are not kplane's.
 pub fn read_elements(socket: &mut NfSocket, family: Family) -> Result<Vec<Element>, ReadError> {
     let mut elements = Vec::new();
     for set in Set::all() {
@@ -141,10 +143,10 @@ pub fn read_elements(socket: &mut NfSocket, family: Family) -> Result<Vec<Elemen
     Ok(elements)
 }
 
-/// The elements in the kernel's answer to a dump of one set.
+/// Returns the elements in the kernel's answer to a dump of one set.
 ///
 /// # Errors
-/// [`ReadError::Different`] when there are elements that are not ours.
+/// [`ReadError::Different`] when there are elements that are not kplane's.
 pub fn decode_elements(dump: &[u8], family: Family, set: Set) -> Result<Vec<Element>, ReadError> {
     let mut decoder = Decoder::new(family, set);
     for message in Messages(dump).filter(|m| m.kind == msg::NEWSETELEM) {
@@ -155,7 +157,7 @@ pub fn decode_elements(dump: &[u8], family: Family, set: Set) -> Result<Vec<Elem
     Ok(decoder.finish()?)
 }
 
-/// Attributes of an object that make it what it is. The kernel adds others: handles, counters.
+/// Attributes that define an object. The kernel adds others: handles, counters.
 const TABLE_ATTRIBUTES: &[u16] = &[NFTA_TABLE_FLAGS, NFTA_TABLE_USERDATA];
 const SET_ATTRIBUTES: &[u16] = &[
     NFTA_SET_FLAGS,
@@ -178,13 +180,13 @@ const CHAIN_ATTRIBUTES: &[u16] = &[
 ];
 const RULE_ATTRIBUTES: &[u16] = &[NFTA_RULE_EXPRESSIONS, NFTA_RULE_USERDATA];
 
-/// Table, sets, chains and rules, from the operations of a batch or from the kernel's answers.
+/// A table's sets, chains and rules, from the operations of a batch or from the kernel's answers.
 #[derive(Debug, Default)]
 struct Structure<'a> {
     table: Option<Attributes<'a>>,
     sets: BTreeMap<&'a str, Attributes<'a>>,
     chains: BTreeMap<&'a str, Attributes<'a>>,
-    /// By chain.
+    /// The rules, by chain.
     rules: BTreeMap<&'a str, Vec<Attributes<'a>>>,
 }
 
@@ -197,7 +199,7 @@ impl<'a> Structure<'a> {
         structure
     }
 
-    /// Takes an object of our table; others are passed over.
+    /// Adds an object of kplane's table; other objects are skipped.
     fn take(&mut self, kind: u16, object: Attributes<'a>) {
         let text = |kind| object.get(kind).and_then(Attribute::as_str);
         let ours = |kind| text(kind) == Some(TABLE);
@@ -220,7 +222,7 @@ impl<'a> Structure<'a> {
         }
     }
 
-    /// The groups of session affinity, by the comments of their rules.
+    /// Returns the groups of session affinity, as the comments of their rules describe them.
     fn groups(&self) -> Vec<Group> {
         let keeps = self.chains.keys().filter_map(|chain| {
             let id = AffinityId::from_name(chain, Part::Keep)?;
@@ -231,7 +233,7 @@ impl<'a> Structure<'a> {
         keeps.collect()
     }
 
-    /// The first thing in which `actual` differs from this one.
+    /// Returns the first difference of `actual` from this structure.
     fn difference(&self, actual: &Self) -> Option<String> {
         let (Some(expected), Some(table)) = (self.table, actual.table) else {
             return Some("the table is missing".to_owned());
@@ -244,7 +246,7 @@ impl<'a> Structure<'a> {
             .or_else(|| difference("chain", CHAIN_ATTRIBUTES, &self.chains, &actual.chains))
             .or_else(|| self.rule_difference(actual))
             .or_else(|| {
-                // Counts objects and flow tables too, of which we have none.
+                // The count includes objects and flow tables, of which kplane has none.
                 let used = table.get(NFTA_TABLE_USE).and_then(Attribute::as_u32);
                 let more = used.is_some_and(|used| used as usize != members);
                 more.then(|| "the table holds more than chains and sets".to_owned())
@@ -266,7 +268,7 @@ impl<'a> Structure<'a> {
     }
 }
 
-/// The first named object that is missing, unknown or other.
+/// Returns the first named object that is missing, unknown or different.
 fn difference(
     what: &str,
     attributes: &[u16],
@@ -286,21 +288,21 @@ fn difference(
     })
 }
 
-/// Whether two objects agree in the attributes of these types.
+/// Returns whether two objects agree in the attributes of these types.
 fn same_in(kinds: &[u16], expected: Attributes<'_>, actual: Attributes<'_>) -> bool {
     kinds.iter().all(|kind| same_kind(*kind, expected, actual))
 }
 
-/// Whether two lists of attributes mean the same.
+/// Returns whether two lists of attributes mean the same.
 fn same(expected: Attributes<'_>, actual: Attributes<'_>) -> bool {
     let mut previous = None;
     let mut kinds = expected.chain(actual).map(|attribute| attribute.kind);
-    // Once for a list, whose entries all have the same type.
+    // In a list, all entries have the same type, so they are compared once.
     kinds.all(|kind| previous.replace(kind) == Some(kind) || same_kind(kind, expected, actual))
 }
 
-/// Whether the attributes of one type are the same, in order. An attribute that is absent means
-/// the same as one of zeros: kernels differ in which they leave out. `expected` knows which
+/// Returns whether the attributes of one type are the same, in order. A missing attribute means the same as
+/// one of zeros, because kernels differ in the attributes that they leave out. `expected` knows which
 /// attributes are nested.
 fn same_kind(kind: u16, expected: Attributes<'_>, actual: Attributes<'_>) -> bool {
     let is_zero = |payload: &[u8]| payload.iter().all(|byte| *byte == 0);
@@ -324,7 +326,7 @@ mod tests {
     use super::*;
     use kplane_netlink::AttributeWriter;
 
-    /// Name, and type and value of attributes.
+    /// Name of an expression, and type and value of its attributes.
     type Expression<'a> = (&'a str, &'a [(u16, u32)]);
 
     fn list(expressions: &[Expression<'_>]) -> Vec<u8> {

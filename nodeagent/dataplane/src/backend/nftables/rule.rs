@@ -1,4 +1,4 @@
-//! Rules as nf_tables expressions, with the registers that `nft` itself would use.
+//! Encodes rules as nf_tables expressions, with the registers that `nft` itself would use.
 
 use kplane_model::Family;
 
@@ -13,13 +13,14 @@ use super::uapi::*;
 use crate::backend::PodInterface;
 use kplane_netlink::AttributeWriter;
 
-/// A data register of four bytes, 0..16; longer values go on in the following ones.
+/// A data register of four bytes, 0..16. Longer values continue in the following registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Register(u32);
 
 impl Register {
-    /// `enum nft_registers`. Each register at a multiple of 16 bytes has an old name too
-    /// (`NFT_REG_1..4` = 1..4, `NFT_REG32_00..15` = 8..23); the kernel answers with the old one.
+    /// Returns the register's number (`enum nft_registers`). Each register at a multiple of 16 bytes has an
+    /// old name too (`NFT_REG_1..4` = 1..4, `NFT_REG32_00..15` = 8..23). The kernel answers with the old
+    /// number.
     fn number(self) -> u32 {
         match self.0 % 4 {
             0 => 1 + self.0 / 4,
@@ -27,7 +28,7 @@ impl Register {
         }
     }
 
-    /// The register behind a value of `len` bytes.
+    /// Returns the register behind a value of `len` bytes.
     fn after(self, len: usize) -> Self {
         // A key is at most 64 bytes: 16 registers.
         Self(self.0 + u32::try_from(len.div_ceil(4)).unwrap_or(u32::MAX))
@@ -35,12 +36,12 @@ impl Register {
 }
 
 const FIRST: Register = Register(0);
-/// Where nft puts a second value: behind 16 bytes, however long the first is.
+/// Register in which nft puts a second value: behind 16 bytes, whatever the length of the first value.
 const SECOND: Register = Register(4);
 /// The number of the register of verdicts.
 const VERDICT: u32 = NFT_REG_VERDICT;
 
-/// Writes the expressions of one rule into `NFTA_RULE_EXPRESSIONS`.
+/// A writer of the expressions of one rule, into `NFTA_RULE_EXPRESSIONS`.
 pub(super) struct Expressions<'a, 'b> {
     pub(super) list: &'a mut AttributeWriter<'b>,
     pub(super) family: Family,
@@ -48,7 +49,7 @@ pub(super) struct Expressions<'a, 'b> {
 }
 
 impl Expressions<'_, '_> {
-    /// One step of a rule.
+    /// Writes one step of a rule.
     pub(super) fn step(&mut self, step: Step) {
         let mark = self.settings.mark();
         match step {
@@ -114,13 +115,13 @@ impl Expressions<'_, '_> {
         });
     }
 
-    /// Loads the set's key from the packet and looks it up.
+    /// Writes a lookup of the packet's key in the set.
     fn look_up(&mut self, set: Set, flags: u32) {
         self.load_key(set, 0);
         self.member(set, flags);
     }
 
-    /// Looks the key in the first registers up in a set.
+    /// Writes a test whether the key in the first registers is in a set.
     fn member(&mut self, set: Set, flags: u32) {
         self.expression("lookup", |w| {
             w.str(NFTA_LOOKUP_SET, set.name());
@@ -129,7 +130,8 @@ impl Expressions<'_, '_> {
         });
     }
 
-    /// Looks the key in `register` up in a map; the result goes to the register with number `to`.
+    /// Writes a lookup in a map, with the key in `register`. The result goes to the register with number
+    /// `to`.
     fn map(&mut self, map: &str, register: Register, to: u32) {
         self.expression("lookup", |w| {
             w.str(NFTA_LOOKUP_SET, map);
@@ -161,7 +163,7 @@ impl Expressions<'_, '_> {
     }
 
     fn interface(&mut self, op: u32) {
-        // Rules with this step are left out without an interface; none has an empty name.
+        // Rules with this step are left out without an interface. An empty name never occurs.
         let interface = self.settings.pod_interface;
         let name = interface.as_ref().map_or(&[0][..], PodInterface::bytes);
         self.expression("meta", |w| {
@@ -191,7 +193,7 @@ impl Expressions<'_, '_> {
         let (base, offset, len) = match field {
             Field::Source => (NFT_PAYLOAD_NETWORK_HEADER, source, address_len),
             Field::Destination => (NFT_PAYLOAD_NETWORK_HEADER, destination, address_len),
-            // TCP, UDP and SCTP all have the destination port at 2.
+            // TCP, UDP and SCTP all have the destination port at offset 2.
             Field::Port => (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2),
             Field::Protocol => {
                 return self.expression("meta", |w| {
@@ -229,7 +231,7 @@ impl Expressions<'_, '_> {
         });
     }
 
-    /// First register = (first register & mask) ^ xor, host byte order.
+    /// Writes: first register = (first register & mask) ^ xor, host byte order.
     fn mask_xor(&mut self, mask: u32, xor: u32) {
         self.expression("bitwise", |w| {
             w.u32(NFTA_BITWISE_SREG, FIRST.number());
@@ -265,7 +267,7 @@ impl Expressions<'_, '_> {
     fn not_to_loopback(&mut self) {
         match self.family {
             Family::V4 => {
-                // The first byte decides about 127.0.0.0/8.
+                // The first byte is enough for 127.0.0.0/8.
                 self.payload(FIRST, NFT_PAYLOAD_NETWORK_HEADER, 16, 1);
                 self.compare(NFT_CMP_NEQ, &[127]);
             }
@@ -292,7 +294,7 @@ impl Expressions<'_, '_> {
         });
     }
 
-    /// Draws an endpoint. The look-up puts address and port where the key was.
+    /// Draws an endpoint. The lookup writes address and port to the registers of the key.
     fn draw(&mut self, balancer: Balancer, class: Class) {
         let map = Set::Endpoints(balancer);
         self.load_key(map, class.modulus());
@@ -300,7 +302,7 @@ impl Expressions<'_, '_> {
         self.dnat(FIRST.after(self.family.address_len()));
     }
 
-    /// To the endpoint that the client had last, if it is known.
+    /// Sends the packet to the client's last endpoint, if it is known.
     fn recall(&mut self, id: AffinityId) {
         let port = FIRST.after(self.family.address_len());
         for (part, register) in Group::maps(self.family).iter().zip([FIRST, port]) {
@@ -310,8 +312,8 @@ impl Expressions<'_, '_> {
         self.dnat(port);
     }
 
-    /// Keeps the endpoint that the packet goes to. An endpoint that is kept already stays, and only
-    /// its time begins anew.
+    /// Stores the packet's endpoint. If an endpoint is stored already, it stays, and only its timeout
+    /// restarts.
     fn remember(&mut self, id: AffinityId, timeout_s: u32) {
         let family = self.family;
         let (data, behind) = (SECOND, SECOND.after(family.address_len()));
@@ -336,7 +338,7 @@ impl Expressions<'_, '_> {
         }
     }
 
-    /// To the address in the first register and the port in another.
+    /// Translates the destination to the address in the first register and the port in another.
     fn dnat(&mut self, port: Register) {
         let family = self.family;
         self.expression("nat", |w| {
@@ -372,7 +374,7 @@ impl Expressions<'_, '_> {
     }
 }
 
-/// `ICMP_PORT_UNREACH` (linux/icmp.h) or `ICMPV6_PORT_UNREACH` (linux/icmpv6.h).
+/// Returns `ICMP_PORT_UNREACH` (linux/icmp.h) or `ICMPV6_PORT_UNREACH` (linux/icmpv6.h).
 fn port_unreachable(family: Family) -> u8 {
     match family {
         Family::V4 => 3,

@@ -1,4 +1,4 @@
-//! Names, keys and classes: everything about the table that planner and tables share.
+//! Names, keys and classes: the parts of the table's definition that the planner and the tables share.
 
 use kplane_model::Family;
 use kplane_model::OWN_MARK;
@@ -10,24 +10,24 @@ pub const TABLE: &str = "kplane";
 /// Comment of the table. The number goes up with every change of chains, rules or sets.
 pub const TABLE_COMMENT: &str = "kplane nftables layout 3";
 
-/// Sizes of the classes: see [`Class`].
+/// Sizes of the classes ([`Class`]).
 pub const CLASSES: [u32; 17] = [
     1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
 ];
 
-/// What shapes the constant rules.
+/// Settings of the constant rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Bit of the packet mark that asks for masquerading: 0..=31.
     pub masquerade_bit: u8,
-    /// Mark of our own connections, which no rule applies to; 0 = none.
+    /// Mark of kplane's own connections, to which no rule applies; 0 = none.
     pub own_mark: u32,
-    /// Packets that come in through this interface come from pods of this node.
+    /// Interface of the pods: packets that arrive on it come from pods of this node.
     pub pod_interface: Option<PodInterface>,
 }
 
 impl Default for Settings {
-    /// Mark 0x4000, as kube-proxy.
+    /// Returns the settings with mark 0x4000, as kube-proxy uses it.
     fn default() -> Self {
         Self {
             masquerade_bit: 14,
@@ -38,34 +38,34 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The mark with only this bit.
+    /// Returns the mark with only this bit.
     pub(super) fn mark(self) -> u32 {
         1_u32.wrapping_shl(u32::from(self.masquerade_bit))
     }
 }
 
-/// How many endpoints are drawn from. A destination with K endpoints is in the smallest class of at
-/// least K; its endpoints have the indices 0..K. A draw of K or more misses and is repeated.
+/// A class of destinations by their number of endpoints: the range from which an index is drawn. A
+/// destination with K endpoints is in the smallest class of at least K; its endpoints have the indices 0..K.
+/// A draw of K or more misses and is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Class(u8);
 
 impl Class {
-    /// The most endpoints that a destination can have.
+    /// Most endpoints of a destination.
     pub const MAX_ENDPOINTS: usize = 16384;
 
-    /// All classes, smallest first.
+    /// Returns all classes, smallest first.
     pub fn all() -> impl DoubleEndedIterator<Item = Self> {
         (0..17).map(Self)
     }
 
-    /// The class for a number of endpoints: `None` for 0 and for more than
-    /// [`Self::MAX_ENDPOINTS`].
+    /// Returns the class for a number of endpoints; `None` for 0 and for more than [`Self::MAX_ENDPOINTS`].
     #[must_use]
     pub fn of(endpoints: usize) -> Option<Self> {
         Self::all().find(|class| endpoints > 0 && endpoints <= class.modulus() as usize)
     }
 
-    /// What is drawn from: one of [`CLASSES`].
+    /// Returns the number of indices in the class's range: one of [`CLASSES`].
     #[must_use]
     pub fn modulus(self) -> u32 {
         CLASSES[usize::from(self.0)]
@@ -75,14 +75,14 @@ impl Class {
 /// One way to spread connections: a set per class, a map of endpoints and a chain of class rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Balancer {
-    /// By destination address, protocol and port.
+    /// Spreads by destination address, protocol and port.
     Service,
-    /// By protocol and port of a node's address.
+    /// Spreads by protocol and port of a node's address.
     Nodeport,
-    /// As `Service`, for clients inside the cluster of destinations whose external traffic policy
-    /// is Local: they reach all endpoints (A16).
+    /// Spreads as `Service`, but for clients inside the cluster, to destinations whose external traffic
+    /// policy is Local: these clients reach all endpoints (A16).
     InsideService,
-    /// As `Nodeport`, for the same clients.
+    /// Spreads as `Nodeport`, for the same clients as `InsideService`.
     InsideNodeport,
 }
 
@@ -95,7 +95,7 @@ impl Balancer {
         Self::InsideNodeport,
     ];
 
-    /// Whether destinations are told apart by address, not only by protocol and port.
+    /// Returns whether destinations are distinguished by address, not only by protocol and port.
     #[must_use]
     pub fn by_address(self) -> bool {
         matches!(self, Self::Service | Self::InsideService)
@@ -105,17 +105,17 @@ impl Balancer {
 /// A set or map of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Set {
-    /// Destinations that are balanced.
+    /// Destinations with endpoints.
     Services,
-    /// NodePorts that are balanced.
+    /// NodePorts with endpoints.
     Nodeports,
     /// Destinations whose clients are masqueraded.
     MasqueradeServices,
     /// NodePorts whose clients are masqueraded.
     MasqueradeNodeports,
-    /// Destinations whose clients inside the cluster are treated apart ([`Balancer::InsideService`]).
+    /// Destinations for which clients inside the cluster have their own rules ([`Balancer::InsideService`]).
     InsideServices,
-    /// NodePorts whose clients inside the cluster are treated apart.
+    /// NodePorts for which clients inside the cluster have their own rules.
     InsideNodeports,
     /// Destinations without endpoints: refused.
     RejectServices,
@@ -127,12 +127,12 @@ pub enum Set {
     DropNodeports,
     /// Destinations that only [`Set::FirewallSources`] may reach.
     FirewallServices,
-    /// Who may reach a destination in [`Set::FirewallServices`].
+    /// Clients that may reach a destination in [`Set::FirewallServices`].
     FirewallSources,
-    /// All ClusterIPs: connections to them are masqueraded unless they come from
+    /// All ClusterIPs. Connections to them are masqueraded unless they come from
     /// [`Set::UnmasqueradedSources`], and refused on ports that no Service has.
     ClusterIps,
-    /// Endpoints of this node that reach themselves: masqueraded.
+    /// Endpoints of this node that reach themselves through a Service: masqueraded.
     Hairpin,
     /// ClusterIP ranges: connections to addresses without a Service are dropped.
     ServiceCidrs,
@@ -142,11 +142,11 @@ pub enum Set {
     UnmasqueradedSources,
     /// Addresses of the node that serve NodePorts.
     NodeportIps,
-    /// Destinations of a balancer with session affinity: where a remembered endpoint is looked up.
+    /// Destinations of a balancer with session affinity; leads to the lookup of the remembered endpoint.
     Sticky(Balancer),
-    /// Destinations with session affinity: where the chosen endpoint is remembered.
+    /// Destinations with session affinity; leads to the rules that store the chosen endpoint.
     RememberServices,
-    /// NodePorts with session affinity: where the chosen endpoint is remembered.
+    /// NodePorts with session affinity; leads to the rules that store the chosen endpoint.
     RememberNodeports,
     /// The destinations of a class.
     Class(Balancer, Class),
@@ -154,10 +154,10 @@ pub enum Set {
     Endpoints(Balancer),
 }
 
-/// What an element carries besides its key.
+/// The data of an element besides its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carries {
-    /// Nothing: the set is no map.
+    /// No data: the set is no map.
     Nothing,
     /// An endpoint.
     Endpoint,
@@ -213,7 +213,7 @@ impl Set {
         Self::RememberNodeports,
     ];
 
-    /// All sets in the order in which they are created.
+    /// Returns all sets in the order in which they are created.
     pub fn all() -> impl Iterator<Item = Self> {
         let balancers = Balancer::ALL.into_iter().flat_map(|balancer| {
             Class::all()
@@ -223,7 +223,7 @@ impl Set {
         Self::SINGLE.into_iter().chain(balancers)
     }
 
-    /// The name in the kernel.
+    /// Returns the set's name in the kernel.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -259,7 +259,7 @@ impl Set {
         }
     }
 
-    /// The comment in the kernel, for whoever reads the table there.
+    /// Returns the set's comment in the kernel, for operators who read the table there.
     pub(super) fn comment(self) -> Option<&'static str> {
         match self {
             Self::Services | Self::Nodeports => Some("destinations with endpoints"),
@@ -285,7 +285,7 @@ impl Set {
         }
     }
 
-    /// Whether elements are ranges of addresses: they must not overlap within the set.
+    /// Returns whether elements are ranges of addresses. Ranges must not overlap within the set.
     #[must_use]
     pub fn is_interval(self) -> bool {
         match self {
@@ -315,7 +315,7 @@ impl Set {
         }
     }
 
-    /// What elements carry besides their key.
+    /// Returns what elements carry besides their key.
     #[must_use]
     pub fn carries(self) -> Carries {
         match self {
@@ -325,13 +325,13 @@ impl Set {
         }
     }
 
-    /// Whether elements carry something.
+    /// Returns whether elements carry data.
     #[must_use]
     pub fn is_map(self) -> bool {
         self.carries() != Carries::Nothing
     }
 
-    /// What the key is made of, and what rules look up.
+    /// Returns the fields of the key, which rules load for a lookup.
     pub(super) fn fields(self) -> &'static [Field] {
         match self {
             Self::Services
@@ -379,7 +379,7 @@ impl Set {
 }
 
 impl Field {
-    /// Length in the packet, in bytes.
+    /// Returns the field's length in the packet, in bytes.
     pub(super) fn len(self, family: Family) -> usize {
         match self {
             Self::Source | Self::Destination => family.address_len(),
@@ -390,13 +390,14 @@ impl Field {
     }
 }
 
-/// Length of a key of these fields in bytes: each is padded to a register of four bytes.
+/// Returns the length of a key of these fields in bytes. Each field is padded to a multiple of four bytes, a
+/// register.
 pub(super) fn key_len(fields: &[Field], family: Family) -> usize {
     let padded = fields.iter().map(|f| f.len(family).next_multiple_of(4));
     padded.sum()
 }
 
-/// The names of one balancer's class sets.
+/// Expands to the names of one balancer's class sets.
 macro_rules! class_names {
     ($prefix:literal) => {
         class_names!($prefix: 1 2 3 4 6 8 16 32 64 128 256 512 1024 2048 4096 8192 16384)
@@ -406,7 +407,7 @@ macro_rules! class_names {
     };
 }
 
-/// Indexed by balancer and class.
+/// Names of the class sets, by balancer and class.
 const CLASS_NAMES: [[&str; 17]; 4] = [
     class_names!("services-"),
     class_names!("nodeports-"),

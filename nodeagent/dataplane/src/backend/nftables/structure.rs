@@ -1,4 +1,4 @@
-//! The table as operations of a batch: table, sets, chains and rules, without elements.
+//! The table's structure as operations of a batch: table, sets, chains and rules, without elements.
 
 use kplane_model::Family;
 
@@ -14,7 +14,7 @@ use super::uapi::*;
 use super::userdata;
 use kplane_netlink::{AttributeWriter, Batch, Label, Operation};
 
-/// nft's type numbers (`enum datatypes`), which the kernel keeps for it: 6 bits per part of a key.
+/// nft's type numbers (`enum datatypes`), which the kernel stores for nft: 6 bits per part of a key.
 const TYPE_BITS: u32 = 6;
 const TYPE_INTEGER: u32 = 4;
 const TYPE_IPADDR: u32 = 7;
@@ -22,9 +22,9 @@ const TYPE_IP6ADDR: u32 = 8;
 const TYPE_INET_PROTOCOL: u32 = 12;
 const TYPE_INET_SERVICE: u32 = 13;
 
-/// Adds the table of a family, which must not exist or be deleted earlier in the batch: sets,
-/// chains and rules, no elements. Rules are made while the sets are empty: on full ones the kernel
-/// would check every element for every rule.
+/// Adds the table of a family: sets, chains and rules, no elements. The table must not exist, or must be
+/// deleted earlier in the batch. Rules are added while the sets are empty, because the kernel would check
+/// every element of a full set for every rule.
 pub fn push_structure(batch: &mut Batch, family: Family, settings: Settings) {
     push_structure_as(batch, family, settings, TABLE);
 }
@@ -54,14 +54,14 @@ pub(super) fn push_structure_as(
     }
 }
 
-/// What happens to the objects of a group of session affinity.
+/// An operation on the objects of a group of session affinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GroupOp {
-    /// They are made.
+    /// Creates the objects.
     Make(Group),
-    /// Their rules are replaced; clients stay.
+    /// Replaces the rules and keeps the clients.
     Rewrite(Group),
-    /// They go, clients too.
+    /// Deletes the objects with their clients.
     Drop(Group),
 }
 
@@ -88,9 +88,9 @@ impl GroupOp {
     }
 }
 
-/// Adds what happens to groups: before elements that lead to new ones, and behind the deletion of
-/// those that lead to old ones. Groups of a ServicePort lead to each other, so everything is made
-/// before rules are, and goes after rules do.
+/// Adds operations on groups. They belong before the elements that lead to new groups, and behind the
+/// deletion of elements that lead to old groups. Groups of a ServicePort lead to each other. So all objects
+/// are created before the rules, and deleted after them.
 pub(super) fn push_groups(batch: &mut Batch, family: Family, settings: Settings, ops: &[GroupOp]) {
     let mut table = Table {
         batch,
@@ -128,19 +128,19 @@ pub(super) fn push_groups(batch: &mut Batch, family: Family, settings: Settings,
     }
 }
 
-/// Deletes the table of a family with everything in it, whether it exists or not.
+/// Deletes the table of a family with everything in it. The table need not exist.
 pub fn push_delete_table(batch: &mut Batch, family: Family) {
     let mut table = Table {
         batch,
         family,
         name: TABLE,
     };
-    // Adding what exists is no error; deleting what does not exist is one.
+    // Adding an existing table is no error; deleting a missing one is.
     table.add(NLM_F_CREATE);
     table.delete();
 }
 
-/// Appends an operation that always fails, so that nothing of the batch is ever applied.
+/// Appends an operation that always fails, so that the kernel applies nothing of the batch.
 pub(super) fn push_certain_failure(batch: &mut Batch, family: Family) {
     let name = "kplane-there-is-no-such-table";
     let mut table = Table {
@@ -151,7 +151,7 @@ pub(super) fn push_certain_failure(batch: &mut Batch, family: Family) {
     table.delete();
 }
 
-/// Appends operations on one table.
+/// Appends operations on one table to a batch.
 struct Table<'a> {
     batch: &'a mut Batch,
     family: Family,
@@ -211,13 +211,14 @@ impl Table<'_> {
             if set_flags(set) & NFT_SET_CONCAT != 0 {
                 w.nest(NFTA_SET_DESC, |w| put_field_lengths(w, fields, family));
             }
-            // Only for references within the batch, which we make by name; the kernel insists.
+            // The kernel requires this id. It serves for references within the batch, which kplane makes by
+            // name.
             w.u32(NFTA_SET_ID, id);
             w.bytes(NFTA_SET_USERDATA, &userdata::set(set, family));
         });
     }
 
-    /// A map that packets write.
+    /// Adds a map that packets write to.
     fn add_clients(&mut self, group: &Group, map: Part) {
         let (table, family, name) = (self.name, self.family, group.id.name(map));
         let data: &[Field] = match (map, family) {
@@ -322,13 +323,13 @@ impl Table<'_> {
     }
 }
 
-/// What the elements of a map carry.
+/// Writes the type of the data of a map's elements.
 fn put_data(w: &mut AttributeWriter<'_>, fields: &[Field], family: Family) {
     w.u32(NFTA_SET_DATA_TYPE, key_type(fields, family));
     w.u32(NFTA_SET_DATA_LEN, length(data_len(fields, family)));
 }
 
-/// What a concatenation of ranges consists of.
+/// Writes the lengths of the fields of a concatenation of ranges.
 fn put_field_lengths(w: &mut AttributeWriter<'_>, fields: &[Field], family: Family) {
     w.nest(NFTA_SET_DESC_CONCAT, |w| {
         for field in fields {
@@ -339,7 +340,8 @@ fn put_field_lengths(w: &mut AttributeWriter<'_>, fields: &[Field], family: Fami
     });
 }
 
-/// Concatenations say so only where they hold intervals: kernel.md 1.11.
+/// Returns the flags of a set. Concatenations have the flag for concatenations only if they hold intervals
+/// (kernel.md 1.11).
 fn set_flags(set: Set) -> u32 {
     let map = if set.is_map() { NFT_SET_MAP } else { 0 };
     let interval = match (set.is_interval(), set.fields().len()) {
@@ -363,7 +365,7 @@ fn key_type(fields: &[Field], family: Family) -> u32 {
     })
 }
 
-/// A single value is not padded, unlike the parts of several.
+/// Returns the length of an element's data. A single value is not padded; each of several values is.
 fn data_len(fields: &[Field], family: Family) -> usize {
     match fields {
         [field] => field.len(family),
@@ -371,7 +373,7 @@ fn data_len(fields: &[Field], family: Family) -> usize {
     }
 }
 
-/// A length for the kernel. All of ours are below 64.
+/// Converts a length for the kernel. All of kplane's lengths are below 64.
 fn length(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }

@@ -1,7 +1,7 @@
-//! What a family's table holds, and what a change does to it. Pure: no I/O.
+//! The content of a family's table, and what a change does to it. This module is pure: no I/O.
 //!
-//! A change is staged against the state, committed by somebody else, and accepted only when the
-//! kernel has acknowledged it: the state never says more than the kernel holds (invariant 1).
+//! A change is staged against the state, committed by the caller, and accepted only when the kernel has
+//! acknowledged it. So the state never claims more than the kernel holds (invariant 1).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -18,7 +18,7 @@ use super::schema::{Class, Set};
 use crate::backend::{Change, Failure};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan};
 
-/// The elements of one table, by what they are for.
+/// The elements of one table, by purpose.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
     frontends: HashMap<FrontendAddr, Held>,
@@ -27,18 +27,19 @@ pub(super) struct Table {
     hairpin: Counted<Destination>,
     affinity: Groups,
     node: NodePlan,
-    /// Elements that were found and make no sense: they go with the next complete change.
+    /// Invalid elements that were found in the kernel. The next complete change deletes them.
     pub(super) strays: Vec<Element>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
-    /// `None` for what was found in the kernel and nobody has claimed yet.
+    /// The ServicePort; `None` for an entry that was found in the kernel and that no ServicePort has claimed
+    /// yet.
     pub(super) owner: Option<ServiceKey>,
     pub(super) entry: Entry,
 }
 
-/// What one ServicePort has in the table.
+/// The objects of one ServicePort in the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Holdings {
     frontends: Vec<FrontendAddr>,
@@ -46,7 +47,8 @@ struct Holdings {
     hairpin: Vec<Destination>,
 }
 
-/// Things that several ServicePorts may need. A count of 0 was found in the kernel.
+/// Objects that several ServicePorts may need, with the number of these ServicePorts. Objects found in the
+/// kernel have a count of 0.
 #[derive(Clone, Debug)]
 struct Counted<T>(HashMap<T, usize>);
 
@@ -59,12 +61,12 @@ impl<T> Default for Counted<T> {
 /// A change that has been worked out and not been accepted yet.
 #[derive(Debug, Default)]
 pub(super) struct Staged {
-    /// Operations in groups: each leaves all places complete, so that a transaction may end
-    /// behind any group.
+    /// Operations in groups. Each group leaves all places complete, so a transaction may end behind any
+    /// group.
     pub(super) groups: Vec<Ops>,
     /// ServicePorts that cannot be programmed as planned.
     pub(super) failures: Vec<Failure>,
-    /// Groups of session affinity that may remember endpoints which are gone.
+    /// Groups of session affinity that may remember removed endpoints.
     pub(super) stale: Vec<AffinityId>,
     affinity: StagedGroups,
     frontends: HashMap<FrontendAddr, Option<Held>>,
@@ -83,7 +85,7 @@ impl Staged {
 }
 
 impl Table {
-    /// Works out what a change does.
+    /// Works out the operations of a change.
     pub(super) fn stage(&self, change: Change<'_>) -> Staged {
         let complete = change.complete;
         let mut staging = Staging {
@@ -96,7 +98,7 @@ impl Table {
             cluster_ips: HashMap::new(),
             hairpin: HashMap::new(),
         };
-        // What is given up first may be claimed by somebody else afterwards.
+        // Everything is released first, so that another ServicePort may claim it afterwards.
         if complete {
             staging.release_all();
         } else {
@@ -110,7 +112,7 @@ impl Table {
         staging.finish()
     }
 
-    /// The kernel holds a staged change now.
+    /// Records that the kernel holds a staged change.
     pub(super) fn accept(&mut self, staged: Staged) {
         if staged.complete {
             self.services.clear();
@@ -134,7 +136,7 @@ impl Table {
         self.node = staged.node;
     }
 
-    /// A table as it was found: nobody owns anything in it yet.
+    /// Returns a table with the content that was found in the kernel. No ServicePort owns anything in it yet.
     pub(super) fn adopt(
         frontends: impl Iterator<Item = (FrontendAddr, Entry)>,
         cluster_ips: BTreeSet<IpAddr>,
@@ -155,22 +157,22 @@ impl Table {
         }
     }
 
-    /// Groups as they were found: nobody owns them yet.
+    /// Adds groups that were found in the kernel. No ServicePort owns them yet.
     pub(super) fn adopt_groups(&mut self, groups: &[Group]) {
         self.affinity.adopt(groups);
     }
 
-    /// Every group of session affinity, as the kernel must hold them.
+    /// Returns every group of session affinity that the kernel must hold.
     pub(super) fn groups(&self) -> BTreeSet<Group> {
         self.affinity.all()
     }
 
-    /// The endpoints that a group may remember, sorted; `None` while that is not known.
+    /// Returns the endpoints that a group may remember, sorted; `None` while they are not known.
     pub(super) fn may_remember(&self, id: AffinityId) -> Option<&[EndpointAddr]> {
         self.affinity.endpoints(id)
     }
 
-    /// Every element, as the kernel must hold them.
+    /// Returns every element that the kernel must hold.
     pub(super) fn elements(&self) -> BTreeSet<Element> {
         let frontends = self
             .frontends
@@ -190,7 +192,8 @@ impl Table {
             .collect()
     }
 
-    /// The element of a set under a key, as the kernel must hold it. Work: the elements of its place.
+    /// Returns the element that the kernel must hold in a set under a key. The work is that of building all
+    /// elements of the key's place.
     pub(super) fn element(&self, set: Set, key: Key) -> Option<Element> {
         let same = |element: &Element| (element.set, element.key) == (set, key);
         let stray = self.strays.iter().copied().find(same);
@@ -212,7 +215,7 @@ impl Table {
         own.or(stray)
     }
 
-    /// What the table holds for a place.
+    /// Returns the table's entry for a place.
     #[cfg(test)]
     pub(super) fn entry(&self, at: FrontendAddr) -> Option<&Entry> {
         self.frontends.get(&at).map(|held| &held.entry)
@@ -220,7 +223,7 @@ impl Table {
 }
 
 impl<T: Copy + Eq + Hash> Counted<T> {
-    /// The counts after `changes`, and what has to be added and deleted for them.
+    /// Returns the counts after `changes`, and the elements to add and delete for them.
     fn stage(
         &self,
         changes: &HashMap<T, isize>,
@@ -240,7 +243,7 @@ impl<T: Copy + Eq + Hash> Counted<T> {
             after.insert(*key, count);
         }
         if complete {
-            // Found in the kernel, and nobody needs it.
+            // These objects were found in the kernel, and no ServicePort needs them.
             let unclaimed = self
                 .0
                 .iter()
@@ -265,7 +268,7 @@ impl<T: Copy + Eq + Hash> Counted<T> {
     }
 }
 
-/// Staging in progress.
+/// A change while its operations are being worked out.
 struct Staging<'a> {
     table: &'a Table,
     staged: Staged,
@@ -274,7 +277,7 @@ struct Staging<'a> {
 }
 
 impl Staging<'_> {
-    /// Gives up everything.
+    /// Releases everything.
     fn release_all(&mut self) {
         for at in self.table.frontends.keys() {
             self.staged.frontends.insert(*at, None);
@@ -285,7 +288,7 @@ impl Staging<'_> {
         self.table.affinity.release_all(&mut self.staged.affinity);
     }
 
-    /// Gives up what a ServicePort holds, until it is claimed again.
+    /// Releases what a ServicePort holds. The ServicePort may claim it again.
     fn release(&mut self, key: &ServiceKey) {
         if let Some(held) = self.table.services.get(key) {
             for at in &held.frontends {
@@ -363,7 +366,7 @@ impl Staging<'_> {
         Ok(())
     }
 
-    /// Who holds a place, with what is staged so far.
+    /// Returns the ServicePort that holds a place, including what is staged so far.
     fn owner(&self, at: FrontendAddr) -> Option<ServiceKey> {
         let held = match self.staged.frontends.get(&at) {
             Some(staged) => staged.as_ref(),
@@ -435,7 +438,7 @@ fn range_element(set: Set, range: Cidr) -> Element {
     }
 }
 
-/// The sets of a node's settings.
+/// Returns the sets of a node's settings.
 pub(super) fn node_sets(node: &NodePlan) -> BTreeMap<Set, &Vec<Cidr>> {
     BTreeMap::from([
         (Set::PodCidrs, &node.pod_sources),

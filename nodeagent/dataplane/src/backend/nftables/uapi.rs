@@ -1,4 +1,4 @@
-//! Numbers of the kernel's nf_tables interface, linux/netfilter/nf_tables.h unless said otherwise.
+//! Numbers of the kernel's nf_tables interface, from linux/netfilter/nf_tables.h unless noted otherwise.
 
 pub(super) use kplane_netlink::nfproto;
 
@@ -79,7 +79,7 @@ pub(super) const NFTA_SET_EXPRESSIONS: u16 = 18;
 pub(super) const NFT_SET_INTERVAL: u32 = 0x4;
 pub(super) const NFT_SET_MAP: u32 = 0x8;
 pub(super) const NFT_SET_TIMEOUT: u32 = 0x10;
-/// Written by packets: nft calls it `dynamic`.
+/// Flag of sets that packets write to; nft calls it `dynamic`.
 pub(super) const NFT_SET_EVAL: u32 = 0x20;
 pub(super) const NFT_SET_CONCAT: u32 = 0x80;
 
@@ -104,7 +104,7 @@ pub(super) const NFTA_SET_ELEM_DATA: u16 = 2;
 pub(super) const NFTA_SET_ELEM_FLAGS: u16 = 3;
 pub(super) const NFTA_SET_ELEM_KEY_END: u16 = 10;
 
-/// `enum nft_set_elem_flags`: the key is the first one behind an interval.
+/// `enum nft_set_elem_flags`: the key is the first key behind an interval.
 pub(super) const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
 
 /// `enum nft_data_attributes`.

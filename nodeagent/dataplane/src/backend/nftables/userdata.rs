@@ -1,9 +1,9 @@
-//! Userdata: what the kernel keeps for `nft` without reading it. Comments, and the `typeof` of set
-//! keys, without which `nft` could not print an index in a key.
+//! Userdata: bytes that the kernel stores for `nft` without interpreting them. They hold comments, and the
+//! `typeof` of set keys, which `nft` needs to print an index in a key.
 //!
-//! A list of type (1 byte), length (1 byte), value; integers in host byte order. The numbers are
-//! those of libnftnl's `libnftnl/udata.h` and of nft's own enums, found by looking at what
-//! `nft -f` sends; golden tests compare with it.
+//! Userdata is a list of type (1 byte), length (1 byte) and value; integers are in host byte order. The
+//! numbers are those of libnftnl's `libnftnl/udata.h` and of nft's own enums, taken from the messages that
+//! `nft -f` sends. Golden tests compare with these messages.
 
 use kplane_model::Family;
 
@@ -20,7 +20,7 @@ const SET_DATA_TYPEOF: u8 = 4;
 const SET_DATA_INTERVAL: u8 = 6;
 const SET_COMMENT: u8 = 7;
 
-/// `enum nftnl_udata_set_typeof_types`: which expression, and its own list.
+/// `enum nftnl_udata_set_typeof_types`: the expression, and the expression's own list.
 const TYPEOF_EXPRESSION: u8 = 0;
 const TYPEOF_DATA: u8 = 1;
 
@@ -45,17 +45,17 @@ const PROTO_IP6: u32 = 13;
 const IP6_SADDR: u32 = 8;
 const IP6_DADDR: u32 = 9;
 
-/// Printed as the modulus of an index in a key: the largest class.
+/// Modulus that nft prints for an index in a key: the largest class.
 const TYPEOF_MODULUS: u32 = 16384;
 
-/// Userdata of a table, chain or rule that has a comment.
+/// Returns the userdata of a table, chain or rule that has a comment.
 pub(super) fn comment(text: &str) -> Vec<u8> {
     let mut list = List::default();
     list.text(COMMENT, text);
     list.0
 }
 
-/// The comment in the userdata of a rule, if it is all there is.
+/// Returns the comment in the userdata of a rule, if the userdata holds nothing else.
 pub(super) fn comment_of(userdata: &[u8]) -> Option<&str> {
     let [COMMENT, len, text @ ..] = userdata else {
         return None;
@@ -65,7 +65,7 @@ pub(super) fn comment_of(userdata: &[u8]) -> Option<&str> {
     str::from_utf8(text).ok()
 }
 
-/// Userdata of a set.
+/// Returns the userdata of a set.
 pub(super) fn set(set: Set, family: Family) -> Vec<u8> {
     let mut list = List::default();
     let byteorder = match set.fields() {
@@ -92,7 +92,7 @@ pub(super) fn set(set: Set, family: Family) -> Vec<u8> {
     list.0
 }
 
-/// Userdata of a map of clients, with these fields as data.
+/// Returns the userdata of a map of clients, with these fields as data.
 pub(super) fn clients(data: &[Field], family: Family) -> Vec<u8> {
     let mut list = List::default();
     list.u32(SET_KEY_BYTEORDER, BYTEORDER_BIG_ENDIAN);
@@ -107,7 +107,7 @@ pub(super) fn clients(data: &[Field], family: Family) -> Vec<u8> {
     list.0
 }
 
-/// The expressions that a key is made of.
+/// Returns the expressions of which a key consists.
 fn typeof_key(fields: &[Field], family: Family) -> List {
     if let [field] = fields {
         return typeof_field(*field, family);

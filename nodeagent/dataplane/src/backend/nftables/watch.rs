@@ -1,9 +1,9 @@
-//! What others did to our tables, as the kernel tells of it.
+//! Changes by other programs to kplane's tables, as the kernel reports them.
 //!
 //! ```text
 //! messages of a transaction ..., its end (generation N+1)  ->  Ledger
-//!   of other tables: the generation that we know moves on, nothing else happens
-//!   of ours:         `Meddling`: these elements, or anything
+//!   in other tables: the known generation increases, nothing else happens
+//!   in kplane's:     `Meddling`: these elements, or anything
 //!   a gap:           anything may have happened to both tables
 //! ```
 
@@ -22,27 +22,27 @@ use super::schema::{Set, TABLE};
 use super::uapi::*;
 use kplane_netlink::{Attribute, Generation, Message, generation_after};
 
-/// Elements that are followed one by one; when others change more of them, the table is read.
+/// Most elements that are followed one by one. When other programs change more, the table is read.
 const MAX_ELEMENTS: usize = 1_000;
 
-/// `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE` and so on: the table is the first attribute of
-/// every object.
+/// The table's name in every message: `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE` and so on are
+/// all the first attribute.
 const TABLE_OF_ANY: u16 = NFTA_TABLE_NAME;
 
-/// What others did to one of our tables.
+/// Changes by other programs to one of kplane's tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Meddling {
     pub(super) changed: Changed,
-    /// Who did it last: program and thread.
+    /// Thread and name of the program that made the last change.
     pub(super) by: Option<(u32, String)>,
 }
 
-/// How much of a table may be different.
+/// The parts of a table that may differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Changed {
-    /// These elements, each as it is now, or `None` for one that is gone.
+    /// These elements, with their present values, or `None` for deleted ones.
     Elements(BTreeMap<(Set, Key), Option<Element>>),
-    /// Chains, rules, sets, or more elements than are followed.
+    /// Chains, rules, sets, or too many elements to follow.
     Anything,
 }
 
@@ -53,7 +53,7 @@ impl Default for Changed {
 }
 
 impl Meddling {
-    /// It is not known what; as far as the kernel told it was this program.
+    /// Returns a change of unknown parts, by this program as far as the kernel reported it.
     pub(super) fn anything_by(by: Option<(u32, String)>) -> Self {
         Self {
             changed: Changed::Anything,
@@ -61,7 +61,7 @@ impl Meddling {
         }
     }
 
-    /// Adds what came after it.
+    /// Adds a later change.
     pub(super) fn append(&mut self, later: Self) {
         match (&mut self.changed, later.changed) {
             (Changed::Elements(elements), Changed::Elements(later)) => {
@@ -79,7 +79,7 @@ impl Meddling {
         }
     }
 
-    /// Adds what one message tells.
+    /// Adds the content of one message.
     fn take(&mut self, family: Family, message: Message<'_>) {
         let Changed::Elements(elements) = &mut self.changed else {
             return;
@@ -100,15 +100,15 @@ impl Meddling {
 impl fmt::Display for Meddling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.by {
-            // Names are the other program's own words.
+            // The other program chose its own name, so the name is escaped.
             Some((thread, name)) => write!(f, "by {} (process {thread})", name.escape_debug()),
             None => f.write_str("by an unknown process"),
         }
     }
 }
 
-/// Elements that a message tells of, and whether they are there now; `None` for anything else, and for
-/// elements that can only be understood with the rest of their set.
+/// Returns the elements that a message reports, and whether they exist now. `None` for other messages, and
+/// for elements that can only be decoded with the rest of their set.
 fn changed_elements(family: Family, message: Message<'_>) -> Option<(bool, Vec<Element>)> {
     let there = match message.kind {
         msg::NEWSETELEM => true,
@@ -118,7 +118,7 @@ fn changed_elements(family: Family, message: Message<'_>) -> Option<(bool, Vec<E
     let attributes = message.attributes();
     let name = attributes.get(NFTA_SET_ELEM_LIST_SET)?.as_str()?;
     let Some(set) = Set::all().find(|set| set.name() == name) else {
-        // Of a set of session affinity, or of one that is not ours and was told of by itself.
+        // This is a set of session affinity, or a set of another program whose creation was reported as well.
         return Some((there, Vec::new()));
     };
     if set.is_interval() {
@@ -130,41 +130,41 @@ fn changed_elements(family: Family, message: Message<'_>) -> Option<(bool, Vec<E
     Some((there, decoder.finish().ok()?))
 }
 
-/// Keeps account of transactions: is what we know of our tables still true?
+/// Record of transactions, which shows whether kplane's knowledge of its tables is still valid.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// The newest generation up to which every transaction was heard of; `None` after a gap.
+    /// The newest generation up to which every transaction was reported; `None` after a gap.
     head: Option<u32>,
-    /// By family: what others did that is not dealt with yet.
+    /// Changes by other programs that are not handled yet, by family.
     meddled: [Option<Meddling>; 2],
-    /// The same, of the transaction whose end has not come yet.
+    /// Changes of the transaction whose end has not been reported yet, by family.
     open: [Option<Meddling>; 2],
 }
 
 impl Ledger {
-    /// The generation up to which everything is known; `None` after a gap.
+    /// Returns the generation up to which everything is known; `None` after a gap.
     pub(super) fn head(&self) -> Option<u32> {
         self.head
     }
 
-    /// Goes on from a generation that the kernel has just named. Whatever happened before it is not known.
+    /// Continues from a generation that the kernel has just named. Earlier changes are not known.
     pub(super) fn restart(&mut self, generation: u32) {
         self.head = Some(generation);
     }
 
-    /// A transaction of ours was committed on top of generation `head`.
+    /// Records that kplane committed a transaction on top of generation `head`.
     pub(super) fn committed(&mut self, head: u32) {
         self.head = Some(generation_after(head));
     }
 
-    /// Something was not heard: anything may have happened.
+    /// Records that a report was lost, so that anything may have happened.
     pub(super) fn lose(&mut self) {
         self.head = None;
         self.open = [None, None];
         self.meddled = Family::ALL.map(|_| Some(Meddling::anything_by(None)));
     }
 
-    /// Takes one message; `own` is the port of our socket.
+    /// Adds one message; `own` is the port of kplane's socket.
     pub(super) fn take(&mut self, message: Message<'_>, own: u32) {
         if let Some(generation) = Generation::of(message) {
             self.end(&generation);
@@ -182,7 +182,7 @@ impl Ledger {
             return;
         };
         if generation.number != generation_after(head) {
-            // What came before the head was known with it; what comes after the next has a gap before it.
+            // A transaction before the head is known already. One after the next generation leaves a gap.
             let is_old = head.wrapping_sub(generation.number) < u32::MAX / 2;
             if !is_old {
                 self.lose();
@@ -201,18 +201,18 @@ impl Ledger {
         }
     }
 
-    /// Whether others did anything to a family's table that is not dealt with.
+    /// Returns whether there are changes by other programs to a family's table that are not handled yet.
     pub(super) fn is_meddled(&self, family: Family) -> bool {
         self.meddled[family as usize].is_some()
     }
 
-    /// What others did to a family's table, to be dealt with by the caller.
+    /// Returns the changes by other programs to a family's table. The caller handles them.
     pub(super) fn take_meddling(&mut self, family: Family) -> Option<Meddling> {
         self.meddled[family as usize].take()
     }
 }
 
-/// The family of our table that a message is about.
+/// Returns the family if a message is about kplane's table.
 fn family_of_ours(message: Message<'_>) -> Option<Family> {
     let table = message
         .attributes()

@@ -1,4 +1,4 @@
-//! Who listens on kube-proxy's ports, and how it answers.
+//! Programs that listen on kube-proxy's ports, and their answers.
 
 use std::collections::HashSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{Ports, Rival, inode};
 
-/// Sockets that are asked; a node has two.
+/// Most sockets to ask; a node has two.
 const MAX_ASKED: usize = 8;
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -16,12 +16,12 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const MAX_ANSWER: usize = 16 << 10;
 /// State of a socket that listens: `TCP_LISTEN` (net/tcp_states.h).
 const LISTEN: &str = "0A";
-/// kube-proxy's modes, as `/proxyMode` tells them.
+/// kube-proxy's modes, as `/proxyMode` reports them.
 const MODES: [&str; 3] = ["iptables", "ipvs", "nftables"];
-/// What its `/healthz` has; others (Cilium) imitate the first two only.
+/// Words in the answer of kube-proxy's `/healthz`; other programs (Cilium) imitate only the first two.
 const HEALTHZ: [&str; 3] = ["\"lastUpdated\"", "\"currentTime\"", "\"nodeEligible\""];
 
-/// Asks sockets of others that listen on these ports of the calling thread's network namespace.
+/// Asks the sockets of other processes that listen on these ports of the calling thread's network namespace.
 pub(super) fn answering(ports: Ports) -> Option<Rival> {
     let own = own_sockets();
     let mut found = None;
@@ -40,7 +40,7 @@ pub(super) fn answering(ports: Ports) -> Option<Rival> {
     found
 }
 
-/// Numbers of all sockets of this process.
+/// Returns the numbers of all sockets of this process.
 fn own_sockets() -> HashSet<String> {
     let fds = fs::read_dir("/proc/self/fd")
         .into_iter()
@@ -49,14 +49,14 @@ fn own_sockets() -> HashSet<String> {
     fds.filter_map(|fd| inode(fd.path())).collect()
 }
 
-/// Address and number of a socket that listens, from a line of `/proc/net/tcp` or `tcp6`.
+/// Returns address and number of a listening socket, from a line of `/proc/net/tcp` or `tcp6`.
 pub(super) fn listening(line: &str) -> Option<(SocketAddr, String)> {
     // sl local_address rem_address st tx_queue:rx_queue tr:when retrnsmt uid timeout inode
     let words: Vec<&str> = line.split_whitespace().take(10).collect();
     let (local, state, inode) = (words.get(1)?, words.get(3)?, words.get(9)?);
     let (ip, port) = local.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
-    // Words of 32 bits as they are in memory, in network byte order.
+    // The address consists of 32-bit words, printed as they are in memory, in network byte order.
     let word = |at: usize| u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok();
     let ip = match ip.len() {
         8 => IpAddr::from(word(0)?.to_ne_bytes()),
@@ -113,9 +113,9 @@ pub(super) fn is_health(body: &str) -> bool {
 enum Reply {
     /// The body of an answer, whatever its status.
     Text(String),
-    /// There is nobody at that address.
+    /// No program listens at that address.
     Nobody,
-    /// Somebody took the connection and said nothing in time.
+    /// A program accepted the connection and sent nothing in time.
     Silence,
 }
 
@@ -137,7 +137,7 @@ fn get(to: SocketAddr, path: &str) -> Reply {
     let mut part = [0; 4096];
     while answer.len() < MAX_ANSWER {
         let left = deadline.saturating_duration_since(Instant::now());
-        // A timeout of zero would be none.
+        // A timeout of zero would mean no timeout.
         if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
             break;
         }
@@ -151,7 +151,7 @@ fn get(to: SocketAddr, path: &str) -> Reply {
     match answer.split_once("\r\n\r\n") {
         Some((_, body)) => Reply::Text(body.to_owned()),
         None if answer.is_empty() => Reply::Silence,
-        // It speaks something else.
+        // The program speaks another protocol.
         None => Reply::Text(String::new()),
     }
 }

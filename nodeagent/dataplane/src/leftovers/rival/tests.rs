@@ -1,4 +1,4 @@
-//! What is recognised; the rest needs processes: `nodeagent/tests/kernel/`.
+//! Tests of the parsers. Detection itself needs processes: `nodeagent/tests/kernel/`.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ fn socket(line: &str) -> Option<(SocketAddr, String)> {
     listening(line)
 }
 
-/// Lines of a kernel, one of an old one included.
+/// Lines of the kernel's list, one of them from an old kernel.
 #[test]
 fn sockets_that_listen_are_read() {
     let v4 = "   1: 0100007F:2809 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 43211 1 0000000000000000 100 0 0 10 0";
@@ -34,7 +34,7 @@ fn sockets_that_listen_are_read() {
     }
 }
 
-/// kube-proxy's own, and not those of somebody who took its port (Cilium).
+/// Answers of kube-proxy, and not those of a program on its port (Cilium).
 #[test]
 fn answers_of_kube_proxy_are_known() {
     assert!(is_mode("ipvs") && is_mode("nftables\n"));

@@ -1,7 +1,7 @@
-//! A change that is refused: which ServicePort is it?
+//! Finds the ServicePorts because of which a change is refused.
 //!
-//! Nothing is tried on the tables that serve. Parts of the change are carried out in network
-//! namespaces of their own, by the same programs and the same kernel, until the guilty are found.
+//! Nothing is tried on the tables that serve. Parts of the change are executed in separate network
+//! namespaces, by the same programs and the same kernel, until the failing ServicePorts are found.
 
 use kplane_model::ServiceKey;
 
@@ -16,7 +16,7 @@ use crate::process::RunError;
 type Plans = [(ServiceKey, Option<ServicePlan>)];
 
 impl<T: Tables> Side<T> {
-    /// Applies a refused change without those ServicePorts that cannot be programmed.
+    /// Applies a refused change without the ServicePorts that cannot be programmed.
     pub(super) fn isolate(
         &mut self,
         change: Change<'_>,
@@ -45,7 +45,7 @@ impl<T: Tables> Side<T> {
         Ok(applied)
     }
 
-    /// Chains may be there that others hold on to, or ours may have been changed.
+    /// Reads the tables again, to find chains that other programs need, and changes to kplane's chains.
     fn look_again(&mut self, change: Change<'_>) -> Result<(), StepError> {
         let listing = self.read()?;
         if let Some(ruleset) = self.ruleset.take() {
@@ -72,7 +72,7 @@ impl<T: Tables> Side<T> {
             Err(error) => return Err(error),
         };
         match part {
-            // Not even without ServicePorts.
+            // The change fails even without ServicePorts.
             [] => Err(error),
             [(key, _)] => {
                 self.try_part(change, &[])?;

@@ -1,4 +1,4 @@
-//! One family's tables, as the driver sees them.
+//! The driver's access to one family's tables.
 
 use super::super::counting;
 use super::super::name::ChainName;
@@ -8,12 +8,12 @@ use super::super::tool::{Flavour, Tool};
 use crate::process::RunError;
 use kplane_netlink::{NetlinkError, NfSocket};
 
-/// Reads and writes tables.
+/// Access to tables.
 pub(super) trait Tables: Send {
-    /// The kind of iptables.
+    /// Returns the kind of iptables.
     fn flavour(&self) -> Flavour;
 
-    /// How much may be written at once.
+    /// Returns how much may be written in one part.
     fn limits(&self) -> Limits {
         match self.flavour() {
             Flavour::Legacy => Limits::LEGACY,
@@ -21,27 +21,27 @@ pub(super) trait Tables: Send {
         }
     }
 
-    /// Reads what is there of ours.
+    /// Reads kplane's objects.
     fn read(&mut self) -> Result<Listing, RunError>;
 
-    /// Sees to it that the counters are there which rules add to.
+    /// Creates the counters that rules use, if they are missing.
     fn make_counters(&mut self) -> Result<(), NetlinkError>;
 
-    /// Carries a text out, table by table.
+    /// Executes a text, table by table.
     fn restore(&mut self, text: &str) -> Result<(), RunError>;
 
-    /// Whether it would be carried out on empty tables; changes nothing.
+    /// Returns whether a text could be executed on empty tables; changes nothing.
     fn try_out(&mut self, text: &str) -> Result<(), RunError>;
 
-    /// A number that is another after each change by anybody; `None` if there is none.
+    /// Returns a number that changes with each change by any program; `None` if there is none.
     fn generation(&mut self) -> Option<u32>;
 }
 
-/// The real ones.
+/// Access to the real tables, through programs.
 #[derive(Debug)]
 pub(super) struct Programs {
     tool: Tool,
-    /// Knows the generation of nf_tables; legacy iptables has none.
+    /// Socket for the generation of nf_tables; legacy iptables has no generation.
     socket: Option<NfSocket>,
 }
 
@@ -49,7 +49,7 @@ impl Programs {
     pub(super) fn new(tool: Tool) -> Self {
         let socket = match tool.flavour() {
             Flavour::Legacy => None,
-            // Without it everything is read each time.
+            // Without the socket, everything is read each time.
             Flavour::Nft => NfSocket::open().ok(),
         };
         Self { tool, socket }

@@ -1,4 +1,4 @@
-//! The driver on tables in memory, which can be told to fail.
+//! The driver on tables in memory, which can be made to fail.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt as _;
@@ -11,14 +11,14 @@ use crate::backend::iptables::restore::Limits;
 use crate::backend::iptables::{Flavour, readback};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
 
-/// What `iptables` has, by table and chain; built-in chains too.
+/// Tables in memory, by table and chain, including built-in chains.
 #[derive(Debug, Default)]
 struct Memory {
     tables: BTreeMap<String, BTreeMap<String, Vec<String>>>,
     generation: u32,
-    /// Restores whose text has this are refused.
+    /// Text that makes a restore fail.
     refuses: Option<String>,
-    /// Restores end by a signal, having carried out so many tables.
+    /// Number of tables after which a signal ends a restore.
     killed_after: Option<usize>,
     restores: usize,
     reads: usize,
@@ -211,7 +211,7 @@ fn what_is_there_is_adopted_without_a_restore() {
     let applied = apply(&mut second, &plans(1..=9), true).unwrap();
     assert_eq!((applied.operations, applied.bytes), (0, 0));
     assert_eq!(memory(&mut second).restores, 0);
-    // Fewer Services: the others' chains go.
+    // There are fewer Services: the chains of the missing ones are removed.
     apply(&mut second, &plans(1..=2), true).unwrap();
     let nat = &memory(&mut second).tables["nat"];
     let endpoints = nat.keys().filter(|name| name.starts_with("KUBE-SEP-"));
@@ -237,7 +237,7 @@ fn rules_are_counted_as_they_come_and_go() {
     }
 }
 
-/// Looking costs a question, unless somebody may have changed something.
+/// A check costs one question, unless a program may have changed something.
 #[test]
 fn tables_are_read_when_the_generation_moved() {
     let mut driver = driver();
@@ -251,7 +251,7 @@ fn tables_are_read_when_the_generation_moved() {
     memory(&mut driver).generation += 1;
     assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
     assert_eq!(memory(&mut driver).reads, 1);
-    // Somebody empties a chain just before a change of ours.
+    // Another program empties a chain just before kplane's change.
     let memory = memory(&mut driver);
     memory.generation += 1;
     let nat = memory.tables.get_mut("nat").unwrap();
@@ -287,7 +287,7 @@ fn c10_the_guilty_are_found_and_the_others_applied() {
     }
 }
 
-/// Nobody is guilty: it is said, and nothing counts as applied.
+/// No ServicePort is the cause: the error says so, and nothing counts as applied.
 #[test]
 fn what_is_always_refused_is_an_error_of_the_family() {
     let mut driver = driver();
@@ -299,7 +299,7 @@ fn what_is_always_refused_is_an_error_of_the_family() {
     assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
 }
 
-/// SIGKILL after any number of tables: what is there is read again, and finished.
+/// SIGKILL after any number of tables: the tables are read again, and the change is completed.
 #[test]
 fn a_killed_restore_is_made_up_for() {
     for tables in 0..12 {

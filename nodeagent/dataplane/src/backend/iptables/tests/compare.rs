@@ -1,5 +1,5 @@
-//! The same objects as kube-proxy 1.36.3 had, chain by chain. What it made of them is recorded
-//! beside this: `iptables-save` in a namespace with the API server, on a node 172.18.0.2.
+//! Compares the chains for the objects that kube-proxy 1.36.3 had. kube-proxy's chains are recorded in a
+//! file: the output of `iptables-save` in a namespace with the API server, on a node 172.18.0.2.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,13 +61,13 @@ fn assert_same(family: Family, settings: Settings, node: &NodeSettings, theirs: 
         ..settings
     };
     let (ours, theirs) = (ours(family, settings, node), chains(theirs));
-    // Of what is shared by the ports of a Service kube-proxy has a copy for each.
+    // kube-proxy writes some rules for each port of a Service, although all ports share them.
     let duplicates = ["shop/lb-local-none:b health check node port"];
     let mut differences = Vec::new();
     let none = Vec::new();
     let names: BTreeSet<_> = ours.keys().chain(theirs.keys()).collect();
     for id @ (_, name) in names {
-        // iptables has the chains that a table has; ours in miniature has all.
+        // iptables lists the chains that a table has. The kernel in miniature has all chains.
         let built_in = BuiltIn::parse(name).is_some();
         if !built_in && ours.contains_key(id) != theirs.contains_key(id) {
             differences.push(format!("{id:?} is in one of them only"));

@@ -6,7 +6,7 @@ use kplane_model::{Family, TrafficPolicy};
 use super::sample::{self, Shape, plain, plan};
 use super::*;
 
-/// What a change of a ServicePort writes, after there was `before`.
+/// Compares the text that a change of a ServicePort from `before` to `after` writes.
 fn check(family: Family, before: &Shape, after: Option<&Shape>, expected: &Expect) {
     let node = node_plan(family, &pods());
     let key = sample::key(0, family);

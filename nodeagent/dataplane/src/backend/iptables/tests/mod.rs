@@ -1,4 +1,4 @@
-//! Tests of everything that is pure, and what they share.
+//! Tests of the pure modules, and their helpers.
 
 mod compare;
 mod golden;
@@ -28,7 +28,7 @@ type Plans = Vec<(ServiceKey, Option<ServicePlan>)>;
 /// The node of all tests.
 const NODE: &str = "n1";
 
-/// What the control plane makes of manifests for the node.
+/// Returns the plans for the node that the control plane makes of manifests.
 fn plans(manifests: &str, family: Family) -> Plans {
     let publication = publication(manifests);
     let node = node(&publication);
@@ -110,7 +110,7 @@ fn change<'a>(
     }
 }
 
-/// A ruleset with its rules as text, as a kernel would hold it: what is staged is carried out.
+/// A ruleset with its rules as text, as a kernel would hold it. Staged changes are executed.
 struct Held {
     ruleset: Ruleset,
     kernel: walk::Kernel,
@@ -124,7 +124,7 @@ impl Held {
         }
     }
 
-    /// Carries a change out, and sees to it that the kernel's rules are what is known of them.
+    /// Executes a change, and checks that the kernel's rules are those of the ruleset.
     fn apply(&mut self, change: Change<'_>) -> Staged {
         self.apply_with(change, Limits::LEGACY)
     }

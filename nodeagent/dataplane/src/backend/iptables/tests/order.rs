@@ -1,4 +1,4 @@
-//! Which chains a change writes, and that the way to a state does not matter.
+//! Tests of the chains that a change writes. The history of a state does not matter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::sample::{self, Shape, plain, plan, shape};
 use super::*;
 
-/// What becomes of one ServicePort: it is new or changed, or goes.
+/// A change of one ServicePort: new or changed, or removed.
 type Op = (u16, Option<Shape>);
 
 fn ops() -> impl Strategy<Value = Vec<Vec<Op>>> {
@@ -33,7 +33,7 @@ fn named(family: Family, ops: &BTreeMap<u16, Option<Shape>>) -> Plans {
     .collect()
 }
 
-/// Which chains have other rules than before, or are new or gone.
+/// Returns the chains that are new, gone, or have other rules than before.
 fn differing(before: &walk::Kernel, after: &walk::Kernel) -> BTreeSet<(TableName, String)> {
     let chains = |kernel: &walk::Kernel| -> BTreeMap<(TableName, String), Vec<String>> {
         let tables = kernel.tables.clone().into_iter();
@@ -76,7 +76,7 @@ fn play(family: Family, layout: Layout, changes: &[Vec<Op>], limits: Limits) {
         let differing = differing(&before, &held.kernel);
         let touched = touched(&staged);
         assert!(touched.is_superset(&differing));
-        // Of three steps the first may write what the last writes again.
+        // With three steps, the last may write again what the first wrote.
         if staged.steps.len() < 3 {
             assert_eq!(touched, differing);
         }
@@ -87,7 +87,7 @@ fn play(family: Family, layout: Layout, changes: &[Vec<Op>], limits: Limits) {
     let mut scratch = Held::new(settings(family, layout));
     scratch.apply(change(family, &node, &services, true));
     assert_eq!(held.kernel, scratch.kernel);
-    // Everything once more, and what was found instead of what was known.
+    // Everything is applied once more to the rules that were found, instead of the known ones.
     let again = held.apply(change(family, &node, &services, true));
     assert!(again.is_empty(), "{again:#?}");
     let found = held.kernel.found();
@@ -150,7 +150,7 @@ fn one_endpoint_costs_the_same_however_many_services_there_are() {
         let services = named(Family::V4, &change_of);
         let staged = held.apply(change(Family::V4, &node, &services, false));
         assert_eq!(staged.steps.len(), 1);
-        // The chain of the policy and one endpoint's are written, one goes.
+        // The change writes the chain of the policy and that of one endpoint, and deletes one chain.
         assert_eq!(
             (staged.steps[0].write.len(), staged.steps[0].delete.len()),
             (2, 1)
@@ -168,14 +168,15 @@ fn a_new_service_costs_its_chains_and_a_leaf() {
     for number in 2_000..2_100 {
         let services = named(Family::V4, &BTreeMap::from([(number, Some(plain()))]));
         let staged = held.apply(change(Family::V4, &node, &services, false));
-        // Its three chains; a leaf, or when that is full two new ones and the chain above them.
+        // The change writes the ServicePort's three chains, and a leaf, or, if the leaf is full, two new
+        // leaves and the chain above them.
         assert!((4..=7).contains(&staged.len()), "{:#?}", touched(&staged));
         most += staged.len();
     }
     assert!(most < 480, "{most}");
 }
 
-/// What a change of one ServicePort leads to.
+/// Applies a change of one ServicePort.
 fn step(held: &mut Held, node: &NodePlan, number: u16, shape: Option<Shape>) -> Staged {
     let services = named(Family::V4, &BTreeMap::from([(number, shape)]));
     held.apply(change(Family::V4, node, &services, false))
@@ -188,7 +189,7 @@ fn a_tree_that_grows_and_shrinks_is_always_the_one_of_its_places() {
         node_port: true,
         ..plain()
     };
-    // Coprime to 90: every number comes once, far from the one before.
+    // The factor is coprime to 90, so every number comes once, far from the one before.
     let numbers = || (0_u16..90).map(|n| n * 37 % 90);
     let mut there = BTreeMap::new();
     for (number, comes) in numbers()
@@ -212,13 +213,13 @@ fn a_tree_that_grows_and_shrinks_is_always_the_one_of_its_places() {
 #[test]
 fn a_place_far_from_all_others_costs_no_more() {
     let (mut held, node) = with_services(2_000, Layout::Tree);
-    // All others are in 10.96.0.0/12 and 172.16.0.0/12.
+    // All other addresses are in 10.96.0.0/12 and 172.16.0.0/12.
     let far = Shape {
         external: true,
         ..plain()
     };
     let staged = step(&mut held, &node, 2_000, Some(far));
-    // Four chains of its own; the root is divided once more.
+    // The change writes four chains of the ServicePort; the root is divided once more.
     assert!(staged.len() <= 9, "{:#?}", touched(&staged));
     let staged = step(&mut held, &node, 2_000, None);
     assert!(staged.len() <= 9, "{:#?}", touched(&staged));

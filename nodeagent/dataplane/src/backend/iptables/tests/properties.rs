@@ -1,4 +1,4 @@
-//! Rules whatever objects are called, and the same fate of packets in both layouts.
+//! Rules do not depend on names, and packets have the same fate in both layouts.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -171,20 +171,20 @@ fn few_rules_are_looked_at_in_a_tree() {
             from_node: false,
         };
         let (ends, looked) = held.kernel.play(TableName::Nat, "KUBE-SERVICES", packet);
-        // Itself, masqueraded, or the other endpoint.
+        // The packet goes to the endpoint itself, masqueraded, or to the other endpoint.
         assert_eq!(ends.len(), 2, "{ends:?}");
         most = most.max(looked);
     }
     let lookups = held.ruleset.lookups();
     assert_eq!(lookups.list, 5_000);
-    // Of what was looked at, up to eight are the Service's own.
+    // Of the evaluated rules, up to eight are the Service's own.
     assert!(
         most as u64 <= lookups.now + 8 && lookups.now < 70,
         "{most} {lookups:?}"
     );
 }
 
-/// No address is printed in another way than the C library's.
+/// All addresses are printed as the C library prints them.
 #[test]
 fn addresses_are_printed_as_iptables_does() {
     for (text, printed) in [

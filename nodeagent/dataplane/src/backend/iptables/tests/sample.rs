@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::plan::{ServicePlan, plan_service};
 
-/// What a ServicePort is like; its number gives it a name and places of its own.
+/// The properties of a ServicePort. Its number gives it a name and places of its own.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     /// Endpoints: the number of each, and whether it is on the node.
@@ -60,7 +60,7 @@ pub(super) fn shape() -> impl Strategy<Value = Shape> {
             external: external_ip,
             node_port,
             internal,
-            // The control plane sees to it (A13).
+            // The control plane ensures this (A13).
             policy: if accessible {
                 external
             } else {
@@ -90,7 +90,7 @@ fn ip(family: Family, low: u32) -> IpAddr {
     }
 }
 
-/// Three ServicePorts share an address; some are far from the others.
+/// Three ServicePorts share an address. Some addresses are far from the rest.
 pub(super) fn cluster_ip(number: u16, family: Family) -> IpAddr {
     let base = if number.is_multiple_of(13) {
         0xac14_0000
@@ -154,7 +154,7 @@ pub(super) fn plan(number: u16, family: Family, shape: &Shape) -> ServicePlan {
                 .then(|| range.parse::<Cidr>().unwrap())
                 .into_iter()
                 .collect(),
-            // Two ServicePorts share one.
+            // Two ServicePorts share one port.
             health_check_node_port: shape.health.then_some(32_000 + number / 2),
             ipvs_scheduler: None,
         },

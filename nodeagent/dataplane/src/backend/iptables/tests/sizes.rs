@@ -1,8 +1,8 @@
-//! How much there is: rules by the number of Services, and large clusters.
+//! Tests of sizes: the number of rules by the number of Services, and large clusters.
 
 use super::*;
 
-/// ServicePorts with so many endpoints each.
+/// Returns ServicePorts with this many endpoints each.
 fn services(number: u16, endpoints: u8) -> Plans {
     let shape = sample::Shape {
         endpoints: (0..endpoints).map(|pod| (pod, false)).collect(),
@@ -37,7 +37,7 @@ fn c14_there_are_as_many_rules_as_in_kube_proxy() {
 #[test]
 fn c12_in_large_clusters_rules_do_not_say_which_endpoint() {
     let node = node_plan(Family::V4, &pods());
-    // Names are in comments only.
+    // Names are only in comments.
     let naming = |endpoints| {
         let mut held = Held::new(compat());
         let services = services(100, endpoints);

@@ -1,5 +1,5 @@
-//! A kernel in miniature: takes what `iptables-restore --noflush` takes, holds rules as text, and
-//! plays packets through them.
+//! A kernel in miniature: accepts the texts for `iptables-restore --noflush`, holds rules as text, and sends
+//! packets through them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ pub(super) struct Kernel {
     pub(super) tables: BTreeMap<TableName, BTreeMap<String, Vec<String>>>,
 }
 
-/// A packet, as far as rules look at it.
+/// A packet, with the fields that rules test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packet {
     pub(super) source: IpAddr,
@@ -27,17 +27,17 @@ pub(super) struct Packet {
     pub(super) from_node: bool,
 }
 
-/// Where a packet may end, and what happened to it before.
+/// An end of a packet's way, and what happened to the packet before.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct End {
     /// Marked for masquerading.
     pub(super) marked: bool,
-    /// The verdict of a terminating target, as its words are; empty if none.
+    /// The verdict of a terminating target, in its words; empty if none.
     pub(super) verdict: String,
 }
 
 impl Kernel {
-    /// Takes one text. Panics where `iptables-restore` would refuse it.
+    /// Executes one text. Panics where `iptables-restore` would refuse it.
     pub(super) fn restore(&mut self, text: &str) {
         let mut new = self.clone();
         let mut chains = None;
@@ -84,7 +84,7 @@ impl Kernel {
         *self = new;
     }
 
-    /// Every jump has a target.
+    /// Checks that every jump has a target.
     fn check(&self) {
         for chains in self.tables.values() {
             for rule in chains.values().flatten() {
@@ -96,7 +96,7 @@ impl Kernel {
         }
     }
 
-    /// What read-back finds.
+    /// Returns the objects that a readback finds.
     pub(super) fn found(&self) -> Found {
         let mut found = Found::default();
         for (table, chains) in &self.tables {
@@ -112,7 +112,7 @@ impl Kernel {
         found
     }
 
-    /// The rules of a chain.
+    /// Returns the rules of a chain.
     pub(super) fn rules(&self, table: TableName, chain: &str) -> &[String] {
         let chains = self.tables.get(&table);
         chains
@@ -120,8 +120,8 @@ impl Kernel {
             .map_or(&[], Vec::as_slice)
     }
 
-    /// All the ends that a packet may come to in a table, from a chain on, whatever chance says;
-    /// and the rules that were looked at, at most.
+    /// Returns all ends that a packet may reach in a table, starting at a chain, for every random choice; and
+    /// the most rules that were evaluated.
     pub(super) fn play(
         &self,
         table: TableName,
@@ -151,7 +151,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Goes through a chain with any of these marks; returns those with which it may come back.
+    /// Walks a chain with each of these marks. Returns the marks with which the packet may return.
     fn chain(&mut self, name: &str, marks: BTreeSet<bool>, looked: &mut usize) -> BTreeSet<bool> {
         let mut open = marks;
         let rules = &self.chains[name];
@@ -190,10 +190,11 @@ impl Walk<'_> {
         open
     }
 
-    /// Whether a rule applies; `true` if only perhaps.
+    /// Returns `None` if a rule does not apply, `Some(true)` if it may apply, and `Some(false)` if it certainly
+    /// applies.
     fn matches(&self, rule: &str) -> Option<bool> {
         let packet = self.packet;
-        // Most rules are for another address: no need to look closely.
+        // Most rules are for another address, so they need no further evaluation.
         let to = rule
             .split(" -d ")
             .nth(1)
@@ -255,13 +256,13 @@ fn inside(range: &str, ip: IpAddr) -> bool {
     range.parse::<Cidr>().unwrap().contains(ip)
 }
 
-/// The target of a rule with its options, and its name.
+/// Returns the target of a rule with its options, and the target's name.
 fn target(rule: &str) -> (&str, &str) {
     let verb = rule.rsplit_once(" -j ").map_or("", |(_, verb)| verb);
     (verb, verb.split(' ').next().unwrap_or_default())
 }
 
-/// Words; what is between quotation marks is one.
+/// Splits text into words. Text between quotation marks is one word.
 fn split(rule: &str) -> Vec<&str> {
     let mut words = Vec::new();
     for (position, part) in rule.split('"').enumerate() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The oldest version that will do: `iptables-restore --wait` and `--random-fully`, of 2018.
+/// Oldest supported version, of 2018: it has `iptables-restore --wait` and `--random-fully`.
 pub(super) const OLDEST: Version = Version([1, 6, 2]);
 
 /// A version of the programs.
@@ -10,7 +10,7 @@ pub(super) const OLDEST: Version = Version([1, 6, 2]);
 pub(super) struct Version([u32; 3]);
 
 impl Version {
-    /// Of `iptables-restore v1.8.9 (nf_tables)`.
+    /// Parses the output `iptables-restore v1.8.9 (nf_tables)`.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace();
         let number = words.find_map(|word| word.strip_prefix('v'))?;

@@ -1,4 +1,4 @@
-//! The part of the driver that looks after the rules.
+//! The part of the driver that handles the rules.
 
 use super::{Side, StepError};
 use crate::backend::iptables::{self, Found};
@@ -6,25 +6,25 @@ use crate::backend::ipvs::kernel::Kernel;
 use crate::backend::ipvs::rules::{self, Shape, Steps};
 use crate::backend::ipvs::sets::SetId;
 
-/// The rules that there are.
+/// The rules in the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     pub(super) found: Found,
-    /// What they were written for.
+    /// The facts for which the rules were written.
     shape: Option<Shape>,
-    /// The generation in which they are known to be so.
+    /// The generation in which the rules are known to be these.
     known: Option<u32>,
 }
 
 impl Rules {
-    /// Whether they need not be read again until somebody changes any.
+    /// Returns whether the rules need not be read again until a program changes any.
     pub(super) fn are_sure(&self) -> bool {
         self.known.is_some()
     }
 }
 
 impl<K: Kernel> Side<K> {
-    /// What has to be done to the rules, which hardly ever is anything.
+    /// Returns the steps for the rules; usually there are none.
     pub(super) fn steps(&mut self, complete: bool) -> Steps {
         let shape = self.shape();
         if !complete && self.rules.shape.as_ref() == Some(&shape) {
@@ -62,7 +62,7 @@ impl<K: Kernel> Side<K> {
         }
     }
 
-    /// Reads the rules, unless it is sure that nobody changed them.
+    /// Reads the rules, unless it is certain that no program changed them.
     pub(super) fn read_rules(&mut self) -> Result<(), StepError> {
         let generation = self.kernel.generation();
         let sure = generation.is_some() && self.rules.known == generation;

@@ -1,4 +1,5 @@
-//! Schedulers that Services ask for, an extension of D7: where the kernel lacks one the node's serves.
+//! Schedulers that Services ask for, an extension of D7. Where the kernel lacks one, the node's scheduler is
+//! used.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +9,12 @@ use crate::backend::Failure;
 use crate::backend::ipvs::kernel::{Kernel, KernelError, missing_scheduler};
 use crate::plan::ServicePlan;
 
-/// Whether the kernel has them, as far as it was asked.
+/// The schedulers that were asked for, and whether the kernel has each.
 #[derive(Debug, Default)]
 pub(super) struct Schedulers(BTreeMap<IpvsScheduler, bool>);
 
 impl Schedulers {
-    /// The scheduler for a plan: its own, or the node's if it asks for none or the kernel has it not.
+    /// Returns the scheduler for a plan: its own, or the node's if the plan has none or the kernel lacks it.
     pub(super) fn choose(
         &mut self,
         plan: &ServicePlan,
@@ -40,15 +41,15 @@ impl Schedulers {
         Ok(of_node)
     }
 
-    /// One that was missing has been loaded. Asking for it would have the kernel try to load it, over and
-    /// over.
+    /// Returns a missing scheduler that has been loaded since. This checks the loaded modules, because a
+    /// question to the kernel would make the kernel try to load the scheduler again and again.
     pub(super) fn came(&self, kernel: &impl Kernel) -> Option<IpvsScheduler> {
         let mut missing = self.0.iter().filter(|(_, has)| !**has);
         let came = missing.find(|(scheduler, _)| kernel.has_loaded(**scheduler));
         came.map(|(scheduler, _)| *scheduler)
     }
 
-    /// Forgets which are wanted; a change that is complete names them all.
+    /// Forgets the schedulers that Services ask for. A complete change names them all again.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

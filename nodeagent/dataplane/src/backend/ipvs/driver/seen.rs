@@ -1,4 +1,4 @@
-//! What the driver tells people: of virtual servers by its last look, without asking the kernel.
+//! The driver's human-readable view of virtual servers, as of its last read, without asking the kernel.
 
 use std::time::Instant;
 
@@ -9,12 +9,12 @@ use super::{Driver, Kernel};
 use crate::backend::{Inspection, ServerCounts};
 use kplane_netlink::ipvs::Command;
 
-/// What a look at one family showed.
+/// The result of the last read of one family.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Kept, as finding them means looking at everything.
+    /// The counts; stored because counting reads the whole state.
     pub(super) counts: Option<ServerCounts>,
-    /// When connections were counted.
+    /// The time when connections were counted.
     pub(super) at: Option<Instant>,
 }
 
@@ -24,7 +24,7 @@ impl<K: Kernel> Driver<K> {
         side.seen.counts.clone()
     }
 
-    /// What there is for a Service, IPv4 first; the age is that of the older look.
+    /// Returns the virtual servers of a Service, IPv4 first. The age is that of the older read.
     pub(super) fn inspection(&self, service: &ServiceName) -> Inspection {
         let mut told = Inspection::default();
         for (family, side) in Family::ALL.into_iter().zip(&self.sides) {
@@ -41,7 +41,7 @@ impl<K: Kernel> Driver<K> {
     }
 }
 
-/// What an operation is about, for people.
+/// Describes the object of an operation, human-readable.
 pub(super) fn told(op: &Op) -> String {
     match op {
         Op::Ipvs(

@@ -1,5 +1,5 @@
-//! A kernel that stands still after some operations, as if the agent had been killed there: for tests
-//! on a real one.
+//! A kernel that stops after some operations, as if the agent had been killed then. It serves tests on a real
+//! kernel.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,29 +14,30 @@ use super::{Driver, Side};
 use crate::backend::iptables::{Flavour, Found, Step};
 use crate::backend::{self, Backend, OpenError};
 
-/// How many operations may still be done, by both families together.
+/// Number of operations that both families together may still do.
 #[derive(Clone, Debug)]
 pub struct Budget(Arc<AtomicUsize>);
 
 impl Budget {
-    /// So many operations: entries of sets, servers, addresses; all rules of a step are one.
+    /// Returns a budget of this many operations: entries of sets, servers, addresses. All rules of a step are
+    /// one operation.
     #[must_use]
     pub fn new(operations: usize) -> Self {
         Self(Arc::new(AtomicUsize::new(operations)))
     }
 
-    /// Begins anew with so many.
+    /// Sets the budget to this many operations.
     pub fn set(&self, operations: usize) {
         self.0.store(operations, Ordering::SeqCst);
     }
 
-    /// What is left.
+    /// Returns the number of operations left.
     #[must_use]
     pub fn left(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Takes up to so many; returns how many there were.
+    /// Takes up to this many operations. Returns the number taken.
     fn take(&self, wanted: usize) -> usize {
         let less = |left: usize| Some(left.saturating_sub(wanted));
         let taken = self
@@ -53,14 +54,14 @@ impl Budget {
     }
 }
 
-/// A kernel with a budget. It may be read for ever.
+/// A kernel with a budget. Reads are free.
 #[derive(Debug)]
 struct Stopping<K> {
     kernel: K,
     budget: Budget,
 }
 
-/// Opens the backend so that it stops for good when the budget is used up.
+/// Opens a backend that stops for good when the budget is used up.
 ///
 /// # Errors
 /// See [`open`](super::super::open).

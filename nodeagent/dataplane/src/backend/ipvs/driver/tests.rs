@@ -1,4 +1,4 @@
-//! Changes, restarts, faults and other programs, on a kernel in memory.
+//! Changes, restarts, faults and changes by other programs, on a kernel in memory.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ fn change<K: Kernel>(
     })
 }
 
-/// An agent that has just started and got everything.
+/// Returns an agent that has just started and got everything.
 fn started(kernel: &Fake, services: &[Svc]) -> Side<Fake> {
     let mut side = side(kernel, backend::Settings::default());
     let applied = change(&mut side, &all(services), true).unwrap();
@@ -43,7 +43,7 @@ fn started(kernel: &Fake, services: &[Svc]) -> Side<Fake> {
     side
 }
 
-/// What an agent makes of an empty kernel.
+/// Returns the kernel's state after an agent programmed an empty kernel.
 fn fresh(services: &[Svc]) -> World {
     let kernel = Fake::new();
     started(&kernel, services);
@@ -91,7 +91,7 @@ fn a_second_agent_finds_nothing_to_do() {
     assert_eq!(second.verify().unwrap(), Verification::Equal);
 }
 
-/// Issue: one endpoint is one or two messages, whatever the number of Services.
+/// One changed endpoint is one or two messages, whatever the number of Services.
 #[test]
 fn an_endpoint_is_one_message() {
     let kernel = Fake::new();
@@ -109,7 +109,8 @@ fn an_endpoint_is_one_message() {
     assert_eq!(kernel.done(), []);
 }
 
-/// Extension of D7: a Service's own scheduler; where the kernel lacks it, the node's until it comes.
+/// Extension of D7: a Service has its own scheduler. Where the kernel lacks it, the node's is used until it
+/// is loaded.
 #[test]
 fn d7_a_service_may_have_a_scheduler_of_its_own() {
     let kernel = Fake::new();
@@ -153,7 +154,7 @@ fn d7_a_service_may_have_a_scheduler_of_its_own() {
     assert_eq!(side.verify().unwrap(), Verification::Equal);
 }
 
-/// A15: packets keep their source only while all endpoints are here.
+/// A15: packets keep their source only while all endpoints are on this node.
 #[test]
 fn a15_masquerading_ends_after_and_begins_before_others_serve() {
     let svc = || web().node_port(30_080).load_balancer("203.0.113.1", &[]);
@@ -185,7 +186,8 @@ fn a15_masquerading_ends_after_and_begins_before_others_serve() {
     );
 }
 
-/// D5: weight 0, removed when idle, over a restart too; and one that comes back serves at once.
+/// D5: an endpoint gets weight 0 and is removed when idle, even after a restart. If it comes back, it serves
+/// at once.
 #[test]
 fn d5_an_endpoint_that_goes_keeps_its_connections() {
     let kernel = Fake::new();
@@ -197,11 +199,11 @@ fn d5_an_endpoint_that_goes_keeps_its_connections() {
     assert_eq!(kernel.world().reals[&real], (0, 3));
     assert_eq!(side.verify().unwrap(), Verification::Equal);
     assert_eq!(kernel.world().reals[&real], (0, 3));
-    // The agent is another, and knows nothing.
+    // A new agent starts, and knows nothing.
     let mut side = started(&kernel, std::slice::from_ref(&one));
     assert_eq!(side.verify().unwrap(), Verification::Equal);
     assert_eq!(kernel.world().reals[&real], (0, 3));
-    // It comes back, with its connections, and goes again.
+    // The endpoint comes back with its connections, and goes again.
     change(&mut side, &all(&[web()]), false).unwrap();
     assert_eq!(kernel.world().reals[&real], (1, 3));
     change(&mut side, &all(&[one]), false).unwrap();
@@ -210,7 +212,7 @@ fn d5_an_endpoint_that_goes_keeps_its_connections() {
     assert!(!kernel.world().reals.contains_key(&real));
 }
 
-/// D5: there is nothing to end.
+/// D5: connections of UDP and SCTP have no end to wait for.
 #[test]
 fn d5_endpoints_of_udp_and_sctp_go_at_once() {
     for protocol in [Protocol::Udp, Protocol::Sctp] {
@@ -225,7 +227,7 @@ fn d5_endpoints_of_udp_and_sctp_go_at_once() {
     }
 }
 
-/// D5: what an administrator, or kube-proxy, left as weight is put right.
+/// D5: weights that an administrator, or kube-proxy, has set are repaired.
 #[test]
 fn d5_weights_are_reset() {
     let kernel = Fake::new();
@@ -238,7 +240,7 @@ fn d5_weights_are_reset() {
     }
 }
 
-/// Design invariant 2: every place that is served before and after a change is at each moment.
+/// Design invariant 2: every place that is served before and after a change is served at each moment.
 #[test]
 fn no_step_leaves_a_service_without_endpoints() {
     fn nobody_is_lost(world: &World) {
@@ -265,7 +267,7 @@ fn no_step_leaves_a_service_without_endpoints() {
     change(&mut side, &all(&[svc()]), false).unwrap();
 }
 
-/// The machine stands still after any step; what is found then is brought to an end by another agent.
+/// The machine stops after any step. Another agent finds that state and completes it.
 #[test]
 fn every_crash_point_is_recovered_from() {
     let (before, after) = (everything(), {
@@ -305,7 +307,8 @@ fn every_crash_point_is_recovered_from() {
     assert!(stopped > 50, "{stopped}");
 }
 
-/// Issue: `ipvsadm -C`, `ipset flush`, `ip addr flush`, `iptables -F`: seen, named and put right.
+/// The effects of `ipvsadm -C`, `ipset flush`, `ip addr flush`, `iptables -F` are noticed, named and
+/// repaired.
 #[test]
 fn what_others_remove_is_put_back() {
     let faults: [fn(&mut World); 6] = [
@@ -337,8 +340,8 @@ fn what_others_remove_is_put_back() {
     }
 }
 
-/// Issue: a foreign virtual server on our address is reported and left alone; so are those elsewhere.
-/// kube-proxy's own, whose places are in its sets, go.
+/// A virtual server of another program on one of kplane's addresses is reported and left alone; so are those
+/// elsewhere. kube-proxy's own virtual servers, whose places are in its sets, are removed.
 #[test]
 fn d8_virtual_servers_of_others_stay() {
     let kernel = Fake::new();
@@ -395,7 +398,7 @@ fn d2_node_ports_follow_the_nodes_addresses() {
     assert_eq!(side.verify().unwrap(), Verification::Equal);
 }
 
-/// Design invariant 4; and what was refused is not taken for somebody's change.
+/// Design invariant 4. A refused operation is not mistaken for a change by another program.
 #[test]
 fn what_the_kernel_refuses_stops_nobody_else() {
     let kernel = Fake::new();
@@ -412,7 +415,7 @@ fn what_the_kernel_refuses_stops_nobody_else() {
             .contains("10.1.0.2:8080 of 10.96.0.1:80/TCP")
     );
     assert_eq!(side.verify().unwrap(), Verification::Equal);
-    // Nor is it after a change to somebody else.
+    // The same holds after a change to another Service.
     change(&mut side, &all(&everything()[1..]), false).unwrap();
     assert_eq!(side.verify().unwrap(), Verification::Equal);
     side.refused_at = Some(Instant::now() - REFUSED_FOR);
@@ -423,7 +426,7 @@ fn what_the_kernel_refuses_stops_nobody_else() {
     assert_eq!(kernel.world(), fresh(&everything()));
 }
 
-/// D3, bad input: nothing is lost when there are more entries than kube-proxy's sets take.
+/// D3: nothing is lost when there are more entries than kube-proxy's sets can hold.
 #[test]
 fn d3_a_full_set_grows() {
     let kernel = Fake::new();
@@ -437,7 +440,7 @@ fn d3_a_full_set_grows() {
     assert_eq!(world.entries, fresh(&everything()).entries);
 }
 
-/// An address and port can be asked for once.
+/// Only one ServicePort can have an address and port.
 #[test]
 fn a_place_that_is_taken_is_told() {
     let kernel = Fake::new();
@@ -521,7 +524,7 @@ fn there(services: &[Option<Svc>]) -> Vec<Svc> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever way led there: what the kernel holds is what a new agent would make.
+    /// Whatever the sequence of changes, the kernel holds what a new agent would write.
     #[test]
     fn changes_lead_to_what_is_wanted(steps in prop::collection::vec(any_services(), 1..5)) {
         let kernel = Fake::new();

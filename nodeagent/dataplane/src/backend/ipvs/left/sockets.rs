@@ -7,15 +7,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use kplane_netlink::{Errno, NetlinkError};
 
-/// Of this thread's network namespace.
+/// Lists of the sockets of this thread's network namespace.
 const LISTS: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
-/// `TCP_TIME_WAIT`, `TCP_CLOSE`, `TCP_LISTEN`: no connection that anything could be lost of.
+/// States of sockets without a connection that could be lost: `TCP_TIME_WAIT`, `TCP_CLOSE`, `TCP_LISTEN`.
 const IDLE: [&str; 3] = ["06", "07", "0A"];
 
-/// Reads them.
+/// Reads the local addresses of all TCP connections.
 ///
 /// # Errors
-/// A list could not be read, but for that of a family which the kernel lacks.
+/// A list could not be read. The list of a family that the kernel lacks may be missing.
 pub(super) fn addresses() -> Result<HashSet<IpAddr>, NetlinkError> {
     let mut found = HashSet::new();
     for list in LISTS {
@@ -31,7 +31,7 @@ pub(super) fn addresses() -> Result<HashSet<IpAddr>, NetlinkError> {
     Ok(found)
 }
 
-/// Line by line: there may be a million.
+/// Reads a list line by line, because it may have a million lines.
 fn read(mut list: impl BufRead, found: &mut HashSet<IpAddr>) -> io::Result<()> {
     let mut line = String::new();
     while list.read_line(&mut line)? > 0 {
@@ -41,7 +41,7 @@ fn read(mut list: impl BufRead, found: &mut HashSet<IpAddr>) -> io::Result<()> {
     Ok(())
 }
 
-/// The heading has no address.
+/// Parses the local address of a line; returns `None` for the heading.
 fn parse(line: &str) -> Option<IpAddr> {
     let mut words = line.split_ascii_whitespace().skip(1);
     let (local, _remote, state) = (words.next()?, words.next()?, words.next()?);
@@ -49,7 +49,7 @@ fn parse(line: &str) -> Option<IpAddr> {
     (!IDLE.contains(&state)).then_some(ip)
 }
 
-/// Groups of 32 bits, each written as a number of this machine's.
+/// Parses an address: groups of 32 bits, each printed as a number in this machine's byte order.
 fn address(hex: &str) -> Option<IpAddr> {
     let group = |at: usize| {
         let digits = hex.get(at * 8..at * 8 + 8)?;
@@ -63,7 +63,7 @@ fn address(hex: &str) -> Option<IpAddr> {
             for (to, from) in bytes.chunks_exact_mut(4).zip(groups) {
                 to.copy_from_slice(&from);
             }
-            // A socket of both families has IPv4 connections, too.
+            // A socket of both families has IPv4 connections too.
             Some(Ipv6Addr::from(bytes).to_canonical())
         }
         _ => None,

@@ -1,4 +1,4 @@
-//! What stays for whom.
+//! Tests of the decision which virtual servers and addresses stay.
 
 use super::*;
 use crate::backend::ipvs::tests::{at, ip, server};
@@ -48,7 +48,7 @@ fn i4_what_carries_connections_stays_and_gets_no_new_ones() {
     assert_eq!(step.connections, 3);
 }
 
-/// Else the node's own packets would keep a Service's address as their source.
+/// If the addresses stayed, the node's own packets would keep a Service's address as their source.
 #[test]
 fn i4_addresses_go_at_once_where_own_packets_are_not_masqueraded() {
     let step = step_where(|at| at == ip("192.168.0.1"));

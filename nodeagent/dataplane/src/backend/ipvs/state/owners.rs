@@ -1,4 +1,4 @@
-//! Whom something is for that the kernel refused.
+//! The ServicePorts that need the objects which the kernel refused.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,8 @@ use super::{Op, State};
 use kplane_netlink::ipvs::Command;
 
 impl State {
-    /// One of those who need it, for each operation. Looks at everything once: for failures only.
+    /// Returns one ServicePort that needs it for each operation. Reads the whole state once, so it is for
+    /// failures only.
     pub(in super::super) fn owners(&self, ops: &HashSet<Op>) -> HashMap<Op, ServiceKey> {
         let mut owners = HashMap::new();
         if ops.is_empty() {

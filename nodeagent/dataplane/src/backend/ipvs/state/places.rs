@@ -1,4 +1,4 @@
-//! Whose a virtual server is that is found at start.
+//! The owners of virtual servers that are found at start.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use super::Snapshot;
 use crate::backend::ipvs::sets::{Entry, SetId};
 use kplane_netlink::ipvs::ServerKey;
 
-/// Places of virtual servers that the sets have.
+/// Places of virtual servers, as they are in the sets.
 pub(in super::super) struct Places {
     places: HashSet<ServerKey>,
     node_ports: HashSet<(Protocol, u16)>,
@@ -42,7 +42,7 @@ impl Places {
         }
     }
 
-    /// Whether a virtual server is kube-proxy's or ours, given the addresses of our device.
+    /// Returns whether a virtual server is kube-proxy's or kplane's, given the addresses of kplane's device.
     pub(in super::super) fn has(&self, key: ServerKey, ours: &HashSet<IpAddr>) -> bool {
         if self.places.is_empty() && self.node_ports.is_empty() {
             return ours.contains(&key.ip);

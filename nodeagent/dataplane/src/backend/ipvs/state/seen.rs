@@ -1,4 +1,4 @@
-//! What is told of virtual and real servers. Pure.
+//! Human-readable views of virtual and real servers. This module is pure.
 
 use kplane_model::{EndpointAddr, ServiceKey, ServiceName};
 
@@ -19,7 +19,8 @@ impl HeldReal {
 }
 
 impl State {
-    /// All virtual servers that are there and ours. Looks at everything: once a look, no more.
+    /// Returns the counts of all of kplane's virtual servers. Reads the whole state, so it is called once per
+    /// read of the kernel.
     pub(in super::super) fn counts(&self) -> ServerCounts {
         let mut counts = ServerCounts::default();
         let mut drains = Vec::new();
@@ -50,8 +51,8 @@ impl State {
         counts
     }
 
-    /// The virtual servers that are there for a Service, sorted. Looks at the names of all
-    /// ServicePorts: for people only.
+    /// Returns the virtual servers that exist for a Service, sorted. Reads the names of all ServicePorts, so
+    /// it is only for questions by users.
     pub(in super::super) fn inspect(&self, service: &ServiceName) -> Vec<VirtualServer> {
         let ports = self.services.iter();
         let ports = ports.filter(|(key, _)| key.service == *service);
@@ -72,7 +73,7 @@ impl State {
 }
 
 impl Claim {
-    /// A real server of it is there for its connections only.
+    /// Returns whether a real server exists only for its remaining connections.
     pub(super) fn drains(&self, at: EndpointAddr, weight: Option<u32>) -> bool {
         weight == Some(DRAINS) && self.reals.binary_search(&at).is_err()
     }

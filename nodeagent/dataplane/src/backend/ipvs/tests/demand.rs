@@ -1,4 +1,4 @@
-//! What a ServicePort needs.
+//! Tests of the needs of a ServicePort.
 
 use kplane_model::Protocol;
 
@@ -22,7 +22,7 @@ fn svc() -> Svc {
     Svc::new("web", "10.96.0.1").endpoints(&["10.1.0.1:8080", "10.1.0.2:8080"])
 }
 
-/// Where packets to a place may go.
+/// Returns the real servers that packets to a place may reach.
 fn reals(demand: &Demand, place: &str) -> Vec<String> {
     let key = server(place, TCP);
     let wanted = demand.servers.iter().find(|wanted| wanted.key == key);
@@ -120,7 +120,7 @@ fn a29_local_policies_fall_back_to_the_clusters_endpoints() {
     let with = demand(&local().here(&["10.1.0.2:8080"]));
     assert_eq!(reals(&with, node_port), ["10.1.0.2:8080"]);
     assert_eq!(reals(&with, cluster_ip), ["10.1.0.2:8080"]);
-    // Nothing that could be reached from outside: the cluster's endpoints are of no interest (A14).
+    // Nothing can be reached from outside, so the cluster's endpoints do not matter (A14).
     let inside = demand(&svc().internal_local());
     assert_eq!(reals(&inside, cluster_ip), [""; 0]);
     let strict = Settings {
@@ -130,14 +130,14 @@ fn a29_local_policies_fall_back_to_the_clusters_endpoints() {
     let demand = of(&local(), &strict);
     assert_eq!(reals(&demand, node_port), [""; 0]);
     assert_eq!(reals(&demand, cluster_ip), [""; 0]);
-    // The node's own packets do not come by the chain that closes what no set opens.
+    // The node's own packets do not pass the chain that refuses packets to places that no set opens.
     let vip = "203.0.113.1";
     let balanced = || local().load_balancer(vip, &[]);
     let demand = of(&balanced(), &strict);
     assert_eq!(reals(&demand, "203.0.113.1:80"), both);
     assert_eq!(sets(&demand, vip), [SetId::IpvsIps]);
     assert!(demand.addresses.contains(&vip.parse().unwrap()));
-    // With an endpoint here it is everybody's.
+    // With an endpoint on this node, all clients may use the place.
     let here = of(&balanced().here(&["10.1.0.2:8080"]), &strict);
     assert_eq!(reals(&here, "203.0.113.1:80"), ["10.1.0.2:8080"]);
     assert!(sets(&here, vip).contains(&SetId::LoadBalancerLocal));
@@ -147,7 +147,7 @@ fn a29_local_policies_fall_back_to_the_clusters_endpoints() {
     assert!(sets(&own, NODE_IP).contains(&SetId::LoadBalancer));
 }
 
-/// A8, A9: who may use a load balancer, and whether the node itself may.
+/// A8, A9: the sources that may use a load balancer, and whether the node itself may.
 #[test]
 fn a8_load_balancers_with_source_ranges() {
     let vip = "203.0.113.1";
@@ -168,7 +168,7 @@ fn a8_load_balancers_with_source_ranges() {
     let open = demand(&["192.168.0.0/16", "203.0.113.1/32"]);
     assert_eq!(open.denied, []);
     assert!(sets(&open, vip).contains(&SetId::LoadBalancerSourceIp));
-    // The kernel has no entry for everything.
+    // The kernel has no entry for the range of everything.
     let nets = |demand: &Demand| {
         let nets = demand.entries.iter().filter_map(|(_, entry)| match entry {
             Entry::IpPortNet(.., range) => Some(range.to_string()),

@@ -15,11 +15,11 @@ use crate::backend::iptables::{Flavour, Found, Step};
 use kplane_netlink::ipvs::{Command, Real, Server, ServerKey, ServerMode};
 use kplane_netlink::{Errno, NetlinkError};
 
-/// What there is.
+/// The objects of the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in super::super) struct World {
     pub(in super::super) servers: BTreeMap<ServerKey, ServerMode>,
-    /// Weight, and connections.
+    /// Weight and connections of each real server.
     pub(in super::super) reals: BTreeMap<(ServerKey, EndpointAddr), (u32, u64)>,
     pub(in super::super) entries: BTreeSet<(SetId, Entry)>,
     pub(in super::super) addresses: BTreeSet<IpAddr>,
@@ -31,15 +31,15 @@ pub(in super::super) struct World {
 #[derive(Debug, Default)]
 pub(in super::super) struct Inside {
     pub(in super::super) world: World,
-    /// Everything that was done, in order.
+    /// All operations that were done, in order.
     pub(in super::super) done: Vec<Op>,
-    /// So many steps more, and the machine stands still.
+    /// Number of steps after which the machine stops.
     pub(in super::super) steps_left: Option<usize>,
-    /// What is refused.
+    /// Operations that the kernel refuses.
     pub(in super::super) refuse: HashSet<Op>,
-    /// Schedulers that it lacks.
+    /// Schedulers that the kernel lacks.
     pub(in super::super) lacks: BTreeSet<IpvsScheduler>,
-    /// After each step.
+    /// Function that is called after each step.
     pub(in super::super) watch: Option<fn(&World)>,
 }
 
@@ -62,7 +62,7 @@ impl Fake {
         self.inside().world.clone()
     }
 
-    /// What was done since the last time.
+    /// Returns the operations since the last call.
     pub(in super::super) fn done(&self) -> Vec<Op> {
         std::mem::take(&mut self.inside().done)
     }
@@ -133,7 +133,7 @@ impl World {
             .ok_or(format!("{command:?} changes nothing"))
     }
 
-    /// Where a new connection may go: `None` if it does not come to the node.
+    /// Returns the real servers that a new connection may reach; `None` if it does not arrive at the node.
     pub(in super::super) fn reaches(&self, to: ServerKey) -> Option<Vec<EndpointAddr>> {
         let local = self.addresses.contains(&to.ip) || self.node_ips.contains(&to.ip);
         let reals = self.reals.iter().filter(|((server, _), _)| *server == to);
@@ -141,7 +141,7 @@ impl World {
         local.then(|| serving.map(|((_, real), _)| *real).collect())
     }
 
-    /// Without what drains.
+    /// Returns the state without draining real servers.
     pub(in super::super) fn settled(mut self) -> Self {
         self.reals
             .retain(|(server, _), (weight, _)| *weight > 0 || server.protocol != Protocol::Tcp);

@@ -90,7 +90,7 @@ impl Svc {
         self
     }
 
-    /// Those of the endpoints that are on this node.
+    /// Sets the endpoints that are on this node.
     pub(super) fn here(mut self, here: &[&str]) -> Self {
         self.here = here.iter().map(|text| at(text)).collect();
         self
@@ -199,7 +199,7 @@ impl Svc {
     }
 }
 
-/// What a complete or partial change has.
+/// Returns the ServicePorts of a complete or partial change.
 pub(super) fn all(services: &[Svc]) -> Vec<(ServiceKey, Option<ServicePlan>)> {
     let one = |svc: &Svc| (svc.key(), Some(svc.plan()));
     services.iter().map(one).collect()

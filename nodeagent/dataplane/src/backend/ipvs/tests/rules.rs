@@ -34,7 +34,7 @@ fn check(shape: &Shape, table: TableName, expected: &Expect) {
     expected.assert_eq(&text(shape, table));
 }
 
-/// D4: as kube-proxy writes them, but for those that it leaves out while a set is empty.
+/// D4: the rules are as kube-proxy writes them, plus those that kube-proxy leaves out while a set is empty.
 #[test]
 fn d4_rules_of_table_nat() {
     let expected = expect![[r#"
@@ -84,7 +84,7 @@ fn d4_rules_of_table_filter() {
     check(&shape, TableName::Filter, &expected);
 }
 
-/// D9 by default forwards what belongs to no connection.
+/// D9: by default, packets of no connection are forwarded.
 #[test]
 fn d9_packets_of_no_connection_are_dropped_if_asked_for() {
     let mut shape = shape(Family::V6, node());
@@ -112,7 +112,7 @@ fn rules_do_without_matches_that_are_missing() {
     assert_eq!(has(&shape), [false, false, true]);
 }
 
-/// A15, A17: who is masqueraded on the way to a ClusterIP.
+/// A15, A17: masquerading on the way to a ClusterIP.
 #[test]
 fn a15_masquerading_of_cluster_ips() {
     let line = |pods: &[&str], all: bool| {
@@ -157,7 +157,7 @@ fn a15_masquerading_of_cluster_ips() {
     }
 }
 
-/// Rules that make the kernel filter bridges are there only when needed.
+/// Rules that make the kernel filter bridges exist only when needed.
 #[test]
 fn d4_physdev_is_for_external_addresses_only() {
     let mut shape = shape(Family::V4, node());
@@ -166,7 +166,7 @@ fn d4_physdev_is_for_external_addresses_only() {
     assert!(text(&shape, TableName::Nat).contains("physdev"));
 }
 
-/// Mode iptables goes on translating until IPVS can serve.
+/// Rules of mode iptables translate packets until IPVS can serve.
 #[test]
 fn rules_of_mode_iptables_are_replaced_last() {
     let shape = shape(Family::V4, node());
@@ -189,7 +189,7 @@ fn rules_of_mode_iptables_are_replaced_last() {
     assert_eq!(compare(&shape, &found).len(), 0);
 }
 
-/// A jump that is there twice goes once; all else is left alone.
+/// If a jump exists twice, one copy is removed; everything else is left alone.
 #[test]
 fn each_jump_is_there_once() {
     let shape = shape(Family::V6, NodePlan::default());

@@ -1,4 +1,4 @@
-//! Differ and driver against a kernel in memory.
+//! Tests of the differences and of the driver, against a kernel in memory.
 
 mod memory;
 
@@ -123,7 +123,7 @@ fn table_with(plans: impl IntoIterator<Item = ServicePlan>) -> Table {
     table
 }
 
-/// What a change from one Service to another does, one line.
+/// Returns the operations of a change from one Service to another, on one line.
 fn operations(before: &ServicePlan, after: Option<&ServicePlan>) -> String {
     let table = table_with([before.clone()]);
     let services = vec![(before.key.clone(), after.cloned())];
@@ -156,8 +156,8 @@ fn operations(before: &ServicePlan, after: Option<&ServicePlan>) -> String {
     line
 }
 
-/// The proof that a change is a handful of element operations, whatever the number of Services:
-/// docs/nftables.md quotes this table.
+/// A change is a handful of element operations, whatever the number of Services. docs/nftables.md quotes this
+/// table.
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn operations_of_each_kind_of_change() {
@@ -381,7 +381,7 @@ fn elements_that_make_no_sense_go_away() {
         .elements()
         .into_iter()
         .collect();
-    // A hole in the middle: the class promises three endpoints.
+    // This makes a gap in the middle, although the class promises three endpoints.
     found.retain(|element| element.data != Some(Data::Endpoint(endpoint(2))));
     let table = adopt(&[], &found);
     assert!(!table.strays.is_empty());
@@ -442,7 +442,7 @@ fn only_the_service_that_the_kernel_refuses_is_left_out() {
         });
         let mut services = set(plans.clone());
         if !complete {
-            // A deletion beside the refused one is carried out.
+            // A deletion in the same change as the refused addition is applied.
             services.push((key(100), None));
         }
         let applied = driver.apply(change(&services, &node, complete)).unwrap();
@@ -597,7 +597,8 @@ fn without_indices(elements: &BTreeSet<Element>) -> BTreeSet<String> {
     elements.iter().map(text).collect()
 }
 
-/// A11: an endpoint that goes away lets its clients go, an agent that was away too; others stay.
+/// A11: clients of a removed endpoint are forgotten, even if the agent was down meanwhile; other clients
+/// stay.
 #[test]
 fn a11_clients_of_a_gone_endpoint_are_forgotten() {
     let sticky = |endpoints: &[u8]| ServicePlan {
@@ -627,7 +628,7 @@ fn a11_clients_of_a_gone_endpoint_are_forgotten() {
         .apply(change(&set([sticky(&[1, 3, 4])]), &node, false))
         .unwrap();
     assert_eq!(driver.kernel().clients[&id], [whole(1, 1), whole(3, 3)]);
-    // Nothing is lost: nobody is looked at.
+    // No endpoint was removed, so no clients are read.
     driver.kernel().clients.insert(id, vec![whole(1, 9)]);
     driver
         .apply(change(&set([sticky(&[1, 3, 4, 5])]), &node, false))
@@ -644,7 +645,7 @@ fn a11_clients_of_a_gone_endpoint_are_forgotten() {
     assert_eq!(driver.kernel().clients[&id], [whole(3, 3)]);
 }
 
-/// A11: another timeout replaces rules, not the memory of clients.
+/// A11: another timeout replaces the rules and keeps the clients.
 #[test]
 fn a11_clients_stay_when_the_timeout_changes() {
     let sticky = |timeout_s| ServicePlan {
@@ -663,8 +664,8 @@ fn a11_clients_stay_when_the_timeout_changes() {
 }
 
 proptest! {
-    /// Any state, any change: the kernel ends up with what the change asks for, the same as from
-    /// nothing, and a restart in between (adoption) makes no difference.
+    /// From any state and after any change, the kernel ends up with what the change asks for. That is the
+    /// same as from an empty kernel, and a restart in between (adoption) makes no difference.
     #[test]
     fn any_walk_ends_where_a_fresh_start_does(
         steps in prop::collection::vec((prop::collection::vec(any_plan(), 0..4), any::<[bool; 2]>(), 0_u8..5), 1..15),

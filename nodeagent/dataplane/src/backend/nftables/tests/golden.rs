@@ -1,6 +1,6 @@
-//! Our bytes against those that `nft` sends for the same text: `golden.txt`.
+//! Compares kplane's bytes with those that `nft` sends for the same text: `golden.txt`.
 //!
-//! nft leaves out what the kernel fills in; we send it, so that what we send is what is read back.
+//! nft leaves out attributes that the kernel fills in. kplane sends them, so that it reads back what it sent.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ use kplane_netlink::{Attribute, AttributeWriter, Attributes, Batch, Message, Mes
 
 /// `NFTA_LOOKUP_SET_ID`: nft names sets by number within a batch, too.
 const NFTA_LOOKUP_SET_ID: u16 = 4;
-/// `NFTA_DYNSET_SET_ID`: the same.
+/// `NFTA_DYNSET_SET_ID`: the number of a set, like `NFTA_LOOKUP_SET_ID`.
 const NFTA_DYNSET_SET_ID: u16 = 2;
 /// `NFTA_BITWISE_OP`: 0 (`NFT_BITWISE_MASK_XOR`), which nft sends in some rules.
 const NFTA_BITWISE_OP: u16 = 6;
@@ -69,7 +69,7 @@ fn golden() -> Vec<Golden> {
         .collect()
 }
 
-/// A rule as names and attributes of its expressions, without what may differ.
+/// Returns a rule as names and attributes of its expressions, without those that may differ.
 fn expressions(list: Attributes<'_>) -> Vec<(String, BTreeMap<u16, Vec<u8>>)> {
     list.map(|expression| {
         let name = expression.children().get(NFTA_EXPR_NAME).unwrap();
@@ -96,7 +96,7 @@ fn expressions(list: Attributes<'_>) -> Vec<(String, BTreeMap<u16, Vec<u8>>)> {
     .collect()
 }
 
-/// Our steps for the rules of `golden.txt`; IPv6 texts are looked up as IPv4 ones.
+/// Returns kplane's steps for the rules of `golden.txt`. IPv6 texts have the steps of the IPv4 ones.
 fn steps(text: &str) -> Vec<Step> {
     let text = text.replace("ip6 daddr != ::1", "ip daddr != 127.0.0.0/8");
     let vip = "ip daddr . meta l4proto . th dport";
@@ -228,8 +228,8 @@ fn sets_are_those_of_nft() {
             .map(Message::attributes)
             .find(|a| a.get(NFTA_SET_NAME).and_then(Attribute::as_str) == Some(set))
             .unwrap();
-        // Everything but the number within the batch, and the length of verdicts, which nft leaves
-        // to the kernel.
+        // All attributes are compared but the number within the batch, and the length of verdicts, which nft
+        // leaves to the kernel.
         let is_verdict = text.contains(": verdict");
         let fixed = |attributes: Attributes<'_>| {
             let fixed = attributes.filter(|a| a.kind != NFTA_SET_ID);
@@ -242,7 +242,7 @@ fn sets_are_those_of_nft() {
     }
 }
 
-/// The element that `text` is.
+/// Returns the element for `text`.
 fn element(family: Family, set: &str, text: &str) -> Element {
     let set = Set::all().find(|s| s.name() == set).unwrap();
     let (key, data) = match text.split_once(" : ") {
@@ -291,7 +291,7 @@ fn element(family: Family, set: &str, text: &str) -> Element {
     Element { set, key, data }
 }
 
-/// Entries of a list of elements, without nft's notes and its end that ends nothing.
+/// Returns the entries of a list of elements, without nft's notes and the end without a start.
 fn entries(list: Attributes<'_>) -> Vec<BTreeMap<u16, Vec<u8>>> {
     let entries = list.map(|entry| {
         let attributes = entry
@@ -334,7 +334,7 @@ fn elements_are_those_of_nft() {
         };
         let mut theirs = list(Attributes(&bytes));
         if kind == "delete" {
-            // nft names the data too; the kernel does not look at it.
+            // nft sends the data too, which the kernel ignores.
             for entry in &mut theirs {
                 entry.remove(&NFTA_SET_ELEM_DATA);
             }

@@ -1,6 +1,6 @@
 //! The whole layout at a glance: `layout.txt`.
 //!
-//! When a change of it is meant: `UPDATE_EXPECT=1 cargo test`, and raise the number in
+//! To change the layout on purpose: run `UPDATE_EXPECT=1 cargo test`, and raise the number in
 //! `TABLE_COMMENT`, so that agents of both versions replace each other's table.
 
 use std::fmt::Write as _;

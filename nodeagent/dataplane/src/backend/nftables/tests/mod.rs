@@ -1,5 +1,5 @@
-//! Tests of the codec without a kernel: our bytes against those of `nft`, the form of whole
-//! batches, and that whatever we encode is decoded again.
+//! Tests of the codec without a kernel. They compare kplane's bytes with those of `nft`, check the form of
+//! whole batches, and decode everything that kplane encodes.
 
 mod golden;
 mod layout;
@@ -74,7 +74,7 @@ fn is_plain_ranges(set: Set) -> bool {
     set.is_interval() && set != Set::FirewallSources
 }
 
-/// What the kernel would return for an encoded batch.
+/// Returns the elements that the kernel would return for an encoded batch.
 fn decoded(family: Family, batch: &Batch) -> Vec<Element> {
     let mut elements = Vec::new();
     for set in Set::all() {
@@ -137,7 +137,7 @@ proptest! {
         let _ = decoder.finish();
     }
 
-    /// Random bytes rarely get past the first header, so damage an answer that is right.
+    /// Random bytes rarely get past the first header, so the test damages a correct answer.
     #[test]
     fn decoders_take_damaged_answers(
         elements in prop::collection::vec(elements(Family::V6), 1..8),

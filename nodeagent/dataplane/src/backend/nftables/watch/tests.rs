@@ -1,4 +1,4 @@
-//! Messages as the kernel sends them, made by our own encoder.
+//! Messages in the kernel's format, written by kplane's own encoder.
 
 use kplane_model::Protocol;
 
@@ -11,7 +11,7 @@ const OTHER: u32 = 4_711;
 /// `NFT_MSG_NEWGEN`, and its attributes (linux/netfilter/nf_tables.h).
 const NEWGEN: u16 = 10 << 8 | 15;
 
-/// The messages of a batch as if they came from the socket of this port.
+/// Returns the messages of a batch as if they came from the socket with this port.
 fn from(port: u32, fill: impl FnOnce(&mut Batch)) -> Vec<u8> {
     let mut batch = Batch::new();
     fill(&mut batch);
@@ -45,7 +45,7 @@ fn push(batch: &mut Batch, kind: u16, family: Family, fill: impl FnOnce(&mut Att
     batch.push(operation, fill);
 }
 
-/// The end of a transaction.
+/// Returns the message for the end of a transaction.
 fn end(port: u32, number: u32) -> Vec<u8> {
     from(port, |batch| {
         push(batch, NEWGEN, Family::V4, |w| {
@@ -151,7 +151,7 @@ fn our_own_transactions_are_no_meddling_and_may_come_late() {
     assert!(!ledger.is_meddled(Family::V4));
 }
 
-/// What has not ended has not happened: its generation is not ours to build on.
+/// A transaction counts only when it has ended. Before, kplane cannot build on its generation.
 #[test]
 fn a_transaction_counts_when_its_end_is_heard() {
     let mut ledger = ledger(&[table(msg::DELTABLE, Family::V6, TABLE)]);
@@ -170,7 +170,7 @@ fn a_gap_means_that_anything_may_have_happened() {
         let meddling = ledger.take_meddling(family).unwrap();
         assert_eq!(meddling, Meddling::anything_by(None));
     }
-    // It goes on from what the kernel names; older ends tell nothing new.
+    // The ledger continues from the generation that the kernel names. Ends of older transactions add nothing.
     ledger.restart(20);
     let old = [table(msg::DELTABLE, Family::V4, TABLE), end(OTHER, 19)];
     hear(&mut ledger, &[&old[..], &[end(OTHER, 21)]].concat());
@@ -182,12 +182,12 @@ fn a_gap_means_that_anything_may_have_happened() {
 fn generations_go_on_behind_the_last_number() {
     let mut ledger = Ledger::default();
     ledger.restart(u32::MAX);
-    // The kernel leaves 0 out.
+    // The kernel never uses generation 0.
     hear(&mut ledger, &[end(OTHER, 1)]);
     assert_eq!(ledger.head(), Some(1));
 }
 
-/// Ranges come in halves, and many elements are not worth being followed.
+/// Ranges come in two halves, and too many elements are not followed one by one.
 #[test]
 fn what_cannot_be_followed_by_elements_is_anything() {
     let range = Element {

@@ -1,4 +1,4 @@
-//! What people are told of real servers.
+//! Tests of the human-readable views of real servers.
 
 use std::slice::from_ref;
 
@@ -32,7 +32,7 @@ fn active(active: u64) -> Connections {
     }
 }
 
-/// D5: told as draining with its connections until they have ended.
+/// D5: a removed endpoint is reported as draining, with its connections, until they have ended.
 #[test]
 fn d5_what_drains_is_told() {
     let kernel = Fake::new();
@@ -82,7 +82,7 @@ fn d5_what_drains_is_told() {
     assert_eq!(inspect(&driver, "web").servers[0].reals, reals[..1]);
 }
 
-/// Weights are as of now, connections as of the last look: one that comes back has both.
+/// Weights are current, connections are those of the last read. An endpoint that comes back has both.
 #[test]
 fn an_endpoint_that_comes_back_keeps_its_connections() {
     let kernel = Fake::new();
@@ -111,7 +111,7 @@ fn a_service_is_told_with_all_its_places_and_no_others() {
     assert_eq!((nobody.servers, nobody.error), (Vec::new(), String::new()));
 }
 
-/// What others have is neither counted nor told.
+/// Virtual servers of other programs are neither counted nor reported.
 #[test]
 fn foreign_servers_are_not_counted() {
     let kernel = Fake::new();
@@ -144,7 +144,7 @@ fn the_busiest_are_named() {
     assert_eq!(named, (25..=40).rev().collect::<Vec<_>>());
 }
 
-/// Design invariant 1: nothing is claimed of a kernel that somebody may have left half done.
+/// Design invariant 1: nothing is claimed about a kernel that may hold half a change.
 #[test]
 fn what_is_not_known_is_not_told() {
     let kernel = Fake::new();
@@ -160,7 +160,7 @@ fn what_is_not_known_is_not_told() {
     );
 }
 
-/// What others did to weights is drift, and no draining.
+/// A change of weights by another program is drift, not draining.
 #[test]
 fn only_what_nobody_wants_and_gets_nothing_drains() {
     let kernel = Fake::new();

@@ -1,4 +1,5 @@
-//! A kernel in memory: holds elements and chains as the real one does, and checks what it is told.
+//! A kernel in memory. It holds elements and chains as the real one does, and checks the operations that it
+//! gets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +17,7 @@ use crate::backend::nftables::structure::GroupOp;
 use crate::backend::nftables::watch::Meddling;
 use kplane_netlink::{CommitError, Errno, NetlinkError};
 
-/// Holds elements as the kernel does, and checks what it is told.
+/// A kernel that holds elements, and checks the operations that it gets.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     pub(super) elements: Option<BTreeSet<Element>>,
@@ -26,11 +27,11 @@ pub(super) struct Memory {
     pub(super) commits: usize,
     /// The kernel refuses to add this set's elements with this address.
     pub(super) poison: Option<IpAddr>,
-    /// This many commits find that others changed rules of theirs.
+    /// Number of commits before which another program changes its own rules.
     pub(super) others: usize,
-    /// What they did to our table, told with the next of these.
+    /// Changes by that program to kplane's table, reported with the next of these commits.
     pub(super) meddling: Option<Meddling>,
-    /// Looks at the elements after each commit.
+    /// Function that checks the elements after each commit.
     pub(super) between: Option<fn(&BTreeSet<Element>)>,
 }
 
