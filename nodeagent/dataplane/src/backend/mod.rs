@@ -32,7 +32,7 @@ pub struct Change<'a> {
     /// ServicePorts that are new or changed (`Some`), or gone (`None`).
     pub services: &'a [(ServiceKey, Option<ServicePlan>)],
     /// Whether `services` is the complete state, so that the backend removes everything else from the data
-    /// path. Only a complete snapshot leads to this (design invariant 3).
+    /// path. Only a complete snapshot leads to this (invariant: absence).
     pub complete: bool,
 }
 

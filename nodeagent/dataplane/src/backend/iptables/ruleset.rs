@@ -200,7 +200,7 @@ pub(super) struct Holdings {
 #[derive(Debug, Default)]
 pub struct Staged {
     /// Steps to execute one after the other. At no time is a place unserved that is served before and after
-    /// (design invariant 2). Empty if there is nothing to do.
+    /// (invariant: no-gap). Empty if there is nothing to do.
     pub steps: Vec<Step>,
     /// ServicePorts that cannot be programmed as planned.
     pub failures: Vec<Failure>,

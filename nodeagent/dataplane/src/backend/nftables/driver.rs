@@ -248,7 +248,7 @@ impl<K: Kernel> Driver<K> {
     }
 
     /// Applies a refused change in smaller and smaller parts, so that only the ServicePorts that the kernel
-    /// does not accept are left out (design invariant 4).
+    /// does not accept are left out (invariant: isolation).
     fn isolate(&mut self, change: Change<'_>) -> Result<Applied, StepError> {
         let mut total = Applied::default();
         let mut good: Vec<(ServiceKey, Option<ServicePlan>)> = Vec::new();

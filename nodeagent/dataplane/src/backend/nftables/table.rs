@@ -1,7 +1,7 @@
 //! The content of a family's table, and what a change does to it. This module is pure: no I/O.
 //!
 //! A change is staged against the state, committed by the caller, and accepted only when the kernel has
-//! acknowledged it. So the state never claims more than the kernel holds (invariant 1).
+//! acknowledged it. So the state never claims more than the kernel holds (invariant: acknowledged).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;

@@ -240,7 +240,7 @@ fn d5_weights_are_reset() {
     }
 }
 
-/// Design invariant 2: every place that is served before and after a change is served at each moment.
+/// Every place that is served before and after a change is served at each moment (invariant: no-gap).
 #[test]
 fn no_step_leaves_a_service_without_endpoints() {
     fn nobody_is_lost(world: &World) {
@@ -398,7 +398,7 @@ fn d2_node_ports_follow_the_nodes_addresses() {
     assert_eq!(side.verify().unwrap(), Verification::Equal);
 }
 
-/// Design invariant 4. A refused operation is not mistaken for a change by another program.
+/// One bad object stops no other (invariant: isolation). A refused operation is not mistaken for a change by another program.
 #[test]
 fn what_the_kernel_refuses_stops_nobody_else() {
     let kernel = Fake::new();

@@ -95,7 +95,7 @@ fn d9_packets_of_no_connection_are_dropped_if_asked_for() {
     assert!(drops(&shape));
 }
 
-/// Design invariant 3: a Service that needs a match which the kernel lacks does not stop the others.
+/// A Service that needs a match which the kernel lacks does not stop the others (invariant: isolation).
 #[test]
 fn rules_do_without_matches_that_are_missing() {
     let mut shape = shape(Family::V4, node());

@@ -144,7 +144,7 @@ fn the_busiest_are_named() {
     assert_eq!(named, (25..=40).rev().collect::<Vec<_>>());
 }
 
-/// Design invariant 1: nothing is claimed about a kernel that may hold half a change.
+/// Nothing is reported of a kernel that may hold half a change (invariant: acknowledged).
 #[test]
 fn what_is_not_known_is_not_told() {
     let kernel = Fake::new();
