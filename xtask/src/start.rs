@@ -46,12 +46,12 @@ fn build(profile: &str) -> Result<()> {
     match (built, profile) {
         (true, _) => println!("Building what changed in kplane's programs (profile {profile})."),
         (false, "quick") => println!(
-            "Building kplane's programs and the demo, without link-time optimisation: the first time that \
-             takes some 4 minutes on two cores, and seconds after that."
+            "Building kplane's programs and the demo, without link-time optimisation. The first build takes \
+             minutes, later ones seconds."
         ),
         (false, _) => println!(
-            "Building kplane's programs as they are shipped, and the demo: the first time that takes some 7 \
-             minutes on two cores, and seconds after that. With --quick it takes about half as long."
+            "Building kplane's programs as they are shipped, and the demo. The first build takes minutes, later \
+             ones seconds. --quick builds faster, without link-time optimisation."
         ),
     }
     let started = Instant::now();
