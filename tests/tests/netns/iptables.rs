@@ -280,6 +280,7 @@ pub(crate) fn cleanup_removes_everything_and_may_be_repeated() -> Result<()> {
         };
         ensure!(new.len() == hint, "{new:#?}");
     }
+    world.first()?.restart()?;
     world.first()?.replace(&services)?;
     world.first()?.ensure_equal()?;
     cluster_policies().observe(&world.net)

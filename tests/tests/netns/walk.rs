@@ -296,6 +296,7 @@ impl Walk {
         ensure!(done.operations == 0, "another process did {done:?}");
 
         self.fresh.cleanup()?;
+        self.fresh.restart()?;
         self.fresh.facts = self.agent.facts.clone();
         self.fresh.settings = self.agent.settings.clone();
         self.fresh.replace(&services)?;
