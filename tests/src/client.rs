@@ -75,6 +75,20 @@ pub struct Session {
     reply: Reply,
 }
 
+/// Repeats a call that a signal interrupts. A call with a timeout is not restarted after a handler has run
+/// (signal(7)), and programs that a test of this process started end with SIGCHLD.
+///
+/// # Errors
+/// Those of the call, but [`ErrorKind::Interrupted`].
+pub fn uninterrupted<T>(mut call: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 impl Probe {
     /// Creates a TCP probe with the default [`TIMEOUT`].
     #[must_use]
@@ -191,7 +205,7 @@ impl Probe {
         socket.set_read_timeout(Some(self.timeout))?;
         socket.send(b"?")?;
         let mut line = [0; 256];
-        let len = socket.recv(&mut line)?;
+        let len = uninterrupted(|| socket.recv(&mut line))?;
         let line = String::from_utf8_lossy(line.get(..len).unwrap_or_default());
         parse(&line, start.elapsed())
     }

@@ -19,7 +19,7 @@ use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Family, Protocol};
 use kplane_netlink::NfSocket;
 use kplane_netlink::conntrack::{Flow, Selection};
-use kplane_tests::client::{self, Probe};
+use kplane_tests::client::{self, Probe, uninterrupted};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;
 use kplane_tests::wait::eventually;
@@ -73,7 +73,7 @@ impl Caller {
         match self
             .socket
             .send(b"?")
-            .and_then(|_| self.socket.recv(&mut line))
+            .and_then(|_| uninterrupted(|| self.socket.recv(&mut line)))
         {
             Ok(len) => {
                 let line = String::from_utf8_lossy(line.get(..len).unwrap_or_default());
