@@ -1,4 +1,4 @@
-//! What the tests need beyond Rust: installed once, kept outside of the checkout.
+//! Installs what the tests need beyond Rust, once and outside of the checkout.
 
 use std::process::{Command, Stdio};
 

@@ -8,9 +8,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort};
+
+use super::seniority::Seniority;
 
 /// End of every issue which says that a place belongs to another Service.
 pub const CONFLICT_ADVICE: &str = "give one of the two Services another one";
@@ -55,11 +56,7 @@ impl fmt::Display for Claim {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     not_cluster_ip: bool,
-    /// The source no longer names the Service.
-    held: bool,
-    /// Services without a creation time come after those with one.
-    not_dated: bool,
-    created: Option<Arc<str>>,
+    seniority: Seniority,
     pub(super) key: ServiceKey,
 }
 
@@ -77,13 +74,12 @@ impl Claims {
     pub(super) fn replace(
         &mut self,
         service: &ServiceName,
-        created: Option<&Arc<str>>,
-        held: bool,
+        seniority: &Seniority,
         ports: &[ServicePort],
     ) -> BTreeSet<ServiceName> {
         let after: Box<[_]> = ports
             .iter()
-            .flat_map(|port| wanted(port, created, held))
+            .flat_map(|port| wanted(port, seniority))
             .collect();
         let before = self.of.remove(service).unwrap_or_default();
         if before == after {
@@ -126,14 +122,11 @@ impl Claims {
 /// Returns every place that a ServicePort claims.
 fn wanted<'a>(
     port: &'a ServicePort,
-    created: Option<&'a Arc<str>>,
-    held: bool,
+    seniority: &'a Seniority,
 ) -> impl Iterator<Item = (Claim, Rank)> + 'a {
     let rank = move |cluster_ip: bool| Rank {
         not_cluster_ip: !cluster_ip,
-        held,
-        not_dated: created.is_none(),
-        created: created.cloned(),
+        seniority: seniority.clone(),
         key: port.key.clone(),
     };
     let others = port.external_ips.iter().chain(&port.load_balancer_ips);

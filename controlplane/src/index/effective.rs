@@ -117,7 +117,7 @@ impl Index {
             let mut size = ServiceSize::default();
             let ports = entry.ports.iter();
             ports.for_each(|port| size.add(port, self.listed_endpoints(port)));
-            (Turn::new(name, entry.created.as_ref(), entry.held), size)
+            (Turn::new(name, entry.seniority()), size)
         });
         self.quota.replace(name, asks);
     }

@@ -11,6 +11,7 @@ mod holding;
 mod places;
 mod quota;
 mod resync;
+mod seniority;
 mod step;
 mod triggers;
 mod view;
@@ -45,6 +46,7 @@ use holding::{Holding, service_name};
 use places::Places;
 use quota::Quota;
 use resync::Resync;
+use seniority::Seniority;
 use triggers::Triggers;
 
 /// All objects, indexed.
@@ -114,6 +116,10 @@ struct ServiceEntry {
 }
 
 impl ServiceEntry {
+    fn seniority(&self) -> Seniority {
+        Seniority::new(self.created.as_ref(), self.held)
+    }
+
     fn has_endpoints(&self) -> bool {
         self.published.iter().any(|(_, endpoints)| *endpoints > 0)
     }
@@ -403,11 +409,8 @@ impl Index {
         let mut names = std::mem::take(&mut self.pending.services);
         for name in names.clone() {
             if let Some(entry) = self.services.get(&name) {
-                let created = entry.created.as_ref();
-                names.extend(
-                    self.claims
-                        .replace(&name, created, entry.held, &entry.ports),
-                );
+                let seniority = entry.seniority();
+                names.extend(self.claims.replace(&name, &seniority, &entry.ports));
                 self.note_size(&name);
             }
         }

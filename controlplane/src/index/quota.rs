@@ -10,24 +10,19 @@ use std::sync::Arc;
 
 use kplane_model::{ServiceName, ServiceSize};
 
+use super::seniority::Seniority;
+
 /// A Service's position in the order of admission; the smallest is first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Turn {
-    held: bool,
-    /// Services without a creation time come after those with one.
-    not_dated: bool,
-    created: Option<Arc<str>>,
+    seniority: Seniority,
     name: ServiceName,
 }
 
 impl Turn {
-    pub(super) fn new(name: &ServiceName, created: Option<&Arc<str>>, held: bool) -> Self {
-        Self {
-            held,
-            not_dated: created.is_none(),
-            created: created.cloned(),
-            name: name.clone(),
-        }
+    pub(super) fn new(name: &ServiceName, seniority: Seniority) -> Self {
+        let name = name.clone();
+        Self { seniority, name }
     }
 }
 
@@ -139,7 +134,7 @@ mod tests {
     /// Requests `endpoints` elements.
     fn ask(quota: &mut Quota, service: &str, created: &str, endpoints: usize) {
         let created = Arc::from(created);
-        let turn = Turn::new(&name(service), Some(&created), false);
+        let turn = Turn::new(&name(service), Seniority::new(Some(&created), false));
         let size = ServiceSize {
             ports: 1,
             endpoints,
