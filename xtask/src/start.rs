@@ -29,8 +29,10 @@ pub(crate) fn demo(mut args: Vec<String>) -> Result<ExitCode> {
         None => "release",
     };
     let folder = programs(profile)?;
-    if !args.iter().any(|arg| arg.starts_with("--bin-dir")) {
-        build(profile)?;
+    if args.iter().any(|arg| arg.starts_with("--bin-dir")) {
+        build(profile, &["kplane-dev"])?;
+    } else {
+        build(profile, &DEMO)?;
         args.extend(["--bin-dir".to_owned(), folder.display().to_string()]);
     }
     play(
@@ -41,7 +43,7 @@ pub(crate) fn demo(mut args: Vec<String>) -> Result<ExitCode> {
 }
 
 /// Builds the programs and the demo beside them.
-fn build(profile: &str) -> Result<()> {
+fn build(profile: &str, packages: &[&str]) -> Result<()> {
     let built = programs(profile)?.join("kplane-dev").exists();
     match (built, profile) {
         (true, _) => println!("Building what changed in kplane's programs (profile {profile})."),
@@ -55,7 +57,7 @@ fn build(profile: &str) -> Result<()> {
         ),
     }
     let started = Instant::now();
-    let packages = DEMO.iter().flat_map(|name| ["--package", name]);
+    let packages = packages.iter().flat_map(|name| ["--package", name]);
     let mut args = vec!["build", "--profile", profile];
     args.extend(packages);
     run(&args)?;
