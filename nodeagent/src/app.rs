@@ -129,7 +129,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 /// [`BuildError`] if the agent cannot start.
 pub async fn build_with(
     config: Config,
-    open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
+    open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
 ) -> Result<Bound, BuildError> {
     let counters = Arc::new(Counters::default());
     let (publisher, servers) = service_health::channel();

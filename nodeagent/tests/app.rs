@@ -18,11 +18,8 @@ use kp_controlplane::server::StatusServer;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Source, Task};
 use kp_nodeagent::report::Report;
-use kplane_dataplane::backend::noop::Noop;
-use kplane_dataplane::backend::{
-    Applied, ApplyError, Backend, Change, Description, Kind, Verification,
-};
-use kplane_model::Family;
+use kplane_dataplane::backend::noop::{self, Noop};
+use kplane_dataplane::backend::{Applied, ApplyError, Change, Kind, Side, Verification};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
@@ -175,11 +172,7 @@ async fn becomes(address: SocketAddr, path: &str, status: u16) -> serde_json::Va
 /// A backend that waits for a permit before its first change.
 struct Gated(Option<mpsc::Receiver<()>>, Noop);
 
-impl Backend for Gated {
-    fn describe(&self) -> &'static Description {
-        Kind::Noop.describe()
-    }
-
+impl Side for Gated {
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
         if let Some(gate) = self.0.take() {
             gate.recv_timeout(DEADLINE).unwrap();
@@ -187,8 +180,8 @@ impl Backend for Gated {
         self.1.apply(change)
     }
 
-    fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        self.1.verify(family)
+    fn verify(&mut self) -> Result<Verification, ApplyError> {
+        self.1.verify()
     }
 }
 
@@ -198,7 +191,9 @@ async fn health_begins_when_the_kernel_holds_the_first_snapshot() {
     let plane = control_plane(folder.path(), None).await;
     let (open, gate) = mpsc::channel();
     let source = Source::InProcess(plane.connect_in_memory());
-    let backend = move || Ok(Box::new(Gated(Some(gate), Noop::default())) as Box<dyn Backend>);
+    let mut gate = Some(gate);
+    let side = move |_| Box::new(Gated(gate.take(), Noop::default())) as Box<dyn Side>;
+    let backend = move || Ok(noop::open_with(side));
     let agent = app::build_with(config("n1", source), backend)
         .await
         .unwrap();
@@ -665,11 +660,7 @@ endpoints:
 /// A backend whose kernel refuses everything while it is told to.
 struct Breakable(Arc<AtomicBool>, Noop);
 
-impl Backend for Breakable {
-    fn describe(&self) -> &'static Description {
-        Kind::Noop.describe()
-    }
-
+impl Side for Breakable {
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
         if self.0.load(Ordering::SeqCst) {
             return Err(ApplyError {
@@ -680,8 +671,8 @@ impl Backend for Breakable {
         self.1.apply(change)
     }
 
-    fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        self.1.verify(family)
+    fn verify(&mut self) -> Result<Verification, ApplyError> {
+        self.1.verify()
     }
 }
 
@@ -701,8 +692,9 @@ async fn a25_health_checks_change_after_the_kernel() {
         reserved: Vec::new(),
     };
     let broken = Arc::new(AtomicBool::new(false));
-    let backend = Breakable(broken.clone(), Noop::default());
-    let backend = move || Ok(Box::new(backend) as Box<dyn Backend>);
+    let asked = broken.clone();
+    let side = move |_| Box::new(Breakable(asked.clone(), Noop::default())) as Box<dyn Side>;
+    let backend = move || Ok(noop::open_with(side));
     let mut config = config("n1", source);
     config.node_settings.nodeport_addresses = vec!["127.0.0.1/32".parse().unwrap()];
     let agent = app::build_with(config, backend).await.unwrap();

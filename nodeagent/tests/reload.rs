@@ -10,10 +10,8 @@ use std::time::Duration;
 use clap::Parser;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
-use kplane_dataplane::backend::noop::Noop;
-use kplane_dataplane::backend::{
-    Applied, ApplyError, Backend, Change, Description, Kind, Verification,
-};
+use kplane_dataplane::backend::noop::{self, Noop};
+use kplane_dataplane::backend::{Applied, ApplyError, Change, Side, Verification};
 use kplane_dataplane::plan::NodePlan;
 use kplane_model::Family;
 use tempfile::TempDir;
@@ -25,11 +23,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// Tells what it is asked to program of the node itself.
 struct Told(mpsc::UnboundedSender<NodePlan>, Noop);
 
-impl Backend for Told {
-    fn describe(&self) -> &'static Description {
-        Kind::Noop.describe()
-    }
-
+impl Side for Told {
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
         if change.family == Family::V4 {
             // A test that is over does not listen.
@@ -38,8 +32,8 @@ impl Backend for Told {
         self.1.apply(change)
     }
 
-    fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        self.1.verify(family)
+    fn verify(&mut self) -> Result<Verification, ApplyError> {
+        self.1.verify()
     }
 }
 
@@ -105,7 +99,8 @@ async fn i3_a_config_map_that_changes_is_taken_over_without_a_restart() {
     let map = ConfigMap::new("clusterCIDR: 10.0.0.0/8\n");
     let manifests = TempDir::new().unwrap();
     let (tell, mut told) = mpsc::unbounded_channel();
-    let open = || Ok(Box::new(Told(tell, Noop::default())) as Box<dyn Backend>);
+    let side = move |_| Box::new(Told(tell.clone(), Noop::default())) as Box<dyn Side>;
+    let open = || Ok(noop::open_with(side));
     let agent = app::build_with(config(&map, manifests.path()), open);
     let agent = agent.await.unwrap();
     let mut configuration = agent.configuration();

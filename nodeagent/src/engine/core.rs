@@ -12,7 +12,9 @@ use crate::desired::{
     Changes, Confidence, Counts, Desired, Position, Refusal, Touched, Update, now_ms,
 };
 use crate::report::{Failure, NodeState, Report, Sync, micros};
-use kplane_dataplane::backend::{Applied, Backend, Description, Inspection, Serving};
+use kplane_dataplane::backend::{
+    Applied, Backend, Description, Inspection, Notifications, Serving,
+};
 use kplane_dataplane::conntrack::Cleaner;
 use kplane_dataplane::plan::NodeSettings;
 
@@ -59,7 +61,10 @@ struct Origin {
 pub(super) struct Core {
     desired: Desired,
     keeping: Keeping,
-    backend: Box<dyn Backend>,
+    backend: &'static Description,
+    serving: Option<Serving>,
+    /// The kernel's reports of changes by other programs.
+    notifications: Option<Box<dyn Notifications>>,
     /// Deletes the conntrack entries that the backend's changes make stale.
     conntrack: Option<Cleaner>,
     settings: NodeSettings,
@@ -76,19 +81,18 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(
-        backend: Box<dyn Backend>,
-        settings: NodeSettings,
-        followers: Followers,
-    ) -> Self {
+    pub(super) fn new(backend: Backend, settings: NodeSettings, followers: Followers) -> Self {
+        let [v4, v6] = backend.sides;
         Self {
             desired: Desired::default(),
             keeping: Keeping::default(),
-            backend,
+            backend: backend.description,
+            serving: backend.serving,
+            notifications: backend.notifications,
             conntrack: None,
             settings,
             followers,
-            families: Family::ALL.map(Pipeline::new),
+            families: [Pipeline::new(Family::V4, v4), Pipeline::new(Family::V6, v6)],
             behind: None,
             last_sync: None,
             syncs_ok: 0,
@@ -110,11 +114,11 @@ impl Core {
     }
 
     pub(super) fn backend(&self) -> &'static Description {
-        self.backend.describe()
+        self.backend
     }
 
     pub(super) fn serving(&self) -> Option<Serving> {
-        self.backend.serving()
+        self.serving
     }
 
     pub(super) fn followers(&mut self) -> &mut Followers {
@@ -137,7 +141,7 @@ impl Core {
         let touched = self.desired.apply(update)?;
         let now = Now::real();
         self.keeping
-            .taken(first, &self.desired, &mut *self.backend, now);
+            .taken(first, &self.desired, &mut self.families, now);
         let released = self.desired.held_services() < held;
         if first || released || touched.node_changed || !touched.services.is_empty() {
             self.keeping.changed(released, now.instant);
@@ -189,7 +193,6 @@ impl Core {
             let mut context = Context {
                 desired: &self.desired,
                 settings: &self.settings,
-                backend: &mut *self.backend,
                 conntrack: self.conntrack.as_ref(),
                 followers: &mut self.followers,
             };
@@ -310,14 +313,16 @@ impl Core {
 
     /// Returns a descriptor that is readable when [`Core::listen`] may have notifications to read.
     pub(super) fn readiness(&self) -> Option<OwnedFd> {
-        self.backend.readiness()
+        self.notifications.as_ref()?.readiness()
     }
 
     /// Reads notifications of other programs' changes, and returns whether any of kplane's objects changed.
     /// [`Core::tick`] repairs those.
     pub(super) fn listen(&mut self, now: Now) -> bool {
-        let meddled = self.backend.listen();
-        let families = self.families.iter_mut().zip(meddled);
+        let Some(notifications) = &mut self.notifications else {
+            return false;
+        };
+        let families = self.families.iter_mut().zip(notifications.read());
         families
             .filter(|(_, meddled)| *meddled)
             .fold(false, |news, (pipeline, _)| news | pipeline.meddled(now))
@@ -327,7 +332,7 @@ impl Core {
     /// writing the cache file.
     pub(super) fn tick(&mut self, now: Now) {
         if let Some(due) = self.families.iter_mut().find(|p| p.mend_is_due(now)) {
-            due.mend(&mut *self.backend, now);
+            due.mend(now);
             return;
         }
         // `any` would stop at the first family that is due.
@@ -345,7 +350,7 @@ impl Core {
             };
             self.program(&work, now);
         } else if let Some(due) = self.families.iter_mut().find(|p| p.verify_is_due(now)) {
-            due.verify(&mut *self.backend, now);
+            due.verify(now);
         } else if self.keeping.is_due(now) {
             self.keeping.hand_over(&self.desired, now.instant);
         }
@@ -373,7 +378,7 @@ impl Core {
             keeps: self.keeping.held(&self.desired),
             partial: self.desired.confidence().0 == Confidence::Partial,
             families: [v4, v6].map(|family| family.report(&self.desired)),
-            servers: Family::ALL.map(|family| self.backend.servers(family)),
+            servers: [v4, v6].map(Pipeline::servers),
             unknown_kinds: self.unknown_kinds,
             syncs_ok: self.syncs_ok,
             syncs_failed: self.syncs_failed,
@@ -389,7 +394,9 @@ impl Core {
 
     /// Returns the kernel's state of one Service, for backends that have virtual servers.
     pub(super) fn inspect(&self, service: &ServiceName) -> Option<Inspection> {
-        self.backend.inspect(service)
+        let sides = self.families.iter();
+        let known = sides.filter_map(|family| family.inspect(service));
+        known.reduce(Inspection::and)
     }
 
     /// Returns the position that all needed families have reached.

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use kplane_model::Family;
 
 use super::core::Now;
+use super::pipeline::Pipeline;
 use crate::cache::{Cache, Keeper, Picture};
 use crate::desired::{CliffGuard, Confidence, Desired, Held};
-use kplane_dataplane::backend::Backend;
 
 /// Time from a change to the write that covers it and all later ones until then.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -71,10 +71,10 @@ impl Keeping {
         &mut self,
         first: bool,
         desired: &Desired,
-        backend: &mut dyn Backend,
+        families: &mut [Pipeline],
         now: Now,
     ) {
-        self.consider(first, desired, backend, now);
+        self.consider(first, desired, families, now);
         let held = self.held(desired);
         match (&held, self.told) {
             (Some(held), false) => tell(held),
@@ -89,7 +89,7 @@ impl Keeping {
 
     /// Decides whether the kernel may be touched. It may not if the agent does not know what the
     /// kernel serves and the control plane's data may lack some of it.
-    fn consider(&mut self, first: bool, desired: &Desired, backend: &mut dyn Backend, now: Now) {
+    fn consider(&mut self, first: bool, desired: &Desired, families: &mut [Pipeline], now: Now) {
         let empty = Family::ALL
             .into_iter()
             .all(|family| desired.counts(family).services == 0);
@@ -105,8 +105,8 @@ impl Keeping {
             return;
         };
         let blind = first && self.blind;
-        let mut families = Family::ALL.into_iter();
-        if self.hands_off.is_some() || blind && families.any(|f| backend.has_services(f)) {
+        let mut families = families.iter_mut();
+        if self.hands_off.is_some() || blind && families.any(Pipeline::has_services) {
             let since_ms = self.hands_off.as_ref().map_or(now.ms, |held| held.since_ms);
             self.hands_off = Some(Held {
                 reason: doubt.to_owned(),

@@ -72,7 +72,7 @@ impl Engine {
     /// # Errors
     /// What the backend lacks on this machine.
     pub async fn spawn(
-        open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
+        open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
         settings: NodeSettings,
     ) -> Result<Self, OpenError> {
         Self::spawn_with(open, settings, Followers::default()).await
@@ -83,7 +83,7 @@ impl Engine {
     /// # Errors
     /// What the backend lacks on this machine.
     pub async fn spawn_with(
-        open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
+        open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
         settings: NodeSettings,
         followers: Followers,
     ) -> Result<Self, OpenError> {
@@ -95,7 +95,7 @@ impl Engine {
     /// # Errors
     /// What the backend lacks on this machine.
     pub async fn start(
-        open: impl FnOnce() -> Result<Box<dyn Backend>, OpenError> + Send + 'static,
+        open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
         settings: NodeSettings,
         followers: Followers,
         recall: Recall,
@@ -110,7 +110,7 @@ impl Engine {
         let thread = move || {
             let parts = || {
                 let backend = open()?;
-                let cleaner = cleaner(&*backend, &publish)?;
+                let cleaner = cleaner(backend.description, &publish)?;
                 let settings = configured.borrow().clone();
                 let core = Core::new(backend, settings, followers);
                 let mut core = core.with_conntrack(cleaner);
@@ -253,7 +253,7 @@ impl Engine {
     }
 
     /// Creates an engine on the test's own runtime, whose time may stand still.
-    pub(crate) fn local(backend: Box<dyn Backend>) -> Self {
+    pub(crate) fn local(backend: Backend) -> Self {
         let (mut engine, inbox, publish) = Self::scripted();
         let core = Core::new(backend, NodeSettings::default(), Followers::default());
         engine.backend = core.backend();
@@ -279,10 +279,10 @@ fn cannot_start(reason: &str) -> OpenError {
 
 /// Starts the cleaner of conntrack entries that this backend makes stale, in the backend's namespace.
 fn cleaner(
-    backend: &dyn Backend,
+    backend: &Description,
     publish: &watch::Sender<Report>,
 ) -> Result<Option<Cleaner>, OpenError> {
-    if !backend.describe().leaves_conntrack_entries {
+    if !backend.leaves_conntrack_entries {
         return Ok(None);
     }
     let publish = publish.clone();

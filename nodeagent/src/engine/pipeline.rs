@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
+use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey, ServiceName};
 
 use super::core::Now;
 use super::followers::Followers;
@@ -18,7 +18,7 @@ use super::triggers::Waiting;
 use crate::desired::{Desired, Position, Touched, Trigger};
 use crate::report::{Failure, FamilyReport, Repairs, Standing};
 use kplane_dataplane::backend::{
-    self, Applied, ApplyError, Backend, Change, RuleCounts, Verification,
+    self, Applied, ApplyError, Change, Inspection, RuleCounts, ServerCounts, Side, Verification,
 };
 use kplane_dataplane::backoff::Backoff;
 use kplane_dataplane::chain;
@@ -49,7 +49,6 @@ pub(crate) const VERIFY_LATEST: Duration = Duration::from_secs(300);
 pub(super) struct Context<'a> {
     pub(super) desired: &'a Desired,
     pub(super) settings: &'a NodeSettings,
-    pub(super) backend: &'a mut dyn Backend,
     pub(super) conntrack: Option<&'a Cleaner>,
     pub(super) followers: &'a mut Followers,
 }
@@ -67,9 +66,10 @@ pub(super) enum Outcome {
     Waiting,
 }
 
-#[derive(Debug)]
+/// One family: its data path, and how far it is.
 pub(super) struct Pipeline {
     family: Family,
+    side: Box<dyn Side>,
     node: NodePlan,
     /// Whether the kernel's state is not known, so that only a complete change will do.
     behind: bool,
@@ -103,9 +103,10 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    pub(super) fn new(family: Family) -> Self {
+    pub(super) fn new(family: Family, side: Box<dyn Side>) -> Self {
         Self {
             family,
+            side,
             node: NodePlan::default(),
             behind: true,
             applied: None,
@@ -173,7 +174,7 @@ impl Pipeline {
             services: &services,
             complete,
         };
-        match context.backend.apply(change) {
+        match self.side.apply(change) {
             Ok(mut applied) => {
                 applied.plan += plan_time;
                 self.rules = applied.rules;
@@ -188,7 +189,7 @@ impl Pipeline {
                 }
                 withheld.append(&mut applied.failures);
                 self.settle(touched, everything, withheld, now);
-                self.schedule_verification(complete, context.backend.probe_interval(), now);
+                self.schedule_verification(complete, now);
                 self.hold(position, context, now);
                 self.follow(touched, everything, context);
                 let counters = context.followers.counters(self.family);
@@ -287,11 +288,11 @@ impl Pipeline {
         }
     }
 
-    fn schedule_verification(&mut self, complete: bool, probe: Option<Duration>, now: Now) {
+    fn schedule_verification(&mut self, complete: bool, now: Now) {
         let due = self.verify_at.is_some_and(|at| at <= now.instant);
         if complete {
             self.verify_at = Some(now.instant);
-        } else if let Some(interval) = probe {
+        } else if let Some(interval) = self.side.probe_interval() {
             self.verify_at.get_or_insert(now.instant + interval);
         } else if !due {
             let quiet = now.instant + QUIET;
@@ -337,10 +338,10 @@ impl Pipeline {
     }
 
     /// Compares the kernel with what it should hold. Drift is reported first and repaired next.
-    pub(super) fn verify(&mut self, backend: &mut dyn Backend, now: Now) {
+    pub(super) fn verify(&mut self, now: Now) {
         self.read_at = Some(now.instant);
-        let outcome = backend.verify(self.family);
-        self.verify_at = Some(now.instant + next_look(backend, outcome.is_err()));
+        let outcome = self.side.verify();
+        self.verify_at = Some(now.instant + next_look(&*self.side, outcome.is_err()));
         if matches!(outcome, Ok(Verification::Equal)) {
             self.verified = self.applied;
             self.verified_at_ms = now.ms;
@@ -366,9 +367,9 @@ impl Pipeline {
     }
 
     /// Repairs the changes of other programs.
-    pub(super) fn mend(&mut self, backend: &mut dyn Backend, now: Now) {
+    pub(super) fn mend(&mut self, now: Now) {
         self.mend_at = None;
-        let outcome = backend.mend(self.family);
+        let outcome = self.side.mend();
         self.looked(outcome, now);
     }
 
@@ -421,6 +422,21 @@ impl Pipeline {
         let fresh = self.backoff.is_fresh();
         let wait = self.backoff.half_jitter();
         self.retry_at = Some(now.instant + if fresh { Duration::ZERO } else { wait });
+    }
+
+    /// Returns whether the data path has Services of an earlier process. May read all of it.
+    pub(super) fn has_services(&mut self) -> bool {
+        self.side.has_services()
+    }
+
+    /// Returns the virtual servers as last read, for backends that have some.
+    pub(super) fn servers(&self) -> Option<ServerCounts> {
+        self.side.servers()
+    }
+
+    /// Returns the virtual servers of one Service as last read, for backends that have some.
+    pub(super) fn inspect(&self, service: &ServiceName) -> Option<Inspection> {
+        self.side.inspect(service)
     }
 
     pub(super) fn mend_is_due(&self, now: Now) -> bool {
@@ -488,10 +504,10 @@ impl Pipeline {
 
 /// Returns the time to the next check of everything. It is spread, so that nodes that started together do not
 /// check together for ever.
-fn next_look(backend: &dyn Backend, failed: bool) -> Duration {
+fn next_look(side: &dyn Side, failed: bool) -> Duration {
     let spread = || match failed {
         true => VERIFY_INTERVAL,
         false => VERIFY_LATEST.mul_f64(rand::random_range(0.8..=1.0)),
     };
-    backend.probe_interval().unwrap_or_else(spread)
+    side.probe_interval().unwrap_or_else(spread)
 }

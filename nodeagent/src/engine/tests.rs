@@ -10,7 +10,8 @@ mod triggers;
 mod withheld;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use kplane_model::{Cidr, DesiredKey, DesiredObject, Family, ServiceKey};
@@ -22,7 +23,8 @@ use crate::desired::fixture::{EPOCH, Plane, key_of, local, node, svc, svc6};
 use crate::metrics::{Counters, FamilyCounters, Gauge};
 use crate::service_health;
 use kplane_dataplane::backend::{
-    Applied, ApplyError, Change, Failure, Kind, Verification, noop::Noop,
+    Applied, ApplyError, Change, Failure, Notifications, Side, Verification,
+    noop::{self, Noop},
 };
 use kplane_dataplane::plan::{NodePlan, ServicePlan};
 
@@ -52,6 +54,21 @@ struct Script {
 struct Scripted(Arc<Mutex<Script>>);
 
 impl Scripted {
+    fn lock(&self) -> MutexGuard<'_, Script> {
+        self.0.lock().unwrap()
+    }
+
+    fn backend(&self) -> Backend {
+        let side = |family| {
+            let script = self.clone();
+            Box::new(ScriptedSide { family, script }) as Box<dyn Side>
+        };
+        Backend {
+            notifications: Some(Box::new(self.clone())),
+            ..noop::open_with(side)
+        }
+    }
+
     fn set(&self, change: impl FnOnce(&mut Script)) {
         change(&mut self.0.lock().unwrap());
     }
@@ -86,13 +103,15 @@ fn refuse(family: Family, what: &str) -> ApplyError {
     }
 }
 
-impl Backend for Scripted {
-    fn describe(&self) -> &'static Description {
-        Kind::Noop.describe()
-    }
+/// One family of a scripted backend.
+struct ScriptedSide {
+    family: Family,
+    script: Scripted,
+}
 
+impl Side for ScriptedSide {
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
-        let mut script = self.0.lock().unwrap();
+        let mut script = self.script.lock();
         let complete = if change.complete { " complete" } else { "" };
         let names = change.services.iter().map(|(key, plan)| {
             let gone = if plan.is_none() { "-" } else { "" };
@@ -128,8 +147,9 @@ impl Backend for Scripted {
         Ok(applied)
     }
 
-    fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        let mut script = self.0.lock().unwrap();
+    fn verify(&mut self) -> Result<Verification, ApplyError> {
+        let family = self.family;
+        let mut script = self.script.lock();
         script.calls.push(format!("verify {family}"));
         if script.unreadable {
             return Err(refuse(family, "interrupted"));
@@ -144,13 +164,9 @@ impl Backend for Scripted {
         })
     }
 
-    fn listen(&mut self) -> [bool; 2] {
-        let script = self.0.lock().unwrap();
-        Family::ALL.map(|family| script.meddled.iter().any(|(of, _)| *of == family))
-    }
-
-    fn mend(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        let mut script = self.0.lock().unwrap();
+    fn mend(&mut self) -> Result<Verification, ApplyError> {
+        let family = self.family;
+        let mut script = self.script.lock();
         script.calls.push(format!("mend {family}"));
         let at = script.meddled.iter().position(|(of, _)| *of == family);
         Ok(match at.map(|at| script.meddled.remove(at).1) {
@@ -159,8 +175,19 @@ impl Backend for Scripted {
         })
     }
 
-    fn has_services(&mut self, _: Family) -> bool {
-        self.0.lock().unwrap().found
+    fn has_services(&mut self) -> bool {
+        self.script.lock().found
+    }
+}
+
+impl Notifications for Scripted {
+    fn readiness(&self) -> Option<OwnedFd> {
+        None
+    }
+
+    fn read(&mut self) -> [bool; 2] {
+        let script = self.lock();
+        Family::ALL.map(|family| script.meddled.iter().any(|(of, _)| *of == family))
     }
 }
 
@@ -181,7 +208,7 @@ impl Rig {
         let followers = Followers::new(publisher, counters.clone());
         Self {
             plane: Plane::new(objects),
-            core: Core::new(Box::new(script.clone()), NodeSettings::default(), followers),
+            core: Core::new(script.backend(), NodeSettings::default(), followers),
             script,
             counters,
             now: Now::real(),
@@ -201,7 +228,7 @@ impl Rig {
     fn restart(&mut self, recall: Recall) {
         let (publisher, _) = service_health::channel();
         let followers = Followers::new(publisher, self.counters.clone());
-        let backend = Box::new(self.script.clone());
+        let backend = self.script.backend();
         let next = Core::new(backend, NodeSettings::default(), followers);
         std::mem::replace(&mut self.core, next).close();
         self.core.recall(recall);

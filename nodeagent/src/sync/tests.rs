@@ -15,7 +15,7 @@ use super::*;
 use crate::desired::Position;
 use crate::desired::fixture::{EPOCH, Plane, svc};
 use crate::report::Report;
-use kplane_dataplane::backend::noop::Noop;
+use kplane_dataplane::backend::noop;
 
 /// Longest that any test waits for anything; time is paused, so it costs nothing.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -151,7 +151,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        Self::with(Engine::local(Box::new(Noop::default())), 0)
+        Self::with(Engine::local(noop::open()), 0)
     }
 
     fn with(engine: Engine, refusals: u32) -> Self {

@@ -1,14 +1,16 @@
 //! Backends, which program a data path with the plans of Services.
 //!
-//! A backend owns the objects that it last wrote (or found), and works out the difference to a plan itself.
-//! So every backend gets the same plans. To add a backend: implement [`Backend`], add a variant to [`Kind`]
-//! and an arm to [`Kind::open`].
+//! A [`Backend`] has one [`Side`] for each family. Every side gets the same plans, and works out the difference
+//! to the objects that it last wrote (or found). `driver.rs` holds what all sides have in common. To add a
+//! backend: implement `DataPath`, describe it, add a variant to [`Kind`] and an arm to [`Kind::open`].
 
 mod description;
+mod driver;
 pub mod iptables;
 pub mod ipvs;
 pub mod nftables;
 pub mod noop;
+mod places;
 mod servers;
 
 use std::os::fd::OwnedFd;
@@ -18,6 +20,7 @@ use kplane_model::OWN_MARK;
 use kplane_model::{Family, ServiceKey, ServiceName};
 
 pub use self::description::{Description, Failures, ModeMetrics};
+use self::driver::{DataPath, Driver, Unusable};
 pub use self::servers::{Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer};
 use crate::plan::{NodePlan, ServicePlan};
 use kplane_netlink::{Errno, NfSocket};
@@ -146,31 +149,32 @@ pub(in crate::backend) fn check_privilege(backend: &'static str) -> Result<(), O
     }
 }
 
-/// Logs the families that cannot be programmed, and why. One working family is enough for a backend.
+/// Opens the data paths of both families, and logs why a family cannot be programmed. One working family is
+/// enough for a backend.
 ///
 /// # Errors
 /// [`OpenError`] when no family works.
-pub(in crate::backend) fn check_sides<S>(
+fn open_sides<D: DataPath + 'static>(
     backend: &'static str,
-    sides: &[Result<S, String>; 2],
-) -> Result<(), OpenError> {
-    if let [Err(v4), Err(v6)] = sides {
+    open: impl FnMut(Family) -> Result<D, String>,
+) -> Result<[Box<dyn Side>; 2], OpenError> {
+    let [v4, v6] = Family::ALL.map(open);
+    if let (Err(v4), Err(v6)) = (&v4, &v6) {
         let reason = format!("neither IPv4 nor IPv6 can be programmed: {v4}; {v6}");
         return Err(OpenError { backend, reason });
     }
-    for (family, side) in Family::ALL.into_iter().zip(sides) {
-        match (family, side) {
-            (_, Ok(_)) => {}
+    Ok([(Family::V4, v4), (Family::V6, v6)].map(|(family, side)| match side {
+        Ok(path) => Box::new(Driver::new(path)) as Box<dyn Side>,
+        Err(reason) => {
             // Most nodes without IPv6 need none. A Service that needs IPv6 gets an error of its own.
-            (Family::V6, Err(reason)) => {
+            if family == Family::V6 {
                 tracing::info!(%family, reason, "this family cannot be programmed; the other goes on");
-            }
-            (Family::V4, Err(reason)) => {
+            } else {
                 tracing::warn!(%family, reason, "this family cannot be programmed; the other goes on");
             }
+            Box::new(Unusable { family, reason })
         }
-    }
-    Ok(())
+    }))
 }
 
 /// Result of reading the data path back.
@@ -189,68 +193,81 @@ pub enum Verification {
     Drifted(String),
 }
 
-/// A data path that can be programmed with plans. All calls come from one thread and may block it.
-pub trait Backend: Send {
-    /// Returns the facts that hold for this backend on every machine.
-    fn describe(&self) -> &'static Description;
+/// An opened backend: the data paths of both families, which do not wait for each other.
+#[allow(missing_debug_implementations, reason = "it is made of trait objects")]
+pub struct Backend {
+    /// The facts that hold for this backend on every machine.
+    pub description: &'static Description,
+    /// The data paths, IPv4 first.
+    pub sides: [Box<dyn Side>; 2],
+    /// The kernel's reports of changes by other programs. `None` for backends without such reports; these
+    /// have a [`Side::probe_interval`].
+    pub notifications: Option<Box<dyn Notifications>>,
+    /// What the backend has in the data path, if it has objects that could be taken for kube-proxy's
+    /// leftovers (I4).
+    pub serving: Option<Serving>,
+}
 
+impl Backend {
+    /// Returns a backend whose kernel reports nothing, and which leaves nothing that could be taken for
+    /// kube-proxy's.
+    #[must_use]
+    pub fn new(description: &'static Description, sides: [Box<dyn Side>; 2]) -> Self {
+        Self {
+            description,
+            sides,
+            notifications: None,
+            serving: None,
+        }
+    }
+
+    /// Returns the data path of a family.
+    pub fn side(&mut self, family: Family) -> &mut dyn Side {
+        &mut *self.sides[family as usize]
+    }
+}
+
+/// One family's data path, which can be programmed with plans. All calls come from one thread and may block
+/// it.
+pub trait Side: Send {
     /// Applies a change: all of it in one transaction where the data path has transactions. The first change
-    /// of a family is a complete one. It adopts kplane's objects that the data path already holds, instead of
-    /// writing them again.
+    /// is a complete one. It adopts kplane's objects that the data path already holds, instead of writing
+    /// them again.
     ///
     /// # Errors
     /// [`ApplyError`]: no part of the change counts as applied.
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError>;
 
-    /// Reads the data path of a family back and compares it with what was applied.
+    /// Reads the data path back and compares it with what was applied.
     ///
     /// # Errors
     /// [`ApplyError`] when it cannot be read.
-    fn verify(&mut self, family: Family) -> Result<Verification, ApplyError>;
-
-    /// Returns whether the data path has Services that an earlier process wrote. Called only before the first
-    /// change; may read the whole data path. Backends that cannot find out return false.
-    fn has_services(&mut self, _family: Family) -> bool {
-        false
-    }
-
-    /// Returns a descriptor that is readable when the kernel reports changes by other programs, for
-    /// [`Backend::listen`]. `None` for backends without such reports; these have a
-    /// [`Backend::probe_interval`].
-    fn readiness(&self) -> Option<OwnedFd> {
-        None
-    }
-
-    /// Reads the kernel's reports. Returns, by family, whether another program changed kplane's objects.
-    /// Costs next to nothing if none did.
-    fn listen(&mut self) -> [bool; 2] {
-        [false, false]
-    }
+    fn verify(&mut self) -> Result<Verification, ApplyError>;
 
     /// Repairs changes by other programs, as the kernel reported them, if possible without reading everything
     /// back.
     ///
     /// # Errors
-    /// As [`Backend::verify`].
-    fn mend(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        self.verify(family)
+    /// As [`Side::verify`].
+    fn mend(&mut self) -> Result<Verification, ApplyError> {
+        self.verify()
     }
 
-    /// Returns which backend serves, if it has objects that could be taken for kube-proxy's leftovers (I4).
-    /// `None` if kube-proxy's leftovers are not in its way.
-    fn serving(&self) -> Option<Serving> {
-        None
+    /// Returns whether the data path has Services that an earlier process wrote. Called only before the first
+    /// change; may read the whole data path. Backends that cannot find out return false.
+    fn has_services(&mut self) -> bool {
+        false
     }
 
-    /// Returns how often to call [`Backend::verify`] even if nothing was applied. This is for backends to
-    /// which the kernel does not report changes by other programs, and whose check is cheap enough.
+    /// Returns how often to call [`Side::verify`] even if nothing was applied. This is for backends to which
+    /// the kernel does not report changes by other programs, and whose check is cheap enough.
     fn probe_interval(&self) -> Option<Duration> {
         None
     }
 
-    /// Returns the virtual servers of a family as of the last [`Backend::verify`] or complete change, in
-    /// backends that have some. Costs nothing.
-    fn servers(&self, _family: Family) -> Option<ServerCounts> {
+    /// Returns the virtual servers as of the last [`Side::verify`] or complete change, in backends that have
+    /// some. Costs nothing.
+    fn servers(&self) -> Option<ServerCounts> {
         None
     }
 
@@ -258,6 +275,16 @@ pub trait Backend: Send {
     fn inspect(&self, _service: &ServiceName) -> Option<Inspection> {
         None
     }
+}
+
+/// The kernel's reports of changes by other programs.
+pub trait Notifications: Send {
+    /// Returns a descriptor that is readable when there are reports to read.
+    fn readiness(&self) -> Option<OwnedFd>;
+
+    /// Reads the reports. Returns, by family, whether another program changed kplane's objects, which
+    /// [`Side::mend`] repairs. Costs next to nothing if none did.
+    fn read(&mut self) -> [bool; 2];
 }
 
 /// The kplane backend that serves. Its objects are no leftovers.
@@ -390,19 +417,12 @@ impl Kind {
     ///
     /// # Errors
     /// [`OpenError`] names the missing part.
-    pub fn open(self, settings: &Settings) -> Result<Box<dyn Backend>, OpenError> {
+    pub fn open(self, settings: &Settings) -> Result<Backend, OpenError> {
         match self {
-            Self::Nftables => {
-                let settings = nftables::Settings {
-                    masquerade_bit: settings.masquerade_bit,
-                    own_mark: settings.own_mark,
-                    pod_interface: settings.pod_interface,
-                };
-                nftables::open(settings)
-            }
+            Self::Nftables => nftables::open(settings),
             Self::Iptables => iptables::open(settings),
             Self::Ipvs => ipvs::open(settings),
-            Self::Noop => Ok(Box::new(noop::Noop::default())),
+            Self::Noop => Ok(noop::open()),
         }
     }
 }

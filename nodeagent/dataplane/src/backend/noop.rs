@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kplane_model::{Family, ServiceKey};
 
 use super::{
-    Applied, ApplyError, Backend, Change, Description, Failures, ModeMetrics, Verification,
+    Applied, ApplyError, Backend, Change, Description, Failures, ModeMetrics, Side, Verification,
 };
 use crate::plan::ServicePlan;
 
@@ -25,7 +25,18 @@ pub(super) const DESCRIPTION: Description = Description {
     },
 };
 
-/// A backend that keeps its plans in memory, for tests.
+/// Opens the backend.
+#[must_use]
+pub fn open() -> Backend {
+    open_with(|_| Box::new(Noop::default()))
+}
+
+/// Opens a backend with data paths of the caller's own, for tests.
+pub fn open_with(side: impl FnMut(Family) -> Box<dyn Side>) -> Backend {
+    Backend::new(&DESCRIPTION, Family::ALL.map(side))
+}
+
+/// One family that keeps its plans in memory, for tests.
 #[derive(Debug, Default)]
 pub struct Noop {
     services: BTreeMap<ServiceKey, ServicePlan>,
@@ -39,14 +50,10 @@ impl Noop {
     }
 }
 
-impl Backend for Noop {
-    fn describe(&self) -> &'static Description {
-        &DESCRIPTION
-    }
-
+impl Side for Noop {
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
         if change.complete {
-            self.services.retain(|key, _| key.family != change.family);
+            self.services.clear();
         }
         for (key, plan) in change.services {
             match plan {
@@ -57,7 +64,7 @@ impl Backend for Noop {
         Ok(Applied::default())
     }
 
-    fn verify(&mut self, _family: Family) -> Result<Verification, ApplyError> {
+    fn verify(&mut self) -> Result<Verification, ApplyError> {
         Ok(Verification::Equal)
     }
 }

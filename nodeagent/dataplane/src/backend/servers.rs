@@ -63,6 +63,19 @@ pub struct Inspection {
     pub error: String,
 }
 
+impl Inspection {
+    /// Adds the virtual servers of the other family. The age is that of the older count.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.servers.extend(other.servers);
+        self.age = self.age.max(other.age);
+        if !other.error.is_empty() {
+            self.error = other.error;
+        }
+        self
+    }
+}
+
 /// One virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {

@@ -81,8 +81,8 @@ fn i6_pod_ranges_of_the_node_may_come_and_change_at_any_time() {
 #[tokio::test]
 async fn i3_the_thread_takes_the_latest_settings() {
     let script = Scripted::default();
-    let backend = script.clone();
-    let open = || Ok(Box::new(backend) as Box<dyn Backend>);
+    let backend = script.backend();
+    let open = || Ok(backend);
     let engine = Engine::spawn(open, NodeSettings::default()).await.unwrap();
     let mut plane = Plane::new([svc("a", &[])]);
     let snapshot = plane.snapshot_update();

@@ -7,11 +7,11 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 
 use super::*;
-use kplane_dataplane::backend::{Kind, ServerCounts};
+use kplane_dataplane::backend::ServerCounts;
 
 #[tokio::test]
 async fn the_thread_takes_applies_and_reports() {
-    let engine = Engine::spawn(|| Ok(Box::new(Noop::default())), NodeSettings::default());
+    let engine = Engine::spawn(|| Ok(noop::open()), NodeSettings::default());
     let engine = engine.await.unwrap();
     assert_eq!(engine.backend().name, "noop");
     let mut plane = Plane::new([svc("a", &[])]);
@@ -59,20 +59,22 @@ async fn a_backend_that_cannot_open_is_the_callers_error() {
 #[tokio::test(start_paused = true)]
 async fn a_busy_kernel_makes_the_stream_wait() {
     struct Stuck(std::sync::mpsc::Receiver<()>);
-    impl Backend for Stuck {
-        fn describe(&self) -> &'static Description {
-            Kind::Noop.describe()
-        }
+    impl Side for Stuck {
         fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
             let _ = self.0.recv();
             Ok(Applied::default())
         }
-        fn verify(&mut self, _: Family) -> Result<Verification, ApplyError> {
+        fn verify(&mut self) -> Result<Verification, ApplyError> {
             Ok(Verification::Equal)
         }
     }
     let (release, gate) = std::sync::mpsc::channel();
-    let open = move || Ok(Box::new(Stuck(gate)) as Box<dyn Backend>);
+    let mut gate = Some(gate);
+    let side = move |_| match gate.take() {
+        Some(gate) => Box::new(Stuck(gate)) as Box<dyn Side>,
+        None => Box::new(Noop::default()),
+    };
+    let open = move || Ok(noop::open_with(side));
     let engine = Engine::spawn(open, NodeSettings::default()).await.unwrap();
     let mut plane = Plane::new([svc("a", &[])]);
     engine
@@ -109,16 +111,13 @@ async fn a_busy_kernel_makes_the_stream_wait() {
 #[tokio::test]
 async fn a_kernel_that_is_slow_is_read_back_while_changes_wait() {
     struct Slow(Arc<AtomicU64>);
-    impl Backend for Slow {
-        fn describe(&self) -> &'static Description {
-            Kind::Noop.describe()
-        }
+    impl Side for Slow {
         fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
             // Time enough for the next change to arrive.
             std::thread::sleep(Duration::from_millis(2));
             Ok(Applied::default())
         }
-        fn verify(&mut self, _: Family) -> Result<Verification, ApplyError> {
+        fn verify(&mut self) -> Result<Verification, ApplyError> {
             self.0.fetch_add(1, Ordering::Relaxed);
             Ok(Verification::Equal)
         }
@@ -128,8 +127,9 @@ async fn a_kernel_that_is_slow_is_read_back_while_changes_wait() {
     }
     const UPDATES: u64 = 200;
     let looks = Arc::new(AtomicU64::new(0));
-    let backend = Slow(Arc::clone(&looks));
-    let engine = Engine::spawn(|| Ok(Box::new(backend)), NodeSettings::default());
+    let counter = Arc::clone(&looks);
+    let side = move |_| Box::new(Slow(Arc::clone(&counter))) as Box<dyn Side>;
+    let engine = Engine::spawn(|| Ok(noop::open_with(side)), NodeSettings::default());
     let engine = engine.await.unwrap();
     let mut plane = Plane::new([svc("a", &[])]);
     let first = plane.snapshot_update();
@@ -157,16 +157,12 @@ async fn a_kernel_that_is_slow_is_read_back_while_changes_wait() {
 /// A kernel that is read back a thousand times a second; each time there is one connection more.
 struct Busy(Arc<AtomicU64>);
 
-impl Backend for Busy {
-    fn describe(&self) -> &'static Description {
-        Kind::Noop.describe()
-    }
-
+impl Side for Busy {
     fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
         Ok(Applied::default())
     }
 
-    fn verify(&mut self, _: Family) -> Result<Verification, ApplyError> {
+    fn verify(&mut self) -> Result<Verification, ApplyError> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Ok(Verification::Equal)
     }
@@ -175,7 +171,7 @@ impl Backend for Busy {
         Some(Duration::from_millis(1))
     }
 
-    fn servers(&self, _: Family) -> Option<ServerCounts> {
+    fn servers(&self) -> Option<ServerCounts> {
         let mut counts = ServerCounts::default();
         counts.connections.active = self.0.load(Ordering::Relaxed);
         Some(counts)
@@ -188,7 +184,8 @@ impl Backend for Busy {
 async fn a_look_that_finds_only_other_connections_wakes_nobody() {
     let looks = Arc::new(AtomicU64::new(0));
     let backend = Busy(Arc::clone(&looks));
-    let engine = Engine::spawn(|| Ok(Box::new(backend)), NodeSettings::default());
+    let side = move |_| Box::new(Busy(Arc::clone(&backend.0))) as Box<dyn Side>;
+    let engine = Engine::spawn(|| Ok(noop::open_with(side)), NodeSettings::default());
     let engine = engine.await.unwrap();
     let mut reports = engine.reports();
     let update = Plane::new([svc("a", &[])]).snapshot_update();

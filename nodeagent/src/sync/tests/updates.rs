@@ -4,7 +4,7 @@ use kplane_model::{Family, ServiceName};
 
 use super::*;
 use kplane_dataplane::backend::{
-    Applied, ApplyError, Backend, Change, Description, Inspection, Kind, ServerCounts, Verification,
+    Applied, ApplyError, Change, Inspection, ServerCounts, Side, Verification, noop::Noop,
 };
 
 #[tokio::test(start_paused = true)]
@@ -229,16 +229,12 @@ async fn connections_alone_travel_with_the_next_ping() {
 /// A backend that answers questions about Services.
 struct Telling;
 
-impl Backend for Telling {
-    fn describe(&self) -> &'static Description {
-        Kind::Noop.describe()
-    }
-
+impl Side for Telling {
     fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
         Ok(Applied::default())
     }
 
-    fn verify(&mut self, _: Family) -> Result<Verification, ApplyError> {
+    fn verify(&mut self) -> Result<Verification, ApplyError> {
         Ok(Verification::Equal)
     }
 
@@ -252,7 +248,11 @@ impl Backend for Telling {
 
 #[tokio::test(start_paused = true)]
 async fn a_question_about_a_service_is_answered_with_its_token() {
-    let mut rig = Rig::with(Engine::local(Box::new(Telling)), 0);
+    let telling = |family| match family {
+        Family::V4 => Box::new(Telling) as Box<dyn Side>,
+        Family::V6 => Box::new(Noop::default()),
+    };
+    let mut rig = Rig::with(Engine::local(noop::open_with(telling)), 0);
     let mut server = rig.synced(&mut Plane::new([svc("a", &[])])).await;
     for token in [7, 8] {
         server.say(server_message::Kind::Inspect(pb::Inspect {

@@ -21,7 +21,7 @@ pub(crate) struct Agent {
     /// Counts from the next start.
     pub(crate) backend_settings: Settings,
     kind: Kind,
-    backend: Box<dyn Backend>,
+    backend: Backend,
     /// Deletes stale conntrack entries, if asked to.
     pub(crate) conntrack: Option<Cleaner>,
 }
@@ -148,7 +148,9 @@ impl Agent {
             services,
             complete,
         };
-        let applied = self.ns.run(|| Ok(self.backend.apply(change)?))?;
+        let applied = self
+            .ns
+            .run(|| Ok(self.backend.side(family).apply(change)?))?;
         if let Some(conntrack) = &self.conntrack {
             conntrack.committed(&change, &applied.failures);
         }
@@ -157,15 +159,17 @@ impl Agent {
 
     /// Compares the data path with what was applied.
     pub(crate) fn verify(&mut self, family: Family) -> Result<Verification> {
-        self.ns.run(|| Ok(self.backend.verify(family)?))
+        self.ns.run(|| Ok(self.backend.side(family).verify()?))
     }
 
     /// Puts right what the kernel says that others changed; what was wrong with each family that they did.
     pub(crate) fn mend(&mut self) -> Result<Vec<Verification>> {
         self.ns.run(|| {
-            let meddled = Family::ALL.into_iter().zip(self.backend.listen());
+            let notifications = self.backend.notifications.as_mut();
+            let meddled = notifications.map_or([false, false], |reports| reports.read());
+            let meddled = Family::ALL.into_iter().zip(meddled);
             let meddled = meddled.filter(|(_, meddled)| *meddled);
-            let outcomes = meddled.map(|(family, _)| Ok(self.backend.mend(family)?));
+            let outcomes = meddled.map(|(family, _)| Ok(self.backend.side(family).mend()?));
             outcomes.collect()
         })
     }
@@ -209,6 +213,6 @@ impl Agent {
     }
 }
 
-fn open(kind: Kind, ns: &NetNs, settings: &Settings) -> Result<Box<dyn Backend>> {
+fn open(kind: Kind, ns: &NetNs, settings: &Settings) -> Result<Backend> {
     ns.run(|| Ok(kind.open(settings)?))
 }

@@ -1,5 +1,4 @@
-//! The iptables backend: keeps a ruleset per family, and changes the kernel's tables to what a change asks
-//! for.
+//! One family of the iptables backend: its tables, and how they are read, changed and compared.
 
 mod isolate;
 mod tables;
@@ -9,7 +8,7 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-use kplane_model::Family;
+use kplane_model::{Family, ServiceKey};
 
 use self::tables::{Programs, Tables};
 use super::DESCRIPTION;
@@ -20,12 +19,13 @@ use super::readback::Listing;
 use super::restore::parts;
 use super::ruleset::{Ruleset, Settings, Staged, Written};
 use super::tool::{Flavour, Tool, is_locked};
+use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{
-    self, Applied, ApplyError, Backend, Change, Description, Lookups, OpenError, RuleCounts,
-    Serving, Verification,
+    self, Applied, Backend, Change, Lookups, OpenError, RuleCounts, Serving, Verification,
+    open_sides,
 };
+use crate::plan::{FrontendAddr, NodePlan};
 use crate::process::RunError;
-use kplane_netlink::NetlinkError;
 
 /// Largest share of the time for reading tables back, as 1/n. 10,000 Services are read in 0.3 s (legacy) to
 /// 0.8 s, so changes by other programs are found within 4 s.
@@ -43,22 +43,13 @@ const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
 /// Kernel setting that makes TCP packets out of the window valid (C7).
 const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
-/// The driver of iptables, with two independent sides, one per family.
-#[derive(Debug)]
-struct Driver<T> {
-    /// The sides; for a family that this machine cannot program, the reason.
-    sides: [Result<Side<T>, String>; 2],
-    /// Longest time between two checks of the tables.
-    probe_interval: Duration,
-}
-
-/// One family's part of the driver.
+/// One family's tables.
 #[derive(Debug)]
 struct Side<T> {
     tables: T,
     settings: Settings,
-    /// The content of the tables; `None` = not known.
-    ruleset: Option<Ruleset>,
+    /// Longest time between two checks of the tables.
+    probe_interval: Duration,
     /// Numbers of rules in the tables filter and nat, while the ruleset is known.
     counts: [u64; 2],
     /// The length of the way to a Service when it was last measured.
@@ -73,42 +64,26 @@ struct Side<T> {
     localhost: bool,
 }
 
-/// A step that failed while applying a change.
+/// The tables could not be listed.
 #[derive(Debug, thiserror::Error)]
-enum StepError {
-    /// This machine cannot program the family.
-    #[error("{0}")]
-    Unusable(String),
-    /// The tables could not be listed.
-    #[error("iptables-save {0}")]
-    Read(RunError),
-    /// The counters that rules use could not be created.
-    #[error("{0}; is the kernel's module nfnetlink_acct gone?")]
-    Counters(NetlinkError),
-    /// Another program held the lock.
-    #[error("others hold the lock of iptables (/run/xtables.lock) for too long: {0}")]
-    Locked(RunError),
-    /// The programs or the kernel refused the change.
-    #[error("iptables-restore {0}")]
-    Refused(RunError),
-    /// It is not known whether the change was applied.
-    #[error("iptables-restore {0}; what the tables hold now is read again")]
-    Interrupted(RunError),
-    /// A partial change came while the content of the tables is not known.
-    #[error("our rules are not known any more; everything has to be applied again")]
-    Unknown,
-    /// Another program changed kplane's rules. The next complete change repairs them.
-    #[error("somebody else changed our rules: {0}")]
-    Drifted(String),
+#[error("iptables-save {0}")]
+struct Unreadable(RunError);
+
+fn unreadable(error: RunError) -> StepError {
+    StepError::read(Unreadable(error))
 }
 
-impl StepError {
-    fn of_restore(error: RunError) -> Self {
-        match error {
-            error if is_locked(&error) => Self::Locked(error),
-            RunError::Failed { status, .. } if status.code().is_some() => Self::Refused(error),
-            error => Self::Interrupted(error),
+fn failed_restore(error: RunError) -> StepError {
+    match error {
+        error if is_locked(&error) => StepError::interrupted(format!(
+            "another program holds the lock of iptables (/run/xtables.lock) for too long: {error}"
+        )),
+        RunError::Failed { status, .. } if status.code().is_some() => {
+            StepError::Refused(format!("iptables-restore {error}").into())
         }
+        error => StepError::interrupted(format!(
+            "iptables-restore {error}; the agent reads the tables again"
+        )),
     }
 }
 
@@ -116,59 +91,40 @@ impl StepError {
 ///
 /// # Errors
 /// [`OpenError`] when no family can be programmed.
-pub(super) fn open(settings: &backend::Settings) -> Result<Box<dyn Backend>, OpenError> {
-    Ok(Box::new(Driver::open(settings)?))
-}
-
-impl Driver<Programs> {
-    fn open(settings: &backend::Settings) -> Result<Self, OpenError> {
-        backend::check_privilege(DESCRIPTION.name)?;
-        let side = |family| {
-            let tool = Tool::choose(family).map_err(|error| error.to_string())?;
-            tracing::info!(%family, tool = tool.name(), "programming iptables");
-            let settings = Settings {
-                family,
-                masquerade_bit: settings.masquerade_bit,
-                own_mark: settings.own_mark,
-                random_fully: true,
-                localhost_nodeports: settings.localhost_nodeports && family == Family::V4,
-                tcp_be_liberal: is_set(TCP_BE_LIBERAL),
-                counters: counting::make(&tool),
-                pod_interface: settings.pod_interface,
-                layout: settings.iptables_layout,
-            };
-            Ok(Side::new(Programs::new(tool), settings))
+pub(super) fn open(settings: &backend::Settings) -> Result<Backend, OpenError> {
+    backend::check_privilege(DESCRIPTION.name)?;
+    let mut flavours = [None, None];
+    let side = |family| {
+        let tool = Tool::choose(family).map_err(|error| error.to_string())?;
+        tracing::info!(%family, tool = tool.name(), "programming iptables");
+        flavours[family as usize] = Some(tool.flavour());
+        let rules = Settings {
+            family,
+            masquerade_bit: settings.masquerade_bit,
+            own_mark: settings.own_mark,
+            random_fully: true,
+            localhost_nodeports: settings.localhost_nodeports && family == Family::V4,
+            tcp_be_liberal: is_set(TCP_BE_LIBERAL),
+            counters: counting::make(&tool),
+            pod_interface: settings.pod_interface,
+            layout: settings.iptables_layout,
         };
-        let driver = Self {
-            sides: Family::ALL.map(side),
-            probe_interval: settings.probe_interval,
-        };
-        backend::check_sides(DESCRIPTION.name, &driver.sides)?;
-        Ok(driver)
-    }
-}
-
-impl<T: Tables> Driver<T> {
-    fn side(&mut self, family: Family) -> Result<&mut Side<T>, StepError> {
-        let side = self.sides[family as usize].as_mut();
-        side.map_err(|reason| StepError::Unusable(reason.clone()))
-    }
-
-    fn try_apply(&mut self, change: Change<'_>) -> Result<Applied, StepError> {
-        let side = self.side(change.family)?;
-        match side.apply(change) {
-            Err(StepError::Refused(error)) => side.isolate(change, &error),
-            result => result,
-        }
-    }
+        let interval = settings.probe_interval;
+        Ok(Side::new(Programs::new(tool), rules, interval))
+    };
+    let sides = open_sides(DESCRIPTION.name, side)?;
+    Ok(Backend {
+        serving: Some(Serving::Iptables(flavours)),
+        ..Backend::new(&DESCRIPTION, sides)
+    })
 }
 
 impl<T: Tables> Side<T> {
-    fn new(tables: T, settings: Settings) -> Self {
+    fn new(tables: T, settings: Settings, probe_interval: Duration) -> Self {
         Self {
             tables,
             settings,
-            ruleset: None,
+            probe_interval,
             counts: [0; 2],
             lookups: Lookups::default(),
             known: None,
@@ -178,75 +134,9 @@ impl<T: Tables> Side<T> {
         }
     }
 
-    fn apply(&mut self, change: Change<'_>) -> Result<Applied, StepError> {
-        let started = Instant::now();
-        let mut ruleset = self.load(change.complete)?;
-        let mut staged = ruleset.stage(change);
-        let failures = std::mem::take(&mut staged.failures);
-        self.keep(&mut staged);
-        let planned = started.elapsed();
-        let limits = self.tables.limits();
-        let texts: Vec<String> = staged
-            .steps
-            .iter()
-            .flat_map(|step| parts(step, limits))
-            .collect();
-        let encoded = started.elapsed();
-        let bytes = match self.restore(&texts) {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                // In all other cases, the content of the tables is not known.
-                if matches!(error, StepError::Refused(_)) && !change.complete {
-                    self.ruleset = Some(ruleset);
-                }
-                return Err(error);
-            }
-        };
-        let kernel = started.elapsed();
-        let operations = staged.len() as u64;
-        let mut rules = self.count(&ruleset, &staged);
-        ruleset.accept(staged);
-        rules.lookups = self.lookups(&ruleset, change.complete);
-        self.ruleset = Some(ruleset);
-        self.serve_localhost(change);
-        Ok(Applied {
-            operations,
-            bytes,
-            plan: planned,
-            encode: encoded.saturating_sub(planned),
-            kernel: kernel.saturating_sub(encoded),
-            failures,
-            rules: Some(rules),
-            repaired: None,
-        })
-    }
-
-    /// Takes the ruleset out of the side, or adopts the kernel's.
-    fn load(&mut self, complete: bool) -> Result<Ruleset, StepError> {
-        if let Some(ruleset) = self.ruleset.take() {
-            return Ok(ruleset);
-        }
-        if !complete {
-            return Err(StepError::Unknown);
-        }
-        if self.settings.counters {
-            // If a cleanup removed the rules, it removed the counters too.
-            self.tables.make_counters().map_err(StepError::Counters)?;
-        }
-        let found = self.read()?.found;
-        let chains = found.chains().len();
-        if chains > 0 {
-            let family = self.settings.family;
-            tracing::info!(%family, chains, "adopting the chains that are there");
-        }
-        let ruleset = Ruleset::adopt(self.settings, found);
-        self.counts = [TableName::Filter, TableName::Nat].map(|table| ruleset.rules_in(table));
-        Ok(ruleset)
-    }
-
     fn read(&mut self) -> Result<Listing, StepError> {
         let started = Instant::now();
-        let mut listing = self.tables.read().map_err(StepError::Read)?;
+        let mut listing = self.tables.read().map_err(unreadable)?;
         self.reading = started.elapsed();
         self.kept.retain(|id| {
             let needed = listing.needed.contains(id);
@@ -263,7 +153,7 @@ impl<T: Tables> Side<T> {
         let text = texts.concat();
         let known = self.known.take();
         let before = self.tables.generation();
-        self.tables.restore(&text).map_err(StepError::of_restore)?;
+        self.tables.restore(&text).map_err(failed_restore)?;
         // Each part is one transaction. If there were more, another program made some of them.
         let ours = u32::try_from(texts.len()).unwrap_or(u32::MAX);
         let after = self.tables.generation();
@@ -291,8 +181,8 @@ impl<T: Tables> Side<T> {
         }
     }
 
-    /// Returns the number of rules in the tables filter and nat after a change, and the number that the
-    /// change wrote.
+    /// Returns the number of rules in the tables filter and nat after a change that is not accepted yet, and
+    /// the number that the change wrote.
     fn count(&mut self, ruleset: &Ruleset, staged: &Staged) -> RuleCounts {
         let mut last = [0; 2];
         for step in &staged.steps {
@@ -334,8 +224,8 @@ impl<T: Tables> Side<T> {
 
     /// Enables node ports on loopback addresses (C8). The rule that protects the node from other senders to
     /// such addresses must exist before.
-    fn serve_localhost(&mut self, change: Change<'_>) {
-        if self.localhost || !serves_localhost(&self.settings, change.node) {
+    fn serve_localhost(&mut self, node: &NodePlan) {
+        if self.localhost || !serves_localhost(&self.settings, node) {
             return;
         }
         self.localhost = true;
@@ -348,73 +238,119 @@ impl<T: Tables> Side<T> {
             );
         }
     }
+}
+
+impl<T: Tables> DataPath for Side<T> {
+    type Content = Ruleset;
+    type Staged = Staged;
+
+    fn family(&self) -> Family {
+        self.settings.family
+    }
+
+    fn adopt(&mut self) -> Result<Ruleset, StepError> {
+        if self.settings.counters {
+            // If a cleanup removed the rules, it removed the counters too.
+            let made = self.tables.make_counters();
+            made.map_err(|error| {
+                StepError::read(format!(
+                    "{error}; is the kernel's module nfnetlink_acct gone?"
+                ))
+            })?;
+        }
+        let found = self.read()?.found;
+        let chains = found.chains().len();
+        if chains > 0 {
+            let family = self.settings.family;
+            tracing::info!(%family, chains, "adopted the chains of the kernel");
+        }
+        let ruleset = Ruleset::adopt(self.settings, found);
+        self.counts = [TableName::Filter, TableName::Nat].map(|table| ruleset.rules_in(table));
+        Ok(ruleset)
+    }
+
+    fn places<'c>(ruleset: &'c Ruleset, key: &ServiceKey) -> &'c [FrontendAddr] {
+        let holdings = ruleset.services.get(key);
+        holdings.map_or(&[], |holdings| &holdings.places)
+    }
+
+    fn stage(
+        &mut self,
+        ruleset: &mut Ruleset,
+        change: Change<'_>,
+        applied: &mut Applied,
+    ) -> Result<Staged, StepError> {
+        let mut staged = ruleset.stage(change);
+        applied.failures.append(&mut staged.failures);
+        self.keep(&mut staged);
+        applied.operations = staged.len() as u64;
+        Ok(staged)
+    }
+
+    fn commit(
+        &mut self,
+        _ruleset: &mut Ruleset,
+        staged: &mut Staged,
+        applied: &mut Applied,
+    ) -> Result<(), StepError> {
+        let started = Instant::now();
+        let limits = self.tables.limits();
+        let steps = staged.steps.iter();
+        let texts: Vec<String> = steps.flat_map(|step| parts(step, limits)).collect();
+        applied.encode = started.elapsed();
+        applied.bytes = self.restore(&texts)?;
+        applied.kernel = started.elapsed().saturating_sub(applied.encode);
+        Ok(())
+    }
+
+    fn accept(&mut self, ruleset: &mut Ruleset, staged: Staged, applied: &mut Applied) {
+        let complete = staged.after.complete;
+        let mut rules = self.count(ruleset, &staged);
+        ruleset.accept(staged);
+        rules.lookups = self.lookups(ruleset, complete);
+        applied.rules = Some(rules);
+        if let Some(node) = &ruleset.node {
+            self.serve_localhost(node);
+        }
+    }
 
     /// Compares the tables with the ruleset, unless it is certain that nothing changed since the last time.
-    fn verify(&mut self) -> Result<Verification, StepError> {
-        let Some(ruleset) = self.ruleset.take() else {
-            let what = "it is not known what our chains should hold";
-            return Ok(Verification::Drifted(what.to_owned()));
-        };
+    fn check(&mut self, ruleset: &mut Ruleset) -> Result<Verification, StepError> {
         let before = self.tables.generation();
         if self.known.is_some() && self.known == before {
-            self.ruleset = Some(ruleset);
             return Ok(Verification::Equal);
         }
         self.known = None;
-        let found = match self.read() {
-            Ok(listing) => listing.found,
-            Err(error) => {
-                self.ruleset = Some(ruleset);
-                return Err(error);
-            }
-        };
+        let found = self.read()?.found;
         if let Some(difference) = ruleset.difference(&found) {
-            return Ok(Verification::Drifted(difference));
+            return Err(StepError::Drifted(difference));
         }
-        self.ruleset = Some(ruleset);
         self.known = before.filter(|_| before == self.tables.generation());
         Ok(Verification::Equal)
     }
-}
 
-impl<T: Tables> Backend for Driver<T> {
-    fn describe(&self) -> &'static Description {
-        &DESCRIPTION
+    fn before_isolation(&mut self, ruleset: &Ruleset) -> Result<(), StepError> {
+        self.find_needed(ruleset)
     }
 
-    fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
-        self.try_apply(change)
-            .map_err(|error| ApplyError::new(change.family, error))
-    }
-
-    fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        let outcome = self.side(family).and_then(Side::verify);
-        outcome.map_err(|error| ApplyError::new(family, error))
-    }
-
-    fn probe_interval(&self) -> Option<Duration> {
-        let share = |side: &Side<T>| match side.tables.flavour() {
-            Flavour::Legacy => READ_SHARE,
-            Flavour::Nft => READ_SHARE_NFT,
-        };
-        let sides = self.sides.iter().flatten();
-        let least = sides.map(|side| side.reading * share(side)).max();
-        Some(self.probe_interval.max(least.unwrap_or_default()))
+    fn rehearse(&mut self, part: Change<'_>) -> Option<Result<(), StepError>> {
+        Some(self.try_out(part))
     }
 
     /// Chains of kube-proxy count too: they have the same names.
-    fn has_services(&mut self, family: Family) -> bool {
-        let side = self.side(family).ok();
-        side.and_then(|side| side.read().ok()).is_some_and(|found| {
+    fn has_services(&mut self) -> bool {
+        self.read().is_ok_and(|found| {
             let mut chains = found.found.chains().keys();
             chains.any(|(_, chain)| chain.is_of_a_service())
         })
     }
 
-    fn serving(&self) -> Option<Serving> {
-        let sides = self.sides.each_ref();
-        let flavours = sides.map(|side| Some(side.as_ref().ok()?.tables.flavour()));
-        Some(Serving::Iptables(flavours))
+    fn probe_interval(&self) -> Option<Duration> {
+        let share = match self.tables.flavour() {
+            Flavour::Legacy => READ_SHARE,
+            Flavour::Nft => READ_SHARE_NFT,
+        };
+        Some(self.probe_interval.max(self.reading * share))
     }
 }
 

@@ -76,6 +76,6 @@ pub(super) const DESCRIPTION: Description = Description {
 ///
 /// # Errors
 /// [`OpenError`] names the missing part.
-pub fn open(settings: &super::Settings) -> Result<Box<dyn Backend>, OpenError> {
+pub fn open(settings: &super::Settings) -> Result<Backend, OpenError> {
     driver::open(settings)
 }

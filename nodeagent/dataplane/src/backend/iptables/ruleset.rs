@@ -168,8 +168,6 @@ pub struct Ruleset {
     /// Number of copies of each rule of a built-in chain, by table and line.
     pub(super) jumps: HashMap<(TableName, String), usize>,
     pub(super) services: HashMap<ServiceKey, Holdings>,
-    /// The ServicePort that holds each place.
-    pub(super) places: HashMap<FrontendAddr, ServiceKey>,
     /// The lists, in the order of [`List::ALL`].
     pub(super) lists: Vec<Dispatch>,
     /// Ports of health checks, each with its ServicePorts: the ports of a Service share one.
@@ -216,7 +214,6 @@ pub(super) struct After {
     pub(super) large: bool,
     pub(super) chains: HashMap<ChainId, Option<Content>>,
     pub(super) services: Vec<(ServiceKey, Option<Holdings>)>,
-    pub(super) places: HashMap<FrontendAddr, Option<ServiceKey>>,
     pub(super) lists: Vec<Overlay>,
     pub(super) health: BTreeMap<u16, BTreeSet<ServiceKey>>,
     pub(super) jumps: HashMap<(TableName, String), usize>,
@@ -349,7 +346,6 @@ impl Ruleset {
             chains: chains.map(|(id, content)| (id, held(content))).collect(),
             jumps: found.jumps,
             services: HashMap::new(),
-            places: HashMap::new(),
             lists: List::ALL.map(|list| Dispatch::new(list, &settings)).into(),
             health: BTreeMap::new(),
             settings,
@@ -390,12 +386,6 @@ impl Ruleset {
                     self.services.remove(&key);
                 }
             }
-        }
-        for (at, owner) in after.places {
-            match owner {
-                Some(owner) => self.places.insert(at, owner),
-                None => self.places.remove(&at),
-            };
         }
         for (port, owners) in after.health {
             if owners.is_empty() {
@@ -443,7 +433,8 @@ impl Ruleset {
             .chains
             .keys()
             .filter(|id| !self.chains.contains_key(id));
-        differences.extend(others.map(|(table, name)| format!("{table} {name} is not ours")));
+        differences
+            .extend(others.map(|(table, name)| format!("{table} {name} is another program's")));
         for jump in jumps() {
             let line = jump.rule.line_in(jump.from);
             if !found.jumps.contains_key(&(jump.table, line)) {

@@ -98,7 +98,6 @@ impl<'a> Staging<'a> {
     fn release(&mut self, key: &ServiceKey, holdings: &Holdings) {
         self.released.extend(&holdings.chains);
         for at in &holdings.places {
-            self.after.places.insert(*at, None);
             let point = Point::of(*at);
             for (over, list) in self.after.lists.iter_mut().zip(&self.ruleset.lists) {
                 if list.list().holds(*at) && list.get(point).is_some() {
@@ -124,15 +123,10 @@ impl<'a> Staging<'a> {
                 }
                 self.nat = nat;
                 for frontend in &plan.frontends {
-                    match self.place(key, frontend.at) {
-                        Ok(()) => {
-                            holdings.places.push(frontend.at);
-                            let point = Point::of(frontend.at);
-                            for (list, entry) in writer.entries(frontend) {
-                                self.overlay(list).insert(point, Some(entry));
-                            }
-                        }
-                        Err(reason) => self.fail(key, reason),
+                    holdings.places.push(frontend.at);
+                    let point = Point::of(frontend.at);
+                    for (list, entry) in writer.entries(frontend) {
+                        self.overlay(list).insert(point, Some(entry));
                     }
                 }
                 if let Some(port) = plan.health_check_node_port {
@@ -159,21 +153,6 @@ impl<'a> Staging<'a> {
         }
         self.taken.extend(chains.iter().map(|(name, _)| *name));
         Ok(chains)
-    }
-
-    /// Takes a place that no ServicePort holds.
-    fn place(&mut self, key: &ServiceKey, at: FrontendAddr) -> Result<(), String> {
-        let owner = match self.after.places.get(&at) {
-            Some(staged) => staged.as_ref(),
-            None => self.ruleset.places.get(&at),
-        };
-        match owner {
-            Some(owner) if owner != key => Err(format!("{at}: is already programmed for {owner}")),
-            _ => {
-                self.after.places.insert(at, Some(key.clone()));
-                Ok(())
-            }
-        }
     }
 
     /// Returns the ServicePorts that use a port of health checks.

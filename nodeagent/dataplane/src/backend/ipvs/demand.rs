@@ -54,6 +54,8 @@ pub(super) struct Wanted {
 /// The needs of one ServicePort. Other ServicePorts may need the same objects, except servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Demand {
+    /// The places of the plan.
+    pub(super) places: Vec<FrontendAddr>,
     pub(super) servers: Vec<Wanted>,
     pub(super) entries: Vec<(SetId, Entry)>,
     /// Addresses of the dummy device.
@@ -78,7 +80,10 @@ impl Demand {
             },
             cluster: cluster_endpoints(plan).into(),
             strict_local: settings.strict_local,
-            demand: Self::default(),
+            demand: Self {
+                places: plan.frontends.iter().map(|f| f.at).collect(),
+                ..Self::default()
+            },
         };
         for frontend in &plan.frontends {
             match frontend.at {

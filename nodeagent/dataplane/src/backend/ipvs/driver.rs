@@ -1,4 +1,5 @@
-//! The IPVS backend: keeps the state of each family, and changes the kernel to what a change asks for.
+//! One family of the IPVS backend: its virtual servers, sets, addresses and rules, and how they are read,
+//! changed and compared.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -14,11 +15,12 @@ use super::rules::{self, Lacks, Steps};
 use super::sets::SetId;
 use super::state::{Op, Ops, State};
 use super::{DESCRIPTION, probe, sysctl};
+use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{
-    self, Applied, ApplyError, Backend, Change, Description, Failure, Inspection, OpenError,
-    ServerCounts, Serving, Verification,
+    self, Applied, Backend, Change, Failure, Inspection, OpenError, ServerCounts, Serving,
+    Verification, open_sides,
 };
-use crate::plan::NodePlan;
+use crate::plan::{FrontendAddr, NodePlan};
 use kplane_netlink::ipvs::{Ipvs, ServerKey, Timeouts};
 
 mod ruleset;
@@ -33,24 +35,12 @@ const REFUSED_FOR: Duration = Duration::from_secs(30);
 /// Most virtual servers of other programs in one log line.
 const NAMED: usize = 5;
 
-/// The driver of IPVS, with one side per family.
-#[derive(Debug)]
-struct Driver<K> {
-    /// The sides; for a family that this machine cannot program, the reason.
-    sides: [Result<Side<K>, String>; 2],
-    /// Longest time between two checks of the data path.
-    probe_interval: Duration,
-}
-
-/// One family's part of the driver.
+/// One family's data path.
 #[derive(Debug)]
 struct Side<K> {
     kernel: K,
     settings: backend::Settings,
     family: Family,
-    state: State,
-    /// Whether the state is certainly that of the kernel.
-    known: bool,
     node: NodePlan,
     ips: NodeIps,
     capacities: HashMap<SetId, u32>,
@@ -70,51 +60,58 @@ struct Side<K> {
     seen: Seen,
 }
 
-/// A step that failed while applying a change.
-#[derive(Debug, thiserror::Error)]
-enum StepError {
-    /// This machine cannot program the family.
-    #[error("{0}")]
-    Unusable(String),
-    /// The exchange with the kernel failed.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// A partial change came while the content of the kernel is not known.
-    #[error("what the kernel holds is not known any more; everything has to be applied again")]
-    Unknown,
+/// A change that is worked out.
+#[derive(Debug)]
+pub(super) struct Staged {
+    ops: Ops,
+    steps: Steps,
+    complete: bool,
+}
+
+/// An error before anything is changed.
+fn unreadable(error: KernelError) -> StepError {
+    StepError::read(error)
+}
+
+/// An error after which some operations may have been done.
+fn interrupted(error: KernelError) -> StepError {
+    StepError::interrupted(error)
 }
 
 /// Opens the backend for this thread's network namespace.
 ///
 /// # Errors
 /// [`OpenError`] when no family can be programmed.
-pub(super) fn open(settings: &backend::Settings) -> Result<Box<dyn Backend>, OpenError> {
-    Ok(Box::new(Driver::open(settings)?))
+pub(super) fn open(settings: &backend::Settings) -> Result<Backend, OpenError> {
+    open_on(settings, |machine| machine)
 }
 
-impl Driver<Machine> {
-    fn open(settings: &backend::Settings) -> Result<Self, OpenError> {
-        let failed = |reason| OpenError {
-            backend: DESCRIPTION.name,
-            reason,
-        };
-        backend::check_privilege(DESCRIPTION.name)?;
-        probe::machine(settings.ipvs.scheduler).map_err(failed)?;
-        prepare(&settings.ipvs);
-        let side = |family| {
-            let (tool, lacks) = probe::tool(family)?;
-            tracing::info!(%family, tool = tool.name(), "programming IPVS");
-            let machine = Machine::new(family, tool).map_err(|error| error.to_string())?;
-            let side = Side::new(machine, family, settings.clone());
-            Ok(Side { lacks, ..side })
-        };
-        let driver = Self {
-            sides: Family::ALL.map(side),
-            probe_interval: settings.probe_interval,
-        };
-        backend::check_sides(DESCRIPTION.name, &driver.sides)?;
-        Ok(driver)
-    }
+/// Opens the backend with access to the machine through a layer.
+fn open_on<K: Kernel + 'static>(
+    settings: &backend::Settings,
+    layer: impl Fn(Machine) -> K,
+) -> Result<Backend, OpenError> {
+    let failed = |reason| OpenError {
+        backend: DESCRIPTION.name,
+        reason,
+    };
+    backend::check_privilege(DESCRIPTION.name)?;
+    probe::machine(settings.ipvs.scheduler).map_err(failed)?;
+    prepare(&settings.ipvs);
+    let mut flavours = [None, None];
+    let side = |family| {
+        let (tool, lacks) = probe::tool(family)?;
+        tracing::info!(%family, tool = tool.name(), "programming IPVS");
+        flavours[family as usize] = Some(tool.flavour());
+        let machine = Machine::new(family, tool).map_err(|error| error.to_string())?;
+        let side = Side::new(layer(machine), family, settings.clone());
+        Ok(Side { lacks, ..side })
+    };
+    let sides = open_sides(DESCRIPTION.name, side)?;
+    Ok(Backend {
+        serving: Some(Serving::Ipvs(flavours)),
+        ..Backend::new(&DESCRIPTION, sides)
+    })
 }
 
 /// Applies the settings of the network namespace as a whole.
@@ -131,21 +128,12 @@ pub(super) fn prepare(settings: &super::Settings) {
     }
 }
 
-impl<K: Kernel> Driver<K> {
-    fn side(&mut self, family: Family) -> Result<&mut Side<K>, StepError> {
-        let side = self.sides[family as usize].as_mut();
-        side.map_err(|reason| StepError::Unusable(reason.clone()))
-    }
-}
-
 impl<K: Kernel> Side<K> {
     fn new(kernel: K, family: Family, settings: backend::Settings) -> Self {
         Self {
             kernel,
             settings,
             family,
-            state: State::default(),
-            known: false,
             node: NodePlan::default(),
             ips: NodeIps::default(),
             capacities: HashMap::new(),
@@ -158,49 +146,6 @@ impl<K: Kernel> Side<K> {
             reading: Duration::ZERO,
             seen: Seen::default(),
         }
-    }
-
-    fn apply(&mut self, change: Change<'_>) -> Result<Applied, StepError> {
-        let started = Instant::now();
-        if !self.known {
-            if !change.complete {
-                return Err(StepError::Unknown);
-            }
-            self.state = State::default();
-            let reading = self.kernel.read()?;
-            self.take(reading, true);
-            self.read_rules()?;
-        }
-        self.node = change.node.clone();
-        let mut failures = Vec::new();
-        let demands = self.demands(&change, &mut failures)?;
-        // The state is certain again when all operations are done.
-        self.known = false;
-        let protected = &self.settings.ipvs.exclude_cidrs;
-        let (ops, conflicts) = self.state.stage(demands, change.complete, protected);
-        failures.extend(conflicts);
-        if change.complete {
-            self.refused.clear();
-            self.refused_at = None;
-        }
-        let steps = self.steps(change.complete);
-        let planned = started.elapsed();
-        let operations = (ops.len() + steps.len()) as u64;
-        let bytes = self.carry_out(&ops, &steps, &mut failures)?;
-        self.known = true;
-        if change.complete {
-            self.seen.counts = Some(self.state.counts());
-        }
-        Ok(Applied {
-            operations,
-            bytes,
-            plan: planned,
-            encode: Duration::ZERO,
-            kernel: started.elapsed().saturating_sub(planned),
-            failures: merged(failures),
-            rules: None,
-            repaired: None,
-        })
     }
 
     /// Returns the needs of each ServicePort of a change.
@@ -222,7 +167,8 @@ impl<K: Kernel> Side<K> {
             let kernel = &mut self.kernel;
             let scheduler = self
                 .schedulers
-                .choose(plan, settings.scheduler, kernel, failures)?;
+                .choose(plan, settings.scheduler, kernel, failures)
+                .map_err(unreadable)?;
             let demand = Demand::new(plan, scheduler, &self.node, &self.ips, settings);
             if self.lacks.ipvs && !demand.denied.is_empty() {
                 failures.push(Failure {
@@ -239,25 +185,9 @@ impl<K: Kernel> Side<K> {
         Ok(demands)
     }
 
-    fn carry_out(
-        &mut self,
-        ops: &Ops,
-        steps: &Steps,
-        failures: &mut Vec<Failure>,
-    ) -> Result<u64, StepError> {
-        let mut bytes = 0;
-        self.make_room(ops)?;
-        bytes += self.perform(&ops.ready, failures)?;
-        bytes += self.restore(&steps.first)?;
-        bytes += self.perform(&ops.bind, failures)?;
-        bytes += self.restore(&steps.last)?;
-        bytes += self.perform(&ops.clear, failures)?;
-        Ok(bytes)
-    }
-
     /// Enlarges sets that must have more entries than they can hold. Old entries are deleted after new ones
     /// were added, so the set must have room for both.
-    fn make_room(&mut self, ops: &Ops) -> Result<(), StepError> {
+    fn make_room(&mut self, state: &State, ops: &Ops) -> Result<(), StepError> {
         let mut added = [0; SetId::ALL.len()];
         for op in &ops.ready {
             if let Op::Entry(set, _, true) = op {
@@ -266,33 +196,39 @@ impl<K: Kernel> Side<K> {
         }
         for set in SetId::ALL {
             let capacity = self.capacities.get(&set).copied().unwrap_or(0) as usize;
-            let held = self.state.entries(set).1;
+            let held = state.entries(set).1;
             let needed = added[set as usize] + held.map_or(0, HashSet::len);
             if capacity == 0 || needed <= capacity {
                 continue;
             }
             let none = HashSet::new();
-            let capacity = self.kernel.grow(set, held.unwrap_or(&none), needed)?;
+            let capacity = self.kernel.grow(set, held.unwrap_or(&none), needed);
+            let capacity = capacity.map_err(interrupted)?;
             tracing::info!(set = set.name(self.family), capacity, "an IP set has grown");
             self.capacities.insert(set, capacity);
         }
         Ok(())
     }
 
-    fn perform(&mut self, ops: &[Op], failures: &mut Vec<Failure>) -> Result<u64, StepError> {
-        let (refused, bytes) = self.kernel.perform(ops)?;
+    fn perform(
+        &mut self,
+        state: &mut State,
+        ops: &[Op],
+        failures: &mut Vec<Failure>,
+    ) -> Result<u64, StepError> {
+        let (refused, bytes) = self.kernel.perform(ops).map_err(interrupted)?;
         let those: HashSet<Op> = refused
             .iter()
             .filter_map(|r| ops.get(r.index))
             .copied()
             .collect();
-        let owners = self.state.owners(&those);
+        let owners = state.owners(&those);
         let mut refused = refused.into_iter().peekable();
         for (index, op) in ops.iter().enumerate() {
             match refused.next_if(|refused| refused.index == index) {
                 None => {
                     self.refused.remove(op);
-                    self.state.done(*op);
+                    state.done(*op);
                 }
                 Some(refused) => {
                     self.refuse(*op, &refused, owners.get(op), failures);
@@ -317,7 +253,7 @@ impl<K: Kernel> Side<K> {
                 degraded: true,
             }),
             None => tracing::warn!(
-                family = %self.family, what, reason = refused.reason, "nobody's any more, and still there"
+                family = %self.family, what, reason = refused.reason, "cannot remove a stale IPVS object; the next check tries again"
             ),
         }
         self.refused.insert(op);
@@ -325,14 +261,14 @@ impl<K: Kernel> Side<K> {
     }
 
     /// Records what was read from the kernel.
-    fn take(&mut self, reading: Reading, first: bool) {
+    fn take(&mut self, state: &mut State, reading: Reading, first: bool) {
         let (family, servers) = (self.family, reading.snapshot.servers.len());
         if first && servers > 0 {
-            tracing::info!(%family, servers, "adopting the virtual servers that are there");
+            tracing::info!(%family, servers, "adopted the virtual servers of the kernel");
         }
         self.ips = NodeIps::new(reading.node_ips);
         self.capacities = reading.capacities;
-        let foreign = self.state.adopt(reading.snapshot, first);
+        let foreign = state.adopt(reading.snapshot, first);
         self.seen.at = Some(Instant::now());
         if !foreign.is_empty() && foreign != self.foreign {
             let names: Vec<String> = foreign
@@ -342,120 +278,167 @@ impl<K: Kernel> Side<K> {
                 .collect();
             tracing::warn!(
                 %family, count = foreign.len(), first = names.join(", "),
-                "virtual servers of others on addresses of Services: left alone"
+                "leaving virtual servers of other programs on addresses of Services alone"
             );
         }
         self.foreign = foreign;
     }
 
-    /// Compares the kernel with the state that it must have, and removes real servers that have drained.
-    fn verify(&mut self) -> Result<Verification, StepError> {
-        if !self.known {
-            let what = "it is not known what the kernel holds";
-            return Ok(Verification::Drifted(what.to_owned()));
+    /// Removes real servers that have drained. A failed operation is not reported, because the next check
+    /// repeats it.
+    fn remove_drained(&mut self, state: &mut State, idle: Vec<Op>) -> Result<(), StepError> {
+        let (refused, _) = self.kernel.perform(&idle).map_err(unreadable)?;
+        for (index, op) in idle.into_iter().enumerate() {
+            if refused.iter().all(|refused| refused.index != index) {
+                state.done(op);
+            }
         }
+        Ok(())
+    }
+
+    /// Returns the differences between the kernel and the state, and whether there are differences that the
+    /// kernel refused to change.
+    fn differences(&mut self, state: &State) -> (Option<String>, bool) {
+        let mut ops = state.compare(&self.settings.ipvs.exclude_cidrs);
+        let all = ops.len();
+        ops.retain(|op| !self.refused.contains(op));
+        let refused = all > ops.len();
+        let steps = rules::compare(&self.shape(state), &self.rules.found);
+        let first = ops.iter().next();
+        let first = first.map(|op| format!("{} is not as it must be", told(op)));
+        let first = first.or_else(|| steps.describe());
+        let what = first.map(|first| match ops.len() + steps.len() {
+            1 => first,
+            count => format!("{first}, and {} more", count - 1),
+        });
+        (what, refused)
+    }
+}
+
+impl<K: Kernel> DataPath for Side<K> {
+    type Content = State;
+    type Staged = Staged;
+
+    fn family(&self) -> Family {
+        self.family
+    }
+
+    fn adopt(&mut self) -> Result<State, StepError> {
+        let mut state = State::default();
+        let reading = self.kernel.read().map_err(unreadable)?;
+        self.take(&mut state, reading, true);
+        self.rules.forget();
+        self.read_rules()?;
+        Ok(state)
+    }
+
+    fn places<'c>(state: &'c State, key: &ServiceKey) -> &'c [FrontendAddr] {
+        state.places(key)
+    }
+
+    fn stage(
+        &mut self,
+        state: &mut State,
+        change: Change<'_>,
+        applied: &mut Applied,
+    ) -> Result<Staged, StepError> {
+        self.node = change.node.clone();
+        let demands = self.demands(&change, &mut applied.failures)?;
+        let protected = &self.settings.ipvs.exclude_cidrs;
+        let (ops, conflicts) = state.stage(demands, change.complete, protected);
+        applied.failures.extend(conflicts);
+        if change.complete {
+            self.refused.clear();
+            self.refused_at = None;
+        }
+        let steps = self.steps(state, change.complete);
+        applied.operations = (ops.len() + steps.len()) as u64;
+        let complete = change.complete;
+        Ok(Staged {
+            ops,
+            steps,
+            complete,
+        })
+    }
+
+    fn commit(
+        &mut self,
+        state: &mut State,
+        staged: &mut Staged,
+        applied: &mut Applied,
+    ) -> Result<(), StepError> {
+        let started = Instant::now();
+        let Staged { ops, steps, .. } = staged;
+        let failures = &mut applied.failures;
+        self.make_room(state, ops)?;
+        applied.bytes += self.perform(state, &ops.ready, failures)?;
+        applied.bytes += self.restore(&steps.first)?;
+        applied.bytes += self.perform(state, &ops.bind, failures)?;
+        applied.bytes += self.restore(&steps.last)?;
+        applied.bytes += self.perform(state, &ops.clear, failures)?;
+        applied.kernel = started.elapsed();
+        Ok(())
+    }
+
+    fn accept(&mut self, state: &mut State, staged: Staged, _applied: &mut Applied) {
+        if staged.complete {
+            self.seen.counts = Some(state.counts());
+        }
+    }
+
+    /// Compares the kernel with the state that it must have, and removes real servers that have drained.
+    fn check(&mut self, state: &mut State) -> Result<Verification, StepError> {
         if let Some(scheduler) = self.schedulers.came(&self.kernel) {
             let what = format!("the kernel has the scheduler {scheduler} now");
             return Ok(Verification::Outdated(what));
         }
         let started = Instant::now();
-        let reading = self.kernel.read()?;
-        let idle = self.state.drained(&reading.snapshot.reals);
+        let reading = self.kernel.read().map_err(unreadable)?;
+        let idle = state.drained(&reading.snapshot.reals);
         let before = std::mem::take(&mut self.ips);
-        self.take(reading, false);
+        self.take(state, reading, false);
         if self.ips != before {
-            let what = "the node's addresses are others";
+            let what = "the node's addresses have changed";
             return Ok(Verification::Outdated(what.to_owned()));
         }
-        // A failed operation is not reported, because the next check repeats it.
-        let (refused, _) = self.kernel.perform(&idle)?;
-        for (index, op) in idle.into_iter().enumerate() {
-            if refused.iter().all(|refused| refused.index != index) {
-                self.state.done(op);
-            }
-        }
-        self.seen.counts = Some(self.state.counts());
-        let mut ops = self.state.compare(&self.settings.ipvs.exclude_cidrs);
-        let refused = ops.len();
-        ops.retain(|op| !self.refused.contains(op));
-        let refused = refused > ops.len();
+        self.remove_drained(state, idle)?;
+        self.seen.counts = Some(state.counts());
         self.reading = started.elapsed();
         self.read_rules()?;
         if !self.rules.are_sure() {
             // The rules are read every time, so the duration includes them.
             self.reading = started.elapsed();
         }
-        let steps = rules::compare(&self.shape(), &self.rules.found);
-        let count = ops.len() + steps.len();
-        let first = ops
-            .iter()
-            .next()
-            .map(|op| format!("{} is not as it must be", told(op)));
-        let Some(first) = first.or_else(|| steps.describe()) else {
-            let again = self
-                .refused_at
-                .is_some_and(|at| at.elapsed() >= REFUSED_FOR);
-            if refused && again {
-                let what = "what the kernel refused is tried again";
-                return Ok(Verification::Outdated(what.to_owned()));
-            }
-            return Ok(Verification::Equal);
-        };
-        Ok(Verification::Drifted(match count {
-            1 => first,
-            _ => format!("{first}, and {} more", count - 1),
-        }))
-    }
-}
-
-/// Returns one failure for each ServicePort.
-fn merged(failures: Vec<Failure>) -> Vec<Failure> {
-    let mut seen = HashSet::new();
-    let first = failures.into_iter().filter(|f| seen.insert(f.key.clone()));
-    first.collect()
-}
-
-impl<K: Kernel> Backend for Driver<K> {
-    fn describe(&self) -> &'static Description {
-        &DESCRIPTION
-    }
-
-    fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
-        let side = self.side(change.family);
-        side.and_then(|side| side.apply(change))
-            .map_err(|error| ApplyError::new(change.family, error))
-    }
-
-    fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        let outcome = self.side(family).and_then(Side::verify);
-        outcome.map_err(|error| ApplyError::new(family, error))
+        let (what, refused) = self.differences(state);
+        // The content says what was found, so nothing has to be read again.
+        if let Some(what) = what {
+            return Ok(Verification::Drifted(what));
+        }
+        let again = |at: Instant| at.elapsed() >= REFUSED_FOR;
+        if refused && self.refused_at.is_some_and(again) {
+            let what = "what the kernel refused is tried again";
+            return Ok(Verification::Outdated(what.to_owned()));
+        }
+        Ok(Verification::Equal)
     }
 
     /// The IP sets decide, because virtual servers may belong to any program.
-    fn has_services(&mut self, family: Family) -> bool {
-        let side = self.side(family).ok();
-        let reading = side.and_then(|side| side.kernel.read().ok());
-        reading.is_some_and(|found| found.snapshot.entries.values().any(|set| !set.is_empty()))
-    }
-
-    fn serving(&self) -> Option<Serving> {
-        let sides = self.sides.each_ref();
-        let flavours = sides.map(|side| Some(side.as_ref().ok()?.kernel.flavour()));
-        Some(Serving::Ipvs(flavours))
+    fn has_services(&mut self) -> bool {
+        let found = self.kernel.read();
+        found.is_ok_and(|found| found.snapshot.entries.values().any(|set| !set.is_empty()))
     }
 
     fn probe_interval(&self) -> Option<Duration> {
-        let sides = self.sides.iter().flatten();
-        let reading = sides.map(|side| side.reading).max().unwrap_or_default();
-        Some(self.probe_interval.max(reading * READ_SHARE))
+        let interval = self.settings.probe_interval;
+        Some(interval.max(self.reading * READ_SHARE))
     }
 
-    fn servers(&self, family: Family) -> Option<ServerCounts> {
-        self.counts(family)
+    fn servers(&self) -> Option<ServerCounts> {
+        self.seen.counts.clone()
     }
 
-    fn inspect(&self, service: &ServiceName) -> Option<Inspection> {
-        Some(self.inspection(service))
+    fn inspect(&self, state: Option<&State>, service: &ServiceName) -> Option<Inspection> {
+        Some(self.inspection(state, service))
     }
 }
 

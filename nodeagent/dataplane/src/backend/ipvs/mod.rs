@@ -102,6 +102,6 @@ pub fn prepare(settings: &Settings) {
 ///
 /// # Errors
 /// [`OpenError`] names the missing part, and the kernel module to load.
-pub fn open(settings: &super::Settings) -> Result<Box<dyn Backend>, OpenError> {
+pub fn open(settings: &super::Settings) -> Result<Backend, OpenError> {
     driver::open(settings)
 }

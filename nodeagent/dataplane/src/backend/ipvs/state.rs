@@ -17,6 +17,7 @@ use kplane_model::{Cidr, EndpointAddr, Protocol, ServiceKey};
 use super::demand::{Demand, Wanted};
 use super::sets::{Entry, SetId};
 use crate::backend::{Connections, Failure};
+use crate::plan::FrontendAddr;
 use kplane_netlink::ipvs::{Command, Real, Server, ServerKey, ServerMode};
 
 mod owners;
@@ -219,10 +220,11 @@ impl State {
                     // both.
                     continue;
                 }
+                // A node port of one ServicePort, on an address that another one has with the same port.
                 failure = Some(Failure {
                     key: key.clone(),
-                    reason: format!("{at} belongs to {}", other.owner),
-                    degraded: true,
+                    reason: format!("{at}: is already programmed for {}", other.owner),
+                    degraded: false,
                 });
                 continue;
             }
@@ -249,6 +251,12 @@ impl State {
             remember(&mut self.denied, *server);
         }
         failure
+    }
+
+    /// Returns the places of a ServicePort.
+    pub(super) fn places(&self, key: &ServiceKey) -> &[FrontendAddr] {
+        let demand = self.services.get(key);
+        demand.map_or(&[], |demand| &demand.places)
     }
 
     /// Returns the operations for all differences between both states.

@@ -62,7 +62,6 @@ pub(super) enum ForgetError {
 /// such client, is reliable.
 pub(super) fn forget_stale<K: Kernel>(
     kernel: &mut K,
-    family: Family,
     group: AffinityId,
     endpoints: &[EndpointAddr],
 ) -> Result<(), ForgetError> {
@@ -71,12 +70,12 @@ pub(super) fn forget_stale<K: Kernel>(
         Remembered::Part(_) => false,
     };
     for _ in 0..ATTEMPTS {
-        let mut clients = kernel.clients(family, group)?;
+        let mut clients = kernel.clients(group)?;
         clients.retain(|client| !stays(client));
         if clients.is_empty() {
             return Ok(());
         }
-        match kernel.forget(family, group, &clients) {
+        match kernel.forget(group, &clients) {
             Ok(()) => {}
             Err(CommitError::Rejected { .. } | CommitError::Refused(_)) => {}
             Err(error) => return Err(error.into()),

@@ -1,6 +1,7 @@
 //! The driver's access to the tables in the kernel, as narrow as possible.
 
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kplane_model::Family;
@@ -13,6 +14,7 @@ use super::readback::{ReadError, StructureState, read_elements, read_structure};
 use super::schema::Settings;
 use super::structure::{GroupOp, push_delete_table, push_groups, push_structure};
 use super::watch::{Ledger, Meddling};
+use crate::backend::Notifications;
 use kplane_netlink::{Batch, CommitError, Monitor, NetlinkError, NfSocket};
 
 /// Most bytes that one element adds to a batch: see `MAX_ELEMENT_BYTES` in `element.rs`. A generous estimate
@@ -51,72 +53,95 @@ pub(super) enum Guard {
     None,
 }
 
-/// Access to the tables of one network namespace.
+/// Access to one family's table.
 pub(super) trait Kernel: Send {
     /// Reads kplane's table. This handles all earlier changes by other programs.
-    fn read(&mut self, family: Family) -> Result<Found, NetlinkError>;
+    fn read(&mut self) -> Result<Found, NetlinkError>;
 
-    /// Reads the kernel's reports. Returns the changes by other programs to a family's table since the last
-    /// call.
-    fn meddling(&mut self, family: Family) -> Result<Option<Meddling>, NetlinkError>;
-
-    /// Reads the kernel's reports. Returns the families whose tables other programs changed. The changes
-    /// still have to be handled.
-    fn listen(&mut self) -> Result<[bool; 2], NetlinkError>;
-
-    /// Returns a descriptor that is readable when the kernel has reports.
-    fn readiness(&self) -> Option<OwnedFd>;
+    /// Reads the kernel's reports. Returns the changes by other programs to the table since the last call.
+    fn meddling(&mut self) -> Result<Option<Meddling>, NetlinkError>;
 
     /// Applies operations in one transaction, on top of a fresh table if `rebuild`.
-    fn commit(
-        &mut self,
-        family: Family,
-        rebuild: bool,
-        guard: Guard,
-        groups: &[Ops],
-    ) -> Result<Cost, CommitError>;
+    fn commit(&mut self, rebuild: bool, guard: Guard, groups: &[Ops]) -> Result<Cost, CommitError>;
 
     /// Returns the clients that a group of session affinity remembers.
-    fn clients(&mut self, family: Family, group: AffinityId) -> Result<Vec<Client>, NetlinkError>;
+    fn clients(&mut self, group: AffinityId) -> Result<Vec<Client>, NetlinkError>;
 
     /// Forgets clients of a group. Fails as a whole if one of them is forgotten already.
-    fn forget(
-        &mut self,
-        family: Family,
-        group: AffinityId,
-        clients: &[Client],
-    ) -> Result<(), CommitError>;
+    fn forget(&mut self, group: AffinityId, clients: &[Client]) -> Result<(), CommitError>;
 
     /// Returns the number of element operations that fit into one transaction.
     fn capacity(&self, rebuild: bool) -> usize;
 }
 
-/// Access to the real kernel, over netlink.
+/// The nf_tables of one network namespace, over netlink. Both families share its generation, which grows with
+/// each transaction on any table.
+#[derive(Clone, Debug)]
+pub(super) struct Namespace(Arc<Mutex<Netlink>>);
+
 #[derive(Debug)]
-pub(super) struct Netlink {
+struct Netlink {
     socket: NfSocket,
     /// The port of `socket`.
     port: u32,
     monitor: Monitor,
     ledger: Ledger,
-    settings: Settings,
 }
 
-impl Netlink {
+impl Namespace {
+    /// Opens the namespace of this thread.
+    ///
     /// # Errors
     /// [`NetlinkError::Open`].
-    pub(super) fn open(settings: Settings) -> Result<Self, NetlinkError> {
+    pub(super) fn open() -> Result<Self, NetlinkError> {
         let socket = NfSocket::open()?;
         let port = socket.port()?;
-        Ok(Self {
+        let netlink = Netlink {
             monitor: Monitor::open(port)?,
             ledger: Ledger::default(),
             socket,
             port,
-            settings,
-        })
+        };
+        Ok(Self(Arc::new(Mutex::new(netlink))))
     }
 
+    /// Returns access to a family's table.
+    pub(super) fn table(&self, family: Family, settings: Settings) -> KernelTable {
+        KernelTable {
+            family,
+            settings,
+            namespace: self.clone(),
+        }
+    }
+
+    /// Only the engine's thread uses the lock, so it is never waited for.
+    fn lock(&self) -> MutexGuard<'_, Netlink> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Notifications for Namespace {
+    fn readiness(&self) -> Option<OwnedFd> {
+        let fd = self.lock().monitor.readiness();
+        let found_late = |error: &_| {
+            tracing::warn!(%error, "cannot wait for the kernel's reports; changes by other programs are found late");
+        };
+        fd.inspect_err(found_late).ok()
+    }
+
+    fn read(&mut self) -> [bool; 2] {
+        let mut netlink = self.lock();
+        match netlink.catch_up() {
+            Ok(()) => Family::ALL.map(|family| netlink.ledger.is_meddled(family)),
+            Err(problem) => {
+                tracing::warn!(%problem, "cannot read the kernel's reports of changes; reading both tables back");
+                [true, true]
+            }
+        }
+    }
+}
+
+impl Netlink {
     /// Reads the reports of every transaction up to now.
     fn catch_up(&mut self) -> Result<(), NetlinkError> {
         let (ledger, port) = (&mut self.ledger, self.port);
@@ -148,8 +173,8 @@ impl Netlink {
         result
     }
 
-    fn read_once(&mut self, family: Family) -> Result<Found, NetlinkError> {
-        let groups = match read_structure(&mut self.socket, family, self.settings)? {
+    fn read_once(&mut self, family: Family, settings: Settings) -> Result<Found, NetlinkError> {
+        let groups = match read_structure(&mut self.socket, family, settings)? {
             StructureState::Absent => return Ok(Found::Other("there is no table".to_owned())),
             StructureState::Different(reason) => return Ok(Found::Other(reason)),
             StructureState::Ours(groups) => groups,
@@ -162,15 +187,25 @@ impl Netlink {
     }
 }
 
-impl Kernel for Netlink {
-    fn read(&mut self, family: Family) -> Result<Found, NetlinkError> {
+/// Access to one family's table in the real kernel.
+#[derive(Debug)]
+pub(super) struct KernelTable {
+    family: Family,
+    settings: Settings,
+    namespace: Namespace,
+}
+
+impl Kernel for KernelTable {
+    fn read(&mut self) -> Result<Found, NetlinkError> {
+        let mut netlink = self.namespace.lock();
         // A read may be torn if other programs changed kplane's table meanwhile. Changes to other tables do
         // no harm.
         for _ in 0..READ_ATTEMPTS {
-            self.meddling(family)?;
-            let found = self.read_once(family)?;
-            self.catch_up()?;
-            if !self.ledger.is_meddled(family) {
+            netlink.catch_up()?;
+            netlink.ledger.take_meddling(self.family);
+            let found = netlink.read_once(self.family, self.settings)?;
+            netlink.catch_up()?;
+            if !netlink.ledger.is_meddled(self.family) {
                 return Ok(found);
             }
         }
@@ -180,48 +215,31 @@ impl Kernel for Netlink {
         })
     }
 
-    fn meddling(&mut self, family: Family) -> Result<Option<Meddling>, NetlinkError> {
-        self.catch_up()?;
-        Ok(self.ledger.take_meddling(family))
+    fn meddling(&mut self) -> Result<Option<Meddling>, NetlinkError> {
+        let mut netlink = self.namespace.lock();
+        netlink.catch_up()?;
+        Ok(netlink.ledger.take_meddling(self.family))
     }
 
-    fn listen(&mut self) -> Result<[bool; 2], NetlinkError> {
-        self.catch_up()?;
-        Ok(Family::ALL.map(|family| self.ledger.is_meddled(family)))
-    }
-
-    fn readiness(&self) -> Option<OwnedFd> {
-        let fd = self.monitor.readiness();
-        fd.inspect_err(
-            |error| tracing::warn!(%error, "others' changes of our rules are found late"),
-        )
-        .ok()
-    }
-
-    fn commit(
-        &mut self,
-        family: Family,
-        rebuild: bool,
-        guard: Guard,
-        groups: &[Ops],
-    ) -> Result<Cost, CommitError> {
+    fn commit(&mut self, rebuild: bool, guard: Guard, groups: &[Ops]) -> Result<Cost, CommitError> {
         let started = Instant::now();
+        let (family, settings) = (self.family, self.settings);
         let mut batch = Batch::new();
         if rebuild {
             push_delete_table(&mut batch, family);
-            push_structure(&mut batch, family, self.settings);
+            push_structure(&mut batch, family, settings);
         }
         // The kernel executes the operations in order: a key is deleted before it is added again.
         let deleted = groups.iter().flat_map(|ops| &ops.delete);
         push_elements(&mut batch, family, ElementOp::Delete, deleted);
         let objects = groups.iter().flat_map(|ops| &ops.groups).copied();
         let objects: Vec<GroupOp> = objects.collect();
-        push_groups(&mut batch, family, self.settings, &objects);
+        push_groups(&mut batch, family, settings, &objects);
         let added = groups.iter().flat_map(|ops| &ops.add);
         push_elements(&mut batch, family, ElementOp::Add, added);
         let bytes = batch.byte_len() as u64;
         let encoded = Instant::now();
-        self.send(family, batch, guard)?;
+        self.namespace.lock().send(family, batch, guard)?;
         Ok(Cost {
             bytes,
             encode: encoded - started,
@@ -229,24 +247,19 @@ impl Kernel for Netlink {
         })
     }
 
-    fn clients(&mut self, family: Family, group: AffinityId) -> Result<Vec<Client>, NetlinkError> {
-        clients::read(&mut self.socket, family, group)
+    fn clients(&mut self, group: AffinityId) -> Result<Vec<Client>, NetlinkError> {
+        clients::read(&mut self.namespace.lock().socket, self.family, group)
     }
 
-    fn forget(
-        &mut self,
-        family: Family,
-        group: AffinityId,
-        clients: &[Client],
-    ) -> Result<(), CommitError> {
+    fn forget(&mut self, group: AffinityId, clients: &[Client]) -> Result<(), CommitError> {
         let mut batch = Batch::new();
-        clients::push_forget(&mut batch, family, group, clients);
-        self.send(family, batch, Guard::None)
+        clients::push_forget(&mut batch, self.family, group, clients);
+        self.namespace.lock().send(self.family, batch, Guard::None)
     }
 
     fn capacity(&self, rebuild: bool) -> usize {
         let structure = if rebuild { STRUCTURE_BYTES } else { 0 };
-        let room = self.socket.max_batch_bytes().saturating_sub(structure);
-        (room / ELEMENT_BYTES).max(1)
+        let room = self.namespace.lock().socket.max_batch_bytes();
+        (room.saturating_sub(structure) / ELEMENT_BYTES).max(1)
     }
 }

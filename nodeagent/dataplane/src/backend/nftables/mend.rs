@@ -4,16 +4,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kplane_model::Family;
-
-use super::driver::StepError;
 use super::element::Element;
 use super::frontend::Ops;
 use super::kernel::{Found, Guard, Kernel};
 use super::structure::GroupOp;
 use super::table::Table;
+use super::transactions::each_transaction;
 use super::watch::{Changed, Meddling};
-use kplane_netlink::CommitError;
+use crate::backend::driver::StepError;
+use kplane_netlink::{CommitError, NetlinkError};
 
 /// Most attempts to repair a table while other programs go on changing rules. After that, the engine takes
 /// over, with growing pauses.
@@ -43,7 +42,6 @@ struct Plan {
 /// cannot be read or written.
 pub(super) fn mend<K: Kernel>(
     kernel: &mut K,
-    family: Family,
     table: &Table,
     meddling: Meddling,
 ) -> Result<Option<String>, StepError> {
@@ -56,34 +54,40 @@ pub(super) fn mend<K: Kernel>(
                     .map(|((set, key), now)| (table.element(*set, *key), *now));
                 elements_plan(pairs)
             }
-            Changed::Anything => read_plan(kernel, family, table)?,
+            Changed::Anything => read_plan(kernel, table)?,
         };
         let Some(plan) = plan else {
             return Ok(None);
         };
-        match commit(kernel, family, &plan) {
+        match commit(kernel, &plan) {
             Ok(()) => return Ok(Some(format!("{}, {meddling}", plan.what))),
             Err(CommitError::GenerationMoved) => {}
             Err(error) => return Err(error.into()),
         }
-        if let Some(more) = kernel.meddling(family)? {
+        if let Some(more) = kernel.meddling().map_err(unreadable)? {
             meddling.append(more);
         }
     }
     Err(StepError::Drifted(format!("{meddling}, all the time")))
 }
 
-fn commit<K: Kernel>(kernel: &mut K, family: Family, plan: &Plan) -> Result<(), CommitError> {
-    let capacity = kernel.capacity(plan.rebuild);
-    let (mut rebuild, mut guard) = (plan.rebuild, Guard::Head);
-    let mut groups = &plan.groups[..];
-    while rebuild || !groups.is_empty() {
-        let (now, later) = groups.split_at(super::driver::fitting(groups, capacity));
-        kernel.commit(family, rebuild, guard, now)?;
-        // This is the rest of a repair that the kernel has begun to apply.
-        (groups, rebuild, guard) = (later, false, Guard::None);
-    }
-    Ok(())
+/// The table or the kernel's reports about it could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read table kplane back: {0}")]
+struct Unreadable(NetlinkError);
+
+/// Returns the error of a step that reads.
+pub(super) fn unreadable(error: NetlinkError) -> StepError {
+    StepError::read(Unreadable(error))
+}
+
+fn commit<K: Kernel>(kernel: &mut K, plan: &Plan) -> Result<(), CommitError> {
+    let capacity = [false, true].map(|rebuild| kernel.capacity(rebuild));
+    each_transaction(plan.rebuild, &plan.groups, capacity, |part| {
+        // After the first transaction, the kernel has begun to apply the repair.
+        let guard = if part.first { Guard::Head } else { Guard::None };
+        kernel.commit(part.rebuild, guard, part.groups).map(drop)
+    })
 }
 
 /// Plans the repair of elements, given as pairs of wanted and actual element.
@@ -108,24 +112,22 @@ fn elements_plan(pairs: impl Iterator<Item = (Option<Element>, Option<Element>)>
 
 fn differing(missing: usize, foreign: usize, example: &Element) -> String {
     let set = example.set.name();
-    format!("{missing} elements were missing and {foreign} were not ours, one of them in set {set}")
+    format!(
+        "{missing} elements were missing and {foreign} were another program's, one of them in set {set}"
+    )
 }
 
 /// Reads a table, and plans the repair of its differences. A list of elements may lack some while the kernel
 /// enlarges a set, which it does in the background some time after many elements were added. So a difference
 /// counts only if it stays.
-fn read_plan<K: Kernel>(
-    kernel: &mut K,
-    family: Family,
-    table: &Table,
-) -> Result<Option<Plan>, StepError> {
-    let mut plan = found_plan(table, kernel.read(family)?)?;
+fn read_plan<K: Kernel>(kernel: &mut K, table: &Table) -> Result<Option<Plan>, StepError> {
+    let mut plan = found_plan(table, kernel.read().map_err(unreadable)?)?;
     for _ in 0..READ_AGAIN {
         if plan.as_ref().is_none_or(|plan| plan.rebuild) {
             break;
         }
         std::thread::sleep(READ_PAUSE);
-        plan = found_plan(table, kernel.read(family)?)?;
+        plan = found_plan(table, kernel.read().map_err(unreadable)?)?;
     }
     Ok(plan)
 }
@@ -137,7 +139,7 @@ fn found_plan(table: &Table, found: Found) -> Result<Option<Plan>, StepError> {
         Found::Other(reason) => return Ok(Some(rebuild_plan(table, reason))),
     };
     if !groups.iter().copied().eq(table.groups()) {
-        let reason = "the chains of session affinity are not ours".to_owned();
+        let reason = "the chains of session affinity are not kplane's".to_owned();
         return Err(StepError::Drifted(reason));
     }
     let expected = table.elements();

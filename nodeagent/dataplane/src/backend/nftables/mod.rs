@@ -22,6 +22,7 @@ mod rule;
 mod schema;
 mod structure;
 mod table;
+mod transactions;
 pub(crate) mod uapi;
 mod userdata;
 mod watch;
@@ -59,6 +60,10 @@ pub(super) const DESCRIPTION: Description = Description {
 ///
 /// # Errors
 /// [`OpenError`] names the missing part.
-pub fn open(settings: Settings) -> Result<Box<dyn Backend>, OpenError> {
-    Ok(Box::new(driver::Driver::open(settings)?))
+pub fn open(settings: &super::Settings) -> Result<Backend, OpenError> {
+    driver::open(Settings {
+        masquerade_bit: settings.masquerade_bit,
+        own_mark: settings.own_mark,
+        pod_interface: settings.pod_interface,
+    })
 }

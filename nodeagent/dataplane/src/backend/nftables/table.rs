@@ -21,7 +21,9 @@ use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan};
 /// The elements of one table, by purpose.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
-    frontends: HashMap<FrontendAddr, Held>,
+    /// The entry of each place. Entries that were found in the kernel and that no ServicePort has claimed yet
+    /// are among them.
+    frontends: HashMap<FrontendAddr, Entry>,
     services: HashMap<ServiceKey, Holdings>,
     cluster_ips: Counted<IpAddr>,
     hairpin: Counted<Destination>,
@@ -29,14 +31,6 @@ pub(super) struct Table {
     node: NodePlan,
     /// Invalid elements that were found in the kernel. The next complete change deletes them.
     pub(super) strays: Vec<Element>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Held {
-    /// The ServicePort; `None` for an entry that was found in the kernel and that no ServicePort has claimed
-    /// yet.
-    pub(super) owner: Option<ServiceKey>,
-    pub(super) entry: Entry,
 }
 
 /// The objects of one ServicePort in the table.
@@ -69,7 +63,7 @@ pub(super) struct Staged {
     /// Groups of session affinity that may remember removed endpoints.
     pub(super) stale: Vec<AffinityId>,
     affinity: StagedGroups,
-    frontends: HashMap<FrontendAddr, Option<Held>>,
+    frontends: HashMap<FrontendAddr, Option<Entry>>,
     services: Vec<(ServiceKey, Option<Holdings>)>,
     cluster_ips: HashMap<IpAddr, usize>,
     hairpin: HashMap<Destination, usize>,
@@ -118,9 +112,9 @@ impl Table {
             self.services.clear();
             self.strays.clear();
         }
-        for (at, held) in staged.frontends {
-            match held {
-                Some(held) => self.frontends.insert(at, held),
+        for (at, entry) in staged.frontends {
+            match entry {
+                Some(entry) => self.frontends.insert(at, entry),
                 None => self.frontends.remove(&at),
             };
         }
@@ -145,9 +139,7 @@ impl Table {
         strays: Vec<Element>,
     ) -> Self {
         Self {
-            frontends: frontends
-                .map(|(at, entry)| (at, Held { owner: None, entry }))
-                .collect(),
+            frontends: frontends.collect(),
             services: HashMap::new(),
             cluster_ips: Counted(cluster_ips.into_iter().map(|ip| (ip, 0)).collect()),
             hairpin: Counted(hairpin.into_iter().map(|key| (key, 0)).collect()),
@@ -177,7 +169,7 @@ impl Table {
         let frontends = self
             .frontends
             .iter()
-            .flat_map(|(at, held)| elements(*at, &held.entry));
+            .flat_map(|(at, entry)| elements(*at, entry));
         let cluster_ips = self.cluster_ips.0.keys().map(|ip| cluster_ip_element(*ip));
         let hairpin = self.hairpin.0.keys().map(|key| hairpin_element(*key));
         let node = node_sets(&self.node)
@@ -199,8 +191,8 @@ impl Table {
         let stray = self.strays.iter().copied().find(same);
         let own = match (key, place_of(key)) {
             (_, Some(at)) => {
-                let held = self.frontends.get(&at)?;
-                elements(at, &held.entry).into_iter().find(same)
+                let entry = self.frontends.get(&at)?;
+                elements(at, entry).into_iter().find(same)
             }
             (Key::Ip(ip), None) => {
                 let there = self.cluster_ips.0.contains_key(&ip);
@@ -215,10 +207,10 @@ impl Table {
         own.or(stray)
     }
 
-    /// Returns the table's entry for a place.
-    #[cfg(test)]
-    pub(super) fn entry(&self, at: FrontendAddr) -> Option<&Entry> {
-        self.frontends.get(&at).map(|held| &held.entry)
+    /// Returns the places of a ServicePort.
+    pub(super) fn places(&self, key: &ServiceKey) -> &[FrontendAddr] {
+        let held = self.services.get(key);
+        held.map_or(&[], |held| &held.frontends)
     }
 }
 
@@ -350,29 +342,10 @@ impl Staging<'_> {
                 "{endpoints} endpoints are more than {most}; split the Service"
             ));
         }
-        if let Some(owner) = self.owner(frontend.at).filter(|owner| *owner != plan.key) {
-            return Err(format!("is already programmed for {owner}"));
-        }
-        let before = self
-            .table
-            .frontends
-            .get(&frontend.at)
-            .map(|held| &held.entry);
-        let held = Held {
-            owner: Some(plan.key.clone()),
-            entry: Entry::next(before, frontend, sticky(plan, frontend)),
-        };
-        self.staged.frontends.insert(frontend.at, Some(held));
+        let before = self.table.frontends.get(&frontend.at);
+        let entry = Entry::next(before, frontend, sticky(plan, frontend));
+        self.staged.frontends.insert(frontend.at, Some(entry));
         Ok(())
-    }
-
-    /// Returns the ServicePort that holds a place, including what is staged so far.
-    fn owner(&self, at: FrontendAddr) -> Option<ServiceKey> {
-        let held = match self.staged.frontends.get(&at) {
-            Some(staged) => staged.as_ref(),
-            None => self.table.frontends.get(&at),
-        };
-        held.and_then(|held| held.owner.clone())
     }
 
     fn fail(&mut self, key: &ServiceKey, reason: String, degraded: bool) {
@@ -399,10 +372,11 @@ impl Staging<'_> {
             .hairpin
             .stage(&self.hairpin, complete, hairpin_element);
         first.append(ops);
-        let places = self.staged.frontends.iter().map(|(at, after)| {
-            let before = table.frontends.get(at).map(|held| &held.entry);
-            diff(*at, before, after.as_ref().map(|held| &held.entry))
-        });
+        let places = self
+            .staged
+            .frontends
+            .iter()
+            .map(|(at, after)| diff(*at, table.frontends.get(at), after.as_ref()));
         let change = table.affinity.change(&self.staged.affinity);
         let groups = change.before.into_iter().chain([first]).chain(places);
         let groups = groups.chain(change.after);

@@ -7,9 +7,12 @@ use std::process::ExitStatus;
 use kplane_model::{Protocol, ServiceKey};
 
 use super::*;
+use crate::backend::driver::Driver;
 use crate::backend::iptables::restore::Limits;
 use crate::backend::iptables::{Flavour, readback};
-use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
+use crate::backend::{ApplyError, Side as _};
+use crate::plan::{Frontend, Origin, ServicePlan};
+use kplane_netlink::NetlinkError;
 
 /// Tables in memory, by table and chain, including built-in chains.
 #[derive(Debug, Default)]
@@ -124,18 +127,14 @@ impl Tables for Memory {
     }
 }
 
-fn driver() -> Driver<Memory> {
-    Driver {
-        sides: [
-            Ok(Side::new(Memory::default(), Settings::new(Family::V4))),
-            Err("no programs".to_owned()),
-        ],
-        probe_interval: Duration::from_secs(2),
-    }
+fn driver() -> Driver<Side<Memory>> {
+    let settings = Settings::new(Family::V4);
+    let probe_interval = Duration::from_secs(2);
+    Driver::new(Side::new(Memory::default(), settings, probe_interval))
 }
 
-fn memory(driver: &mut Driver<Memory>) -> &mut Memory {
-    &mut driver.sides[0].as_mut().unwrap().tables
+fn memory(driver: &mut Driver<Side<Memory>>) -> &mut Memory {
+    &mut driver.path.tables
 }
 
 type Plans = Vec<(ServiceKey, Option<ServicePlan>)>;
@@ -185,7 +184,7 @@ fn plan(number: u8, endpoints: u8) -> (ServiceKey, Option<ServicePlan>) {
 }
 
 fn apply(
-    driver: &mut Driver<Memory>,
+    driver: &mut Driver<Side<Memory>>,
     services: &Plans,
     complete: bool,
 ) -> Result<Applied, ApplyError> {
@@ -216,13 +215,13 @@ fn what_is_there_is_adopted_without_a_restore() {
     let nat = &memory(&mut second).tables["nat"];
     let endpoints = nat.keys().filter(|name| name.starts_with("KUBE-SEP-"));
     assert_eq!(endpoints.count(), 4);
-    assert_eq!(second.verify(Family::V4).unwrap(), Verification::Equal);
+    assert_eq!(second.verify().unwrap(), Verification::Equal);
 }
 
 #[test]
 fn rules_are_counted_as_they_come_and_go() {
     let mut driver = driver();
-    let all = |driver: &mut Driver<Memory>, table: &str| {
+    let all = |driver: &mut Driver<Side<Memory>>, table: &str| {
         let chains = &memory(driver).tables[table];
         let ours = chains.iter().filter(|(name, _)| name.starts_with("KUBE-"));
         ours.map(|(_, rules)| rules.len() as u64).sum::<u64>()
@@ -242,14 +241,14 @@ fn rules_are_counted_as_they_come_and_go() {
 fn tables_are_read_when_the_generation_moved() {
     let mut driver = driver();
     apply(&mut driver, &plans(1..=3), true).unwrap();
-    driver.verify(Family::V4).unwrap();
+    driver.verify().unwrap();
     memory(&mut driver).reads = 0;
-    driver.verify(Family::V4).unwrap();
+    driver.verify().unwrap();
     apply(&mut driver, &vec![plan(2, 5)], false).unwrap();
-    driver.verify(Family::V4).unwrap();
+    driver.verify().unwrap();
     assert_eq!(memory(&mut driver).reads, 0, "our own changes are known");
     memory(&mut driver).generation += 1;
-    assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+    assert_eq!(driver.verify().unwrap(), Verification::Equal);
     assert_eq!(memory(&mut driver).reads, 1);
     // Another program empties a chain just before kplane's change.
     let memory = memory(&mut driver);
@@ -257,12 +256,12 @@ fn tables_are_read_when_the_generation_moved() {
     let nat = memory.tables.get_mut("nat").unwrap();
     nat.get_mut("KUBE-POSTROUTING").unwrap().clear();
     apply(&mut driver, &vec![plan(2, 1)], false).unwrap();
-    let seen = driver.verify(Family::V4).unwrap();
+    let seen = driver.verify().unwrap();
     assert!(matches!(&seen, Verification::Drifted(what) if what.contains("KUBE-POSTROUTING")));
     let partial = apply(&mut driver, &vec![plan(2, 2)], false).unwrap_err();
     assert!(partial.to_string().contains("applied again"), "{partial}");
     apply(&mut driver, &plans(1..=3), true).unwrap();
-    assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+    assert_eq!(driver.verify().unwrap(), Verification::Equal);
 }
 
 #[test]
@@ -280,7 +279,7 @@ fn c10_the_guilty_are_found_and_the_others_applied() {
             .collect();
         assert_eq!(names, ["svc-7"]);
         assert!(applied.failures[0].reason.contains("no such thing"));
-        assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+        assert_eq!(driver.verify().unwrap(), Verification::Equal);
         let rules = memory(&mut driver).tables["nat"].values().flatten();
         let served = rules.filter(|rule| rule.contains("DNAT")).count();
         assert_eq!(served, 2 * 8, "complete: {complete}");
@@ -296,7 +295,7 @@ fn what_is_always_refused_is_an_error_of_the_family() {
     assert!(error.to_string().contains("no such thing"), "{error}");
     memory(&mut driver).refuses = None;
     apply(&mut driver, &plans(1..=3), true).unwrap();
-    assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+    assert_eq!(driver.verify().unwrap(), Verification::Equal);
 }
 
 /// SIGKILL after any number of tables: the tables are read again, and the change is completed.
@@ -306,23 +305,11 @@ fn a_killed_restore_is_made_up_for() {
         let mut driver = driver();
         memory(&mut driver).killed_after = Some(tables);
         let error = apply(&mut driver, &plans(1..=6), true).unwrap_err();
-        assert!(error.to_string().contains("read again"), "{error}");
+        assert!(
+            error.to_string().contains("reads the tables again"),
+            "{error}"
+        );
         apply(&mut driver, &plans(1..=6), true).unwrap();
-        assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+        assert_eq!(driver.verify().unwrap(), Verification::Equal);
     }
-}
-
-#[test]
-fn a_family_without_programs_says_so_and_the_other_goes_on() {
-    let mut driver = driver();
-    let change = Change {
-        family: Family::V6,
-        node: &NodePlan::default(),
-        services: &[],
-        complete: true,
-    };
-    let error = driver.apply(change).unwrap_err();
-    assert!(error.to_string().contains("no programs"), "{error}");
-    assert!(driver.verify(Family::V6).is_err());
-    apply(&mut driver, &plans(1..=2), true).unwrap();
 }

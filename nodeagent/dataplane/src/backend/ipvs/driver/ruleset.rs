@@ -1,10 +1,12 @@
 //! The part of the driver that handles the rules.
 
-use super::{Side, StepError};
+use super::{Side, interrupted, unreadable};
+use crate::backend::driver::StepError;
 use crate::backend::iptables::{self, Found};
 use crate::backend::ipvs::kernel::Kernel;
 use crate::backend::ipvs::rules::{self, Shape, Steps};
 use crate::backend::ipvs::sets::SetId;
+use crate::backend::ipvs::state::State;
 
 /// The rules in the kernel.
 #[derive(Debug, Default)]
@@ -17,6 +19,11 @@ pub(super) struct Rules {
 }
 
 impl Rules {
+    /// Forgets in which generation the rules were read, so that they are read again.
+    pub(super) fn forget(&mut self) {
+        self.known = None;
+    }
+
     /// Returns whether the rules need not be read again until a program changes any.
     pub(super) fn are_sure(&self) -> bool {
         self.known.is_some()
@@ -25,8 +32,8 @@ impl Rules {
 
 impl<K: Kernel> Side<K> {
     /// Returns the steps for the rules; usually there are none.
-    pub(super) fn steps(&mut self, complete: bool) -> Steps {
-        let shape = self.shape();
+    pub(super) fn steps(&mut self, state: &State, complete: bool) -> Steps {
+        let shape = self.shape(state);
         if !complete && self.rules.shape.as_ref() == Some(&shape) {
             return Steps::default();
         }
@@ -40,12 +47,12 @@ impl<K: Kernel> Side<K> {
             return Ok(0);
         }
         self.rules.known = None;
-        let bytes = self.kernel.restore(steps)?;
+        let bytes = self.kernel.restore(steps).map_err(interrupted)?;
         rules::accept(&mut self.rules.found, steps);
         Ok(bytes)
     }
 
-    pub(super) fn shape(&self) -> Shape {
+    pub(super) fn shape(&self, state: &State) -> Shape {
         Shape {
             settings: iptables::Settings {
                 masquerade_bit: self.settings.masquerade_bit,
@@ -55,8 +62,8 @@ impl<K: Kernel> Side<K> {
             node: self.node.clone(),
             external_ips: [SetId::ExternalIp, SetId::ExternalIpLocal]
                 .iter()
-                .any(|set| self.state.entries(*set).0 > 0),
-            denied: self.state.denied(),
+                .any(|set| state.entries(*set).0 > 0),
+            denied: state.denied(),
             drop_invalid: self.settings.ipvs.drop_invalid,
             lacks: self.lacks,
         }
@@ -66,10 +73,10 @@ impl<K: Kernel> Side<K> {
     pub(super) fn read_rules(&mut self) -> Result<(), StepError> {
         let generation = self.kernel.generation();
         let sure = generation.is_some() && self.rules.known == generation;
-        if self.known && sure {
+        if sure {
             return Ok(());
         }
-        self.rules.found = self.kernel.rules()?;
+        self.rules.found = self.kernel.rules().map_err(unreadable)?;
         self.rules.known = generation.filter(|_| generation == self.kernel.generation());
         Ok(())
     }

@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use kplane_model::{Family, ServiceName};
 
-use super::super::{LINK, state::Op};
-use super::{Driver, Kernel};
+use super::super::LINK;
+use super::super::state::{Op, State};
+use super::{Kernel, Side};
 use crate::backend::{Inspection, ServerCounts};
 use kplane_netlink::ipvs::Command;
 
@@ -18,26 +19,25 @@ pub(super) struct Seen {
     pub(super) at: Option<Instant>,
 }
 
-impl<K: Kernel> Driver<K> {
-    pub(super) fn counts(&self, family: Family) -> Option<ServerCounts> {
-        let side = self.sides[family as usize].as_ref().ok()?;
-        side.seen.counts.clone()
-    }
-
-    /// Returns the virtual servers of a Service, IPv4 first. The age is that of the older read.
-    pub(super) fn inspection(&self, service: &ServiceName) -> Inspection {
-        let mut told = Inspection::default();
-        for (family, side) in Family::ALL.into_iter().zip(&self.sides) {
-            let Ok(side) = side else { continue };
-            if side.known {
-                told.servers.extend(side.state.inspect(service));
-            } else {
-                told.error = format!("what the kernel holds of {family} is not known just now");
-            }
-            let age = side.seen.at.map(|at| at.elapsed());
-            told.age = told.age.max(age.unwrap_or_default());
+impl<K: Kernel> Side<K> {
+    /// Returns the virtual servers of a Service; the state is `None` while it is not known.
+    pub(super) fn inspection(&self, state: Option<&State>, service: &ServiceName) -> Inspection {
+        let age = self.seen.at.map(|at| at.elapsed()).unwrap_or_default();
+        match state {
+            Some(state) => Inspection {
+                servers: state.inspect(service),
+                age,
+                error: String::new(),
+            },
+            None => Inspection {
+                servers: Vec::new(),
+                age,
+                error: format!(
+                    "the agent does not know what the kernel holds of {} at the moment",
+                    self.family
+                ),
+            },
         }
-        told
     }
 }
 

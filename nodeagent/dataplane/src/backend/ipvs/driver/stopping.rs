@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kplane_model::IpvsScheduler;
 
-use super::super::kernel::{Kernel, KernelError, Machine, Reading, Refused};
+use super::super::kernel::{Kernel, KernelError, Reading, Refused};
 use super::super::sets::{Entry, SetId};
 use super::super::state::Op;
-use super::{Driver, Side};
+use super::open_on;
 use crate::backend::iptables::{Flavour, Found, Step};
 use crate::backend::{self, Backend, OpenError};
 
@@ -65,20 +65,11 @@ struct Stopping<K> {
 ///
 /// # Errors
 /// See [`open`](super::super::open).
-pub fn open_stopping(
-    settings: &backend::Settings,
-    budget: &Budget,
-) -> Result<Box<dyn Backend>, OpenError> {
-    let driver = Driver::open(settings)?;
-    let stopping = |side: Side<Machine>| {
-        let (family, settings, kernel) = (side.family, side.settings, side.kernel);
+pub fn open_stopping(settings: &backend::Settings, budget: &Budget) -> Result<Backend, OpenError> {
+    open_on(settings, |kernel| {
         let budget = budget.clone();
-        Side::new(Stopping { kernel, budget }, family, settings)
-    };
-    Ok(Box::new(Driver {
-        sides: driver.sides.map(|side| side.map(stopping)),
-        probe_interval: driver.probe_interval,
-    }))
+        Stopping { kernel, budget }
+    })
 }
 
 impl<K: Kernel> Kernel for Stopping<K> {

@@ -9,7 +9,9 @@ use super::super::sets::Entry;
 use super::super::tests::kernel::{Fake, World};
 use super::super::tests::{Svc, all, at, ip, node, server};
 use super::*;
+use crate::backend::driver::Driver;
 use crate::backend::iptables::Found;
+use crate::backend::{ApplyError, Side as _};
 use crate::plan::ServicePlan;
 use kplane_netlink::ipvs::{Command, ServerMode};
 
@@ -18,15 +20,15 @@ mod seen;
 const V4: Family = Family::V4;
 const TCP: Protocol = Protocol::Tcp;
 
-fn side(kernel: &Fake, settings: backend::Settings) -> Side<Fake> {
-    Side::new(kernel.clone(), V4, settings)
+fn side(kernel: &Fake, settings: backend::Settings) -> Driver<Side<Fake>> {
+    Driver::new(Side::new(kernel.clone(), V4, settings))
 }
 
 fn change<K: Kernel>(
-    side: &mut Side<K>,
+    side: &mut Driver<Side<K>>,
     services: &[(ServiceKey, Option<ServicePlan>)],
     complete: bool,
-) -> Result<Applied, StepError> {
+) -> Result<Applied, ApplyError> {
     side.apply(Change {
         family: V4,
         node: &node(),
@@ -36,7 +38,7 @@ fn change<K: Kernel>(
 }
 
 /// Returns an agent that has just started and got everything.
-fn started(kernel: &Fake, services: &[Svc]) -> Side<Fake> {
+fn started(kernel: &Fake, services: &[Svc]) -> Driver<Side<Fake>> {
     let mut side = side(kernel, backend::Settings::default());
     let applied = change(&mut side, &all(services), true).unwrap();
     assert_eq!(applied.failures, []);
@@ -355,7 +357,7 @@ fn d8_virtual_servers_of_others_stay() {
         kernel.inside().world.servers.insert(key, rr());
     }
     let mut side = started(&kernel, &[web()]);
-    assert_eq!(side.foreign, [foreign[0]]);
+    assert_eq!(side.path.foreign, [foreign[0]]);
     assert_eq!(side.verify().unwrap(), Verification::Equal);
     let keys: BTreeSet<ServerKey> = kernel.world().servers.into_keys().collect();
     let ours = server("10.96.0.1:80", TCP);
@@ -418,7 +420,7 @@ fn what_the_kernel_refuses_stops_nobody_else() {
     // The same holds after a change to another Service.
     change(&mut side, &all(&everything()[1..]), false).unwrap();
     assert_eq!(side.verify().unwrap(), Verification::Equal);
-    side.refused_at = Some(Instant::now() - REFUSED_FOR);
+    side.path.refused_at = Some(Instant::now() - REFUSED_FOR);
     kernel.inside().refuse.clear();
     let found = side.verify().unwrap();
     assert!(matches!(found, Verification::Outdated(_)), "{found:?}");
@@ -432,7 +434,7 @@ fn d3_a_full_set_grows() {
     let kernel = Fake::new();
     let mut side = started(&kernel, &[web()]);
     kernel.inside().world.capacities.insert(SetId::ClusterIp, 2);
-    side.capacities.insert(SetId::ClusterIp, 2);
+    side.path.capacities.insert(SetId::ClusterIp, 2);
     let applied = change(&mut side, &all(&everything()), true).unwrap();
     assert_eq!(applied.failures, []);
     let world = kernel.world();
@@ -451,7 +453,7 @@ fn a_place_that_is_taken_is_told() {
     assert!(
         applied.failures[0]
             .reason
-            .contains("10.96.0.1:80/TCP belongs to ns/web")
+            .contains("10.96.0.1:80/TCP: is already programmed for ns/web")
     );
 }
 

@@ -18,8 +18,9 @@ use super::super::frontend::Ops;
 use super::super::schema::Set;
 use super::super::structure::GroupOp;
 use super::super::table::Table;
-use super::Driver;
-use crate::backend::{Backend, Change, Verification};
+use super::Tables;
+use crate::backend::driver::Driver;
+use crate::backend::{Change, Side as _, Verification};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan, Unserved};
 use memory::Memory;
 
@@ -112,6 +113,10 @@ fn change<'a>(services: &'a Services, node: &'a NodePlan, complete: bool) -> Cha
         services,
         complete,
     }
+}
+
+fn on(memory: &mut Memory) -> Driver<Tables<&mut Memory>> {
+    Driver::new(Tables::new(Family::V4, memory))
 }
 
 fn table_with(plans: impl IntoIterator<Item = ServicePlan>) -> Table {
@@ -390,7 +395,7 @@ fn elements_that_make_no_sense_go_away() {
         ..Memory::new()
     };
     let services = set([service(1, &[1, 2, 3])]);
-    Driver::with(&mut memory)
+    on(&mut memory)
         .apply(change(&services, &NodePlan::default(), true))
         .unwrap();
     assert_eq!(
@@ -400,35 +405,13 @@ fn elements_that_make_no_sense_go_away() {
 }
 
 #[test]
-fn a_place_belongs_to_whoever_has_it_until_it_is_given_up() {
-    let thief = ServicePlan {
-        frontends: vec![frontend(cluster_ip(1), &[9])],
-        ..service(2, &[])
-    };
-    let mut table = table_with([service(1, &[1])]);
-    let services = set([thief.clone()]);
-    let staged = table.stage(change(&services, &NodePlan::default(), false));
-    assert_eq!(
-        staged.failures[0].reason,
-        "10.96.0.1:80/TCP: is already programmed for shop/svc-1/TCP (IPv4)"
-    );
-    table.accept(staged);
-    assert_eq!(table.entry(cluster_ip(1)).unwrap().slots, [endpoint(1)]);
-    let services = vec![(thief.key.clone(), Some(thief)), (key(1), None)];
-    let staged = table.stage(change(&services, &NodePlan::default(), false));
-    assert_eq!(staged.failures, []);
-    table.accept(staged);
-    assert_eq!(table.entry(cluster_ip(1)).unwrap().slots, [endpoint(9)]);
-}
-
-#[test]
 fn only_the_service_that_the_kernel_refuses_is_left_out() {
     for complete in [true, false] {
         let mut memory = Memory {
             poison: Some(endpoint(66).ip),
             ..Memory::new()
         };
-        let mut driver = Driver::with(&mut memory);
+        let mut driver = on(&mut memory);
         let node = NodePlan::default();
         driver
             .apply(change(&set([service(100, &[1])]), &node, true))
@@ -450,7 +433,7 @@ fn only_the_service_that_the_kernel_refuses_is_left_out() {
             applied.failures.iter().map(|f| &f.key).collect::<Vec<_>>(),
             [&key(13)]
         );
-        assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+        assert_eq!(driver.verify().unwrap(), Verification::Equal);
         let expected: Vec<_> = plans.filter(|p| p.key != key(13)).collect();
         drop(driver);
         assert_eq!(memory.elements.unwrap(), table_with(expected).elements());
@@ -461,12 +444,12 @@ fn only_the_service_that_the_kernel_refuses_is_left_out() {
 fn changes_of_others_do_not_matter_but_changes_of_our_table_do() {
     let node = NodePlan::default();
     let mut memory = Memory::new();
-    Driver::with(&mut memory)
+    on(&mut memory)
         .apply(change(&set([service(1, &[1])]), &node, true))
         .unwrap();
     for others in [1, 100] {
         memory.others = others;
-        let mut driver = Driver::with(&mut memory);
+        let mut driver = on(&mut memory);
         driver
             .apply(change(&set([service(1, &[1, 2])]), &node, true))
             .unwrap();
@@ -483,29 +466,29 @@ fn changes_of_others_do_not_matter_but_changes_of_our_table_do() {
     let mut stolen = memory.elements.clone().unwrap();
     stolen.pop_first();
     memory.elements = Some(stolen);
-    let mut driver = Driver::with(&mut memory);
+    let mut driver = on(&mut memory);
     driver
         .apply(change(&set([service(1, &[1])]), &node, true))
         .unwrap();
-    assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+    assert_eq!(driver.verify().unwrap(), Verification::Equal);
 }
 
 #[test]
 fn drift_is_found_and_repaired() {
     let node = NodePlan::default();
     let mut memory = Memory::new();
-    let mut driver = Driver::with(&mut memory);
+    let mut driver = on(&mut memory);
     let services = set([service(1, &[1]), service(2, &[2])]);
     driver.apply(change(&services, &node, true)).unwrap();
-    driver.kernel().elements.as_mut().unwrap().pop_last();
-    let Verification::Repaired(what) = driver.verify(Family::V4).unwrap() else {
+    driver.path.kernel().elements.as_mut().unwrap().pop_last();
+    let Verification::Repaired(what) = driver.verify().unwrap() else {
         panic!("not noticed");
     };
     assert!(
-        what.starts_with("1 elements were missing and 0 were not ours"),
+        what.starts_with("1 elements were missing and 0 were another program"),
         "{what}"
     );
-    assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+    assert_eq!(driver.verify().unwrap(), Verification::Equal);
 }
 
 /// Every place is complete in every state that packets may see, however small transactions are.
@@ -520,7 +503,7 @@ fn small_transactions_leave_no_place_half_done() {
         between: Some(whole),
         ..Memory::new()
     };
-    let mut driver = Driver::with(&mut memory);
+    let mut driver = on(&mut memory);
     let node = NodePlan::default();
     driver
         .apply(change(
@@ -536,7 +519,7 @@ fn small_transactions_leave_no_place_half_done() {
             true,
         ))
         .unwrap();
-    assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
+    assert_eq!(driver.verify().unwrap(), Verification::Equal);
     drop(driver);
     assert!(memory.commits > 50);
 }
@@ -612,37 +595,40 @@ fn a11_clients_of_a_gone_endpoint_are_forgotten() {
     let whole = |octet, at| client(octet, Remembered::Whole(endpoint(at)));
     let node = NodePlan::default();
     let mut memory = Memory::new();
-    let mut driver = Driver::with(&mut memory);
+    let mut driver = on(&mut memory);
     driver
         .apply(change(&set([sticky(&[1, 2, 3])]), &node, true))
         .unwrap();
-    let id = *driver.kernel().groups.first_key_value().unwrap().0;
+    let id = *driver.path.kernel().groups.first_key_value().unwrap().0;
     let clients = vec![
         whole(1, 1),
         whole(2, 2),
         whole(3, 3),
         client(4, Remembered::Part(Part::Ports)),
     ];
-    driver.kernel().clients.insert(id, clients);
+    driver.path.kernel().clients.insert(id, clients);
     driver
         .apply(change(&set([sticky(&[1, 3, 4])]), &node, false))
         .unwrap();
-    assert_eq!(driver.kernel().clients[&id], [whole(1, 1), whole(3, 3)]);
+    assert_eq!(
+        driver.path.kernel().clients[&id],
+        [whole(1, 1), whole(3, 3)]
+    );
     // No endpoint was removed, so no clients are read.
-    driver.kernel().clients.insert(id, vec![whole(1, 9)]);
+    driver.path.kernel().clients.insert(id, vec![whole(1, 9)]);
     driver
         .apply(change(&set([sticky(&[1, 3, 4, 5])]), &node, false))
         .unwrap();
-    assert_eq!(driver.kernel().clients[&id], [whole(1, 9)]);
-    assert_eq!(driver.verify(Family::V4).unwrap(), Verification::Equal);
-    assert_eq!(driver.kernel().clients[&id], []);
+    assert_eq!(driver.path.kernel().clients[&id], [whole(1, 9)]);
+    assert_eq!(driver.verify().unwrap(), Verification::Equal);
+    assert_eq!(driver.path.kernel().clients[&id], []);
     drop(driver);
     memory.clients.insert(id, vec![whole(1, 1), whole(3, 3)]);
-    let mut driver = Driver::with(&mut memory);
+    let mut driver = on(&mut memory);
     driver
         .apply(change(&set([sticky(&[3])]), &node, true))
         .unwrap();
-    assert_eq!(driver.kernel().clients[&id], [whole(3, 3)]);
+    assert_eq!(driver.path.kernel().clients[&id], [whole(3, 3)]);
 }
 
 /// A11: another timeout replaces the rules and keeps the clients.
@@ -673,7 +659,7 @@ proptest! {
         let node = NodePlan::default();
         let mut memory = Memory::new();
         let mut wanted: HashMap<ServiceKey, ServicePlan> = HashMap::new();
-        let mut driver = Driver::with(&mut memory);
+        let mut driver = on(&mut memory);
         driver.apply(change(&Vec::new(), &node, true)).unwrap();
         for (plans, [complete, restart], gone) in steps {
             if complete {
@@ -696,8 +682,8 @@ proptest! {
             let applied = driver.apply(change(&services, &node, complete)).unwrap();
             prop_assert_eq!(applied.failures, vec![]);
             if restart {
-                let memory = driver.into_kernel();
-                driver = Driver::with(memory);
+                let memory = driver.path.into_kernel();
+                driver = on(memory);
                 let all = set(wanted.values().cloned());
                 let adopted = driver.apply(change(&all, &node, true)).unwrap();
                 prop_assert_eq!(adopted.operations, 0);

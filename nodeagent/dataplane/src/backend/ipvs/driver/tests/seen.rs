@@ -14,14 +14,7 @@ fn busy(kernel: &Fake, place: &str, real: &str, active: u64) {
     kernel.inside().world.reals.get_mut(&real).unwrap().1 = active;
 }
 
-fn driver(side: Side<Fake>) -> Driver<Fake> {
-    Driver {
-        sides: [Ok(side), Err("no IPv6 here".to_owned())],
-        probe_interval: Duration::from_secs(2),
-    }
-}
-
-fn inspect(driver: &Driver<Fake>, name: &str) -> Inspection {
+fn inspect(driver: &Driver<Side<Fake>>, name: &str) -> Inspection {
     driver.inspect(&ServiceName::new("ns", name)).unwrap()
 }
 
@@ -41,7 +34,7 @@ fn d5_what_drains_is_told() {
     busy(&kernel, PLACE, "10.1.0.2:8080", 3);
     let one = web().endpoints(&["10.1.0.1:8080"]);
     change(&mut side, &all(from_ref(&one)), false).unwrap();
-    let counts = side.seen.counts.clone().unwrap();
+    let counts = side.path.seen.counts.clone().unwrap();
     assert_eq!(
         (counts.draining, counts.connections),
         (0, active(0)),
@@ -49,7 +42,7 @@ fn d5_what_drains_is_told() {
     );
 
     assert_eq!(side.verify().unwrap(), Verification::Equal);
-    let counts = side.seen.counts.clone().unwrap();
+    let counts = side.path.seen.counts.clone().unwrap();
     // web's address, and three of the load balancer.
     assert_eq!((counts.virtual_servers, counts.real_servers), (4, 5));
     assert_eq!((counts.draining, counts.connections), (1, active(8)));
@@ -57,10 +50,8 @@ fn d5_what_drains_is_told() {
     assert_eq!((drain.server, drain.at), (at(PLACE), at("10.1.0.2:8080")));
     assert_eq!((&drain.key, drain.connections), (&web().key(), active(3)));
 
-    let mut driver = driver(side);
-    assert_eq!(driver.servers(V4), Some(counts));
-    assert_eq!(driver.servers(Family::V6), None);
-    let told = inspect(&driver, "web");
+    assert_eq!(side.servers(), Some(counts));
+    let told = inspect(&side, "web");
     let [server] = &told.servers[..] else {
         panic!("{told:?}");
     };
@@ -76,10 +67,10 @@ fn d5_what_drains_is_told() {
     assert_eq!(server.reals, reals);
 
     busy(&kernel, PLACE, "10.1.0.2:8080", 0);
-    driver.verify(V4).unwrap();
-    let counts = driver.servers(V4).unwrap();
+    side.verify().unwrap();
+    let counts = side.servers().unwrap();
     assert_eq!((counts.draining, counts.real_servers), (0, 4));
-    assert_eq!(inspect(&driver, "web").servers[0].reals, reals[..1]);
+    assert_eq!(inspect(&side, "web").servers[0].reals, reals[..1]);
 }
 
 /// Weights are current, connections are those of the last read. An endpoint that comes back has both.
@@ -92,7 +83,7 @@ fn an_endpoint_that_comes_back_keeps_its_connections() {
     change(&mut side, &all(&[one]), false).unwrap();
     side.verify().unwrap();
     change(&mut side, &all(&[web()]), false).unwrap();
-    let real = inspect(&driver(side), "web").servers[0].reals[1];
+    let real = inspect(&side, "web").servers[0].reals[1];
     assert_eq!((real.weight, real.draining), (1, false));
     assert_eq!(real.connections, active(3));
 }
@@ -100,7 +91,7 @@ fn an_endpoint_that_comes_back_keeps_its_connections() {
 #[test]
 fn a_service_is_told_with_all_its_places_and_no_others() {
     let kernel = Fake::new();
-    let driver = driver(started(&kernel, &everything()));
+    let driver = started(&kernel, &everything());
     let told = inspect(&driver, "lb").servers;
     let places: Vec<EndpointAddr> = told.iter().map(|server| server.at).collect();
     let wanted = ["10.96.0.2:80", "198.51.100.9:80", "203.0.113.1:80"].map(at);
@@ -121,10 +112,10 @@ fn foreign_servers_are_not_counted() {
     let real = (foreign, at("10.1.0.9:80"));
     kernel.inside().world.reals.insert(real, (0, 7));
     side.verify().unwrap();
-    let counts = side.seen.counts.clone().unwrap();
+    let counts = side.path.seen.counts.clone().unwrap();
     assert_eq!((counts.virtual_servers, counts.draining), (1, 0));
     assert_eq!(counts.connections, active(0));
-    assert_eq!(inspect(&driver(side), "web").servers.len(), 1);
+    assert_eq!(inspect(&side, "web").servers.len(), 1);
 }
 
 #[test]
@@ -138,7 +129,7 @@ fn the_busiest_are_named() {
     }
     change(&mut side, &all(&[web().endpoints(&ips[..1])]), false).unwrap();
     side.verify().unwrap();
-    let counts = side.seen.counts.unwrap();
+    let counts = side.path.seen.counts.unwrap();
     let named: Vec<u64> = counts.drains.iter().map(|d| d.connections.active).collect();
     assert_eq!(counts.draining, 39);
     assert_eq!(named, (25..=40).rev().collect::<Vec<_>>());
@@ -152,11 +143,11 @@ fn what_is_not_known_is_not_told() {
     kernel.inside().steps_left = Some(0);
     let one = web().endpoints(&["10.1.0.1:8080"]);
     change(&mut side, &all(&[one]), false).unwrap_err();
-    let told = inspect(&driver(side), "web");
+    let told = inspect(&side, "web");
     assert_eq!(told.servers, []);
     assert_eq!(
         told.error,
-        "what the kernel holds of IPv4 is not known just now"
+        "the agent does not know what the kernel holds of IPv4 at the moment"
     );
 }
 
@@ -173,8 +164,8 @@ fn only_what_nobody_wants_and_gets_nothing_drains() {
     }
     let drifted = side.verify().unwrap();
     assert!(matches!(drifted, Verification::Drifted(_)), "{drifted:?}");
-    let counts = side.seen.counts.clone().unwrap();
+    let counts = side.path.seen.counts.clone().unwrap();
     assert_eq!((counts.real_servers, counts.draining), (3, 0));
-    let told = inspect(&driver(side), "web");
+    let told = inspect(&side, "web");
     assert!(told.servers[0].reals.iter().all(|real| !real.draining));
 }

@@ -3,10 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
-
-use kplane_model::Family;
 
 use crate::backend::nftables::affinity::{AffinityId, Group};
 use crate::backend::nftables::clients::Client;
@@ -88,7 +85,7 @@ fn leads_to(element: &Element) -> Option<AffinityId> {
 }
 
 impl Kernel for &mut Memory {
-    fn read(&mut self, _: Family) -> Result<Found, NetlinkError> {
+    fn read(&mut self) -> Result<Found, NetlinkError> {
         Ok(match &self.elements {
             Some(elements) => Found::Ours(
                 self.groups.values().copied().collect(),
@@ -98,25 +95,11 @@ impl Kernel for &mut Memory {
         })
     }
 
-    fn meddling(&mut self, _: Family) -> Result<Option<Meddling>, NetlinkError> {
+    fn meddling(&mut self) -> Result<Option<Meddling>, NetlinkError> {
         Ok(self.meddling.take())
     }
 
-    fn listen(&mut self) -> Result<[bool; 2], NetlinkError> {
-        Ok([self.meddling.is_some(), false])
-    }
-
-    fn readiness(&self) -> Option<OwnedFd> {
-        None
-    }
-
-    fn commit(
-        &mut self,
-        _: Family,
-        rebuild: bool,
-        guard: Guard,
-        groups: &[Ops],
-    ) -> Result<Cost, CommitError> {
+    fn commit(&mut self, rebuild: bool, guard: Guard, groups: &[Ops]) -> Result<Cost, CommitError> {
         if guard == Guard::Head && self.others > 0 {
             self.others -= 1;
             return Err(CommitError::GenerationMoved);
@@ -170,12 +153,12 @@ impl Kernel for &mut Memory {
         })
     }
 
-    fn clients(&mut self, _: Family, group: AffinityId) -> Result<Vec<Client>, NetlinkError> {
+    fn clients(&mut self, group: AffinityId) -> Result<Vec<Client>, NetlinkError> {
         assert!(self.groups.contains_key(&group));
         Ok(self.clients.get(&group).cloned().unwrap_or_default())
     }
 
-    fn forget(&mut self, _: Family, group: AffinityId, gone: &[Client]) -> Result<(), CommitError> {
+    fn forget(&mut self, group: AffinityId, gone: &[Client]) -> Result<(), CommitError> {
         let clients = self.clients.entry(group).or_default();
         if !gone.iter().all(|client| clients.contains(client)) {
             return Err(Memory::refused());
