@@ -160,6 +160,7 @@ pub async fn build_with(
             reports: engine.reports(),
             connection: connection.clone(),
             answers: health.answers.clone(),
+            conntrack: engine.conntrack(),
             backend: engine.backend(),
         },
         configuration.clone(),

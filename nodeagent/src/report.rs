@@ -13,7 +13,6 @@ use prost::Message as _;
 
 use crate::desired::{Counts, Held, Position, Reject, Resume};
 use kplane_dataplane::backend::{RuleCounts, ServerCounts};
-use kplane_dataplane::conntrack::ConntrackTotals;
 
 /// Most failures that a report names.
 const MAX_FAILURES: usize = 400;
@@ -65,9 +64,6 @@ pub struct Report {
     pub servers: [Option<ServerCounts>; 2],
     /// The control plane's knowledge of the node; `None` before the first complete snapshot.
     pub node: Option<NodeState>,
-    /// Totals of deleted stale conntrack entries, IPv4 first. They are updated in the latest report without
-    /// waking its receivers.
-    pub conntrack: [ConntrackTotals; 2],
     /// The latest changes in the cluster that the kernel holds, oldest first.
     pub triggers: Arc<VecDeque<TriggerProgrammed>>,
 }

@@ -156,8 +156,7 @@ fn list() -> (usize, Duration) {
 }
 
 fn totals(engine: &Engine) -> ConntrackTotals {
-    let report = engine.reports().borrow().clone();
-    let [v4, _] = report.conntrack;
+    let [v4, _] = engine.conntrack().totals();
     assert_eq!(v4.failures, 0);
     v4
 }

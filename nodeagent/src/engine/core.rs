@@ -383,11 +383,6 @@ impl Core {
             syncs_ok: self.syncs_ok,
             syncs_failed: self.syncs_failed,
             node: self.node().map(NodeState::from),
-            conntrack: self
-                .conntrack
-                .as_ref()
-                .map(Cleaner::totals)
-                .unwrap_or_default(),
             triggers: self.followers.triggers(),
         }
     }

@@ -33,7 +33,7 @@ use self::core::{Core, Now};
 use crate::desired::{Refusal, Update};
 use crate::report::Report;
 use kplane_dataplane::backend::{Backend, Description, Inspection, OpenError, Serving};
-use kplane_dataplane::conntrack::Cleaner;
+use kplane_dataplane::conntrack::{Cleaner, ConntrackCounts};
 use kplane_dataplane::plan::{NodeSettings, Reserved};
 
 /// Most updates that wait while the engine works. Everything beyond it waits at the control plane,
@@ -57,6 +57,7 @@ pub struct Engine {
     reports: watch::Receiver<Report>,
     backend: &'static Description,
     serving: Option<Serving>,
+    conntrack: ConntrackCounts,
     pulse: Pulse,
 }
 
@@ -105,12 +106,12 @@ impl Engine {
         let (settings, configured) = watch::channel(settings);
         let (questions, asked) = mpsc::channel(QUEUE);
         let (opened, answer) = oneshot::channel();
-        let pulse = Pulse::default();
-        let beats = pulse.clone();
+        let (pulse, conntrack) = (Pulse::default(), ConntrackCounts::default());
+        let (beats, counts) = (pulse.clone(), conntrack.clone());
         let thread = move || {
             let parts = || {
                 let backend = open()?;
-                let cleaner = cleaner(backend.description, &publish)?;
+                let cleaner = cleaner(backend.description, counts)?;
                 let settings = configured.borrow().clone();
                 let core = Core::new(backend, settings, followers);
                 let mut core = core.with_conntrack(cleaner);
@@ -149,6 +150,7 @@ impl Engine {
             reports,
             backend,
             serving,
+            conntrack,
             pulse,
         })
     }
@@ -221,6 +223,12 @@ impl Engine {
         self.serving
     }
 
+    /// Returns the counts of deleted stale conntrack entries.
+    #[must_use]
+    pub fn conntrack(&self) -> ConntrackCounts {
+        self.conntrack.clone()
+    }
+
     /// Returns the pulse, which shows whether the thread hangs.
     #[must_use]
     pub fn pulse(&self) -> Pulse {
@@ -247,6 +255,7 @@ impl Engine {
             reports,
             backend,
             serving: None,
+            conntrack: ConntrackCounts::default(),
             pulse: Pulse::default(),
         };
         (engine, inbox, publish)
@@ -278,21 +287,11 @@ fn cannot_start(reason: &str) -> OpenError {
 }
 
 /// Starts the cleaner of conntrack entries that this backend makes stale, in the backend's namespace.
-fn cleaner(
-    backend: &Description,
-    publish: &watch::Sender<Report>,
-) -> Result<Option<Cleaner>, OpenError> {
+fn cleaner(backend: &Description, counts: ConntrackCounts) -> Result<Option<Cleaner>, OpenError> {
     if !backend.leaves_conntrack_entries {
         return Ok(None);
     }
-    let publish = publish.clone();
-    let cleaner = Cleaner::start(move |totals| {
-        publish.send_if_modified(|report| {
-            report.conntrack = totals.clone();
-            // The change concerns metrics only, so no receiver is woken.
-            false
-        });
-    });
+    let cleaner = Cleaner::start(counts);
     cleaner
         .map(Some)
         .map_err(|error| cannot_start(&error.to_string()))

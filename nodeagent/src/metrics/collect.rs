@@ -240,7 +240,7 @@ impl KubeProxy {
     }
 
     fn conntrack(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let totals = self.0.reports.borrow().conntrack.clone();
+        let totals = self.0.conntrack.totals();
         let deleted = totals.each_ref().map(|totals| float(totals.deleted));
         Name(
             "kubeproxy_conntrack_reconciler_sync_duration_seconds",

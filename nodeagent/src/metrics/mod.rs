@@ -3,6 +3,7 @@
 //! ```text
 //! engine -> Counters (atomics) --.
 //! engine -> Report --------------+-- collect, at each scrape -> /metrics
+//! conntrack -> ConntrackCounts --'
 //! /proc/self --------------------'
 //! ```
 //!
@@ -27,6 +28,7 @@ use crate::connection::Connection;
 use crate::healthz::Answers;
 use crate::report::Report;
 use kplane_dataplane::backend::Description;
+use kplane_dataplane::conntrack::ConntrackCounts;
 
 /// The sources of the numbers.
 #[derive(Clone, Debug)]
@@ -39,6 +41,8 @@ pub struct Sources {
     pub connection: watch::Receiver<Connection>,
     /// The counts of the health port's answers.
     pub answers: Arc<Answers>,
+    /// The counts of deleted stale conntrack entries.
+    pub conntrack: ConntrackCounts,
     /// The backend.
     pub backend: &'static Description,
 }

@@ -1,6 +1,6 @@
 //! Names, types, labels and buckets (section (h)), and the other paths of the port (G5).
 
-use kplane_dataplane::conntrack::ConntrackTotals;
+use kplane_dataplane::conntrack::ConntrackCounts;
 use kplane_kube_proxy_config::KubeProxyConfiguration;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -65,6 +65,7 @@ gauge process_virtual_memory_bytes
 /// A port with its sources, kept alive.
 struct Rig {
     counters: Arc<Counters>,
+    conntrack: ConntrackCounts,
     reports: watch::Sender<Report>,
     _connection: watch::Sender<Connection>,
     metrics: Metrics,
@@ -84,11 +85,13 @@ impl Rig {
             since_ms: 1,
             reason: String::new(),
         });
+        let conntrack = ConntrackCounts::default();
         let sources = Sources {
             counters: counters.clone(),
             reports: follow,
             connection,
             answers: Arc::default(),
+            conntrack: conntrack.clone(),
             backend,
         };
         let configuration = KubeProxyConfiguration {
@@ -98,6 +101,7 @@ impl Rig {
         let (_configuration, configuration) = watch::channel(Arc::new(configuration));
         Self {
             counters,
+            conntrack,
             reports,
             _connection,
             metrics: Metrics::new(sources, configuration),
@@ -261,19 +265,13 @@ async fn numbers_come_from_report_and_counters() {
             without_endpoints: 4,
             ..Held::default()
         }),
-        conntrack: [
-            ConntrackTotals::default(),
-            ConntrackTotals {
-                deleted: 6,
-                ..ConntrackTotals::default()
-            },
-        ],
         ..Report::default()
     });
     let changes = Changes {
         services: 2,
         endpoints: 3,
     };
+    rig.conntrack.count(Family::V6, 6, false, Duration::ZERO);
     let v6 = rig.counters.family(Family::V6);
     v6.queued(changes, 1_700_000_000_500);
     v6.set_no_local([4, 5]);

@@ -141,8 +141,8 @@ fn world(services: &[Svc]) -> Result<World> {
 /// Waits until node-1 has looked at all changes twice.
 fn settled(world: &mut World) -> Result<()> {
     let looks = |world: &mut World| -> Result<u64> {
-        let cleaner = world.first()?.conntrack.as_ref().context("no cleaner")?;
-        Ok(cleaner.totals().iter().map(ConntrackTotals::looks).sum())
+        let counts = &world.first()?.conntrack_counts;
+        Ok(counts.totals().iter().map(ConntrackTotals::looks).sum())
     };
     // A change that both families look at, now and a second later: another one each time, since
     // nobody looks after a change to what is there already.
@@ -633,8 +633,12 @@ pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
         runtime.block_on(submit(&engine, update)).map(drop)
     };
     let looks = || -> u64 {
-        let report = engine.reports().borrow().clone();
-        report.conntrack.iter().map(ConntrackTotals::looks).sum()
+        engine
+            .conntrack()
+            .totals()
+            .iter()
+            .map(ConntrackTotals::looks)
+            .sum()
     };
     let service = svc(1).only(Protocol::Udp).reached(At::LoadBalancer);
     let with = |pod: &str| service.clone().endpoints([ep(pod)]);
@@ -656,8 +660,7 @@ pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
             other => Err(other),
         }
     })?;
-    let report = engine.reports().borrow().clone();
-    for totals in &report.conntrack {
+    for totals in engine.conntrack().totals() {
         ensure!((totals.deleted, totals.failures) == (1, 0), "{totals:?}");
     }
     Ok(())

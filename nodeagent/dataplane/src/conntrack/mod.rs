@@ -23,7 +23,7 @@ mod tracker;
 #[cfg(test)]
 mod tests;
 
-pub use totals::{BUCKETS, ConntrackTotals, bucket_bound};
+pub use totals::{BUCKETS, ConntrackCounts, ConntrackTotals, bucket_bound};
 pub use tracker::{Tracker, Verdict, Work};
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -36,9 +36,6 @@ use self::kernel::{ExamineError, Kernel};
 use self::schedule::{Job, Schedule};
 use crate::backend::{Change, Failure};
 use crate::chain;
-
-/// A function that receives the totals after every scan.
-type Publish = Box<dyn Fn([ConntrackTotals; 2]) + Send>;
 
 /// A handle to the thread that deletes stale entries. After a drop, the thread finishes its current work and
 /// ends.
@@ -64,23 +61,21 @@ struct State {
 struct FamilyState {
     tracker: Tracker,
     schedule: Schedule,
-    totals: ConntrackTotals,
     /// The error of the last scan. An error that lasts is logged once.
     error: Option<String>,
 }
 
 impl Cleaner {
-    /// Starts the thread in the calling thread's network namespace. The thread calls `publish`.
+    /// Starts the thread in the calling thread's network namespace. The thread counts its work in `counts`.
     ///
     /// # Errors
     /// The thread could not be started.
-    pub fn start(publish: impl Fn([ConntrackTotals; 2]) + Send + 'static) -> std::io::Result<Self> {
+    pub fn start(counts: ConntrackCounts) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let theirs = shared.clone();
-        let publish: Publish = Box::new(publish);
         let thread = std::thread::Builder::new()
             .name("conntrack".to_owned())
-            .spawn(move || run(&theirs, &publish))?;
+            .spawn(move || run(&theirs, &counts))?;
         Ok(Self {
             shared,
             thread: Some(thread),
@@ -96,12 +91,6 @@ impl Cleaner {
             family.schedule.add(work);
             self.shared.wake.notify_one();
         }
-    }
-
-    /// Returns the counts of each family since the start, IPv4 first.
-    #[must_use]
-    pub fn totals(&self) -> [ConntrackTotals; 2] {
-        self.shared.lock().totals()
     }
 }
 
@@ -152,13 +141,7 @@ impl Shared {
     }
 }
 
-impl State {
-    fn totals(&self) -> [ConntrackTotals; 2] {
-        [&self.families[0], &self.families[1]].map(|family| family.totals.clone())
-    }
-}
-
-fn run(shared: &Shared, publish: &Publish) {
+fn run(shared: &Shared, counts: &ConntrackCounts) {
     let mut kernel = Kernel::default();
     while let Some((family, job)) = shared.next() {
         let started = Instant::now();
@@ -168,11 +151,10 @@ fn run(shared: &Shared, publish: &Publish) {
             let tracker = &state.families[family as usize].tracker;
             tracker.verdict(flow, job.work())
         });
+        let (took, (deleted, result)) = (started.elapsed(), &outcome);
+        counts.count(family, *deleted, result.is_err(), took);
         let mut state = shared.lock();
-        state.families[family as usize].finish(family, job, &outcome, started.elapsed());
-        let totals = state.totals();
-        drop(state);
-        publish(totals);
+        state.families[family as usize].finish(family, job, &outcome, took);
     }
 }
 
@@ -185,7 +167,6 @@ impl FamilyState {
         (deleted, result): &(u64, Result<(), ExamineError>),
         took: Duration,
     ) {
-        self.totals.count(*deleted, result.is_err(), took);
         let now = Instant::now();
         match result {
             Ok(()) => {

@@ -473,7 +473,8 @@ fn durations_fall_into_kube_proxys_buckets() {
 /// The thread ends with its handle. Without privilege or work, it asks the kernel nothing.
 #[test]
 fn the_thread_ends_with_its_handle() {
-    let cleaner = Cleaner::start(|_| {}).unwrap();
+    let counts = ConntrackCounts::default();
+    let cleaner = Cleaner::start(counts.clone()).unwrap();
     let node = NodePlan::default();
     let change = Change {
         family: Family::V6,
@@ -482,5 +483,5 @@ fn the_thread_ends_with_its_handle() {
         complete: true,
     };
     cleaner.committed(&change, &[]);
-    assert_eq!(cleaner.totals(), <[ConntrackTotals; 2]>::default());
+    assert_eq!(counts.totals(), <[ConntrackTotals; 2]>::default());
 }

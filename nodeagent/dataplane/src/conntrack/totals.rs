@@ -1,6 +1,9 @@
 //! Counts about the deletion of stale entries, for metrics.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use kplane_model::Family;
 
 /// Number of buckets of the histogram of durations. The last bucket has no bound.
 pub const BUCKETS: usize = 16;
@@ -24,6 +27,27 @@ pub struct ConntrackTotals {
     pub duration_sum: Duration,
     /// Number of scans by duration; see [`bucket_bound`]. Not cumulative.
     pub durations: [u64; BUCKETS],
+}
+
+/// A handle to the counts of both families, which a [`Cleaner`](super::Cleaner) updates after every scan.
+#[derive(Clone, Debug, Default)]
+pub struct ConntrackCounts(Arc<Mutex<[ConntrackTotals; 2]>>);
+
+impl ConntrackCounts {
+    /// Returns the counts of each family since the start, IPv4 first.
+    #[must_use]
+    pub fn totals(&self) -> [ConntrackTotals; 2] {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Adds one scan of a family: the number of deleted entries, whether the scan failed, and its duration.
+    pub fn count(&self, family: Family, deleted: u64, failed: bool, took: Duration) {
+        let mut totals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        totals[family as usize].count(deleted, failed, took);
+    }
 }
 
 impl ConntrackTotals {

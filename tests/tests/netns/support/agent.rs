@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backend::ipvs::{self, Budget};
 use kplane_dataplane::backend::{Applied, Backend, Change, Failure, Kind, Settings};
-use kplane_dataplane::conntrack::Cleaner;
+use kplane_dataplane::conntrack::{Cleaner, ConntrackCounts};
 use kplane_dataplane::leftovers;
 use kplane_dataplane::plan::{NodePlan, NodeSettings, ServicePlan};
 use kplane_model::{Family, NodeFacts, ServiceKey};
@@ -24,6 +24,8 @@ pub(crate) struct Agent {
     backend: Backend,
     /// Deletes stale conntrack entries, if asked to.
     pub(crate) conntrack: Option<Cleaner>,
+    /// What [`Agent::conntrack`] has done.
+    pub(crate) conntrack_counts: ConntrackCounts,
 }
 
 /// What became of a change in both families together.
@@ -81,12 +83,15 @@ impl Agent {
             backend: open(kind, ns, &backend_settings)?,
             backend_settings,
             conntrack: None,
+            conntrack_counts: ConntrackCounts::default(),
         })
     }
 
     /// Deletes stale conntrack entries after changes from now on, as an engine does.
     pub(crate) fn clean_conntrack(&mut self) -> Result<()> {
-        self.conntrack = Some(self.ns.run(|| Ok(Cleaner::start(|_| {})?))?);
+        self.conntrack_counts = ConntrackCounts::default();
+        let counts = self.conntrack_counts.clone();
+        self.conntrack = Some(self.ns.run(|| Ok(Cleaner::start(counts)?))?);
         Ok(())
     }
 
