@@ -189,7 +189,7 @@ impl DataPathFlags {
             iptables_layout: self.iptables_layout,
             probe_interval: self.iptables_probe_interval,
             own_mark: self.own_mark,
-            ipvs: backend::ipvs::Settings {
+            ipvs: backend::ipvs::IpvsSettings {
                 strict_local: self.ipvs_strict_local,
                 drop_invalid: self.ipvs_drop_invalid,
                 ..settings.ipvs

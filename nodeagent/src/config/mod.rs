@@ -51,7 +51,7 @@ pub enum Task {
         /// Settings of connection tracking.
         conntrack: sysctl::Settings,
         /// Settings of mode ipvs, if that is the node's mode (D6, D8).
-        ipvs: Option<backend::ipvs::Settings>,
+        ipvs: Option<backend::ipvs::IpvsSettings>,
     },
     /// Remove what an agent left (I4).
     Cleanup(cleanup::Task),

@@ -382,7 +382,7 @@ fn i1_the_mode_chooses_the_backend() {
     assert_eq!(settings.iptables_layout, backend::iptables::Layout::Compat);
     assert_eq!(settings.probe_interval, Duration::from_secs(90));
     let config = config_of_ipvs();
-    let ipvs = backend::ipvs::Settings {
+    let ipvs = backend::ipvs::IpvsSettings {
         scheduler: kplane_model::IpvsScheduler::parse("wlc").unwrap(),
         exclude_cidrs: vec!["10.1.0.0/16".parse().unwrap()],
         strict_arp: true,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Family, ServiceKey, ServiceName};
 
-use super::places::Places;
+use super::places::PlaceOwners;
 use super::{Applied, ApplyError, Change, Failure, Inspection, ServerCounts, Side, Verification};
 use crate::plan::FrontendAddr;
 
@@ -149,7 +149,7 @@ pub(super) struct Driver<D: DataPath> {
 #[derive(Debug)]
 struct Known<C> {
     content: C,
-    places: Places,
+    places: PlaceOwners,
 }
 
 impl<D: DataPath> Driver<D> {
@@ -165,7 +165,7 @@ impl<D: DataPath> Driver<D> {
             Some(known) => Ok(known),
             None if complete => Ok(Known {
                 content: self.path.adopt()?,
-                places: Places::default(),
+                places: PlaceOwners::default(),
             }),
             None => Err(StepError::Unknown),
         }

@@ -11,7 +11,7 @@ pub mod ipvs;
 pub mod nftables;
 pub mod noop;
 mod places;
-mod servers;
+mod virtual_servers;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -21,7 +21,9 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 
 pub use self::description::{Description, Failures, ModeMetrics};
 use self::driver::{DataPath, Driver, Unusable};
-pub use self::servers::{Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer};
+pub use self::virtual_servers::{
+    Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer,
+};
 use crate::plan::{NodePlan, ServicePlan};
 use kplane_netlink::{Errno, NfSocket};
 
@@ -329,7 +331,7 @@ pub struct Settings {
     /// iptables and ipvs: longest time until a change by another program is repaired.
     pub probe_interval: Duration,
     /// Settings of ipvs alone.
-    pub ipvs: ipvs::Settings,
+    pub ipvs: ipvs::IpvsSettings,
 }
 
 impl Settings {
@@ -346,7 +348,7 @@ impl Default for Settings {
             localhost_nodeports: true,
             iptables_layout: iptables::Layout::default(),
             probe_interval: Self::PROBE_INTERVAL,
-            ipvs: ipvs::Settings::default(),
+            ipvs: ipvs::IpvsSettings::default(),
         }
     }
 }

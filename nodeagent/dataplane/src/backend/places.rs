@@ -14,13 +14,13 @@ use crate::plan::{FrontendAddr, ServicePlan};
 
 /// The ServicePort that holds each place of one family.
 #[derive(Debug, Default)]
-pub(super) struct Places(HashMap<FrontendAddr, ServiceKey>);
+pub(super) struct PlaceOwners(HashMap<FrontendAddr, ServiceKey>);
 
 /// A change without the places that other ServicePorts hold.
 #[derive(Debug)]
 pub(super) struct Claims<'a> {
     services: Cow<'a, [(ServiceKey, Option<ServicePlan>)]>,
-    /// Places that the change's ServicePorts held before, unless the change is complete.
+    /// PlaceOwners that the change's ServicePorts held before, unless the change is complete.
     released: HashSet<FrontendAddr>,
     /// One failure for each ServicePort that does not get all of its places.
     pub(super) failures: Vec<Failure>,
@@ -36,9 +36,9 @@ impl Claims<'_> {
     }
 }
 
-impl Places {
+impl PlaceOwners {
     /// Decides which ServicePorts of a change get their places. `held` returns the places that a ServicePort
-    /// of the content has. Places of the change's own ServicePorts are free, whatever the order of these.
+    /// of the content has. PlaceOwners of the change's own ServicePorts are free, whatever the order of these.
     pub(super) fn claim<'a, 'c>(
         &self,
         change: Change<'a>,
@@ -162,7 +162,7 @@ mod tests {
     /// The registry, and what a backend holds of each ServicePort.
     #[derive(Default)]
     struct Node {
-        places: Places,
+        places: PlaceOwners,
         held: BTreeMap<ServiceKey, Vec<FrontendAddr>>,
     }
 

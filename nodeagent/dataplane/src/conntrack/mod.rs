@@ -15,7 +15,7 @@
 //! change is scanned for twice: a packet that was in transit during the commit may have created its entry by
 //! the old rules just after the first scan.
 
-mod kernel;
+mod flows;
 mod schedule;
 mod totals;
 mod tracker;
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use kplane_model::Family;
 
-use self::kernel::{ExamineError, Kernel};
+use self::flows::{ExamineError, Kernel};
 use self::schedule::{Job, Schedule};
 use crate::backend::{Change, Failure};
 use crate::chain;

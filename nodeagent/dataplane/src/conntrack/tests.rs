@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
 
-use super::kernel::{Filter, MAX_QUESTIONS, selections};
+use super::flows::{Filter, MAX_QUESTIONS, selections};
 use super::*;
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
 use kplane_netlink::conntrack::{Flow, IPS_DST_NAT, Selection, Tuple};

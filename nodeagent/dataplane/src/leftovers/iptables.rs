@@ -9,7 +9,7 @@ use std::fmt;
 use kplane_model::Family;
 
 use super::Problem;
-use super::kernel;
+use super::objects;
 use super::rules::{self, Keeps, Table};
 use crate::backend::iptables::{Flavour, Tool};
 use crate::process::RunError;
@@ -87,7 +87,7 @@ fn unseen(flavour: Flavour, family: Family) -> Option<Problem> {
     match flavour {
         Flavour::Legacy => Some(Problem::Unseen { program }),
         // These chains are in nf_tables, which the agent can read itself.
-        Flavour::Nft => match kernel::has_iptables_chains(family) {
+        Flavour::Nft => match objects::has_iptables_chains(family) {
             Ok(false) => None,
             Ok(true) | Err(_) => Some(Problem::NoTool { program }),
         },

@@ -9,7 +9,7 @@
 //! Everything here blocks, so it must not run on the async runtime.
 
 mod iptables;
-mod kernel;
+mod objects;
 mod rival;
 mod rules;
 
@@ -245,7 +245,7 @@ pub fn node_ports() -> BTreeSet<u16> {
 /// # Errors
 /// [`Problem`]: it is not known what connections need, so all of it stays.
 pub fn spare_connections(serving: Serving, spare: [bool; 2]) -> Result<Option<String>, Problem> {
-    if matches!(serving, Serving::Ipvs(_)) || !kernel::has_link() {
+    if matches!(serving, Serving::Ipvs(_)) || !objects::has_link() {
         return Ok(None);
     }
     let left = left::servers().and_then(|servers| left::drain(&servers, spare));
@@ -259,11 +259,11 @@ pub fn spare_connections(serving: Serving, spare: [bool; 2]) -> Result<Option<St
 
 impl Leftovers {
     fn find_our_tables(&mut self) {
-        self.find_table(kernel::OUR_TABLE, Item::OurTable, our_table_name);
+        self.find_table(objects::OUR_TABLE, Item::OurTable, our_table_name);
     }
 
     fn find_tables(&mut self) {
-        self.find_table(kernel::TABLE, Item::Table, table_name);
+        self.find_table(objects::TABLE, Item::Table, table_name);
     }
 
     fn find_table(
@@ -273,7 +273,7 @@ impl Leftovers {
         name: fn(Family) -> &'static str,
     ) {
         for family in Family::ALL {
-            match kernel::has_table(family, table) {
+            match objects::has_table(family, table) {
                 Ok(true) => self.items.push(item(family)),
                 Ok(false) => {}
                 Err(error) => self.problems.push(Problem::Table {
@@ -310,7 +310,7 @@ impl Leftovers {
 
     fn find_ipvs(&mut self) {
         // The link marks IPVS mode: without it, all virtual servers belong to other programs.
-        if kernel::has_link() {
+        if objects::has_link() {
             match left::servers() {
                 Ok(servers) if servers.is_empty() => {}
                 Ok(servers) => self.items.push(Item::VirtualServers(servers)),
@@ -319,7 +319,7 @@ impl Leftovers {
             }
             self.items.push(Item::Link);
         }
-        match kernel::sets() {
+        match objects::sets() {
             Ok(sets) => self.items.extend(sets.into_iter().map(Item::Set)),
             Err(error) => self.problems.push(Problem::Sets(error)),
         }
@@ -373,18 +373,18 @@ impl fmt::Display for Leftovers {
 impl Item {
     fn remove(self) -> Result<(), Problem> {
         let table = |family, name, table| {
-            kernel::remove_table(family, name).map_err(|reason| Problem::Table { table, reason })
+            objects::remove_table(family, name).map_err(|reason| Problem::Table { table, reason })
         };
         match self {
-            Self::OurTable(family) => table(family, kernel::OUR_TABLE, our_table_name(family)),
-            Self::Table(family) => table(family, kernel::TABLE, table_name(family)),
+            Self::OurTable(family) => table(family, objects::OUR_TABLE, our_table_name(family)),
+            Self::Table(family) => table(family, objects::TABLE, table_name(family)),
             Self::Rules(rules) => rules.remove(),
             Self::VirtualServers(servers) => {
                 left::remove(&servers).map_err(Problem::VirtualServers)
             }
-            Self::Link => kernel::remove_link().map_err(Problem::Link),
+            Self::Link => objects::remove_link().map_err(Problem::Link),
             Self::Set(name) => {
-                kernel::remove_set(&name).map_err(|source| Problem::Set { name, source })
+                objects::remove_set(&name).map_err(|source| Problem::Set { name, source })
             }
             Self::Counters => {
                 // Nothing depends on counters: one that another program still uses stays.
@@ -404,7 +404,7 @@ impl fmt::Display for Item {
             Self::VirtualServers(servers) => {
                 write!(f, "{} IPVS virtual servers", servers.len())
             }
-            Self::Link => write!(f, "link {}", kernel::LINK),
+            Self::Link => write!(f, "link {}", objects::LINK),
             Self::Set(name) => write!(f, "IP set {name}"),
             Self::Counters => f.write_str("packet counters (nfacct)"),
         }

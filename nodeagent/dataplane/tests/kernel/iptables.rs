@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use kplane_dataplane::backend::iptables::restore::{Limits, parts};
 use kplane_dataplane::backend::iptables::{
-    BuiltIn, ChainName, Found, Layout, Ruleset, Settings, TableName,
+    BuiltIn, ChainName, FoundRules, Layout, RuleSettings, Ruleset, TableName,
 };
 use kplane_dataplane::backend::{Change, PodInterface};
 use kplane_dataplane::plan::{NodePlan, NodeSettings, ServicePlan, plan_service};
@@ -56,8 +56,8 @@ fn run(program: &str, arguments: &[&str], input: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn found(save: &str) -> Found {
-    let mut found = Found::default();
+fn found(save: &str) -> FoundRules {
+    let mut found = FoundRules::default();
     let mut table = None;
     for line in save.lines() {
         if let Some(name) = line.strip_prefix('*') {
@@ -190,9 +190,9 @@ fn what_is_saved_is_what_was_restored() {
     both(|family, flavour| {
         let node = node(family, &PODS, &EVERYWHERE);
         for layout in [Layout::Compat, Layout::Tree] {
-            let settings = Settings {
+            let settings = RuleSettings {
                 layout,
-                ..Settings::new(family)
+                ..RuleSettings::new(family)
             };
             // The start is the present state: nothing at first, then the chains of the other layout.
             let save = run(&tool(family, flavour, "save"), &[], "");
@@ -238,7 +238,7 @@ fn a_big_change_in_parts_is_the_same_as_at_once() {
             chains: 20,
             rules: 30,
         };
-        let mut ruleset = Ruleset::new(Settings::new(family));
+        let mut ruleset = Ruleset::new(RuleSettings::new(family));
         apply(&mut ruleset, flavour, limits, change(&services));
         let others = all(family, 40..100);
         apply(&mut ruleset, flavour, limits, change(&others));
@@ -278,13 +278,13 @@ fn c5_settings_are_printed_as_they_are_written() {
         let save = || run(&tool(family, flavour, "save"), &[], "");
         for (number, bit) in (0..).zip([0, 14, 31, 7, 15]) {
             let node: &NodePlan = &nodes[number];
-            let settings = Settings {
+            let settings = RuleSettings {
                 masquerade_bit: bit,
                 random_fully: number != 1,
                 localhost_nodeports: number != 4,
                 tcp_be_liberal: number == 2,
                 pod_interface: interfaces[(number + 2) % 5],
-                ..Settings::new(family)
+                ..RuleSettings::new(family)
             };
             let mut ruleset = Ruleset::adopt(settings, found(&save()));
             let change = Change {
@@ -295,7 +295,7 @@ fn c5_settings_are_printed_as_they_are_written() {
             };
             apply(&mut ruleset, flavour, Limits::NFT, change);
         }
-        let settings = Settings::new(family);
+        let settings = RuleSettings::new(family);
         let mut ruleset = Ruleset::adopt(settings, found(&save()));
         for node in &nodes {
             let change = Change {
@@ -326,7 +326,7 @@ fn c3_shares_of_many_endpoints_are_printed_as_they_are_written() {
             services: &services,
             complete: true,
         };
-        let mut ruleset = Ruleset::new(Settings::new(family));
+        let mut ruleset = Ruleset::new(RuleSettings::new(family));
         let ours = apply(&mut ruleset, flavour, Limits::NFT, change);
         // kube-proxy writes ten decimals.
         let mut theirs = "*nat\n:KUBE-TEST - [0:0]\n".to_owned();

@@ -8,11 +8,11 @@ mod sample;
 mod socket;
 mod table;
 
-use kplane_dataplane::backend::nftables::{Settings, push_structure};
+use kplane_dataplane::backend::nftables::{TableSettings, push_structure};
 use kplane_model::Family;
 use kplane_netlink::{Batch, NfSocket};
 
-const SETTINGS: Settings = Settings {
+const SETTINGS: TableSettings = TableSettings {
     masquerade_bit: 14,
     own_mark: 0x50,
     pod_interface: None,

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kplane_dataplane::backend::nftables::{
-    Element, ElementOp, Key, Set, Settings, StructureState, push_delete_table, push_elements,
+    Element, ElementOp, Key, Set, StructureState, TableSettings, push_delete_table, push_elements,
     push_structure, read_elements, read_structure,
 };
 use kplane_model::{Cidr, Family};
@@ -48,7 +48,7 @@ fn structure_is_read_back_as_ours() {
         for family in Family::ALL {
             let state = read_structure(&mut socket, family, SETTINGS).unwrap();
             assert_eq!(state, StructureState::Ours(Vec::new()));
-            let other_mark = Settings {
+            let other_mark = TableSettings {
                 masquerade_bit: 15,
                 ..SETTINGS
             };

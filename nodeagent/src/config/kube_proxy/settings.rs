@@ -202,7 +202,7 @@ impl Checker {
 
     /// Reads the section of mode ipvs. kube-proxy counts whole seconds, and takes an empty
     /// scheduler for `rr` (D7, D8).
-    fn ipvs(&mut self, ipvs: &types::Ipvs) -> backend::ipvs::Settings {
+    fn ipvs(&mut self, ipvs: &types::Ipvs) -> backend::ipvs::IpvsSettings {
         let mut seconds = |field: &str, value| {
             let timeout = self.timeout(&format!("ipvs.{field}"), value);
             u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX)
@@ -216,12 +216,12 @@ impl Checker {
         let exclude_cidrs = cidrs
             .filter_map(|(index, text)| self.cidr(&format!("ipvs.excludeCIDRs[{index}]"), text))
             .collect();
-        backend::ipvs::Settings {
+        backend::ipvs::IpvsSettings {
             scheduler: self.scheduler(&ipvs.scheduler),
             exclude_cidrs,
             strict_arp: ipvs.strict_arp,
             timeouts,
-            ..backend::ipvs::Settings::default()
+            ..backend::ipvs::IpvsSettings::default()
         }
     }
 

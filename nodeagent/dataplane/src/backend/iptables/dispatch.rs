@@ -18,7 +18,7 @@ use kplane_model::Family;
 use super::name::{ChainName, TableName};
 use super::prefix::{Point, Prefix, Space};
 use super::rule::{Comment, Counter, Match, Rule, Sense, Target};
-use super::ruleset::{Layout, Settings};
+use super::ruleset::{Layout, RuleSettings};
 use crate::plan::FrontendAddr;
 
 /// Most places in one chain of a tree.
@@ -154,7 +154,7 @@ enum Shape<'a> {
 }
 
 impl Dispatch {
-    pub(super) fn new(list: List, settings: &Settings) -> Self {
+    pub(super) fn new(list: List, settings: &RuleSettings) -> Self {
         let family = settings.family;
         let localhost = settings.localhost_nodeports && family == Family::V4;
         Self {

@@ -6,7 +6,7 @@ use kplane_model::{Cidr, Family};
 
 use super::name::{BuiltIn, ChainName, TableName};
 use super::rule::{Comment, Counter, Mark, Match, Rule, Sense, States, Target};
-use super::ruleset::{Layout, Settings};
+use super::ruleset::{Layout, RuleSettings};
 use crate::backend::PodInterface;
 use crate::plan::NodePlan;
 
@@ -27,7 +27,7 @@ enum Source {
 }
 
 impl Pods {
-    pub(in crate::backend) fn new(settings: &Settings, node: &NodePlan) -> Self {
+    pub(in crate::backend) fn new(settings: &RuleSettings, node: &NodePlan) -> Self {
         let ranges = node.pod_sources.iter().copied().map(Source::Range);
         let interface = settings.pod_interface.map(Source::Interface);
         Self {
@@ -86,7 +86,7 @@ pub(in crate::backend) struct Constant {
 }
 
 /// Returns the chains that always exist, without those that have a part for each Service.
-pub(super) fn constants(settings: &Settings, node: &NodePlan) -> Vec<Constant> {
+pub(super) fn constants(settings: &RuleSettings, node: &NodePlan) -> Vec<Constant> {
     let constant = |table, name, rules| Constant { table, name, rules };
     let (filter, nat) = (TableName::Filter, TableName::Nat);
     let mark = Mark::bit(settings.masquerade_bit);
@@ -110,7 +110,7 @@ pub(super) fn constants(settings: &Settings, node: &NodePlan) -> Vec<Constant> {
 }
 
 /// Returns the rules of [`ChainName::FORWARD`].
-pub(in crate::backend) fn forward(settings: &Settings, mark: Mark) -> Vec<Rule> {
+pub(in crate::backend) fn forward(settings: &RuleSettings, mark: Mark) -> Vec<Rule> {
     let mut rules = Vec::new();
     if !settings.tcp_be_liberal {
         let mut rule = Rule::new(Target::Drop).when(Match::State(Sense::Is, States::Invalid));
@@ -129,7 +129,7 @@ pub(in crate::backend) fn forward(settings: &Settings, mark: Mark) -> Vec<Rule> 
 /// Returns the rules that drop packets from outside to the loopback network. Node ports on the loopback
 /// address need `route_localnet`, which would let packets from outside reach programs that listen there.
 /// kubelet writes the same rule.
-fn martians(settings: &Settings, node: &NodePlan) -> Option<Vec<Rule>> {
+fn martians(settings: &RuleSettings, node: &NodePlan) -> Option<Vec<Rule>> {
     let comment = Comment::Fixed("block incoming localnet connections");
     let states = Match::State(Sense::IsNot, States::EstablishedOrTranslated);
     let rule = Rule::new(Target::Drop)
@@ -141,7 +141,7 @@ fn martians(settings: &Settings, node: &NodePlan) -> Option<Vec<Rule>> {
 }
 
 /// Returns the rules of [`ChainName::POSTROUTING`].
-pub(in crate::backend) fn postrouting(settings: &Settings, mark: Mark) -> Vec<Rule> {
+pub(in crate::backend) fn postrouting(settings: &RuleSettings, mark: Mark) -> Vec<Rule> {
     let random_fully = settings.random_fully;
     let comment = Comment::Fixed("kubernetes service traffic requiring SNAT");
     vec![
@@ -153,7 +153,7 @@ pub(in crate::backend) fn postrouting(settings: &Settings, mark: Mark) -> Vec<Ru
 }
 
 /// Returns whether node ports are served on the loopback address.
-pub(super) fn serves_localhost(settings: &Settings, node: &NodePlan) -> bool {
+pub(super) fn serves_localhost(settings: &RuleSettings, node: &NodePlan) -> bool {
     let loopback = loopback(Family::V4);
     let mut served = node.nodeport_ips.iter();
     settings.family == Family::V4
@@ -180,7 +180,11 @@ pub(super) fn localhost() -> Cidr {
 /// Returns the first rule of the chains that may redirect or refuse packets. It lets kplane's own connections
 /// pass, unless they are to a ClusterIP. The rule exists only in layout tree, and only if there is exactly
 /// one known range of ClusterIPs, because a rule has one condition on the destination.
-pub(super) fn spare_ours(settings: &Settings, node: &NodePlan, chain: ChainName) -> Option<Rule> {
+pub(super) fn spare_ours(
+    settings: &RuleSettings,
+    node: &NodePlan,
+    chain: ChainName,
+) -> Option<Rule> {
     const CHAINS: [ChainName; 2] = [ChainName::SERVICES, ChainName::PROXY_FIREWALL];
     let [range] = node.service_cidrs[..] else {
         return None;
@@ -194,7 +198,7 @@ pub(super) fn spare_ours(settings: &Settings, node: &NodePlan, chain: ChainName)
 }
 
 /// Returns the last rules of `KUBE-SERVICES`: packets for the node itself may be for a node port (C6).
-pub(super) fn to_node_ports(settings: &Settings, node: &NodePlan) -> Vec<Rule> {
+pub(super) fn to_node_ports(settings: &RuleSettings, node: &NodePlan) -> Vec<Rule> {
     const TEXT: &str =
         "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
     let jump = || {

@@ -26,11 +26,11 @@
 //! exist), `service.rs` (a ServicePort's chains), `prefix.rs` and `dispatch.rs` (a packet's way to its
 //! ServicePort), `ruleset.rs` and `stage.rs` (the whole ruleset, and the effect of a change), `restore.rs`
 //! (the text for `iptables-restore`). The others work on the machine: `tool.rs` (the tools that exist),
-//! `readback.rs` (their output), `counting.rs` (packet counters), `driver.rs` (the backend).
+//! `readback.rs` (their output), `counting.rs` (packet counters), `data_path.rs` (the tables, and how they change).
 
 mod counting;
+mod data_path;
 mod dispatch;
-mod driver;
 pub(in crate::backend) mod layout;
 mod name;
 mod prefix;
@@ -51,7 +51,9 @@ pub(crate) use counting::remove as remove_counters;
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub use restore::Limits;
-pub use ruleset::{Content, Found, JumpOp, Layout, Ruleset, Settings, Staged, Step, Written};
+pub use ruleset::{
+    Content, FoundRules, JumpOp, Layout, RuleSettings, Ruleset, StagedRules, Step, Written,
+};
 pub use tool::{Flavour, Tool, ToolError, plain_name};
 
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
@@ -77,5 +79,5 @@ pub(super) const DESCRIPTION: Description = Description {
 /// # Errors
 /// [`OpenError`] names the missing part.
 pub fn open(settings: &super::Settings) -> Result<Backend, OpenError> {
-    driver::open(settings)
+    data_path::open(settings)
 }

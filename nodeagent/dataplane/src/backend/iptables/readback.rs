@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::name::{BuiltIn, ChainName, TableName};
-use super::ruleset::Found;
+use super::ruleset::FoundRules;
 
 /// The result of reading a listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::backend) struct Listing {
     /// kplane's chains, and jumps from built-in chains to them.
-    pub found: Found,
+    pub found: FoundRules,
     /// kplane's chains to which chains of other programs jump, so that they cannot be deleted.
     pub needed: BTreeSet<(TableName, ChainName)>,
 }
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn what_is_ours_is_found_and_nothing_else() {
         let Listing { found, needed } = parse(TEXT, ChainName::parse);
-        let mut wanted = Found::default();
+        let mut wanted = FoundRules::default();
         let nat = TableName::Nat;
         wanted.chain(nat, ChainName::SERVICES);
         let mark = "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000";

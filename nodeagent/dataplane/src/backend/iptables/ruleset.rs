@@ -18,9 +18,9 @@ use super::stage::Staging;
 use crate::backend::{Change, Failure, Lookups, PodInterface};
 use crate::plan::{FrontendAddr, NodePlan};
 
-/// Settings that affect the rules besides plans, for one family.
+/// RuleSettings that affect the rules besides plans, for one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct RuleSettings {
     /// The family.
     pub family: Family,
     /// Bit of the packet mark that asks for masquerading, 0..=31 (C5).
@@ -42,7 +42,7 @@ pub struct Settings {
     pub layout: Layout,
 }
 
-impl Settings {
+impl RuleSettings {
     /// Returns kube-proxy's default settings, with kplane's default layout.
     #[must_use]
     pub fn new(family: Family) -> Self {
@@ -110,13 +110,13 @@ impl Content {
 
 /// kplane's objects that were found in a family's tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundRules {
     chains: HashMap<(TableName, ChainName), Content>,
     /// Number of copies of each rule of a built-in chain, by table and line.
     pub(in crate::backend) jumps: HashMap<(TableName, String), usize>,
 }
 
-impl Found {
+impl FoundRules {
     /// Adds a chain (`:NAME - [0:0]`).
     pub fn chain(&mut self, table: TableName, name: ChainName) {
         self.chains.entry((table, name)).or_default();
@@ -158,13 +158,13 @@ impl Found {
 /// kplane's objects in one family's tables.
 #[derive(Clone, Debug)]
 pub struct Ruleset {
-    pub(super) settings: Settings,
+    pub(super) settings: RuleSettings,
     /// Plan of the node; `None` before the first change.
     pub(super) node: Option<NodePlan>,
     /// Whether the cluster is large, so that rules for endpoints have no comments that name them (C12).
     /// Decided at each complete change.
     pub(super) large: bool,
-    pub(super) chains: HashMap<ChainId, Held>,
+    pub(super) chains: HashMap<ChainId, HeldChain>,
     /// Number of copies of each rule of a built-in chain, by table and line.
     pub(super) jumps: HashMap<(TableName, String), usize>,
     pub(super) services: HashMap<ServiceKey, Holdings>,
@@ -179,7 +179,7 @@ pub(super) type ChainId = (TableName, ChainName);
 
 /// A chain that exists.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+pub(super) struct HeldChain {
     pub(super) content: Content,
     /// Whether the chain belongs to a ServicePort.
     pub(super) owned: bool,
@@ -196,7 +196,7 @@ pub(super) struct Holdings {
 
 /// A change that has been worked out and not been accepted yet.
 #[derive(Debug, Default)]
-pub struct Staged {
+pub struct StagedRules {
     /// Steps to execute one after the other. At no time is a place unserved that is served before and after
     /// (invariant: no-gap). Empty if there is nothing to do.
     pub steps: Vec<Step>,
@@ -219,7 +219,7 @@ pub(super) struct After {
     pub(super) jumps: HashMap<(TableName, String), usize>,
 }
 
-impl Staged {
+impl StagedRules {
     /// Returns the number of chains written, chains deleted and jumps set.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -326,16 +326,16 @@ pub struct JumpOp {
 impl Ruleset {
     /// Returns the ruleset of tables that hold no objects of kplane.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
-        Self::adopt(settings, Found::default())
+    pub fn new(settings: RuleSettings) -> Self {
+        Self::adopt(settings, FoundRules::default())
     }
 
     /// Returns the ruleset of tables in which these objects were found. No ServicePort owns any of them yet.
     /// The next change has to be a complete one. It leaves correct objects alone, and deletes those that no
     /// ServicePort claims.
     #[must_use]
-    pub fn adopt(settings: Settings, found: Found) -> Self {
-        let held = |content| Held {
+    pub fn adopt(settings: RuleSettings, found: FoundRules) -> Self {
+        let held = |content| HeldChain {
             content,
             owned: false,
         };
@@ -354,12 +354,12 @@ impl Ruleset {
 
     /// Works out the effect of a change.
     #[must_use]
-    pub fn stage(&self, change: Change<'_>) -> Staged {
+    pub fn stage(&self, change: Change<'_>) -> StagedRules {
         Staging::new(self, change).run(change)
     }
 
     /// Records that the kernel holds a staged change.
-    pub fn accept(&mut self, staged: Staged) {
+    pub fn accept(&mut self, staged: StagedRules) {
         let after = staged.after;
         if after.complete {
             self.services.clear();
@@ -369,7 +369,7 @@ impl Ruleset {
             match content {
                 Some(content) => {
                     let owned = false;
-                    self.chains.insert(id, Held { content, owned });
+                    self.chains.insert(id, HeldChain { content, owned });
                 }
                 None => {
                     self.chains.remove(&id);
@@ -414,7 +414,7 @@ impl Ruleset {
     /// Returns the difference between the objects that were found and those that must exist, human-readable;
     /// `None` if there is none.
     #[must_use]
-    pub fn difference(&self, found: &Found) -> Option<String> {
+    pub fn difference(&self, found: &FoundRules) -> Option<String> {
         let none = NodePlan::default();
         let constants = constants(&self.settings, self.node.as_ref().unwrap_or(&none));
         let is_any = |id: &ChainId| {

@@ -9,7 +9,9 @@ use super::layout::{Pods, constants, jumps, spare_ours, to_node_ports};
 use super::name::{ChainName, TableName};
 use super::prefix::Point;
 use super::rule::Rule;
-use super::ruleset::{After, ChainId, Content, Holdings, JumpOp, Ruleset, Staged, Step, Written};
+use super::ruleset::{
+    After, ChainId, Content, Holdings, JumpOp, Ruleset, StagedRules, Step, Written,
+};
 use super::service::{self, Writer};
 use crate::backend::{Change, Failure};
 use crate::plan::{FrontendAddr, ServicePlan};
@@ -63,7 +65,7 @@ impl<'a> Staging<'a> {
         }
     }
 
-    pub(super) fn run(mut self, change: Change<'_>) -> Staged {
+    pub(super) fn run(mut self, change: Change<'_>) -> StagedRules {
         // Everything is released first, so that another ServicePort may claim it afterwards.
         if change.complete {
             for (key, holdings) in &self.ruleset.services {
@@ -87,7 +89,7 @@ impl<'a> Staging<'a> {
             over.retain(|point, entry| list.get(*point) != entry.as_ref());
         }
         let steps = self.steps();
-        Staged {
+        StagedRules {
             steps,
             failures: self.failures,
             after: self.after,

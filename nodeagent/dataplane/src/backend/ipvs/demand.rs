@@ -2,7 +2,7 @@
 //!
 //! A virtual server has one list of real servers for all clients. So it cannot distinguish clients inside and
 //! outside of the cluster as the other backends do (A16). Where a Local policy has no endpoint on this node,
-//! the endpoints of the cluster serve, unless [`Settings::strict_local`] forbids it (A29). The node's own
+//! the endpoints of the cluster serve, unless [`IpvsSettings::strict_local`] forbids it (A29). The node's own
 //! packets to external addresses are served in any case. They do not pass INPUT, where packets of other
 //! clients are refused if no set opens their place.
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use kplane_model::{Cidr, EndpointAddr, IpvsScheduler, Protocol, TrafficPolicy};
 
-use super::Settings;
+use super::IpvsSettings;
 use super::sets::{Entry, SetId};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
 use kplane_netlink::ipvs::{ServerKey, ServerMode};
@@ -71,7 +71,7 @@ impl Demand {
         scheduler: IpvsScheduler,
         node: &NodePlan,
         ips: &NodeIps,
-        settings: &Settings,
+        settings: &IpvsSettings,
     ) -> Self {
         let mut planner = Planner {
             mode: ServerMode {

@@ -9,9 +9,9 @@ use std::net::IpAddr;
 
 use kplane_model::{Family, Protocol};
 
-use super::kernel::LINK;
+use super::machine::LINK;
 use super::sets::{Entry, SetId};
-use super::state::{Places, Snapshot};
+use super::state::{PlacesInSets, Snapshot};
 use kplane_netlink::ipset::{self, IpSets};
 use kplane_netlink::ipvs::{Command, Ipvs, Real, ServerKey};
 use kplane_netlink::{Errno, Links, NetlinkError, link_index};
@@ -45,7 +45,7 @@ pub(crate) fn servers() -> Result<Vec<ServerKey>, NetlinkError> {
             snapshot.entries.insert(id, entries.into_iter().collect());
         }
         let ours = addresses(&mut links, family)?;
-        let places = Places::new(&snapshot);
+        let places = PlacesInSets::new(&snapshot);
         let servers = ipvs.servers(family)?.into_iter().map(|server| server.key);
         found.extend(servers.filter(|key| places.has(*key, &ours)));
     }

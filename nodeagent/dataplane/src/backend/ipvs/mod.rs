@@ -17,13 +17,13 @@
 //! * **A removed endpoint keeps its connections** until they end (D5), even across a restart of the agent.
 //!
 //! These files are pure: `sets.rs`, `demand.rs` (the needs of a ServicePort), `rules.rs`, `state.rs` (the
-//! whole state, and the effect of a change). The others work on the machine: `kernel.rs` (one family's data
-//! path), `probe.rs` (the machine's features), `sysctl.rs`, `driver.rs` (the backend), `left.rs` (leftovers).
+//! whole state, and the effect of a change). The others work on the machine: `machine.rs` (one family's data
+//! path), `probe.rs` (the machine's features), `sysctl.rs`, `data_path.rs` (the backend), `left.rs` (leftovers).
 
+mod data_path;
 mod demand;
-mod driver;
-mod kernel;
 pub(crate) mod left;
+mod machine;
 mod probe;
 mod rules;
 mod sets;
@@ -35,8 +35,8 @@ mod tests;
 
 use kplane_model::{Cidr, IpvsScheduler};
 
-pub use self::driver::stopping::{Budget, open_stopping};
-pub use self::kernel::LINK;
+pub use self::data_path::stopping::{Budget, open_stopping};
+pub use self::machine::LINK;
 pub(crate) use self::sets::is_name as is_set_name;
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 pub use kplane_netlink::ipvs::Timeouts;
@@ -60,9 +60,9 @@ pub(super) const DESCRIPTION: Description = Description {
     },
 };
 
-/// Settings of this backend alone: section `ipvs` of kube-proxy's configuration file.
+/// IpvsSettings of this backend alone: section `ipvs` of kube-proxy's configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct IpvsSettings {
     /// The scheduler, which spreads connections (D7).
     pub scheduler: IpvsScheduler,
     /// Ranges of addresses whose virtual servers are never removed (D8).
@@ -79,7 +79,7 @@ pub struct Settings {
     pub drop_invalid: bool,
 }
 
-impl Default for Settings {
+impl Default for IpvsSettings {
     fn default() -> Self {
         Self {
             scheduler: IpvsScheduler::ROUND_ROBIN,
@@ -94,8 +94,8 @@ impl Default for Settings {
 
 /// Applies the settings that need root's privileges, for `--init-only`: settings of the kernel, and timeouts.
 /// Failures are logged.
-pub fn prepare(settings: &Settings) {
-    driver::prepare(settings);
+pub fn prepare(settings: &IpvsSettings) {
+    data_path::prepare(settings);
 }
 
 /// Opens the backend for this thread's network namespace, after a check that this machine can run it.
@@ -103,5 +103,5 @@ pub fn prepare(settings: &Settings) {
 /// # Errors
 /// [`OpenError`] names the missing part, and the kernel module to load.
 pub fn open(settings: &super::Settings) -> Result<Backend, OpenError> {
-    driver::open(settings)
+    data_path::open(settings)
 }

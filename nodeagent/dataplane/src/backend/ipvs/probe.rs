@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kplane_model::{Family, IpvsScheduler, Protocol};
 
-use super::kernel::{ensure_link, missing_scheduler};
+use super::machine::{ensure_link, missing_scheduler};
 use super::rules::Lacks;
 use super::sets::SetType;
 use crate::backend::iptables::Tool;

@@ -8,11 +8,11 @@
 use kplane_model::{Cidr, Family, Protocol};
 
 use super::sets::SetId;
-use crate::backend::iptables::Found;
+use crate::backend::iptables::FoundRules;
 use crate::backend::iptables::layout::{self, Constant, Jump, Pods};
 use crate::backend::iptables::rule::{Comment, Mark, Match, Rule, Sense, States, Target};
 use crate::backend::iptables::{
-    BuiltIn, ChainName, Content, JumpOp, Settings, Step, TableName, Written,
+    BuiltIn, ChainName, Content, JumpOp, RuleSettings, Step, TableName, Written,
 };
 use crate::plan::NodePlan;
 use kplane_netlink::ipvs::ServerKey;
@@ -29,7 +29,7 @@ pub(super) struct Lacks {
 /// The facts that determine the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    pub(super) settings: Settings,
+    pub(super) settings: RuleSettings,
     pub(super) node: NodePlan,
     /// Whether any Service has external addresses.
     pub(super) external_ips: bool,
@@ -183,7 +183,7 @@ impl Shape {
     /// Returns the rules for forwarded packets. Packets of no known connection are only dropped if the
     /// settings ask for it (D9).
     fn forward(&self) -> Vec<Rule> {
-        let settings = Settings {
+        let settings = RuleSettings {
             tcp_be_liberal: !self.drop_invalid,
             ..self.settings
         };
@@ -319,7 +319,7 @@ impl Steps {
 }
 
 /// Compares the rules that were found with those that must exist.
-pub(super) fn compare(shape: &Shape, found: &Found) -> Steps {
+pub(super) fn compare(shape: &Shape, found: &FoundRules) -> Steps {
     let mut steps = [TableName::Filter, TableName::Nat].map(Step::new);
     let mut last = Step::new(TableName::Nat);
     for chain in shape.chains() {
@@ -371,7 +371,7 @@ fn written(chain: &Constant) -> Written {
 }
 
 /// Updates the rules that were found after the steps were executed.
-pub(super) fn accept(found: &mut Found, steps: &[Step]) {
+pub(super) fn accept(found: &mut FoundRules, steps: &[Step]) {
     for step in steps {
         for chain in &step.write {
             found.put(step.table, chain);

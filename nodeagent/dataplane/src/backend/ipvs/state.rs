@@ -24,7 +24,7 @@ mod owners;
 mod places;
 mod seen;
 
-pub(super) use self::places::Places;
+pub(super) use self::places::PlacesInSets;
 
 /// Weight of a real server that gets connections.
 const SERVES: u32 = 1;
@@ -79,7 +79,7 @@ struct Touched {
 
 /// A virtual server that exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct HeldServer {
     /// The mode; `None` for a mode that kplane never uses.
     pub(super) mode: Option<ServerMode>,
     pub(super) reals: BTreeMap<EndpointAddr, HeldReal>,
@@ -114,7 +114,7 @@ struct Claim {
 
 impl Claim {
     /// Returns whether an existing server has exactly the wanted mode and real servers.
-    fn is(&self, held: &Held) -> bool {
+    fn is(&self, held: &HeldServer) -> bool {
         let weight = |real| held.reals.get(real).and_then(|held| held.weight);
         let right = |real| weight(real) == Some(SERVES);
         held.mode == Some(self.mode)
@@ -125,7 +125,7 @@ impl Claim {
 
 /// The state of one family.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct IpvsState {
     services: HashMap<ServiceKey, Demand>,
     claims: HashMap<ServerKey, Claim>,
     entries: HashMap<(SetId, Entry), u32>,
@@ -133,14 +133,14 @@ pub(super) struct State {
     denied: HashMap<ServerKey, u32>,
     /// Number of entries that each set must have.
     sizes: [usize; SetId::ALL.len()],
-    held: HashMap<ServerKey, Held>,
+    held: HashMap<ServerKey, HeldServer>,
     held_entries: HashMap<SetId, HashSet<Entry>>,
     held_addresses: HashSet<IpAddr>,
 }
 
-impl State {
+impl IpvsState {
     /// Records what a change asks for, and returns the operations. Afterwards, the caller must report each
-    /// operation that was done ([`State::done`]).
+    /// operation that was done ([`IpvsState::done`]).
     pub(super) fn stage(
         &mut self,
         changes: Vec<(ServiceKey, Option<Demand>)>,
@@ -389,7 +389,7 @@ impl State {
     fn done_ipvs(&mut self, command: Command) {
         match command {
             Command::AddServer(key, mode) | Command::SetServer(key, mode) => {
-                let held = self.held.entry(key).or_insert_with(|| Held {
+                let held = self.held.entry(key).or_insert_with(|| HeldServer {
                     mode: None,
                     reals: BTreeMap::new(),
                 });
@@ -417,7 +417,7 @@ impl State {
     /// kplane's are the virtual servers that are wanted, those that it had before, and, if nothing is known
     /// yet (`first`), those whose places are in the sets. If the sets have no entries, the address decides.
     pub(super) fn adopt(&mut self, snapshot: Snapshot, first: bool) -> Vec<ServerKey> {
-        let places = Places::new(&snapshot);
+        let places = PlacesInSets::new(&snapshot);
         let mut foreign = Vec::new();
         let before = std::mem::take(&mut self.held);
         let mut reals: HashMap<ServerKey, BTreeMap<EndpointAddr, HeldReal>> = HashMap::new();
@@ -431,7 +431,7 @@ impl State {
                 || (first && places.has(key, &snapshot.addresses));
             if ours {
                 let reals = reals.remove(&key).unwrap_or_default();
-                self.held.insert(key, Held { mode, reals });
+                self.held.insert(key, HeldServer { mode, reals });
             } else if snapshot.addresses.contains(&key.ip) {
                 foreign.push(key);
             }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::Settings;
+use super::IpvsSettings;
 
 /// Files below `/proc/sys/net`, each with the required content.
 const ALWAYS: [(&str, &str); 4] = [
@@ -24,7 +24,7 @@ const REUSE: (&str, &str) = ("ipv4/vs/conn_reuse_mode", "0");
 const REUSE_FIXED: (u32, u32) = (5, 9);
 
 /// Applies the settings that differ. Returns the failures, human-readable.
-pub(super) fn apply(settings: &Settings) -> Vec<String> {
+pub(super) fn apply(settings: &IpvsSettings) -> Vec<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let reuse = version(&release).is_some_and(|version| version < REUSE_FIXED);
     let strict = STRICT_ARP.iter().filter(|_| settings.strict_arp);

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 
 use kplane_model::{EndpointAddr, Family};
 
+use super::access::TableAccess;
 use super::affinity::{AffinityId, Group, Part};
 use super::decode::Reader;
 use super::element::{entry, put_ip, value};
-use super::kernel::Kernel;
 use super::schema::TABLE;
 #[allow(
     clippy::wildcard_imports,
@@ -60,7 +60,7 @@ pub(super) enum ForgetError {
 /// endpoint can get that endpoint. A packet that is being processed at that moment may store the client
 /// again, but it is finished when the kernel acknowledges the deletion. So the last read, which must find no
 /// such client, is reliable.
-pub(super) fn forget_stale<K: Kernel>(
+pub(super) fn forget_stale<K: TableAccess>(
     kernel: &mut K,
     group: AffinityId,
     endpoints: &[EndpointAddr],

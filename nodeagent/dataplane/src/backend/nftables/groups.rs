@@ -11,11 +11,11 @@ use crate::plan::{Frontend, ServicePlan};
 
 /// A table's groups.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Groups(HashMap<AffinityId, Held>);
+pub(super) struct Groups(HashMap<AffinityId, HeldGroup>);
 
 /// A group with the endpoints that it may remember.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Held {
+struct HeldGroup {
     group: Group,
     /// The endpoints, sorted; `None` for a group that was found in the kernel and that no ServicePort has
     /// claimed yet.
@@ -24,7 +24,7 @@ struct Held {
 
 /// A change of groups that has not been accepted yet; `None` = removed.
 #[derive(Debug, Default)]
-pub(super) struct StagedGroups(HashMap<AffinityId, Option<Held>>);
+pub(super) struct StagedGroups(HashMap<AffinityId, Option<HeldGroup>>);
 
 /// The operations of a change of groups.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl Groups {
         let found = groups.iter().map(|group| {
             let endpoints = None;
             let group = *group;
-            (group.id, Held { group, endpoints })
+            (group.id, HeldGroup { group, endpoints })
         });
         self.0.extend(found);
     }
@@ -110,7 +110,7 @@ impl Groups {
     }
 }
 
-impl Held {
+impl HeldGroup {
     /// Returns whether clients may be remembered with endpoints that `after` does not have.
     fn may_lose_to(&self, after: &Self) -> bool {
         let Some(before) = &self.endpoints else {
@@ -150,7 +150,8 @@ impl StagedGroups {
                 shared: others.is_some() && endpoints.iter().all(may),
             };
             let endpoints = Some(endpoints.clone());
-            self.0.insert(group.id, Some(Held { group, endpoints }));
+            self.0
+                .insert(group.id, Some(HeldGroup { group, endpoints }));
         }
     }
 }

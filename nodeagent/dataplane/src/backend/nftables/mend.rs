@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::access::{FoundTable, Guard, TableAccess};
 use super::element::Element;
 use super::frontend::Ops;
-use super::kernel::{Found, Guard, Kernel};
 use super::structure::GroupOp;
 use super::table::Table;
 use super::transactions::each_transaction;
@@ -40,7 +40,7 @@ struct Plan {
 /// # Errors
 /// [`StepError::Drifted`] when the content of the table has to be adopted first. Other errors when the table
 /// cannot be read or written.
-pub(super) fn mend<K: Kernel>(
+pub(super) fn mend<K: TableAccess>(
     kernel: &mut K,
     table: &Table,
     meddling: Meddling,
@@ -81,7 +81,7 @@ pub(super) fn unreadable(error: NetlinkError) -> StepError {
     StepError::read(Unreadable(error))
 }
 
-fn commit<K: Kernel>(kernel: &mut K, plan: &Plan) -> Result<(), CommitError> {
+fn commit<K: TableAccess>(kernel: &mut K, plan: &Plan) -> Result<(), CommitError> {
     let capacity = [false, true].map(|rebuild| kernel.capacity(rebuild));
     each_transaction(plan.rebuild, &plan.groups, capacity, |part| {
         // After the first transaction, the kernel has begun to apply the repair.
@@ -120,7 +120,7 @@ fn differing(missing: usize, foreign: usize, example: &Element) -> String {
 /// Reads a table, and plans the repair of its differences. A list of elements may lack some while the kernel
 /// enlarges a set, which it does in the background some time after many elements were added. So a difference
 /// counts only if it stays.
-fn read_plan<K: Kernel>(kernel: &mut K, table: &Table) -> Result<Option<Plan>, StepError> {
+fn read_plan<K: TableAccess>(kernel: &mut K, table: &Table) -> Result<Option<Plan>, StepError> {
     let mut plan = found_plan(table, kernel.read().map_err(unreadable)?)?;
     for _ in 0..READ_AGAIN {
         if plan.as_ref().is_none_or(|plan| plan.rebuild) {
@@ -133,10 +133,10 @@ fn read_plan<K: Kernel>(kernel: &mut K, table: &Table) -> Result<Option<Plan>, S
 }
 
 /// Plans the repair of a table from the content that was found in the kernel.
-fn found_plan(table: &Table, found: Found) -> Result<Option<Plan>, StepError> {
+fn found_plan(table: &Table, found: FoundTable) -> Result<Option<Plan>, StepError> {
     let (groups, found) = match found {
-        Found::Ours(groups, elements) => (groups, elements),
-        Found::Other(reason) => return Ok(Some(rebuild_plan(table, reason))),
+        FoundTable::Ours(groups, elements) => (groups, elements),
+        FoundTable::Other(reason) => return Ok(Some(rebuild_plan(table, reason))),
     };
     if !groups.iter().copied().eq(table.groups()) {
         let reason = "the chains of session affinity are not kplane's".to_owned();

@@ -4,15 +4,15 @@
 //! The table has a constant shape ([`push_structure`]); Services and endpoints are elements
 //! ([`push_elements`]). `layout.rs` describes a packet's way through the table.
 
+mod access;
 mod adopt;
 mod affinity;
 mod clients;
+mod data_path;
 mod decode;
-mod driver;
 mod element;
 mod frontend;
 mod groups;
-mod kernel;
 mod layout;
 mod mend;
 mod phases;
@@ -34,7 +34,7 @@ pub use affinity::{AffinityId, Group};
 pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_elements};
 pub use probe::{ProbeError, probe};
 pub use readback::{ReadError, StructureState, decode_elements, read_elements, read_structure};
-pub use schema::{Balancer, CLASSES, Carries, Class, Set, Settings, TABLE, TABLE_COMMENT};
+pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};
 pub use structure::{push_delete_table, push_structure};
 
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
@@ -61,7 +61,7 @@ pub(super) const DESCRIPTION: Description = Description {
 /// # Errors
 /// [`OpenError`] names the missing part.
 pub fn open(settings: &super::Settings) -> Result<Backend, OpenError> {
-    driver::open(Settings {
+    data_path::open(TableSettings {
         masquerade_bit: settings.masquerade_bit,
         own_mark: settings.own_mark,
         pod_interface: settings.pod_interface,

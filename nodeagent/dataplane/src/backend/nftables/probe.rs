@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kplane_model::Family;
 
-use super::schema::Settings;
+use super::schema::TableSettings;
 use super::structure::{push_certain_failure, push_structure_as};
 use super::uapi::{NFTA_EXPR_NAME, NFTA_LIST_ELEM};
 use kplane_netlink::{Attributes, Batch, CommitError, Errno, NetlinkError, NfSocket, Rejection};
@@ -56,7 +56,7 @@ pub fn probe(families: &[Family]) -> Result<(), ProbeError> {
 
 fn probe_family(socket: &mut NfSocket, family: Family) -> Result<(), ProbeError> {
     let mut batch = Batch::new();
-    push_structure_as(&mut batch, family, Settings::default(), PROBE_TABLE);
+    push_structure_as(&mut batch, family, TableSettings::default(), PROBE_TABLE);
     push_certain_failure(&mut batch, family);
     let failure = batch.len() - 1;
     match socket.commit(batch.seal(None)) {

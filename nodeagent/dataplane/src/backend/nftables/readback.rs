@@ -7,7 +7,7 @@ use kplane_model::Family;
 use super::affinity::{AffinityId, Group, Part};
 use super::decode::{Decoder, Foreign};
 use super::element::Element;
-use super::schema::{Set, Settings, TABLE};
+use super::schema::{Set, TABLE, TableSettings};
 use super::structure::{GroupOp, push_groups, push_structure};
 #[allow(
     clippy::wildcard_imports,
@@ -61,7 +61,7 @@ impl From<Foreign> for ReadError {
 pub fn read_structure(
     socket: &mut NfSocket,
     family: Family,
-    settings: Settings,
+    settings: TableSettings,
 ) -> Result<StructureState, NetlinkError> {
     for _ in 0..READ_ATTEMPTS {
         let (state, torn) = read_structure_once(socket, family, settings)?;
@@ -79,7 +79,7 @@ pub fn read_structure(
 fn read_structure_once(
     socket: &mut NfSocket,
     family: Family,
-    settings: Settings,
+    settings: TableSettings,
 ) -> Result<(StructureState, bool), NetlinkError> {
     let number = nfproto(family);
     let table = match socket.get(Request::new("read table", msg::GETTABLE, number, |w| {

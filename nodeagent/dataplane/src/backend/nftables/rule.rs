@@ -4,7 +4,7 @@ use kplane_model::Family;
 
 use super::affinity::{AffinityId, Group, Part};
 use super::layout::Step;
-use super::schema::{Balancer, Class, Field, Set, Settings};
+use super::schema::{Balancer, Class, Field, Set, TableSettings};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -45,7 +45,7 @@ const VERDICT: u32 = NFT_REG_VERDICT;
 pub(super) struct Expressions<'a, 'b> {
     pub(super) list: &'a mut AttributeWriter<'b>,
     pub(super) family: Family,
-    pub(super) settings: Settings,
+    pub(super) settings: TableSettings,
 }
 
 impl Expressions<'_, '_> {

@@ -15,9 +15,9 @@ pub const CLASSES: [u32; 17] = [
     1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
 ];
 
-/// Settings of the constant rules.
+/// TableSettings of the constant rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct TableSettings {
     /// Bit of the packet mark that asks for masquerading: 0..=31.
     pub masquerade_bit: u8,
     /// Mark of kplane's own connections, to which no rule applies; 0 = none.
@@ -26,7 +26,7 @@ pub struct Settings {
     pub pod_interface: Option<PodInterface>,
 }
 
-impl Default for Settings {
+impl Default for TableSettings {
     /// Returns the settings with mark 0x4000, as kube-proxy uses it.
     fn default() -> Self {
         Self {
@@ -37,7 +37,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl TableSettings {
     /// Returns the mark with only this bit.
     pub(super) fn mark(self) -> u32 {
         1_u32.wrapping_shl(u32::from(self.masquerade_bit))

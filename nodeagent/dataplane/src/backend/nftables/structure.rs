@@ -5,7 +5,7 @@ use kplane_model::Family;
 use super::affinity::{Group, MAX_CLIENTS, Part};
 use super::layout::{self, Chain, Rule};
 use super::rule::Expressions;
-use super::schema::{Carries, Field, Set, Settings, TABLE, TABLE_COMMENT, key_len};
+use super::schema::{Carries, Field, Set, TABLE, TABLE_COMMENT, TableSettings, key_len};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -25,7 +25,7 @@ const TYPE_INET_SERVICE: u32 = 13;
 /// Adds the table of a family: sets, chains and rules, no elements. The table must not exist, or must be
 /// deleted earlier in the batch. Rules are added while the sets are empty, because the kernel would check
 /// every element of a full set for every rule.
-pub fn push_structure(batch: &mut Batch, family: Family, settings: Settings) {
+pub fn push_structure(batch: &mut Batch, family: Family, settings: TableSettings) {
     push_structure_as(batch, family, settings, TABLE);
 }
 
@@ -33,7 +33,7 @@ pub fn push_structure(batch: &mut Batch, family: Family, settings: Settings) {
 pub(super) fn push_structure_as(
     batch: &mut Batch,
     family: Family,
-    settings: Settings,
+    settings: TableSettings,
     name: &'static str,
 ) {
     let mut table = Table {
@@ -91,7 +91,12 @@ impl GroupOp {
 /// Adds operations on groups. They belong before the elements that lead to new groups, and behind the
 /// deletion of elements that lead to old groups. Groups of a ServicePort lead to each other. So all objects
 /// are created before the rules, and deleted after them.
-pub(super) fn push_groups(batch: &mut Batch, family: Family, settings: Settings, ops: &[GroupOp]) {
+pub(super) fn push_groups(
+    batch: &mut Batch,
+    family: Family,
+    settings: TableSettings,
+    ops: &[GroupOp],
+) {
     let mut table = Table {
         batch,
         family,
@@ -289,7 +294,7 @@ impl Table<'_> {
         });
     }
 
-    fn add_rules(&mut self, chain: &Chain, settings: Settings) {
+    fn add_rules(&mut self, chain: &Chain, settings: TableSettings) {
         for rule in &chain.rules {
             let no_interface = settings.pod_interface.is_none() && rule.is_about_interfaces();
             let no_mark = settings.own_mark == 0 && rule.is_about_ours();
@@ -299,7 +304,7 @@ impl Table<'_> {
         }
     }
 
-    fn add_rule(&mut self, chain: &Chain, rule: &Rule, settings: Settings) {
+    fn add_rule(&mut self, chain: &Chain, rule: &Rule, settings: TableSettings) {
         let (table, family) = (self.name, self.family);
         let flags = NLM_F_CREATE | NLM_F_APPEND;
         let object = ("add rule to", chain.label());

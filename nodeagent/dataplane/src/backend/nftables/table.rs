@@ -54,7 +54,7 @@ impl<T> Default for Counted<T> {
 
 /// A change that has been worked out and not been accepted yet.
 #[derive(Debug, Default)]
-pub(super) struct Staged {
+pub(super) struct StagedTable {
     /// Operations in groups. Each group leaves all places complete, so a transaction may end behind any
     /// group.
     pub(super) groups: Vec<Ops>,
@@ -71,7 +71,7 @@ pub(super) struct Staged {
     complete: bool,
 }
 
-impl Staged {
+impl StagedTable {
     /// Number of operations.
     pub(super) fn len(&self) -> usize {
         self.groups.iter().map(Ops::len).sum()
@@ -80,14 +80,14 @@ impl Staged {
 
 impl Table {
     /// Works out the operations of a change.
-    pub(super) fn stage(&self, change: Change<'_>) -> Staged {
+    pub(super) fn stage(&self, change: Change<'_>) -> StagedTable {
         let complete = change.complete;
         let mut staging = Staging {
             table: self,
-            staged: Staged {
+            staged: StagedTable {
                 node: change.node.clone(),
                 complete,
-                ..Staged::default()
+                ..StagedTable::default()
             },
             cluster_ips: HashMap::new(),
             hairpin: HashMap::new(),
@@ -107,7 +107,7 @@ impl Table {
     }
 
     /// Records that the kernel holds a staged change.
-    pub(super) fn accept(&mut self, staged: Staged) {
+    pub(super) fn accept(&mut self, staged: StagedTable) {
         if staged.complete {
             self.services.clear();
             self.strays.clear();
@@ -263,7 +263,7 @@ impl<T: Copy + Eq + Hash> Counted<T> {
 /// A change while its operations are being worked out.
 struct Staging<'a> {
     table: &'a Table,
-    staged: Staged,
+    staged: StagedTable,
     cluster_ips: HashMap<IpAddr, isize>,
     hairpin: HashMap<Destination, isize>,
 }
@@ -356,7 +356,7 @@ impl Staging<'_> {
         });
     }
 
-    fn finish(mut self) -> Staged {
+    fn finish(mut self) -> StagedTable {
         let complete = self.staged.complete;
         let table = self.table;
         let mut first = diff_node(&table.node, &self.staged.node);

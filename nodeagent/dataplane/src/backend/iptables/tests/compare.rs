@@ -30,10 +30,10 @@ fn chains(save: &str) -> Chains {
     chains
 }
 
-fn ours(family: Family, settings: Settings, node: &NodeSettings) -> Chains {
+fn ours(family: Family, settings: RuleSettings, node: &NodeSettings) -> Chains {
     let node = node_plan(family, node);
     let plans = plans(OBJECTS, family);
-    let mut held = Held::new(settings);
+    let mut held = HeldChain::new(settings);
     let staged = held.apply(change(family, &node, &plans, true));
     assert_eq!(staged.failures, []);
     let tables = held.kernel.tables.into_iter();
@@ -55,8 +55,8 @@ fn is_unordered(name: &str) -> bool {
     .contains(&name)
 }
 
-fn assert_same(family: Family, settings: Settings, node: &NodeSettings, theirs: &str) {
-    let settings = Settings {
+fn assert_same(family: Family, settings: RuleSettings, node: &NodeSettings, theirs: &str) {
+    let settings = RuleSettings {
         layout: Layout::Compat,
         ..settings
     };
@@ -85,10 +85,10 @@ fn assert_same(family: Family, settings: Settings, node: &NodeSettings, theirs: 
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-fn settings(family: Family) -> Settings {
-    Settings {
+fn settings(family: Family) -> RuleSettings {
+    RuleSettings {
         counters: true,
-        ..Settings::new(family)
+        ..RuleSettings::new(family)
     }
 }
 
@@ -118,7 +118,7 @@ fn a17_c8_chains_are_kube_proxys_when_all_is_masqueraded_and_localhost_is_not_se
         masquerade_all: true,
         ..pods()
     };
-    let settings = Settings {
+    let settings = RuleSettings {
         localhost_nodeports: false,
         ..settings(Family::V4)
     };

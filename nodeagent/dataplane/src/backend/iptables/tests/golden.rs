@@ -12,7 +12,7 @@ fn check(family: Family, before: &Shape, after: Option<&Shape>, expected: &Expec
     let key = sample::key(0, family);
     let services =
         |shape: Option<&Shape>| vec![(key.clone(), shape.map(|shape| plan(0, family, shape)))];
-    let mut held = Held::new(Settings::new(family));
+    let mut held = HeldChain::new(RuleSettings::new(family));
     let other = vec![(sample::key(3, family), Some(plan(3, family, &plain())))];
     held.apply(change(family, &node, &other, true));
     held.apply(change(family, &node, &services(Some(before)), false));
@@ -47,7 +47,7 @@ fn external() -> Shape {
 #[test]
 fn an_empty_node() {
     let node = node_plan(Family::V4, &pods());
-    let mut held = Held::new(Settings::new(Family::V4));
+    let mut held = HeldChain::new(RuleSettings::new(Family::V4));
     let staged = held.apply(change(Family::V4, &node, &Plans::new(), true));
     let text: String = staged
         .steps
@@ -272,7 +272,7 @@ fn a_tree_is_divided_where_places_differ() {
             )
         })
         .collect();
-    let mut held = Held::new(Settings::new(Family::V4));
+    let mut held = HeldChain::new(RuleSettings::new(Family::V4));
     held.apply(change(Family::V4, &node, &services, true));
     let chains = &held.kernel.tables[&TableName::Nat];
     let of_tree = |name: &str| name == "KUBE-SERVICES" || name.starts_with("KUBE-SVC-D-");

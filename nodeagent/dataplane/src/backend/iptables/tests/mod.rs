@@ -110,14 +110,14 @@ fn change<'a>(
     }
 }
 
-/// A ruleset with its rules as text, as a kernel would hold it. Staged changes are executed.
-struct Held {
+/// A ruleset with its rules as text, as a kernel would hold it. StagedRules changes are executed.
+struct HeldChain {
     ruleset: Ruleset,
     kernel: walk::Kernel,
 }
 
-impl Held {
-    fn new(settings: Settings) -> Self {
+impl HeldChain {
+    fn new(settings: RuleSettings) -> Self {
         Self {
             ruleset: Ruleset::new(settings),
             kernel: walk::Kernel::default(),
@@ -125,18 +125,18 @@ impl Held {
     }
 
     /// Executes a change, and checks that the kernel's rules are those of the ruleset.
-    fn apply(&mut self, change: Change<'_>) -> Staged {
+    fn apply(&mut self, change: Change<'_>) -> StagedRules {
         self.apply_with(change, Limits::LEGACY)
     }
 
-    fn apply_with(&mut self, change: Change<'_>, limits: Limits) -> Staged {
+    fn apply_with(&mut self, change: Change<'_>, limits: Limits) -> StagedRules {
         let mut staged = self.ruleset.stage(change);
         for step in &staged.steps {
             for part in parts(step, limits) {
                 self.kernel.restore(&part);
             }
         }
-        let copy = Staged {
+        let copy = StagedRules {
             steps: std::mem::take(&mut staged.steps),
             failures: staged.failures.clone(),
             after: ruleset::After::default(),

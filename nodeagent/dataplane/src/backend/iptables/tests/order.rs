@@ -17,10 +17,10 @@ fn ops() -> impl Strategy<Value = Vec<Vec<Op>>> {
     prop::collection::vec(change, 1..8)
 }
 
-fn settings(family: Family, layout: Layout) -> Settings {
-    Settings {
+fn settings(family: Family, layout: Layout) -> RuleSettings {
+    RuleSettings {
         layout,
-        ..Settings::new(family)
+        ..RuleSettings::new(family)
     }
 }
 
@@ -53,7 +53,7 @@ fn differing(before: &walk::Kernel, after: &walk::Kernel) -> BTreeSet<(TableName
         .collect()
 }
 
-fn touched(staged: &Staged) -> BTreeSet<(TableName, String)> {
+fn touched(staged: &StagedRules) -> BTreeSet<(TableName, String)> {
     let chains = |step: &Step| -> Vec<(TableName, String)> {
         let written = step.write.iter().map(|chain| chain.name);
         let names = written.chain(step.delete.iter().copied());
@@ -64,7 +64,7 @@ fn touched(staged: &Staged) -> BTreeSet<(TableName, String)> {
 
 fn play(family: Family, layout: Layout, changes: &[Vec<Op>], limits: Limits) {
     let node = node_plan(family, &pods());
-    let mut held = Held::new(settings(family, layout));
+    let mut held = HeldChain::new(settings(family, layout));
     held.apply_with(change(family, &node, &Plans::new(), true), limits);
     let mut state = BTreeMap::new();
     for ops in changes {
@@ -84,7 +84,7 @@ fn play(family: Family, layout: Layout, changes: &[Vec<Op>], limits: Limits) {
     }
     state.retain(|_, shape| shape.is_some());
     let services = named(family, &state);
-    let mut scratch = Held::new(settings(family, layout));
+    let mut scratch = HeldChain::new(settings(family, layout));
     scratch.apply(change(family, &node, &services, true));
     assert_eq!(held.kernel, scratch.kernel);
     // Everything is applied once more to the rules that were found, instead of the known ones.
@@ -121,20 +121,20 @@ proptest! {
             named(Family::V4, &shapes.into_iter().map(|(n, shape)| (n, Some(shape))).collect())
         };
         let (found, wanted) = (some(found), some(wanted));
-        let mut held = Held::new(settings(Family::V4, layout(compat[0])));
+        let mut held = HeldChain::new(settings(Family::V4, layout(compat[0])));
         held.apply(change(Family::V4, &node, &found, true));
         let settings = settings(Family::V4, layout(compat[1]));
         held.ruleset = Ruleset::adopt(settings, held.kernel.found());
         held.apply(change(Family::V4, &node, &wanted, true));
-        let mut scratch = Held::new(settings);
+        let mut scratch = HeldChain::new(settings);
         scratch.apply(change(Family::V4, &node, &wanted, true));
         prop_assert_eq!(held.kernel, scratch.kernel);
     }
 }
 
-fn with_services(count: u16, layout: Layout) -> (Held, NodePlan) {
+fn with_services(count: u16, layout: Layout) -> (HeldChain, NodePlan) {
     let node = node_plan(Family::V4, &pods());
-    let mut held = Held::new(settings(Family::V4, layout));
+    let mut held = HeldChain::new(settings(Family::V4, layout));
     let all = (0..count).map(|number| (number, Some(plain()))).collect();
     held.apply(change(Family::V4, &node, &named(Family::V4, &all), true));
     (held, node)
@@ -177,7 +177,7 @@ fn a_new_service_costs_its_chains_and_a_leaf() {
 }
 
 /// Applies a change of one ServicePort.
-fn step(held: &mut Held, node: &NodePlan, number: u16, shape: Option<Shape>) -> Staged {
+fn step(held: &mut HeldChain, node: &NodePlan, number: u16, shape: Option<Shape>) -> StagedRules {
     let services = named(Family::V4, &BTreeMap::from([(number, shape)]));
     held.apply(change(Family::V4, node, &services, false))
 }
@@ -203,7 +203,7 @@ fn a_tree_that_grows_and_shrinks_is_always_the_one_of_its_places() {
             None => there.remove(&number),
         };
         if number % 3 == 0 {
-            let mut scratch = Held::new(settings(Family::V4, Layout::Tree));
+            let mut scratch = HeldChain::new(settings(Family::V4, Layout::Tree));
             scratch.apply(change(Family::V4, &node, &named(Family::V4, &there), true));
             assert_eq!(held.kernel, scratch.kernel, "{number} {comes}");
         }

@@ -10,12 +10,12 @@ use super::sample::{self, Shape, shape};
 use super::walk::Packet;
 use super::*;
 
-fn held(family: Family, layout: Layout, services: &Plans) -> Held {
-    let settings = Settings {
+fn held(family: Family, layout: Layout, services: &Plans) -> HeldChain {
+    let settings = RuleSettings {
         layout,
-        ..Settings::new(family)
+        ..RuleSettings::new(family)
     };
-    let mut held = Held::new(settings);
+    let mut held = HeldChain::new(settings);
     held.apply(change(family, &node_plan(family, &pods()), services, true));
     held
 }
@@ -113,7 +113,7 @@ proptest! {
         let strange = vec![(key, Some(plan))];
         let [ordinary, strange] = [ordinary, strange].map(|s| held(Family::V4, Layout::Tree, &s));
         // The chains have other names, and rules may have no comments.
-        let rules = |held: &Held, table| -> Vec<usize> {
+        let rules = |held: &HeldChain, table| -> Vec<usize> {
             let mut counts: Vec<usize> = held.kernel.tables[&table].values().map(Vec::len).collect();
             counts.sort_unstable();
             counts

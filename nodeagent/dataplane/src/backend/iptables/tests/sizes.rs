@@ -15,10 +15,10 @@ fn services(number: u16, endpoints: u8) -> Plans {
     (0..number).map(one).collect()
 }
 
-fn compat() -> Settings {
-    Settings {
+fn compat() -> RuleSettings {
+    RuleSettings {
         layout: Layout::Compat,
-        ..Settings::new(Family::V4)
+        ..RuleSettings::new(Family::V4)
     }
 }
 
@@ -26,7 +26,7 @@ fn compat() -> Settings {
 fn c14_there_are_as_many_rules_as_in_kube_proxy() {
     let node = node_plan(Family::V4, &pods());
     let nat = |services: &Plans| {
-        let mut held = Held::new(compat());
+        let mut held = HeldChain::new(compat());
         held.apply(change(Family::V4, &node, services, true));
         held.ruleset.rules_in(TableName::Nat)
     };
@@ -39,7 +39,7 @@ fn c12_in_large_clusters_rules_do_not_say_which_endpoint() {
     let node = node_plan(Family::V4, &pods());
     // Names are only in comments.
     let naming = |endpoints| {
-        let mut held = Held::new(compat());
+        let mut held = HeldChain::new(compat());
         let services = services(100, endpoints);
         let staged = held.apply(change(Family::V4, &node, &services, true));
         let written = staged.steps.iter().flat_map(|step| &step.write);

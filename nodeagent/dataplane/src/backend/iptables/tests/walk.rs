@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use kplane_model::{Cidr, Protocol};
 
-use crate::backend::iptables::{BuiltIn, ChainName, Found, TableName};
+use crate::backend::iptables::{BuiltIn, ChainName, FoundRules, TableName};
 
 /// Tables with their chains and rules (`-A NAME ..`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -97,8 +97,8 @@ impl Kernel {
     }
 
     /// Returns the objects that a readback finds.
-    pub(super) fn found(&self) -> Found {
-        let mut found = Found::default();
+    pub(super) fn found(&self) -> FoundRules {
+        let mut found = FoundRules::default();
         for (table, chains) in &self.tables {
             for (name, rules) in chains {
                 if let Some(name) = ChainName::parse(name) {

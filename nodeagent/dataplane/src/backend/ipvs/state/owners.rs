@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use kplane_model::ServiceKey;
 
-use super::{Op, State};
+use super::{IpvsState, Op};
 use kplane_netlink::ipvs::Command;
 
-impl State {
+impl IpvsState {
     /// Returns one ServicePort that needs it for each operation. Reads the whole state once, so it is for
     /// failures only.
     pub(in super::super) fn owners(&self, ops: &HashSet<Op>) -> HashMap<Op, ServiceKey> {

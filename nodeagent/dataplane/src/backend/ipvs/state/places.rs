@@ -9,13 +9,13 @@ use super::Snapshot;
 use crate::backend::ipvs::sets::{Entry, SetId};
 use kplane_netlink::ipvs::ServerKey;
 
-/// Places of virtual servers, as they are in the sets.
-pub(in super::super) struct Places {
+/// PlacesInSets of virtual servers, as they are in the sets.
+pub(in super::super) struct PlacesInSets {
     places: HashSet<ServerKey>,
     node_ports: HashSet<(Protocol, u16)>,
 }
 
-impl Places {
+impl PlacesInSets {
     pub(in super::super) fn new(snapshot: &Snapshot) -> Self {
         let of = |set| snapshot.entries.get(&set).into_iter().flatten();
         let sets = [

@@ -2,7 +2,7 @@
 
 use kplane_model::{EndpointAddr, ServiceKey, ServiceName};
 
-use super::{Claim, DRAINS, Held, HeldReal, State};
+use super::{Claim, DRAINS, HeldReal, HeldServer, IpvsState};
 use crate::backend::{Connections, Drain, RealServer, ServerCounts, VirtualServer};
 use kplane_netlink::ipvs::{Real, ServerKey};
 
@@ -18,7 +18,7 @@ impl HeldReal {
     }
 }
 
-impl State {
+impl IpvsState {
     /// Returns the counts of all of kplane's virtual servers. Reads the whole state, so it is called once per
     /// read of the kernel.
     pub(in super::super) fn counts(&self) -> ServerCounts {
@@ -79,7 +79,7 @@ impl Claim {
     }
 }
 
-fn told(server: ServerKey, claim: &Claim, held: &Held) -> VirtualServer {
+fn told(server: ServerKey, claim: &Claim, held: &HeldServer) -> VirtualServer {
     let reals = held.reals.iter();
     VirtualServer {
         key: claim.owner.clone(),

@@ -2,20 +2,20 @@
 
 use kplane_model::Protocol;
 
-use super::super::Settings;
+use super::super::IpvsSettings;
 use super::super::demand::{Demand, NodeIps};
 use super::super::sets::{Entry, SetId};
 use super::{NODE_IP, Svc, at, ip, node, server};
 
 const TCP: Protocol = Protocol::Tcp;
 
-fn of(svc: &Svc, settings: &Settings) -> Demand {
+fn of(svc: &Svc, settings: &IpvsSettings) -> Demand {
     let ips = NodeIps::new([ip(NODE_IP), ip("127.0.0.1")]);
     Demand::new(&svc.plan(), settings.scheduler, &node(), &ips, settings)
 }
 
 fn demand(svc: &Svc) -> Demand {
-    of(svc, &Settings::default())
+    of(svc, &IpvsSettings::default())
 }
 
 fn svc() -> Svc {
@@ -123,9 +123,9 @@ fn a29_local_policies_fall_back_to_the_clusters_endpoints() {
     // Nothing can be reached from outside, so the cluster's endpoints do not matter (A14).
     let inside = demand(&svc().internal_local());
     assert_eq!(reals(&inside, cluster_ip), [""; 0]);
-    let strict = Settings {
+    let strict = IpvsSettings {
         strict_local: true,
-        ..Settings::default()
+        ..IpvsSettings::default()
     };
     let demand = of(&local(), &strict);
     assert_eq!(reals(&demand, node_port), [""; 0]);

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use kplane_model::{EndpointAddr, IpvsScheduler, Protocol};
 
-use super::super::kernel::{Kernel, KernelError, Reading, Refused};
+use super::super::machine::{Kernel, KernelError, Reading, Refused};
 use super::super::rules;
 use super::super::sets::{Entry, SetId, capacity_for};
 use super::super::state::{Op, Snapshot};
 use super::{NODE_IP, ip};
-use crate::backend::iptables::{Flavour, Found, Step};
+use crate::backend::iptables::{Flavour, FoundRules, Step};
 use kplane_netlink::ipvs::{Command, Real, Server, ServerKey, ServerMode};
 use kplane_netlink::{Errno, NetlinkError};
 
@@ -24,7 +24,7 @@ pub(in super::super) struct World {
     pub(in super::super) entries: BTreeSet<(SetId, Entry)>,
     pub(in super::super) addresses: BTreeSet<IpAddr>,
     pub(in super::super) node_ips: BTreeSet<IpAddr>,
-    pub(in super::super) rules: Found,
+    pub(in super::super) rules: FoundRules,
     pub(in super::super) capacities: BTreeMap<SetId, u32>,
 }
 
@@ -186,7 +186,7 @@ impl Kernel for Fake {
         })
     }
 
-    fn rules(&mut self) -> Result<Found, KernelError> {
+    fn rules(&mut self) -> Result<FoundRules, KernelError> {
         Ok(self.inside().world.rules.clone())
     }
 

@@ -5,13 +5,13 @@ use kplane_model::Family;
 
 use super::super::rules::{Lacks, Shape, accept, compare};
 use super::{node, server};
-use crate::backend::iptables::{Found, Settings, TableName};
+use crate::backend::iptables::{FoundRules, RuleSettings, TableName};
 use crate::plan::NodePlan;
 use kplane_model::Protocol;
 
 fn shape(family: Family, node: NodePlan) -> Shape {
     Shape {
-        settings: Settings::new(family),
+        settings: RuleSettings::new(family),
         node,
         external_ips: false,
         denied: Vec::new(),
@@ -22,7 +22,7 @@ fn shape(family: Family, node: NodePlan) -> Shape {
 
 /// All chains of a table on an empty machine.
 fn text(shape: &Shape, table: TableName) -> String {
-    let steps = compare(shape, &Found::default());
+    let steps = compare(shape, &FoundRules::default());
     let steps = steps.first.iter().chain(&steps.last);
     let chains = steps
         .filter(|step| step.table == table)
@@ -170,7 +170,7 @@ fn d4_physdev_is_for_external_addresses_only() {
 #[test]
 fn rules_of_mode_iptables_are_replaced_last() {
     let shape = shape(Family::V4, node());
-    let mut found = Found::default();
+    let mut found = FoundRules::default();
     let nat = TableName::Nat;
     let services = crate::backend::iptables::ChainName::SERVICES;
     found.rule(
@@ -193,7 +193,7 @@ fn rules_of_mode_iptables_are_replaced_last() {
 #[test]
 fn each_jump_is_there_once() {
     let shape = shape(Family::V6, NodePlan::default());
-    let mut found = Found::default();
+    let mut found = FoundRules::default();
     let steps = compare(&shape, &found);
     accept(&mut found, &steps.first);
     let line =

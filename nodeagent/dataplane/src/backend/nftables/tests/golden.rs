@@ -9,7 +9,7 @@ use kplane_model::{Family, Protocol};
 use super::super::affinity::{AffinityId, Group};
 use super::super::layout::Step;
 use super::super::rule::Expressions;
-use super::super::schema::{Balancer, Class, Set, Settings};
+use super::super::schema::{Balancer, Class, Set, TableSettings};
 use super::super::structure::{GroupOp, push_groups};
 #[allow(
     clippy::wildcard_imports,
@@ -172,9 +172,9 @@ fn expressions_are_those_of_nft() {
             text if text.contains("cni0") => PodInterface::new("cni0", false),
             _ => PodInterface::new("cali", true),
         };
-        let settings = Settings {
+        let settings = TableSettings {
             pod_interface,
-            ..Settings::default()
+            ..TableSettings::default()
         };
         let mut writer = Expressions {
             list: &mut list,
@@ -217,11 +217,11 @@ fn sets_are_those_of_nft() {
             shared: false,
         };
         let mut batch = Batch::new();
-        push_structure(&mut batch, family, Settings::default());
+        push_structure(&mut batch, family, TableSettings::default());
         push_groups(
             &mut batch,
             family,
-            Settings::default(),
+            TableSettings::default(),
             &[GroupOp::Make(group)],
         );
         let ours = Messages(batch.as_bytes())

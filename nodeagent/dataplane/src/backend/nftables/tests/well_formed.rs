@@ -3,14 +3,14 @@
 use kplane_model::Family;
 
 use super::super::{
-    Destination, Element, ElementOp, Key, Set, Settings, push_delete_table, push_elements,
+    Destination, Element, ElementOp, Key, Set, TableSettings, push_delete_table, push_elements,
     push_structure,
 };
 use kplane_netlink::Batch;
 
 /// `sizeof(struct nlmsghdr) + sizeof(struct nfgenmsg)`.
 const HEADERS_BYTES: usize = 20;
-const SETTINGS: Settings = Settings {
+const SETTINGS: TableSettings = TableSettings {
     masquerade_bit: 31,
     own_mark: 0x50,
     pod_interface: None,

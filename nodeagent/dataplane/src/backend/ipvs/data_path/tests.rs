@@ -10,7 +10,7 @@ use super::super::tests::kernel::{Fake, World};
 use super::super::tests::{Svc, all, at, ip, node, server};
 use super::*;
 use crate::backend::driver::Driver;
-use crate::backend::iptables::Found;
+use crate::backend::iptables::FoundRules;
 use crate::backend::{ApplyError, Side as _};
 use crate::plan::ServicePlan;
 use kplane_netlink::ipvs::{Command, ServerMode};
@@ -20,12 +20,12 @@ mod seen;
 const V4: Family = Family::V4;
 const TCP: Protocol = Protocol::Tcp;
 
-fn side(kernel: &Fake, settings: backend::Settings) -> Driver<Side<Fake>> {
-    Driver::new(Side::new(kernel.clone(), V4, settings))
+fn side(kernel: &Fake, settings: backend::Settings) -> Driver<IpvsDataPath<Fake>> {
+    Driver::new(IpvsDataPath::new(kernel.clone(), V4, settings))
 }
 
 fn change<K: Kernel>(
-    side: &mut Driver<Side<K>>,
+    side: &mut Driver<IpvsDataPath<K>>,
     services: &[(ServiceKey, Option<ServicePlan>)],
     complete: bool,
 ) -> Result<Applied, ApplyError> {
@@ -38,7 +38,7 @@ fn change<K: Kernel>(
 }
 
 /// Returns an agent that has just started and got everything.
-fn started(kernel: &Fake, services: &[Svc]) -> Driver<Side<Fake>> {
+fn started(kernel: &Fake, services: &[Svc]) -> Driver<IpvsDataPath<Fake>> {
     let mut side = side(kernel, backend::Settings::default());
     let applied = change(&mut side, &all(services), true).unwrap();
     assert_eq!(applied.failures, []);
@@ -323,7 +323,7 @@ fn what_others_remove_is_put_back() {
         },
         |world| world.entries.clear(),
         |world| world.addresses.clear(),
-        |world| world.rules = Found::default(),
+        |world| world.rules = FoundRules::default(),
         |world| {
             let entry = Entry::IpPort(ip("10.96.0.77"), TCP, 1);
             world.entries.insert((SetId::ClusterIp, entry));

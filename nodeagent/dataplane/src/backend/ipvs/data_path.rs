@@ -10,10 +10,10 @@ use self::ruleset::Rules;
 use self::schedulers::Schedulers;
 use self::seen::{Seen, told};
 use super::demand::{Demand, NodeIps};
-use super::kernel::{Kernel, KernelError, Machine, Reading, Refused};
+use super::machine::{Kernel, KernelError, Machine, Reading, Refused};
 use super::rules::{self, Lacks, Steps};
 use super::sets::SetId;
-use super::state::{Op, Ops, State};
+use super::state::{IpvsState, Op, Ops};
 use super::{DESCRIPTION, probe, sysctl};
 use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{
@@ -37,7 +37,7 @@ const NAMED: usize = 5;
 
 /// One family's data path.
 #[derive(Debug)]
-struct Side<K> {
+struct IpvsDataPath<K> {
     kernel: K,
     settings: backend::Settings,
     family: Family,
@@ -62,7 +62,7 @@ struct Side<K> {
 
 /// A change that is worked out.
 #[derive(Debug)]
-pub(super) struct Staged {
+pub(super) struct StagedOps {
     ops: Ops,
     steps: Steps,
     complete: bool,
@@ -104,8 +104,8 @@ fn open_on<K: Kernel + 'static>(
         tracing::info!(%family, tool = tool.name(), "programming IPVS");
         flavours[family as usize] = Some(tool.flavour());
         let machine = Machine::new(family, tool).map_err(|error| error.to_string())?;
-        let side = Side::new(layer(machine), family, settings.clone());
-        Ok(Side { lacks, ..side })
+        let side = IpvsDataPath::new(layer(machine), family, settings.clone());
+        Ok(IpvsDataPath { lacks, ..side })
     };
     let sides = open_sides(DESCRIPTION.name, side)?;
     Ok(Backend {
@@ -115,7 +115,7 @@ fn open_on<K: Kernel + 'static>(
 }
 
 /// Applies the settings of the network namespace as a whole.
-pub(super) fn prepare(settings: &super::Settings) {
+pub(super) fn prepare(settings: &super::IpvsSettings) {
     probe::load_ipvs();
     for problem in sysctl::apply(settings) {
         tracing::warn!(problem, "a setting of the kernel that IPVS mode needs");
@@ -128,7 +128,7 @@ pub(super) fn prepare(settings: &super::Settings) {
     }
 }
 
-impl<K: Kernel> Side<K> {
+impl<K: Kernel> IpvsDataPath<K> {
     fn new(kernel: K, family: Family, settings: backend::Settings) -> Self {
         Self {
             kernel,
@@ -187,7 +187,7 @@ impl<K: Kernel> Side<K> {
 
     /// Enlarges sets that must have more entries than they can hold. Old entries are deleted after new ones
     /// were added, so the set must have room for both.
-    fn make_room(&mut self, state: &State, ops: &Ops) -> Result<(), StepError> {
+    fn make_room(&mut self, state: &IpvsState, ops: &Ops) -> Result<(), StepError> {
         let mut added = [0; SetId::ALL.len()];
         for op in &ops.ready {
             if let Op::Entry(set, _, true) = op {
@@ -212,7 +212,7 @@ impl<K: Kernel> Side<K> {
 
     fn perform(
         &mut self,
-        state: &mut State,
+        state: &mut IpvsState,
         ops: &[Op],
         failures: &mut Vec<Failure>,
     ) -> Result<u64, StepError> {
@@ -261,7 +261,7 @@ impl<K: Kernel> Side<K> {
     }
 
     /// Records what was read from the kernel.
-    fn take(&mut self, state: &mut State, reading: Reading, first: bool) {
+    fn take(&mut self, state: &mut IpvsState, reading: Reading, first: bool) {
         let (family, servers) = (self.family, reading.snapshot.servers.len());
         if first && servers > 0 {
             tracing::info!(%family, servers, "adopted the virtual servers of the kernel");
@@ -286,7 +286,7 @@ impl<K: Kernel> Side<K> {
 
     /// Removes real servers that have drained. A failed operation is not reported, because the next check
     /// repeats it.
-    fn remove_drained(&mut self, state: &mut State, idle: Vec<Op>) -> Result<(), StepError> {
+    fn remove_drained(&mut self, state: &mut IpvsState, idle: Vec<Op>) -> Result<(), StepError> {
         let (refused, _) = self.kernel.perform(&idle).map_err(unreadable)?;
         for (index, op) in idle.into_iter().enumerate() {
             if refused.iter().all(|refused| refused.index != index) {
@@ -298,7 +298,7 @@ impl<K: Kernel> Side<K> {
 
     /// Returns the differences between the kernel and the state, and whether there are differences that the
     /// kernel refused to change.
-    fn differences(&mut self, state: &State) -> (Option<String>, bool) {
+    fn differences(&mut self, state: &IpvsState) -> (Option<String>, bool) {
         let mut ops = state.compare(&self.settings.ipvs.exclude_cidrs);
         let all = ops.len();
         ops.retain(|op| !self.refused.contains(op));
@@ -315,16 +315,16 @@ impl<K: Kernel> Side<K> {
     }
 }
 
-impl<K: Kernel> DataPath for Side<K> {
-    type Content = State;
-    type Staged = Staged;
+impl<K: Kernel> DataPath for IpvsDataPath<K> {
+    type Content = IpvsState;
+    type Staged = StagedOps;
 
     fn family(&self) -> Family {
         self.family
     }
 
-    fn adopt(&mut self) -> Result<State, StepError> {
-        let mut state = State::default();
+    fn adopt(&mut self) -> Result<IpvsState, StepError> {
+        let mut state = IpvsState::default();
         let reading = self.kernel.read().map_err(unreadable)?;
         self.take(&mut state, reading, true);
         self.rules.forget();
@@ -332,16 +332,16 @@ impl<K: Kernel> DataPath for Side<K> {
         Ok(state)
     }
 
-    fn places<'c>(state: &'c State, key: &ServiceKey) -> &'c [FrontendAddr] {
+    fn places<'c>(state: &'c IpvsState, key: &ServiceKey) -> &'c [FrontendAddr] {
         state.places(key)
     }
 
     fn stage(
         &mut self,
-        state: &mut State,
+        state: &mut IpvsState,
         change: Change<'_>,
         applied: &mut Applied,
-    ) -> Result<Staged, StepError> {
+    ) -> Result<StagedOps, StepError> {
         self.node = change.node.clone();
         let demands = self.demands(&change, &mut applied.failures)?;
         let protected = &self.settings.ipvs.exclude_cidrs;
@@ -354,7 +354,7 @@ impl<K: Kernel> DataPath for Side<K> {
         let steps = self.steps(state, change.complete);
         applied.operations = (ops.len() + steps.len()) as u64;
         let complete = change.complete;
-        Ok(Staged {
+        Ok(StagedOps {
             ops,
             steps,
             complete,
@@ -363,12 +363,12 @@ impl<K: Kernel> DataPath for Side<K> {
 
     fn commit(
         &mut self,
-        state: &mut State,
-        staged: &mut Staged,
+        state: &mut IpvsState,
+        staged: &mut StagedOps,
         applied: &mut Applied,
     ) -> Result<(), StepError> {
         let started = Instant::now();
-        let Staged { ops, steps, .. } = staged;
+        let StagedOps { ops, steps, .. } = staged;
         let failures = &mut applied.failures;
         self.make_room(state, ops)?;
         applied.bytes += self.perform(state, &ops.ready, failures)?;
@@ -380,14 +380,14 @@ impl<K: Kernel> DataPath for Side<K> {
         Ok(())
     }
 
-    fn accept(&mut self, state: &mut State, staged: Staged, _applied: &mut Applied) {
+    fn accept(&mut self, state: &mut IpvsState, staged: StagedOps, _applied: &mut Applied) {
         if staged.complete {
             self.seen.counts = Some(state.counts());
         }
     }
 
     /// Compares the kernel with the state that it must have, and removes real servers that have drained.
-    fn check(&mut self, state: &mut State) -> Result<Verification, StepError> {
+    fn check(&mut self, state: &mut IpvsState) -> Result<Verification, StepError> {
         if let Some(scheduler) = self.schedulers.came(&self.kernel) {
             let what = format!("the kernel has the scheduler {scheduler} now");
             return Ok(Verification::Outdated(what));
@@ -437,7 +437,7 @@ impl<K: Kernel> DataPath for Side<K> {
         self.seen.counts.clone()
     }
 
-    fn inspect(&self, state: Option<&State>, service: &ServiceName) -> Option<Inspection> {
+    fn inspect(&self, state: Option<&IpvsState>, service: &ServiceName) -> Option<Inspection> {
         Some(self.inspection(state, service))
     }
 }

@@ -6,11 +6,11 @@
 use super::super::restore::parts;
 use super::super::ruleset::Ruleset;
 use super::tables::Tables;
-use super::{Side, failed_restore};
+use super::{IptablesDataPath, failed_restore};
 use crate::backend::Change;
 use crate::backend::driver::StepError;
 
-impl<T: Tables> Side<T> {
+impl<T: Tables> IptablesDataPath<T> {
     /// Reads the tables again, to find chains that other programs need, and changes to kplane's chains.
     pub(super) fn find_needed(&mut self, ruleset: &Ruleset) -> Result<(), StepError> {
         let listing = self.read()?;

@@ -5,8 +5,8 @@ use std::time::Instant;
 use kplane_model::{Family, ServiceName};
 
 use super::super::LINK;
-use super::super::state::{Op, State};
-use super::{Kernel, Side};
+use super::super::state::{IpvsState, Op};
+use super::{IpvsDataPath, Kernel};
 use crate::backend::{Inspection, ServerCounts};
 use kplane_netlink::ipvs::Command;
 
@@ -19,9 +19,13 @@ pub(super) struct Seen {
     pub(super) at: Option<Instant>,
 }
 
-impl<K: Kernel> Side<K> {
+impl<K: Kernel> IpvsDataPath<K> {
     /// Returns the virtual servers of a Service; the state is `None` while it is not known.
-    pub(super) fn inspection(&self, state: Option<&State>, service: &ServiceName) -> Inspection {
+    pub(super) fn inspection(
+        &self,
+        state: Option<&IpvsState>,
+        service: &ServiceName,
+    ) -> Inspection {
         let age = self.seen.at.map(|at| at.elapsed()).unwrap_or_default();
         match state {
             Some(state) => Inspection {

@@ -17,7 +17,7 @@ use super::layout::serves_localhost;
 use super::name::{ChainName, TableName};
 use super::readback::Listing;
 use super::restore::parts;
-use super::ruleset::{Ruleset, Settings, Staged, Written};
+use super::ruleset::{RuleSettings, Ruleset, StagedRules, Written};
 use super::tool::{Flavour, Tool, is_locked};
 use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{
@@ -45,9 +45,9 @@ const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_libera
 
 /// One family's tables.
 #[derive(Debug)]
-struct Side<T> {
+struct IptablesDataPath<T> {
     tables: T,
-    settings: Settings,
+    settings: RuleSettings,
     /// Longest time between two checks of the tables.
     probe_interval: Duration,
     /// Numbers of rules in the tables filter and nat, while the ruleset is known.
@@ -98,7 +98,7 @@ pub(super) fn open(settings: &backend::Settings) -> Result<Backend, OpenError> {
         let tool = Tool::choose(family).map_err(|error| error.to_string())?;
         tracing::info!(%family, tool = tool.name(), "programming iptables");
         flavours[family as usize] = Some(tool.flavour());
-        let rules = Settings {
+        let rules = RuleSettings {
             family,
             masquerade_bit: settings.masquerade_bit,
             own_mark: settings.own_mark,
@@ -110,7 +110,7 @@ pub(super) fn open(settings: &backend::Settings) -> Result<Backend, OpenError> {
             layout: settings.iptables_layout,
         };
         let interval = settings.probe_interval;
-        Ok(Side::new(Programs::new(tool), rules, interval))
+        Ok(IptablesDataPath::new(Programs::new(tool), rules, interval))
     };
     let sides = open_sides(DESCRIPTION.name, side)?;
     Ok(Backend {
@@ -119,8 +119,8 @@ pub(super) fn open(settings: &backend::Settings) -> Result<Backend, OpenError> {
     })
 }
 
-impl<T: Tables> Side<T> {
-    fn new(tables: T, settings: Settings, probe_interval: Duration) -> Self {
+impl<T: Tables> IptablesDataPath<T> {
+    fn new(tables: T, settings: RuleSettings, probe_interval: Duration) -> Self {
         Self {
             tables,
             settings,
@@ -165,7 +165,7 @@ impl<T: Tables> Side<T> {
     }
 
     /// Empties the chains that other programs need, instead of deleting them.
-    fn keep(&mut self, staged: &mut Staged) {
+    fn keep(&mut self, staged: &mut StagedRules) {
         for step in &mut staged.steps {
             let table = step.table;
             self.kept
@@ -183,7 +183,7 @@ impl<T: Tables> Side<T> {
 
     /// Returns the number of rules in the tables filter and nat after a change that is not accepted yet, and
     /// the number that the change wrote.
-    fn count(&mut self, ruleset: &Ruleset, staged: &Staged) -> RuleCounts {
+    fn count(&mut self, ruleset: &Ruleset, staged: &StagedRules) -> RuleCounts {
         let mut last = [0; 2];
         for step in &staged.steps {
             let table = match step.table {
@@ -240,9 +240,9 @@ impl<T: Tables> Side<T> {
     }
 }
 
-impl<T: Tables> DataPath for Side<T> {
+impl<T: Tables> DataPath for IptablesDataPath<T> {
     type Content = Ruleset;
-    type Staged = Staged;
+    type Staged = StagedRules;
 
     fn family(&self) -> Family {
         self.settings.family
@@ -279,7 +279,7 @@ impl<T: Tables> DataPath for Side<T> {
         ruleset: &mut Ruleset,
         change: Change<'_>,
         applied: &mut Applied,
-    ) -> Result<Staged, StepError> {
+    ) -> Result<StagedRules, StepError> {
         let mut staged = ruleset.stage(change);
         applied.failures.append(&mut staged.failures);
         self.keep(&mut staged);
@@ -290,7 +290,7 @@ impl<T: Tables> DataPath for Side<T> {
     fn commit(
         &mut self,
         _ruleset: &mut Ruleset,
-        staged: &mut Staged,
+        staged: &mut StagedRules,
         applied: &mut Applied,
     ) -> Result<(), StepError> {
         let started = Instant::now();
@@ -303,7 +303,7 @@ impl<T: Tables> DataPath for Side<T> {
         Ok(())
     }
 
-    fn accept(&mut self, ruleset: &mut Ruleset, staged: Staged, applied: &mut Applied) {
+    fn accept(&mut self, ruleset: &mut Ruleset, staged: StagedRules, applied: &mut Applied) {
         let complete = staged.after.complete;
         let mut rules = self.count(ruleset, &staged);
         ruleset.accept(staged);

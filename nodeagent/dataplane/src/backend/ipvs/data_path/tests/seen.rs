@@ -14,7 +14,7 @@ fn busy(kernel: &Fake, place: &str, real: &str, active: u64) {
     kernel.inside().world.reals.get_mut(&real).unwrap().1 = active;
 }
 
-fn inspect(driver: &Driver<Side<Fake>>, name: &str) -> Inspection {
+fn inspect(driver: &Driver<IpvsDataPath<Fake>>, name: &str) -> Inspection {
     driver.inspect(&ServiceName::new("ns", name)).unwrap()
 }
 

@@ -1,17 +1,17 @@
 //! The part of the driver that handles the rules.
 
-use super::{Side, interrupted, unreadable};
+use super::{IpvsDataPath, interrupted, unreadable};
 use crate::backend::driver::StepError;
-use crate::backend::iptables::{self, Found};
-use crate::backend::ipvs::kernel::Kernel;
+use crate::backend::iptables::{self, FoundRules};
+use crate::backend::ipvs::machine::Kernel;
 use crate::backend::ipvs::rules::{self, Shape, Steps};
 use crate::backend::ipvs::sets::SetId;
-use crate::backend::ipvs::state::State;
+use crate::backend::ipvs::state::IpvsState;
 
 /// The rules in the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
-    pub(super) found: Found,
+    pub(super) found: FoundRules,
     /// The facts for which the rules were written.
     shape: Option<Shape>,
     /// The generation in which the rules are known to be these.
@@ -30,9 +30,9 @@ impl Rules {
     }
 }
 
-impl<K: Kernel> Side<K> {
+impl<K: Kernel> IpvsDataPath<K> {
     /// Returns the steps for the rules; usually there are none.
-    pub(super) fn steps(&mut self, state: &State, complete: bool) -> Steps {
+    pub(super) fn steps(&mut self, state: &IpvsState, complete: bool) -> Steps {
         let shape = self.shape(state);
         if !complete && self.rules.shape.as_ref() == Some(&shape) {
             return Steps::default();
@@ -52,12 +52,12 @@ impl<K: Kernel> Side<K> {
         Ok(bytes)
     }
 
-    pub(super) fn shape(&self, state: &State) -> Shape {
+    pub(super) fn shape(&self, state: &IpvsState) -> Shape {
         Shape {
-            settings: iptables::Settings {
+            settings: iptables::RuleSettings {
                 masquerade_bit: self.settings.masquerade_bit,
                 pod_interface: self.settings.pod_interface,
-                ..iptables::Settings::new(self.family)
+                ..iptables::RuleSettings::new(self.family)
             },
             node: self.node.clone(),
             external_ips: [SetId::ExternalIp, SetId::ExternalIpLocal]

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kplane_model::IpvsScheduler;
 
-use super::super::kernel::{Kernel, KernelError, Reading, Refused};
+use super::super::machine::{Kernel, KernelError, Reading, Refused};
 use super::super::sets::{Entry, SetId};
 use super::super::state::Op;
 use super::open_on;
-use crate::backend::iptables::{Flavour, Found, Step};
+use crate::backend::iptables::{Flavour, FoundRules, Step};
 use crate::backend::{self, Backend, OpenError};
 
 /// Number of operations that both families together may still do.
@@ -77,7 +77,7 @@ impl<K: Kernel> Kernel for Stopping<K> {
         self.kernel.read()
     }
 
-    fn rules(&mut self) -> Result<Found, KernelError> {
+    fn rules(&mut self) -> Result<FoundRules, KernelError> {
         self.kernel.rules()
     }
 

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::backend::nftables::access::{Cost, FoundTable, Guard, TableAccess};
 use crate::backend::nftables::affinity::{AffinityId, Group};
 use crate::backend::nftables::clients::Client;
 use crate::backend::nftables::element::{Data, Element};
 use crate::backend::nftables::frontend::Ops;
-use crate::backend::nftables::kernel::{Cost, Found, Guard, Kernel};
 use crate::backend::nftables::structure::GroupOp;
 use crate::backend::nftables::watch::Meddling;
 use kplane_netlink::{CommitError, Errno, NetlinkError};
@@ -84,14 +84,14 @@ fn leads_to(element: &Element) -> Option<AffinityId> {
     }
 }
 
-impl Kernel for &mut Memory {
-    fn read(&mut self) -> Result<Found, NetlinkError> {
+impl TableAccess for &mut Memory {
+    fn read(&mut self) -> Result<FoundTable, NetlinkError> {
         Ok(match &self.elements {
-            Some(elements) => Found::Ours(
+            Some(elements) => FoundTable::Ours(
                 self.groups.values().copied().collect(),
                 elements.iter().copied().collect(),
             ),
-            None => Found::Other("there is no table".to_owned()),
+            None => FoundTable::Other("there is no table".to_owned()),
         })
     }
 

@@ -11,7 +11,7 @@ use super::clients::{self, Client};
 use super::element::{Element, ElementOp, push_elements};
 use super::frontend::Ops;
 use super::readback::{ReadError, StructureState, read_elements, read_structure};
-use super::schema::Settings;
+use super::schema::TableSettings;
 use super::structure::{GroupOp, push_delete_table, push_groups, push_structure};
 use super::watch::{Ledger, Meddling};
 use crate::backend::Notifications;
@@ -28,7 +28,7 @@ const READ_ATTEMPTS: u32 = 10;
 
 /// The kernel's content in place of kplane's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum FoundTable {
     /// kplane's table with these groups of session affinity and these elements.
     Ours(Vec<Group>, Vec<Element>),
     /// No table, or a table that has to be replaced.
@@ -54,9 +54,9 @@ pub(super) enum Guard {
 }
 
 /// Access to one family's table.
-pub(super) trait Kernel: Send {
+pub(super) trait TableAccess: Send {
     /// Reads kplane's table. This handles all earlier changes by other programs.
-    fn read(&mut self) -> Result<Found, NetlinkError>;
+    fn read(&mut self) -> Result<FoundTable, NetlinkError>;
 
     /// Reads the kernel's reports. Returns the changes by other programs to the table since the last call.
     fn meddling(&mut self) -> Result<Option<Meddling>, NetlinkError>;
@@ -106,7 +106,7 @@ impl Namespace {
     }
 
     /// Returns access to a family's table.
-    pub(super) fn table(&self, family: Family, settings: Settings) -> KernelTable {
+    pub(super) fn table(&self, family: Family, settings: TableSettings) -> KernelTable {
         KernelTable {
             family,
             settings,
@@ -173,15 +173,19 @@ impl Netlink {
         result
     }
 
-    fn read_once(&mut self, family: Family, settings: Settings) -> Result<Found, NetlinkError> {
+    fn read_once(
+        &mut self,
+        family: Family,
+        settings: TableSettings,
+    ) -> Result<FoundTable, NetlinkError> {
         let groups = match read_structure(&mut self.socket, family, settings)? {
-            StructureState::Absent => return Ok(Found::Other("there is no table".to_owned())),
-            StructureState::Different(reason) => return Ok(Found::Other(reason)),
+            StructureState::Absent => return Ok(FoundTable::Other("there is no table".to_owned())),
+            StructureState::Different(reason) => return Ok(FoundTable::Other(reason)),
             StructureState::Ours(groups) => groups,
         };
         match read_elements(&mut self.socket, family) {
-            Ok(elements) => Ok(Found::Ours(groups, elements)),
-            Err(ReadError::Different(reason)) => Ok(Found::Other(reason)),
+            Ok(elements) => Ok(FoundTable::Ours(groups, elements)),
+            Err(ReadError::Different(reason)) => Ok(FoundTable::Other(reason)),
             Err(ReadError::Netlink(error)) => Err(error),
         }
     }
@@ -191,12 +195,12 @@ impl Netlink {
 #[derive(Debug)]
 pub(super) struct KernelTable {
     family: Family,
-    settings: Settings,
+    settings: TableSettings,
     namespace: Namespace,
 }
 
-impl Kernel for KernelTable {
-    fn read(&mut self) -> Result<Found, NetlinkError> {
+impl TableAccess for KernelTable {
+    fn read(&mut self) -> Result<FoundTable, NetlinkError> {
         let mut netlink = self.namespace.lock();
         // A read may be torn if other programs changed kplane's table meanwhile. Changes to other tables do
         // no harm.

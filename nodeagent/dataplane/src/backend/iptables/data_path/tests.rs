@@ -127,13 +127,17 @@ impl Tables for Memory {
     }
 }
 
-fn driver() -> Driver<Side<Memory>> {
-    let settings = Settings::new(Family::V4);
+fn driver() -> Driver<IptablesDataPath<Memory>> {
+    let settings = RuleSettings::new(Family::V4);
     let probe_interval = Duration::from_secs(2);
-    Driver::new(Side::new(Memory::default(), settings, probe_interval))
+    Driver::new(IptablesDataPath::new(
+        Memory::default(),
+        settings,
+        probe_interval,
+    ))
 }
 
-fn memory(driver: &mut Driver<Side<Memory>>) -> &mut Memory {
+fn memory(driver: &mut Driver<IptablesDataPath<Memory>>) -> &mut Memory {
     &mut driver.path.tables
 }
 
@@ -184,7 +188,7 @@ fn plan(number: u8, endpoints: u8) -> (ServiceKey, Option<ServicePlan>) {
 }
 
 fn apply(
-    driver: &mut Driver<Side<Memory>>,
+    driver: &mut Driver<IptablesDataPath<Memory>>,
     services: &Plans,
     complete: bool,
 ) -> Result<Applied, ApplyError> {
@@ -221,7 +225,7 @@ fn what_is_there_is_adopted_without_a_restore() {
 #[test]
 fn rules_are_counted_as_they_come_and_go() {
     let mut driver = driver();
-    let all = |driver: &mut Driver<Side<Memory>>, table: &str| {
+    let all = |driver: &mut Driver<IptablesDataPath<Memory>>, table: &str| {
         let chains = &memory(driver).tables[table];
         let ours = chains.iter().filter(|(name, _)| name.starts_with("KUBE-"));
         ours.map(|(_, rules)| rules.len() as u64).sum::<u64>()

@@ -18,7 +18,7 @@ use super::super::frontend::Ops;
 use super::super::schema::Set;
 use super::super::structure::GroupOp;
 use super::super::table::Table;
-use super::Tables;
+use super::NftDataPath;
 use crate::backend::driver::Driver;
 use crate::backend::{Change, Side as _, Verification};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan, Unserved};
@@ -115,8 +115,8 @@ fn change<'a>(services: &'a Services, node: &'a NodePlan, complete: bool) -> Cha
     }
 }
 
-fn on(memory: &mut Memory) -> Driver<Tables<&mut Memory>> {
-    Driver::new(Tables::new(Family::V4, memory))
+fn on(memory: &mut Memory) -> Driver<NftDataPath<&mut Memory>> {
+    Driver::new(NftDataPath::new(Family::V4, memory))
 }
 
 fn table_with(plans: impl IntoIterator<Item = ServicePlan>) -> Table {

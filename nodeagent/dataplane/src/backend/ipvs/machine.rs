@@ -11,7 +11,7 @@ use super::sets::{Entry, SetId, capacity_for};
 use super::state::{Op, Snapshot};
 use crate::backend::iptables::readback;
 use crate::backend::iptables::restore::{Limits, parts};
-use crate::backend::iptables::{ChainName, Flavour, Found, Step, Tool};
+use crate::backend::iptables::{ChainName, Flavour, FoundRules, Step, Tool};
 use crate::process::RunError;
 use kplane_netlink::ipset::{self, IpSets};
 use kplane_netlink::ipvs::{self, Ipvs};
@@ -77,7 +77,7 @@ pub(super) trait Kernel: Send {
     fn read(&mut self) -> Result<Reading, KernelError>;
 
     /// Reads the rules.
-    fn rules(&mut self) -> Result<Found, KernelError>;
+    fn rules(&mut self) -> Result<FoundRules, KernelError>;
 
     /// Returns whether the kernel has a scheduler. The kernel may load a module for the answer.
     fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError>;
@@ -292,7 +292,7 @@ impl Kernel for Machine {
         })
     }
 
-    fn rules(&mut self) -> Result<Found, KernelError> {
+    fn rules(&mut self) -> Result<FoundRules, KernelError> {
         let text = self.tool.list().map_err(KernelError::Save)?;
         Ok(readback::parse(&text, ChainName::parse_ipvs).found)
     }

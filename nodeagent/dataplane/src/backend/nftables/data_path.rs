@@ -6,15 +6,15 @@ mod tests;
 use kplane_model::{Family, ServiceKey};
 
 use super::DESCRIPTION;
+use super::access::{Cost, FoundTable, Guard, KernelTable, Namespace, TableAccess};
 use super::adopt::{adopt, serves};
 use super::affinity::AffinityId;
 use super::clients;
 use super::frontend::Ops;
-use super::kernel::{Cost, Found, Guard, Kernel, KernelTable, Namespace};
 use super::mend::{mend, unreadable};
 use super::probe::{ProbeError, probe};
-use super::schema::Settings;
-use super::table::{Staged, Table};
+use super::schema::TableSettings;
+use super::table::{StagedTable, Table};
 use super::transactions::each_transaction;
 use super::watch::Meddling;
 use crate::backend::driver::{DataPath, StepError};
@@ -29,7 +29,7 @@ const ATTEMPTS: u32 = 64;
 
 /// One family's table: `table ip kplane` or `table ip6 kplane`.
 #[derive(Debug)]
-pub(super) struct Tables<K> {
+pub(super) struct NftDataPath<K> {
     family: Family,
     kernel: K,
 }
@@ -56,7 +56,7 @@ impl From<CommitError> for StepError {
 ///
 /// # Errors
 /// [`OpenError`] names the missing part.
-pub(super) fn open(settings: Settings) -> Result<Backend, OpenError> {
+pub(super) fn open(settings: TableSettings) -> Result<Backend, OpenError> {
     let error = |reason: String| OpenError {
         backend: DESCRIPTION.name,
         reason,
@@ -76,8 +76,8 @@ pub(super) fn open(settings: Settings) -> Result<Backend, OpenError> {
         Err(problem) => return Err(error(problem.to_string())),
     }
     let namespace = Namespace::open().map_err(|problem| error(problem.to_string()))?;
-    let table = |family| Ok(Tables::new(family, namespace.table(family, settings)));
-    let sides = open_sides::<Tables<KernelTable>>(DESCRIPTION.name, table)?;
+    let table = |family| Ok(NftDataPath::new(family, namespace.table(family, settings)));
+    let sides = open_sides::<NftDataPath<KernelTable>>(DESCRIPTION.name, table)?;
     Ok(Backend {
         notifications: Some(Box::new(namespace)),
         serving: Some(Serving::Nftables),
@@ -85,7 +85,7 @@ pub(super) fn open(settings: Settings) -> Result<Backend, OpenError> {
     })
 }
 
-impl<K: Kernel> Tables<K> {
+impl<K: TableAccess> NftDataPath<K> {
     pub(super) fn new(family: Family, kernel: K) -> Self {
         Self { family, kernel }
     }
@@ -156,9 +156,9 @@ impl<K: Kernel> Tables<K> {
     }
 }
 
-impl<K: Kernel> DataPath for Tables<K> {
+impl<K: TableAccess> DataPath for NftDataPath<K> {
     type Content = Content;
-    type Staged = Staged;
+    type Staged = StagedTable;
 
     fn family(&self) -> Family {
         self.family
@@ -167,14 +167,14 @@ impl<K: Kernel> DataPath for Tables<K> {
     fn adopt(&mut self) -> Result<Content, StepError> {
         let family = self.family;
         match self.kernel.read().map_err(unreadable)? {
-            Found::Ours(groups, elements) => {
+            FoundTable::Ours(groups, elements) => {
                 let table = adopt(&groups, &elements);
                 let (elements, strays) = (elements.len(), table.strays.len());
                 tracing::info!(%family, elements, strays, "adopted table kplane of the kernel");
                 let missing = false;
                 Ok(Content { table, missing })
             }
-            Found::Other(reason) => {
+            FoundTable::Other(reason) => {
                 tracing::info!(%family, reason, "creating table kplane");
                 Ok(Content {
                     table: Table::default(),
@@ -193,7 +193,7 @@ impl<K: Kernel> DataPath for Tables<K> {
         content: &mut Content,
         change: Change<'_>,
         applied: &mut Applied,
-    ) -> Result<Staged, StepError> {
+    ) -> Result<StagedTable, StepError> {
         let mut staged = content.table.stage(change);
         applied.operations = staged.len() as u64;
         applied.failures.append(&mut staged.failures);
@@ -203,7 +203,7 @@ impl<K: Kernel> DataPath for Tables<K> {
     fn commit(
         &mut self,
         content: &mut Content,
-        staged: &mut Staged,
+        staged: &mut StagedTable,
         applied: &mut Applied,
     ) -> Result<(), StepError> {
         let capacity = [false, true].map(|rebuild| self.kernel.capacity(rebuild));
@@ -223,7 +223,7 @@ impl<K: Kernel> DataPath for Tables<K> {
         })
     }
 
-    fn accept(&mut self, content: &mut Content, mut staged: Staged, _applied: &mut Applied) {
+    fn accept(&mut self, content: &mut Content, mut staged: StagedTable, _applied: &mut Applied) {
         let stale = std::mem::take(&mut staged.stale);
         content.table.accept(staged);
         content.missing = false;
@@ -248,6 +248,6 @@ impl<K: Kernel> DataPath for Tables<K> {
     }
 
     fn has_services(&mut self) -> bool {
-        matches!(self.kernel.read(), Ok(Found::Ours(_, elements)) if serves(&elements))
+        matches!(self.kernel.read(), Ok(FoundTable::Ours(_, elements)) if serves(&elements))
     }
 }
