@@ -27,7 +27,7 @@ impl Alarm {
             )]
             let fd = AsyncFd::new(fd);
             fd.inspect_err(|error| {
-                tracing::warn!(%error, "cannot wait for the kernel's notifications; what others change is found late");
+                tracing::warn!(%error, "cannot wait for the kernel's notifications; the agent finds changes by other programs late");
             })
             .ok()
         });

@@ -166,7 +166,7 @@ impl Core {
             tracing::warn!(
                 object = key.as_ref().map_or_else(String::new, named),
                 reason,
-                "object makes no sense: what the kernel holds of it stays, all others are applied"
+                "an object is invalid: the kernel keeps what it holds of it, and gets all other objects"
             );
         }
         Ok(Work {
@@ -237,8 +237,8 @@ impl Core {
         if self.settings.node_cidr && node.pod_cidrs.is_empty() {
             tracing::warn!(
                 node = %node.name,
-                "detectLocalMode is NodeCIDR, and the Node object has no podCIDRs: pods cannot be \
-                 told from other clients until it has"
+                "detectLocalMode is NodeCIDR, and the Node object has no podCIDRs: until it has, the agent cannot \
+                 distinguish pods from other clients"
             );
         }
     }

@@ -44,7 +44,7 @@ impl Recall {
                 desired.remember(memory.unwrap_or_default());
             }
             Some(Err(error)) => {
-                tracing::warn!(%error, "what this node serves is not written down: no thread for it");
+                tracing::warn!(%error, "cannot start the thread that writes the cache file; after a restart this agent starts without it");
             }
         }
         (desired, keeping)
@@ -79,8 +79,8 @@ impl Keeping {
         match (&held, self.told) {
             (Some(held), false) => tell(held),
             (None, true) => tracing::info!(
-                "nothing is kept any more that the source does not name: it is named again, gone by \
-                 name, or its absence is believed"
+                "this agent no longer holds Services that the source does not name: the source names them again or \
+                 has deleted them, or an operator has approved their removal"
             ),
             _ => {}
         }
@@ -177,8 +177,8 @@ fn tell(held: &Held) {
     if held.is_untouched() {
         tracing::warn!(
             reason = held.reason,
-            "the kernel is left as it is: it has Services of which this agent knows nothing, and the \
-             source may lack them. Fix the source, or agree with `kpctl approve`"
+            "leaving the kernel as it is: it has Services that this agent does not know, and the source may lack \
+             them. Fix the source, or run `kpctl approve`"
         );
     } else {
         tracing::warn!(
@@ -186,8 +186,8 @@ fn tell(held: &Held) {
             without_endpoints = held.without_endpoints,
             examples = held.examples.join(", "),
             reason = held.reason,
-            "Services are kept that the source does not name, or names without endpoints. Fix the \
-             source, or agree with `kpctl approve`"
+            "keeping Services that the source does not name, or names without endpoints. Fix the source, or run \
+             `kpctl approve`"
         );
     }
 }

@@ -273,7 +273,7 @@ impl Pipeline {
                 reason = new.reason,
                 degraded = new.degraded,
                 failing = failures.len(),
-                "not in the kernel as desired; everything else is. The report lists all of them"
+                "the kernel does not hold a ServicePort as desired; it holds all others. The report lists the failing ones"
             );
         }
         for failure in failures {
@@ -314,8 +314,8 @@ impl Pipeline {
                 %family,
                 error = reason,
                 ?wait,
-                "cannot program the kernel, tried again with pauses of up to 30 s: it keeps what \
-                 it held, the other family goes on"
+                "cannot program the kernel, which keeps what it held; the other family goes on. The agent tries again \
+                 with pauses of up to 30 s"
             );
         }
         self.behind = true;
@@ -379,7 +379,7 @@ impl Pipeline {
             Ok(Verification::Equal) => {}
             Ok(Verification::Repaired(what)) => self.repaired(what, now),
             Ok(Verification::Outdated(what)) => {
-                tracing::info!(family = %self.family, what, "everything is planned anew");
+                tracing::info!(family = %self.family, what, "planning everything anew");
                 self.verify_at = None;
                 self.behind = true;
                 self.retry_at = Some(now.instant);
@@ -388,7 +388,7 @@ impl Pipeline {
             Err(error) => {
                 let reason = chain(&*error.source);
                 tracing::warn!(family = %self.family, error = reason, "cannot read the kernel back");
-                self.stand(format!("cannot be read back: {reason}"), now);
+                self.stand(format!("cannot read the kernel back: {reason}"), now);
             }
         }
     }
@@ -397,8 +397,8 @@ impl Pipeline {
         tracing::warn!(
             family = %self.family,
             what,
-            "somebody else had changed our rules; they are as they should be again. Does another program \
-             flush or edit rules on this node?"
+            "another program had changed kplane's rules; the agent has repaired them. Does another program flush or \
+             edit rules on this node?"
         );
         self.repairs.add(what, now.ms);
         self.error = None;
@@ -409,14 +409,14 @@ impl Pipeline {
         tracing::warn!(
             family = %self.family,
             what,
-            "somebody else changed our rules; they are put right. Does another program flush or edit \
-             rules on this node?"
+            "another program changed kplane's rules; the agent repairs them. Does another program flush or edit rules \
+             on this node?"
         );
         self.verify_at = None;
         self.behind = true;
         self.applied = None;
         self.verified = None;
-        self.stand(format!("changed by somebody else: {what}"), now);
+        self.stand(format!("changed by another program: {what}"), now);
         self.drifted = Some(what);
         // The retry comes at once, unless another program keeps undoing it.
         let fresh = self.backoff.is_fresh();

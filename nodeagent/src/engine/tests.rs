@@ -137,7 +137,7 @@ impl Side for ScriptedSide {
             match plan {
                 Some(_) if script.refused.contains(key) => applied.failures.push(Failure {
                     key: key.clone(),
-                    reason: "taken by somebody else".into(),
+                    reason: "taken by another program".into(),
                     degraded: true,
                 }),
                 Some(plan) => drop(script.kernel.insert(key.clone(), plan.clone())),

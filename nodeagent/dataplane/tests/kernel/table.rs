@@ -82,15 +82,15 @@ fn tampering_is_noticed() {
             ("flush chain ip kplane services", "chain services has 0"),
             (
                 "chain ip kplane forward { policy drop; }",
-                "chain forward is not ours",
+                "chain forward differs",
             ),
             (
                 "add chain ip kplane mine { type filter hook input priority 5; policy drop; }",
-                "chain mine is not ours",
+                "chain mine is not kplane's",
             ),
             (
                 "add set ip kplane mine { type ipv4_addr; }",
-                "set mine is not ours",
+                "set mine is not kplane's",
             ),
             ("add counter ip kplane mine", "more than chains and sets"),
             (
@@ -175,7 +175,7 @@ fn foreign_elements_are_noticed() {
             });
             nft(&["-f", "-"], script);
             let error = read_elements(&mut socket, Family::V4).unwrap_err();
-            let expected = format!("set {set} holds an element that is not ours");
+            let expected = format!("set {set} holds an element that kplane never writes");
             assert_eq!(error.to_string(), expected);
         }
     });
@@ -211,7 +211,7 @@ fn what_nft_prints_loads_again() {
             // protocol in front of a lookup in a concatenation of ranges, which changes nothing.
             let table = format!("{} kplane", family_name(family));
             let state = read_structure(&mut socket, family, SETTINGS).unwrap();
-            let reason = "rule 1 of chain firewall is not ours".to_owned();
+            let reason = "rule 1 of chain firewall differs".to_owned();
             assert_eq!(state, StructureState::Different(reason));
             nft(&["-f", "-"], &format!("flush chain {table} firewall"));
             let state = read_structure(&mut socket, family, SETTINGS).unwrap();

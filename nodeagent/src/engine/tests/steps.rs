@@ -173,7 +173,10 @@ fn drift_is_reported_and_then_repaired() {
     assert_eq!(rig.revisions(), (0, 0), "retracted before it is repaired");
     assert_eq!(rig.programmed(), [false, true]);
     let error = rig.core.report().families[0].error.clone().unwrap();
-    assert_eq!(error.reason, "changed by somebody else: 1 element missing");
+    assert_eq!(
+        error.reason,
+        "changed by another program: 1 element missing"
+    );
     assert_eq!(rig.next(), Duration::ZERO);
     assert_eq!(rig.revisions(), (2, 0));
     rig.idle();
@@ -265,7 +268,7 @@ fn a_kernel_that_cannot_be_read_is_reported_and_read_later() {
     assert_eq!(rig.revisions(), (1, 0));
     assert_eq!(rig.programmed(), [true, true]);
     let error = rig.core.report().families[0].error.clone().unwrap();
-    assert_eq!(error.reason, "cannot be read back: interrupted");
+    assert_eq!(error.reason, "cannot read the kernel back: interrupted");
     rig.script.set(|s| s.unreadable = false);
     assert_eq!(rig.next(), 60 * SECOND);
     rig.idle();

@@ -118,12 +118,15 @@ fn open_on<K: Kernel + 'static>(
 pub(super) fn prepare(settings: &super::IpvsSettings) {
     probe::load_ipvs();
     for problem in sysctl::apply(settings) {
-        tracing::warn!(problem, "a setting of the kernel that IPVS mode needs");
+        tracing::warn!(
+            problem,
+            "cannot change a kernel setting that IPVS mode needs"
+        );
     }
     if settings.timeouts != Timeouts::default() {
         let set = Ipvs::open().and_then(|mut ipvs| ipvs.set_timeouts(settings.timeouts));
         if let Err(error) = set {
-            tracing::warn!(%error, "timeouts of IPVS stay as they are");
+            tracing::warn!(%error, "cannot set the timeouts of IPVS; they stay as they are");
         }
     }
 }
@@ -174,8 +177,8 @@ impl<K: Kernel> IpvsDataPath<K> {
                 failures.push(Failure {
                     key: key.clone(),
                     reason:
-                        "the node itself is not kept out by its source ranges: load the kernel \
-                             module xt_ipvs"
+                        "source ranges do not keep the node itself out: load the kernel module \
+                             xt_ipvs"
                             .to_owned(),
                     degraded: true,
                 });
@@ -305,7 +308,7 @@ impl<K: Kernel> IpvsDataPath<K> {
         let refused = all > ops.len();
         let steps = rules::compare(&self.shape(state), &self.rules.found);
         let first = ops.iter().next();
-        let first = first.map(|op| format!("{} is not as it must be", told(op)));
+        let first = first.map(|op| format!("{} differs", told(op)));
         let first = first.or_else(|| steps.describe());
         let what = first.map(|first| match ops.len() + steps.len() {
             1 => first,

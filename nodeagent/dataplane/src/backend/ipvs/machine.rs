@@ -42,7 +42,7 @@ pub(super) enum KernelError {
     #[error("no device {LINK}: {0}; load the kernel module dummy")]
     Link(NetlinkError),
     /// Another program has a set of this name and another type.
-    #[error("IP set {name} is of type {kind}: somebody else's; run `ipset destroy {name}`")]
+    #[error("IP set {name} of another program has type {kind}; run `ipset destroy {name}`")]
     OtherSet {
         /// The set.
         name: &'static str,

@@ -214,7 +214,7 @@ impl TableAccess for KernelTable {
             }
         }
         Err(NetlinkError::KeepsChanging {
-            what: "read our table",
+            what: "read table kplane",
             attempts: READ_ATTEMPTS,
         })
     }

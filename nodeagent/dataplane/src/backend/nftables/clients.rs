@@ -47,11 +47,11 @@ pub(super) enum Remembered {
 /// An error while forgetting clients.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ForgetError {
-    #[error("cannot read who is remembered: {0}")]
+    #[error("cannot read the remembered clients: {0}")]
     Read(#[from] NetlinkError),
     #[error("cannot forget clients: {0}")]
     Forget(#[from] CommitError),
-    #[error("others appear all the time")]
+    #[error("the kernel keeps adding clients of removed endpoints")]
     KeepsChanging,
 }
 

@@ -15,7 +15,7 @@ use kplane_netlink::Attributes;
 
 /// An element of one of kplane's sets that kplane would never write there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("set {} holds an element that is not ours", set.name())]
+#[error("set {} holds an element that kplane never writes", set.name())]
 pub(super) struct Foreign {
     pub(super) set: Set,
 }

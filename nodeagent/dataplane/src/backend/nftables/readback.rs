@@ -239,7 +239,7 @@ impl<'a> Structure<'a> {
             return Some("the table is missing".to_owned());
         };
         if !same_in(TABLE_ATTRIBUTES, expected, table) {
-            return Some("the table's flags or comment are not ours".to_owned());
+            return Some("the table's flags or comment differ".to_owned());
         }
         let members = self.sets.len() + self.chains.len();
         difference("set", SET_ATTRIBUTES, &self.sets, &actual.sets)
@@ -260,7 +260,7 @@ impl<'a> Structure<'a> {
             let found = actual.rules.get(chain).unwrap_or(&none);
             let mut pairs = expected.iter().zip(found);
             if let Some(index) = pairs.position(|(e, f)| !same_in(RULE_ATTRIBUTES, *e, *f)) {
-                return Some(format!("rule {} of chain {chain} is not ours", index + 1));
+                return Some(format!("rule {} of chain {chain} differs", index + 1));
             }
             let (expected, found) = (expected.len(), found.len());
             (expected != found).then(|| format!("chain {chain} has {found} rules, not {expected}"))
@@ -279,12 +279,12 @@ fn difference(
         let Some(found) = actual.get(name) else {
             return Some(format!("{what} {name} is missing"));
         };
-        (!same_in(attributes, *object, *found)).then(|| format!("{what} {name} is not ours"))
+        (!same_in(attributes, *object, *found)).then(|| format!("{what} {name} differs"))
     });
     let mut names = actual.keys();
     wanted.or_else(|| {
         let unknown = names.find(|name| !expected.contains_key(*name))?;
-        Some(format!("{what} {unknown} is not ours"))
+        Some(format!("{what} {unknown} is not kplane's"))
     })
 }
 
