@@ -50,7 +50,7 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
     // With the tests, so that both builds take the same dependencies.
     let programs = ["kp-controlplane", "kp-nodeagent", "kplane-tests"];
     let programs = programs.map(|name| ["--package", name]);
-    cargo(&[&["build", "--release"][..], &programs.concat()].concat())?;
+    cargo(&[&["build", "--profile", "dist"][..], &programs.concat()].concat())?;
     match against {
         Some(name) => bench(name, &args)?,
         None => ALONE.into_iter().try_for_each(|name| bench(name, &[]))?,
@@ -72,7 +72,13 @@ fn take(args: &mut Vec<String>, flag: &str) -> Option<String> {
 }
 
 fn bench(name: &str, options: &[String]) -> Result<()> {
-    let mut args = vec!["bench", "--package", "kplane-tests", "--bench", name, "--"];
+    let package = ["--package", "kplane-tests"];
+    let mut args = [
+        &["bench", "--profile", "dist"][..],
+        &package,
+        &["--bench", name, "--"],
+    ]
+    .concat();
     args.extend(options.iter().map(String::as_str));
     cargo(&args)
 }

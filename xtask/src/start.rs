@@ -24,7 +24,7 @@ pub(crate) fn demo(mut args: Vec<String>) -> Result<ExitCode> {
     let profile = match quick {
         Some(place) => {
             args.remove(place);
-            "quick"
+            "dev"
         }
         None => "release",
     };
@@ -47,13 +47,13 @@ fn build(profile: &str, packages: &[&str]) -> Result<()> {
     let built = programs(profile)?.join("kplane-dev").exists();
     match (built, profile) {
         (true, _) => println!("Building what changed in kplane's programs (profile {profile})."),
-        (false, "quick") => println!(
-            "Building kplane's programs and the demo, without link-time optimisation. The first build takes \
-             minutes, later ones seconds."
+        (false, "dev") => println!(
+            "Building kplane's programs and the demo without optimisation, as `cargo xtask test` does. The first \
+             build takes minutes, later ones seconds."
         ),
         (false, _) => println!(
-            "Building kplane's programs as they are shipped, and the demo. The first build takes minutes, later \
-             ones seconds. --quick builds faster, without link-time optimisation."
+            "Building kplane's programs and the demo. The first build takes minutes, later ones seconds. --quick builds \
+             faster, without optimisation."
         ),
     }
     let started = Instant::now();

@@ -8,10 +8,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort};
-
-use super::seniority::Seniority;
 
 /// End of every issue which says that a place belongs to another Service.
 pub const CONFLICT_ADVICE: &str = "give one of the two Services another one";
@@ -58,6 +57,26 @@ pub(super) struct Rank {
     not_cluster_ip: bool,
     seniority: Seniority,
     pub(super) key: ServiceKey,
+}
+
+/// A Service's seniority; the smallest comes first, and equal ones are ordered by name. A Service that the source
+/// names comes before one that is only held, then the older one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Seniority {
+    held: bool,
+    /// Services without a creation time come after those with one.
+    not_dated: bool,
+    created: Option<Arc<str>>,
+}
+
+impl Seniority {
+    pub(super) fn new(created: Option<&Arc<str>>, held: bool) -> Self {
+        Self {
+            held,
+            not_dated: created.is_none(),
+            created: created.cloned(),
+        }
+    }
 }
 
 /// All claims of all Services.

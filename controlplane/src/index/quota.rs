@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use kplane_model::{ServiceName, ServiceSize};
 
-use super::seniority::Seniority;
+use super::claims::Seniority;
 
 /// A Service's position in the order of admission; the smallest is first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

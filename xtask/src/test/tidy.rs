@@ -8,11 +8,10 @@ use anyhow::{Result, ensure};
 
 use crate::cargo::output;
 
-/// Most lines of a file; a longer file has more than one subject. Files of tests are data and may
 /// The page that defines the invariants.
 const PAGE: &str = "ARCHITECTURE.md";
 
-/// be longer.
+/// Most lines of a file; a longer file has more than one subject. Files of tests are data and may be longer.
 const MAX_LINES: usize = 500;
 
 /// Checks every Rust file that is under version control or would be.

@@ -1,10 +1,19 @@
 //! The transactions in which operations reach the kernel: as few as possible, each small enough, and in an
 //! order in which every state in between serves packets correctly.
+//!
+//! The kernel makes new elements of a set of ranges (`nft_set_pipapo`) visible a moment after it has
+//! increased the generation, when new elements of hash sets are visible already: `nf_tables_commit` calls
+//! `nft_set_commit_update` last. A destination that is guarded before its ranges are visible would drop
+//! clients in that moment, and the kernel may preempt the committing thread within it. So the ranges of a
+//! destination that becomes guarded go into a transaction before the rest. The ranges of a destination that
+//! is no longer guarded are deleted in a transaction after the rest. Ranges without a guard have no effect.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
+use super::element::{Destination, Element, Key};
 use super::frontend::Ops;
-use super::phases::phases;
+use super::schema::Set;
 
 /// The operations of one transaction.
 #[derive(Clone, Copy, Debug)]
@@ -58,4 +67,127 @@ fn fitting(groups: &[Ops], capacity: usize) -> usize {
         .count()
         .max(1)
         .min(groups.len())
+}
+
+/// Splits the operations of a change into transactions that must follow each other. Most changes need only
+/// one.
+fn phases(groups: &[Ops]) -> Vec<Cow<'_, [Ops]>> {
+    let added = guarded(groups.iter().flat_map(|ops| &ops.add));
+    let deleted = guarded(groups.iter().flat_map(|ops| &ops.delete));
+    if added == deleted {
+        return vec![Cow::Borrowed(groups)];
+    }
+    let (mut before, mut after) = (Ops::default(), Ops::default());
+    let mut main: Vec<Ops> = groups.to_vec();
+    for ops in &mut main {
+        let comes = |element: &mut Element| is_range_of(element, &added, &deleted);
+        before.add.extend(ops.add.extract_if(.., comes));
+        let goes = |element: &mut Element| is_range_of(element, &deleted, &added);
+        after.delete.extend(ops.delete.extract_if(.., goes));
+    }
+    main.retain(|ops| ops.len() > 0);
+    let phases = [vec![before], main, vec![after]].into_iter();
+    phases
+        .filter(|groups| groups.iter().any(|ops| ops.len() > 0))
+        .map(Cow::Owned)
+        .collect()
+}
+
+/// Returns the destinations that these elements guard.
+fn guarded<'a>(elements: impl Iterator<Item = &'a Element>) -> BTreeSet<Destination> {
+    let guards = elements.filter(|element| element.set == Set::FirewallServices);
+    let destination = |element: &Element| match element.key {
+        Key::Service(destination) => Some(destination),
+        _ => None,
+    };
+    guards.filter_map(destination).collect()
+}
+
+/// Returns whether an element is a range of a destination that is in one set and not in the other.
+fn is_range_of(
+    element: &Element,
+    these: &BTreeSet<Destination>,
+    but: &BTreeSet<Destination>,
+) -> bool {
+    match element.key {
+        Key::FirewallSource(destination, _) => {
+            these.contains(&destination) && !but.contains(&destination)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice;
+
+    use kplane_model::Protocol;
+
+    use super::*;
+
+    fn destination(octet: u8) -> Destination {
+        Destination {
+            ip: [198, 51, 100, octet].into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+        }
+    }
+
+    fn guard(octet: u8) -> Element {
+        Element {
+            set: Set::FirewallServices,
+            key: Key::Service(destination(octet)),
+            data: None,
+        }
+    }
+
+    fn range(octet: u8, range: &str) -> Element {
+        Element {
+            set: Set::FirewallSources,
+            key: Key::FirewallSource(destination(octet), range.parse().unwrap()),
+            data: None,
+        }
+    }
+
+    fn ops(delete: &[Element], add: &[Element]) -> Ops {
+        Ops {
+            delete: delete.to_vec(),
+            add: add.to_vec(),
+            ..Ops::default()
+        }
+    }
+
+    fn split(groups: &[Ops]) -> Vec<Vec<Ops>> {
+        phases(groups).into_iter().map(Cow::into_owned).collect()
+    }
+
+    #[test]
+    fn ranges_are_there_before_the_guard_and_go_after_it() {
+        let groups = [
+            ops(&[], &[guard(1), range(1, "10.0.0.0/8")]),
+            ops(&[range(2, "10.0.0.0/8"), guard(2)], &[]),
+        ];
+        let expected = vec![
+            vec![ops(&[], &[range(1, "10.0.0.0/8")])],
+            vec![ops(&[], &[guard(1)]), ops(&[guard(2)], &[])],
+            vec![ops(&[range(2, "10.0.0.0/8")], &[])],
+        ];
+        assert_eq!(split(&groups), expected);
+    }
+
+    /// The set makes all of its elements visible at once. Overlapping ranges cannot exist together.
+    #[test]
+    fn ranges_of_a_destination_that_stays_guarded_are_replaced_at_once() {
+        let change = ops(&[range(1, "10.0.0.0/8")], &[range(1, "10.1.0.0/16")]);
+        assert_eq!(split(slice::from_ref(&change)), vec![vec![change.clone()]]);
+        let handed_on = ops(
+            &[guard(1), range(1, "10.0.0.0/8")],
+            &[guard(1), range(1, "10.0.0.0/9")],
+        );
+        assert_eq!(
+            split(slice::from_ref(&handed_on)),
+            vec![vec![handed_on.clone()]]
+        );
+        assert_eq!(split(&[]), vec![Vec::<Ops>::new()]);
+    }
 }

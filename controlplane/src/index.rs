@@ -11,7 +11,6 @@ mod holding;
 mod places;
 mod quota;
 mod resync;
-mod seniority;
 mod step;
 mod triggers;
 mod view;
@@ -39,14 +38,13 @@ use crate::publish::{Publication, Published};
 use crate::source::Located;
 use crate::trust::Belief;
 
-use claims::Claims;
+use claims::{Claims, Seniority};
 use effective::{API_SERVICE, Effective};
 use guard::Recent;
 use holding::{Holding, service_name};
 use places::Places;
 use quota::Quota;
 use resync::Resync;
-use seniority::Seniority;
 use triggers::Triggers;
 
 /// All objects, indexed.

@@ -15,7 +15,6 @@ mod frontend;
 mod groups;
 mod layout;
 mod mend;
-mod phases;
 mod probe;
 mod readback;
 mod rule;
