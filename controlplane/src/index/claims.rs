@@ -14,7 +14,7 @@ use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName, Serv
 use super::seniority::Seniority;
 
 /// End of every issue which says that a place belongs to another Service.
-pub const CONFLICT_ADVICE: &str = "give one of the two Services another one";
+pub const CONFLICT_ADVICE: &str = "change one of the two Services";
 
 /// A place where packets arrive; only one Service can have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

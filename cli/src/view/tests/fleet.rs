@@ -223,8 +223,8 @@ fn a_node_that_keeps_what_nobody_names() {
     let mut node = samples::node("node-a");
     node.set_state(pb::NodeState::Holding);
     node.last_error =
-        "keeps 991 Services that the source does not name, because 991 of 1001 Services \
-                       would go at once: fix the source, or kpctl approve"
+        "keeps 991 Services missing from the source, because 991 of 1001 Services would be removed \
+         at once: fix the source, or run `kpctl approve`"
             .to_owned();
     node.report.as_mut().unwrap().held = Some(pb::Held {
         services: 991,
@@ -240,8 +240,8 @@ fn a_node_that_keeps_what_nobody_names() {
 
         NODE    STATE    SINCE  APPLIED  VERIFIED   LAG  SYNC   OBJECTS      BACKEND
         node-a  Holding  3h     4711     3m12s ago  -    412us  10000/20000  nftables
-          keeps 991 Services that the source does not name, because 991 of 1001 Services
-            would go at once: fix the source, or kpctl approve
+          keeps 991 Services missing from the source, because 991 of 1001 Services
+            would go at once: fix the source, or run `kpctl approve`
         node-b  InSync   3h     4711     3m12s ago  -    412us  10000/20000  nftables
 
         Next
@@ -416,7 +416,7 @@ fn only_the_first_issues_are_shown() {
     }
     let text = plain(&issues_text(&many, 7, &canvas()));
     assert_eq!(text.matches("port 99999").count(), 10);
-    let end = "2 issues more: -o wide\n7 issues more are not told: mend these first\n";
+    let end = "2 issues more: -o wide\n7 issues more are not listed: fix these first\n";
     assert!(text.ends_with(end), "{text}");
 }
 
@@ -432,7 +432,8 @@ fn objects_with_the_same_issue_are_told_together() {
     let text = plain(&issues_text(&alike, 0, &canvas()));
     assert_eq!(text.matches("port 99999").count(), 1, "{text}");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let others = "the same of 2999 others, such as Service shop/shop-1, Service shop/shop-2, Service shop/shop-3";
+    let others = "the same problem with 2999 other objects, such as Service shop/shop-1, Service \
+                  shop/shop-2, Service shop/shop-3";
     assert!(words.contains(others), "{words}");
     let in_full = Canvas {
         wide: true,
@@ -440,7 +441,10 @@ fn objects_with_the_same_issue_are_told_together() {
     };
     let text = plain(&issues_text(&alike, 0, &in_full));
     assert_eq!(text.matches("port 99999").count(), 6, "{text}");
-    assert!(text.contains("the same of 2994 others\n"), "{text}");
+    assert!(
+        text.contains("the same problem with 2994 other objects\n"),
+        "{text}"
+    );
 }
 
 #[test]
