@@ -133,8 +133,8 @@ fn remove_and_log(task: TakeOver, again: bool) -> bool {
         Ok(None) if again => tracing::info!("the last connections through IPVS have ended"),
         Ok(_) => {}
         Err(problem) => tracing::warn!(
-            %problem, "cannot determine which connections need IPVS; nothing of it is removed; \
-                       trying again"
+            %problem,
+            "cannot determine which connections need IPVS; all IPVS objects stay; trying again"
         ),
     }
     if waits && again {

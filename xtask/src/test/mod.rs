@@ -2,6 +2,7 @@
 
 mod compat;
 mod ladder;
+mod literals;
 mod tidy;
 mod tools;
 mod wording;

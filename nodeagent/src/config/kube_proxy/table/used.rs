@@ -146,7 +146,7 @@ pub(super) const RULES: &[Row] = &[
         Kind::Switch,
         "",
         &["ipvs.strictARP"],
-        "Answer ARP for addresses of the asked device only (mode ipvs)",
+        "Answer ARP only for addresses of the requested device (mode ipvs)",
         |c, v| switch(&mut c.ipvs.strict_arp, v),
     ),
     row(
