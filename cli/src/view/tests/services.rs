@@ -152,7 +152,7 @@ fn describe_service() {
 
         Next
           kpctl status
-          mend Service shop/checkout in shop.yaml, document 2, line 14
+          fix Service shop/checkout in shop.yaml, document 2, line 14
     "#]]
     .assert_eq(&table(&view));
     expect![[r#"
@@ -194,7 +194,7 @@ fn describe_service() {
 
         Next
           kpctl status
-          mend Service shop/checkout in shop.yaml, document 2, line 14
+          fix Service shop/checkout in shop.yaml, document 2, line 14
     "#]].assert_eq(&wide(&view));
 }
 
@@ -247,7 +247,7 @@ fn describe_service_of_which_nothing_is_served() {
             this change
 
         Next
-          mend Service shop/checkout in shop.yaml, document 2, line 14
+          fix Service shop/checkout in shop.yaml, document 2, line 14
     "#]]
     .assert_eq(&table(&DescriptionView::new(
         "shop",
