@@ -325,7 +325,7 @@ async fn an_agent_of_no_node_is_not_in_sync() {
     let error = until(pb::NodeState::Failing).await;
     assert_eq!(
         error,
-        "no Node object has this name: check --node-name of its agent. Known Nodes: n1"
+        "no Node object has this name; check --node-name of its agent. Known Nodes: n1"
     );
     std::fs::write(&file, node("n1x", "")).unwrap();
     until(pb::NodeState::InSync).await;
