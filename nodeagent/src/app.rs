@@ -116,7 +116,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     match claim.as_ref().map(Claim::watch) {
         Some(Ok(watch)) => spawn_errand(&mut bound.tasks, watch),
         Some(Err(error)) => {
-            tracing::warn!(%error, "cannot log other agents that try to claim this node")
+            tracing::warn!(%error, "cannot log other agents that try to claim this node");
         }
         None => {}
     }
