@@ -75,14 +75,14 @@ pub(crate) enum Command {
         after_help = "\
 Columns:
   SINCE    how long the node has been in this state
-  APPLIED  revision that the kernel holds, / the one it should hold
+  APPLIED  revision that the kernel holds / revision that it should hold
   LAG      revisions between the two
   SYNC     how long the last update took, from its arrival to the kernel's acknowledgement
   OBJECTS  Services / endpoints that the agent holds
 
 Examples:
-  kpctl status                  the fleet now
-  kpctl status -w               ... and as it changes
+  kpctl status                  the state of all nodes
+  kpctl status -w               the same, with updates
   kpctl status -o wide          all columns, all failures
   kpctl status --check          for scripts: exit code 3 unless every node is in sync, the input
                                 has no errors, and there is at least one node
@@ -109,9 +109,10 @@ Examples:
     Describe(DescribeCommand),
     /// Approve deletions that kplane holds back
     #[command(after_help = "\
-The control plane and its agents keep what vanishes in a way that looks like a mistake: because a
-source could not be read in full since its start, or because very much vanished at once. This shows
-what is kept, and why, asks, and lets it go. What vanishes like that later is kept again.
+The control plane and its agents keep objects whose disappearance looks like a mistake: the source
+could not be read completely since its start, or very many objects vanished at once. This command
+shows what is kept and why, asks for approval, and removes it. Objects that vanish like that later
+are kept again.
 
 Examples:
   kpctl approve
@@ -229,7 +230,7 @@ pub(crate) enum DescribeCommand {
         alias = "services",
         after_help = "\
 NODES counts the nodes for which the endpoint is chosen. CLUSTER and LOCAL count the endpoints that
-are chosen for a node under either traffic policy; -o wide lists them.
+are chosen for a node under each traffic policy; -o wide lists them.
 
 Examples:
   kpctl describe service shop/web
@@ -311,7 +312,7 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
     seconds
         .or_else(parsed)
         .filter(|duration| !duration.is_zero())
-        .ok_or_else(|| "expected more than nothing, such as 10s, 500ms or 1m".to_owned())
+        .ok_or_else(|| "expected more than 0, such as 10s, 500ms or 1m".to_owned())
 }
 
 impl Cli {

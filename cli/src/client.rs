@@ -24,8 +24,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub(crate) enum Error {
     /// No connection could be made.
     #[error(
-        "cannot connect to {server}: {cause}. Is kp-controlplane running there? Its address is \
-         set by --server or KPLANE_SERVER"
+        "cannot connect to {server}: {cause}. Check that kp-controlplane runs there; --server or \
+         KPLANE_SERVER sets its address"
     )]
     Connect { server: Server, cause: String },
     /// The connection ended.
@@ -36,8 +36,8 @@ pub(crate) enum Error {
     Timeout { server: Server, timeout: Duration },
     /// The address belongs to another service.
     #[error(
-        "{server} does not offer kplane.v1.StatusService. Is it the control plane's status \
-         address, port 7444?"
+        "{server} does not offer kplane.v1.StatusService. Use the control plane's status address, \
+         port 7444"
     )]
     NotStatus { server: Server },
     /// The Service does not exist.
@@ -235,7 +235,7 @@ impl Pages {
         }
         let goes_on = page.next_page_token > fleet.next_page_token;
         fleet.next_page_token = page.next_page_token;
-        (!goes_on).then_some(Err("its pages do not end"))
+        (!goes_on).then_some(Err("the list of nodes has no end"))
     }
 }
 

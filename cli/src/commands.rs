@@ -116,7 +116,7 @@ async fn approve(cli: &Cli, yes: bool) -> Result<Verdict, Failure> {
     }
     if !yes {
         Output::stderr(cli.program).show(&pending)?;
-        if !ask("Is all of that gone indeed, and to be let go? [y/N] ")? {
+        if !ask("Remove everything that is missing from the source? [y/N] ")? {
             anstream::eprintln!("Nothing was approved.");
             return Ok(Verdict::Declined);
         }

@@ -20,7 +20,9 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Usage(#[from] clap::Error),
     /// A question cannot be asked, because there is no terminal: exit code 2.
-    #[error("there is no terminal to ask at. Look at what it is about, then give --yes")]
+    #[error(
+        "cannot ask for approval without a terminal. Check what would be removed, then use --yes"
+    )]
     NobodyToAsk,
 }
 

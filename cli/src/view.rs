@@ -217,7 +217,10 @@ impl<'a> Problem<'a> {
                 names if names.len() == count => format!(": {}", names.join(", ")),
                 names => format!(", such as {}", names.join(", ")),
             };
-            Span::plain(format!("the same of {}{such_as}", plural(count, "other")))
+            Span::plain(format!(
+                "the same problem with {}{such_as}",
+                plural(count, "other object")
+            ))
         }));
         notes
     }
@@ -255,7 +258,7 @@ fn issues_text(issues: &[IssueView], omitted: u64, canvas: &Canvas) -> String {
     let omitted = match usize::try_from(omitted).unwrap_or(usize::MAX) {
         0 => String::new(),
         omitted => format!(
-            "{} more are not told: mend these first\n",
+            "{} more are not listed: fix these first\n",
             plural(omitted, "issue")
         ),
     };

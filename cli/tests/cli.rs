@@ -141,7 +141,7 @@ fn approve_lets_go_what_was_shown() {
     let refused = done(plane.address, &["approve"]);
     assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""));
     assert!(refused.stderr.contains("991 services"), "{refused:?}");
-    assert!(refused.stderr.contains("give --yes"), "{refused:?}");
+    assert!(refused.stderr.contains("use --yes"), "{refused:?}");
     assert!(
         plane
             .fleet
@@ -160,7 +160,7 @@ fn approve_lets_go_what_was_shown() {
         (&"Approval".into(), &true.into())
     );
     assert_eq!(json["held"]["services"], 991);
-    let nothing = "Nothing is held, and nothing is in doubt.\n";
+    let nothing = "Nothing waits for approval.\n";
     assert_eq!(text(plane.address, &["approve"]), nothing);
     assert_eq!(text(plane.address, &["approve", "--yes"]), nothing);
 }
@@ -293,8 +293,8 @@ fn refusals_are_told_without_their_escape_codes() {
 fn nobody_listens() {
     let address = nobody();
     let expected = format!(
-        "error: cannot connect to http://{address}: connection refused. Is kp-controlplane \
-         running there? Its address is set by --server or KPLANE_SERVER\n"
+        "error: cannot connect to http://{address}: connection refused. Check that kp-controlplane \
+         runs there; --server or KPLANE_SERVER sets its address\n"
     );
     for command in [&["status"][..], &["status", "-w"], &["get", "svc", "-w"]] {
         assert_eq!(error(1, address, command), expected);

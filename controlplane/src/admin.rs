@@ -87,7 +87,7 @@ impl Admin {
             }
             let doubt = self.hub.store.trust();
             if doubt.is_partial() {
-                let _ = writeln!(body, "picture: partial: {}", doubt.doubt());
+                let _ = writeln!(body, "data: incomplete: {}", doubt.doubt());
             }
             if let Some(held) = &self.hub.summary().borrow().held {
                 let _ = writeln!(body, "held: {held}");

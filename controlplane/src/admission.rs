@@ -157,7 +157,7 @@ pub enum ParseReservedPlaceError {
     #[error(transparent)]
     Ports(#[from] ParsePortRangeError),
     /// The address is invalid.
-    #[error("{0:?} is no IP address: write such as 192.0.2.1:6443 or [2001:db8::1]:6443")]
+    #[error("{0:?} is not an IP address: use a form such as 192.0.2.1:6443 or [2001:db8::1]:6443")]
     Address(String),
 }
 
@@ -194,8 +194,8 @@ pub fn own_addresses() -> Vec<IpAddr> {
     let interfaces = getifaddrs().inspect_err(|error| {
         tracing::warn!(
             %error,
-            "the addresses of this machine cannot be read: Services that take its ports are refused \
-             on the addresses of nodes only"
+            "cannot read the addresses of this machine; its ports are reserved on the addresses of \
+             nodes only"
         );
     });
     let interfaces = interfaces.into_iter().flatten();

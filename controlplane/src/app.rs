@@ -92,7 +92,9 @@ impl Origin {
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// A port cannot be opened.
-    #[error("cannot listen on {address} for {purpose}; is another one running?")]
+    #[error(
+        "cannot listen on {address} for {purpose}; check whether another control plane is running"
+    )]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -105,7 +107,7 @@ pub enum BuildError {
     #[error(transparent)]
     Source(#[from] SourceError),
     /// The gRPC descriptors of this build are damaged.
-    #[error("gRPC reflection")]
+    #[error("cannot set up gRPC reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
@@ -130,7 +132,7 @@ pub enum TaskError {
     #[error(transparent)]
     Source(#[from] SourceError),
     /// A gRPC server.
-    #[error("gRPC server")]
+    #[error("gRPC server failed")]
     Server(#[from] tonic::transport::Error),
     /// A task panicked, which is a bug.
     #[error("a task panicked")]
@@ -297,7 +299,7 @@ fn agent_limits(wanted: Limits) -> Limits {
         warn!(
             files,
             connections = limits.connections,
-            "the limit of open files leaves room for fewer agents than the {} that are allowed; raise it \
+            "the limit of open files allows fewer agents than the configured {}; raise it \
              (LimitNOFILE, ulimit -n)",
             wanted.connections
         );

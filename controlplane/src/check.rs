@@ -41,7 +41,8 @@ pub fn run(path: &Path, admission: Admission) -> ExitCode {
     let doubt = index.trust();
     if doubt.is_partial() {
         println!(
-            "partial: a start on this takes nothing for gone because it lacks it: {}",
+            "incomplete: a control plane that starts with this input removes nothing that is \
+             missing: {}",
             doubt.doubt()
         );
     }

@@ -116,8 +116,8 @@ impl Dialer {
             Err(Errno::EPERM) => {
                 UNMARKED.call_once(|| {
                     tracing::info!(
-                        "connections are not marked as our own, which needs CAP_NET_ADMIN: Services \
-                         at the addresses and ports that we use are refused all the same"
+                        "cannot mark kplane's own connections, which needs CAP_NET_ADMIN; Services \
+                         at the addresses and ports that kplane uses are still refused"
                     );
                 });
                 Ok(())

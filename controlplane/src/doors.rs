@@ -197,7 +197,7 @@ impl Door {
         if said.is_none_or(|said| said.elapsed() >= SAY_AGAIN) {
             *said = Some(Instant::now());
             let refused = self.refused.load(Ordering::Relaxed);
-            warn!(%peer, refused, "a connection for {} is refused: {reason}", self.what);
+            warn!(%peer, refused, "refused a connection for {}: {reason}", self.what);
         }
     }
 
@@ -213,6 +213,6 @@ fn tune(stream: &TcpStream) {
     let socket = SockRef::from(stream);
     let tuned = tuned.and_then(|()| socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED)));
     if let Err(error) = tuned {
-        debug!(%error, "a connection cannot be tuned");
+        debug!(%error, "cannot set the options of a connection");
     }
 }

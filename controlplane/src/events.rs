@@ -180,7 +180,7 @@ impl Reason {
         match self {
             Self::ServiceRefused | Self::AddressConflict => Some((
                 Self::ServiceAccepted,
-                "nothing is wrong with the Service any more",
+                "the problems of the Service are resolved",
             )),
             Self::ServiceNotProgrammed => Some((
                 Self::ServiceProgrammed,
@@ -196,11 +196,11 @@ impl Reason {
             )),
             Self::SyncFailing => Some((
                 Self::SyncRecovered,
-                "the node's kernel holds what it must hold again",
+                "the node's kernel holds the desired state again",
             )),
             Self::HoldingServices => Some((
                 Self::HoldingEnded,
-                "the node serves what its source names, and nothing else",
+                "the node no longer serves objects that are missing from the source",
             )),
             _ => None,
         }

@@ -138,12 +138,12 @@ pub type Begun = (Session, oneshot::Receiver<()>, mpsc::Receiver<Question>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotBegun {
     /// There are too many agents whose names are no Nodes.
-    #[error("{MAX_STRANGERS} agents are connected whose names are no Nodes: no more are taken")]
+    #[error("{MAX_STRANGERS} agents without a Node object are connected, which is the limit")]
     TooMany,
     /// Another agent, which is alive, speaks for the node.
     #[error(
-        "the agent at {0} speaks for this node: are two agents running with the same --node-name \
-         (--hostname-override)? Stop one of them"
+        "the agent at {0} already serves this node; if two agents have the same --node-name \
+         (--hostname-override), stop one of them"
     )]
     Taken(String),
 }
@@ -266,8 +266,8 @@ impl Agents {
                 %node,
                 agent = record.peer,
                 other = peer,
-                "two agents say that they are this node: the second is refused. Is --node-name the same on two \
-                 nodes?"
+                "two agents have the name of this node; the second one is refused. Check \
+                 --node-name on both nodes"
             );
         }
         record.rival = Some(Rival {
@@ -399,7 +399,7 @@ impl Session {
         agents.strangers -= usize::from(before.as_ref().is_some_and(|before| before.stranger));
         agents.strangers += usize::from(stranger);
         if before.as_ref().is_some_and(|b| b.record.connected) {
-            tracing::info!(%node, "the agent opened a new stream; the older one ends");
+            tracing::info!(%node, "the agent opened a new stream; its older stream ends");
         }
         // The old stream's report stays visible until the new stream reports.
         let (report, latencies) = before

@@ -87,7 +87,7 @@ pub struct Approved {
 
 /// More is held than the operator saw, so nothing was released.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("more is held by now, and nothing was released: {0}")]
+#[error("more objects are held than were approved, so nothing was removed: {0}")]
 pub struct HeldMore(Held);
 
 /// The control plane is shutting down and answers no more questions.
@@ -239,7 +239,7 @@ impl IndexOwner {
         if outcome.held_changed {
             summary.held = self.index.held().map(Arc::new);
             if summary.held.is_none() && before.held.is_some() {
-                info!("nothing is held any more that the source does not name");
+                info!("no held objects remain");
             }
         }
         // Doubts are published before the objects, so that no agent takes an incomplete picture for
@@ -285,10 +285,11 @@ impl IndexOwner {
         }
         match &trust {
             Trust::Partial(doubt) => warn!(
-                "the source's picture is partial, so nothing is taken for gone because it lacks it: {doubt}"
+                "the source was not read completely, so objects that are missing from it are kept: \
+                 {doubt}"
             ),
-            Trust::Whole => info!("the source's picture is whole"),
-            Trust::Confirmed => info!("the source's picture is confirmed"),
+            Trust::Whole => info!("the source was read completely"),
+            Trust::Confirmed => info!("the state of the source is confirmed"),
         }
         self.hub.store.set_trust(trust);
     }

@@ -196,7 +196,7 @@ Examples:
     kp-controlplane --manifests deploy/demo
   Serve a cluster:
     kp-controlplane --kubeconfig /etc/kplane/kubeconfig
-  Serve what a cluster has at the moment:
+  Serve the current objects of a cluster:
     kubectl get svc,endpointslices,nodes,servicecidrs -A -o yaml | kp-controlplane --manifests -
   Check a folder before it goes live:
     kp-controlplane --check deploy/demo
@@ -271,7 +271,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        info!("shutting down; agents keep what they have");
+        info!("shutting down; agents keep their rules");
         shutdown.cancel();
     });
     Ok(bound.wait().await?)

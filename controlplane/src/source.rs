@@ -98,7 +98,7 @@ pub enum SourceError {
         source: std::io::Error,
     },
     /// The kernel refuses to watch for changes.
-    #[error("cannot watch {path} for changes; raise fs.inotify.max_user_watches?")]
+    #[error("cannot watch {path} for changes; check fs.inotify.max_user_watches")]
     Unwatchable {
         /// The configured path.
         path: String,

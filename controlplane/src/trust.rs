@@ -101,7 +101,7 @@ fn explain(named: &[&str], all: usize) -> String {
         more => format!("; and {more} more"),
     };
     format!(
-        "{}{more}; mend that, or run `kpctl approve` if nothing is missing",
+        "{}{more}; fix that, or run `kpctl approve` if nothing is missing",
         named.join("; ")
     )
 }
@@ -121,7 +121,7 @@ mod tests {
         belief.doubt(doubts(&["a is broken", "b is broken"]));
         assert_eq!(
             belief.trust().doubt(),
-            "a is broken; b is broken; mend that, or run `kpctl approve` if nothing is missing"
+            "a is broken; b is broken; fix that, or run `kpctl approve` if nothing is missing"
         );
         belief.doubt(doubts(&["a", "b", "c", "d", "e"]));
         assert!(belief.trust().doubt().starts_with("a; b; c; and 2 more; "));
@@ -136,7 +136,7 @@ mod tests {
         belief.approve();
         assert_eq!(belief.trust(), Trust::Confirmed);
         belief.doubt(doubts(&["a", "b"]));
-        assert!(belief.trust().doubt().starts_with("b; mend"));
+        assert!(belief.trust().doubt().starts_with("b; fix"));
         // The input was fixed and is broken again; the operator has not approved that.
         belief.doubt(Vec::new());
         assert_eq!(belief.trust(), Trust::Confirmed);

@@ -193,7 +193,7 @@ fn a_disk_that_never_answers_keeps_nobody() {
     serves_and_ends(folder.path());
     let (code, text) = checked();
     assert_eq!(code, Some(1), "{text}");
-    let named = "dead.yaml: file: cannot be read: no answer within 5 s";
+    let named = "dead.yaml: file: cannot be read: the disk does not answer within 5 s";
     assert!(text.contains(named), "{text}");
     assert!(
         text.contains("1 Services with 0 endpoints would be served"),

@@ -25,7 +25,8 @@ fn a_start_that_would_be_partial_is_announced() {
         let output = command.arg("--check").arg(folder.path()).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
-    let partial = "partial: a start on this takes nothing for gone because it lacks it: ";
+    let partial = "incomplete: a control plane that starts with this input removes nothing that is \
+                   missing: ";
     assert!(check().starts_with(&format!("{partial}there is no Service; ")));
     std::fs::write(folder.path().join("web.yaml"), SERVICE.to_owned() + "# ha").unwrap();
     let text = check();

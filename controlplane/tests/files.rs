@@ -114,7 +114,7 @@ async fn silent_connections_take_neither_status_nor_readiness_nor_agents_away() 
     let failures = "kplane_controlplane_accept_failures_total{port=\"agents\"}";
     assert!(program.metric(failures).await < 0.5);
     let log = program.log();
-    assert!(log.contains("leaves room for fewer agents"), "{log}");
+    assert!(log.contains("allows fewer agents"), "{log}");
 }
 
 #[tokio::test]

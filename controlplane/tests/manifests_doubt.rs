@@ -320,7 +320,7 @@ async fn a_rewritten_file_that_lacks_most_deletes_nothing_until_it_is_back() {
     assert_eq!(services, SERVICES + 5);
     assert_eq!(held.examples.len(), 8);
     assert!(
-        held.reason.contains("90 of 100 Services would go"),
+        held.reason.contains("90 of 100 Services would be removed"),
         "{}",
         held.reason
     );
@@ -346,7 +346,10 @@ async fn what_is_held_goes_when_a_person_has_seen_it() {
     plane.folder().put("shop.yaml", manifests(0..10));
     plane.until_held().await;
     let refused = plane.approve(10, 0).await.unwrap_err();
-    assert!(refused.starts_with("more is held by now"), "{refused}");
+    assert!(
+        refused.starts_with("more objects are held than were approved"),
+        "{refused}"
+    );
     plane.until_services(SERVICES).await;
     plane.approve(90, 0).await.unwrap();
     assert_eq!(plane.trust(), Trust::Confirmed);

@@ -370,7 +370,7 @@ async fn a_folder_that_vanishes_deletes_nothing() {
     assert_eq!(
         told,
         [format!(
-            "{path}: folder: cannot be read: No such file or directory (os error 2); put it back, \
+            "{path}: folder: cannot be read: No such file or directory (os error 2); restore it, \
              until then 2 objects keep their last good state"
         )]
     );
@@ -388,7 +388,7 @@ async fn a_folder_that_is_removed_and_made_anew() {
     fs::remove_dir_all(watched.dir.path().join("m")).unwrap();
     assert!(watched.batch().await[0].ends_with("until then 1 object keeps its last good state"));
     fs::create_dir(watched.dir.path().join("m")).unwrap();
-    assert!(watched.batch().await[0].contains("another folder without manifests is in its place"));
+    assert!(watched.batch().await[0].contains("a folder without manifests replaced it"));
     watched.put("b.yaml", "b");
     assert_eq!(watched.batch().await, ["apply b", "vanished a"]);
 }
@@ -400,7 +400,7 @@ async fn a_folder_that_is_replaced_by_an_empty_one_at_once() {
     fs::create_dir(watched.dir.path().join("m")).unwrap();
     let told = watched.batch().await;
     assert!(
-        told[0].contains("; put it back, until then 1 object keeps"),
+        told[0].contains("; restore it, until then 1 object keeps"),
         "{told:?}"
     );
     watched.put("a.yaml", "a b");

@@ -261,7 +261,7 @@ async fn many_questions_wait_for_each_other_and_too_many_are_not_asked() {
     let refused: Vec<String> = errors.filter(|error| !error.is_empty()).collect();
     assert_eq!(refused.len() + answered, 50);
     assert!((1..50).contains(&answered), "{answered}");
-    let why = "the agent went away, or has too many questions";
+    let why = "the agent disconnected, or has too many open questions";
     assert!(refused.iter().all(|error| error == why), "{refused:?}");
 }
 

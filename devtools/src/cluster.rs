@@ -119,12 +119,11 @@ fn up(folder: &Path, nodes: u8) -> Result<()> {
         Ok(Ok(()))
     })??;
     println!(
-        "A cluster with {nodes} nodes is up, in a network namespace of its own.\n\
-         \n  KUBECONFIG={}\n\
-         \n  cargo xtask cluster shell                  a shell inside, with kubectl\n  \
-         cargo xtask cluster shell -- COMMAND       one command inside\n  \
-         cargo xtask cluster down                   end it\n\
-         \nPods with a spec.nodeName run, in name only; logs are in {}.",
+        "A cluster with {nodes} nodes is up, in a network namespace of its own.\n\n  \
+         KUBECONFIG={}\n\n  cargo xtask cluster shell                  a shell inside, with \
+         kubectl\n  cargo xtask cluster shell -- COMMAND       one command inside\n  cargo xtask \
+         cluster down                   end it\n\nPods with a spec.nodeName are simulated; logs \
+         are in {}.",
         folder.join("kubeconfig").display(),
         folder.join("logs").display()
     );
@@ -142,7 +141,7 @@ fn down(folder: &Path) -> Result<()> {
         Ok::<_, anyhow::Error>(())
     })?;
     fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
-    println!("the cluster has ended; nothing is left of it");
+    println!("the cluster has ended; its files are removed");
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use kplane_tests::vm::{Run, Vm};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Needs qemu-system-x86, busybox-static and kmod, but no root; the kernel is fetched once. The machine
-sees this machine's files; what it writes is lost, but for --write.
+sees this machine's files; what it writes is lost, except in the folders given with --write.
 
 Examples:
   cargo xtask vm run -- sh -c 'modprobe ip_vs && ipvsadm -Ln'

@@ -61,15 +61,15 @@ impl Acceptor {
     async fn failed(&mut self, error: &io::Error) {
         if !is_lack(error) {
             // The failure concerns this connection only, such as a client that has gone.
-            tracing::debug!(%error, "a connection for {} could not be accepted", self.what);
+            tracing::debug!(%error, "cannot accept a connection for {}", self.what);
             return tokio::task::yield_now().await;
         }
         if self.said.is_none_or(|said| said.elapsed() >= SAY_AGAIN) {
             self.said = Some(Instant::now());
             tracing::error!(
                 %error,
-                "cannot accept connections for {}: they wait until others have ended; raise the limit \
-                 of open files (LimitNOFILE, ulimit -n)?",
+                "cannot accept connections for {}: they wait until other connections end; check \
+                 the limit of open files (LimitNOFILE, ulimit -n)",
                 self.what
             );
         }

@@ -72,7 +72,7 @@ impl Port {
             tokio::time::sleep(REBIND).await;
             match self.bind().await {
                 Ok(free) => {
-                    tracing::info!(address = %self.address, "listening for {} at last", self.what);
+                    tracing::info!(address = %self.address, "now listening for {}", self.what);
                     listener = Some(free);
                 }
                 Err(error) => tracing::debug!("{error}"),

@@ -74,7 +74,7 @@ impl PortRange {
 
 /// The error for text that is neither a port nor a range of ports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no port and no range of ports: write such as 22 or 2379-2380")]
+#[error("{0:?} is neither a port nor a range of ports: use a form such as 22 or 2379-2380")]
 pub struct ParsePortRangeError(pub String);
 
 impl FromStr for PortRange {

@@ -60,7 +60,7 @@ pub enum TaskError {
     #[error(transparent)]
     Engine(#[from] Stopped),
     /// The control plane inside this process ended.
-    #[error("control plane")]
+    #[error("the control plane in this process failed")]
     ControlPlane(#[from] kp_controlplane::app::TaskError),
     /// A task panicked, which is a bug.
     #[error("a task panicked")]
@@ -115,7 +115,9 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     }
     match claim.as_ref().map(Claim::watch) {
         Some(Ok(watch)) => spawn_errand(&mut bound.tasks, watch),
-        Some(Err(error)) => tracing::warn!(%error, "who else wants this node is not logged"),
+        Some(Err(error)) => {
+            tracing::warn!(%error, "cannot log other agents that try to claim this node");
+        }
         None => {}
     }
     bound.claim = claim;
@@ -214,7 +216,7 @@ fn announce(identity: &Identity, engine: &Engine) {
         node = %identity.node,
         backend = engine.backend().name,
         version = env!("CARGO_PKG_VERSION"),
-        "agent starts; what the kernel holds stays until a complete snapshot is here"
+        "agent starts; the kernel's rules stay until a complete snapshot arrives"
     );
 }
 
@@ -317,7 +319,7 @@ where
     let listener = match port.bind().await {
         Err(error) if hard => return Err(error),
         Err(error) => {
-            tracing::error!("{error}; tried again every {REBIND:?}");
+            tracing::error!("{error}; trying again every {REBIND:?}");
             None
         }
         Ok(listener) => Some(listener),
@@ -376,7 +378,9 @@ impl Bound {
             .await
             .is_err()
         {
-            tracing::warn!("the kernel is still busy after {ENGINE_EXIT:?}; leaving it to finish");
+            tracing::warn!(
+                "the kernel is still busy after {ENGINE_EXIT:?}; the agent exits without waiting"
+            );
         }
         first.map_or(Ok(()), |ended| ended?)
     }

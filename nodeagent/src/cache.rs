@@ -170,7 +170,8 @@ impl Cache {
             .spawn(thread)?;
         let memory = memory.recv_timeout(PATIENCE).unwrap_or_else(|_| {
             let file = path.display();
-            tracing::warn!(%file, "not read within {PATIENCE:?}: the agent starts without memory");
+            tracing::warn!(%file, "cannot read the cache within {PATIENCE:?}; the agent starts \
+                                   without it");
             None
         });
         Ok((Keeper { desk, ended }, memory))
@@ -187,7 +188,7 @@ impl Cache {
                     objects = loaded.objects.len(),
                     skipped = loaded.skipped,
                     took = ?started.elapsed(),
-                    "remembering what this node served"
+                    "read the cache of what this node served"
                 );
                 Some(loaded.objects)
             }
@@ -196,8 +197,8 @@ impl Cache {
                 let error = chain(&error);
                 tracing::warn!(
                     %file, error,
-                    "what this node served before is not known: the file is of no use and will be \
-                     replaced"
+                    "cannot use the cache of what this node served; the agent will replace the \
+                     file"
                 );
                 None
             }
@@ -213,17 +214,17 @@ impl Cache {
             match written {
                 Ok(bytes) => {
                     let (objects, took) = (picture.objects.len(), started.elapsed());
-                    tracing::debug!(%file, objects, bytes, ?took, "wrote down what is served");
+                    tracing::debug!(%file, objects, bytes, ?took, "wrote the cache");
                     complained = false;
                 }
                 Err(error) if complained => {
-                    tracing::debug!(%file, error = chain(&error), "still cannot be written");
+                    tracing::debug!(%file, error = chain(&error), "still cannot write the cache");
                 }
                 Err(error) => {
                     tracing::warn!(
                         %file, error = chain(&error),
-                        "cannot write down what this node serves: it is served all the same, but \
-                         forgotten at the next start. Tried again with each change"
+                        "cannot write the cache; the node is still served, but the next start will \
+                         not restore its Services. Trying again with each change"
                     );
                     complained = true;
                 }
@@ -242,7 +243,7 @@ impl Keeper {
     pub fn close(&self, last: Option<Picture>) {
         self.desk.put(last, true);
         if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("what this node serves is not written down yet after {PATIENCE:?}");
+            tracing::warn!("the cache is still not written after {PATIENCE:?}");
         }
     }
 }

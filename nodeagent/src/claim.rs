@@ -52,7 +52,7 @@ pub struct Holder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "another kp-nodeagent ({0}) programs this network namespace (it has the abstract Unix socket \
-     @kplane-agent), and two would undo each other's work: stop that one first"
+     @kplane-agent), and two agents would undo each other's changes: stop the other one first"
 )]
 pub struct Taken(pub Holder);
 
@@ -100,8 +100,8 @@ impl Claim {
                 Ok(Some(holder)) => {
                     tracing::warn!(
                         %holder,
-                        "the abstract Unix socket @{name} is taken by a user who cannot be an agent; \
-                         going on, but a second agent on this node will not be noticed"
+                        "the abstract Unix socket @{name} belongs to a user who cannot run an \
+                         agent; continuing, but a second agent on this node will not be detected"
                     );
                     return Ok(None);
                 }
@@ -120,7 +120,8 @@ impl Claim {
         };
         tracing::info!(
             %holder,
-            "another kp-nodeagent programs this network namespace; waiting up to {PATIENCE:?} for its end"
+            "another kp-nodeagent programs this network namespace; waiting up to {PATIENCE:?} for \
+             it to end"
         );
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
@@ -191,8 +192,8 @@ fn holder(name: &str) -> Result<Option<Holder>, Errno> {
 fn unknown(error: &io::Error) -> Option<Claim> {
     tracing::warn!(
         %error,
-        "the abstract Unix socket @{NAME} cannot be used; going on, but a second agent on this node \
-         will not be noticed"
+        "the abstract Unix socket @{NAME} cannot be used; continuing, but a second agent on this \
+         node will not be detected"
     );
     None
 }
@@ -212,8 +213,8 @@ async fn log_contenders(listener: tokio::net::UnixListener) {
             quiet_until = Instant::now() + QUIET;
             tracing::warn!(
                 pid = pid.unwrap_or(0),
-                "another process wants to program this network namespace, such as a second agent or a \
-                 clean-up; it is refused while this agent runs"
+                "refused another process that wants to program this network namespace, such as a \
+                 second agent or a cleanup; this agent already does"
             );
         }
     }

@@ -59,14 +59,14 @@ pub fn run(task: &Task) -> Done {
     for (owner, found) in all {
         if owner == Owner::KubeProxy && !task.kube_proxy {
             let names = found.names();
-            stays.extend(names.map(|name| format!("stays: {owner} {name}")));
+            stays.extend(names.map(|name| format!("kept: {owner} {name}")));
         } else if task.dry_run {
-            done.tell(owner, "would go", found.names());
+            done.tell(owner, "would remove", found.names());
             done.problems
                 .extend(found.problems().iter().map(ToString::to_string));
         } else {
             let outcome = found.remove();
-            done.tell(owner, "gone", outcome.removed.into_iter());
+            done.tell(owner, "removed", outcome.removed.into_iter());
             done.problems
                 .extend(outcome.problems.iter().map(ToString::to_string));
         }
@@ -75,7 +75,8 @@ pub fn run(task: &Task) -> Done {
     if !task.dry_run {
         done.problems.extend(rival(task).map(|rival| {
             format!(
-                "a kube-proxy has started meanwhile and may lack rules now ({rival}): restart it"
+                "kube-proxy started during the cleanup and may have lost rules ({rival}): restart \
+                 kube-proxy"
             )
         }));
     }
@@ -88,8 +89,8 @@ pub fn run(task: &Task) -> Done {
 }
 
 /// Text printed after anything that has kube-proxy's names and stays.
-const STAYS: &str = "remove that with --cleanup-kube-proxy; or what kplane made of it in mode iptables or \
-                     ipvs with --cleanup --backend iptables (or ipvs)";
+const STAYS: &str = "to remove what is kept, use --cleanup-kube-proxy; if kplane made it in mode \
+                     iptables or ipvs, use --cleanup --backend iptables (or ipvs)";
 
 /// The program whose names a rule or an object has.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -119,15 +120,18 @@ impl Done {
             return;
         };
         let (verb, files) = match task.dry_run {
-            true => ("would go", Cache::files(folder).map(|files| files.len())),
-            false => ("gone", Cache::forget(folder)),
+            true => (
+                "would remove",
+                Cache::files(folder).map(|files| files.len()),
+            ),
+            false => ("removed", Cache::forget(folder)),
         };
-        let what = || ["memory of what was served".to_owned()].into_iter();
+        let what = || ["cache of what was served".to_owned()].into_iter();
         match files {
             Ok(0) => {}
             Ok(_) => self.tell(Owner::Kplane, verb, what()),
             Err(error) => self.problems.push(format!(
-                "cannot remove what agents wrote down in {}: {error}",
+                "cannot remove the cache in {}: {error}",
                 folder.display()
             )),
         }
@@ -153,8 +157,8 @@ fn claim(dry_run: bool, problems: &mut Vec<String>) -> Option<Claim> {
     };
     taken.unwrap_or_else(|Taken(holder)| {
         problems.push(format!(
-            "nothing is removed beside a kp-nodeagent that runs ({holder}), which would write it again: \
-             stop it first"
+            "nothing is removed while a kp-nodeagent runs ({holder}), because it would write \
+             everything again: stop the agent first"
         ));
         None
     })
@@ -168,11 +172,11 @@ fn rival(task: &Task) -> Option<Rival> {
 
 fn refusal(task: &Task, rival: Rival) -> String {
     let way_out = match task.backend.describe().shares_names {
-        true => "stop it first, since what is kplane's has its names in this mode",
-        false => "stop it first, or remove what is kplane's alone with --cleanup",
+        true => "stop kube-proxy first, because kplane uses the same names in this mode",
+        false => "stop kube-proxy first, or remove only kplane's objects with --cleanup",
     };
     format!(
-        "nothing is removed beside a kube-proxy that runs ({rival}), which would not notice that its rules \
-         are gone: {way_out}"
+        "nothing is removed while a kube-proxy runs ({rival}), because it would not notice that \
+         its rules are removed: {way_out}"
     )
 }

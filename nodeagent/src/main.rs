@@ -117,8 +117,8 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
     if let Err(error) = oom::set_score(config.oom_score_adj) {
         tracing::warn!(
             %error,
-            "oomScoreAdj {} cannot be set; when memory runs out this process is as likely to be \
-             ended as any other. The rules would stay",
+            "cannot set oomScoreAdj to {}; when memory runs out, the kernel may end the agent like \
+             any other process. The rules would stay",
             config.oom_score_adj
         );
     }

@@ -28,8 +28,7 @@ pub async fn run(loader: Loader, effective: Effective, engine: Engine) {
         Err(error) => {
             tracing::warn!(
                 %error,
-                "{shown}: changes are not noticed, since it cannot be watched; restart the agent to \
-                 apply them"
+                "cannot watch {shown}; restart the agent to apply changes of the file"
             );
             return;
         }
@@ -117,13 +116,13 @@ impl Reloader {
         if !change.needs_restart.is_empty() {
             tracing::warn!(
                 fields = listed(&change.needs_restart),
-                "{path} has changed: restart the agent to apply these fields; it goes on with their \
-                 old values"
+                "{path} has changed: restart the agent to apply these fields; until then their old \
+                 values apply"
             );
         }
         if change.applied.is_empty() {
             if change.needs_restart.is_empty() {
-                tracing::info!("{path} says again what is in effect");
+                tracing::info!("{path} matches the configuration in effect again");
             }
             return None;
         }
@@ -137,7 +136,9 @@ impl Reloader {
 
     fn refuse(&self, error: &ConfigError) {
         for problem in &error.problems {
-            tracing::error!("{problem} (ignored: the agent goes on with the old configuration)");
+            tracing::error!(
+                "{problem} (the agent ignores the file and keeps the old configuration)"
+            );
         }
     }
 }

@@ -110,15 +110,15 @@ enum Lost {
     Open(#[from] OpenError),
     #[error("no welcome within {HANDSHAKE:?}")]
     NoWelcome,
-    #[error("the control plane says: come back in {after:?} ({reason})")]
+    #[error("the control plane asks the agent to come back in {after:?} ({reason})")]
     ComeBackLater { after: Duration, reason: String },
-    #[error("the control plane breaks the protocol: {0}")]
+    #[error("the control plane violates the protocol: {0}")]
     Protocol(String),
     #[error("the control plane closed the stream")]
     Closed,
     #[error("the stream broke: {}", transport::describe(.0))]
     Broken(Box<Status>),
-    #[error("nothing heard for {0:?}")]
+    #[error("no message from the control plane for {0:?}")]
     Silent(Duration),
     #[error("update refused: {0}")]
     Refused(#[from] Refusal),
@@ -243,7 +243,8 @@ impl<T: Transport> Client<T> {
                 if welcome.protocol_version != PROTOCOL_VERSION {
                     let theirs = welcome.protocol_version;
                     return Err(Lost::Protocol(format!(
-                        "it speaks version {theirs}, this agent {PROTOCOL_VERSION}; upgrade one"
+                        "it speaks version {theirs}, this agent {PROTOCOL_VERSION}; upgrade the \
+                         older of the two"
                     )));
                 }
                 tracing::info!(
@@ -254,7 +255,9 @@ impl<T: Transport> Client<T> {
                 Ok(Live::new(link, welcome.epoch, self.shared.engine.reports()))
             }
             Some(server_message::Kind::ComeBackLater(later)) => Err(later.into()),
-            _ => Err(Lost::Protocol("its first message is no Welcome".to_owned())),
+            _ => Err(Lost::Protocol(
+                "its first message is not Welcome".to_owned(),
+            )),
         }
     }
 
@@ -304,7 +307,7 @@ impl<T: Transport> Client<T> {
             tracing::warn!(
                 reason,
                 wait_ms,
-                "not connected to the control plane: the kernel keeps what it holds"
+                "not connected to the control plane; the kernel keeps its rules"
             );
             self.connection
                 .send_modify(|connection| connection.reason.clone_from(&reason));

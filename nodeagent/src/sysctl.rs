@@ -222,10 +222,11 @@ pub fn apply_and_log(settings: &Settings) {
     let root = Path::new("/");
     let outcome = apply(root, settings, cores(root));
     for written in &outcome.written {
-        tracing::info!(path = %written.path().display(), value = written.value, "kernel setting written");
+        tracing::info!(path = %written.path().display(), value = written.value, "changed a kernel \
+            setting");
     }
     for error in &outcome.errors {
-        tracing::warn!("{error}; going on with what the kernel has");
+        tracing::warn!("{error}; continuing with the kernel's value");
     }
 }
 

@@ -90,8 +90,8 @@ fn failure(rival: Rival) -> Failure {
     Failure {
         object: None,
         reason: format!(
-            "kube-proxy works on this node too ({rival}): what one refuses the other may serve; stop \
-             kube-proxy, and its rules are removed"
+            "kube-proxy also runs on this node ({rival}) and may serve what the agent refuses; \
+             stop kube-proxy, and the agent removes its rules"
         ),
         since_ms: now_ms(),
         degraded: true,
@@ -103,14 +103,14 @@ fn step(task: TakeOver, before: Stage) -> Stage {
         if !matches!(before, Stage::Beside(_)) {
             tracing::warn!(
                 evidence = %rival,
-                "kube-proxy is running on this node: two proxies now do the same work, and what one \
-                 refuses the other may serve; its rules are removed when it is stopped"
+                "kube-proxy also runs on this node and may serve what the agent refuses; stop \
+                 kube-proxy, and the agent removes its rules"
             );
         }
         return Stage::Beside(rival);
     }
     if matches!(before, Stage::Beside(_)) {
-        tracing::info!("no kube-proxy runs on this node any more");
+        tracing::info!("kube-proxy no longer runs on this node");
     }
     match remove_and_log(task, before == Stage::Drains) {
         true => Stage::Drains,
@@ -127,12 +127,14 @@ fn remove_and_log(task: TakeOver, again: bool) -> bool {
     match used {
         Ok(Some(used)) if !again => tracing::info!(
             used,
-            "established connections go on through IPVS; what they need goes when they have ended"
+            "established connections continue through IPVS; the agent removes what they need when \
+             they have ended"
         ),
         Ok(None) if again => tracing::info!("the last connections through IPVS have ended"),
         Ok(_) => {}
         Err(problem) => tracing::warn!(
-            %problem, "it is not known which connections need IPVS: all of it stays; tried again"
+            %problem,
+            "cannot determine which connections need IPVS; all IPVS objects stay; trying again"
         ),
     }
     if waits && again {
@@ -144,11 +146,11 @@ fn remove_and_log(task: TakeOver, again: bool) -> bool {
         find(serving)
     };
     if !leftovers.is_empty() {
-        tracing::info!(found = %leftovers, "our rules serve; removing what kube-proxy left");
+        tracing::info!(found = %leftovers, "kplane's rules serve; removing what kube-proxy left");
     }
     let outcome = leftovers.remove();
     for problem in &outcome.problems {
-        tracing::warn!(%problem, "something of kube-proxy's is left");
+        tracing::warn!(%problem, "cannot remove something that kube-proxy left");
     }
     if !outcome.removed.is_empty() {
         tracing::info!(

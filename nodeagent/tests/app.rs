@@ -320,7 +320,7 @@ async fn an_agent_of_no_node_is_not_in_sync() {
     let error = until(pb::NodeState::Failing).await;
     assert_eq!(
         error,
-        "no Node object has this name: is --node-name of its agent right? Nodes are called n1"
+        "no Node object has this name; check --node-name of its agent. Known Nodes: n1"
     );
     std::fs::write(&file, node("n1x", "")).unwrap();
     until(pb::NodeState::InSync).await;
@@ -542,7 +542,7 @@ async fn a_restart_beside_a_broken_folder_keeps_everything_and_says_so() {
         assert!(node.last_error.starts_with("keeps "), "{node:?}");
         assert!(
             node.last_error
-                .ends_with("fix the source, or kpctl approve"),
+                .ends_with("fix the source, or run `kpctl approve`"),
             "{node:?}"
         );
         let (_, health) = get(agent.healthz_addr.unwrap(), "/healthz?verbose").await;
@@ -609,7 +609,7 @@ async fn failing_over_to_a_control_plane_with_another_folder_deletes_nothing() {
     let report = reported(&agent, failed_over).await;
     let held = report.keeps.unwrap();
     assert_eq!((report.counts.services, held.services), (110, 98));
-    assert_eq!(held.reason, "98 of 100 Services would go at once");
+    assert_eq!(held.reason, "98 of 100 Services would be removed at once");
     second.kill();
 }
 

@@ -194,7 +194,7 @@ fn i1_help_mentions_the_groups() {
         "Configuration file:",
         "Rules:",
         "Connection tracking:",
-        "Accepted for kube-proxy's sake, without effect:",
+        "Accepted for compatibility with kube-proxy, without effect:",
         "--config <FILE>",
         "[alias: --node-name]",
         "KPLANE_CONTROL_PLANE",
@@ -260,7 +260,7 @@ fn i3_the_log_level_follows_the_file_and_the_rest_is_said() {
         fs::rename(&next, &config).unwrap();
     };
     write("mode: nftables\nconntrack: [1]\n");
-    let refused = agent.until("goes on with the old configuration").join("\n");
+    let refused = agent.until("keeps the old configuration").join("\n");
     assert!(
         refused.contains("conntrack: must be a mapping, not a list"),
         "{refused}"
@@ -305,11 +305,7 @@ fn i7_what_a_file_means_is_told_before_it_counts() {
         .lines()
         .find(|l| l.starts_with("warning: mode is not set"));
     let warning = warning.unwrap_or_else(|| panic!("{stdout}"));
-    for part in [
-        "are served no more on: ",
-        "127.0.0.1",
-        "nodePortAddresses: [",
-    ] {
+    for part in ["No longer served: ", "127.0.0.1", "nodePortAddresses: ["] {
         assert!(warning.contains(part), "{part}: {warning}");
     }
     let (_folder, config, _) = folder("mode: iptables\nclusterCIDR: 10.0.0.0/8\n");

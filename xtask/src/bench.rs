@@ -18,10 +18,10 @@ Options:
                             kube-proxy-ipvs: mode ipvs, in a virtual machine; takes --services and --changes only
       --services <NUMBERS>  Numbers of Services, separated by commas [default: 1000,5000,10000]
       --changes <NUMBER>    Changes of one endpoint, for each proxy and size [default: 50]
-      --contenders <NAMES>  What is measured, of: kube-proxy-nftables, kube-proxy-iptables,
+      --contenders <NAMES>  Proxies to measure, of: kube-proxy-nftables, kube-proxy-iptables,
                             kube-proxy-iptables-legacy, kplane-standalone, kplane, kplane-iptables,
                             kplane-iptables-legacy [default: those of nftables]
-      --write               Put the results into docs/benchmarks.md and docs/benchmarks.svg
+      --write               Write the results to docs/benchmarks.md and docs/benchmarks.svg
   -h, --help                Print help
 
 --services, --changes, --contenders and --write need --against.

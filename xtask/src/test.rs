@@ -2,6 +2,7 @@
 
 mod compat;
 mod ladder;
+mod literals;
 mod tidy;
 mod tools;
 mod wording;
@@ -104,14 +105,14 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         [only] => only,
-        more => anyhow::bail!("one step at most: {}", more.join(" ")),
+        more => anyhow::bail!("give one step at most: {}", more.join(" ")),
     };
     let root = root()?;
     let steps = STEPS.iter().filter(|step| step.name.contains(only));
     let steps: Vec<&Step> = steps.collect();
     ensure!(
         !steps.is_empty(),
-        "no step is called so; there are: {}",
+        "no step has this name; the steps are: {}",
         names()
     );
     let mut took = Vec::new();

@@ -99,16 +99,16 @@ impl ApprovalView {
 impl View for ApprovalView {
     fn text(&self, canvas: &Canvas) -> String {
         if self.is_empty() {
-            return "Nothing is held, and nothing is in doubt.\n".to_owned();
+            return "Nothing waits for approval.\n".to_owned();
         }
         let mut out = String::new();
         if self.approved {
-            let done = "Approved: what the source does not name is gone.";
+            let done = "Approved: objects that are missing from the source are removed.";
             out.push_str(&paragraph(&Span::new(done, Tone::Good), canvas, 0));
         }
         let what = match self.approved {
-            true => ["Let go", "Answered", "Told nodes"],
-            false => ["Held", "In doubt", "Held by nodes"],
+            true => ["Removed", "Resolved", "On nodes"],
+            false => ["Held", "Incomplete", "Held by nodes"],
         };
         if let Some(held) = &self.held {
             out.push_str(&held_text(what[0], held, self.now, canvas));

@@ -146,7 +146,7 @@ impl DescriptionView {
             steps.push(format!("{} status", canvas.program));
         }
         if let Some(issue) = self.issues.iter().find(|issue| issue.is_error()) {
-            steps.push(super::next::mend(issue));
+            steps.push(super::next::fix(issue));
         }
         steps
     }
@@ -246,7 +246,7 @@ fn without_ready(port: &PortView) -> Option<&'static str> {
     });
     match (port.ready_endpoints, draining) {
         (1.., _) => None,
-        (0, true) => Some("no endpoint is ready: those that are draining are still used"),
+        (0, true) => Some("no endpoint is ready: draining endpoints are still used"),
         (0, false) => Some("no endpoint is ready: connections fail"),
     }
 }

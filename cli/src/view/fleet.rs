@@ -160,7 +160,7 @@ impl SummaryView {
             (self.disconnected, "disconnected", Tone::Bad),
             (self.no_agent, "without an agent", Tone::Warn),
             (self.unverified, "unverified", Tone::Warn),
-            (self.holding, "holding what is not named", Tone::Warn),
+            (self.holding, "holding vanished objects", Tone::Warn),
             (self.conflict, "in conflict", Tone::Bad),
             (self.unknown, "unknown", Tone::Warn),
         ];
@@ -217,7 +217,7 @@ impl View for FleetView {
         out.push_str(&issues_text(&self.issues, self.issues_omitted, canvas));
         let mut steps = next::steps(&self.nodes, &self.issues, canvas.program);
         if self.control_plane.doubt.is_some() || self.control_plane.held.is_some() {
-            let step = format!("{} approve, if nothing is missing", canvas.program);
+            let step = format!("{} approve, if the source is complete", canvas.program);
             steps.push(step);
         }
         out.push_str(&next_steps_text(&steps, canvas));
@@ -236,7 +236,7 @@ impl FleetView {
         let tone = if stale { Tone::Warn } else { Tone::Plain };
         let mut source = vec![
             Span::plain(&plane.source),
-            Span::new(format!("in touch {} ago", age(upstream)), tone),
+            Span::new(format!("last contact {} ago", age(upstream)), tone),
         ];
         if !plane.synced {
             source.push(Span::new("not complete yet", Tone::Warn));
@@ -248,8 +248,8 @@ impl FleetView {
             revision.push(Span::plain(plural(count, noun)));
         }
         let doubt = plane.doubt.iter().map(|doubt| {
-            let picture = Span::new(format!("partial: {doubt}"), Tone::Warn);
-            long_field("Picture", &picture, canvas)
+            let picture = Span::new(format!("incomplete: {doubt}"), Tone::Warn);
+            long_field("Data", &picture, canvas)
         });
         let held = plane.held.iter();
         let held = held.map(|held| held_text("Held", held, plane.time, canvas));
@@ -402,7 +402,8 @@ fn degraded_text(nodes: &[NodeView], canvas: &Canvas) -> String {
 fn rules_span(family: &FamilyView) -> Option<Span> {
     let rules = family.rules.as_ref()?;
     Some(Span::plain(format!(
-        "{}: {}; a new connection passes at most {} to its Service, {} in one list",
+        "{}: {}; a new connection passes at most {} to its Service, {} in one list like \
+         kube-proxy's",
         family.family,
         plural(usize::try_from(rules.rules).unwrap_or(usize::MAX), "rule"),
         rules.lookups,
@@ -444,7 +445,7 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     {
         let heard = heard.age_text(now);
         notes.push(Span::plain(format!(
-            "last heard of {heard} ago; its kernel keeps what it held"
+            "last contact {heard} ago; the node's kernel keeps its rules"
         )));
     }
     for family in node.families.iter().filter(|f| !f.error.is_empty()) {

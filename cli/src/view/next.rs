@@ -13,7 +13,7 @@ pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> 
         steps.push(format!("{program} describe service {namespace}/{name}"));
     }
     if let Some(issue) = issues.iter().find(|issue| issue.is_error()) {
-        steps.push(mend(issue));
+        steps.push(fix(issue));
     }
     let of = |state| nodes.iter().filter(move |node| node.state == state);
     let silent = |node: &&NodeView| node.failures.is_empty();
@@ -21,10 +21,10 @@ pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> 
         format!("read the log of kp-nodeagent on {nodes}")
     }));
     steps.extend(about(of(NodeStateView::Disconnected), |nodes| {
-        format!("is kp-nodeagent running on {nodes}, and does it reach the control plane?")
+        format!("check that kp-nodeagent runs on {nodes} and reaches the control plane")
     }));
     steps.extend(about(of(NodeStateView::Holding), |nodes| {
-        format!("{program} approve, if what {nodes} keeps is to go")
+        format!("{program} approve, if the objects held by {nodes} are really gone")
     }));
     steps.extend(about(of(NodeStateView::NoAgent), |nodes| {
         format!("start kp-nodeagent on {nodes}")
@@ -36,10 +36,10 @@ pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> 
 }
 
 /// Returns the step for an input error.
-pub(crate) fn mend(issue: &IssueView) -> String {
+pub(crate) fn fix(issue: &IssueView) -> String {
     match issue.location.as_str() {
-        "" => format!("mend {}", issue.object()),
-        location => format!("mend {} in {location}", issue.object()),
+        "" => format!("fix {}", issue.object()),
+        location => format!("fix {} in {location}", issue.object()),
     }
 }
 

@@ -91,13 +91,14 @@ pub(crate) fn holding_fleet() -> pb::Fleet {
     let plane = fleet.control_plane.as_mut().unwrap();
     plane.confidence = pb::Confidence::Partial.into();
     plane.doubt =
-        "api.yaml is refused in document 2, line 14: is not valid YAML: unclosed bracket '['; \
-                   mend that, or run `kpctl approve` if nothing is missing"
+        "api.yaml is refused in document 2, line 14: is not valid YAML: unclosed bracket '['; fix \
+         that, or run `kpctl approve` if nothing is missing"
             .to_owned();
     plane.held = Some(pb::Held {
         services: 991,
         without_endpoints: 3,
-        reason: "the source no longer names them, and 991 of 1001 Services would go".to_owned(),
+        reason: "they are missing from the source, and 991 of 1001 Services would be removed"
+            .to_owned(),
         since_ms: ago(192),
         examples: strings(&["shop/api", "shop/cart", "shop/search", "shop/web"]),
     });

@@ -134,7 +134,9 @@ impl StatusService for Canned {
             done.revision = plane.revision;
         });
         if refused {
-            return Err(Status::failed_precondition("more is held by now"));
+            return Err(Status::failed_precondition(
+                "more objects are held than were approved",
+            ));
         }
         Ok(Response::new(done))
     }

@@ -50,7 +50,7 @@ impl Plane {
         )?;
         gauge(
             "kplane_controlplane_synced",
-            "Whether every kind has been listed, so that agents are served",
+            "1 if every kind has been listed, so that agents are served",
             f64::from(u8::from(head.synced)),
         )?;
         gauge(
@@ -71,17 +71,17 @@ impl Plane {
         let held = summary.held.as_deref();
         gauge(
             "kplane_controlplane_held_services",
-            "Services that are served although the source does not name them any more",
+            "Services that are served although they are missing from the source",
             held.map_or(0, |held| held.services) as f64,
         )?;
         gauge(
             "kplane_controlplane_held_without_endpoints",
-            "Services that keep endpoints which the source does not name any more",
+            "Services whose endpoints are kept although all are missing from the source",
             held.map_or(0, |held| held.without_endpoints) as f64,
         )?;
         gauge(
             "kplane_controlplane_picture_partial",
-            "Whether something may be missing from what the source gave",
+            "1 if the source was not read completely, so that objects may be missing",
             f64::from(u8::from(self.0.store.trust().is_partial())),
         )
     }
@@ -102,7 +102,7 @@ impl Plane {
         let age = self.0.upstream_age().as_secs_f64();
         Name(
             "kplane_controlplane_upstream_age_seconds",
-            "Time for which changes at the source may have been missed, of its stalest kind",
+            "Time since the data of the stalest kind was known to be current",
         )
         .gauge(to, [(ALONE, age)])?;
         let kinds = self.0.upstream.kinds();
@@ -115,12 +115,12 @@ impl Plane {
         };
         gauge(
             "kplane_controlplane_source_age_seconds",
-            "Time since a kind was known to be current",
+            "Time since the data of a kind was known to be current",
             |s| s.current_at.unwrap_or(s.started).elapsed().as_secs_f64(),
         )?;
         gauge(
             "kplane_controlplane_source_synced",
-            "Whether a kind has been listed",
+            "1 if a kind has been listed",
             |s| f64::from(u8::from(s.synced)),
         )?;
         let mut counter = |name, help, value: fn(&KindState) -> u64| {
@@ -130,17 +130,17 @@ impl Plane {
         };
         counter(
             "kplane_controlplane_source_lists",
-            "Complete lists that were taken over",
+            "Complete lists that were accepted",
             |s| s.counts.lists,
         )?;
         counter(
             "kplane_controlplane_source_events",
-            "Changes that watches told",
+            "Changes that watches reported",
             |s| s.counts.events,
         )?;
         counter(
             "kplane_controlplane_source_replays",
-            "Changes that were known already",
+            "Reported changes that were already known",
             |s| s.counts.replays,
         )?;
         let failures = kinds.iter().flat_map(|(kind, state)| {

@@ -54,7 +54,8 @@ impl Collector for Ports {
         let closed: Vec<_> = closed.collect();
         Name(
             "kplane_controlplane_connections_closed",
-            "Connections that were refused, had to go for newer ones, or were of no use for too long",
+            "Connections that were refused, closed for newer ones, or closed after being idle for \
+             too long",
         )
         .counter(&mut to, closed.iter().map(|(labels, n)| (&labels[..], *n)))?;
         let failures = counts.map(|(port, counts)| ([("port", port)], counts.failures as f64));

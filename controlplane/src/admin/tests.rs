@@ -135,9 +135,10 @@ async fn ready_while_something_is_held() {
     assert_eq!(reply.status, 200);
     assert_eq!(
         reply.body,
-        "picture: partial: shop.yaml is empty; mend that, or run `kpctl approve` if nothing is \
-         missing\nheld: 10 Services are kept: the source no longer names them, and 10 of 10 Services \
-         would go; put them back, or run `kpctl approve` to let them go\nok\n"
+        "data: incomplete: shop.yaml is empty; fix that, or run `kpctl approve` if nothing is \
+         missing\nheld: 10 Services are kept: they are missing from the source, and 10 of 10 \
+         Services would be removed; restore them in the source, or run `kpctl approve` to remove \
+         them\nok\n"
     );
     let metrics = get(address, "/metrics").await.unwrap().body;
     for line in [

@@ -169,8 +169,8 @@ pub(super) fn source_ranges(spec: &ServiceSpec, report: &mut Report<'_>) -> Sour
     let mut ranges = SourceRanges::default();
     if written.len() > MAX_SOURCE_RANGES {
         report.error(format!(
-            "spec.loadBalancerSourceRanges has {} entries, more than {MAX_SOURCE_RANGES}; join or \
-             drop some",
+            "spec.loadBalancerSourceRanges has {} entries, more than {MAX_SOURCE_RANGES}; merge or \
+             remove some",
             written.len()
         ));
         ranges.doubtful.extend(Family::ALL);
@@ -182,7 +182,8 @@ pub(super) fn source_ranges(spec: &ServiceSpec, report: &mut Report<'_>) -> Sour
             Ok(range) => ranges.good.push(range),
             Err(error) => {
                 report.error(format!(
-                    "spec.loadBalancerSourceRanges: {error}; nobody is admitted by it, correct it"
+                    "spec.loadBalancerSourceRanges: {error}; this range admits no client, correct \
+                     it"
                 ));
                 match (text.contains(':'), text.contains('.')) {
                     (true, _) => ranges.doubtful.push(Family::V6),

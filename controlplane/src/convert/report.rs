@@ -38,7 +38,7 @@ impl<'a> Report<'a> {
     pub(super) fn finish(mut self) -> Vec<Issue> {
         if self.omitted > 0 {
             let reason = format!(
-                "has {} further problems that are not listed; mend the listed ones first",
+                "has {} further problems that are not listed; fix the listed ones first",
                 self.omitted
             );
             self.issues.push(self.issue(Severity::Error, reason));

@@ -168,9 +168,10 @@ fn within_bounds(
             return;
         }
         report.error(format!(
-            "{field} has {wanted} addresses, which with {} ports and {} source ranges is more than \
-             nodes are made to hold for one Service ({MAX_SERVICE_PLACES} addresses with ports, \
-             {MAX_SERVICE_ELEMENTS} elements): only the first {allowed} are served, split the Service",
+            "{field} has {wanted} addresses, which with {} ports and {} source ranges exceeds the \
+             limits of one Service ({MAX_SERVICE_PLACES} addresses with ports, \
+             {MAX_SERVICE_ELEMENTS} elements): only the first {allowed} are served, split the \
+             Service",
             ports.len(),
             ranges.len(),
         ));

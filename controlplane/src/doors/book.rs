@@ -57,9 +57,9 @@ impl Book {
         }
         let Some(goes) = oldest.and_then(|oldest| self.leave(oldest)) else {
             return Verdict::Refused(if crowded {
-                "too many from this address; see --max-connections-per-address"
+                "too many connections from this address; see --max-connections-per-address"
             } else {
-                "there are too many; see --max-connections"
+                "too many connections; see --max-connections"
             });
         };
         Verdict::InsteadOf(goes, self.enter(from))

@@ -158,7 +158,9 @@ impl Connection {
         self.occupancy().0.task.register(cx.waker());
         let state = *self.occupancy().state();
         if state.dismissed {
-            return Err(io::Error::other("made room for a newer connection"));
+            return Err(io::Error::other(
+                "closed to make room for a newer connection",
+            ));
         }
         if state.uses > 0 {
             return Ok(());

@@ -130,8 +130,8 @@ impl Announcer {
                 .max_by_key(|family| family.last_repair_ms);
             let what = last.map_or("", |family| &family.last_repair);
             let note = format!(
-                "somebody else changed the node's rules, and they were put right ({count} times \
-                since the agent started), last: {what}"
+                "another program changed the node's rules, and the agent repaired them ({count} \
+                 times since it started), last: {what}"
             );
             let mut event = Event::new(Object::node(name), Reason::RulesRepaired, &note);
             event.instance = count;

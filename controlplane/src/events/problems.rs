@@ -128,9 +128,10 @@ fn of_node(name: &NodeName, node: &NodePicture, found: &mut Problems) {
         found.insert(key, Problem { note, since, after });
     };
     if !agent.connected {
-        let note = "no agent of the node has been connected to this control plane for a minute: its \
-                    kernel keeps what it held, and learns of no change. Is the agent running? (With \
-                    several control planes it may have gone to another one.)";
+        let note = "no agent of the node has been connected to this control plane for a minute: \
+                    the node's kernel keeps its rules and gets no changes. Check that the agent \
+                    is running. (With several control planes, the agent may be connected to \
+                    another one.)";
         let since = Some(agent.since);
         add(Reason::ProxyStale, "", note.to_owned(), since, STALE_AFTER);
     }

@@ -99,7 +99,7 @@ impl Task {
         if self.queue.dropped > 0 && !std::mem::replace(&mut self.complained.dropped, true) {
             warn!(
                 dropped = self.queue.dropped,
-                "more events than are written: the rest is left out, here and from now on"
+                "too many events; dropping some of them from now on"
             );
         }
     }
@@ -128,7 +128,10 @@ impl Task {
                     self.paused_until = Instant::now() + FORBIDDEN_FOR;
                     self.complain(&failure.explain(asked));
                 } else {
-                    debug!(failure = failure.explain(asked), "event refused");
+                    debug!(
+                        failure = failure.explain(asked),
+                        "the API server refused an event"
+                    );
                 }
             }
             Err(Unwritten::Later(asked, failure)) => {
@@ -150,7 +153,8 @@ impl Task {
             warn!(
                 problem,
                 needed = %CREATE,
-                "Kubernetes events cannot be written; nothing else is affected. --events=false does without"
+                "cannot write Kubernetes events; nothing else is affected. --events=false turns \
+                 events off"
             );
         }
     }

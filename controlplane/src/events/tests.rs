@@ -179,7 +179,7 @@ fn refused_input_is_announced_by_problem_and_its_end_by_object() {
     rig.issues(&issues[1..2]);
     assert_eq!(rig.step(10), NOTHING);
     rig.issues(&[]);
-    let accepted = "Normal ServiceAccepted Service web: nothing is wrong with the Service any more";
+    let accepted = "Normal ServiceAccepted Service web: the problems of the Service are resolved";
     assert_eq!(rig.step(15), [accepted]);
     assert_eq!(rig.step(20), NOTHING);
 }
@@ -191,7 +191,7 @@ fn services_that_are_held_are_announced_when_it_lasts() {
     rig.picture.held = Some(Arc::new(Held {
         services: 991,
         without_endpoints: 0,
-        reason: "991 of 1001 Services would go".into(),
+        reason: "991 of 1001 Services would be removed".into(),
         since: at(0),
         examples: vec![ServiceName::new("shop", "web")],
     }));
@@ -266,7 +266,7 @@ fn a_family_that_fails_is_announced_when_it_lasts() {
     let failing = "Warning SyncFailing Node n1: IPv6: no buffer space";
     assert_eq!(rig.step(20), [failing]);
     set(&mut rig, "");
-    let recovered = "Normal SyncRecovered Node n1: the node's kernel holds what it must hold again";
+    let recovered = "Normal SyncRecovered Node n1: the node's kernel holds the desired state again";
     assert_eq!(rig.step(25), [recovered]);
 }
 
@@ -423,8 +423,9 @@ fn repairs_of_a_nodes_rules_are_told_now_and_then() {
     };
     let told = |count| {
         format!(
-            "Warning RulesRepaired Node n1: somebody else changed the node's rules, and they were put right \
-             ({count} times since the agent started), last: the table is gone, by nft (process 7)"
+            "Warning RulesRepaired Node n1: another program changed the node's rules, and the \
+             agent repaired them ({count} times since it started), last: the table is gone, by \
+             nft (process 7)"
         )
     };
     repaired(&mut rig, 2);
@@ -448,17 +449,18 @@ fn a_node_that_keeps_what_nobody_names_is_announced_until_it_does_not() {
     let mut rig = Rig::new(&["n1"]);
     let held = pb::Held {
         services: 40,
-        reason: "40 of 40 Services would go at once".into(),
+        reason: "40 of 40 Services would be removed at once".into(),
         ..pb::Held::default()
     };
     Arc::make_mut(rig.agent("n1").report.as_mut().unwrap()).held = Some(held);
     assert_eq!(rig.step(0), NOTHING);
-    let kept = "Warning HoldingServices Node n1: the node keeps 40 Services that the source does not \
-                name, because 40 of 40 Services would go at once: fix the source, or kpctl approve";
+    let kept = "Warning HoldingServices Node n1: the node keeps 40 Services missing from the \
+                source, because 40 of 40 Services would be removed at once: fix the source, or \
+                run `kpctl approve`";
     assert_eq!(rig.step(10), [kept]);
     assert_eq!(rig.step(20), NOTHING);
     Arc::make_mut(rig.agent("n1").report.as_mut().unwrap()).held = None;
-    let ended =
-        "Normal HoldingEnded Node n1: the node serves what its source names, and nothing else";
+    let ended = "Normal HoldingEnded Node n1: the node no longer serves objects that are missing \
+                 from the source";
     assert_eq!(rig.step(30), [ended]);
 }

@@ -127,7 +127,7 @@ impl Writer {
         if failure.wants_new_credentials()
             && let Err(error) = self.api.renew().await
         {
-            tracing::debug!(%error, "credentials for events cannot be read again");
+            tracing::debug!(%error, "cannot read the credentials for events again");
         }
         match failure {
             Failure::Forbidden(_)

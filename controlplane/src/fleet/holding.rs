@@ -34,20 +34,21 @@ pub(crate) fn describe(held: &Held) -> String {
         count => format!("{count} Services"),
     };
     let what = match (held.services, held.without_endpoints) {
-        (0, 0) => "leaves the kernel as it is, of which it knows nothing".to_owned(),
-        (gone, 0) => format!("keeps {} that the source does not name", services(gone)),
+        (0, 0) => "leaves the kernel's rules unchanged, without knowing them".to_owned(),
+        (gone, 0) => format!("keeps {} missing from the source", services(gone)),
         (0, bare) => format!(
-            "keeps the endpoints of {} that have none by the source",
+            "keeps the endpoints of {} without endpoints in the source",
             services(bare)
         ),
         (gone, bare) => format!(
-            "keeps {} that the source does not name, and the endpoints of {} that have none by it",
+            "keeps {} missing from the source, and the endpoints of {} without endpoints in the \
+             source",
             services(gone),
             services(bare)
         ),
     };
     format!(
-        "{what}, because {}: fix the source, or kpctl approve",
+        "{what}, because {}: fix the source, or run `kpctl approve`",
         held.reason
     )
 }
@@ -66,17 +67,17 @@ mod tests {
                 ..Held::default()
             })
         };
-        let end = ", because x: fix the source, or kpctl approve";
+        let end = ", because x: fix the source, or run `kpctl approve`";
         assert_eq!(
             line(9, 0),
-            format!("keeps 9 Services that the source does not name{end}")
+            format!("keeps 9 Services missing from the source{end}")
         );
         assert_eq!(
             line(0, 1),
-            format!("keeps the endpoints of 1 Service that have none by the source{end}")
+            format!("keeps the endpoints of 1 Service without endpoints in the source{end}")
         );
-        assert!(line(1, 2).starts_with("keeps 1 Service that the source does not name, and the"));
-        assert!(line(0, 0).starts_with("leaves the kernel as it is"));
+        assert!(line(1, 2).starts_with("keeps 1 Service missing from the source, and the"));
+        assert!(line(0, 0).starts_with("leaves the kernel's rules unchanged"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort};
 
 /// End of every issue which says that a place belongs to another Service.
-pub const CONFLICT_ADVICE: &str = "give one of the two Services another one";
+pub const CONFLICT_ADVICE: &str = "change one of the two Services";
 
 /// A place where packets arrive; only one Service can have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -62,7 +62,7 @@ impl<'a> Issues<'a> {
             self.list.pop();
             self.add(Severity::Error, || {
                 format!(
-                    "has {} further problems that are not listed; mend the listed ones first",
+                    "has {} further problems that are not listed; fix the listed ones first",
                     omitted + 1
                 )
             });
@@ -196,16 +196,16 @@ impl Index {
                     issues.add(Severity::Warning, || {
                         format!(
                             "external address {ip} is in the pod range {range} of a node: \
-                             connections to a pod that has it would reach this Service instead; use \
-                             an address outside of the cluster's own ranges"
+                             connections to a pod with this address would reach this Service \
+                             instead; use an address outside of the cluster's own ranges"
                         )
                     });
                 }
                 if let Some(range) = self.service_range(*ip) {
                     issues.add(Severity::Warning, || {
                         format!(
-                            "external address {ip} is in the range {range} of ClusterIPs: it is \
-                             lost to any Service that gets it as its ClusterIP; use an address \
+                            "external address {ip} is in the range {range} of ClusterIPs: a \
+                             Service that gets it as its ClusterIP takes it over; use an address \
                              outside of the cluster's own ranges"
                         )
                     });
@@ -242,10 +242,9 @@ impl Index {
         if most > allowed {
             issues.add(Severity::Error, || {
                 format!(
-                    "{most} endpoints on {} ports with {} addresses each are more than nodes are made \
-                     to hold for one Service ({MAX_ENDPOINTS} endpoints, {MAX_SERVICE_ELEMENTS} \
-                     elements): only the first {allowed} endpoints of a port are served, split the \
-                     Service",
+                    "{most} endpoints on {} ports with {} addresses each exceed the limits of one \
+                     Service ({MAX_ENDPOINTS} endpoints, {MAX_SERVICE_ELEMENTS} elements): only \
+                     the first {allowed} endpoints of a port are served, split the Service",
                     size.ports,
                     1 + size.load_balancer_ips + size.external_ips,
                 )

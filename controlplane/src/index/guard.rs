@@ -63,7 +63,9 @@ impl CliffGuard {
             of_served,
         } = loss;
         if self.exceeds(services, of_services) {
-            return Some(format!("{services} of {of_services} Services would go"));
+            return Some(format!(
+                "{services} of {of_services} Services would be removed"
+            ));
         }
         self.exceeds(emptied, of_served)
             .then(|| format!("{emptied} of {of_served} Services would lose their last endpoint"))
@@ -167,7 +169,7 @@ mod tests {
         );
         assert_eq!(
             guard.cliff(services(991, 1_001)).unwrap(),
-            "991 of 1001 Services would go"
+            "991 of 1001 Services would be removed"
         );
     }
 

@@ -40,12 +40,12 @@ impl fmt::Display for Held {
             (gone, 0) => write!(f, "{gone} Services are kept")?,
             (gone, emptied) => write!(
                 f,
-                "{gone} Services, and the last endpoints of {emptied} others, are kept"
+                "{gone} Services, and the last endpoints of {emptied} other Services, are kept"
             )?,
         }
         write!(
             f,
-            ": {reason}; put them back, or run `kpctl approve` to let them go"
+            ": {reason}; restore them in the source, or run `kpctl approve` to remove them"
         )
     }
 }

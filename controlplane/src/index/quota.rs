@@ -99,9 +99,10 @@ impl Quota {
         }
         let asks = namespace.services.get(namespace.turns.get(service)?)?;
         Some(format!(
-            "does not fit into its namespace: it costs every node {asks} (ports x addresses x endpoints), and \
-             the older Services of {} leave less of the {} that --namespace-elements allows: this \
-             Service is not served; delete what the namespace does not need, or raise the limit",
+            "exceeds the limit of its namespace: it needs {asks} elements on every node (ports x \
+             addresses x endpoints), and the older Services of {} leave fewer of the {} that \
+             --namespace-elements allows: this Service is not served; remove unneeded Services, \
+             or raise the limit",
             service.namespace, self.limit
         ))
     }

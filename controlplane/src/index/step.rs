@@ -158,7 +158,7 @@ impl Index {
         let guards = step.live && !unnamed.is_empty() && self.guard.guards_absence();
         let cliff = guards.then(|| self.guard.cliff(self.loss(&unnamed)));
         let cliff = cliff.flatten();
-        let reason = cliff.map(|cliff| format!("the source no longer names them, and {cliff}"));
+        let reason = cliff.map(|cliff| format!("they are missing from the source, and {cliff}"));
         self.decide(unnamed, Said::Nothing, reason.as_deref(), at, step);
 
         let gone = std::mem::take(&mut step.gone);

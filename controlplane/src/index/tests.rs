@@ -247,8 +247,8 @@ fn the_older_service_keeps_a_contested_address_and_the_other_gets_it_afterwards(
     assert_eq!(issues.len(), 1);
     assert_eq!(
         issues[0].to_string(),
-        "x.yaml: Service shop/a-young: address 203.0.113.1:80/TCP belongs to shop/old:http/TCP (IPv4): \
-         this Service is not served there; give one of the two Services another one"
+        "x.yaml: Service shop/a-young: address 203.0.113.1:80/TCP belongs to shop/old:http/TCP \
+         (IPv4): this Service is not served there; change one of the two Services"
     );
     let change = delete(&mut index, &old);
     assert_eq!(externals(&change, "a-young"), [ip]);

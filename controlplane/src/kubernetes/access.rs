@@ -38,9 +38,9 @@ pub enum Access {
 }
 
 /// Hint about a server address that only kplane serves.
-pub const TRAP: &str = "this is the API server's ClusterIP, which kplane itself serves: on a node that has just \
-                        started nobody does, and nobody can learn of it; give --master or KPLANE_API_SERVER the \
-                        server's own address";
+pub const TRAP: &str = "this is the API server's ClusterIP, which leads nowhere until kplane \
+                        itself serves it; set --master or KPLANE_API_SERVER to the API server's \
+                        own address";
 
 impl Access {
     /// Returns whether the API server is reached through an address that only kplane programs.
@@ -103,7 +103,8 @@ pub enum AccessError {
     },
     /// The address of the server is missing or invalid.
     #[error(
-        "{place}: {address:?} is no address of an API server; write one like https://192.0.2.1:6443"
+        "{place}: {address:?} is not the address of an API server; use a form such as \
+         https://192.0.2.1:6443"
     )]
     Address {
         /// Place of the address.
@@ -138,7 +139,7 @@ pub enum AccessError {
         proxy: String,
     },
     /// The process does not run in a pod, or the pod has no ServiceAccount.
-    #[error("this does not run in a pod with a ServiceAccount ({reason}): give --kubeconfig")]
+    #[error("cannot find the ServiceAccount of a pod ({reason}); use --kubeconfig")]
     NotInCluster {
         /// The missing part.
         reason: String,

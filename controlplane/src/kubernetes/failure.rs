@@ -168,7 +168,9 @@ impl Failure {
     pub fn explain(&self, asked: Asked) -> String {
         match self {
             Self::Unreachable(why) => {
-                format!("cannot be reached ({why}): is it running, and is its address right?")
+                format!(
+                    "cannot be reached ({why}); check that it runs, and that its address is right"
+                )
             }
             Self::Certificate(why) => format!(
                 "TLS failed ({why}): certificate-authority and client-certificate in the \
@@ -176,32 +178,38 @@ impl Failure {
             ),
             Self::Credentials(why) => {
                 format!(
-                    "our credentials cannot be obtained ({why}): mend the user in the kubeconfig"
+                    "kplane's credentials cannot be obtained ({why}); fix the user in the \
+                     kubeconfig"
                 )
             }
-            Self::Unauthorized => "does not accept our credentials (401), they may have expired: \
-                 renew the token or certificate; files are read again by themselves"
+            Self::Unauthorized => "does not accept kplane's credentials (401), which may have \
+                                   expired; renew the token or certificate. kplane reads changed \
+                                   files by itself"
                 .to_owned(),
             Self::Forbidden(why) => format!(
-                "we may not {asked} (403: {why}): grant it, as deploy/kubernetes/rbac.yaml does"
+                "does not permit kplane to {asked} (403: {why}); grant it, as \
+                 deploy/kubernetes/rbac.yaml does"
             ),
             Self::NotServed => format!(
-                "it does not serve what {asked} asks for (404): Kubernetes 1.21 or newer is needed"
+                "does not have the resource to {asked} (404); Kubernetes 1.21 or newer is needed"
             ),
-            Self::Gone => format!("{asked}: what we knew is too long ago (410); listing again"),
+            Self::Gone => {
+                format!("cannot {asked} from the version that kplane knows (410); listing again")
+            }
             Self::Refused { code, message } => format!(
-                "it refuses {asked} ({code}: {message}): is this a Kubernetes API server of a \
-                 supported version?"
+                "refuses to {asked} ({code}: {message}); check that it is a Kubernetes API server \
+                 of a supported version"
             ),
-            Self::Busy { .. } => format!("it is too busy for {asked} (429); trying again"),
+            Self::Busy { .. } => format!("is too busy to {asked} (429); trying again"),
             Self::Server { code, message } => {
-                format!("it fails to {asked} ({code}: {message}): see its own log")
+                format!("fails to {asked} ({code}: {message}); check the log of the API server")
             }
             Self::Malformed(why) => format!(
-                "its answer to {asked} makes no sense ({why}): is this a Kubernetes API server?"
+                "sends an invalid answer to {asked} ({why}); check that it is a Kubernetes API \
+                 server"
             ),
-            Self::Broken(why) => format!("the connection breaks ({why}); trying again"),
-            Self::Silent(time) => format!("says nothing for {} s; trying again", time.as_secs()),
+            Self::Broken(why) => format!("closes the connection ({why}); trying again"),
+            Self::Silent(time) => format!("sent nothing for {} s; trying again", time.as_secs()),
         }
     }
 }

@@ -103,11 +103,11 @@ fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<S
     let told = names.iter().take(TOLD).copied().collect::<Vec<_>>();
     let called = match names.len().saturating_sub(TOLD) {
         0 if names.is_empty() => String::new(),
-        0 => format!(" Nodes are called {}", told.join(", ")),
-        more => format!(" Nodes are called {} and {more} more", told.join(", ")),
+        0 => format!(" Known Nodes: {}", told.join(", ")),
+        more => format!(" Known Nodes: {} and {more} more", told.join(", ")),
     };
     Some(format!(
-        "no Node object has this name: is --node-name of its agent right?{called}"
+        "no Node object has this name; check --node-name of its agent.{called}"
     ))
 }
 

@@ -34,7 +34,7 @@ pub(super) async fn ask_all(fleet: &Fleet, service: &ServiceName) -> Answers {
         let answer = fleet.ask(&node, service);
         let servers = match timeout(ANSWER_WITHIN, answer).await {
             Ok(Ok(inspection)) => understood(inspection, service),
-            Ok(Err(_)) => unknown("the agent went away, or has too many questions"),
+            Ok(Err(_)) => unknown("the agent disconnected, or has too many open questions"),
             Err(_) => unknown("the agent did not answer within 2 s"),
         };
         (node, servers)
@@ -49,7 +49,7 @@ pub(super) async fn ask_all(fleet: &Fleet, service: &ServiceName) -> Answers {
         let servers = if fits {
             servers
         } else {
-            unknown("left out: too many nodes")
+            unknown("not shown: too many nodes")
         };
         answers.insert(node, servers);
     }

@@ -124,7 +124,7 @@ fn check_hello(hello: &Hello) -> Result<NodeName, Status> {
     let name = &hello.node_name;
     if name.len() > MAX_NODE_NAME || !name.split('.').all(is_label) {
         return Err(Status::invalid_argument(
-            "node_name must be the name of a Node: lower case letters, digits, '-' and '.', which \
+            "node_name must be the name of a Node: lower case letters, digits, '-' and '.'; it \
              begins and ends with a letter or digit",
         ));
     }
@@ -147,8 +147,8 @@ fn must_be_node(hub: &Hub, name: &NodeName) -> Result<(), Status> {
         return Ok(());
     }
     Err(Status::not_found(format!(
-        "the cluster has no Node {name:?}; is the agent's --node-name (--hostname-override) right? If \
-         the Node is new, trying again helps"
+        "the cluster has no Node {name:?}; check the agent's --node-name (--hostname-override). If \
+         the Node is new, try again"
     )))
 }
 
@@ -168,7 +168,7 @@ fn encode(kind: server_message::Kind) -> Bytes {
 
 async fn send(outbox: &Outbox, kind: server_message::Kind) -> Result<(), Status> {
     let sent = outbox.send(Ok(encode(kind))).await;
-    sent.map_err(|_| Status::cancelled("the agent went away"))
+    sent.map_err(|_| Status::cancelled("the agent disconnected"))
 }
 
 /// Small messages that wait for room; the latest of each kind.
@@ -217,7 +217,7 @@ impl AgentStream<'_> {
             let has_work = !self.control.is_empty() || self.has_piece();
             tokio::select! {
                 permit = outbox.reserve(), if has_work => {
-                    let permit = permit.map_err(|_| Status::cancelled("the agent went away"))?;
+                    let permit = permit.map_err(|_| Status::cancelled("the agent disconnected"))?;
                     if self.resume.is_some() && self.needs_node && self.head.borrow().synced {
                         must_be_node(self.hub, &self.node)?;
                     }
@@ -247,7 +247,9 @@ impl AgentStream<'_> {
         let silent = self.last_heard.elapsed();
         if silent > SILENCE {
             warn!(node = %self.node, ?silent, "agent is silent; closing the stream");
-            return Err(Status::deadline_exceeded("nothing heard of the agent"));
+            return Err(Status::deadline_exceeded(
+                "no message from the agent for too long",
+            ));
         }
         self.control.heartbeat = true;
         self.control.ping = true;
@@ -264,7 +266,9 @@ impl AgentStream<'_> {
             // A newer agent may send kinds of messages that this version does not know.
             Some(agent_message::Kind::Pong(_)) | None => {}
             Some(agent_message::Kind::Hello(_)) => {
-                return Err(Status::invalid_argument("Hello may come once only"));
+                return Err(Status::invalid_argument(
+                    "only the first message may be Hello",
+                ));
             }
         }
         Ok(())

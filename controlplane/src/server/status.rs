@@ -126,7 +126,7 @@ impl StatusService for StatusServer {
             nodes = nodes.len(),
             doubt,
             revision,
-            "approved: what the source does not name is gone"
+            "approved: objects that are missing from the source are removed"
         );
         let released = released.as_ref();
         Ok(Response::new(views::approved(

@@ -156,14 +156,14 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
     };
     let report = record.report.as_deref();
     if !record.connected {
-        let error = "the agent is not connected; the node keeps serving what it held".to_owned();
+        let error = "the agent is not connected; the node keeps serving its last state".to_owned();
         return state(pb::NodeState::Disconnected, millis(record.since), error);
     }
     let rival = record.rival.as_ref();
     if let Some(rival) = rival.filter(|rival| rival.is_there(SystemTime::now())) {
         let error = format!(
-            "two agents say that they are this node: the one at {}, which serves it, and one at {}, which is \
-             refused; give one of them its own --node-name, or stop it",
+            "two agents have the name of this node: the agent at {} is accepted, and the agent at \
+             {} is refused; give one of them its own --node-name, or stop it",
             record.peer, rival.peer
         );
         return state(pb::NodeState::Conflict, millis(rival.since), error);
@@ -218,7 +218,7 @@ fn unverified(record: &AgentRecord, now: SystemTime) -> Option<String> {
         .unverified_for(now)
         .filter(|age| *age >= UNVERIFIED_AFTER);
     (overdue || silent.is_some()).then(|| {
-        "the agent has not compared its kernel with what it should hold for too long; read its log".to_owned()
+        "the agent has not verified its kernel for too long; read the agent's log".to_owned()
     })
 }
 
@@ -402,7 +402,8 @@ fn not_programmed(
         return Some(failure.reason.clone());
     }
     if report.applied_revision >= wanted {
-        let unknown = "unknown: the agent is not connected; it held the newest state when it was last heard of";
+        let unknown = "unknown: the agent is not connected; its last report said that it holds the \
+                       newest state";
         return (!record.connected).then(|| unknown.to_owned());
     }
     let behind = format!("applied revision {} of {wanted}", report.applied_revision);

@@ -134,7 +134,7 @@ async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>, upstr
         let now = upstream.issues();
         if now != issues {
             if now.is_empty() {
-                tracing::info!("all is well with the API server again");
+                tracing::info!("the API server works again");
             }
             events.push(Event::Issues(now.clone()));
             issues = now;

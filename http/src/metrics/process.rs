@@ -86,8 +86,9 @@ impl Collector for Process {
         Name("process_virtual_memory_bytes", "Address space in use")
             .gauge(&mut to, one(usage.virtual_bytes))?;
         Name("process_open_fds", "Open files").gauge(&mut to, one(usage.open_fds))?;
-        Name("process_max_fds", "Most open files").gauge(&mut to, one(usage.max_fds))?;
-        Name("process_start_time_seconds", "When the process began")
+        Name("process_max_fds", "Maximum number of open files")
+            .gauge(&mut to, one(usage.max_fds))?;
+        Name("process_start_time_seconds", "Start time of the process")
             .gauge(&mut to, one(usage.started_at_seconds))
     }
 }

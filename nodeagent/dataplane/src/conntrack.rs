@@ -172,27 +172,28 @@ impl FamilyState {
             Ok(()) => {
                 self.error = None;
                 self.schedule.done(job, now, took);
-                tracing::debug!(%family, deleted, ?took, "looked for stale UDP flows");
+                tracing::debug!(%family, deleted, ?took, "scanned for stale UDP flows");
             }
             Err(error) => {
                 let wait = self.schedule.failed(job, now);
                 let reason = chain(error);
                 if self.error.as_ref() == Some(&reason) {
-                    tracing::debug!(%family, error = reason, ?wait, "stale UDP flows still stay");
+                    tracing::debug!(%family, error = reason, ?wait, "still cannot delete stale UDP \
+                        flows");
                 } else {
                     tracing::warn!(
                         %family,
                         error = reason,
                         ?wait,
-                        "cannot delete stale UDP flows, tried again with pauses of up to 30 s: \
-                         clients that keep their source port may go on to endpoints that are gone"
+                        "cannot delete stale UDP flows; trying again with pauses of up to 30 s. \
+                         Clients that keep their source port may still reach removed endpoints"
                     );
                 }
                 self.error = Some(reason);
             }
         }
         if *deleted > 0 {
-            tracing::info!(%family, deleted, ?took, "stale UDP flows deleted");
+            tracing::info!(%family, deleted, ?took, "deleted stale UDP flows");
         }
     }
 }

@@ -79,7 +79,7 @@ pub enum Problem {
     },
     /// Chains stay because other programs need them.
     #[error(
-        "{tool} table {table}: {chains} kept, because rules of others jump there; see \
+        "{tool} table {table}: {chains} kept, because rules of other programs jump to them; see \
          `{tool}-save -t {table}`"
     )]
     Kept {
@@ -101,8 +101,8 @@ pub enum Problem {
     },
     /// There may be chains, but no program to list them.
     #[error(
-        "legacy iptables has tables, perhaps with chains of kube-proxy's, but there is no \
-         {program} to see: install iptables, or run `kube-proxy --cleanup`"
+        "legacy iptables has tables that may contain kube-proxy's chains, but there is no \
+         {program} to list them: install iptables, or run `kube-proxy --cleanup`"
     )]
     Unseen {
         /// The missing program.

@@ -51,16 +51,16 @@ pub fn text_of(path: &Path) -> Result<String, Problem> {
     let file = options.read(true).custom_flags(nonblock).open(path);
     let file = file.map_err(unreadable)?;
     if !file.metadata().map_err(unreadable)?.is_file() {
-        return Err(Problem::general("is no regular file"));
+        return Err(Problem::general("is not a regular file"));
     }
     let mut bytes = Vec::new();
     let read = file.take(MAX_FILE + 1).read_to_end(&mut bytes);
     if read.map_err(unreadable)? as u64 > MAX_FILE {
         return Err(Problem::general(format!(
-            "is larger than {MAX_FILE} bytes: this is no configuration file"
+            "is larger than {MAX_FILE} bytes, too large for a configuration file"
         )));
     }
-    String::from_utf8(bytes).map_err(|_| Problem::general("is no text in UTF-8"))
+    String::from_utf8(bytes).map_err(|_| Problem::general("is not UTF-8 text"))
 }
 
 /// Reads YAML or JSON.

@@ -21,7 +21,7 @@ pub(super) enum FileError {
     #[error(transparent)]
     Io(io::Error),
     /// The path is not a regular file such as agents write.
-    #[error("not a regular file of this user's of at most {MAX_BYTES} bytes")]
+    #[error("not a regular file that this user owns, of at most {MAX_BYTES} bytes")]
     Strange,
     /// The file was written in part, or a disk fault changed it.
     #[error("damaged or incomplete")]

@@ -24,7 +24,7 @@ enum Guarded {
 pub(super) struct AbsenceFlags {
     /// Folder in which the agent saves what it serves, and from which it restores this after a restart; empty =
     /// none [default: /var/lib/kplane; none with --backend noop]
-    #[arg(long, value_name = "DIR", help_heading = "What is not named")]
+    #[arg(long, value_name = "DIR", help_heading = "Missing objects")]
     cache_dir: Option<String>,
 
     /// Deletions that the agent holds back when one step deletes too many Services, or leaves them without
@@ -34,7 +34,7 @@ pub(super) struct AbsenceFlags {
         long,
         value_enum,
         default_value = "absence",
-        help_heading = "What is not named"
+        help_heading = "Missing objects"
     )]
     cliff_guard: Guarded,
 
@@ -43,7 +43,7 @@ pub(super) struct AbsenceFlags {
         long,
         value_name = "PERCENT",
         default_value = "30",
-        help_heading = "What is not named"
+        help_heading = "Missing objects"
     )]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
     cliff_guard_share: u8,
@@ -53,7 +53,7 @@ pub(super) struct AbsenceFlags {
         long,
         value_name = "COUNT",
         default_value = "10",
-        help_heading = "What is not named"
+        help_heading = "Missing objects"
     )]
     cliff_guard_minimum: u64,
 }

@@ -31,17 +31,17 @@ const API_SERVER: &str = "KPLANE_API_SERVER";
 
 const EXAMPLES: &str = "\
 Examples:
-  Serve this node as a control plane says:
+  Serve this node with a control plane:
     kp-nodeagent --control-plane http://kplane.example:7443
   Serve this node from a folder of YAML, without any cluster:
     kp-nodeagent --standalone --manifests deploy/demo
-  Take kube-proxy's place, with nothing else in the cluster:
+  Replace kube-proxy, without a control plane:
     kp-nodeagent --standalone --config /var/lib/kube-proxy/config.conf \\
       --hostname-override node-1
-  The same, fed by a control plane:
+  Replace kube-proxy, with a control plane:
     kp-nodeagent --control-plane http://kplane.example:7443 \\
       --config /var/lib/kube-proxy/config.conf --hostname-override node-1
-  See what kube-proxy's file means here:
+  Check what kube-proxy's file means for kplane:
     kp-nodeagent --check-config --config /var/lib/kube-proxy/config.conf
   See what kplane has in the kernel, and remove it:
     kp-nodeagent --cleanup --dry-run
@@ -50,11 +50,11 @@ Examples:
 The rules stay in the kernel when the agent stops; --cleanup removes them.
 
 Environment:
-  RUST_LOG              what is logged, such as debug or kp_nodeagent=debug; goes before -v
+  RUST_LOG              what is logged, such as debug or kp_nodeagent=debug; overrides -v
   NODE_NAME             name of the node, when neither flag nor file has one
   KPLANE_CONTROL_PLANE  as --control-plane; several are separated by commas
-  KPLANE_API_SERVER     the API server's own address for --standalone, where the kubeconfig or the pod's
-                        environment names its ClusterIP: that leads nowhere before the agent serves it";
+  KPLANE_API_SERVER     for --standalone, the API server's own address. Needed if the kubeconfig or the pod's
+                        environment names the ClusterIP, which leads nowhere until the agent serves it";
 
 /// kplane's node agent: programs desired state into the kernel and reports what the kernel holds. It accepts
 /// kube-proxy's flags and configuration file.
@@ -141,7 +141,7 @@ fn backends() -> impl TypedValueParser<Value = backend::Kind> {
 
 /// Parses a layout of mode iptables.
 fn layouts() -> impl TypedValueParser<Value = Layout> {
-    let compat = PossibleValue::new("compat").help("One list of all of them, as kube-proxy has it");
+    let compat = PossibleValue::new("compat").help("One list of all Services, as in kube-proxy");
     let tree = PossibleValue::new("tree").help("A tree of short chains, by address prefix");
     PossibleValuesParser::new([compat, tree]).map(|name| match &*name {
         "compat" => Layout::Compat,
@@ -401,7 +401,7 @@ pub(super) fn node_name(place: &str, configured: &str) -> Result<NodeName, Probl
         let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
         let name = name.map_err(|error| {
             Problem::general(format!(
-                "the host's name cannot be read ({error}): give --hostname-override"
+                "cannot read the host's name ({error}): use --hostname-override"
             ))
         })?;
         ("the host's name", name)

@@ -468,7 +468,7 @@ fn i1_help_is_in_groups_and_hides_what_has_no_use_here() {
         "Instead of serving:",
         "The node:",
         "Rules:",
-        "Telling pods from other clients:",
+        "Distinguishing pods from other clients:",
         "Health checks and metrics:",
         "Connection tracking:",
         "Logging:",

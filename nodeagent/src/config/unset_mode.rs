@@ -60,7 +60,7 @@ pub(super) fn note(loaded: &Loaded, mut served: Served) -> Note {
     let texts = |ips: &BTreeSet<IpAddr>| ips.iter().map(ToString::to_string).collect::<Vec<_>>();
     let except = match own.map(Family::of) {
         Some(_) => "",
-        None => ", but for the InternalIP of the Node object",
+        None => ", except for the InternalIP of the Node object",
     };
     let ports: Vec<String> = served.ports.iter().map(ToString::to_string).collect();
     let ports = match &*ports {
@@ -68,10 +68,10 @@ pub(super) fn note(loaded: &Loaded, mut served: Served) -> Note {
         ports => format!("node ports {}", listed(ports)),
     };
     Note::warning(format!(
-        "mode is not set: kube-proxy takes iptables then and serves node ports on all addresses of the node, \
-         kplane takes nftables and serves them on the node's own address of each family; {ports} are served no \
-         more on: {}{except}. To keep them: nodePortAddresses: [\"0.0.0.0/0\", \"::/0\"], or mode: iptables \
-         for loopback too",
+        "mode is not set: kube-proxy would use iptables and serve node ports on all addresses of \
+         the node; kplane uses nftables and serves them on the node's own address of each family. \
+         No longer served: {ports} on {}{except}. To keep them: nodePortAddresses: \
+         [\"0.0.0.0/0\", \"::/0\"], or mode: iptables for loopback too",
         listed(&texts(&served.addresses))
     ))
 }
@@ -95,7 +95,9 @@ mod tests {
             ports: [30_080, 30_443].into(),
         };
         let Note { text, .. } = note(&loaded, served());
-        assert!(text.contains("node ports 30080, 30443 are served no more on: 127.0.0.1, 192.0.2.7, fd00::7, but for the InternalIP"), "{text}");
+        let unserved = "No longer served: node ports 30080, 30443 on 127.0.0.1, 192.0.2.7, \
+                        fd00::7, except for the InternalIP";
+        assert!(text.contains(unserved), "{text}");
         let file = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
                     bindAddress: 192.0.2.7\niptables: {localhostNodePorts: false}\n";
         assert!(document(file).is_ok());
@@ -109,7 +111,7 @@ mod tests {
             },
         );
         assert!(text.contains("every node port (30000-32767"), "{text}");
-        assert!(text.contains("no more on: fd00::7. To keep"), "{text}");
+        assert!(text.contains(" on fd00::7. To keep"), "{text}");
         for other in ["mode: iptables\n", "nodePortAddresses: [10.0.0.0/8]\n"] {
             let loaded = loader.parse(&format!("{file}{other}")).unwrap();
             assert!(!is_unset(&loaded, None), "{other}");

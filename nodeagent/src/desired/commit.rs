@@ -140,7 +140,8 @@ impl Desired {
     /// Service now.
     fn evict(&mut self, object: &DesiredObject, touched: &mut Touched) {
         for loser in self.held.losers(object) {
-            tracing::info!(service = %loser, "its place belongs to another Service now: no longer kept");
+            tracing::info!(service = %loser, "stopped keeping a ServicePort, because another \
+                Service now owns its address or node port");
             self.remove(&DesiredKey::Service(loser.clone()), touched);
             self.remove(&DesiredKey::Local(loser.clone()), touched);
             self.settle(&loser.service, touched);

@@ -205,7 +205,7 @@ impl Ledger {
         self.until_whole = false;
         let gone = (!self.gone.is_empty()).then(|| {
             format!(
-                "{} of {} Services would go at once",
+                "{} of {} Services would be removed at once",
                 self.gone.len(),
                 lost.services
             )

@@ -81,8 +81,8 @@ pub enum Change {
 pub enum Refusal {
     /// The control plane's revision is older than the one that this node already has.
     #[error(
-        "revision {} is older than revision {} of the same epoch, which this node already has: \
-         the control plane has gone back",
+        "revision {} is older than revision {} of the same epoch, which this node already has: the \
+         control plane went back to an older state",
         got.revision, held.revision
     )]
     Older {
@@ -99,8 +99,8 @@ pub enum Refusal {
     },
     /// The digest of the result differs from the one that the control plane sent.
     #[error(
-        "digest at revision {} is {computed} here and {expected} at the control plane: \
-         something was lost on the way, a snapshot is needed",
+        "digest at revision {} is {computed} here and {expected} at the control plane: data was \
+         lost on the way, the agent needs a snapshot",
         position.revision
     )]
     Digest {

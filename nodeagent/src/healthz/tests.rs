@@ -173,7 +173,7 @@ async fn g1_paths_and_what_is_counted() {
     });
     report.keeps = Some(Held {
         services: 3,
-        reason: "3 of 3 Services would go at once".to_owned(),
+        reason: "3 of 3 Services would be removed at once".to_owned(),
         since_ms: 1,
         ..Held::default()
     });

@@ -81,7 +81,7 @@ impl KubeProxy {
         let from = &self.0;
         Name(
             "kubeproxy_sync_proxy_rules_duration_seconds",
-            "Time of one attempt to bring the kernel up to date",
+            "Duration of one attempt to update the kernel",
         )
         .histogram(to, from.each_histogram(|c| &c.sync))?;
         if from.backend.metrics.full_and_partial {
@@ -89,12 +89,12 @@ impl KubeProxy {
         }
         Name(
             "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-            "When the kernel last held everything that was desired",
+            "Last time at which the kernel held the desired state",
         )
         .gauge(to, from.each(|c| seconds(c.synced_at_ms.get())))?;
         Name(
             "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-            "When a change last arrived",
+            "Last time at which a change arrived",
         )
         .gauge(to, from.each(|c| seconds(c.queued_at_ms.get())))?;
         Name(
@@ -117,12 +117,12 @@ impl KubeProxy {
         let from = &self.0;
         Name(
             "kubeproxy_sync_full_proxy_rules_duration_seconds",
-            "Time of one attempt that looked at everything",
+            "Duration of one attempt that checked everything",
         )
         .histogram(to, from.each_histogram(|c| &c.full))?;
         Name(
             "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-            "Time of one attempt that looked at what had changed",
+            "Duration of one attempt that checked only changes",
         )
         .histogram(to, from.each_histogram(|c| &c.partial))
     }
@@ -132,13 +132,13 @@ impl KubeProxy {
         let from = &self.0;
         Name(
             "kubeproxy_sync_proxy_rules_nftables_sync_failures",
-            "Attempts to program the kernel that failed",
+            "Failed attempts to program the kernel",
         )
         .counter(to, from.each(|c| float(c.failures.get())))?;
         // kplane has no separate clean-ups that could fail.
         Name(
             "kubeproxy_sync_proxy_rules_nftables_cleanup_failures",
-            "Failed clean-ups of outdated chains; always 0, since there are none",
+            "Failed cleanups of stale chains; always 0, because kplane needs none",
         )
         .counter(to, from.each(|_| 0.0))
     }
@@ -147,7 +147,7 @@ impl KubeProxy {
     fn restores(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         Name(
             "kubeproxy_sync_proxy_rules_iptables_restore_failures",
-            "Attempts to program the kernel that failed",
+            "Failed attempts to program the kernel",
         )
         .counter(to, self.0.each(|c| float(c.failures.get())))
     }
@@ -157,13 +157,13 @@ impl KubeProxy {
         let from = &self.0;
         Name(
             "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures",
-            "Attempts to program what had changed that failed",
+            "Failed attempts to program only changes",
         )
         .counter(to, from.each(|c| float(c.partial_failures.get())))?;
         // This is a gauge in spite of its name, as in kube-proxy.
         Name(
             "kubeproxy_sync_proxy_rules_iptables_total",
-            "Rules of iptables that are ours",
+            "Rules of iptables that belong to kplane",
         )
         .gauge(to, by_table(&self.rules(|c| &c.rules)))?;
         Name(
@@ -180,12 +180,12 @@ impl KubeProxy {
         let one = |value: Option<u64>| value.map(|value| (&[] as &Labels<'_>, float(value)));
         Name(
             "kubeproxy_iptables_ct_state_invalid_dropped_packets",
-            "Packets that connection tracking could make nothing of, dropped",
+            "Packets dropped because connection tracking found them invalid",
         )
         .counter(to, one(counts.invalid_dropped))?;
         Name(
             "kubeproxy_iptables_localhost_nodeports_accepted_packets",
-            "Packets for node ports on the loopback address, accepted",
+            "Packets accepted for node ports on the loopback address",
         )
         .counter(to, one(counts.localhost_accepted))
     }
@@ -210,7 +210,7 @@ impl KubeProxy {
         .gauge(to, one(sum(|c| c.endpoint_pending.get())))?;
         Name(
             "kubeproxy_sync_proxy_rules_endpoint_changes",
-            "Changes of endpoints, by ServicePort",
+            "Changes of endpoints, counted for each ServicePort",
         )
         .counter(to, one(sum(|c| c.endpoint_changes.get())))?;
         Name(
@@ -220,7 +220,7 @@ impl KubeProxy {
         .gauge(to, one(sum(|c| c.service_pending.get())))?;
         Name(
             "kubeproxy_sync_proxy_rules_service_changes",
-            "Changes of Services, by ServicePort",
+            "Changes of Services, counted for each ServicePort",
         )
         .counter(to, one(sum(|c| c.service_changes.get())))
     }
@@ -234,7 +234,7 @@ impl KubeProxy {
         // This is a gauge in spite of its name, as in kube-proxy.
         Name(
             "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
-            "ServicePorts with a Local policy and endpoints, but none on this node",
+            "ServicePorts with traffic policy Local that have endpoints, but none on this node",
         )
         .gauge(to, series)
     }
@@ -244,12 +244,12 @@ impl KubeProxy {
         let deleted = totals.each_ref().map(|totals| float(totals.deleted));
         Name(
             "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-            "Time of one search for outdated connection tracking entries",
+            "Duration of one search for stale connection tracking entries",
         )
         .histogram(to, FAMILIES.into_iter().zip(totals.map(|t| searches(&t))))?;
         Name(
             "kubeproxy_conntrack_reconciler_deleted_entries",
-            "Outdated connection tracking entries that were deleted",
+            "Stale connection tracking entries that were deleted",
         )
         .counter(to, FAMILIES.into_iter().zip(deleted))
     }
@@ -336,7 +336,11 @@ impl Collector for Agent {
             ("version", env!("CARGO_PKG_VERSION")),
             ("backend", self.0.backend.name),
         ];
-        Name("kplane_agent_build_info", "The program; always 1").gauge(&mut to, [(version, 1.0)])
+        Name(
+            "kplane_agent_build_info",
+            "Version and backend of the agent; always 1",
+        )
+        .gauge(&mut to, [(version, 1.0)])
     }
 }
 
@@ -357,17 +361,17 @@ impl Agent {
         let families = |values: [bool; 2]| FAMILIES.into_iter().zip(values.map(f64::from));
         Name(
             "kplane_agent_family_programmed",
-            "1 if the kernel holds everything that is desired of the family",
+            "1 if the kernel holds the desired state of the family",
         )
         .gauge(to, families(report.programmed))?;
         Name(
             "kplane_agent_family_failing",
-            "1 while the family cannot be programmed or was changed by somebody else",
+            "1 while the family cannot be programmed, or differs after changes by another program",
         )
         .gauge(to, families(report.failing))?;
         Name(
             "kplane_agent_family_verified_timestamp_seconds",
-            "When the kernel was last read back and held what it should hold",
+            "Last time at which the kernel was read back and held the desired state",
         )
         .gauge(
             to,
@@ -383,8 +387,11 @@ impl Agent {
         )
         .gauge(to, failures)?;
         let connected = f64::from(self.0.connection.borrow().live);
-        Name("kplane_agent_connected", "1 if the control plane is there")
-            .gauge(to, [(&[] as &Labels<'_>, connected)])?;
+        Name(
+            "kplane_agent_connected",
+            "1 if the agent is connected to the control plane",
+        )
+        .gauge(to, [(&[] as &Labels<'_>, connected)])?;
         let [unnamed, bare] = report.held.map(float);
         let held: [(&Labels<'_>, f64); 2] = [
             (&[("lacks", "name")], unnamed),
@@ -392,7 +399,7 @@ impl Agent {
         ];
         Name(
             "kplane_agent_held_services",
-            "Services that are served although the source does not name them, or their endpoints",
+            "Services that are served although they or their endpoints are missing from the source",
         )
         .gauge(to, held)?;
         Name("kplane_agent_service_ports", "ServicePorts desired")
@@ -414,7 +421,7 @@ impl Agent {
             .collect();
         Name(
             "kplane_agent_sync_phase_duration_seconds",
-            "Time of each step of a change that the kernel took",
+            "Duration of each step of a change that the kernel accepted",
         )
         .histogram(
             to,
@@ -436,7 +443,7 @@ impl Agent {
             .counter(to, from.each(|c| float(c.bytes.get())))?;
         Name(
             "kplane_agent_drift_repairs",
-            "Changes by somebody else that were undone",
+            "Changes by other programs that the agent repaired",
         )
         .counter(to, FAMILIES.into_iter().zip(report.repairs.map(float)))?;
         Name(
@@ -466,7 +473,7 @@ impl Agent {
         let failures = float(counters.service_health_failures.get());
         Name(
             "kplane_agent_service_health_listen_failures",
-            "Attempts to open a health check node port that failed",
+            "Failed attempts to open a health check node port",
         )
         .counter(to, [(&[] as &Labels<'_>, failures)])
     }

@@ -71,7 +71,8 @@ impl FileWatch {
             }
         }
         if let Err(error) = self.follow() {
-            tracing::debug!(%error, path = %self.path.display(), "cannot watch all of the way");
+            tracing::debug!(%error, path = %self.path.display(), "cannot watch all folders and \
+                links on the path");
         }
     }
 

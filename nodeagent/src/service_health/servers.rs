@@ -129,7 +129,8 @@ impl Servers {
         }
         for (ip, listener) in std::mem::take(&mut server.listeners) {
             close(listener).await;
-            tracing::info!(service = %key.1, %ip, port = server.target.port, "health check closed");
+            tracing::info!(service = %key.1, %ip, port = server.target.port, "closed a health \
+                check node port");
         }
         self.failing.remove(key);
         if new.is_none() {
@@ -164,7 +165,7 @@ impl Servers {
                 true
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot read the node's own addresses; tried again");
+                tracing::warn!(%error, "cannot read the node's own addresses; trying again");
                 false
             }
         }
@@ -204,7 +205,7 @@ impl Servers {
                     let task = async move { http::serve(listener, &guests, respond).await };
                     let task = AbortOnDropHandle::new(tokio::spawn(task));
                     server.listeners.insert(*ip, task);
-                    tracing::info!(service = %key.1, %ip, port, "health check open");
+                    tracing::info!(service = %key.1, %ip, port, "opened a health check node port");
                 }
                 Err(error) => {
                     problem = Some(format!(
@@ -221,7 +222,8 @@ impl Servers {
     fn note(&mut self, key: &ServerKey, problem: Option<String>) {
         let Some(problem) = problem else {
             if self.failing.remove(key).is_some() {
-                tracing::info!(service = %key.1, family = %key.0, "health check works again");
+                tracing::info!(service = %key.1, family = %key.0, "a health check node port works \
+                    again");
             }
             return;
         };
@@ -237,8 +239,8 @@ impl Servers {
                 service = %key.1,
                 family = %key.0,
                 reason,
-                "a health check cannot be answered, so that load balancers take this node for one \
-                 without endpoints; tried again every {RETRY:?}"
+                "cannot answer a health check, so load balancers treat this node as one without \
+                 endpoints; trying again every {RETRY:?}"
             );
         }
         let failure = Failure {

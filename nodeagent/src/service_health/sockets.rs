@@ -110,14 +110,14 @@ pub(super) fn listen(ip: IpAddr, port: u16) -> io::Result<TcpListener> {
 pub(super) fn advice(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EADDRINUSE) => {
-            "another Service, another proxy or another program has it: free it or choose another \
+            "another Service or program uses the port: free it, or choose another \
              healthCheckNodePort"
         }
         Some(Errno::EMFILE | Errno::ENFILE) => "raise the limit of open files",
         Some(Errno::EACCES | Errno::EPERM) => {
-            "the agent may not open it: run it as root or choose a port from 1024 on"
+            "the agent lacks the privilege: run it as root, or choose a port from 1024 on"
         }
-        _ => "see the node's network configuration",
+        _ => "check the node's network configuration",
     }
 }
 

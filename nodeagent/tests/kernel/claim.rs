@@ -8,7 +8,7 @@ use crate::agent::{Agent, has};
 use kplane_tests::kernel::{in_netns, nft};
 
 const WAITS: &str =
-    "another kp-nodeagent programs this network namespace; waiting up to 30s for its end";
+    "another kp-nodeagent programs this network namespace; waiting up to 30s for it to end";
 
 /// Each would put right what the other one writes, for ever.
 #[test]
@@ -30,8 +30,8 @@ fn a_second_agent_waits_for_the_end_of_the_first() {
         assert!(!has(&lines, "agent starts"), "{lines:#?}");
         // The first one hears of it, and goes on.
         first.until(
-            "another process wants to program this network namespace, such as a second agent or a \
-             clean-up; it is refused while this agent runs",
+            "refused another process that wants to program this network namespace, such as a \
+             second agent or a cleanup; this agent already does",
         );
         service("more");
         first.until("update applied");

@@ -15,7 +15,7 @@ use kplane_tests::kernel::{in_netns, nft};
 
 const OURS: &str = "table ip kplane {}\ntable ip6 kplane {}\n";
 const GONE: &str =
-    "gone: kplane's nftables table ip kplane\ngone: kplane's nftables table ip6 kplane\n";
+    "removed: kplane's nftables table ip kplane\nremoved: kplane's nftables table ip6 kplane\n";
 const NOTHING: &str = "there was nothing to remove\n";
 
 /// Exit code, standard output, standard error.
@@ -62,7 +62,7 @@ fn i4_cleanup_takes_what_is_ours_and_no_more() {
         assert_eq!((code, &*stderr), (Some(0), ""));
         assert!(stdout.starts_with(GONE), "{stdout}");
         assert!(
-            stdout.contains("\nstays: kube-proxy's nftables table ip kube-proxy\n"),
+            stdout.contains("\nkept: kube-proxy's nftables table ip kube-proxy\n"),
             "{stdout}"
         );
         assert!(stdout.contains("--cleanup-kube-proxy"), "{stdout}");
@@ -77,7 +77,7 @@ fn i4_cleanup_takes_what_is_ours_and_no_more() {
 fn i4_a_dry_run_says_what_would_go_and_changes_nothing() {
     in_netns(|| {
         nft(&["-f", "-"], &format!("{OURS}{TABLES}"));
-        let would = GONE.replace("gone", "would go");
+        let would = GONE.replace("removed", "would remove");
         let theirs = would.replace("kplane", "kube-proxy");
         let flags = ["--cleanup-kube-proxy", "--dry-run"];
         assert_eq!(run(&flags), fine(&format!("{would}{theirs}")));
@@ -90,7 +90,7 @@ fn i4_a_dry_run_says_what_would_go_and_changes_nothing() {
         let _rival = Rival::start(programs.path());
         let (code, stdout, stderr) = run(&flags);
         assert_eq!((code, stdout), (Some(1), would));
-        assert!(stderr.contains("beside a kube-proxy that runs"), "{stderr}");
+        assert!(stderr.contains("while a kube-proxy runs"), "{stderr}");
     });
 }
 
@@ -128,17 +128,17 @@ fn i4_in_mode_iptables_chains_are_ours() {
         let mode = ["--cleanup", "--backend", "iptables"];
         refused(
             &mode,
-            &["has its names in this mode", "kube-proxy that runs"],
+            &["uses the same names in this mode", "kube-proxy runs"],
         );
         drop(rival);
         let (code, stdout, stderr) = run(&mode);
         assert_eq!((code, &*stderr), (Some(0), ""));
         assert!(
-            stdout.contains("gone: kplane's iptables-nft: 1 chain"),
+            stdout.contains("removed: kplane's iptables-nft: 1 chain"),
             "{stdout}"
         );
         assert!(
-            stdout.contains("stays: kube-proxy's nftables table ip kube-proxy"),
+            stdout.contains("kept: kube-proxy's nftables table ip kube-proxy"),
             "{stdout}"
         );
         assert!(!nft(&["list", "ruleset"], "").contains("KUBE-SERVICES"));
@@ -154,11 +154,11 @@ fn i4_cleanup_is_refused_beside_an_agent() {
         let mut agent = Agent::start(folder.path());
         agent.until("update applied");
         let pid = format!("(process {} of user 0)", agent.child.id());
-        refused(&["--cleanup"], &["beside a kp-nodeagent that runs", &pid]);
+        refused(&["--cleanup"], &["while a kp-nodeagent runs", &pid]);
         refused(&["--cleanup-kube-proxy"], &[&pid]);
         let (code, stdout, stderr) = run(&["--cleanup", "--dry-run"]);
         assert_eq!(code, Some(1));
-        assert_eq!(stdout, GONE.replace("gone", "would go"));
+        assert_eq!(stdout, GONE.replace("removed", "would remove"));
         assert!(stderr.contains(&pid), "{stderr}");
         agent.stop();
         assert_eq!(run(&["--cleanup"]), fine(GONE));

@@ -76,7 +76,7 @@ fn i4_an_agent_removes_what_kube_proxy_left_when_it_serves() {
         fs::write(folder.path().join("web.yaml"), SERVICE).unwrap();
         let lines = agent.until("removed what kube-proxy left");
         assert!(has(&lines, "update applied"), "{lines:#?}");
-        assert!(!has(&lines, "kube-proxy is running"), "{lines:#?}");
+        assert!(!has(&lines, "kube-proxy also runs"), "{lines:#?}");
         let tables = nft(&["list", "tables"], "");
         assert_eq!(tables, "table ip kplane\ntable ip6 kplane\n");
 
@@ -100,8 +100,8 @@ fn i4_a_kube_proxy_that_still_runs_keeps_its_rules() {
         let rival = Rival::start(programs.path());
         let mut agent = Agent::start(folder.path());
         let lines = agent.until(
-            "kube-proxy is running on this node: two proxies now do the same work, and what one refuses \
-             the other may serve; its rules are removed when it is stopped",
+            "kube-proxy also runs on this node and may serve what the agent refuses; stop \
+             kube-proxy, and the agent removes its rules",
         );
         let warning = lines.last().unwrap();
         assert_eq!(warning["level"], "WARN");
@@ -113,7 +113,7 @@ fn i4_a_kube_proxy_that_still_runs_keeps_its_rules() {
 
         drop(rival);
         let lines = agent.until("removed what kube-proxy left");
-        assert!(has(&lines, "no kube-proxy runs on this node any more"));
+        assert!(has(&lines, "kube-proxy no longer runs on this node"));
         let tables = nft(&["list", "tables"], "");
         assert_eq!(tables, "table ip kplane\ntable ip6 kplane\n");
         agent.stop();

@@ -35,7 +35,7 @@ fn i7_what_is_served_no_more_is_told() {
             .unwrap();
         assert_eq!(output.status.code(), Some(2));
         let stdout = String::from_utf8(output.stdout).unwrap();
-        let told = "node ports 30080 are served no more on: 127.0.0.1, 192.0.2.7, but";
+        let told = "No longer served: node ports 30080 on 127.0.0.1, 192.0.2.7, except";
         assert!(stdout.contains(told), "{stdout}");
 
         let manifests = TempDir::new().unwrap();

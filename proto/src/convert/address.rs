@@ -48,7 +48,7 @@ pub(super) fn unpack_ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, Con
     }
     <[u8; 16]>::try_from(bytes)
         .map(IpAddr::from)
-        .map_err(|_| ConvertError::new(field, format!("{} bytes are no address", bytes.len())))
+        .map_err(|_| ConvertError::new(field, format!("{} bytes are not an address", bytes.len())))
 }
 
 /// Decodes an address of the given family.
@@ -104,7 +104,7 @@ fn records<'a>(
     bytes: &'a [u8],
 ) -> Result<std::slice::ChunksExact<'a, u8>, ConvertError> {
     if !bytes.len().is_multiple_of(record_len) {
-        let reason = format!("{} bytes are no multiple of {record_len}", bytes.len());
+        let reason = format!("{} bytes are not a multiple of {record_len}", bytes.len());
         return Err(ConvertError::new(field, reason));
     }
     Ok(bytes.chunks_exact(record_len))
@@ -113,7 +113,7 @@ fn records<'a>(
 pub(super) fn port(field: &'static str, value: u32) -> Result<u16, ConvertError> {
     match u16::try_from(value) {
         Ok(port) if port != 0 => Ok(port),
-        _ => Err(ConvertError::new(field, format!("{value} is no port"))),
+        _ => Err(ConvertError::new(field, format!("{value} is not a port"))),
     }
 }
 

@@ -84,7 +84,7 @@ impl Kind {
         };
         ensure!(
             namespace.is_some() == self.namespaced && !name.is_empty(),
-            "{key:?} is no name of a {}: {}",
+            "{key:?} is not the name of a {}: {}",
             self.name,
             if self.namespaced {
                 "namespace/name"

@@ -141,7 +141,7 @@ impl Qemu<'_> {
         let end = &log[log.len().saturating_sub(LAST_WORDS)..];
         let end = String::from_utf8_lossy(end);
         format!(
-            "virtual machine; its kernel's last words:\n{}\n",
+            "virtual machine; the last messages of its kernel:\n{}\n",
             end.trim()
         )
     }
@@ -172,7 +172,7 @@ fn wait(process: &mut Process, deadline: Option<Duration>) -> Result<()> {
         }
         if deadline.is_some_and(|deadline| began.elapsed() >= deadline) {
             bail!(
-                "killed, for its deadline of {:?} has passed",
+                "killed after its deadline of {:?}",
                 deadline.unwrap_or_default()
             );
         }

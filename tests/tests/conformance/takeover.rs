@@ -93,7 +93,7 @@ pub(crate) fn i4_the_way_back_is_safe() -> Result<()> {
     let mut traffic = Traffic::begin(&journey.stand)?;
     traffic.goes_on(20)?;
     let beside_an_agent = journey.clean_up("--cleanup")?;
-    beside_an_agent.is(1, "", "beside a kp-nodeagent that runs")?;
+    beside_an_agent.is(1, "", "while a kp-nodeagent runs")?;
     journey.stand.stop()?;
     traffic.goes_on(20)?;
     journey.start(Proxy::KubeProxy)?;
@@ -102,9 +102,9 @@ pub(crate) fn i4_the_way_back_is_safe() -> Result<()> {
     let theirs = journey.clean_up("--cleanup-kube-proxy")?;
     theirs.is(1, "", "is a kube-proxy in this network namespace")?;
     let dry = journey.clean_up("--cleanup --dry-run")?;
-    dry.is(0, "would go: kplane's nftables table ip kplane", "")?;
+    dry.is(0, "would remove: kplane's nftables table ip kplane", "")?;
     let ours = journey.clean_up("--cleanup")?;
-    ours.is(0, "gone: kplane's nftables table ip kplane", "")?;
+    ours.is(0, "removed: kplane's nftables table ip kplane", "")?;
     let again = journey.clean_up("--cleanup")?;
     again.is(0, "there was nothing to remove", "")?;
     // kube-proxy alone serves, and goes on programming.

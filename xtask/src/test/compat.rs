@@ -63,7 +63,7 @@ fn problems(page: &str, functions: &BTreeSet<&str>) -> Vec<String> {
     for row in &rows {
         let (id, verdict) = (row.id, row.verdict);
         if !VERDICTS.contains(&verdict) {
-            problems.push(format!("{id}: {verdict:?} is none of {VERDICTS:?}"));
+            problems.push(format!("{id}: {verdict:?} is not one of {VERDICTS:?}"));
         }
         let tests: Vec<&str> = tests(row.remarks).collect();
         if VERDICTS[..2].contains(&verdict) && tests.is_empty() {
@@ -122,7 +122,7 @@ mod tests {
             "A2: \"better\", but no test is named",
             "A4 has 2 rows",
             "B1 is missing",
-            "A3: \"great\" is none of",
+            "A3: \"great\" is not one of",
         ] {
             assert!(found.iter().any(|p| p.starts_with(problem)), "{problem}");
         }

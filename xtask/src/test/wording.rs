@@ -1,10 +1,12 @@
-//! Plain English in comments: rules 1 and 4 of "How we write" in CONTRIBUTING.md, as far as a program can check them.
+//! Plain English in comments and messages: rules 1 and 4 of "How we write" in CONTRIBUTING.md, as far as a program can
+//! check them.
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
 
+use super::literals::literals;
 use crate::cargo::output;
 
 /// Words with which no doc comment opens: what follows is a fragment that a reader has to decode.
@@ -39,7 +41,17 @@ const DIALECT: [&str; 18] = [
     "whoever",
 ];
 
-/// Checks the comments of all Rust files but tests and benchmarks.
+/// Further words that no message has. Comments may have them, where they name an actor of the sentence.
+const MESSAGE_DIALECT: [&str; 4] = ["nobody", "others", "our", "ours"];
+
+/// Folders whose messages still have to be rewritten.
+const UNCHECKED_MESSAGES: [&str; 3] = [
+    "devtools/src/demo/",
+    "nodeagent/dataplane/src/backend/",
+    "nodeagent/src/engine/",
+];
+
+/// Checks the comments and messages of all Rust files but tests and benchmarks.
 pub(super) fn check(root: &Path) -> Result<()> {
     let args = [
         "ls-files",
@@ -67,7 +79,14 @@ pub(super) fn check(root: &Path) -> Result<()> {
             .into_iter()
             .filter(|(_, word)| OPENINGS.contains(&&**word));
         fragments.extend(bad.map(|(line, word)| format!("{file}:{line}: opens with {word:?}")));
-        let words = dialect_in(&text).into_iter();
+        let mut words = dialect_in(&text);
+        if !UNCHECKED_MESSAGES
+            .iter()
+            .any(|folder| file.starts_with(folder))
+        {
+            words.extend(dialect_in_messages(&text));
+        }
+        let words = words.into_iter();
         dialect.extend(words.map(|(line, words)| format!("{file}:{line}: {words:?}")));
     }
     let too_many = fragments.len() * 100 > all * MOST_PERCENT;
@@ -76,8 +95,8 @@ pub(super) fn check(root: &Path) -> Result<()> {
     }
     ensure!(
         !too_many && dialect.is_empty(),
-        "{} of {all} doc comments open with a fragment ({MOST_PERCENT} % may), and {} comments have words of \
-         dialect; CONTRIBUTING.md, \"How we write\", has better ones",
+        "{} of {all} doc comments open with a fragment ({MOST_PERCENT} % may), and {} comments and messages \
+         have words of dialect; CONTRIBUTING.md, \"How we write\", has better ones",
         fragments.len(),
         dialect.len()
     );
@@ -113,8 +132,7 @@ fn dialect_in(text: &str) -> Vec<(usize, &'static str)> {
         let Some((_, comment)) = line.split_once("//") else {
             continue;
         };
-        let english: String = comment.split('`').step_by(2).collect::<Vec<_>>().join(" ");
-        let english = english.to_lowercase();
+        let english = english(comment);
         let said = DIALECT
             .into_iter()
             .filter(|words| has_words(&english, words));
@@ -123,9 +141,29 @@ fn dialect_in(text: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
+/// Returns the words of dialect in string literals, with their lines, up to the tests of the file.
+fn dialect_in_messages(text: &str) -> Vec<(usize, &'static str)> {
+    let code = text.split("\n#[cfg(test)]\nmod tests").next();
+    let mut found = Vec::new();
+    for (line, message) in literals(code.unwrap_or_default()) {
+        let english = english(&message);
+        let all = DIALECT.into_iter().chain(MESSAGE_DIALECT);
+        let said = all.filter(|words| has_words(&english, words));
+        found.extend(said.map(|words| (line, words)));
+    }
+    found
+}
+
+/// Returns a text in small letters, without the code in backquotes.
+fn english(text: &str) -> String {
+    let parts: Vec<&str> = text.split('`').step_by(2).collect();
+    parts.join(" ").to_lowercase()
+}
+
 /// Whether a text has these words, and not as parts of others.
 fn has_words(text: &str, words: &str) -> bool {
-    let is_apart = |c: Option<char>| c.is_none_or(|c| !c.is_alphanumeric());
+    let joins = |c: char| c.is_alphanumeric() || "-_".contains(c);
+    let is_apart = |c: Option<char>| c.is_none_or(|c| !joins(c));
     text.match_indices(words).any(|(at, _)| {
         let (before, after) = (&text[..at], &text[at + words.len()..]);
         is_apart(before.chars().next_back()) && is_apart(after.chars().next())
@@ -148,5 +186,14 @@ mod tests {
         let text =
             "let told = 1; // whoever asks\n/// `told` is amended.\n//! Is told.\nlet mend = 2;\n";
         assert_eq!(dialect_in(text), [(1, "whoever"), (3, "told")]);
+    }
+
+    #[test]
+    fn dialect_counts_in_messages_and_not_in_tests() {
+        let code = "fn ours() {\n    info!(\"it is put \\\n        right, {ours}\");\n    run(\"--others\");\n}\n";
+        let tests = "\n#[cfg(test)]\nmod tests {\n    const TOLD: &str = \"told\";\n}\n";
+        let found = dialect_in_messages(&format!("{code}{tests}"));
+        assert_eq!(found, [(2, "put right")]);
+        assert_eq!(dialect_in_messages("// \"told\"\n"), []);
     }
 }

@@ -19,7 +19,7 @@ fn status(fleet: pb::Fleet) -> String {
 fn in_sync() {
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Source          manifests, in touch 2s ago
+        Source          manifests, last contact 2s ago
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           3/3 in sync
 
@@ -35,13 +35,13 @@ fn in_sync() {
 fn a_control_plane_that_holds() {
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Source          manifests, in touch 2s ago
-        Picture         partial: api.yaml is refused in document 2, line 14: is not
-                        valid YAML: unclosed bracket '['; mend that, or run `kpctl
+        Source          manifests, last contact 2s ago
+        Data            incomplete: api.yaml is refused in document 2, line 14: is not
+                        valid YAML: unclosed bracket '['; fix that, or run `kpctl
                         approve` if nothing is missing
         Held            991 services, the last endpoints of 3 services, for 3m12s
-                        the source no longer names them, and 991 of 1001 Services would
-                        go
+                        they are missing from the source, and 991 of 1001 Services would
+                        be removed
                         shop/api, shop/cart, shop/search, shop/web and 990 more
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           3/3 in sync
@@ -52,7 +52,7 @@ fn a_control_plane_that_holds() {
         node-c  InSync  3h     4711     3m12s ago  -    412us  10000/20000  nftables
 
         Next
-          kpctl approve, if nothing is missing
+          kpctl approve, if the source is complete
     "#]]
     .assert_eq(&status(samples::holding_fleet()));
 }
@@ -65,11 +65,11 @@ fn what_there_is_to_approve() {
     let pending = ApprovalView::from(fleet);
     expect![[r#"
         Held            991 services, the last endpoints of 3 services, for 3m12s
-                        the source no longer names them, and 991 of 1001 Services would
-                        go
+                        they are missing from the source, and 991 of 1001 Services would
+                        be removed
                         shop/api, shop/cart, shop/search, shop/web and 990 more
-        In doubt        api.yaml is refused in document 2, line 14: is not valid YAML:
-                        unclosed bracket '['; mend that, or run `kpctl approve` if
+        Incomplete      api.yaml is refused in document 2, line 14: is not valid YAML:
+                        unclosed bracket '['; fix that, or run `kpctl approve` if
                         nothing is missing
         Held by nodes   node-b
     "#]]
@@ -81,17 +81,17 @@ fn what_there_is_to_approve() {
         ..Default::default()
     });
     expect![[r#"
-        Approved: what the source does not name is gone.
-        Let go          991 services, the last endpoints of 3 services
-                        the source no longer names them, and 991 of 1001 Services would
-                        go
+        Approved: objects that are missing from the source are removed.
+        Removed         991 services, the last endpoints of 3 services
+                        they are missing from the source, and 991 of 1001 Services would
+                        be removed
                         shop/api, shop/cart, shop/search, shop/web and 990 more
-        Told nodes      node-0, node-1, node-2, node-3, node-4, 4 more
+        On nodes        node-0, node-1, node-2, node-3, node-4, 4 more
     "#]]
     .assert_eq(&table(&done));
     let nothing = ApprovalView::from(samples::healthy_fleet());
     expect![[r#"
-        Nothing is held, and nothing is in doubt.
+        Nothing waits for approval.
     "#]]
     .assert_eq(&table(&nothing));
 }
@@ -101,7 +101,7 @@ fn lagging() {
     let nodes = vec![samples::node("node-a"), samples::syncing("node-b")];
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Source          manifests, in touch 2s ago
+        Source          manifests, last contact 2s ago
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/2 in sync, 1 syncing
 
@@ -116,7 +116,7 @@ fn lagging() {
 fn trouble_of_every_kind() {
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Source          manifests, in touch 2s ago
+        Source          manifests, last contact 2s ago
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/5 in sync, 1 syncing, 1 failing, 1 disconnected,
                         1 without an agent
@@ -135,7 +135,7 @@ fn trouble_of_every_kind() {
           and 1 object more: -o wide
         node-d  Disconnected  14m    4650/4711  3m12s ago  61   412us  10000/20000
           connection reset by peer
-          last heard of 14m ago; its kernel keeps what it held
+          last contact 14m ago; the node's kernel keeps its rules
         node-e  NoAgent       3d4h   -          -          -    -      -
 
         DEGRADED                  NODES
@@ -151,8 +151,8 @@ fn trouble_of_every_kind() {
 
         Next
           kpctl describe service shop/web
-          mend Service shop/checkout in shop.yaml, document 2, line 14
-          is kp-nodeagent running on node-d, and does it reach the control plane?
+          fix Service shop/checkout in shop.yaml, document 2, line 14
+          check that kp-nodeagent runs on node-d and reaches the control plane
           start kp-nodeagent on node-e
     "#]]
     .assert_eq(&status(samples::troubled_fleet()));
@@ -162,7 +162,7 @@ fn trouble_of_every_kind() {
 fn wide_shows_everything() {
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Source          manifests, in touch 2s ago
+        Source          manifests, last contact 2s ago
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/5 in sync, 1 syncing, 1 failing, 1 disconnected, 1 without an agent
 
@@ -178,7 +178,7 @@ fn wide_shows_everything() {
           shop/login:http/TCP (IPv4): node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port (for 3m12s)
         node-d  Disconnected  14m    4650      4650/4711  4650          3m12s ago  61   412us  341us   9ms         1.3s        10000/20000  nftables
           connection reset by peer
-          last heard of 14m ago; its kernel keeps what it held
+          last contact 14m ago; the node's kernel keeps its rules
         node-e  NoAgent       3d4h   -         -          -             -          -    -      -       -           -           -            -
 
         DEGRADED                  NODES
@@ -193,8 +193,8 @@ fn wide_shows_everything() {
 
         Next
           kpctl describe service shop/web
-          mend Service shop/checkout in shop.yaml, document 2, line 14
-          is kp-nodeagent running on node-d, and does it reach the control plane?
+          fix Service shop/checkout in shop.yaml, document 2, line 14
+          check that kp-nodeagent runs on node-d and reaches the control plane
           start kp-nodeagent on node-e
     "#]].assert_eq(&wide(&FleetView::from(samples::troubled_fleet())));
 }
@@ -203,17 +203,17 @@ fn wide_shows_everything() {
 fn disconnected_is_stale_since() {
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Source          manifests, in touch 2s ago
+        Source          manifests, last contact 2s ago
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           0/1 in sync, 1 disconnected
 
         NODE    STATE         SINCE  APPLIED    VERIFIED   LAG  SYNC   OBJECTS
         node-d  Disconnected  14m    4650/4711  3m12s ago  61   412us  10000/20000
           connection reset by peer
-          last heard of 14m ago; its kernel keeps what it held
+          last contact 14m ago; the node's kernel keeps its rules
 
         Next
-          is kp-nodeagent running on node-d, and does it reach the control plane?
+          check that kp-nodeagent runs on node-d and reaches the control plane
     "#]]
     .assert_eq(&status(fleet(vec![samples::disconnected("node-d")])));
 }
@@ -223,8 +223,8 @@ fn a_node_that_keeps_what_nobody_names() {
     let mut node = samples::node("node-a");
     node.set_state(pb::NodeState::Holding);
     node.last_error =
-        "keeps 991 Services that the source does not name, because 991 of 1001 Services \
-                       would go at once: fix the source, or kpctl approve"
+        "keeps 991 Services missing from the source, because 991 of 1001 Services would be removed \
+         at once: fix the source, or run `kpctl approve`"
             .to_owned();
     node.report.as_mut().unwrap().held = Some(pb::Held {
         services: 991,
@@ -234,18 +234,18 @@ fn a_node_that_keeps_what_nobody_names() {
     let nodes = vec![node, samples::node("node-b")];
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Source          manifests, in touch 2s ago
+        Source          manifests, last contact 2s ago
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
-        Nodes           1/2 in sync, 1 holding what is not named
+        Nodes           1/2 in sync, 1 holding vanished objects
 
         NODE    STATE    SINCE  APPLIED  VERIFIED   LAG  SYNC   OBJECTS      BACKEND
         node-a  Holding  3h     4711     3m12s ago  -    412us  10000/20000  nftables
-          keeps 991 Services that the source does not name, because 991 of 1001 Services
-            would go at once: fix the source, or kpctl approve
+          keeps 991 Services missing from the source, because 991 of 1001 Services would
+            be removed at once: fix the source, or run `kpctl approve`
         node-b  InSync   3h     4711     3m12s ago  -    412us  10000/20000  nftables
 
         Next
-          kpctl approve, if what node-a keeps is to go
+          kpctl approve, if the objects held by node-a are really gone
     "#]]
     .assert_eq(&status(fleet(nodes.clone())));
     let wide = wide(&FleetView::from(fleet(nodes)));
@@ -260,7 +260,7 @@ fn no_agents() {
     let nodes = ["node-a", "node-b", "node-c"].map(samples::no_agent);
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Source          manifests, in touch 2s ago
+        Source          manifests, last contact 2s ago
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           0/3 in sync, 3 without an agent
 
@@ -283,7 +283,7 @@ fn empty_fleet_before_the_source_is_complete() {
     plane.upstream_age_ms = 200_000;
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Source          manifests, in touch 3m20s ago, not complete yet
+        Source          manifests, last contact 3m20s ago, not complete yet
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           none
 
@@ -297,7 +297,7 @@ fn empty_fleet_before_the_source_is_complete() {
 fn an_answer_without_anything_is_shown() {
     expect![[r#"
         Control plane   -
-        Source          -, in touch 0s ago, not complete yet
+        Source          -, last contact 0s ago, not complete yet
         Revision        0, 0 services, 0 endpoints
         Nodes           none
 
@@ -328,7 +328,7 @@ fn long_names_and_large_numbers_fit() {
     ));
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Source          manifests, in touch 2s ago
+        Source          manifests, last contact 2s ago
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           1/2 in sync, 1 failing
 
@@ -359,7 +359,7 @@ fn revisions_of_an_earlier_start_do_not_compare() {
     assert_eq!((revisions.applied, revisions.lag), (None, None));
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Source          manifests, in touch 2s ago
+        Source          manifests, last contact 2s ago
         Revision        4711, 12s ago, 10000 services, 20000 endpoints
         Nodes           0/1 in sync, 1 syncing
 
@@ -397,8 +397,8 @@ fn wide_tells_what_became_of_the_list_of_all_services() {
         lookups_in_one_list: 10_000,
     });
     let fleet = FleetView::from(fleet(vec![node]));
-    let line =
-        "IPv4: 80123 rules; a new connection passes at most 38 to its Service, 10000 in one list";
+    let line = "IPv4: 80123 rules; a new connection passes at most 38 to its Service, 10000 in one \
+                list like kube-proxy's";
     assert!(
         wide(&fleet).contains(&format!("\n  {line}\n")),
         "{}",
@@ -416,7 +416,7 @@ fn only_the_first_issues_are_shown() {
     }
     let text = plain(&issues_text(&many, 7, &canvas()));
     assert_eq!(text.matches("port 99999").count(), 10);
-    let end = "2 issues more: -o wide\n7 issues more are not told: mend these first\n";
+    let end = "2 issues more: -o wide\n7 issues more are not listed: fix these first\n";
     assert!(text.ends_with(end), "{text}");
 }
 
@@ -432,7 +432,8 @@ fn objects_with_the_same_issue_are_told_together() {
     let text = plain(&issues_text(&alike, 0, &canvas()));
     assert_eq!(text.matches("port 99999").count(), 1, "{text}");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let others = "the same of 2999 others, such as Service shop/shop-1, Service shop/shop-2, Service shop/shop-3";
+    let others = "the same problem with 2999 other objects, such as Service shop/shop-1, Service \
+                  shop/shop-2, Service shop/shop-3";
     assert!(words.contains(others), "{words}");
     let in_full = Canvas {
         wide: true,
@@ -440,7 +441,10 @@ fn objects_with_the_same_issue_are_told_together() {
     };
     let text = plain(&issues_text(&alike, 0, &in_full));
     assert_eq!(text.matches("port 99999").count(), 6, "{text}");
-    assert!(text.contains("the same of 2994 others\n"), "{text}");
+    assert!(
+        text.contains("the same problem with 2994 other objects\n"),
+        "{text}"
+    );
 }
 
 #[test]

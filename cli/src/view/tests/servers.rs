@@ -112,7 +112,7 @@ fn describe_shows_real_servers_those_that_drain_first() {
 
         Next
           kpctl status
-          mend Service shop/checkout in shop.yaml, document 2, line 14
+          fix Service shop/checkout in shop.yaml, document 2, line 14
     "#]]
     .assert_eq(from(&text, "Nodes "));
 }
@@ -133,7 +133,7 @@ fn wide_describe_shows_how_virtual_servers_work() {
 
         Next
           kpctl status
-          mend Service shop/checkout in shop.yaml, document 2, line 14
+          fix Service shop/checkout in shop.yaml, document 2, line 14
     "#]].assert_eq(from(&text, "REAL SERVER"));
 }
 

@@ -152,7 +152,7 @@ fn describe_service() {
 
         Next
           kpctl status
-          mend Service shop/checkout in shop.yaml, document 2, line 14
+          fix Service shop/checkout in shop.yaml, document 2, line 14
     "#]]
     .assert_eq(&table(&view));
     expect![[r#"
@@ -194,7 +194,7 @@ fn describe_service() {
 
         Next
           kpctl status
-          mend Service shop/checkout in shop.yaml, document 2, line 14
+          fix Service shop/checkout in shop.yaml, document 2, line 14
     "#]].assert_eq(&wide(&view));
 }
 
@@ -247,7 +247,7 @@ fn describe_service_of_which_nothing_is_served() {
             this change
 
         Next
-          mend Service shop/checkout in shop.yaml, document 2, line 14
+          fix Service shop/checkout in shop.yaml, document 2, line 14
     "#]]
     .assert_eq(&table(&DescriptionView::new(
         "shop",
@@ -284,7 +284,7 @@ fn describe_service_without_ready_endpoints() {
         Port http 80/TCP (IPv4), node port 30080, revision 4711
           ENDPOINT         NODE    STATE     NODES  HINTS
           10.244.3.9:8080  node-c  Draining  0/0    -
-          no endpoint is ready: those that are draining are still used
+          no endpoint is ready: draining endpoints are still used
 
         Port http 80/TCP (IPv6), node port 30080, revision 4711
           no endpoint is ready: connections fail

@@ -212,7 +212,7 @@ fn a8_bad_source_ranges_fail_closed() {
         reasons,
         [
             "spec.loadBalancerSourceRanges: \"10.0.0.0/33\" is not an address prefix such as \
-             10.0.0.0/8 or fd00::/8; nobody is admitted by it, correct it"
+             10.0.0.0/8 or fd00::/8; this range admits no client, correct it"
         ]
     );
     for bad in ["10.0.0.0/33", "rubbish", "'rubbish', 'fd00::/8'", "''"] {
@@ -229,7 +229,7 @@ fn a8_bad_source_ranges_fail_closed() {
     assert!(ips.is_empty());
     assert_eq!(
         reasons[0],
-        "spec.loadBalancerSourceRanges has 1001 entries, more than 1000; join or drop some"
+        "spec.loadBalancerSourceRanges has 1001 entries, more than 1000; merge or remove some"
     );
 }
 

@@ -327,6 +327,6 @@ fn absurd_sizes_are_cut_and_told() {
     assert_eq!(converted.issues.len(), MAX_ISSUES_PER_OBJECT + 1);
     assert_eq!(
         converted.issues.last().unwrap().reason,
-        "has 80 further problems that are not listed; mend the listed ones first"
+        "has 80 further problems that are not listed; fix the listed ones first"
     );
 }

@@ -272,7 +272,7 @@ fn services_that_do_not_fit_into_their_namespace_are_refused_and_all_others_serv
     let publication = apply(&mut index, &slice("a-1", "a", &more));
     let gone = publication.services.iter().filter(|(_, new)| new.is_none());
     assert_eq!(gone.count(), 1);
-    assert!(reasons(&index)[0].contains("does not fit into its namespace: it costs every node 1 "));
+    assert!(reasons(&index)[0].contains("exceeds the limit of its namespace: it needs 1"));
     // With a single endpoint both fit again.
     apply(&mut index, &slice("a-1", "a", &more[..1]));
     assert_eq!(index.issues(), []);

@@ -61,12 +61,12 @@ async fn bad_ones_are_refused_in_one_line_that_says_what_to_do() {
         (
             "https://192.0.2.1:6443",
             "ftp://192.0.2.1",
-            "is no address of an API server",
+            "is not the address of an API server",
         ),
         (
             "https://192.0.2.1:6443",
             "a b",
-            "is no address of an API server",
+            "is not the address of an API server",
         ),
         (
             "server: ",

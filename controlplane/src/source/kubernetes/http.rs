@@ -126,7 +126,7 @@ impl Transport for Http {
 
     async fn renew(&mut self) {
         if let Err(error) = self.api.renew().await {
-            tracing::warn!("{error}; going on with the credentials that we have");
+            tracing::warn!("{error}; continuing with the current credentials");
         }
     }
 

@@ -334,7 +334,7 @@ impl Catalog {
                 severity: Severity::Warning,
                 location: String::new(),
                 object: spoken_of("input"),
-                reason: format!("{omitted} further problems are not listed; mend these first"),
+                reason: format!("{omitted} further problems are not listed; fix these first"),
             });
         }
         issues

@@ -47,9 +47,9 @@ struct Stuck {
 /// The reason why nothing is known of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoAnswer {
-    #[error("no answer within {} s; is it on a disk or server that is away?", PATIENCE.as_secs())]
+    #[error("the disk does not answer within {} s; check the disk or file server", PATIENCE.as_secs())]
     Late,
-    #[error("it is not asked for, since {MAX_STUCK} others do not answer")]
+    #[error("not read, because the disk does not answer for {MAX_STUCK} other files")]
     NotAsked,
 }
 

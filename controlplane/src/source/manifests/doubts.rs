@@ -57,7 +57,7 @@ impl Doubts {
         if all.len() > MAX_DOUBTS {
             let more = all.len() - MAX_DOUBTS;
             all.truncate(MAX_DOUBTS);
-            all.push(format!("{more} further files are not whole"));
+            all.push(format!("{more} further files are incomplete"));
         }
         all
     }
@@ -67,7 +67,7 @@ impl Doubts {
 /// text is invalid.
 pub(super) fn is_cut(text: &str) -> Option<&'static str> {
     if text.trim().is_empty() {
-        return Some("is empty; if that is meant, delete it");
+        return Some("is empty; delete it if that is intended");
     }
     let ends = text.ends_with('\n') || text.trim_end().ends_with(['}', ']']);
     (!ends).then_some("ends in the middle of a line and may be cut off; end it with a line break")
@@ -95,7 +95,7 @@ mod tests {
         }
         let all = doubts.all(true, true);
         assert_eq!(all.len(), MAX_DOUBTS + 1);
-        assert_eq!(all[MAX_DOUBTS], "5 further files are not whole");
+        assert_eq!(all[MAX_DOUBTS], "5 further files are incomplete");
         assert!(all.iter().all(|doubt| doubt.len() <= MAX_DOUBT + 2));
         doubts.set(&"0000.yaml".into(), None);
         assert!(doubts.all(true, true)[0].starts_with("0001.yaml"));

@@ -198,9 +198,7 @@ fn read_file(path: &Path, beat: &Beat) -> io::Result<Vec<u8>> {
     must_be_file(&file.metadata()?)?;
     read_limited(file, beat).map_err(|error| match error.kind() {
         // Files such as /proc/kmsg claim to be regular files.
-        io::ErrorKind::WouldBlock => {
-            io::Error::other("reading it would have to wait; is it a log?")
-        }
+        io::ErrorKind::WouldBlock => io::Error::other("reading it would block; it may be a log"),
         _ => error,
     })
 }

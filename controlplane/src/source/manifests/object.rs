@@ -185,7 +185,7 @@ fn object(
         let reason = match api_version {
             None => format!("has no apiVersion; write {}", kind.api_version()),
             Some(other) => format!(
-                "has the apiVersion {other:?} that is not understood; use {}",
+                "has the unsupported apiVersion {other:?}; use {}",
                 kind.api_version()
             ),
         };

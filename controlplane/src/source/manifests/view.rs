@@ -223,9 +223,7 @@ impl View {
         };
         let replaced = self.identity != Some(identity);
         if replaced && listing.files.is_empty() && self.catalog.len() > 0 {
-            return Err(io::Error::other(
-                "another folder without manifests is in its place",
-            ));
+            return Err(io::Error::other("a folder without manifests replaced it"));
         }
         self.identity = Some(identity);
         self.links.clone_from(&listing.links);
@@ -278,8 +276,8 @@ impl View {
                 Err(error) => notices.push(notice(
                     folder,
                     format!(
-                        "changes in it are seen late because it cannot be watched: \
-                         {error}; raise fs.inotify.max_user_watches?"
+                        "cannot be watched, so changes in it take effect late: {error}; check \
+                         fs.inotify.max_user_watches"
                     ),
                 )),
             }
@@ -297,7 +295,7 @@ impl View {
         notice(
             &self.root.folder,
             format!(
-                "cannot be read: {error}; put it back, until then {}",
+                "cannot be read: {error}; restore it, until then {}",
                 keep(self.catalog.len(), "")
             ),
         )

@@ -38,7 +38,7 @@ pub(super) enum ExamineError {
     #[error("cannot list the node's own addresses: {0}")]
     Addresses(Errno),
     /// There are still more stale flows.
-    #[error("stale flows are made faster than they can be deleted")]
+    #[error("stale flows appear faster than the agent can delete them")]
     NoEnd,
 }
 

@@ -27,7 +27,7 @@ pub(super) const LINK: &str = crate::backend::ipvs::LINK;
 pub(super) fn has_table(family: Family, table: &str) -> Result<bool, NetlinkError> {
     let number = nfproto(family);
     let kind = msg::GETTABLE;
-    let request = Request::new("look for a table", kind, number, |w| {
+    let request = Request::new("find table", kind, number, |w| {
         w.str(NFTA_TABLE_NAME, table);
     });
     match NfSocket::open()?.get(request) {

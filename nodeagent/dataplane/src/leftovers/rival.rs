@@ -62,7 +62,7 @@ pub enum Rival {
     #[error("{0} answers {1} as kube-proxy does")]
     Answers(SocketAddr, &'static str),
     /// A port of kube-proxy on which a program listens and does not answer.
-    #[error("something listens on kube-proxy's port at {0} and does not answer")]
+    #[error("a program listens on kube-proxy's port at {0} and does not answer")]
     Silent(SocketAddr),
 }
 

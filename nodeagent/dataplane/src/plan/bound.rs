@@ -24,9 +24,9 @@ pub fn cut(
         local.endpoints.truncate(allowed.endpoints);
     }
     let reason = format!(
-        "its Service asks for more than a node is made to hold for one ({MAX_SERVICE_PLACES} \
-         addresses with ports, {MAX_SERVICE_ELEMENTS} elements): served at {} of {addresses} external \
-         addresses, by {} of {endpoints} endpoints; split the Service",
+        "its Service exceeds the limits of one Service ({MAX_SERVICE_PLACES} addresses with ports, \
+         {MAX_SERVICE_ELEMENTS} elements): served at {} of {addresses} external addresses, with \
+         {} of {endpoints} endpoints; split the Service",
         program.port.load_balancer_ips.len() + program.port.external_ips.len(),
         program.endpoints.len(),
     );

@@ -254,11 +254,11 @@ fn what_a_file_says_stays_on_the_line_of_the_error() {
 fn files_that_are_not_read() {
     let folder = tempfile::TempDir::new().unwrap();
     let refused = |path: &Path| text_of(path).unwrap_err().to_string();
-    assert_eq!(refused(folder.path()), "is no regular file");
-    assert_eq!(refused(Path::new("/dev/zero")), "is no regular file");
+    assert_eq!(refused(folder.path()), "is not a regular file");
+    assert_eq!(refused(Path::new("/dev/zero")), "is not a regular file");
     let pipe = folder.path().join("pipe");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    assert_eq!(refused(&pipe), "is no regular file");
+    assert_eq!(refused(&pipe), "is not a regular file");
     let missing = refused(&folder.path().join("missing"));
     assert!(
         missing.starts_with("cannot be read: No such file"),
@@ -266,7 +266,7 @@ fn files_that_are_not_read() {
     );
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(b"a: \xff\n").unwrap();
-    assert_eq!(refused(file.path()), "is no text in UTF-8");
+    assert_eq!(refused(file.path()), "is not UTF-8 text");
     let large = tempfile::NamedTempFile::new().unwrap();
     large.as_file().set_len(1 << 40).unwrap();
     let large = refused(large.path());

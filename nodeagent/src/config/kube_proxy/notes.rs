@@ -99,14 +99,14 @@ fn mode(config: &KubeProxyConfiguration) -> Option<Note> {
     match &*config.mode {
         "nftables" | "iptables" => None,
         "" => Some(Note::info(format!(
-            "mode is not set: that is nftables unless --backend says otherwise, where kube-proxy would \
-             take iptables; {where_} for what is different"
+            "mode is not set: kplane uses nftables unless --backend says otherwise, kube-proxy \
+             uses iptables; {where_} for the differences"
         ))),
         // D1.
         _ => Some(Note::warning(
-            "mode ipvs: Kubernetes has deprecated it (off by default from 1.40, gone from kube-proxy \
-             in 1.43). This agent goes on having it; mode nftables is the way out: changing the mode \
-             and restarting the agent is all there is to do",
+            "mode ipvs: Kubernetes has deprecated it (off by default from 1.40, removed from \
+             kube-proxy in 1.43). This agent keeps mode ipvs. To move to mode nftables, change \
+             the mode and restart the agent",
         )),
     }
 }
@@ -115,9 +115,9 @@ fn detector(config: &KubeProxyConfiguration, settings: &Settings) -> Option<Note
     let by_range = config.detect_local_mode == "ClusterCIDR";
     (by_range && settings.node.cluster_cidrs.is_empty()).then(|| {
         Note::warning(
-            "clusterCIDR is empty, so pods cannot be told from other clients: nothing but hairpin \
-             traffic to ClusterIPs is masqueraded, and pods count as clients from outside for \
-             externalTrafficPolicy Local",
+            "clusterCIDR is empty, so the agent cannot distinguish pods from other clients: it \
+             masquerades only hairpin traffic to ClusterIPs, and treats pods as external clients \
+             for externalTrafficPolicy Local",
         )
     })
 }
@@ -144,7 +144,9 @@ fn families(
             Family::V6 => (Family::V4, true),
         };
         let lost = match field {
-            "clusterCIDR" => format!("{other} pods cannot be told from other clients"),
+            "clusterCIDR" => {
+                format!("the agent cannot distinguish {other} pods from other clients")
+            }
             _ => format!("no node port is served on {other}"),
         };
         if field == "clusterCIDR" && !host.ipv6 && only == Family::V6 {
@@ -211,8 +213,12 @@ fn unused(config: &KubeProxyConfiguration) -> Option<Note> {
             || !of_mode && (inside(section) || UNUSED.into_iter().any(inside))
     };
     let names: Vec<_> = set.iter().filter(is_unused).map(String::as_str).collect();
-    (!names.is_empty())
-        .then(|| Note::info(format!("set, but without meaning here: {}", listed(&names))))
+    (!names.is_empty()).then(|| {
+        Note::info(format!(
+            "set, but without effect in kplane: {}",
+            listed(&names)
+        ))
+    })
 }
 
 #[cfg(test)]

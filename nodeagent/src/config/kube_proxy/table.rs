@@ -64,13 +64,16 @@ pub(super) static GROUPS: [Group; 10] = [
     shown("The node", NODE),
     shown("The Kubernetes API, for --standalone", API),
     shown("Rules", RULES),
-    shown("Telling pods from other clients", DETECT),
+    shown("Distinguishing pods from other clients", DETECT),
     shown("Health checks and metrics", SERVERS),
     shown("Connection tracking", CONNTRACK),
     shown("Logging", LOGGING),
     Group {
         without_effect: true,
-        ..shown("Accepted for kube-proxy's sake, without effect", UNUSED)
+        ..shown(
+            "Accepted for compatibility with kube-proxy, without effect",
+            UNUSED,
+        )
     },
     hidden("Deprecated", DEPRECATED),
     hidden("Windows", WINDOWS),

@@ -41,7 +41,7 @@ fn i1_i2_the_command_line_of_kubeadm_works_unchanged() {
     );
     let checked = check(&line).unwrap();
     assert_eq!(checked.log.verbosity, 2);
-    let mode = "mode is not set: that is nftables";
+    let mode = "mode is not set: kplane uses nftables";
     let infos = notes(&checked, Level::Info);
     assert!(infos.iter().any(|note| note.starts_with(mode)), "{infos:?}");
     assert!(

@@ -94,7 +94,7 @@ fn a_cliff_is_held_until_somebody_agrees() {
     assert_eq!(touched.services.len(), 5, "new ones are taken");
     assert_eq!((count(&desired), held(&desired)), ((105, 105), (95, 0)));
     let told = desired.held().unwrap();
-    assert_eq!(told.reason, "95 of 100 Services would go at once");
+    assert_eq!(told.reason, "95 of 100 Services would be removed at once");
     assert_eq!(told.examples.len(), 8);
     assert_eq!(told.examples[0], "shop/s0");
     assert!(told.since_ms > 0);
@@ -168,7 +168,7 @@ fn a_whole_picture_after_a_partial_one_may_still_be_a_cliff() {
     let told = desired.held().unwrap();
     assert_eq!(
         (told.services, &*told.reason),
-        (35, "35 of 40 Services would go at once")
+        (35, "35 of 40 Services would be removed at once")
     );
     // Services that are named again, or deleted by name, are not kept.
     other.put(&numbered(10, &["10.0.0.9:80"]));

@@ -88,7 +88,7 @@ fn a_service_that_asks_for_too_much_is_cut_as_a_whole_and_the_others_are_served(
     assert!(
         told[0]
             .0
-            .contains("served at 1819 of 2000 external addresses, by 1 of 1 endpoints")
+            .contains("served at 1819 of 2000 external addresses, with 1 of 1 endpoints")
     );
     assert!(told.iter().all(|(_, degraded)| *degraded));
     // With one port less the Service fits, and ports that were not touched are planned again too.

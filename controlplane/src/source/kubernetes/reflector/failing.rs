@@ -95,7 +95,7 @@ impl<T: Transport> Reflector<T> {
         };
         tracing::warn!(
             instead = %instead.kind(),
-            "the API server has none of what is asked for; asking for something else"
+            "the API server does not have this kind; listing another one instead"
         );
         let wait = match instead {
             Resource::Slices => self.note("list", &failure).await?,

@@ -350,7 +350,7 @@ fn issues_are_limited_errors_first() {
     assert!(told[0].starts_with("error: x.yaml, document 1006, line 3017: document: is not valid"));
     assert_eq!(
         told[MAX_ISSUES],
-        "warning: input: 6 further problems are not listed; mend these first"
+        "warning: input: 6 further problems are not listed; fix these first"
     );
 }
 

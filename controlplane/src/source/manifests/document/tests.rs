@@ -69,8 +69,8 @@ fn bad_documents_are_named() {
         ),
         (
             "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: s}\n",
-            "document 1, line 1: error: EndpointSlice default/s: has the apiVersion \
-             \"discovery.k8s.io/v1beta1\" that is not understood; use discovery.k8s.io/v1",
+            "document 1, line 1: error: EndpointSlice default/s: has the unsupported apiVersion \
+             \"discovery.k8s.io/v1beta1\"; use discovery.k8s.io/v1",
         ),
         (
             "kind: Service\nmetadata: {name: web}\n",

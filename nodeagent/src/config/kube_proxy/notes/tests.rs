@@ -42,7 +42,7 @@ fn i7_a_plain_configuration_needs_no_words() {
 fn i7_another_mode_is_told_what_it_gets() {
     let (level, text) = only(notes(DUAL, |c| c.mode.clear()));
     assert_eq!(level, Level::Info);
-    assert!(text.contains("that is nftables"), "{text}");
+    assert!(text.contains("kplane uses nftables"), "{text}");
     assert!(text.contains("docs/kube-proxy-compat.md"), "{text}");
 }
 
@@ -104,7 +104,7 @@ fn i7_no_detector_is_said() {
     let (level, text) = only(notes(DUAL, |c| c.cluster_cidr.clear()));
     assert_eq!(level, Level::Warning);
     assert!(
-        text.contains("pods cannot be told from other clients"),
+        text.contains("cannot distinguish pods from other clients"),
         "{text}"
     );
 }
@@ -126,7 +126,7 @@ fn i7_fields_without_meaning_are_named_in_one_line() {
     assert_eq!(level, Level::Info);
     assert_eq!(
         text,
-        "set, but without meaning here: clientConnection.burst, configSyncPeriod, \
+        "set, but without effect in kplane: clientConnection.burst, configSyncPeriod, \
          featureGates.SomeGate, iptables.masqueradeAll, ipvs.syncPeriod, nftables.minSyncPeriod, \
          winkernel.enableDSR"
     );

@@ -63,7 +63,7 @@ pub(super) const RULES: &[Row] = &[
         Kind::Value("MODE"),
         "",
         &["mode"],
-        "nftables, iptables or ipvs; nothing means nftables",
+        "nftables, iptables or ipvs; empty means nftables",
         |c, v| text(&mut c.mode, v),
     ),
     row(
@@ -71,7 +71,8 @@ pub(super) const RULES: &[Row] = &[
         Kind::List("CIDR"),
         "primary",
         &["nodePortAddresses"],
-        "Own addresses that serve node ports: ranges, `primary` for the node's address, or `all` (default of iptables and ipvs)",
+        "Addresses of the node that serve node ports: ranges, `primary` for the node's address, or \
+         `all` (default of iptables and ipvs)",
         |c, v| list(&mut c.node_port_addresses, v),
     ),
     row(
@@ -145,7 +146,7 @@ pub(super) const RULES: &[Row] = &[
         Kind::Switch,
         "",
         &["ipvs.strictARP"],
-        "Answer ARP for addresses of the asked device only (mode ipvs)",
+        "Answer ARP only for addresses of the requested device (mode ipvs)",
         |c, v| switch(&mut c.ipvs.strict_arp, v),
     ),
     row(
@@ -153,7 +154,8 @@ pub(super) const RULES: &[Row] = &[
         Kind::Value("DURATION"),
         "0s",
         &["ipvs.tcpTimeout"],
-        "Idle TCP connections are forgotten after this; 0s leaves the kernel's value (mode ipvs)",
+        "Time after which idle TCP connections are forgotten; 0s keeps the kernel's value (mode \
+         ipvs)",
         |c, v| period(&mut c.ipvs.tcp_timeout, v),
     ),
     row(
@@ -161,7 +163,8 @@ pub(super) const RULES: &[Row] = &[
         Kind::Value("DURATION"),
         "0s",
         &["ipvs.tcpFinTimeout"],
-        "TCP connections are forgotten so long after a FIN; 0s leaves the kernel's value (mode ipvs)",
+        "Time after a FIN after which TCP connections are forgotten; 0s keeps the kernel's value \
+         (mode ipvs)",
         |c, v| period(&mut c.ipvs.tcp_fin_timeout, v),
     ),
     row(
@@ -169,7 +172,7 @@ pub(super) const RULES: &[Row] = &[
         Kind::Value("DURATION"),
         "0s",
         &["ipvs.udpTimeout"],
-        "UDP flows are forgotten after this; 0s leaves the kernel's value (mode ipvs)",
+        "Time after which UDP flows are forgotten; 0s keeps the kernel's value (mode ipvs)",
         |c, v| period(&mut c.ipvs.udp_timeout, v),
     ),
 ];
