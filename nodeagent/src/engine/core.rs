@@ -263,7 +263,7 @@ impl Core {
             tracing::warn!(
                 %family,
                 "Services have addresses of this family, and clusterCIDR or nodePortAddresses has no range of \
-                 it: its pods cannot be told from other clients, or none of its node ports is served"
+                 it: the agent cannot distinguish its pods from other clients, or serves none of its node ports"
             );
         }
     }

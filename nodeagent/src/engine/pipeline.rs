@@ -275,7 +275,7 @@ impl Pipeline {
                 reason = new.reason,
                 degraded = new.degraded,
                 failing = failures.len(),
-                "the kernel does not hold a ServicePort as desired; it holds all others. The report lists the failing ones"
+                "the kernel does not hold a ServicePort as desired. The report lists all that fail"
             );
         }
         for failure in failures {

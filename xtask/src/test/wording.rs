@@ -44,11 +44,11 @@ const DIALECT: [&str; 18] = [
 /// Further words that no message has. Comments may have them, where they name an actor of the sentence.
 const MESSAGE_DIALECT: [&str; 4] = ["nobody", "others", "our", "ours"];
 
-/// Folders whose messages still have to be rewritten.
-const UNCHECKED_MESSAGES: [&str; 3] = [
+/// Files and folders whose messages are not checked.
+const UNCHECKED_MESSAGES: [&str; 2] = [
     "devtools/src/demo/",
-    "nodeagent/dataplane/src/backend/",
-    "nodeagent/src/engine/",
+    // Comments of rules are part of the table: other words would make agents replace it.
+    "nodeagent/dataplane/src/backend/nftables/layout.rs",
 ];
 
 /// Checks the comments and messages of all Rust files but tests and benchmarks.

@@ -49,8 +49,8 @@ const PARTS: [Part; 3] = [
         table: "nat",
         rule: " -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
         without: Some(
-            "packets to external addresses are not told by the bridge through which they come; they are \
-             served all the same",
+            "rules do not distinguish packets to external addresses by the bridge through which they come; \
+             the Services work all the same",
         ),
     },
     Part {
