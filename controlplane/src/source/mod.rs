@@ -51,7 +51,8 @@ pub enum Event {
     /// Another, later list of a kind is complete, and all its objects have been passed on. Objects
     /// that vanished before and are not back have now been missing twice.
     Looked(Kind),
-    /// All current problems of the source itself; replaces the earlier list.
+    /// All current problems of the input that belong to no object; replaces the earlier list. The
+    /// problems of an API server are in [`upstream::Upstream`].
     Issues(Vec<Issue>),
     /// Addresses of the source's origin, if it is an API server; replaces the earlier ones.
     ApiServer(BTreeSet<SocketAddr>),
