@@ -8,6 +8,9 @@
 //! differences of a later list. Objects that the list lacks have `Vanished`, which is believed less
 //! than a `Delete`.
 
+// Bytes and texts from outside must not end the program.
+#![deny(clippy::indexing_slicing)]
+
 pub mod kubernetes;
 pub mod manifests;
 pub mod upstream;
