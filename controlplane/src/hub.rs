@@ -15,7 +15,7 @@ use crate::k8s::{ObjectId, Uid};
 use crate::publish::{Publication, Store};
 use crate::source::Batch;
 use crate::source::kubernetes;
-use crate::source::upstream::Upstream;
+use crate::source::upstream::{Upstream, log_new};
 use crate::trust::Trust;
 
 /// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
@@ -46,7 +46,7 @@ pub struct Hub {
 pub struct Summary {
     /// Sizes.
     pub totals: Totals,
-    /// Problems with the input, sorted.
+    /// Problems with the input, sorted. [`Hub::issues`] has those of the API server as well.
     pub issues: Arc<Vec<Issue>>,
     /// Objects that are served although the source no longer names them.
     pub held: Option<Arc<Held>>,
@@ -129,6 +129,19 @@ impl Hub {
     #[must_use]
     pub fn summary(&self) -> watch::Receiver<Arc<Summary>> {
         self.summary.clone()
+    }
+
+    /// Returns the problems with the input and with the API server that it comes from, sorted.
+    #[must_use]
+    pub fn issues(&self) -> Arc<Vec<Issue>> {
+        let input = Arc::clone(&self.summary.borrow().issues);
+        let upstream = self.upstream.issues();
+        if upstream.is_empty() {
+            return input;
+        }
+        let mut all: Vec<_> = upstream.iter().chain(&*input).cloned().collect();
+        all.sort();
+        Arc::new(all)
     }
 
     /// Returns whether the source knows all nodes. If so, an agent's name must be a Node's.
@@ -232,9 +245,7 @@ impl IndexOwner {
         };
         if outcome.issues_changed {
             summary.issues = Arc::new(self.index.issues());
-            for issue in new_issues(&before.issues, &summary.issues) {
-                warn!(severity = %issue.severity, "{issue}");
-            }
+            log_new(&before.issues, &summary.issues);
         }
         if outcome.held_changed {
             summary.held = self.index.held().map(Arc::new);
@@ -314,16 +325,12 @@ impl IndexOwner {
         // The caller may have gone; then the answer is dropped.
         match query {
             Query::Ports(namespace, answer) => drop(answer.send(self.index.ports(&namespace))),
-            Query::Detail(name, answer) => drop(answer.send(self.index.detail(&name))),
+            Query::Detail(name, answer) => {
+                let upstream = self.hub.upstream.issues();
+                drop(answer.send(self.index.detail(&name, &upstream)));
+            }
             Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
         }
     }
-}
-
-/// Returns the issues of `after` that are not in `before`; both sorted.
-fn new_issues<'a>(before: &[Issue], after: &'a [Issue]) -> impl Iterator<Item = &'a Issue> {
-    after
-        .iter()
-        .filter(|issue| before.binary_search(issue).is_err())
 }

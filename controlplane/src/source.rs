@@ -8,6 +8,9 @@
 //! differences of a later list. Objects that the list lacks have `Vanished`, which is believed less
 //! than a `Delete`.
 
+// Bytes and texts from outside must not end the program.
+#![deny(clippy::indexing_slicing)]
+
 pub mod kubernetes;
 pub mod manifests;
 pub mod upstream;
@@ -51,7 +54,8 @@ pub enum Event {
     /// Another, later list of a kind is complete, and all its objects have been passed on. Objects
     /// that vanished before and are not back have now been missing twice.
     Looked(Kind),
-    /// All current problems of the source itself; replaces the earlier list.
+    /// All current problems of the input that belong to no object; replaces the earlier list. The
+    /// problems of an API server are in [`upstream::Upstream`].
     Issues(Vec<Issue>),
     /// Addresses of the source's origin, if it is an API server; replaces the earlier ones.
     ApiServer(BTreeSet<SocketAddr>),

@@ -1,7 +1,12 @@
 //! The program with few open files: clients that hold connections block neither status nor
 //! readiness.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! Starts on a broken folder: a real folder, a real control plane, the status API's view.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,6 +1,11 @@
 //! The control plane's ports against peers that flood, dawdle and do not read: real sockets on loopback.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
 
 mod support;
 

@@ -5,6 +5,9 @@
 //! a new connection replaces the oldest one, so that clients that hold connections open cannot lock
 //! out others.
 
+// Bytes and texts from outside must not end the program.
+#![deny(clippy::indexing_slicing)]
+
 mod accept;
 mod files;
 mod port;

@@ -1,6 +1,11 @@
 //! Whole agents, with a real control plane, over real sockets. Only the kernel is missing.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

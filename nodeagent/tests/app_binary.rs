@@ -1,6 +1,6 @@
 //! The program as people start it: exit codes, messages, signals.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::fs;
 use std::io::{BufRead, BufReader};

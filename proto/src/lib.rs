@@ -2,6 +2,9 @@
 //!
 //! Programs convert wire types at once and work with `kplane_model` types.
 
+// Bytes and texts from outside must not end the program.
+#![deny(clippy::indexing_slicing)]
+
 pub mod convert;
 pub mod shared;
 

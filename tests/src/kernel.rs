@@ -1,5 +1,10 @@
 //! Tests that need only a kernel: each gets its own network namespace, on its own thread.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "for tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "for tests"
+)]
 
 use std::io::Write as _;
 use std::panic::resume_unwind;

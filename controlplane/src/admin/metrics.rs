@@ -66,7 +66,7 @@ impl Plane {
         gauge(
             "kplane_controlplane_issues",
             "Problems with the input or its source",
-            summary.issues.len() as f64,
+            self.0.issues().len() as f64,
         )?;
         let held = summary.held.as_deref();
         gauge(

@@ -172,10 +172,9 @@ impl Task {
 }
 
 fn picture(hub: &Hub) -> Picture {
-    let summary = hub.summary().borrow().clone();
     let mut picture = Picture {
-        issues: Arc::clone(&summary.issues),
-        held: summary.held.clone(),
+        issues: hub.issues(),
+        held: hub.summary().borrow().held.clone(),
         ..Picture::default()
     };
     for (name, facts) in hub.store.nodes() {

@@ -359,10 +359,11 @@ fn issues_come_and_go_with_their_objects() {
     let (mut index, first) = index(&[service("web", "10.96.0.1"), bad]);
     assert_eq!(summary(&first), ["web: 10.0.0.1"]);
     assert_eq!(index.issues().len(), 1);
-    let detail = index.detail(&ServiceName::new("shop", "web")).unwrap();
+    let detail = index.detail(&ServiceName::new("shop", "web"), &[]).unwrap();
     assert_eq!(detail.issues.len(), 1);
     let mended = Event::Apply(object(&slice("s", "web", &["10.0.0.1"])));
     assert!(index.apply(batch(vec![mended])).issues_changed);
     assert_eq!(index.issues(), []);
-    assert!(index.detail(&ServiceName::new("shop", "nothing")).is_none());
+    let nothing = ServiceName::new("shop", "nothing");
+    assert!(index.detail(&nothing, &[]).is_none());
 }

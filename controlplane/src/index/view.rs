@@ -50,9 +50,10 @@ impl Index {
         ports
     }
 
-    /// Returns one Service, if it is known.
+    /// Returns one Service, if it is known. `upstream`: further issues, some of which may be about
+    /// the Service.
     #[must_use]
-    pub fn detail(&self, name: &ServiceName) -> Option<ServiceDetail> {
+    pub fn detail(&self, name: &ServiceName, upstream: &[Issue]) -> Option<ServiceDetail> {
         let slices = self.slices_of.get(name);
         let is_its = |issue: &Issue| {
             let object = &issue.object;
@@ -65,7 +66,10 @@ impl Index {
                     _ => false,
                 }
         };
-        let issues: Vec<Issue> = self.issues().into_iter().filter(is_its).collect();
+        let mut issues = self.issues();
+        issues.extend_from_slice(upstream);
+        issues.retain(is_its);
+        issues.sort();
         if !self.services.contains_key(name) && issues.is_empty() {
             return None;
         }

@@ -16,9 +16,9 @@ use super::{questions, views};
 use crate::hub::{Approved, Closing, Hub, Seen};
 
 /// Minimum time between two answers of a watch.
-const WATCH_PAUSE: Duration = Duration::from_millis(100);
+pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum time between two answers of a watch, so that ages stay current.
-const WATCH_REFRESH: Duration = Duration::from_secs(2);
+pub(super) const WATCH_REFRESH: Duration = Duration::from_secs(2);
 
 /// The server of the status API.
 #[derive(Clone, Debug)]
@@ -170,12 +170,14 @@ async fn watch(hub: Arc<Hub>, nodes: usize, outbox: Outbox) {
     let mut agents = hub.fleet.changes();
     let mut head = hub.store.head();
     let mut summary = hub.summary();
+    let mut upstream = hub.upstream.issue_changes();
     while send_picture(&hub, nodes, &outbox).await {
         tokio::time::sleep(WATCH_PAUSE).await;
         let alive = tokio::select! {
             changed = agents.changed() => changed.is_ok(),
             changed = head.changed() => changed.is_ok(),
             changed = summary.changed() => changed.is_ok(),
+            changed = upstream.changed() => changed.is_ok(),
             () = tokio::time::sleep(WATCH_REFRESH) => true,
             () = outbox.closed() => false,
             () = hub.shutdown.cancelled() => false,

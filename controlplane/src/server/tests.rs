@@ -3,20 +3,22 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kplane_model::{Issue, NodeFacts, ObjectRef, Severity};
+use kplane_model::{Issue, NodeFacts, ObjectRef, ServiceName, Severity};
 use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
-use kplane_proto::v1::status_service_server::StatusServiceServer;
+use kplane_proto::v1::status_service_server::{StatusService as _, StatusServiceServer};
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message};
 use prost::Message as _;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 
+use super::status::{WATCH_PAUSE, WATCH_REFRESH};
 use super::views::{UNVERIFIED_AFTER, node_state};
 use super::{AgentServer, StatusServer};
 use crate::admission::Admission;
@@ -148,6 +150,57 @@ async fn troubled_hub() -> Arc<Hub> {
     let mut summary = hub.summary();
     summary.wait_for(|s| !s.issues.is_empty()).await.unwrap();
     hub
+}
+
+/// Problems of the API server are shown as soon as they are known, with the problems of the input
+/// and without a batch through the index. Other changes of the source's state wake no watch.
+#[tokio::test(start_paused = true)]
+async fn issues_of_the_api_server_are_read_where_they_are() {
+    let hub = troubled_hub().await;
+    let status = StatusServer::new(Arc::clone(&hub));
+    let watch = status.watch_fleet(Request::new(pb::GetFleetRequest::default()));
+    let mut watch = watch.await.unwrap().into_inner();
+    // The number of errors in the next answer, and the time until it comes.
+    let mut next = async || {
+        let before = Instant::now();
+        let fleet = watch.next().await.unwrap().unwrap();
+        (fleet.control_plane.unwrap().errors, before.elapsed())
+    };
+    hub.upstream.begin(Kind::Service);
+    while next().await.1 < WATCH_REFRESH {}
+    let issue = Issue {
+        severity: Severity::Error,
+        location: String::new(),
+        object: ObjectRef {
+            kind: Kind::Service.to_string(),
+            namespace: "shop".to_owned(),
+            name: "new".to_owned(),
+        },
+        reason: "cannot be read".to_owned(),
+    };
+    let issues = Arc::new(vec![issue.clone()]);
+    let heard_at = hub.summary().borrow().heard_at;
+    hub.upstream
+        .update(Kind::Service, |state| state.unreadable = issues);
+    let (errors, waited) = next().await;
+    assert_eq!(errors, 3_001);
+    assert!(waited <= WATCH_PAUSE, "{waited:?}");
+    assert_eq!(hub.issues().len(), 3_001);
+    assert!(hub.issues().is_sorted());
+    let detail = hub.detail(ServiceName::new("shop", "new")).await.unwrap();
+    assert_eq!(detail.unwrap().issues, [issue]);
+
+    hub.upstream
+        .update(Kind::Service, |state| state.counts.events += 1);
+    let (errors, waited) = next().await;
+    assert_eq!(errors, 3_001);
+    assert!(waited >= WATCH_REFRESH, "{waited:?}");
+    hub.upstream
+        .update(Kind::Service, |state| state.unreadable = Arc::default());
+    let (errors, waited) = next().await;
+    assert_eq!(errors, 3_000);
+    assert!(waited <= WATCH_PAUSE, "{waited:?}");
+    assert_eq!(hub.summary().borrow().heard_at, heard_at);
 }
 
 /// An agent whose report has 200 kB.

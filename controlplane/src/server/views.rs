@@ -24,7 +24,7 @@ pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
     let summary = hub.summary().borrow().clone();
     let head = *hub.store.head().borrow();
     let age = hub.upstream_age();
-    let issues = Issues::bounded(&summary.issues);
+    let issues = Issues::bounded(&hub.issues());
     let trust = hub.store.trust();
     pb::ControlPlaneStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),

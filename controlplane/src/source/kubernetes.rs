@@ -106,14 +106,13 @@ impl Source for Kubernetes {
         }
         drop(outbox);
         reflectors.spawn(server::follow(self.api, sink.clone()));
-        merge(inbox, sink, &self.upstream).await;
+        merge(inbox, sink).await;
         Ok(())
     }
 }
 
 /// Makes batches of the reflectors' events until the consumer has gone.
-async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>, upstream: &Upstream) {
-    let mut issues = Vec::new();
+async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>) {
     let mut doubts = BTreeMap::new();
     loop {
         let first = tokio::select! {
@@ -130,17 +129,6 @@ async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>, upstr
             && let Ok(more) = inbox.try_recv()
         {
             take_in(more, &mut events, &mut doubts);
-        }
-        let now = upstream.issues();
-        if now != issues {
-            if now.is_empty() {
-                tracing::info!("the API server works again");
-            }
-            events.push(Event::Issues(now.clone()));
-            issues = now;
-        }
-        if events.is_empty() {
-            events.push(Event::Alive);
         }
         let batch = Batch {
             events,

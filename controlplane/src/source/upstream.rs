@@ -1,8 +1,9 @@
-//! The state that a source reports about itself, by kind: for readiness, freshness and metrics.
-//! Also carries requests to the source for a second list.
+//! The state that a source reports about itself, by kind: for readiness, freshness, issues and
+//! metrics. Also carries requests to the source for a second list.
 //!
-//! The source's tasks write it, the status API reads it. A source without such state (manifests)
-//! leaves it empty; then only its batches count.
+//! The source's tasks write it. The status API, events and metrics read it here, so the index has
+//! no part in it. A source without such state (manifests) leaves it empty; then only its batches
+//! count.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use kplane_model::Issue;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tracing::{info, warn};
 
 use crate::k8s::Kind;
 
@@ -18,6 +20,8 @@ use crate::k8s::Kind;
 #[derive(Clone, Debug, Default)]
 pub struct Upstream {
     kinds: Arc<Mutex<BTreeMap<Kind, KindState>>>,
+    /// Problems of all kinds, each once, sorted.
+    issues: watch::Sender<Arc<Vec<Issue>>>,
     /// Number of requests.
     looks: watch::Sender<u64>,
 }
@@ -34,7 +38,7 @@ pub struct KindState {
     /// The current problem, and its start.
     pub trouble: Option<Trouble>,
     /// Objects that cannot be read, at most 100.
-    pub unreadable: Vec<Issue>,
+    pub unreadable: Arc<Vec<Issue>>,
     /// Totals since the start.
     pub counts: Counts,
 }
@@ -69,16 +73,33 @@ impl Upstream {
             current_at: None,
             synced: false,
             trouble: None,
-            unreadable: Vec::new(),
+            unreadable: Arc::default(),
             counts: Counts::default(),
         };
         self.lock().insert(kind, state);
     }
 
-    /// Changes the state of a kind that was added.
+    /// Changes the state of a kind that was added. If this changes the issues, their readers are
+    /// woken, and new issues are logged.
     pub fn update(&self, kind: Kind, change: impl FnOnce(&mut KindState)) {
-        if let Some(state) = self.lock().get_mut(&kind) {
-            change(state);
+        let mut kinds = self.lock();
+        let Some(state) = kinds.get_mut(&kind) else {
+            return;
+        };
+        let before = (state.trouble.clone(), Arc::clone(&state.unreadable));
+        change(state);
+        if before.0 == state.trouble && before.1 == state.unreadable {
+            return;
+        }
+        let now = Arc::new(issues_of(&kinds));
+        if now == *self.issues.borrow() {
+            return;
+        }
+        let before = self.issues.send_replace(Arc::clone(&now));
+        drop(kinds);
+        log_new(&before, &now);
+        if now.is_empty() {
+            info!("the API server works again");
         }
     }
 
@@ -100,15 +121,14 @@ impl Upstream {
 
     /// Returns the problems of all kinds, each once, sorted.
     #[must_use]
-    pub fn issues(&self) -> Vec<Issue> {
-        let kinds = self.lock();
-        let troubles = kinds.values().filter_map(|kind| kind.trouble.as_ref());
-        let unreadable = kinds.values().flat_map(|kind| &kind.unreadable);
-        let issues = troubles.map(|trouble| &trouble.issue).chain(unreadable);
-        let mut issues: Vec<_> = issues.cloned().collect();
-        issues.sort();
-        issues.dedup();
-        issues
+    pub fn issues(&self) -> Arc<Vec<Issue>> {
+        Arc::clone(&self.issues.borrow())
+    }
+
+    /// Returns a receiver that is notified when the issues change.
+    #[must_use]
+    pub fn issue_changes(&self) -> watch::Receiver<Arc<Vec<Issue>>> {
+        self.issues.subscribe()
     }
 
     /// Asks the source for another list, because the index or an agent keeps objects that the last
@@ -129,3 +149,24 @@ impl Upstream {
         self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+fn issues_of(kinds: &BTreeMap<Kind, KindState>) -> Vec<Issue> {
+    let troubles = kinds.values().filter_map(|kind| kind.trouble.as_ref());
+    let unreadable = kinds.values().flat_map(|kind| kind.unreadable.iter());
+    let issues = troubles.map(|trouble| &trouble.issue).chain(unreadable);
+    let mut issues: Vec<_> = issues.cloned().collect();
+    issues.sort();
+    issues.dedup();
+    issues
+}
+
+/// Logs the issues of `after` that are not in `before`; both sorted.
+pub(crate) fn log_new(before: &[Issue], after: &[Issue]) {
+    let new = after.iter();
+    for issue in new.filter(|issue| before.binary_search(issue).is_err()) {
+        warn!(severity = %issue.severity, "{issue}");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,9 @@
 //!                    change: what of a new file takes effect at once (I3)
 //! ```
 
+// Bytes and texts from outside must not end the program.
+#![deny(clippy::indexing_slicing)]
+
 mod address;
 mod change;
 mod duration;

@@ -221,7 +221,7 @@ fn take(value: &mut Value, path: &[Segment]) -> Option<Value> {
         .iter()
         .try_fold(value, |value, key| value.get_mut(key.as_str()))?;
     let taken = parent.as_object_mut()?.remove(last.as_str())?;
-    let mut inner = path[keys.len()..].iter();
+    let mut inner = path.iter().skip(keys.len());
     inner.try_fold(taken, |value, part| match (value, part) {
         (Value::Array(mut items), Segment::Seq { index }) => {
             (*index < items.len()).then(|| items.swap_remove(*index))

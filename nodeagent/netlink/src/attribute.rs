@@ -12,9 +12,35 @@ const NLA_TYPE_MASK: u16 = 0x3fff;
 /// Longest payload of one attribute: the 16-bit length counts the header too.
 pub const MAX_ATTRIBUTE_PAYLOAD_BYTES: usize = u16::MAX as usize - HEADER_BYTES;
 
-/// Rounds up to the next multiple of four.
+/// Rounds up to the next multiple of four. A length that has none is longer than any bytes, and so is
+/// the result.
 pub(super) fn aligned(len: usize) -> usize {
-    len.next_multiple_of(ALIGN_BYTES)
+    len.checked_next_multiple_of(ALIGN_BYTES)
+        .unwrap_or(usize::MAX)
+}
+
+/// Sets the field at `offset` into the header that starts at `start`. Changes nothing where the bytes
+/// end before the end of the field.
+#[inline]
+pub(super) fn set_field<const N: usize>(
+    bytes: &mut [u8],
+    start: usize,
+    offset: usize,
+    value: [u8; N],
+) {
+    if let Some(field) = field(bytes, start, offset) {
+        *field = value;
+    }
+}
+
+/// Returns the field at `offset` into the header that starts at `start`.
+#[inline]
+pub(super) fn field<const N: usize>(
+    bytes: &mut [u8],
+    start: usize,
+    offset: usize,
+) -> Option<&mut [u8; N]> {
+    bytes.get_mut(start..)?.get_mut(offset..)?.first_chunk_mut()
 }
 
 /// Appends attributes to a message. Integers are written in network byte order, as nf_tables
@@ -90,9 +116,9 @@ impl<'a> AttributeWriter<'a> {
         self.bytes.extend_from_slice(&[0; 2]);
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
         fill(self.bytes);
-        match u16::try_from(self.bytes.len() - start) {
+        match u16::try_from(self.bytes.len().saturating_sub(start)) {
             Ok(len) => {
-                self.bytes[start..start + 2].copy_from_slice(&len.to_ne_bytes());
+                set_field(self.bytes, start, 0, len.to_ne_bytes());
                 self.bytes.resize(aligned(self.bytes.len()), 0);
             }
             Err(_) => {
@@ -115,6 +141,11 @@ pub struct Attribute<'a> {
 }
 
 impl<'a> Attribute<'a> {
+    /// Returns the length with the header, without padding.
+    pub(super) fn len(self) -> usize {
+        self.payload.len().saturating_add(HEADER_BYTES)
+    }
+
     /// Returns the payload as attributes.
     #[must_use]
     pub fn children(self) -> Attributes<'a> {
@@ -213,6 +244,19 @@ mod tests {
         let mut writer = AttributeWriter::new(&mut bytes);
         writer.bytes(2, &vec![0; MAX_ATTRIBUTE_PAYLOAD_BYTES]);
         assert!(!writer.is_oversized());
+    }
+
+    #[test]
+    fn fields_beyond_the_end_are_left_out() {
+        for (start, offset) in [(0, 3), (3, 0), (4, 4), (usize::MAX, usize::MAX)] {
+            let mut bytes = [7; 4];
+            set_field(&mut bytes, start, offset, [1, 2]);
+            assert_eq!(bytes, [7; 4], "{start} {offset}");
+        }
+        let mut bytes = [7; 4];
+        set_field(&mut bytes, 1, 1, [1, 2]);
+        assert_eq!(bytes, [7, 7, 1, 2]);
+        assert_eq!([5, usize::MAX].map(aligned), [8, usize::MAX]);
     }
 
     #[test]

@@ -18,6 +18,8 @@ const NFPROTO_UNSPEC: u8 = 0;
 
 /// Bytes kept in front of the operations for `NFNL_MSG_BATCH_BEGIN` with its 8-byte attribute.
 const BEGIN_BYTES: usize = HEADER_BYTES + NFGENMSG_BYTES + 8;
+/// Length of `NFNL_MSG_BATCH_END`.
+const END_BYTES: usize = HEADER_BYTES + NFGENMSG_BYTES;
 
 /// The name of an operation in error messages: `add rule service-classes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,14 +103,14 @@ impl Batch {
     /// Returns the length when sent, a few bytes more at most.
     #[must_use]
     pub fn byte_len(&self) -> usize {
-        self.bytes.len() + HEADER_BYTES + NFGENMSG_BYTES
+        self.bytes.len().saturating_add(END_BYTES)
     }
 
     /// Returns the operations' messages as they will be sent, except that their sequence numbers
     /// are still 0.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[BEGIN_BYTES..]
+        self.bytes.get(BEGIN_BYTES..).unwrap_or_default()
     }
 
     /// Completes the batch. With a `generation`, the kernel refuses the batch if its rules are no
@@ -122,8 +124,9 @@ impl Batch {
                 w.u32(NFNL_BATCH_GENID, generation);
             }
         });
-        let start = BEGIN_BYTES - begin.len();
-        self.bytes[start..BEGIN_BYTES].copy_from_slice(&begin);
+        let start = BEGIN_BYTES.saturating_sub(begin.len());
+        let place = self.bytes.iter_mut().skip(start);
+        place.zip(begin).for_each(|(place, byte)| *place = byte);
         // Only the last operation asks for an acknowledgement: kernel.md 1.4.
         if let Some((last, _)) = self.operations.last() {
             message::add_flags(&mut self.bytes, *last, message::NLM_F_ACK);
@@ -154,7 +157,7 @@ impl SealedBatch {
     /// Returns the bytes to send.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[self.start..]
+        self.bytes.get(self.start..).unwrap_or_default()
     }
 
     /// Returns the number of operations.
@@ -192,7 +195,7 @@ impl SealedBatch {
         let (start, _) = self.operations.get(index)?;
         let bytes = self.bytes.get(start.checked_add(offset)?..self.end)?;
         let attribute = Attributes(bytes).next()?;
-        bytes.get(..attribute.payload.len() + 4)
+        bytes.get(..attribute.len())
     }
 }
 

@@ -77,7 +77,7 @@ impl NfSocket {
         loop {
             self.receive(MsgFlags::empty())
                 .map_err(|errno| NetlinkError::Socket { what, errno })?;
-            let (mut listed, mut done) = (0, false);
+            let (mut listed, mut done) = (0_usize, false);
             for message in Messages(&self.datagram) {
                 if message.sequence == sequence {
                     changed |= message.flags & NLM_F_DUMP_INTR != 0;
@@ -87,7 +87,7 @@ impl NfSocket {
                 if done {
                     break;
                 }
-                listed += message.aligned_len();
+                listed = listed.saturating_add(message.aligned_len());
             }
             // Newer kernels (seen with 6.18) put the end behind the last objects.
             each(self.datagram.get(..listed).unwrap_or(&self.datagram));

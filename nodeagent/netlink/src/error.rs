@@ -139,16 +139,16 @@ fn in_its_words(reason: Option<&str>) -> String {
 }
 
 fn first_of(rejections: &[Rejection], operations: usize) -> String {
-    let Some(first) = rejections.first() else {
+    let Some((first, more)) = rejections.split_first() else {
         return "transaction refused by the kernel".to_owned();
     };
-    let more = match rejections.len() {
-        0 | 1 => String::new(),
-        n => format!("; {} more refused", n - 1),
+    let more = match more.len() {
+        0 => String::new(),
+        more => format!("; {more} more refused"),
     };
     format!(
         "operation {} of {operations} ({}) refused by the kernel: {}{}{more}",
-        first.index + 1,
+        first.index.saturating_add(1),
         first.what,
         first.errno,
         in_its_words(first.reason.as_deref()),

@@ -1,6 +1,7 @@
 //! IP sets over nfnetlink (linux/netfilter/ipset/ip_set.h), with the types of sets that kube-proxy's
 //! IPVS mode uses. Integers are in network byte order, and are flagged so.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -216,8 +217,8 @@ pub enum Command<'a> {
 #[derive(Debug)]
 pub struct IpSets {
     socket: NfSocket,
-    /// The revision of each type, in the order of [`SetType::ALL`], as far as the kernel was asked.
-    revisions: [Option<u8>; SetType::ALL.len()],
+    /// The revision of each type, as far as the kernel was asked.
+    revisions: BTreeMap<SetType, u8>,
 }
 
 impl IpSets {
@@ -228,7 +229,7 @@ impl IpSets {
     pub fn open() -> Result<Self, NetlinkError> {
         Ok(Self {
             socket: NfSocket::open()?,
-            revisions: [None; SetType::ALL.len()],
+            revisions: BTreeMap::new(),
         })
     }
 
@@ -292,9 +293,8 @@ impl IpSets {
     /// # Errors
     /// [`NetlinkError`]; refused when the kernel lacks the type.
     fn revision(&mut self, kind: SetType, family: Family) -> Result<u8, NetlinkError> {
-        let slot = kind as usize;
-        if let Some(revision) = self.revisions[slot] {
-            return Ok(revision);
+        if let Some(revision) = self.revisions.get(&kind) {
+            return Ok(*revision);
         }
         let request = message("look up a type of IP sets", cmd::TYPE, |w| {
             w.str(attr::TYPENAME, kind.as_str());
@@ -306,7 +306,7 @@ impl IpSets {
         let newest = number(attr::REVISION).unwrap_or(0);
         let oldest = number(attr::REVISION_MIN).unwrap_or(0);
         let revision = newest.min(REVISION_MAX).max(oldest);
-        self.revisions[slot] = Some(revision);
+        self.revisions.insert(kind, revision);
         Ok(revision)
     }
 }
@@ -426,7 +426,7 @@ fn collect(message: Message<'_>, found: &mut Option<Found>) {
     for entry in entries.into_iter().flatten() {
         match kind.and_then(|kind| Entry::parse(kind, entry.children())) {
             Some(entry) => found.entries.push(entry),
-            None => found.strange += 1,
+            None => found.strange = found.strange.saturating_add(1),
         }
     }
 }

@@ -8,6 +8,10 @@
 //! committed. The error of a failed commit states what is known: refused as a whole, or outcome
 //! unknown.
 
+// Bytes from outside must not end the agent, in whatever length and with whatever numbers they come.
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 mod accounting;
 mod attribute;
 mod batch;

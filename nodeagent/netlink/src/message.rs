@@ -2,10 +2,15 @@
 
 use nix::errno::Errno;
 
-use super::attribute::{Attribute, AttributeWriter, Attributes, aligned};
+use super::attribute::{Attribute, AttributeWriter, Attributes, aligned, field, set_field};
 
 /// `sizeof(struct nlmsghdr)`.
 pub(super) const HEADER_BYTES: usize = 16;
+/// Offsets in `struct nlmsghdr`.
+const LENGTH_OFFSET: usize = 0;
+const TYPE_OFFSET: usize = 4;
+const FLAGS_OFFSET: usize = 6;
+const SEQUENCE_OFFSET: usize = 8;
 /// `sizeof(struct nfgenmsg)` (linux/netfilter/nfnetlink.h): family, version, resource id.
 pub(super) const NFGENMSG_BYTES: usize = 4;
 /// `NFNETLINK_V0`.
@@ -71,31 +76,30 @@ fn append_with(
     bytes.extend_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
     bytes.extend_from_slice(&[0; 8]);
     bytes.extend_from_slice(header);
+    let behind_header = bytes.len();
     let mut attributes = AttributeWriter::new(bytes);
     fill(&mut attributes);
     if attributes.is_oversized() {
         // No attribute of it: the kernel refuses the message by its type, and with it a whole batch.
-        bytes.truncate(start + HEADER_BYTES + header.len());
-        bytes[start + 4..start + 6].copy_from_slice(&(kind | NO_MESSAGE).to_ne_bytes());
+        bytes.truncate(behind_header);
+        set_field(bytes, start, TYPE_OFFSET, (kind | NO_MESSAGE).to_ne_bytes());
     }
     // A batch is refused long before 4 GiB: NfSocket::max_batch_bytes.
-    let len = u32::try_from(bytes.len() - start).unwrap_or(u32::MAX);
-    bytes[start..start + 4].copy_from_slice(&len.to_ne_bytes());
+    let len = bytes.len().saturating_sub(start);
+    let len = u32::try_from(len).unwrap_or(u32::MAX);
+    set_field(bytes, start, LENGTH_OFFSET, len.to_ne_bytes());
 }
 
 /// Adds flags to the message that starts at `start`.
 pub(super) fn add_flags(bytes: &mut [u8], start: usize, flags: u16) {
-    if let Some(field) = bytes.get_mut(start + 6..start + 8) {
-        let old = u16::from_ne_bytes([field[0], field[1]]);
-        field.copy_from_slice(&(old | flags).to_ne_bytes());
+    if let Some(field) = field(bytes, start, FLAGS_OFFSET) {
+        *field = (u16::from_ne_bytes(*field) | flags).to_ne_bytes();
     }
 }
 
 /// Sets the sequence number of the message that starts at `start`.
 pub(super) fn set_sequence(bytes: &mut [u8], start: usize, sequence: u32) {
-    if let Some(field) = bytes.get_mut(start + 8..start + 12) {
-        field.copy_from_slice(&sequence.to_ne_bytes());
-    }
+    set_field(bytes, start, SEQUENCE_OFFSET, sequence.to_ne_bytes());
 }
 
 /// A request to the kernel outside a batch.
@@ -175,7 +179,7 @@ impl<'a> Message<'a> {
 
     /// Returns the number of bytes from the start of this message to the start of the next one.
     pub(super) fn aligned_len(self) -> usize {
-        aligned(HEADER_BYTES + self.body.len())
+        aligned(HEADER_BYTES.saturating_add(self.body.len()))
     }
 
     /// Returns the content of an `NLMSG_ERROR`; `None` for other messages and cut ones.
@@ -319,6 +323,22 @@ mod tests {
         assert_eq!(found[0].attributes().get(1).unwrap().payload, [9]);
         assert_eq!(found[1].flags, NLM_F_REQUEST | NLM_F_ACK);
         assert_eq!(found[1].acknowledgement(), None);
+    }
+
+    /// The kernel refuses such a message; the ones around it stay as they are.
+    #[test]
+    fn a_message_with_an_oversized_attribute_has_no_attributes_and_an_unknown_type() {
+        let mut bytes = Vec::new();
+        append(&mut bytes, 7, 0, (2, 0), |w| w.u8(1, 9));
+        append(&mut bytes, 0x0a03, 0, (2, 0), |w| {
+            w.u8(1, 9);
+            w.bytes(2, &[0; 1 << 16]);
+        });
+        append(&mut bytes, 8, 0, (2, 0), |w| w.u8(1, 9));
+        let found: Vec<_> = Messages(&bytes)
+            .map(|message| (message.kind, message.attributes().count()))
+            .collect();
+        assert_eq!(found, [(7, 1), (0x0aff, 0), (8, 1)]);
     }
 
     proptest! {

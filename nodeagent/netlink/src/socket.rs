@@ -163,11 +163,12 @@ impl NfSocket {
     /// # Errors
     /// The first other refusal. All requests in the same datagram were tried, later ones were not.
     pub fn request_all(&mut self, requests: &[Request]) -> Result<usize, NetlinkError> {
-        let mut missing = 0;
+        let mut missing = 0_usize;
         for lot in requests.chunks(REQUESTS_AT_ONCE) {
             let refusals = self.request_lot(lot)?;
             let others = |r: &Refusal| r.errno != Errno::ENOENT;
-            missing += refusals.iter().filter(|r| !others(r)).count();
+            let gone = refusals.iter().filter(|r| !others(r)).count();
+            missing = missing.saturating_add(gone);
             if let Some(refusal) = refusals.into_iter().find(others) {
                 return Err(refusal.into_error(lot));
             }
@@ -183,10 +184,11 @@ impl NfSocket {
     pub fn perform(&mut self, requests: &[Request]) -> Result<(Vec<Refusal>, u64), NetlinkError> {
         let mut refused = Vec::new();
         let bytes = requests.iter().map(|r| r.bytes.len() as u64).sum();
-        for (number, lot) in requests.chunks(REQUESTS_AT_ONCE).enumerate() {
+        let starts = (0_usize..).step_by(REQUESTS_AT_ONCE);
+        for (start, lot) in starts.zip(requests.chunks(REQUESTS_AT_ONCE)) {
             let refusals = self.request_lot(lot)?.into_iter();
             refused.extend(refusals.map(|refusal| Refusal {
-                index: refusal.index + number * REQUESTS_AT_ONCE,
+                index: start.saturating_add(refusal.index),
                 ..refusal
             }));
         }
@@ -230,7 +232,7 @@ impl NfSocket {
                         reason: answer.reason,
                     });
                 }
-                if index + 1 == lot.len() {
+                if index.saturating_add(1) == lot.len() {
                     return Ok(refused);
                 }
             }
@@ -291,15 +293,16 @@ impl NfSocket {
                 let Some(answer) = message.acknowledgement() else {
                     continue;
                 };
-                match message.sequence.wrapping_sub(begin) as usize {
-                    0 => {
+                let distance = message.sequence.wrapping_sub(begin) as usize;
+                match distance.checked_sub(1) {
+                    None => {
                         if let Some(errno) = answer.errno {
                             self.discard_answers();
                             return Err(refused_as_a_whole(errno));
                         }
                     }
-                    distance if distance <= batch.len() => match answer.errno {
-                        Some(_) => rejections.extend(rejection(batch, distance - 1, answer)),
+                    Some(index) if index < batch.len() => match answer.errno {
+                        Some(_) => rejections.extend(rejection(batch, index, answer)),
                         None => accepted = message.sequence == last,
                     },
                     _ => {} // a late answer to something else

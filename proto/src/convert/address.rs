@@ -83,9 +83,10 @@ pub(super) fn unpack_endpoints(
 ) -> Result<Vec<EndpointAddr>, ConvertError> {
     records(field, family.address_len() + PORT_LEN, bytes)?
         .map(|record| {
-            let (ip, port) = record.split_at(family.address_len());
+            let cut = || ConvertError::new(field, "a cut record".to_owned());
+            let (ip, port) = record.split_last_chunk::<PORT_LEN>().ok_or_else(cut)?;
             let ip = unpack_ip(field, ip)?;
-            let port = u16::from_be_bytes([port[0], port[1]]);
+            let port = u16::from_be_bytes(*port);
             if port == 0 {
                 return Err(ConvertError::new(field, format!("port 0 of {ip}")));
             }

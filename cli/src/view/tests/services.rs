@@ -294,13 +294,52 @@ fn describe_service_without_ready_endpoints() {
 
 #[test]
 fn describe_service_with_long_names() {
-    let description = pb::ServiceDescription {
-        ports: vec![long_service()],
-        ..samples::description()
-    };
-    table(&DescriptionView::new(
-        &"n".repeat(60),
-        &"s".repeat(60),
-        description,
-    ));
+    let (namespace, name) = ("namespace-".repeat(6), "service-".repeat(7));
+    let mut description = samples::description();
+    description.ports = vec![long_service()];
+    description.nodes.truncate(1);
+    description.nodes[0].node = "ip-10-0-12-34.eu-west-1.compute.internal".to_owned();
+    description.issues.truncate(1);
+    description.issues[0].namespace.clone_from(&namespace);
+    description.issues[0].name.clone_from(&name);
+    let view = DescriptionView::new(&namespace, &name, description);
+    expect![[r#"
+        Service         namespace-namespace-namespace-namespa..service-service-service-
+        Cluster IP      2001:db8:1234:5678:9abc:def0:1234:5678
+        Sources         198.51.100.0/24, 192.0.2.0/24
+        Policy          internal Cluster, external Local
+        Affinity        by client address for 3h
+        Health port     32000
+        IPVS scheduler  mh
+        Nodes           1/1 hold the newest state
+
+        Port port-port-port- 80/TCP (IPv6), node port 30080, revision 4711
+          ENDPOINT                                       NODE               STATE  NODES
+          [2001:db8:1234:5678:9abc:def0:1234:5678]:8080  ip-10-0-1..ternal  Ready  0/1
+
+        NODE                     PROGRAMMED  APPLIED  CLUSTER  LOCAL  LATENCY  CHANGED
+        ip-10-0-12-34..internal  Yes         4711     3        1      12ms     3m12s ago
+
+        ISSUE  OBJECT                                     LOCATION
+        Error  Service namespace-namesp..ervice-service-  shop.yaml, document 2, line 14
+          port 99999 is not between 1 and 65535; the Service is served as it was before
+            this change
+
+        Next
+          mend Service
+            namespace-namespace-namespace-namespace-namespace-namespace-/service-service
+            -service-service-service-service-service- in shop.yaml, document 2, line 14
+    "#]]
+    .assert_eq(&table(&view));
+    let text = wide(&view);
+    let title = format!("Service         {namespace}/{name}\n");
+    assert!(text.starts_with(&title), "{text}");
+    for whole in [
+        "port-port-port-",
+        "[2001:db8:1234:5678:9abc:def0:1234:5678]:8080",
+        "ip-10-0-12-34.eu-west-1.compute.internal",
+        &format!("{namespace}/{name}  "),
+    ] {
+        assert!(text.contains(whole), "{whole} in {text}");
+    }
 }

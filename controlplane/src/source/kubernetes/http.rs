@@ -151,7 +151,7 @@ impl HttpWatch {
     /// Takes all complete lines from the buffer.
     fn lines(&mut self) -> Result<Vec<Said>, Failure> {
         let mut said = Vec::new();
-        while let Some(end) = memchr(&self.buffer[self.scanned..]) {
+        while let Some(end) = self.buffer.get(self.scanned..).and_then(memchr) {
             let line = self.buffer.split_to(self.scanned + end + 1);
             self.scanned = 0;
             if !line.trim_ascii().is_empty() {

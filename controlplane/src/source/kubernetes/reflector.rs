@@ -268,9 +268,7 @@ impl<T: Transport> Reflector<T> {
         if self.outage_since.is_none() {
             watching.probe_at = now + PROBE_AFTER;
         }
-        if self.report.current(now) || events.is_empty() {
-            self.poke().await?;
-        }
+        self.report.current(now);
         self.tell(events).await?;
         self.tell_doubt().await?;
         Ok(State::Watching(watching))
@@ -330,7 +328,6 @@ impl<T: Transport> Reflector<T> {
                 self.backoff.reset();
                 let now = Instant::now();
                 self.report.current(now);
-                self.poke().await?;
                 watching.probe_at = now + PROBE_AFTER;
                 Ok(if watching.suspect {
                     State::Unwatched
@@ -340,7 +337,7 @@ impl<T: Transport> Reflector<T> {
             }
             Ok(Err(failure)) => {
                 watching.suspect = true;
-                watching.probe_at = Instant::now() + self.note("list", &failure).await?;
+                watching.probe_at = Instant::now() + self.note("list", &failure).await;
                 Ok(State::Watching(watching))
             }
         }
@@ -366,12 +363,6 @@ impl<T: Transport> Reflector<T> {
             };
             self.outbox.send(told).await.map_err(|_| Closed)?;
         }
-    }
-
-    /// Wakes the readers of the report.
-    async fn poke(&mut self) -> Result<(), Closed> {
-        let told = Told::now(Vec::new());
-        self.outbox.send(told).await.map_err(|_| Closed)
     }
 }
 

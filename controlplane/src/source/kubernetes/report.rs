@@ -1,4 +1,4 @@
-//! The report of one reflector: written to [`Upstream`], and from there to issues, status, metrics.
+//! The report of one reflector: written to [`Upstream`], where status, events and metrics read it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -87,14 +87,13 @@ impl Reporter {
         self.upstream.update(self.kind, |state| state.synced = true);
     }
 
-    /// Records that all changes up to now have arrived, and ends a problem; returns true if there
-    /// was one.
-    pub(super) fn current(&mut self, now: Instant) -> bool {
+    /// Records that all changes up to now have arrived, and ends a problem.
+    pub(super) fn current(&mut self, now: Instant) {
         self.upstream.update(self.kind, |state| {
             state.current_at = Some(now);
             state.trouble = None;
         });
-        std::mem::take(&mut self.troubled)
+        self.troubled = false;
     }
 
     pub(super) fn event(&mut self, readable: Option<&ObjectId>) {
@@ -143,7 +142,7 @@ impl Reporter {
     }
 
     fn share_unreadable(&self) {
-        let issues: Vec<_> = self.unreadable.values().cloned().collect();
+        let issues: Arc<Vec<_>> = Arc::new(self.unreadable.values().cloned().collect());
         self.upstream
             .update(self.kind, |state| state.unreadable = issues);
     }
@@ -155,14 +154,8 @@ impl Reporter {
         });
     }
 
-    /// Counts a failure, and reports it if it is worth that; returns true if so.
-    pub(super) fn failed(
-        &mut self,
-        server: &str,
-        asked: Asked,
-        failure: &Failure,
-        in_a_row: u32,
-    ) -> bool {
+    /// Counts a failure, and reports it if it is worth that.
+    pub(super) fn failed(&mut self, server: &str, asked: Asked, failure: &Failure, in_a_row: u32) {
         self.failure(failure);
         let passes = match failure {
             Failure::Broken(_)
@@ -179,11 +172,9 @@ impl Reporter {
             | Failure::Refused { .. }
             | Failure::Malformed(_) => false,
         };
-        if passes && in_a_row < PASSING {
-            return false;
+        if !passes || in_a_row >= PASSING {
+            self.trouble(server, failure.explain(asked));
         }
-        self.trouble(server, failure.explain(asked));
-        true
     }
 
     /// Reports a list that is not believed.

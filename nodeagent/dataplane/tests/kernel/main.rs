@@ -1,5 +1,10 @@
 //! Tests in a real kernel, each in a network namespace of its own.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
 
 mod ipset;
 mod iptables;

@@ -24,7 +24,7 @@ impl<T: Transport> Reflector<T> {
         if failure == Failure::Gone && verb == "watch" {
             return Ok(self.compacted());
         }
-        let wait = self.note(verb, &failure).await?;
+        let wait = self.note(verb, &failure).await;
         let then = match failure {
             Failure::Refused { .. } => Then::List,
             _ => then,
@@ -48,11 +48,7 @@ impl<T: Transport> Reflector<T> {
     }
 
     /// Counts and reports a failure; returns the pause.
-    pub(super) async fn note(
-        &mut self,
-        verb: &'static str,
-        failure: &Failure,
-    ) -> Result<Duration, Closed> {
+    pub(super) async fn note(&mut self, verb: &'static str, failure: &Failure) -> Duration {
         if failure.is_general() {
             self.outage_since.get_or_insert_with(Instant::now);
             // Another server may answer next time.
@@ -65,13 +61,11 @@ impl<T: Transport> Reflector<T> {
         let asked = self.transport.resource().asked(verb);
         let server = self.transport.server();
         let failures = self.backoff.failures();
-        if self.report.failed(&server, asked, failure, failures) {
-            self.poke().await?;
-        }
-        Ok(match failure {
+        self.report.failed(&server, asked, failure, failures);
+        match failure {
             Failure::Busy { after: Some(after) } => wait.max((*after).min(LONG_OUTAGE)),
             _ => wait,
-        })
+        }
     }
 
     /// Handles a resource that the server does not have.
@@ -89,7 +83,7 @@ impl<T: Transport> Reflector<T> {
             Resource::Slices => Resource::Endpoints,
             Resource::Endpoints => Resource::Slices,
             Resource::Services | Resource::Nodes(_) => {
-                let wait = self.note("list", &failure).await?;
+                let wait = self.note("list", &failure).await;
                 return Ok(State::after(wait, Then::List));
             }
         };
@@ -98,7 +92,7 @@ impl<T: Transport> Reflector<T> {
             "the API server does not have this kind; listing another one instead"
         );
         let wait = match instead {
-            Resource::Slices => self.note("list", &failure).await?,
+            Resource::Slices => self.note("list", &failure).await,
             _ => Duration::ZERO,
         };
         self.transport.set_resource(instead);

@@ -136,12 +136,10 @@ impl<T: Transport> Reflector<T> {
                 let events = list.additions(&mut self.memory);
                 self.report.doubts(&self.transport.server(), hold.reason);
                 self.tell(events).await?;
-                self.poke().await?;
                 Ok(State::after(hold.pause, Then::List))
             }
             Verdict::Ignore(hold) => {
                 self.report.doubts(&self.transport.server(), hold.reason);
-                self.poke().await?;
                 Ok(State::after(hold.pause, Then::List))
             }
         }
@@ -162,9 +160,6 @@ impl<T: Transport> Reflector<T> {
         self.second_look.listed(first, empty);
         if first {
             self.tell_doubt().await?;
-        }
-        if events.is_empty() {
-            self.poke().await?;
         }
         self.tell(events).await?;
         // Results of a second list are passed on before the end of the doubt.

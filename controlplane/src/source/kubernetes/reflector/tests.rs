@@ -160,7 +160,7 @@ async fn what_cannot_be_read_keeps_its_last_good_state() {
     assert_eq!(rig.told_by_list(2).await, Vec::<String>::new());
     assert_eq!(rig.state().unreadable[0].object.name, "a");
     assert_eq!(rig.told(2).await, ["apply a", "delete b"]);
-    assert_eq!(rig.state().unreadable, []);
+    assert_eq!(*rig.state().unreadable, []);
 }
 
 /// The first list is passed on as it arrives, and starts again when it breaks.

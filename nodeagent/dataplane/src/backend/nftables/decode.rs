@@ -1,5 +1,8 @@
 //! Decodes elements as the kernel returns them: the inverse of `element.rs`.
 
+// Bytes and texts from outside must not end the program.
+#![deny(clippy::indexing_slicing)]
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use kplane_model::{Cidr, EndpointAddr, Family, Protocol};

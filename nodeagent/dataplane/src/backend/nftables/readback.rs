@@ -1,5 +1,8 @@
 //! Reads kplane's table back from the kernel, and compares it with the table that kplane would write.
 
+// Bytes and texts from outside must not end the program.
+#![deny(clippy::indexing_slicing)]
+
 use std::collections::BTreeMap;
 
 use kplane_model::Family;

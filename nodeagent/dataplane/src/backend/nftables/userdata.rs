@@ -5,6 +5,9 @@
 //! numbers are those of libnftnl's `libnftnl/udata.h` and of nft's own enums, taken from the messages that
 //! `nft -f` sends. Golden tests compare with these messages.
 
+// Bytes and texts from outside must not end the program.
+#![deny(clippy::indexing_slicing)]
+
 use kplane_model::Family;
 
 use super::schema::{Carries, Field, Set};

@@ -237,6 +237,8 @@ impl Rig {
         let told = timeout(patience, self.inbox.recv()).await;
         let told = told.unwrap_or_else(|_| panic!("nothing more: {:?}", self.asked()));
         let told = told.unwrap();
+        // Issues take another way: nothing empty goes through the index.
+        assert!(!told.events.is_empty() || told.doubt.is_some());
         if let Some((_, doubt)) = told.doubt {
             self.doubts.push(doubt);
         }
