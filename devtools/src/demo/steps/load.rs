@@ -1,20 +1,27 @@
-//! Continuous load on one Service, from all kinds of callers, that counts failures.
+//! What one Service goes through under load: its pods are replaced, and an agent is killed and
+//! started again.
 
-use std::cmp::Reverse;
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result, ensure};
-use kplane_model::{Endpoint, Protocol, ServiceName, TrafficPolicy};
-use kplane_tests::client::Probe;
-use kplane_tests::load::{Load, Pace, Report};
+use anyhow::{Context as _, Result};
+use kplane_model::{Endpoint, Family, Protocol};
+use kplane_proto::v1::{Fleet, NodeState, NodeStatus};
+use kplane_tests::client::{self, Probe};
+use kplane_tests::histogram::Histogram;
+use kplane_tests::load::{Load, Pace};
+use owo_colors::OwoColorize as _;
+use serde_json::{Value, json};
 
-use super::super::call::Call;
-use super::super::expect::{Expect, Target};
-use super::super::objects::{Objects, Port};
-use super::super::screen::{Screen, Tone, count, fit, span};
-use super::super::stage::Stage;
-use super::super::survey::Planner;
-use super::super::world::{Role, speaks};
+use super::super::call::{Call, plan};
+use super::super::expect::Expect;
+use super::super::interrupt;
+use super::super::objects::{Objects, PodSpec, Port, Service, short};
+use super::super::show::{Show, aside, fit, plural, say, span};
+use super::super::stage::{Stage, last_sync};
+use super::calls::survey;
 
 /// The rate of each caller: at most 1,000 connects a second, so that a small machine has time for
 /// everything else.
@@ -22,147 +29,301 @@ const PACE: Pace = Pace {
     threads: 1,
     think: Duration::from_millis(1),
 };
+/// Number of callers.
+const CALLERS: usize = 5;
+/// The preStop pause of Kubernetes: connections to the old pod that kernels chose before they got
+/// the change still arrive.
+const PRE_STOP: Duration = Duration::from_millis(100);
+/// Time that open connections have when a pod ends.
+const GRACE: Duration = Duration::from_secs(1);
+/// Time without an agent, and time under load after its return.
+const PAUSE: Duration = Duration::from_millis(700);
 
 /// Callers that call all the time. Dropping them stops the calls.
 #[derive(Debug)]
-pub(super) struct Loads {
-    loads: Vec<(Call, Load)>,
-}
+struct Loads(Vec<(Call, Load)>);
 
-/// The results of the callers.
-#[derive(Debug, Default)]
-pub(super) struct Seen {
-    /// Number of connects.
-    pub(super) connects: u64,
-    /// Number of those that failed.
-    pub(super) failed: u64,
-    /// The failed calls, and their errors.
-    pub(super) wrong: Vec<String>,
-}
-
-/// Returns the port that is called all the time: TCP, with an endpoint for every caller. It prefers
-/// a port whose pods can be replaced, then one with a NodePort, then the one with most pods. `name`
-/// limits it to one Service.
-pub(super) fn star<'a>(objects: &'a Objects, name: Option<&ServiceName>) -> Option<&'a Port> {
-    let services = objects.services.iter();
-    let services = services.filter(|service| name.is_none_or(|name| service.name == *name));
-    let ports = services.flat_map(|service| &service.ports);
-    ports.filter(|port| is_plain(port)).max_by_key(|port| {
-        let reach = port.port.node_port.is_some();
-        let key = Reverse(port.port.key.clone());
-        (is_movable(objects, port), reach, port.endpoints.len(), key)
+/// Returns the Service that is called all the time: TCP, with any endpoint for every caller. It
+/// prefers one whose pods can be replaced, then one with a NodePort, then the one with most pods.
+pub(crate) fn star(stage: &Stage) -> Option<&Service> {
+    let is_plain = |service: &&Service| {
+        let calls = plan(&stage.objects, &stage.world, service);
+        let is_plain = |call: &Call| {
+            matches!(call.expect, Expect::Answer { sticky: false, .. })
+                && call.port.port.key.protocol == Protocol::Tcp
+        };
+        !calls.is_empty() && calls.iter().all(is_plain)
+    };
+    let plain = stage.objects.services.iter().filter(is_plain);
+    plain.max_by_key(|service| {
+        let reach = service
+            .ports
+            .iter()
+            .any(|port| port.port.node_port.is_some());
+        let pods: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
+        (is_movable(&stage.objects, service), reach, pods)
     })
 }
 
-/// Returns whether every client may call the port and gets any endpoint.
-fn is_plain(port: &Port) -> bool {
-    let service = &port.port;
-    let policies = [service.internal_policy, service.external_policy];
-    let hints = |e: &Endpoint| e.zone_hints.len() + e.node_hints.len();
-    service.key.protocol == Protocol::Tcp
-        && service.affinity_timeout_s.is_none()
-        && policies
-            .iter()
-            .all(|policy| *policy == TrafficPolicy::Cluster)
-        && port.endpoints.iter().any(|endpoint| endpoint.ready)
-        && port.endpoints.iter().all(|endpoint| hints(endpoint) == 0)
-}
-
-/// Returns whether the port's pods can be replaced: there are some, on nodes that have addresses
+/// Returns whether a Service's pods can be replaced: there are some, on nodes that have addresses
 /// for more.
-pub(super) fn is_movable(objects: &Objects, port: &Port) -> bool {
-    let family = port.port.key.family;
-    let has_room = |endpoint: &Endpoint| {
-        let mut nodes = objects.nodes.iter();
-        let node = nodes.find(|node| Some(&*node.name) == endpoint.node.as_deref());
-        node.is_some_and(|node| node.pod_cidrs.iter().any(|cidr| cidr.family() == family))
+fn is_movable(objects: &Objects, service: &Service) -> bool {
+    let movable = |port: &Port| {
+        let has_room = |endpoint: &Endpoint| {
+            let node = objects.node(endpoint.node.as_deref().unwrap_or_default());
+            let mut cidrs = node.into_iter().flat_map(|node| &node.pod_cidrs);
+            cidrs.any(|cidr| cidr.family() == port.port.key.family)
+        };
+        port.endpoints.len() >= 2 && port.endpoints.iter().all(|e| e.ready && has_room(e))
     };
-    port.endpoints.len() >= 2
-        && port
-            .endpoints
-            .iter()
-            .all(|endpoint| endpoint.ready && has_room(endpoint))
+    service.ports.iter().all(|port| movable(port))
 }
 
 impl Loads {
-    /// Starts callers at these nodes, in turn, and waits until each has had an answer.
-    pub(super) fn start(stage: &Stage, port: &Port, nodes: &[&str]) -> Result<Self> {
-        let node_port = port
-            .port
-            .node_port
-            .map_or(Target::ClusterIp, Target::NodePort);
-        let callers = [
-            (Role::Client, node_port),
-            (Role::Client, Target::ClusterIp),
-            (Role::Pod, Target::ClusterIp),
-            (Role::Node, Target::ClusterIp),
-            (Role::Node, node_port),
-        ];
-        let planner = Planner::new(&stage.objects, &stage.world);
+    /// Starts callers of the Service, of all kinds and at all nodes or only at one.
+    fn start(stage: &Stage, service: &Service, node: Option<&str>) -> Result<Self> {
+        let mut calls = plan(&stage.objects, &stage.world, service);
+        calls.retain(|call| node.is_none_or(|node| call.caller.node == node));
+        // The last call of a plan is that of a pod, which may go, to itself.
+        calls.pop();
+        let every = calls.len().div_ceil(CALLERS).max(1);
         let mut loads = Vec::new();
-        for ((role, target), node) in callers.into_iter().zip(nodes.iter().cycle()) {
-            // A node without pod ranges has no pod that calls.
-            let Ok(caller) = stage.world.caller(role, node) else {
-                continue;
-            };
-            let node = stage.node(node)?;
-            let call = planner.call(port, target, caller, node);
-            let call = call.context("no address of that family")?;
-            ensure!(
-                matches!(call.expect, Expect::Answer { .. }),
-                "{call}: nobody would answer"
-            );
-            let protocol = speaks(call.protocol).context("no load for this protocol")?;
-            let probe = Probe::new(protocol, call.to).source(call.source);
+        for call in calls.into_iter().step_by(every) {
+            let probe = Probe::new(client::Protocol::Tcp, call.to).source(call.source);
             let load = Load::start(&call.caller.ns, probe, PACE)?;
             loads.push((call, load));
         }
-        Ok(Self { loads })
+        Ok(Self(loads))
     }
 
-    /// Returns the number of connects so far, and of those that failed.
-    pub(super) fn so_far(&self) -> (u64, u64) {
-        let reports = self.loads.iter().map(|(_, load)| load.report());
-        reports.fold((0, 0), |(ok, lost), r| {
-            (ok + r.ok() + r.lost(), lost + r.lost())
-        })
-    }
-
-    /// Ends the callers, and prints a line for each.
-    pub(super) fn stop(self, screen: &Screen) -> Seen {
-        let mut seen = Seen::default();
-        for (call, load) in self.loads {
+    /// Ends the callers, prints a line for each, and records that no connect failed.
+    fn stop(self, show: &mut Show, what: &str, mut wrong: Vec<String>, began: Instant) {
+        let (mut connects, mut failed) = (0, 0);
+        for (call, load) in self.0 {
             let report = load.stop();
-            print(screen, &call, &report);
-            seen.connects += report.ok() + report.lost();
-            seen.failed += report.lost();
+            let (all, lost) = (report.ok() + report.lost(), report.lost());
+            let who = fit(&call.to_string(), 52);
+            let latency = times(&report.latency);
+            say(format!(
+                "      {who} {all:>6} connects, {lost} failed  {latency}"
+            ));
             for (how, times) in &report.failed {
-                seen.wrong.push(format!("{call}: {how}, {times} times"));
+                wrong.push(format!("{call}: {how}, {times} times"));
             }
-            if report.ok() + report.lost() == 0 {
-                seen.wrong.push(format!("{call}: never came to call"));
+            if all == 0 {
+                wrong.push(format!("{call}: never came to call"));
             }
+            (connects, failed) = (connects + all, failed + lost);
         }
-        seen
+        let seen = format!("{failed} of {connects}");
+        show.check((what, "0 connects failed"), seen, wrong, began);
     }
 }
 
-fn print(screen: &Screen, call: &Call, report: &Report) {
-    let tone = if report.lost() == 0 {
-        Tone::Good
-    } else {
-        Tone::Bad
+fn times(histogram: &Histogram) -> String {
+    let (p50, max) = (histogram.percentile(50.0), histogram.max());
+    format!("p50 {}, max {}", span(p50), span(max))
+}
+
+/// Replaces all pods of the Service under load, one by one.
+pub(super) fn roll(show: &mut Show, stage: &mut Stage) -> Result<()> {
+    let Some(service) = star(stage) else {
+        aside("no Service here has TCP endpoints for everybody: left out");
+        return Ok(());
     };
-    let failed = screen.paint(tone, &format!("{} failed", report.lost()));
-    let percentile = |percent| span(report.latency.percentile(percent));
-    let latency = match report.ok() {
-        0 => "never an answer".to_owned(),
-        _ => format!("p50 {}, p99 {}", percentile(50.0), percentile(99.0)),
+    let name = service.name.clone();
+    if !is_movable(&stage.objects, service) {
+        stage.star = Some(name);
+        aside("no Service here has two pods that could get new addresses: left out");
+        return Ok(());
+    }
+    let began = Instant::now();
+    let endpoints = service.ports.iter().flat_map(|port| &port.endpoints);
+    let olds = endpoints.filter_map(|endpoint| stage.objects.pod(endpoint.addr.ip));
+    let olds: BTreeMap<String, PodSpec> = olds.map(|pod| (pod.name.clone(), pod.clone())).collect();
+    let loads = Loads::start(stage, service, None)?;
+    stage.star = Some(name.clone());
+    let mut by_node = BTreeMap::<String, Histogram>::new();
+    let replaced = olds
+        .values()
+        .try_for_each(|old| replace(stage, old, &mut by_node));
+    let what = format!(
+        "{} of {} replaced under load",
+        plural(olds.len(), "pod"),
+        name.name
+    );
+    loads.stop(show, &what, Vec::new(), began);
+    replaced?;
+    stage.reread()?;
+
+    aside(
+        "from saving the YAML to the kernel's acknowledgement, to the next ms of the agents' clock:",
+    );
+    let mut all = Histogram::default();
+    for (node, histogram) in &by_node {
+        say(format!("      {node:<14} {}", times(histogram)));
+        all.merge(histogram);
+    }
+    let what = format!("{} of the YAML, to the kernels", plural(olds.len(), "edit"));
+    let expected = format!("in all {}", by_node.len());
+    show.check((&what, &expected), times(&all), Vec::new(), began);
+    // The new pods, and no others, answer at all addresses.
+    survey(
+        show,
+        stage,
+        stage.objects.service(&name)?,
+        "every path again",
+    )
+}
+
+/// Replaces one pod by a new one on the same node, which takes its place in the EndpointSlices.
+fn replace(
+    stage: &mut Stage,
+    old: &PodSpec,
+    by_node: &mut BTreeMap<String, Histogram>,
+) -> Result<()> {
+    interrupt::check()?;
+    let node = old.node.clone().context("a pod is on no node")?;
+    let mut pairs = BTreeMap::new();
+    for ip in &old.ips {
+        let mut cidrs = stage.objects.node(&node)?.pod_cidrs.iter().copied();
+        let cidr = cidrs.find(|cidr| cidr.family() == Family::of(*ip));
+        let cidr = cidr.with_context(|| format!("{node} has no range of pods for {ip}"))?;
+        pairs.insert(ip.to_string(), stage.world.take(cidr)?);
+    }
+    let new = PodSpec {
+        name: format!("{}-new", old.name),
+        ips: pairs.values().copied().collect(),
+        ..old.clone()
     };
-    let latency = screen.paint(Tone::Faint, &latency);
-    let who = fit(&call.to_string(), 52);
-    let connects = count(report.ok() + report.lost());
-    screen.line(format!(
-        "      {who} {connects:>6} connects, {failed}  {latency}"
+    stage.world.add_pod(&new)?;
+    for (node, took) in stage.edit(|object| move_endpoints(object, &pairs, short(&new.name)))? {
+        by_node.entry(node).or_default().record(took);
+    }
+    interrupt::sleep(PRE_STOP)?;
+    let pod = stage.world.topology.pod_mut(&old.name)?;
+    for (protocol, port) in &old.listens {
+        if let Some(protocol) = client::Protocol::of(*protocol) {
+            pod.stop(protocol, *port, GRACE)?;
+        }
+    }
+    say(format!(
+        "      {node:<14} {} took the place of {}",
+        new.name, old.name
     ));
+    stage.world.topology.remove_pod(&old.name)
+}
+
+/// Gives endpoints their new addresses and their pod's new name; returns whether there were some.
+fn move_endpoints(object: &mut Value, pairs: &BTreeMap<String, IpAddr>, name: &str) -> bool {
+    let is_slice = object["kind"] == "EndpointSlice";
+    let endpoints = object.get_mut("endpoints").filter(|_| is_slice);
+    let mut changed = false;
+    for endpoint in endpoints
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        let old = endpoint["addresses"][0].as_str().unwrap_or_default();
+        if let Some(ip) = pairs.get(old) {
+            endpoint["addresses"] = json!([ip]);
+            if !endpoint["targetRef"].is_null() {
+                endpoint["targetRef"]["name"] = name.into();
+            }
+            changed = true;
+        }
+    }
+    changed
+}
+
+/// Shows the fleet and one Service by `kpctl`.
+pub(super) fn ask_kpctl(show: &mut Show, stage: &mut Stage) -> Result<()> {
+    let began = Instant::now();
+    let mut wrong = kpctl(stage, &["status"])?;
+    if let Some(star) = &stage.star {
+        wrong.extend(kpctl(stage, &["describe", "service", &star.to_string()])?);
+    }
+    let mut check = stage.kpctl(&["status", "--check"]);
+    check.stdout(Stdio::null());
+    if !succeeds(stage, check)? {
+        wrong.push("kpctl status --check: something is not as it should be".to_owned());
+    }
+    let seen = if wrong.is_empty() {
+        "every node in sync"
+    } else {
+        "trouble"
+    };
+    show.check(("kpctl status --check", "exit code 0"), seen, wrong, began);
+    Ok(())
+}
+
+/// Runs a command of `kpctl` below its own text; returns the error, if any.
+fn kpctl(stage: &Stage, args: &[&str]) -> Result<Vec<String>> {
+    let command = format!("kpctl {}", args.join(" "));
+    say(format!("\n  {} {}", "$".dimmed(), command.bold()));
+    let good = succeeds(stage, stage.kpctl(args))?;
+    let wrong = (!good).then(|| format!("{command} failed"));
+    Ok(wrong.into_iter().collect())
+}
+
+fn succeeds(stage: &Stage, mut command: Command) -> Result<bool> {
+    let run = || command.status().context("start kpctl");
+    Ok(stage.control()?.run(run)?.success())
+}
+
+/// Kills the agent of the first node, and starts it again: the kernel keeps serving, and the new
+/// agent takes over the rules it finds.
+pub(super) fn restart(show: &mut Show, stage: &mut Stage) -> Result<()> {
+    let Some(service) = stage.star()? else {
+        aside("without a Service to call there is nothing to see: left out");
+        return Ok(());
+    };
+    let began = Instant::now();
+    let node = stage.objects.nodes[0].name.to_string();
+    let loads = Loads::start(stage, service, Some(&node))?;
+    interrupt::sleep(PAUSE)?;
+
+    stage.kill_agent(&node)?;
+    stage.wait("the control plane notices", |fleet| {
+        state(fleet, &node, NodeState::Disconnected).map(drop)
+    })?;
+    let wrong = kpctl(stage, &["get", "nodes"])?;
+    say("");
+    interrupt::sleep(PAUSE)?;
+
+    let (started, at) = (Instant::now(), SystemTime::now());
+    stage.start_agent(&node)?;
+    let sync = stage.wait("the agent is back", |fleet| {
+        let sync = last_sync(state(fleet, &node, NodeState::InSync)?).ok_or("no report")?;
+        // Until the new agent's first report the control plane has the old agent's.
+        let finished = UNIX_EPOCH + Duration::from_millis(sync.finished_at_ms);
+        let new = (finished >= at).then_some(*sync);
+        new.ok_or_else(|| "the report of the old agent".to_owned())
+    })?;
+    let took = span(started.elapsed());
+    interrupt::sleep(PAUSE)?;
+    let what = format!("agent on {node} killed and restarted");
+    loads.stop(show, &what, wrong, began);
+
+    let seen = format!("{} changes, in sync in {took}", sync.operations);
+    aside(format!("the new agent: {seen}"));
+    let wrong = match sync.operations {
+        0 => Vec::new(),
+        _ => vec![format!("{seen}, although nothing has changed meanwhile")],
+    };
+    show.check(
+        ("it takes over what the kernel holds", "0 changes"),
+        seen,
+        wrong,
+        started,
+    );
+    Ok(())
+}
+
+/// Returns the status of a node in this state.
+fn state<'a>(fleet: &'a Fleet, node: &str, wanted: NodeState) -> Result<&'a NodeStatus, String> {
+    let found = fleet.nodes.iter().find(|status| status.name == node);
+    let state = found.map(NodeStatus::state);
+    let found = found.filter(|status| status.state() == wanted);
+    found.ok_or_else(|| format!("{state:?}"))
 }

@@ -20,13 +20,13 @@ use kplane_tests::cluster::{Api, Cluster, DUAL_STACK, Options};
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
 use kplane_tests::product::Product;
+use kplane_tests::status::Status;
 use kplane_tests::topology::{NodeSpec, Topology};
 use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::oracle::{self, Tables};
-use super::status::Status;
 
 /// Controllers retry after seconds, control planes after more, and the machine may be busy.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);

@@ -1,0 +1,149 @@
+//! The demo's output: plain ASCII, in colours on a terminal; and the results of all checks.
+
+use std::fmt::Display;
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use owo_colors::OwoColorize as _;
+
+/// The results so far, and the current step.
+#[derive(Debug, Default)]
+pub(crate) struct Show {
+    checks: Vec<Check>,
+    step: usize,
+    steps: usize,
+}
+
+#[derive(Debug)]
+struct Check {
+    what: String,
+    expected: String,
+    seen: String,
+    /// The errors; empty when there are none.
+    wrong: Vec<String>,
+    took: Duration,
+}
+
+impl Show {
+    /// Starts before the first of `steps`.
+    pub(crate) fn new(steps: usize) -> Self {
+        Self {
+            steps,
+            ..Self::default()
+        }
+    }
+
+    /// Begins the next step.
+    pub(crate) fn heading(&mut self, title: &str) {
+        self.step += 1;
+        let number = format!("[{}/{}]", self.step, self.steps);
+        say(format!("\n{} {}", number.dimmed(), title.bold()));
+    }
+
+    /// Records a check that passed unless something went `wrong`, and prints the errors.
+    pub(crate) fn check(
+        &mut self,
+        (what, expected): (&str, &str),
+        seen: impl Into<String>,
+        wrong: Vec<String>,
+        began: Instant,
+    ) {
+        for line in wrong.iter().flat_map(|wrong| wrong.lines()) {
+            say(format!("      {}", line.red().bold()));
+        }
+        self.checks.push(Check {
+            what: what.to_owned(),
+            expected: expected.to_owned(),
+            seen: seen.into(),
+            wrong,
+            took: began.elapsed(),
+        });
+    }
+
+    /// Returns whether there were checks and all passed.
+    pub(crate) fn all_passed(&self) -> bool {
+        !self.checks.is_empty() && self.checks.iter().all(|check| check.wrong.is_empty())
+    }
+
+    /// Prints the summary. Its last line is both human-readable and machine-readable.
+    pub(crate) fn print(&self, took: Duration) {
+        let row = |what: &str, expected: &str, seen: &str| {
+            let [what, expected] = [fit(what, 40), fit(expected, 18)];
+            format!("{what} {expected} {}", fit(seen, 26))
+        };
+        let head = row("What was checked", "Expected", "Seen");
+        say(format!("\n    {}    Time", head.bold()));
+        for check in &self.checks {
+            let columns = row(&check.what, &check.expected, &check.seen);
+            let (good, time) = (check.wrong.is_empty(), span(check.took));
+            say(format!("{}{columns} {time:>7}", mark(good)));
+            let first_lines = check.wrong.iter().filter_map(|wrong| wrong.lines().next());
+            for wrong in first_lines.take(3) {
+                say(format!("      {}", fit(wrong, 92).trim_end().red().bold()));
+            }
+        }
+        let passed = self.checks.iter().filter(|check| check.wrong.is_empty());
+        let (passed, all, took) = (passed.count(), self.checks.len(), took.as_secs_f64());
+        let line = format!("demo: {passed} of {all} checks passed in {took:.0} s");
+        match self.all_passed() {
+            true => say(format!("\n{}", line.green())),
+            false => say(format!("\n{}", line.red().bold())),
+        }
+    }
+}
+
+/// Prints a line, without colours if standard output is no terminal.
+pub(crate) fn say(text: impl Display) {
+    // An error means that the user closed standard output.
+    let _ = writeln!(anstream::stdout(), "{text}");
+}
+
+/// Prints a line of little interest, indented.
+pub(crate) fn aside(text: impl Display) {
+    say(format!("      {}", text.dimmed()));
+}
+
+/// Returns a mark of four columns for a good or a bad result.
+pub(crate) fn mark(good: bool) -> String {
+    match good {
+        true => "ok  ".green().to_string(),
+        false => "BAD ".red().bold().to_string(),
+    }
+}
+
+/// Returns a bar that fills `share` (0 to 1) of `cells` columns, padded to all of them.
+pub(crate) fn bar(share: f64, cells: usize) -> String {
+    let filled = "#".repeat(cells);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a small positive number of cells"
+    )]
+    let end = (share.clamp(0.0, 1.0) * cells as f64).round() as usize;
+    format!("{:<cells$}", &filled[..end]).cyan().to_string()
+}
+
+/// Returns the text, padded with spaces to `columns`, or cut with two dots at its end.
+pub(crate) fn fit(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return format!("{text:<columns$}");
+    }
+    let cut: String = text.chars().take(columns.saturating_sub(2)).collect();
+    cut + ".."
+}
+
+/// Returns a count and its noun: `1 pod`, `2 pods`.
+pub(crate) fn plural(n: usize, what: &str) -> String {
+    let s = if n == 1 { "" } else { "s" };
+    format!("{n} {what}{s}")
+}
+
+/// Formats a duration in a suitable unit.
+pub(crate) fn span(time: Duration) -> String {
+    match time.as_secs_f64() {
+        s if s < 0.001 => format!("{:.0} us", s * 1e6),
+        s if s < 0.01 => format!("{:.1} ms", s * 1e3),
+        s if s < 1.0 => format!("{:.0} ms", s * 1e3),
+        s => format!("{s:.1} s"),
+    }
+}
