@@ -1,5 +1,6 @@
-//! One question to an address in any protocol, and the fate of its packets.
+//! Questions to an address in any protocol, and the fate of their packets.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -11,6 +12,9 @@ use kplane_model::Protocol;
 use crate::client::{self, Outcome, Probe};
 use crate::netns::NetNs;
 use crate::sctp::{self, Watch};
+
+/// Connections after the first wrong one, to find out whether all are.
+const AFTERMATH: usize = 3;
 
 /// The fate of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +34,29 @@ pub enum Seen {
     Silent,
     /// Any other outcome.
     Other(String),
+}
+
+/// The expected fate of connections to one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// They reach these endpoints and no others. With each endpoint stand the sources that it may
+    /// see; none means any.
+    Reach(BTreeMap<SocketAddr, Vec<IpAddr>>),
+    /// They are refused.
+    Refused,
+    /// They get no answer.
+    Dropped,
+}
+
+/// The fate of several connections.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// Number of connections.
+    pub made: usize,
+    /// Number of answers by endpoint.
+    pub answers: BTreeMap<SocketAddr, usize>,
+    /// Number of wrong outcomes.
+    pub wrong: BTreeMap<String, usize>,
 }
 
 /// A question from a namespace to one address.
@@ -75,7 +102,81 @@ impl fmt::Display for Seen {
     }
 }
 
+impl fmt::Display for Expect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reach(endpoints) => {
+                let endpoints: Vec<String> = endpoints.keys().map(ToString::to_string).collect();
+                write!(f, "an answer from {}", endpoints.join(", "))
+            }
+            Self::Refused => f.write_str("a refusal"),
+            Self::Dropped => f.write_str("no answer"),
+        }
+    }
+}
+
+impl Expect {
+    /// Returns the error in an outcome, if any.
+    #[must_use]
+    pub fn misfit(&self, seen: &Seen) -> Option<String> {
+        let right = match (self, seen) {
+            (Self::Reach(endpoints), Seen::Hit { endpoint, source }) => {
+                let sources = endpoints.get(endpoint);
+                sources.is_some_and(|sources| sources.is_empty() || sources.contains(source))
+            }
+            (Self::Reach(_), _) => false,
+            (Self::Refused, seen) => seen.is_refused(),
+            (Self::Dropped, seen) => seen.is_dropped(),
+        };
+        (!right).then(|| seen.to_string())
+    }
+}
+
+impl Found {
+    /// Returns the wrong outcomes on one line; `None` if there are none.
+    #[must_use]
+    pub fn complaint(&self, expect: &Expect) -> Option<String> {
+        let times = |(what, times): (&String, &usize)| format!("{what} ({times} times)");
+        let wrong: Vec<String> = self.wrong.iter().map(times).collect();
+        let (made, wrong) = (self.made, wrong.join(", "));
+        let text = format!("{wrong}; of {made} connections, each should get {expect}");
+        (!wrong.is_empty()).then_some(text)
+    }
+}
+
 impl Question<'_> {
+    /// Asks at least `least` times, and goes on until every expected endpoint has answered, but no
+    /// more than `most` times. Ends soon after a wrong outcome. If both numbers are equal, it does
+    /// not matter which endpoints answered.
+    ///
+    /// # Errors
+    /// As [`Question::repeat`].
+    pub fn explore(&self, expect: &Expect, least: usize, most: usize) -> Result<Found> {
+        let mut missing = match expect {
+            Expect::Reach(endpoints) => endpoints.clone(),
+            Expect::Refused | Expect::Dropped => BTreeMap::new(),
+        };
+        let (mut found, mut end) = (Found::default(), most);
+        self.repeat(|seen| {
+            found.made += 1;
+            if let Seen::Hit { endpoint, .. } = seen {
+                *found.answers.entry(endpoint).or_default() += 1;
+                missing.remove(&endpoint);
+            }
+            if let Some(wrong) = expect.misfit(&seen) {
+                *found.wrong.entry(wrong).or_default() += 1;
+                end = end.min(found.made + AFTERMATH);
+            }
+            found.made < end && (found.made < least || !missing.is_empty())
+        })?;
+        // A fixed number of connections need not reach all.
+        if found.wrong.is_empty() && least < most {
+            let never = |endpoint| (format!("{endpoint} never answered"), 1);
+            found.wrong = missing.into_keys().map(never).collect();
+        }
+        Ok(found)
+    }
+
     /// Asks, each time as a new connection, until `go_on` returns false.
     ///
     /// # Errors

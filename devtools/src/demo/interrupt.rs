@@ -22,12 +22,11 @@ pub(crate) struct Interrupted;
 pub(crate) fn watch() -> Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
     let context = runtime.enter();
-    let kinds = [
+    for kind in [
         SignalKind::interrupt(),
         SignalKind::terminate(),
         SignalKind::hangup(),
-    ];
-    for kind in kinds {
+    ] {
         let mut signal = signal(kind).context("catch Ctrl-C")?;
         runtime.spawn(async move {
             while signal.recv().await.is_some() {

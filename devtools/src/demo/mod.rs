@@ -3,17 +3,19 @@
 //!
 //! `objects` reads the manifests, `world` builds the network around them, and `stage` holds the
 //! processes on it. `expect` computes what must happen to a packet, and `call` finds out what does
-//! happen. `steps` show it, and record it in the `show`. Network, packets and processes are those of
+//! happen. `calls`, `load` and `frame` are the steps; the `show` records what they see. Network, packets and processes are those of
 //! the tests (`kplane_tests`).
 
 mod call;
+mod calls;
 mod expect;
+mod frame;
 mod interrupt;
+mod load;
 mod manifests;
 mod objects;
 mod show;
 mod stage;
-mod steps;
 mod world;
 
 use std::env;
@@ -60,6 +62,28 @@ pub(crate) struct Args {
     bin_dir: Option<PathBuf>,
 }
 
+/// A step: its title, and the function that shows something and records its checks. An error ends
+/// the walk.
+type Step = (&'static str, fn(&mut Show, &mut Stage) -> Result<()>);
+
+/// The walk through any objects.
+#[rustfmt::skip]
+const WALK: [Step; 5] = [
+    ("Start the control plane and an agent on each node", frame::start),
+    ("Call every Service at all its addresses, from everywhere, and compare with the rules", calls::survey_all),
+    ("Replace the pods of a Service, one by one, under load", load::roll),
+    ("Ask kpctl", load::ask_kpctl),
+    ("Kill an agent under load, and start it again", load::restart),
+];
+/// Steps after the first, with the objects of `deploy/demo`.
+const DETAILS: [Step; 2] = [
+    ("Call Services, and see who answers", calls::connect),
+    (
+        "Call a Service with session affinity: who comes again meets the same pod",
+        calls::affinity,
+    ),
+];
+
 /// The kernel does not allow what the demo needs.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -70,7 +94,7 @@ struct Impossible;
 /// Plays the demo.
 pub(crate) fn run(args: &Args) -> ExitCode {
     let title = "kplane demo: one control plane, an agent on every node, real packets";
-    say(title.bold());
+    say!("{}", title.bold());
     play(args).unwrap_or_else(|error| {
         eprintln!("demo: {error:#}");
         match error.is::<Impossible>() {
@@ -92,43 +116,39 @@ fn play(args: &Args) -> Result<ExitCode> {
 
     let shop = crate::workspace().join("deploy/demo");
     let manifests = args.objects.as_ref().unwrap_or(&shop);
-    let mut walk = steps::WALK.to_vec();
+    let mut walk = WALK.to_vec();
     if args.objects.is_none() {
-        walk.splice(1..1, steps::DETAILS);
+        walk.splice(1..1, DETAILS);
     }
     let mut show = Show::new(walk.len() + FRAME);
     show.heading("Build a cluster out of network namespaces");
     let mut stage = Stage::build(programs, manifests)?;
-    steps::show_nodes(&stage);
-    aside(match entry {
-        Entry::Privileged => "as root; this machine's own network is not touched",
-        Entry::UserNamespace => "without root, in a user namespace; this machine is not touched",
-    });
+    frame::show_nodes(&stage);
+    let who = match entry {
+        Entry::Privileged => "as root; this machine's own network",
+        Entry::UserNamespace => "without root, in a user namespace; this machine",
+    };
+    aside!("{who} is not touched");
 
     let mut walk = walk.iter();
     let mut result = walk.try_for_each(|step| take(&mut show, &mut stage, step));
     let mut took = began.elapsed();
     if args.keep && !is_interrupted(&result) {
-        steps::wait(&stage, entry).unwrap_or_else(|error| eprintln!("demo: {error:#}"));
+        frame::wait(&stage, entry).unwrap_or_else(|error| eprintln!("demo: {error:#}"));
     }
     let started = Instant::now();
     if result.is_ok() {
-        result = take(&mut show, &mut stage, &("Clean up", steps::clean_up));
+        result = take(&mut show, &mut stage, &("Clean up", frame::clean_up));
     }
     let (good, interrupted) = (result.is_ok() && show.all_passed(), is_interrupted(&result));
     let size = stage.world.size();
     match stage.strike(!good && !interrupted) {
-        Some(folder) => aside(format!(
-            "logs and manifests are left in {}",
-            folder.display()
-        )),
-        None => aside(format!(
-            "{size} namespaces, logs and copied manifests: gone"
-        )),
+        Some(folder) => aside!("logs and manifests are left in {}", folder.display()),
+        None => aside!("{size} namespaces, logs and copied manifests: gone"),
     }
     took += started.elapsed();
     if interrupted {
-        say("demo: interrupted; everything that it started has been ended");
+        say!("demo: interrupted; everything that it started has been ended");
         return Ok(ExitCode::from(INTERRUPTED));
     }
     show.print(took);
@@ -149,7 +169,7 @@ fn enter() -> Result<Entry> {
 }
 
 /// Takes a step. If it cannot continue, that is a failed check.
-fn take(show: &mut Show, stage: &mut Stage, (title, run): &steps::Step) -> Result<()> {
+fn take(show: &mut Show, stage: &mut Stage, (title, run): &Step) -> Result<()> {
     show.heading(title);
     let started = Instant::now();
     let result = interrupt::check().map_err(Into::into);

@@ -1,7 +1,5 @@
 //! The demo's output: plain ASCII, in colours on a terminal; and the results of all checks.
 
-use std::fmt::Display;
-use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use owo_colors::OwoColorize as _;
@@ -37,7 +35,7 @@ impl Show {
     pub(crate) fn heading(&mut self, title: &str) {
         self.step += 1;
         let number = format!("[{}/{}]", self.step, self.steps);
-        say(format!("\n{} {}", number.dimmed(), title.bold()));
+        say!("\n{} {}", number.dimmed(), title.bold());
     }
 
     /// Records a check that passed unless something went `wrong`, and prints the errors.
@@ -49,7 +47,7 @@ impl Show {
         began: Instant,
     ) {
         for line in wrong.iter().flat_map(|wrong| wrong.lines()) {
-            say(format!("      {}", line.red().bold()));
+            say!("      {}", line.red().bold());
         }
         self.checks.push(Check {
             what: what.to_owned(),
@@ -72,36 +70,45 @@ impl Show {
             format!("{what} {expected} {}", fit(seen, 26))
         };
         let head = row("What was checked", "Expected", "Seen");
-        say(format!("\n    {}    Time", head.bold()));
+        say!("\n    {}    Time", head.bold());
         for check in &self.checks {
             let columns = row(&check.what, &check.expected, &check.seen);
             let (good, time) = (check.wrong.is_empty(), span(check.took));
-            say(format!("{}{columns} {time:>7}", mark(good)));
+            say!("{}{columns} {time:>7}", mark(good));
             let first_lines = check.wrong.iter().filter_map(|wrong| wrong.lines().next());
             for wrong in first_lines.take(3) {
-                say(format!("      {}", fit(wrong, 92).trim_end().red().bold()));
+                say!("      {}", fit(wrong, 92).trim_end().red().bold());
             }
         }
         let passed = self.checks.iter().filter(|check| check.wrong.is_empty());
         let (passed, all, took) = (passed.count(), self.checks.len(), took.as_secs_f64());
         let line = format!("demo: {passed} of {all} checks passed in {took:.0} s");
         match self.all_passed() {
-            true => say(format!("\n{}", line.green())),
-            false => say(format!("\n{}", line.red().bold())),
+            true => say!("\n{}", line.green()),
+            false => say!("\n{}", line.red().bold()),
         }
     }
 }
 
 /// Prints a line, without colours if standard output is no terminal.
-pub(crate) fn say(text: impl Display) {
-    // An error means that the user closed standard output.
-    let _ = writeln!(anstream::stdout(), "{text}");
+macro_rules! say {
+    ($($text:tt)*) => {{
+        // An error means that the user closed standard output.
+        let _ = ::std::io::Write::write_fmt(
+            &mut anstream::stdout(),
+            format_args!("{}\n", format_args!($($text)*)),
+        );
+    }};
 }
+pub(crate) use say;
 
 /// Prints a line of little interest, indented.
-pub(crate) fn aside(text: impl Display) {
-    say(format!("      {}", text.dimmed()));
+macro_rules! aside {
+    ($($text:tt)*) => {
+        say!("      {}", owo_colors::OwoColorize::dimmed(&format_args!($($text)*)))
+    };
 }
+pub(crate) use aside;
 
 /// Returns a mark of four columns for a good or a bad result.
 pub(crate) fn mark(good: bool) -> String {

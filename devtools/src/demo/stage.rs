@@ -1,18 +1,17 @@
 //! The state of the demo: a copy of the manifests, the network around them, and the processes on
 //! it. One control plane and one agent for each node; their logs are files.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kplane_model::{Family, NodeName, ServiceName};
-use kplane_proto::v1::{Fleet, NodeState, NodeStatus, SyncStats};
+use kplane_proto::v1::{Fleet, NodeStatus, SyncStats};
 use kplane_tests::netns::NetNs;
-use kplane_tests::process::Process;
+use kplane_tests::process::{self, Process};
 use kplane_tests::status::Status;
 use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
@@ -32,8 +31,6 @@ const AGENT_PORT: u16 = 7443;
 const STATUS: &str = "127.0.0.1:7444";
 /// Time that a process has to end when asked to.
 const GRACE: Duration = Duration::from_secs(5);
-/// Lines of a log that are quoted when its process has failed.
-const LOG_LINES: usize = 5;
 /// Longest wait for the fleet: a busy machine needs a second or two to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -96,13 +93,9 @@ impl Stage {
         command.arg("--manifests").arg(&self.manifests.folder);
         let process = self.control()?.command(command)?;
         self.processes.push(("control-plane".to_owned(), process));
-        let nodes: Vec<NodeName> = self
-            .objects
-            .nodes
-            .iter()
-            .map(|node| node.name.clone())
-            .collect();
-        nodes.iter().try_for_each(|node| self.start_agent(node))
+        let names = self.objects.nodes.iter().map(|node| node.name.clone());
+        let names: Vec<NodeName> = names.collect();
+        names.iter().try_for_each(|node| self.start_agent(node))
     }
 
     /// Starts the agent of a node.
@@ -145,11 +138,9 @@ impl Stage {
         }
         for (name, process) in processes {
             let status = process.terminate(GRACE)?;
-            ensure!(
-                status.success(),
-                "{name} ended with {status}{}",
-                self.last_words(&name)
-            );
+            if !status.success() {
+                self.ended(&name, status)?;
+            }
         }
         Ok(count)
     }
@@ -191,15 +182,11 @@ impl Stage {
         interrupt::check()?;
         let mut ended = None;
         for (name, process) in &mut self.processes {
-            ended = process
-                .try_wait()?
-                .map(|status| (name.clone(), status))
-                .or(ended);
+            if let Some(status) = process.try_wait()? {
+                ended = Some((name.clone(), status));
+            }
         }
-        let Some((name, status)) = ended else {
-            return Ok(());
-        };
-        bail!("{name} ended with {status}{}", self.last_words(&name))
+        ended.map_or(Ok(()), |(name, status)| self.ended(&name, status))
     }
 
     /// Changes the manifests and waits until every kernel holds the change. Returns the time from
@@ -246,15 +233,7 @@ impl Stage {
 
     /// Ends everything at once; `keep` leaves the folder and returns its path.
     pub(crate) fn strike(self, keep: bool) -> Option<PathBuf> {
-        let Self {
-            processes,
-            status,
-            world,
-            folder,
-            ..
-        } = self;
-        drop((processes, status, world));
-        keep.then(|| folder.keep())
+        keep.then(|| self.folder.keep())
     }
 
     /// Returns the path of a process' log.
@@ -262,41 +241,20 @@ impl Stage {
         self.folder.path().join("logs").join(format!("{name}.log"))
     }
 
-    /// Returns a command that logs to a file and does not get the terminal's Ctrl-C.
     fn command(&self, program: &str, name: &str) -> Result<Command> {
-        let path = self.log(name);
-        let file = File::options().create(true).append(true).open(&path);
-        let file = file.with_context(|| format!("open {}", path.display()))?;
-        let mut command = Command::new(self.programs.join(program));
-        command
-            .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file);
-        command.process_group(0).env("NO_COLOR", "1");
+        let mut command = process::logging(&self.programs.join(program), &self.log(name))?;
+        command.env("NO_COLOR", "1");
         Ok(command)
     }
 
-    /// Returns the end of a process' log, for messages.
-    fn last_words(&self, name: &str) -> String {
-        let path = self.log(name);
-        let text = fs::read_to_string(&path).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        let last = &lines[lines.len().saturating_sub(LOG_LINES)..];
-        let quoted = last.join("\n        | ");
-        format!("; the end of {}:\n        | {quoted}", path.display())
+    /// Fails for a process that has ended, with the end of its log.
+    fn ended(&self, name: &str, status: ExitStatus) -> Result<()> {
+        let (log, words) = (self.log(name), process::last_words(&self.log(name)));
+        bail!(
+            "{name} ended with {status}; the end of {}:\n{words}",
+            log.display()
+        )
     }
-}
-
-/// Returns the state of a node, human-readable, unless its kernel holds everything that it should.
-pub(crate) fn trouble(node: &NodeStatus) -> Option<String> {
-    let state = node.state().as_str_name().trim_start_matches("NODE_STATE_");
-    let text = format!(
-        "{} is {} {}",
-        node.name,
-        state.to_lowercase(),
-        node.last_error
-    );
-    (node.state() != NodeState::InSync).then_some(text)
 }
 
 /// Returns the course of a node's last update.

@@ -74,15 +74,19 @@ impl Question {
 
     /// Asks, each time as a new connection, until `go_on` says no.
     pub(crate) fn repeat(&self, net: &Net, go_on: impl FnMut(Seen) -> bool + Send) -> Result<()> {
-        let question = ask::Question {
+        self.in_net(net)?.repeat(go_on)
+    }
+
+    /// The same in a world's namespaces.
+    pub(crate) fn in_net<'a>(&self, net: &'a Net) -> Result<ask::Question<'a>> {
+        Ok(ask::Question {
             ns: net.ns(self.client)?,
             protocol: self.protocol,
             source: self.source,
             to: self.to,
             timeout: self.timeout,
             watch: Some(&net.watch),
-        };
-        question.repeat(go_on)
+        })
     }
 }
 

@@ -9,19 +9,20 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result};
 use kplane_model::{Endpoint, Family, Protocol};
 use kplane_proto::v1::{Fleet, NodeState, NodeStatus};
+use kplane_tests::ask::Expect;
 use kplane_tests::client::{self, Probe};
 use kplane_tests::histogram::Histogram;
 use kplane_tests::load::{Load, Pace};
 use owo_colors::OwoColorize as _;
 use serde_json::{Value, json};
 
-use super::super::call::{Call, plan};
-use super::super::expect::Expect;
-use super::super::interrupt;
-use super::super::objects::{Objects, PodSpec, Port, Service, short};
-use super::super::show::{Show, aside, fit, plural, say, span};
-use super::super::stage::{Stage, last_sync};
+use super::call::{Call, plan};
 use super::calls::survey;
+use super::interrupt;
+use super::objects::{Objects, PodSpec, Port, Service, short};
+use super::show::{Show, aside, fit, plural, say, span};
+use super::stage::{Stage, last_sync};
+use super::world::Role;
 
 /// The rate of each caller: at most 1,000 connects a second, so that a small machine has time for
 /// everything else.
@@ -43,26 +44,35 @@ const PAUSE: Duration = Duration::from_millis(700);
 #[derive(Debug)]
 struct Loads(Vec<(Call, Load)>);
 
-/// Returns the Service that is called all the time: TCP, with any endpoint for every caller. It
+/// Times from the file to the kernel, by node.
+type Times = BTreeMap<String, Histogram>;
+
+/// Returns the Service that is called all the time, by TCP, with an endpoint for every caller. It
 /// prefers one whose pods can be replaced, then one with a NodePort, then the one with most pods.
 pub(crate) fn star(stage: &Stage) -> Option<&Service> {
-    let is_plain = |service: &&Service| {
-        let calls = plan(&stage.objects, &stage.world, service);
-        let is_plain = |call: &Call| {
-            matches!(call.expect, Expect::Answer { sticky: false, .. })
-                && call.port.port.key.protocol == Protocol::Tcp
-        };
-        !calls.is_empty() && calls.iter().all(is_plain)
-    };
-    let plain = stage.objects.services.iter().filter(is_plain);
+    let services = stage.objects.services.iter();
+    let plain = services.filter(|service| {
+        let any = |call: &Call| matches!(call.expect, Expect::Reach(_)) && !call.is_sticky();
+        let calls = tcp_calls(stage, service);
+        !calls.is_empty() && calls.iter().all(any)
+    });
     plain.max_by_key(|service| {
-        let reach = service
-            .ports
-            .iter()
-            .any(|port| port.port.node_port.is_some());
         let pods: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
-        (is_movable(&stage.objects, service), reach, pods)
+        let mut ports = service.ports.iter().map(|port| port.port.node_port);
+        (
+            is_movable(&stage.objects, service),
+            ports.any(|port| port.is_some()),
+            pods,
+        )
     })
+}
+
+/// Returns all calls of a Service by TCP, but those of its own pods.
+pub(crate) fn tcp_calls(stage: &Stage, service: &Service) -> Vec<Call> {
+    let mut calls = plan(stage, service);
+    calls.retain(|call| call.port.port.key.protocol == Protocol::Tcp);
+    calls.retain(|call| stage.objects.pod(call.source).is_none() || call.caller.role != Role::Pod);
+    calls
 }
 
 /// Returns whether a Service's pods can be replaced: there are some, on nodes that have addresses
@@ -82,10 +92,8 @@ fn is_movable(objects: &Objects, service: &Service) -> bool {
 impl Loads {
     /// Starts callers of the Service, of all kinds and at all nodes or only at one.
     fn start(stage: &Stage, service: &Service, node: Option<&str>) -> Result<Self> {
-        let mut calls = plan(&stage.objects, &stage.world, service);
+        let mut calls = tcp_calls(stage, service);
         calls.retain(|call| node.is_none_or(|node| call.caller.node == node));
-        // The last call of a plan is that of a pod, which may go, to itself.
-        calls.pop();
         let every = calls.len().div_ceil(CALLERS).max(1);
         let mut loads = Vec::new();
         for call in calls.into_iter().step_by(every) {
@@ -104,9 +112,8 @@ impl Loads {
             let (all, lost) = (report.ok() + report.lost(), report.lost());
             let who = fit(&call.to_string(), 52);
             let latency = times(&report.latency);
-            say(format!(
-                "      {who} {all:>6} connects, {lost} failed  {latency}"
-            ));
+            let told = format!("{all:>6} connects, {lost} failed  {latency}");
+            say!("      {who} {told}");
             for (how, times) in &report.failed {
                 wrong.push(format!("{call}: {how}, {times} times"));
             }
@@ -126,15 +133,15 @@ fn times(histogram: &Histogram) -> String {
 }
 
 /// Replaces all pods of the Service under load, one by one.
-pub(super) fn roll(show: &mut Show, stage: &mut Stage) -> Result<()> {
+pub(crate) fn roll(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let Some(service) = star(stage) else {
-        aside("no Service here has TCP endpoints for everybody: left out");
+        aside!("no Service here has TCP endpoints for everybody: left out");
         return Ok(());
     };
     let name = service.name.clone();
     if !is_movable(&stage.objects, service) {
         stage.star = Some(name);
-        aside("no Service here has two pods that could get new addresses: left out");
+        aside!("no Service here has two pods that could get new addresses: left out");
         return Ok(());
     }
     let began = Instant::now();
@@ -143,45 +150,31 @@ pub(super) fn roll(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let olds: BTreeMap<String, PodSpec> = olds.map(|pod| (pod.name.clone(), pod.clone())).collect();
     let loads = Loads::start(stage, service, None)?;
     stage.star = Some(name.clone());
-    let mut by_node = BTreeMap::<String, Histogram>::new();
-    let replaced = olds
-        .values()
-        .try_for_each(|old| replace(stage, old, &mut by_node));
-    let what = format!(
-        "{} of {} replaced under load",
-        plural(olds.len(), "pod"),
-        name.name
-    );
+    let mut by_node = Times::new();
+    let mut all = olds.values();
+    let replaced = all.try_for_each(|old| replace(stage, old, &mut by_node));
+    let pods = plural(olds.len(), "pod");
+    let what = format!("{pods} of {} replaced under load", name.name);
     loads.stop(show, &what, Vec::new(), began);
     replaced?;
     stage.reread()?;
 
-    aside(
-        "from saving the YAML to the kernel's acknowledgement, to the next ms of the agents' clock:",
-    );
+    aside!("from saving the YAML to the kernel's acknowledgement, to the next ms of the clock:");
     let mut all = Histogram::default();
     for (node, histogram) in &by_node {
-        say(format!("      {node:<14} {}", times(histogram)));
+        say!("      {node:<14} {}", times(histogram));
         all.merge(histogram);
     }
     let what = format!("{} of the YAML, to the kernels", plural(olds.len(), "edit"));
     let expected = format!("in all {}", by_node.len());
     show.check((&what, &expected), times(&all), Vec::new(), began);
     // The new pods, and no others, answer at all addresses.
-    survey(
-        show,
-        stage,
-        stage.objects.service(&name)?,
-        "every path again",
-    )
+    let service = stage.objects.service(&name)?;
+    survey(show, stage, service, "every path again")
 }
 
 /// Replaces one pod by a new one on the same node, which takes its place in the EndpointSlices.
-fn replace(
-    stage: &mut Stage,
-    old: &PodSpec,
-    by_node: &mut BTreeMap<String, Histogram>,
-) -> Result<()> {
+fn replace(stage: &mut Stage, old: &PodSpec, times: &mut Times) -> Result<()> {
     interrupt::check()?;
     let node = old.node.clone().context("a pod is on no node")?;
     let mut pairs = BTreeMap::new();
@@ -198,7 +191,7 @@ fn replace(
     };
     stage.world.add_pod(&new)?;
     for (node, took) in stage.edit(|object| move_endpoints(object, &pairs, short(&new.name)))? {
-        by_node.entry(node).or_default().record(took);
+        times.entry(node).or_default().record(took);
     }
     interrupt::sleep(PRE_STOP)?;
     let pod = stage.world.topology.pod_mut(&old.name)?;
@@ -207,11 +200,9 @@ fn replace(
             pod.stop(protocol, *port, GRACE)?;
         }
     }
-    say(format!(
-        "      {node:<14} {} took the place of {}",
-        new.name, old.name
-    ));
-    stage.world.topology.remove_pod(&old.name)
+    let (new, old) = (&new.name, &old.name);
+    say!("      {node:<14} {new} took the place of {old}");
+    stage.world.topology.remove_pod(old)
 }
 
 /// Gives endpoints their new addresses and their pod's new name; returns whether there were some.
@@ -237,7 +228,7 @@ fn move_endpoints(object: &mut Value, pairs: &BTreeMap<String, IpAddr>, name: &s
 }
 
 /// Shows the fleet and one Service by `kpctl`.
-pub(super) fn ask_kpctl(show: &mut Show, stage: &mut Stage) -> Result<()> {
+pub(crate) fn ask_kpctl(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let began = Instant::now();
     let mut wrong = kpctl(stage, &["status"])?;
     if let Some(star) = &stage.star {
@@ -260,7 +251,7 @@ pub(super) fn ask_kpctl(show: &mut Show, stage: &mut Stage) -> Result<()> {
 /// Runs a command of `kpctl` below its own text; returns the error, if any.
 fn kpctl(stage: &Stage, args: &[&str]) -> Result<Vec<String>> {
     let command = format!("kpctl {}", args.join(" "));
-    say(format!("\n  {} {}", "$".dimmed(), command.bold()));
+    say!("\n  {} {}", "$".dimmed(), command.bold());
     let good = succeeds(stage, stage.kpctl(args))?;
     let wrong = (!good).then(|| format!("{command} failed"));
     Ok(wrong.into_iter().collect())
@@ -273,9 +264,9 @@ fn succeeds(stage: &Stage, mut command: Command) -> Result<bool> {
 
 /// Kills the agent of the first node, and starts it again: the kernel keeps serving, and the new
 /// agent takes over the rules it finds.
-pub(super) fn restart(show: &mut Show, stage: &mut Stage) -> Result<()> {
+pub(crate) fn restart(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let Some(service) = stage.star()? else {
-        aside("without a Service to call there is nothing to see: left out");
+        aside!("without a Service to call there is nothing to see: left out");
         return Ok(());
     };
     let began = Instant::now();
@@ -288,7 +279,7 @@ pub(super) fn restart(show: &mut Show, stage: &mut Stage) -> Result<()> {
         state(fleet, &node, NodeState::Disconnected).map(drop)
     })?;
     let wrong = kpctl(stage, &["get", "nodes"])?;
-    say("");
+    say!("");
     interrupt::sleep(PAUSE)?;
 
     let (started, at) = (Instant::now(), SystemTime::now());
@@ -306,7 +297,7 @@ pub(super) fn restart(show: &mut Show, stage: &mut Stage) -> Result<()> {
     loads.stop(show, &what, wrong, began);
 
     let seen = format!("{} changes, in sync in {took}", sync.operations);
-    aside(format!("the new agent: {seen}"));
+    aside!("the new agent: {seen}");
     let wrong = match sync.operations {
         0 => Vec::new(),
         _ => vec![format!("{seen}, although nothing has changed meanwhile")],

@@ -1,23 +1,23 @@
 //! Calls of Services: a few in detail, and all.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use anyhow::Result;
 use kplane_model::Family::{self, V4, V6};
 use kplane_model::Protocol::{self, Tcp, Udp};
 use kplane_model::ServiceName;
+use kplane_tests::ask::{Expect, Found};
 use owo_colors::OwoColorize as _;
 
-use super::super::call::{Call, Finding, call_all, plan};
-use super::super::expect::Expect;
-use super::super::expect::Kind::{self, ClusterIp, ExternalIp, LoadBalancer, NodePort};
-use super::super::interrupt;
-use super::super::objects::{Objects, Service};
-use super::super::show::{Show, aside, bar, fit, mark, plural, say, span};
-use super::super::stage::Stage;
-use super::super::world::Role::{self, Client, Guest, Node, Pod};
+use super::call::{Call, call_all, plan};
+use super::expect::Kind::{self, ClusterIP, ExternalIP, LoadBalancer, NodePort};
+use super::interrupt;
+use super::objects::{Objects, Service};
+use super::show::{Show, aside, bar, fit, mark, plural, say, span};
+use super::stage::Stage;
+use super::world::Role::{self, Client, Guest, Node, Pod};
 
 /// Calls in a scenario: a pod's share of a sixth is 16.7 % +- 1.5 % (1 sigma) then.
 const CALLS: usize = 600;
@@ -47,15 +47,15 @@ type Scenario = (
 #[rustfmt::skip]
 const SCENARIOS: [Scenario; 11] = [
     ("ClusterIP: pods call pods, and keep their address",
-     "web", V4, Tcp, ClusterIp, Pod, "node-1"),
+     "web", V4, Tcp, ClusterIP, Pod, "node-1"),
     ("The same Service over IPv6",
-     "web", V6, Tcp, ClusterIp, Pod, "node-2"),
+     "web", V6, Tcp, ClusterIP, Pod, "node-2"),
     ("UDP, from a node itself; the pod that is not ready gets nothing",
-     "dns", V4, Udp, ClusterIp, Node, "node-3"),
+     "dns", V4, Udp, ClusterIP, Node, "node-3"),
     ("NodePort: a client outside calls any node and reaches pods on all",
      "api", V4, Tcp, NodePort, Client, "node-2"),
     ("External IP with policy Local: the node's own pods see the client's address",
-     "gateway", V4, Tcp, ExternalIp, Client, "node-1"),
+     "gateway", V4, Tcp, ExternalIP, Client, "node-1"),
     ("The same Service at its load balancer's address, through another node",
      "gateway", V4, Tcp, LoadBalancer, Client, "node-3"),
     ("The same address through a node without such a pod: dropped, not sent elsewhere",
@@ -65,24 +65,23 @@ const SCENARIOS: [Scenario; 11] = [
     ("Source ranges: what comes from elsewhere is dropped",
      "office", V4, Tcp, LoadBalancer, Client, "node-1"),
     ("Zone hints: a pod in zone-b stays in zone-b",
-     "cache", V4, Tcp, ClusterIp, Pod, "node-3"),
+     "cache", V4, Tcp, ClusterIP, Pod, "node-3"),
     ("No endpoints: refused at once instead of left waiting",
-     "returns", V4, Tcp, ClusterIp, Client, "node-1"),
+     "returns", V4, Tcp, ClusterIP, Client, "node-1"),
 ];
 
 /// Makes the call of each scenario many times.
-pub(super) fn connect(show: &mut Show, stage: &mut Stage) -> Result<()> {
-    let objects = &stage.objects;
+pub(crate) fn connect(show: &mut Show, stage: &mut Stage) -> Result<()> {
     for (title, service, family, protocol, kind, role, node) in SCENARIOS {
         interrupt::check()?;
-        let service = objects.service(&ServiceName::new("shop", service))?;
+        let service = stage.objects.service(&ServiceName::new("shop", service))?;
         let key = |call: &Call| (call.port.port.key.family, call.port.port.key.protocol);
-        let mut calls = plan(objects, &stage.world, service);
+        let mut calls = plan(stage, service);
         calls.retain(|call| key(call) == (family, protocol) && call.kind == kind && !call.abroad);
         calls.retain(|call| call.caller.role == role && call.caller.node == node);
         match calls.first() {
-            Some(call) => play(show, objects, title, call)?,
-            None if family == V6 => aside("left out: this machine has no IPv6"),
+            Some(call) => play(show, &stage.objects, title, call)?,
+            None if family == V6 => aside!("left out: this machine has no IPv6"),
             None => anyhow::bail!("no such call: {title}"),
         }
     }
@@ -91,119 +90,121 @@ pub(super) fn connect(show: &mut Show, stage: &mut Stage) -> Result<()> {
 
 fn play(show: &mut Show, objects: &Objects, title: &str, call: &Call) -> Result<()> {
     let began = Instant::now();
-    let silent = call.expect == Expect::Silence;
+    let silent = call.expect == Expect::Dropped;
     let calls = if silent { SILENT_CALLS } else { CALLS };
-    let found = call.make_times((calls, calls), None)?;
+    let found = call.make_times(calls)?;
     let each = span(began.elapsed().div_f64(calls as f64));
-    say(format!("\n  {title}"));
-    aside(format!("{call}: {} connections", found.calls));
+    say!("\n  {title}");
+    aside!("{call}: {} connections", found.made);
     let mut wrong: Vec<String> = call.complaint(&found).into_iter().collect();
-    let shares = shares(objects, call, &found, &mut wrong);
+    let (fair, shares) = shares(objects, call, &found, &mut wrong);
     let (expected, seen, note) = match &call.expect {
         Expect::Refused => (
-            "refused at once".to_owned(),
+            "refused at once",
             format!("{calls} refused"),
             "refused".to_owned(),
         ),
-        Expect::Silence => (
-            "no answer".to_owned(),
+        Expect::Dropped => (
+            "no answer",
             format!("{calls} silent"),
             "no answer".to_owned(),
         ),
-        Expect::Answer {
-            from, masqueraded, ..
-        } => {
-            let (whose, ip) = match masqueraded {
-                true => ("node's", call.node_ip),
-                false => ("caller's own", call.source),
-            };
-            let expected = format!(
-                "{}, {:.0} % each",
-                plural(from.len(), "pod"),
-                100.0 / from.len() as f64
-            );
-            (
-                expected,
-                shares,
-                format!("the pods see the {whose} address, {ip}"),
-            )
-        }
+        Expect::Reach(_) => (&*fair, shares, format!("the pods see {}", whom(call))),
     };
     let good = wrong.is_empty();
-    let note = if good {
-        format!("{note}, every time; {each} each")
-    } else {
-        "not as it should be".to_owned()
-    };
-    say(format!("  {}{}", mark(good), note.dimmed()));
+    let note = if good { &*note } else { "not as it should be" };
+    let note = format!("{note}; {each} each");
+    say!("  {}{}", mark(good), note.dimmed());
     let key = &call.port.port.key;
     let family = if key.family == V6 { " IPv6" } else { "" };
-    let what = format!("{} {} {}{family}", key.service, call.kind, key.protocol);
-    show.check((&what, &expected), seen, wrong, began);
+    let what = format!("{} {:?} {}{family}", key.service, call.kind, key.protocol);
+    show.check((&what, expected), seen, wrong, began);
     Ok(())
 }
 
-/// Prints a line for each endpoint of the port, and returns the range of their shares. A share far
-/// from the others is wrong (B10: uniform random).
-fn shares(objects: &Objects, call: &Call, found: &Finding, wrong: &mut Vec<String>) -> String {
+/// Returns the endpoints that may answer, with the sources that they see.
+fn endpoints(call: &Call) -> BTreeMap<SocketAddr, Vec<IpAddr>> {
+    match &call.expect {
+        Expect::Reach(endpoints) => endpoints.clone(),
+        Expect::Refused | Expect::Dropped => BTreeMap::new(),
+    }
+}
+
+/// Returns the caller as endpoints see it.
+fn whom(call: &Call) -> String {
+    match endpoints(call).into_values().flatten().next() {
+        Some(ip) if ip == call.source => format!("the caller's own address, {ip}"),
+        Some(ip) => format!("the node's address, {ip}"),
+        None => "any address".to_owned(),
+    }
+}
+
+/// Prints a line for each endpoint of the port, and returns the fair share and the range of those
+/// seen. A share far from the fair one is wrong (B10: uniform random).
+fn shares(
+    objects: &Objects,
+    call: &Call,
+    found: &Found,
+    wrong: &mut Vec<String>,
+) -> (String, String) {
     let counts = || found.answers.values().copied();
-    let (total, most) = (counts().sum::<usize>() as f64, counts().max().unwrap_or(1));
-    let may = call.expect.endpoints();
-    let fair = 1.0 / may.len() as f64;
-    let sigma = (total * fair * (1.0 - fair)).sqrt();
+    let (total, most) = (
+        counts().sum::<usize>().max(1) as f64,
+        counts().max().unwrap_or(1) as f64,
+    );
+    let may = endpoints(call);
+    let fair = total / may.len() as f64;
+    let sigma = (fair * (1.0 - fair / total)).sqrt();
     for endpoint in &call.port.endpoints {
         let address = SocketAddr::new(endpoint.addr.ip, endpoint.addr.port);
-        let answers = found.answers.get(&address).copied().unwrap_or(0);
-        let (name, node) = (objects.pod_name(address.ip()), endpoint.node.as_deref());
-        if may.contains(&address) && (answers as f64 - total * fair).abs() > SIGMAS * sigma {
-            wrong.push(format!(
-                "{name} answered {answers} times, its share is {:.0}",
-                total * fair
-            ));
+        let n = found.answers.get(&address).copied().unwrap_or(0);
+        let (count, name) = (n as f64, objects.pod_name(address.ip()));
+        if may.contains_key(&address) && (count - fair).abs() > SIGMAS * sigma {
+            wrong.push(format!("{name} answered {n} times, its share is {fair:.0}"));
         }
         let why_not = match endpoint.ready {
-            _ if may.contains(&address) => "",
-            false => "not ready",
-            true => "not for this caller",
+            _ if may.contains_key(&address) => "",
+            false => "  not ready",
+            true => "  not for this caller",
         };
-        let (node, bar) = (
-            fit(node.unwrap_or("?"), 8),
-            bar(answers as f64 / most as f64, 36),
-        );
-        let share = answers as f64 * 100.0 / total.max(1.0);
-        say(format!(
-            "      {name:<10} {} {bar} {share:5.1} % {answers:>5}  {why_not}",
+        let node = fit(endpoint.node.as_deref().unwrap_or("?"), 8);
+        let (bar, percent) = (bar(count / most, 36), count * 100.0 / total);
+        say!(
+            "      {name:<10} {} {bar} {percent:5.1} % {n:>5}{why_not}",
             node.dimmed()
-        ));
+        );
     }
     let percent = |count: Option<usize>| count.unwrap_or(0) as f64 * 100.0 / total;
-    let (pods, least) = (plural(found.answers.len(), "pod"), percent(counts().min()));
-    format!("{pods}, {least:.0}-{:.0} %", percent(counts().max()))
+    let (least, most) = (percent(counts().min()), percent(counts().max()));
+    let (fair, all) = (fair * 100.0 / total, plural(may.len(), "pod"));
+    let seen = plural(found.answers.len(), "pod");
+    (
+        format!("{all}, {fair:.0} % each"),
+        format!("{seen}, {least:.0}-{most:.0} %"),
+    )
 }
 
 /// Shows, for a pod and a client on every node, which pod gets their connections: at all addresses
 /// of the Service the same (A11).
-pub(super) fn affinity(show: &mut Show, stage: &mut Stage) -> Result<()> {
+pub(crate) fn affinity(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let began = Instant::now();
     let service = stage.objects.service(&ServiceName::new("shop", "cart"))?;
-    let mut calls = plan(&stage.objects, &stage.world, service);
+    let mut calls = plan(stage, service);
     calls.retain(|call| matches!(call.caller.role, Client | Pod) && !call.abroad);
     let (mut wrong, mut all, mut callers) = (Vec::new(), BTreeSet::new(), 0);
     for calls in calls.chunk_by(|a, b| a.source == b.source) {
         interrupt::check()?;
         let mut met = BTreeSet::new();
         for call in calls {
-            let found = call.make_times((STICKY_CALLS, STICKY_CALLS), None)?;
+            let found = call.make_times(STICKY_CALLS)?;
             wrong.extend(call.complaint(&found));
-            let pods = found.answers.iter();
-            let pods =
-                pods.map(|(pod, n)| format!("{} {n} times", stage.objects.pod_name(pod.ip())));
+            let name = |pod: &SocketAddr| stage.objects.pod_name(pod.ip());
+            let pods = found
+                .answers
+                .iter()
+                .map(|(pod, n)| format!("{} {n} times", name(pod)));
             let pods: Vec<String> = pods.collect();
-            say(format!(
-                "      {} {}",
-                fit(&call.to_string(), 52),
-                pods.join(", ")
-            ));
+            say!("      {} {}", fit(&call.to_string(), 52), pods.join(", "));
             met.extend(found.answers.into_keys());
         }
         if met.len() != 1 {
@@ -219,15 +220,15 @@ pub(super) fn affinity(show: &mut Show, stage: &mut Stage) -> Result<()> {
 }
 
 /// Calls all Services.
-pub(super) fn survey_all(show: &mut Show, stage: &mut Stage) -> Result<()> {
+pub(crate) fn survey_all(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let (callers, nodes) = (stage.world.callers.len(), stage.objects.nodes.len());
-    aside(format!(
+    aside!(
         "from {callers} callers: a client outside, a pod and the node itself, at each of {}",
         plural(nodes, "node"),
-    ));
+    );
     for service in &stage.objects.services {
         match service.skipped {
-            Some(reason) => aside(format!("    {} {reason:?}: nothing to proxy", service.name)),
+            Some(reason) => aside!("    {} {reason:?}: nothing to proxy", service.name),
             None => survey(show, stage, service, "every path")?,
         }
     }
@@ -235,32 +236,30 @@ pub(super) fn survey_all(show: &mut Show, stage: &mut Stage) -> Result<()> {
 }
 
 /// Calls one Service in every way, prints a line, and records a check.
-pub(super) fn survey(show: &mut Show, stage: &Stage, service: &Service, label: &str) -> Result<()> {
+pub(crate) fn survey(show: &mut Show, stage: &Stage, service: &Service, label: &str) -> Result<()> {
     let began = Instant::now();
-    let found = call_all(&stage.objects, &stage.world, service)?;
-    let mut wrong: Vec<String> = found
+    let found = call_all(stage, service)?;
+    let wrong = found
         .iter()
-        .filter_map(|(call, found)| call.complaint(found))
-        .collect();
+        .filter_map(|(call, found)| call.complaint(found));
+    let mut wrong: Vec<String> = wrong.collect();
     let right = found.len() - wrong.len();
     if wrong.len() > MOST_WRONG {
         let more = wrong.split_off(MOST_WRONG).len();
         wrong.push(format!("and {more} more paths went wrong"));
     }
-    let pods: BTreeSet<_> = found
-        .iter()
-        .flat_map(|(_, found)| found.answers.keys())
-        .collect();
+    let pods = found.iter().flat_map(|(_, found)| found.answers.keys());
+    let pods: BTreeSet<&SocketAddr> = pods.collect();
     let kinds: BTreeSet<Kind> = found.iter().map(|(call, _)| call.kind).collect();
-    let kinds: Vec<String> = kinds.iter().map(ToString::to_string).collect();
-    let made: usize = found.iter().map(|(_, found)| found.calls).sum();
+    let kinds: Vec<String> = kinds.iter().map(|kind| format!("{kind:?}")).collect();
+    let made: usize = found.iter().map(|(_, found)| found.made).sum();
     let (pods, paths) = (plural(pods.len(), "endpoint"), plural(found.len(), "path"));
     let (mark, name) = (mark(wrong.is_empty()), fit(&service.name.to_string(), 26));
     let kinds = kinds.join(", ");
-    say(format!(
+    say!(
         "  {mark}{name} {pods:>12} {paths:>10} {made:>6} connections  {}",
         kinds.dimmed()
-    ));
+    );
     let what = format!("{} {}: {label}", service.name, service.kind);
     let seen = format!("{right} right, {made} conns");
     show.check((&what, &format!("{paths} right")), seen, wrong, began);

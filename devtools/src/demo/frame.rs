@@ -1,23 +1,25 @@
 //! The beginning and the end: all processes start; on request they run until the user has inspected
 //! everything; and then nothing stays.
 
-use std::process::{Command, Stdio};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use kplane_proto::v1::NodeState;
 use kplane_tests::client::{Outcome, Probe};
+use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
 use kplane_tests::userns::Entry;
 use owo_colors::OwoColorize as _;
 
-use super::super::call::{Call, plan};
-use super::super::expect::Kind;
-use super::super::interrupt::{self, Interrupted};
-use super::super::objects::short;
-use super::super::show::{Show, aside, fit, plural, say, span};
-use super::super::stage::{Stage, last_sync, trouble};
-use super::super::world::{Caller, Role};
-use super::load::star;
+use super::call::Call;
+use super::expect::Kind;
+use super::interrupt::{self, Interrupted};
+use super::load::{star, tcp_calls};
+use super::objects::short;
+use super::show::{Show, aside, fit, plural, say, span};
+use super::stage::{Stage, last_sync};
+use super::world::{Caller, Role};
 
 /// Time in which a node has to answer.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -29,104 +31,84 @@ pub(crate) fn show_nodes(stage: &Stage) {
         let ips: Vec<String> = node.addresses.iter().map(ToString::to_string).collect();
         let pods = stage.world.topology.pods().filter(|pod| pod.node() == name);
         let pods: Vec<&str> = pods.map(|pod| short(pod.name())).collect();
-        let line = format!(
-            "{name:<14} {zone:<8} {:<24} {}",
-            ips.join(" "),
-            pods.join(" ")
-        );
-        say(format!("      {}", fit(&line, 94).trim_end()));
+        let (ips, pods) = (ips.join(" "), pods.join(" "));
+        let line = format!("{name:<14} {zone:<8} {ips:<24} {pods}");
+        say!("      {}", fit(&line, 94).trim_end());
     }
-    aside(format!(
+    aside!(
         "{}, {}, a client outside for each node, a control host: {} namespaces",
         plural(stage.objects.nodes.len(), "node"),
         plural(stage.objects.pods.len(), "pod"),
         stage.world.size(),
-    ));
+    );
 }
 
 /// Starts the control plane and the agents, and waits until every kernel holds everything.
-pub(super) fn start(show: &mut Show, stage: &mut Stage) -> Result<()> {
+pub(crate) fn start(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let began = Instant::now();
     stage.start()?;
     let nodes = stage.objects.nodes.len();
     let fleet = stage.wait("every node is in sync", |fleet| {
-        let late: Vec<String> = fleet.nodes.iter().filter_map(trouble).collect();
-        let known = fleet.nodes.len();
-        let all = late.is_empty() && known >= nodes;
-        all.then(|| fleet.clone())
-            .ok_or_else(|| format!("{known} nodes known; {}", late.join("; ")))
+        let late = fleet
+            .nodes
+            .iter()
+            .find(|node| node.state() != NodeState::InSync);
+        let late =
+            late.map(|node| format!("{} is {:?} {}", node.name, node.state(), node.last_error));
+        let missing = fleet.nodes.len() < nodes;
+        let late = late.or_else(|| missing.then(|| "nodes are missing".to_owned()));
+        late.map_or_else(|| Ok(fleet.clone()), Err)
     })?;
     let took = began.elapsed();
-    let control = fleet
-        .control_plane
-        .context("a fleet without a control plane")?;
-    aside(format!(
-        "kp-controlplane reads {} and serves {} Services with {} endpoints",
-        stage.manifests.folder.display(),
-        control.services,
-        control.endpoints,
-    ));
+    let control = fleet.control_plane;
+    let control = control.context("a fleet without a control plane")?;
+    let (services, endpoints) = (control.services, control.endpoints);
+    let folder = stage.manifests.folder.display();
+    aside!("kp-controlplane reads {folder}: {services} Services with {endpoints} endpoints");
     for node in &fleet.nodes {
         let sync = last_sync(node).copied().unwrap_or_default();
-        aside(format!(
-            "kp-nodeagent on {:<14} {:>6} operations into {} in {}",
-            node.name,
-            sync.operations,
-            node.backend,
-            span(Duration::from_micros(sync.total_us)),
-        ));
+        let (name, operations, backend) = (&node.name, sync.operations, &node.backend);
+        let took = span(Duration::from_micros(sync.total_us));
+        aside!("kp-nodeagent on {name:<14} {operations:>6} operations into {backend} in {took}");
     }
     let nodes = plural(fleet.nodes.len(), "node");
     let seen = format!("{nodes} in {}", span(took));
-    show.check(
-        ("every kernel holds everything", &nodes),
-        seen,
-        Vec::new(),
-        began,
-    );
+    let what = ("every kernel holds everything", &*nodes);
+    show.check(what, seen, Vec::new(), began);
     for issue in control.issues {
-        aside(format!("{} {}: {}", issue.kind, issue.name, issue.reason));
+        aside!("{} {}: {}", issue.kind, issue.name, issue.reason);
     }
     Ok(())
 }
 
 /// Prints how to enter the namespaces, and waits for Ctrl-C.
 pub(crate) fn wait(stage: &Stage, entry: Entry) -> Result<()> {
-    let inside = |pid: u32| match entry {
-        Entry::Privileged => format!("nsenter -t {pid} -n"),
-        Entry::UserNamespace => format!("nsenter -t {pid} -U -n --preserve-credentials"),
+    let own = std::process::id();
+    let user = match entry {
+        Entry::Privileged => String::new(),
+        Entry::UserNamespace => format!("-t {own} -U --preserve-credentials "),
     };
-    let line = |what: &str, command: String| say(format!("  {}\n    {command}", what.dimmed()));
-    say(format!(
-        "\n{}",
-        "Everything is still running. Look inside:".bold()
-    ));
-    if let Some((_, control)) = stage.processes.first() {
-        let kpctl = stage.kpctl(&[]);
-        let command = format!("{} {}", inside(control.id()), kpctl.get_program().display());
-        line(
-            "the fleet, as it changes",
-            format!("{command} status --watch"),
-        );
-        line("all Services", format!("{command} get services"));
+    let inside = |ns: &NetNs, command: &str| {
+        let file = ns.as_fd().as_raw_fd();
+        format!("nsenter {user}--net=/proc/{own}/fd/{file} {command}")
+    };
+    let line = |what: &str, command: String| say!("  {}\n    {command}", what.dimmed());
+    say!("\n{}", "Everything is still running. Look inside:".bold());
+    let (kpctl, control) = (stage.kpctl(&[]), stage.control()?);
+    let kpctl = kpctl.get_program().display();
+    let watch = inside(control, &format!("{kpctl} status --watch"));
+    line("the fleet, as it changes", watch);
+    let services = inside(control, &format!("{kpctl} get services"));
+    line("all Services", services);
+    if let Some(node) = stage.world.topology.nodes().next() {
+        let rules = inside(node.ns(), "nft list table ip kplane");
+        line(&format!("the rules of {}", node.name()), rules);
     }
-    if let Some((node, agent)) = stage.processes.get(1) {
-        let rules = format!("{} nft list table ip kplane", inside(agent.id()));
-        line(&format!("the rules of {node}"), rules);
-    }
-    let mut holders = Vec::new();
-    for (role, who) in [
-        (Role::Client, "a shell on a client outside, at"),
-        (Role::Pod, "a shell in a pod on"),
-    ] {
+    for role in [Role::Client, Role::Pod] {
         let mut callers = stage.world.callers.iter();
         if let Some(caller) = callers.find(|caller| caller.role == role) {
-            let holder = hold(caller)?;
-            line(
-                &format!("{who} {}", caller.node),
-                format!("{} bash", inside(holder.id())),
-            );
-            holders.push(holder);
+            let what = format!("a shell in the {role:?} at {}", caller.node);
+            line(&what, inside(&caller.ns, "bash"));
         }
     }
     if let Some(port) = star(stage).and_then(|service| service.ports.first()) {
@@ -134,28 +116,17 @@ pub(crate) fn wait(stage: &Stage, entry: Entry) -> Result<()> {
         let what = format!("in there: who answers for {service}?");
         line(&what, format!("head -1 < /dev/tcp/{ip}/{port}"));
     }
-    let manifests = stage.manifests.folder.display();
-    line(
-        "manifests: edit them, and watch the fleet",
-        manifests.to_string(),
-    );
+    let manifests = stage.manifests.folder.display().to_string();
+    line("manifests: edit them, and watch the fleet", manifests);
     line("logs", stage.log("*").display().to_string());
     let pid = |(name, process): &(String, Process)| format!("{name} {}", process.id());
     let pids: Vec<String> = stage.processes.iter().map(pid).collect();
     line("processes", pids.join(", "));
-    say(format!("\n{}", "Ctrl-C ends it and cleans up.".bold()));
+    say!("\n{}", "Ctrl-C ends it and cleans up.".bold());
     if let Err(Interrupted) = interrupt::sleep(Duration::MAX) {
         interrupt::clear();
     }
     Ok(())
-}
-
-/// Starts a process whose only purpose is to be in the namespace of a caller, so that this has a
-/// process id. It ends when its standard input does, at the latest with this process.
-fn hold(caller: &Caller) -> Result<Process> {
-    let mut command = Command::new("cat");
-    command.stdin(Stdio::piped()).stdout(Stdio::null());
-    caller.ns.command(command)
 }
 
 /// Ends all processes, shows that the kernels keep serving, removes the rules, and shows that they
@@ -167,10 +138,8 @@ pub(crate) fn clean_up(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let mut wrong = Vec::new();
     for (caller, probe) in &probes {
         if !matches!(probe.once(&caller.ns)?, Outcome::Reply(_)) {
-            wrong.push(format!(
-                "{} does not serve any more without its agent",
-                caller.node
-            ));
+            let node = &caller.node;
+            wrong.push(format!("{node} does not serve any more without its agent"));
         }
     }
     for node in stage.world.topology.nodes() {
@@ -184,14 +153,11 @@ pub(crate) fn clean_up(show: &mut Show, stage: &mut Stage) -> Result<()> {
         }
     }
     let nodes = plural(stage.objects.nodes.len(), "node");
-    aside(format!(
-        "{processes} processes ended; {} of {nodes} were asked without them",
-        probes.len()
-    ));
-    aside(format!(
-        "kp-nodeagent --cleanup on {nodes}: the rules are gone"
-    ));
-    let seen = if wrong.is_empty() {
+    let served = probes.len();
+    aside!("{processes} processes ended; {served} of {nodes} were asked without them");
+    aside!("kp-nodeagent --cleanup on {nodes}: the rules are gone");
+    let good = wrong.is_empty();
+    let seen = if good {
         "served on, then gone"
     } else {
         "not so"
@@ -206,8 +172,8 @@ fn probes(stage: &Stage) -> Result<Vec<(Caller, Probe)>> {
     let Some(service) = stage.star()? else {
         return Ok(Vec::new());
     };
-    let mut calls = plan(&stage.objects, &stage.world, service);
-    calls.retain(|call| call.caller.role == Role::Client && call.kind == Kind::ClusterIp);
+    let mut calls = tcp_calls(stage, service);
+    calls.retain(|call| call.caller.role == Role::Client && call.kind == Kind::ClusterIP);
     calls.dedup_by_key(|call| call.caller.node.clone());
     let probe = |call: Call| {
         let probe = Probe::tcp(call.to).source(call.source);
