@@ -116,6 +116,15 @@ impl fmt::Display for Expect {
 }
 
 impl Expect {
+    /// Returns the endpoints that may answer, each with the sources that it may see.
+    #[must_use]
+    pub fn endpoints(&self) -> BTreeMap<SocketAddr, Vec<IpAddr>> {
+        match self {
+            Self::Reach(endpoints) => endpoints.clone(),
+            Self::Refused | Self::Dropped => BTreeMap::new(),
+        }
+    }
+
     /// Returns the error in an outcome, if any.
     #[must_use]
     pub fn misfit(&self, seen: &Seen) -> Option<String> {
@@ -152,10 +161,7 @@ impl Question<'_> {
     /// # Errors
     /// As [`Question::repeat`].
     pub fn explore(&self, expect: &Expect, least: usize, most: usize) -> Result<Found> {
-        let mut missing = match expect {
-            Expect::Reach(endpoints) => endpoints.clone(),
-            Expect::Refused | Expect::Dropped => BTreeMap::new(),
-        };
+        let mut missing = expect.endpoints();
         let (mut found, mut end) = (Found::default(), most);
         self.repeat(|seen| {
             found.made += 1;

@@ -196,13 +196,8 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (node, protocol) = (&self.caller.node, self.port.port.key.protocol);
-        match self.caller.role {
-            Role::Client => write!(f, "client via {node}")?,
-            Role::Guest => write!(f, "client {} via {node}", self.source)?,
-            Role::Pod => write!(f, "pod {}", self.caller.ns.name())?,
-            Role::Node => write!(f, "{node} itself")?,
-        }
-        write!(f, " to {:?} {}/{protocol}", self.kind, self.to)
+        let (role, node, kind) = (self.caller.role, &self.caller.node, self.kind);
+        let protocol = self.port.port.key.protocol;
+        write!(f, "{role:?} at {node} to {kind:?} {}/{protocol}", self.to)
     }
 }

@@ -1,7 +1,7 @@
 //! Calls of Services: a few in detail, and all.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -98,18 +98,19 @@ fn play(show: &mut Show, objects: &Objects, title: &str, call: &Call) -> Result<
     aside!("{call}: {} connections", found.made);
     let mut wrong: Vec<String> = call.complaint(&found).into_iter().collect();
     let (fair, shares) = shares(objects, call, &found, &mut wrong);
-    let (expected, seen, note) = match &call.expect {
-        Expect::Refused => (
-            "refused at once",
-            format!("{calls} refused"),
-            "refused".to_owned(),
+    let mut sources = call.expect.endpoints().into_values().flatten();
+    let (expected, seen, note) = match sources.next() {
+        Some(ip) if ip == call.source => (fair, shares, format!("the pods see the caller, {ip}")),
+        Some(ip) => (
+            fair,
+            shares,
+            format!("the pods see the node's address, {ip}"),
         ),
-        Expect::Dropped => (
-            "no answer",
-            format!("{calls} silent"),
-            "no answer".to_owned(),
+        None => (
+            call.expect.to_string(),
+            format!("{calls} times"),
+            call.expect.to_string(),
         ),
-        Expect::Reach(_) => (&*fair, shares, format!("the pods see {}", whom(call))),
     };
     let good = wrong.is_empty();
     let note = if good { &*note } else { "not as it should be" };
@@ -118,25 +119,8 @@ fn play(show: &mut Show, objects: &Objects, title: &str, call: &Call) -> Result<
     let key = &call.port.port.key;
     let family = if key.family == V6 { " IPv6" } else { "" };
     let what = format!("{} {:?} {}{family}", key.service, call.kind, key.protocol);
-    show.check((&what, expected), seen, wrong, began);
+    show.check((&what, &expected), seen, wrong, began);
     Ok(())
-}
-
-/// Returns the endpoints that may answer, with the sources that they see.
-fn endpoints(call: &Call) -> BTreeMap<SocketAddr, Vec<IpAddr>> {
-    match &call.expect {
-        Expect::Reach(endpoints) => endpoints.clone(),
-        Expect::Refused | Expect::Dropped => BTreeMap::new(),
-    }
-}
-
-/// Returns the caller as endpoints see it.
-fn whom(call: &Call) -> String {
-    match endpoints(call).into_values().flatten().next() {
-        Some(ip) if ip == call.source => format!("the caller's own address, {ip}"),
-        Some(ip) => format!("the node's address, {ip}"),
-        None => "any address".to_owned(),
-    }
 }
 
 /// Prints a line for each endpoint of the port, and returns the fair share and the range of those
@@ -148,11 +132,8 @@ fn shares(
     wrong: &mut Vec<String>,
 ) -> (String, String) {
     let counts = || found.answers.values().copied();
-    let (total, most) = (
-        counts().sum::<usize>().max(1) as f64,
-        counts().max().unwrap_or(1) as f64,
-    );
-    let may = endpoints(call);
+    let (total, most) = (counts().sum::<usize>().max(1) as f64, counts().max());
+    let may = call.expect.endpoints();
     let fair = total / may.len() as f64;
     let sigma = (fair * (1.0 - fair / total)).sqrt();
     for endpoint in &call.port.endpoints {
@@ -168,14 +149,12 @@ fn shares(
             true => "  not for this caller",
         };
         let node = fit(endpoint.node.as_deref().unwrap_or("?"), 8);
-        let (bar, percent) = (bar(count / most, 36), count * 100.0 / total);
-        say!(
-            "      {name:<10} {} {bar} {percent:5.1} % {n:>5}{why_not}",
-            node.dimmed()
-        );
+        let node = node.dimmed();
+        let (bar, percent) = (bar(n, most.unwrap_or(0), 36), count * 100.0 / total);
+        say!("      {name:<10} {node} {bar} {percent:5.1} % {n:>5}{why_not}");
     }
     let percent = |count: Option<usize>| count.unwrap_or(0) as f64 * 100.0 / total;
-    let (least, most) = (percent(counts().min()), percent(counts().max()));
+    let (least, most) = (percent(counts().min()), percent(most));
     let (fair, all) = (fair * 100.0 / total, plural(may.len(), "pod"));
     let seen = plural(found.answers.len(), "pod");
     (
@@ -222,10 +201,7 @@ pub(crate) fn affinity(show: &mut Show, stage: &mut Stage) -> Result<()> {
 /// Calls all Services.
 pub(crate) fn survey_all(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let (callers, nodes) = (stage.world.callers.len(), stage.objects.nodes.len());
-    aside!(
-        "from {callers} callers: a client outside, a pod and the node itself, at each of {}",
-        plural(nodes, "node"),
-    );
+    aside!("from {callers} callers: a client, a pod and the node itself, at each of {nodes} nodes");
     for service in &stage.objects.services {
         match service.skipped {
             Some(reason) => aside!("    {} {reason:?}: nothing to proxy", service.name),

@@ -29,11 +29,8 @@ impl Manifests {
             let entries = fs::read_dir(from).with_context(read)?;
             let paths = entries.map(|entry| Ok(entry?.path()));
             sources = paths.collect::<Result<_>>().with_context(read)?;
-            sources.retain(|path| {
-                EXTENSIONS
-                    .iter()
-                    .any(|e| path.extension() == Some(e.as_ref()))
-            });
+            let ends = |path: &PathBuf, end: &str| path.extension() == Some(end.as_ref());
+            sources.retain(|path| EXTENSIONS.iter().any(|end| ends(path, end)));
             sources.sort();
         }
         let mut files = Vec::new();
@@ -51,7 +48,7 @@ impl Manifests {
     }
 
     /// Returns all objects.
-    pub(crate) fn objects(&self) -> impl Iterator<Item = &Value> + Clone {
+    pub(crate) fn objects(&self) -> impl Iterator<Item = &Value> {
         self.files.iter().flat_map(|(_, objects)| objects)
     }
 

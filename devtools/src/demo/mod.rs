@@ -25,7 +25,6 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use kplane_tests::userns::{self, Entry};
-
 use owo_colors::OwoColorize as _;
 
 use self::interrupt::Interrupted;
@@ -36,8 +35,6 @@ use self::stage::{Stage, find_programs};
 const IMPOSSIBLE: u8 = 3;
 /// Exit code after Ctrl-C, as in shells.
 const INTERRUPTED: u8 = 130;
-/// Steps around the walk: network, clean-up.
-const FRAME: usize = 2;
 
 /// Options of the demo.
 #[derive(Debug, clap::Args)]
@@ -97,10 +94,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     say!("{}", title.bold());
     play(args).unwrap_or_else(|error| {
         eprintln!("demo: {error:#}");
-        match error.is::<Impossible>() {
-            true => ExitCode::from(IMPOSSIBLE),
-            false => ExitCode::FAILURE,
-        }
+        let possible = !error.is::<Impossible>();
+        ExitCode::from(if possible { 1 } else { IMPOSSIBLE })
     })
 }
 
@@ -120,7 +115,7 @@ fn play(args: &Args) -> Result<ExitCode> {
     if args.objects.is_none() {
         walk.splice(1..1, DETAILS);
     }
-    let mut show = Show::new(walk.len() + FRAME);
+    let mut show = Show::new(walk.len() + 2);
     show.heading("Build a cluster out of network namespaces");
     let mut stage = Stage::build(programs, manifests)?;
     frame::show_nodes(&stage);
@@ -152,11 +147,7 @@ fn play(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::from(INTERRUPTED));
     }
     show.print(took);
-    Ok(if good {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(ExitCode::from(u8::from(!good)))
 }
 
 /// Leaves this machine's network, so that no mistake can reach it.

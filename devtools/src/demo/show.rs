@@ -118,16 +118,10 @@ pub(crate) fn mark(good: bool) -> String {
     }
 }
 
-/// Returns a bar that fills `share` (0 to 1) of `cells` columns, padded to all of them.
-pub(crate) fn bar(share: f64, cells: usize) -> String {
-    let filled = "#".repeat(cells);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a small positive number of cells"
-    )]
-    let end = (share.clamp(0.0, 1.0) * cells as f64).round() as usize;
-    format!("{:<cells$}", &filled[..end]).cyan().to_string()
+/// Returns a bar of `cells` columns for the largest count, padded to all of them for less.
+pub(crate) fn bar(count: usize, most: usize, cells: usize) -> String {
+    let filled = "#".repeat(count * cells / most.max(1));
+    format!("{filled:<cells$}").cyan().to_string()
 }
 
 /// Returns the text, padded with spaces to `columns`, or cut with two dots at its end.

@@ -8,7 +8,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kplane_model::{Family, NodeName, ServiceName};
+use kplane_model::{Family, NodeFacts, ServiceName};
 use kplane_proto::v1::{Fleet, NodeStatus, SyncStats};
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::{self, Process};
@@ -72,7 +72,7 @@ impl Stage {
         let has_v6 = Path::new("/proc/net/if_inet6").exists();
         let mut families = Family::ALL.to_vec();
         families.retain(|family| has_v6 || *family == Family::V4);
-        let objects = Objects::read(manifests.objects(), &families)?;
+        let objects = Objects::read(&manifests, &families)?;
         let world = World::build(&objects).context("build the network")?;
         Ok(Self {
             processes: Vec::new(),
@@ -89,13 +89,14 @@ impl Stage {
 
     /// Starts all processes.
     pub(crate) fn start(&mut self) -> Result<()> {
-        let mut command = self.command("kp-controlplane", "control-plane")?;
+        let mut command = self.command("kp-controlplane", "kp-controlplane")?;
         command.arg("--manifests").arg(&self.manifests.folder);
         let process = self.control()?.command(command)?;
-        self.processes.push(("control-plane".to_owned(), process));
-        let names = self.objects.nodes.iter().map(|node| node.name.clone());
-        let names: Vec<NodeName> = names.collect();
-        names.iter().try_for_each(|node| self.start_agent(node))
+        self.processes.push(("kp-controlplane".to_owned(), process));
+        let nodes: Vec<NodeFacts> = self.objects.nodes.clone();
+        nodes
+            .iter()
+            .try_for_each(|node| self.start_agent(&node.name))
     }
 
     /// Starts the agent of a node.
@@ -120,13 +121,9 @@ impl Stage {
     }
 
     /// Kills an agent without asking.
-    pub(crate) fn kill_agent(&mut self, node: &str) -> Result<()> {
-        let mut agents = self.processes.iter().skip(1);
-        let index = agents.position(|(name, _)| name == node);
-        let index = index.with_context(|| format!("no agent on {node}"))?;
+    pub(crate) fn kill_agent(&mut self, node: &str) {
         // Dropping it kills it.
-        drop(self.processes.remove(1 + index));
-        Ok(())
+        self.processes.retain(|(name, _)| name != node);
     }
 
     /// Ends all processes, agents first; fails if one does not end with success.
@@ -216,7 +213,7 @@ impl Stage {
 
     /// Reads the manifests again, after an edit.
     pub(crate) fn reread(&mut self) -> Result<()> {
-        self.objects = Objects::read(self.manifests.objects(), &self.families)?;
+        self.objects = Objects::read(&self.manifests, &self.families)?;
         Ok(())
     }
 

@@ -42,7 +42,7 @@ pub(crate) struct Caller {
     /// The node whose kernel handles its packets.
     pub(crate) node: String,
     pub(crate) ns: NetNs,
-    /// Its source addresses, at most one for each family.
+    /// Its source addresses; the first of each family is used.
     pub(crate) ips: Vec<IpAddr>,
 }
 
@@ -160,8 +160,6 @@ impl World {
         let has = |cidr: &Cidr| node.primary_address(cidr.family()).is_some();
         let mut cidrs = node.pod_cidrs.clone();
         cidrs.retain(has);
-        cidrs.sort_by_key(|cidr| cidr.family());
-        cidrs.dedup_by_key(|cidr| cidr.family());
         let ips = self.take_each(&cidrs)?;
         if !ips.is_empty() {
             let name = format!("{SHELL}{}", node.name);
