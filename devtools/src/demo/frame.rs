@@ -154,7 +154,7 @@ pub(crate) fn clean_up(show: &mut Show, stage: &mut Stage) -> Result<()> {
     }
     let nodes = plural(stage.objects.nodes.len(), "node");
     let served = probes.len();
-    aside!("{processes} processes ended; {served} of {nodes} were asked without them");
+    aside!("{processes} processes ended; {served} of {nodes} asked without them");
     aside!("kp-nodeagent --cleanup on {nodes}: the rules are gone");
     let good = wrong.is_empty();
     let seen = if good {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use tokio::runtime::Builder;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{SignalKind as Kind, signal};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -22,11 +22,7 @@ pub(crate) struct Interrupted;
 pub(crate) fn watch() -> Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
     let context = runtime.enter();
-    for kind in [
-        SignalKind::interrupt(),
-        SignalKind::terminate(),
-        SignalKind::hangup(),
-    ] {
+    for kind in [Kind::interrupt(), Kind::terminate(), Kind::hangup()] {
         let mut signal = signal(kind).context("catch Ctrl-C")?;
         runtime.spawn(async move {
             while signal.recv().await.is_some() {
