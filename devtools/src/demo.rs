@@ -1,47 +1,40 @@
 //! `cargo xtask demo`: a small cluster out of network namespaces, real packets, and a walk through
 //! what kplane does. Every step also checks what it shows.
 //!
-//! `objects` reads the manifests, `world` builds the network around them, and `cast` holds the
-//! processes. `status` queries the control plane. `expect` computes what must happen to a packet;
-//! `call` and `survey` find out what does happen. `steps` show it on the `screen` and record it in
-//! the `ledger`.
+//! `objects` reads the manifests, `world` builds the network around them, and `stage` holds the
+//! processes on it. `expect` computes what must happen to a packet, and `call` finds out what does
+//! happen. `calls`, `load` and `frame` are the steps; the `show` records what they see. Network, packets and processes are those of
+//! the tests (`kplane_tests`).
 
 mod call;
-mod cast;
+mod calls;
 mod expect;
+mod frame;
 mod interrupt;
-mod layout;
-mod ledger;
+mod load;
 mod manifests;
 mod objects;
-mod programs;
-mod screen;
+mod show;
 mod stage;
-mod status;
-mod steps;
-mod survey;
 mod world;
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use kplane_tests::userns::{self, Entry};
+use owo_colors::OwoColorize as _;
 
 use self::interrupt::Interrupted;
-use self::programs::Programs;
-use self::screen::{Screen, Tone};
-use self::stage::{Show, Stage};
-pub(crate) use self::steps::hold;
+use self::show::{Show, aside, say};
+use self::stage::{Stage, find_programs};
 
 /// Exit code when this machine does not allow what the demo needs.
 const IMPOSSIBLE: u8 = 3;
 /// Exit code after Ctrl-C, as in shells.
 const INTERRUPTED: u8 = 130;
-/// Steps around the walk: network, clean-up.
-const FRAME: usize = 2;
 
 /// Options of the demo.
 #[derive(Debug, clap::Args)]
@@ -66,65 +59,95 @@ pub(crate) struct Args {
     bin_dir: Option<PathBuf>,
 }
 
+/// A step: its title, and the function that shows something and records its checks. An error ends
+/// the walk.
+type Step = (&'static str, fn(&mut Show, &mut Stage) -> Result<()>);
+
+/// The walk through any objects.
+#[rustfmt::skip]
+const WALK: [Step; 5] = [
+    ("Start the control plane and an agent on each node", frame::start),
+    ("Call every Service at all its addresses, from everywhere, and compare with the rules", calls::survey_all),
+    ("Replace the pods of a Service, one by one, under load", load::roll),
+    ("Ask kpctl", load::ask_kpctl),
+    ("Kill an agent under load, and start it again", load::restart),
+];
+/// Steps after the first, with the objects of `deploy/demo`.
+const DETAILS: [Step; 2] = [
+    ("Call Services, and see who answers", calls::connect),
+    (
+        "Call a Service with session affinity: who comes again meets the same pod",
+        calls::affinity,
+    ),
+];
+
+/// The kernel does not allow what the demo needs.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the demo needs network namespaces, which this machine does not allow; run it as root, or allow user namespaces"
+)]
+struct Impossible;
+
 /// Plays the demo.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let walk = if args.objects.is_some() {
-        steps::OBJECTS
-    } else {
-        steps::DEMO
-    };
-    let screen = Screen::stdout();
-    let mut show = Show::new(screen, walk.len() + FRAME);
     let title = "kplane demo: one control plane, an agent on every node, real packets";
-    screen.line(screen.paint(Tone::Strong, title));
-    match open(&mut show, args) {
-        Ok((entry, stage, began)) => play(show, walk, stage, (args.keep, entry), began),
-        Err((error, code)) => {
-            screen.flush();
-            eprintln!("demo: {error:#}");
-            code
-        }
-    }
+    say!("{}", title.bold());
+    play(args).unwrap_or_else(|error| {
+        eprintln!("demo: {error:#}");
+        let possible = !error.is::<Impossible>();
+        ExitCode::from(if possible { 1 } else { IMPOSSIBLE })
+    })
 }
 
-/// Prepares everything that must exist before the first process starts.
-fn open(
-    show: &mut Show,
-    args: &Args,
-) -> Result<(Entry, Stage, Instant), (anyhow::Error, ExitCode)> {
-    let failed = |error| (error, ExitCode::FAILURE);
-    let programs = find(args.bin_dir.as_deref()).map_err(failed)?;
+/// Builds everything, runs the walk, and cleans up after it in any case.
+fn play(args: &Args) -> Result<ExitCode> {
+    let own = env::current_exe().context("find this program")?;
+    let beside = own.parent().context("programs lie in a folder")?;
+    let programs = find_programs(args.bin_dir.as_deref().unwrap_or(beside))?;
     let began = Instant::now();
     // This comes before any thread is started, or the kernel refuses.
-    let entry = enter().map_err(|error| {
-        let why = "the demo needs network namespaces, which this machine does not allow; \
-                   run it as root, or allow user namespaces";
-        (error.context(why), ExitCode::from(IMPOSSIBLE))
-    })?;
-    interrupt::watch().map_err(failed)?;
-    show.heading("Build a cluster out of network namespaces");
+    let entry = enter().context(Impossible)?;
+    interrupt::watch()?;
+
     let shop = crate::workspace().join("deploy/demo");
     let manifests = args.objects.as_ref().unwrap_or(&shop);
-    let working = show.screen.working("machines, links, routes, echo servers");
-    let stage = Stage::build(programs, manifests).map_err(failed)?;
-    drop(working);
-    steps::show_nodes(&show.screen, &stage);
-    show.screen.aside(match entry {
-        Entry::Privileged => "as root; this machine's own network is not touched",
-        Entry::UserNamespace => "without root, in a user namespace; this machine is not touched",
-    });
-    Ok((entry, stage, began))
-}
-
-/// Finds the programs in a folder; without one they lie beside this program.
-fn find(folder: Option<&Path>) -> Result<Programs> {
-    match folder {
-        Some(folder) => Programs::in_folder(folder),
-        None => {
-            let program = env::current_exe().context("find this program")?;
-            Programs::in_folder(program.parent().context("programs lie in a folder")?)
-        }
+    let mut walk = WALK.to_vec();
+    if args.objects.is_none() {
+        walk.splice(1..1, DETAILS);
     }
+    let mut show = Show::new(walk.len() + 2);
+    show.heading("Build a cluster out of network namespaces");
+    let mut stage = Stage::build(programs, manifests)?;
+    frame::show_nodes(&stage);
+    let who = match entry {
+        Entry::Privileged => "as root; this machine's own network",
+        Entry::UserNamespace => "without root, in a user namespace; this machine",
+    };
+    aside!("{who} is not touched");
+
+    let mut walk = walk.iter();
+    let mut result = walk.try_for_each(|step| take(&mut show, &mut stage, step));
+    let mut took = began.elapsed();
+    if args.keep && !is_interrupted(&result) {
+        frame::wait(&stage, entry).unwrap_or_else(|error| eprintln!("demo: {error:#}"));
+    }
+    let started = Instant::now();
+    if result.is_ok() {
+        result = take(&mut show, &mut stage, &("Clean up", frame::clean_up));
+    }
+    let (good, interrupted) = (result.is_ok() && show.all_passed(), is_interrupted(&result));
+    let size = stage.world.size();
+    match stage.strike(!good && !interrupted) {
+        Some(folder) => aside!("logs and manifests are left in {}", folder.display()),
+        None => aside!("{size} namespaces, logs and copied manifests: gone"),
+    }
+    took += started.elapsed();
+    if interrupted {
+        say!("demo: interrupted; everything that it started has been ended");
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    show.print(took);
+    Ok(ExitCode::from(u8::from(!good)))
 }
 
 /// Leaves this machine's network, so that no mistake can reach it.
@@ -136,73 +159,19 @@ fn enter() -> Result<Entry> {
     Ok(entry)
 }
 
-/// Runs the walk, and cleans up after it in any case.
-fn play(
-    mut show: Show,
-    walk: &[steps::Step],
-    mut stage: Stage,
-    (keep, entry): (bool, Entry),
-    began: Instant,
-) -> ExitCode {
-    let screen = show.screen;
-    let mut result = Ok(());
-    for step in walk {
-        show.heading(step.title);
-        let started = Instant::now();
-        result = interrupt::check()
-            .map_err(Into::into)
-            .and_then(|()| (step.run)(&mut show, &mut stage));
-        if let Err(error) = &result {
-            note(&mut show, step.title, error, started);
-            break;
-        }
-    }
-    let mut took = began.elapsed();
-    if keep
-        && !is_interrupted(&result)
-        && let Err(error) = steps::wait(&screen, &stage, entry)
-    {
-        eprintln!("demo: {error:#}");
-    }
-    show.last_heading("Clean up");
+/// Takes a step. If it cannot continue, that is a failed check.
+fn take(show: &mut Show, stage: &mut Stage, (title, run): &Step) -> Result<()> {
+    show.heading(title);
     let started = Instant::now();
-    if result.is_ok() {
-        result = steps::strike(&mut show, &mut stage);
-        if let Err(error) = &result {
-            note(&mut show, "clean up", error, started);
-        }
-    }
-    let good = result.is_ok() && show.ledger.all_passed();
-    let size = stage.world.size;
-    match stage.strike(!good && !is_interrupted(&result)) {
-        Some(folder) => screen.aside(format!(
-            "logs and manifests are left in {}",
-            folder.display()
-        )),
-        None => screen.aside(format!(
-            "{size} namespaces, logs and copied manifests: gone"
-        )),
-    }
-    took += started.elapsed();
-    if is_interrupted(&result) {
-        screen.line("demo: interrupted; everything that it started has been ended");
-        return ExitCode::from(INTERRUPTED);
-    }
-    screen.gap();
-    show.ledger.print(&screen, took);
-    if good {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
-}
-
-/// Records a step that could not continue as a failed check.
-fn note(show: &mut Show, title: &str, error: &anyhow::Error, started: Instant) {
-    if !error.is::<Interrupted>() {
+    let result = interrupt::check().map_err(Into::into);
+    let result = result.and_then(|()| run(show, stage));
+    if let Err(error) = &result
+        && !is_interrupted(&result)
+    {
         let wrong = vec![format!("{error:#}")];
         show.check((title, "to go through"), "an error", wrong, started);
     }
+    result
 }
 
 fn is_interrupted(result: &Result<()>) -> bool {

@@ -33,9 +33,6 @@ enum Task {
     /// Install what the tests need beyond Rust
     #[command(hide = true)]
     Tools,
-    /// Stand in a network namespace until standard input ends (`demo --keep` uses it)
-    #[command(hide = true)]
-    Hold,
 }
 
 fn main() -> ExitCode {
@@ -44,7 +41,6 @@ fn main() -> ExitCode {
         Task::Cluster(args) => exit(cluster::run(&args)),
         Task::Vm(args) => vm::run(&args).unwrap_or_else(|error| exit(Err(error))),
         Task::Tools => exit(tools::install()),
-        Task::Hold => demo::hold(),
     }
 }
 

@@ -26,6 +26,18 @@ pub enum Protocol {
     Udp,
 }
 
+impl Protocol {
+    /// Returns the echo servers' transport of a Service's protocol; `None` for SCTP.
+    #[must_use]
+    pub fn of(protocol: kplane_model::Protocol) -> Option<Self> {
+        match protocol {
+            kplane_model::Protocol::Tcp => Some(Self::Tcp),
+            kplane_model::Protocol::Udp => Some(Self::Udp),
+            kplane_model::Protocol::Sctp => None,
+        }
+    }
+}
+
 /// One probe: connects (or sends a datagram) and reads the server's line. Every probe uses a fresh
 /// source port.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,9 @@
 //! kplane's test rig: real packets between real network namespaces, as root or as an ordinary user.
 //!
 //! Read in this order: [`topology`] builds nodes, pods and an outside client; [`echo`] answers in
-//! pods; [`client`], [`load`] and [`sctp`] ask; [`capture`] records the wire; [`wait`] is the only
-//! way to wait. [`cluster`] runs a real Kubernetes API server. Below them are [`netns`], [`link`],
+//! pods; [`client`], [`load`] and [`sctp`] ask, and [`ask`] asks in any protocol; [`capture`] records
+//! the wire; [`wait`] is the only way to wait. [`status`] queries a control plane, and [`cluster`] runs
+//! a real Kubernetes API server. Below them are [`netns`], [`link`],
 //! [`sysctl`] and [`process`].
 //!
 //! **Invariants.** Nothing here touches the namespace in which the process was started. Everything that
@@ -34,6 +35,7 @@
 //! Size: 6 nodes with 60 pods in 0.4 s, 20 with 300 in 1.6 s. The kernel's table of neighbours is
 //! shared by all namespaces (1,024 entries), which 1,000 pods would fill.
 
+pub mod ask;
 pub mod capture;
 pub mod client;
 pub mod cluster;
@@ -48,6 +50,7 @@ pub mod privilege;
 pub mod process;
 pub mod product;
 pub mod sctp;
+pub mod status;
 pub mod sysctl;
 pub mod topology;
 pub mod userns;

@@ -1,6 +1,9 @@
 //! Child processes that do not outlive their handle.
 
+use std::fs::{self, File};
 use std::ops::{Deref, DerefMut};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -9,6 +12,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::wait::eventually;
+
+/// Lines of a log that are quoted when its process has failed.
+const LOG_LINES: usize = 20;
 
 /// A running child process. Dropping it kills and reaps the process.
 #[derive(Debug)]
@@ -72,6 +78,32 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Returns a command without input, whose output is appended to a file. It does not get the Ctrl-C of
+/// this process' terminal.
+///
+/// # Errors
+/// The file could not be opened.
+pub fn logging(program: &Path, log: &Path) -> Result<Command> {
+    let file = File::options().create(true).append(true).open(log);
+    let file = file.with_context(|| format!("open {}", log.display()))?;
+    let mut command = Command::new(program);
+    let output = (file.try_clone()?, file);
+    command
+        .stdin(Stdio::null())
+        .stdout(output.0)
+        .stderr(output.1);
+    command.process_group(0);
+    Ok(command)
+}
+
+/// Returns the last lines of a log, for messages.
+#[must_use]
+pub fn last_words(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
 }
 
 /// Runs a program to its end and returns its standard output.

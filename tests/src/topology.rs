@@ -27,6 +27,7 @@ mod host;
 mod pod;
 
 use fabric::Fabric;
+pub use fabric::gateway;
 pub use host::{Host, LINK};
 pub use pod::Pod;
 

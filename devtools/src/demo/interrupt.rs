@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use tokio::runtime::Builder;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind as Kind, signal};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -21,37 +21,18 @@ pub(crate) struct Interrupted;
 /// Makes SIGINT, SIGTERM and SIGHUP set the flag instead of ending the process. Starts a thread.
 pub(crate) fn watch() -> Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
-    let kinds = [
-        SignalKind::interrupt(),
-        SignalKind::terminate(),
-        SignalKind::hangup(),
-    ];
-    let signals: Vec<Signal> = {
-        let _context = runtime.enter();
-        kinds
-            .into_iter()
-            .map(signal)
-            .collect::<Result<_, _>>()
-            .context("catch Ctrl-C")?
-    };
-    for mut signal in signals {
+    let context = runtime.enter();
+    for kind in [Kind::interrupt(), Kind::terminate(), Kind::hangup()] {
+        let mut signal = signal(kind).context("catch Ctrl-C")?;
         runtime.spawn(async move {
             while signal.recv().await.is_some() {
                 INTERRUPTED.store(true, Ordering::Relaxed);
             }
         });
     }
-    let forever = move || runtime.block_on(std::future::pending::<()>());
-    thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(forever)
-        .context("start a thread")?;
+    drop(context);
+    thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
     Ok(())
-}
-
-/// Returns whether the flag is set.
-pub(crate) fn is_set() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
 }
 
 /// Clears the flag, after the demo has reacted to it.
@@ -61,18 +42,18 @@ pub(crate) fn clear() {
 
 /// Fails if the flag is set.
 pub(crate) fn check() -> Result<(), Interrupted> {
-    if is_set() { Err(Interrupted) } else { Ok(()) }
+    match INTERRUPTED.load(Ordering::Relaxed) {
+        true => Err(Interrupted),
+        false => Ok(()),
+    }
 }
 
 /// Sleeps until the time is over or the flag is set.
 pub(crate) fn sleep(time: Duration) -> Result<(), Interrupted> {
-    let end = Instant::now() + time;
-    loop {
+    let end = Instant::now().checked_add(time);
+    while end.is_none_or(|end| Instant::now() < end) {
         check()?;
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(());
-        }
-        thread::sleep(left.min(TICK));
+        thread::sleep(TICK.min(time));
     }
+    check()
 }

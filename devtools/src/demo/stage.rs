@@ -1,176 +1,226 @@
 //! The state of the demo: a copy of the manifests, the network around them, and the processes on
-//! it.
+//! it. One control plane and one agent for each node; their logs are files.
 
+use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, bail, ensure};
 use kplane_model::{Family, NodeFacts, ServiceName};
-use kplane_proto::v1::Fleet;
+use kplane_proto::v1::{Fleet, NodeStatus, SyncStats};
 use kplane_tests::netns::NetNs;
+use kplane_tests::process::{self, Process};
+use kplane_tests::status::Status;
+use kplane_tests::wait::eventually;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::cast::Cast;
-use super::ledger::{Check, Ledger};
+use super::interrupt;
 use super::manifests::Manifests;
-use super::objects::Objects;
-use super::programs::Programs;
-use super::screen::{Screen, Tone};
-use super::status::{Landing, Status};
+use super::objects::{Objects, Service};
 use super::world::{CONTROL, World};
 
-/// The screen, the results so far, and the current step.
-#[derive(Debug)]
-pub(crate) struct Show {
-    /// The screen.
-    pub(crate) screen: Screen,
-    /// The results of checks.
-    pub(crate) ledger: Ledger,
-    /// Number of the current step.
-    step: usize,
-    /// Number of all steps.
-    steps: usize,
-}
+/// kplane's programs.
+const PROGRAMS: [&str; 3] = ["kp-controlplane", "kp-nodeagent", "kpctl"];
+/// Port of the control plane for agents.
+const AGENT_PORT: u16 = 7443;
+/// The address of the status API, inside the control plane's namespace.
+const STATUS: &str = "127.0.0.1:7444";
+/// Time that a process has to end when asked to.
+const GRACE: Duration = Duration::from_secs(5);
+/// Longest wait for the fleet: a busy machine needs a second or two to start.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Everything that exists between the first step and the last.
 #[derive(Debug)]
 pub(crate) struct Stage {
-    /// The processes. They come first: fields drop in order, and the processes live in namespaces.
-    pub(crate) cast: Cast,
-    /// The control plane's status.
-    pub(crate) status: Status,
-    /// The network.
+    /// The processes by name, the control plane first. They come first here: fields drop in order,
+    /// and the processes live in namespaces.
+    pub(crate) processes: Vec<(String, Process)>,
+    status: Status,
     pub(crate) world: World,
     /// The objects in the manifests at the moment.
     pub(crate) objects: Objects,
-    manifests: Manifests,
+    /// The manifests that the control plane watches.
+    pub(crate) manifests: Manifests,
     families: Vec<Family>,
     /// The Service whose endpoints are replaced, once it has been chosen.
     pub(crate) star: Option<ServiceName>,
+    programs: PathBuf,
     folder: TempDir,
 }
 
-impl Show {
-    /// Starts before the first of `steps`.
-    pub(crate) fn new(screen: Screen, steps: usize) -> Self {
-        Self {
-            screen,
-            ledger: Ledger::default(),
-            step: 0,
-            steps,
-        }
+/// Returns a folder with all programs in it.
+pub(crate) fn find_programs(folder: &Path) -> Result<PathBuf> {
+    let folder = std::path::absolute(folder)?;
+    for path in PROGRAMS.map(|name| folder.join(name)) {
+        ensure!(path.is_file(), "there is no {}", path.display());
     }
-
-    /// Begins the next step.
-    pub(crate) fn heading(&mut self, title: &str) {
-        self.step += 1;
-        let number = format!("[{}/{}]", self.step, self.steps);
-        let screen = &self.screen;
-        screen.gap();
-        let (number, title) = (
-            screen.paint(Tone::Faint, &number),
-            screen.paint(Tone::Strong, title),
-        );
-        screen.line(format!("{number} {title}"));
-        screen.flush();
-    }
-
-    /// Begins the last step, even if steps have been left out.
-    pub(crate) fn last_heading(&mut self, title: &str) {
-        self.step = self.steps - 1;
-        self.heading(title);
-    }
-
-    /// Records a check.
-    pub(crate) fn check(
-        &mut self,
-        (what, expected): (&str, &str),
-        seen: impl Into<String>,
-        wrong: Vec<String>,
-        began: Instant,
-    ) {
-        let check = Check {
-            what: what.to_owned(),
-            expected: expected.to_owned(),
-            seen: seen.into(),
-            wrong,
-            took: began.elapsed(),
-        };
-        self.ledger.add(&self.screen, check);
-    }
+    Ok(folder)
 }
 
 impl Stage {
     /// Builds the network, without processes.
-    pub(crate) fn build(programs: Programs, manifests: &Path) -> Result<Self> {
+    pub(crate) fn build(programs: PathBuf, manifests: &Path) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("kplane-demo-").tempdir();
         let folder = folder.context("create a folder for logs and manifests")?;
+        fs::create_dir(folder.path().join("logs")).context("create a folder for logs")?;
         let manifests = Manifests::copy(manifests, folder.path().join("manifests"))?;
-        let families = families();
-        let objects = Objects::read(manifests.objects(), &families)?;
+        let has_v6 = Path::new("/proc/net/if_inet6").exists();
+        let mut families = Family::ALL.to_vec();
+        families.retain(|family| has_v6 || *family == Family::V4);
+        let objects = Objects::read(&manifests, &families)?;
         let world = World::build(&objects).context("build the network")?;
-        let cast = Cast::new(programs, folder.path().join("logs"))?;
-        let status = Status::connect(world.topology.host(CONTROL)?.ns())?;
         Ok(Self {
-            cast,
-            status,
+            processes: Vec::new(),
+            status: Status::at(world.topology.host(CONTROL)?.ns(), STATUS.parse()?)?,
             world,
             objects,
             manifests,
             families,
             star: None,
+            programs,
             folder,
         })
     }
 
     /// Starts all processes.
     pub(crate) fn start(&mut self) -> Result<()> {
-        let control = self.world.topology.host(CONTROL)?;
-        let address = control
-            .ips()
-            .first()
-            .context("the control host has no address")?;
-        let cluster_cidrs = &self.world.cluster_cidrs;
-        let folder = self.manifests.folder();
-        self.cast
-            .start_control_plane(control.ns(), folder, (*address, cluster_cidrs))?;
-        let nodes: Vec<String> = self
-            .objects
-            .nodes
+        let mut command = self.command("kp-controlplane", "kp-controlplane")?;
+        command.arg("--manifests").arg(&self.manifests.folder);
+        let process = self.control()?.command(command)?;
+        self.processes.push(("kp-controlplane".to_owned(), process));
+        let nodes: Vec<NodeFacts> = self.objects.nodes.clone();
+        nodes
             .iter()
-            .map(|n| n.name.to_string())
-            .collect();
-        nodes.iter().try_for_each(|node| self.start_agent(node))
+            .try_for_each(|node| self.start_agent(&node.name))
     }
 
     /// Starts the agent of a node.
     pub(crate) fn start_agent(&mut self, node: &str) -> Result<()> {
-        let ns = self.world.topology.node(node)?.ns().clone();
-        self.cast.start_agent(node, &ns)
+        let control = self.world.topology.host(CONTROL)?.ips().first();
+        let address = control.context("the control host has no address")?;
+        let plane = SocketAddr::new(*address, AGENT_PORT);
+        let cidrs = self.world.cluster_cidrs.iter().map(ToString::to_string);
+        let cidrs: Vec<String> = cidrs.collect();
+        let mut command = self.command("kp-nodeagent", node)?;
+        command
+            .arg(format!("--node-name={node}"))
+            .arg(format!("--control-plane=http://{plane}"))
+            .arg("--cache-dir")
+            .arg(self.folder.path().join("cache"));
+        if !cidrs.is_empty() {
+            command.arg(format!("--cluster-cidr={}", cidrs.join(",")));
+        }
+        let process = self.world.topology.node(node)?.ns().command(command)?;
+        self.processes.push((node.to_owned(), process));
+        Ok(())
     }
 
-    /// Waits until every kernel holds everything.
-    pub(crate) fn wait_in_sync(&mut self) -> Result<Fleet> {
-        self.status
-            .wait_in_sync(&mut self.cast, self.objects.nodes.len())
+    /// Kills an agent without asking.
+    pub(crate) fn kill_agent(&mut self, node: &str) {
+        // Dropping it kills it.
+        self.processes.retain(|(name, _)| name != node);
     }
 
-    /// Changes the manifests and waits until every kernel holds the change.
-    pub(crate) fn edit(&mut self, change: impl Fn(&mut Value) -> bool) -> Result<Vec<Landing>> {
-        let fleet = self.status.fleet()?;
-        let revision = fleet
-            .control_plane
-            .context("a fleet without a control plane")?
-            .revision;
+    /// Ends all processes, agents first; fails if one does not end with success.
+    pub(crate) fn stop(&mut self) -> Result<usize> {
+        let processes = std::mem::take(&mut self.processes);
+        let count = processes.len();
+        for (_, process) in processes.iter().rev() {
+            process.signal(Signal::SIGTERM)?;
+        }
+        for (name, process) in processes {
+            let status = process.terminate(GRACE)?;
+            if !status.success() {
+                self.ended(&name, status)?;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Removes what an agent has left in a node's kernel.
+    pub(crate) fn clean_up(&self, ns: &NetNs) -> Result<()> {
+        let mut command = Command::new(self.programs.join("kp-nodeagent"));
+        let cache = self.folder.path().join("cache");
+        command.arg("--cleanup").arg("--cache-dir").arg(cache);
+        ns.output(command).map(drop)
+    }
+
+    /// Returns a command of `kpctl`.
+    pub(crate) fn kpctl(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(self.programs.join("kpctl"));
+        command.args(args).stdin(Stdio::null());
+        command
+    }
+
+    /// Queries the fleet until the closure succeeds, or fails with its last error. It also gives up
+    /// when a process has ended, and on Ctrl-C.
+    pub(crate) fn wait<T>(
+        &mut self,
+        what: &str,
+        mut look: impl FnMut(&Fleet) -> Result<T, String>,
+    ) -> Result<T> {
+        // The outer result ends the waiting, the inner one is for the caller.
+        eventually(PATIENCE, what, || {
+            if let Err(error) = self.check() {
+                return Ok(Err(error));
+            }
+            let fleet = self.status.fleet().map_err(|error| format!("{error:#}"))?;
+            look(&fleet).map(Ok)
+        })?
+    }
+
+    /// Fails if a process has ended, or on Ctrl-C.
+    fn check(&mut self) -> Result<()> {
+        interrupt::check()?;
+        let mut ended = None;
+        for (name, process) in &mut self.processes {
+            if let Some(status) = process.try_wait()? {
+                ended = Some((name.clone(), status));
+            }
+        }
+        ended.map_or(Ok(()), |(name, status)| self.ended(&name, status))
+    }
+
+    /// Changes the manifests and waits until every kernel holds the change. Returns the time from
+    /// the file to the kernel's acknowledgement, for each node. It is rounded up, because the
+    /// agent's clock, which is this machine's, ticks in milliseconds.
+    pub(crate) fn edit(
+        &mut self,
+        change: impl Fn(&mut Value) -> bool,
+    ) -> Result<Vec<(String, Duration)>> {
+        let control = self.status.fleet()?.control_plane;
+        let before = control.context("a fleet without a control plane")?.revision;
         let written = self.manifests.edit(change)?;
-        self.status.wait_landed(&mut self.cast, written, revision)
+        self.wait("the change is in every kernel", |fleet| {
+            let landing = |node: &NodeStatus| {
+                let (wanted, report) = (node.wanted_revision, node.report.as_ref());
+                let applied = report.map_or(0, |report| report.applied_revision);
+                let sync = last_sync(node).filter(|sync| sync.revision > before);
+                let sync = sync.filter(|_| wanted > before && applied >= wanted);
+                let sync = sync.ok_or_else(|| format!("{} does not hold it", node.name))?;
+                let finished = UNIX_EPOCH + Duration::from_millis(sync.finished_at_ms + 1);
+                let took = finished.duration_since(written).unwrap_or_default();
+                Ok((node.name.clone(), took))
+            };
+            fleet.nodes.iter().map(landing).collect()
+        })
     }
 
     /// Reads the manifests again, after an edit.
     pub(crate) fn reread(&mut self) -> Result<()> {
-        self.objects = Objects::read(self.manifests.objects(), &self.families)?;
+        self.objects = Objects::read(&self.manifests, &self.families)?;
         Ok(())
+    }
+
+    /// Returns the Service under load as it is now, if there is one.
+    pub(crate) fn star(&self) -> Result<Option<&Service>> {
+        let star = self.star.as_ref();
+        star.map(|name| self.objects.service(name)).transpose()
     }
 
     /// Returns the control plane's namespace.
@@ -178,39 +228,33 @@ impl Stage {
         Ok(self.world.topology.host(CONTROL)?.ns())
     }
 
-    /// Returns a node.
-    pub(crate) fn node(&self, name: &str) -> Result<&NodeFacts> {
-        let found = self.objects.nodes.iter().find(|node| *node.name == *name);
-        found.ok_or_else(|| anyhow!("no Node {name}"))
-    }
-
-    /// Returns the folder of the manifests that the control plane watches.
-    pub(crate) fn manifests(&self) -> &Path {
-        self.manifests.folder()
-    }
-
     /// Ends everything at once; `keep` leaves the folder and returns its path.
     pub(crate) fn strike(self, keep: bool) -> Option<PathBuf> {
-        let Self {
-            cast,
-            status,
-            world,
-            folder,
-            ..
-        } = self;
-        drop(cast);
-        drop(status);
-        drop(world);
-        keep.then(|| folder.keep())
+        keep.then(|| self.folder.keep())
+    }
+
+    /// Returns the path of a process' log.
+    pub(crate) fn log(&self, name: &str) -> PathBuf {
+        self.folder.path().join("logs").join(format!("{name}.log"))
+    }
+
+    fn command(&self, program: &str, name: &str) -> Result<Command> {
+        let mut command = process::logging(&self.programs.join(program), &self.log(name))?;
+        command.env("NO_COLOR", "1");
+        Ok(command)
+    }
+
+    /// Fails for a process that has ended, with the end of its log.
+    fn ended(&self, name: &str, status: ExitStatus) -> Result<()> {
+        let (log, words) = (self.log(name), process::last_words(&self.log(name)));
+        bail!(
+            "{name} ended with {status}; the end of {}:\n{words}",
+            log.display()
+        )
     }
 }
 
-/// Returns the families that this machine has.
-fn families() -> Vec<Family> {
-    let v6 = Path::new("/proc/net/if_inet6").exists();
-    if v6 {
-        Family::ALL.to_vec()
-    } else {
-        vec![Family::V4]
-    }
+/// Returns the course of a node's last update.
+pub(crate) fn last_sync(node: &NodeStatus) -> Option<&SyncStats> {
+    node.report.as_ref()?.last_sync.as_ref()
 }

@@ -2,54 +2,47 @@
 //! client outside the cluster whose packets go through that node, so that the work of each node's
 //! kernel can be observed at the same time.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_model::{Cidr, Family, Protocol};
-use kplane_tests::client;
-use kplane_tests::echo::Server;
+use kplane_model::{Cidr, Family, NodeFacts};
+use kplane_tests::client::Protocol;
 use kplane_tests::netns::NetNs;
-use kplane_tests::topology::{LINK, NodeSpec, Pod, Topology};
+use kplane_tests::topology::{Host, LINK, NodeSpec, Topology, gateway};
 
-use super::layout::{self, Book, member};
 use super::objects::{Objects, PodSpec};
 
 /// The name of the control plane's machine.
 pub(crate) const CONTROL: &str = "control";
-
 /// The prefix of the names of pods that only call.
 pub(crate) const SHELL: &str = "shell-";
 /// Most endpoints for which one machine's kernel has room: its table of neighbours holds 1,024.
 const MOST_PODS: usize = 800;
+/// Longest prefix of a network that the demo creates, so that there is room for its own machines.
+const LONGEST: [u8; 2] = [24, 112];
 
 /// The whole network. Dropping it removes everything.
 #[derive(Debug)]
 pub(crate) struct World {
-    // Servers end before the topology's echo thread: fields drop in order.
-    servers: Vec<Server>,
-    /// Machines, links and pods.
     pub(crate) topology: Topology,
-    /// Callers by node, in the order client, guest, pod, node; a node may lack some.
+    /// Callers by node, in the order pod, client, guest, node; a node may lack some.
     pub(crate) callers: Vec<Caller>,
     /// Ranges by which agents distinguish pods from other clients.
     pub(crate) cluster_cidrs: Vec<Cidr>,
-    /// Number of namespaces.
-    pub(crate) size: usize,
     networks: Vec<Cidr>,
-    book: Book,
+    /// Addresses in use.
+    taken: BTreeSet<IpAddr>,
 }
 
-/// A client that calls Services through one node.
+/// A client that calls Services.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    /// The kind of caller.
     pub(crate) role: Role,
     /// The node whose kernel handles its packets.
     pub(crate) node: String,
-    /// The namespace from which it sends.
     pub(crate) ns: NetNs,
-    /// Its source addresses, at most one for each family.
+    /// Its source addresses; the first of each family is used.
     pub(crate) ips: Vec<IpAddr>,
 }
 
@@ -69,241 +62,210 @@ pub(crate) enum Role {
 impl Caller {
     /// Returns its address in a family.
     pub(crate) fn ip(&self, family: Family) -> Option<IpAddr> {
-        self.ips
-            .iter()
-            .copied()
-            .find(|ip| Family::of(*ip) == family)
+        let mut ips = self.ips.iter().copied();
+        ips.find(|ip| Family::of(*ip) == family)
     }
 }
 
 impl World {
     /// Builds the network of some objects.
     pub(crate) fn build(objects: &Objects) -> Result<Self> {
+        let (nodes, pods) = (&objects.nodes, objects.pods.len());
+        ensure!(!nodes.is_empty(), "there are no Nodes in the manifests");
         ensure!(
-            !objects.nodes.is_empty(),
-            "there are no Nodes in the manifests"
+            pods <= MOST_PODS,
+            "{pods} pods, but there is room for {MOST_PODS}: leave some Services out"
         );
-        let (pods, most) = (objects.pods.len(), MOST_PODS);
-        ensure!(
-            pods <= most,
-            "{pods} pods, but there is room for {most}: leave some Services out"
-        );
-        let mut book = Book::default();
-        let networks = layout::networks(objects);
-        let gateways = networks.iter().map(|cidr| member(*cidr));
-        gateways
-            .chain(layout::addresses(objects))
-            .for_each(|ip| book.note(ip));
-        let mut topology = Topology::on(&networks)?;
-        for node in &objects.nodes {
-            topology.add_node(NodeSpec {
+        let networks = networks(objects);
+        let mut taken: BTreeSet<IpAddr> = networks.iter().map(|cidr| gateway(*cidr)).collect();
+        taken.extend(nodes.iter().flat_map(|node| &node.addresses));
+        taken.extend(objects.pods.iter().flat_map(|pod| &pod.ips));
+        let mut world = Self {
+            topology: Topology::on(&networks)?,
+            callers: Vec::new(),
+            cluster_cidrs: cluster_cidrs(objects),
+            networks,
+            taken,
+        };
+        for node in nodes {
+            world.topology.add_node(NodeSpec {
                 name: node.name.to_string(),
                 ips: node.addresses.clone(),
                 pod_cidrs: node.pod_cidrs.clone(),
             })?;
         }
-        let mut world = Self {
-            servers: Vec::new(),
-            topology,
-            callers: Vec::new(),
-            cluster_cidrs: layout::cluster_cidrs(objects, &networks),
-            // The fabric between the machines is a namespace, too.
-            size: 1 + objects.nodes.len(),
-            networks,
-            book,
-        };
         world.add_host(CONTROL)?;
         for pod in &objects.pods {
             world.add_pod(pod)?;
         }
-        let outside = layout::outside(objects);
-        let guests = layout::guests(objects);
-        for node in &objects.nodes {
-            world.add_clients(&node.name, &outside, &guests)?;
-            world.add_shell(&node.name)?;
+        for node in nodes {
+            world.add_shell(node)?;
+            world.add_clients(node, objects)?;
         }
         Ok(world)
     }
 
-    /// Returns a new address for a pod on a node.
-    pub(crate) fn new_address(&mut self, node: &str, family: Family) -> Result<IpAddr> {
-        let mut cidrs = self.topology.node(node)?.pod_cidrs().iter().copied();
-        let cidr = cidrs.find(|cidr| cidr.family() == family);
-        self.book
-            .take(cidr.with_context(|| format!("{node} has no {family} range of pods"))?)
+    /// Returns the number of namespaces: those of the fabric, the hosts, the nodes and the pods.
+    pub(crate) fn size(&self) -> usize {
+        let pods = self.topology.pods().filter(|pod| pod.link().is_some());
+        2 + 2 * self.topology.nodes().count() + pods.count()
     }
 
-    /// Adds a pod with its servers.
+    /// Takes the highest free address of a prefix, except its last one (a broadcast address).
+    pub(crate) fn take(&mut self, cidr: Cidr) -> Result<IpAddr> {
+        let mut ip = before(cidr.last());
+        while self.taken.contains(&ip) {
+            ip = before(ip);
+        }
+        let free = cidr.contains(ip) && self.taken.insert(ip);
+        ensure!(free, "there is no free address in {cidr}");
+        Ok(ip)
+    }
+
+    /// Adds a pod with its servers. A pod of the first node plays an endpoint outside the cluster,
+    /// such as the API server.
     pub(crate) fn add_pod(&mut self, spec: &PodSpec) -> Result<()> {
         let ips: Vec<IpAddr> = spec.ips.iter().copied().collect();
-        let owner = |ip: &IpAddr| {
-            let mut nodes = self.topology.nodes();
-            nodes
-                .find(|node| node.ips().contains(ip))
-                .map(|node| node.name().to_owned())
-        };
-        let host = ips.iter().find_map(owner);
-        let known = spec
-            .node
-            .as_deref()
-            .filter(|node| self.topology.node(node).is_ok());
-        let pod = match (host, known) {
-            (Some(node), _) => self.topology.add_host_pod(&node, &spec.name)?,
-            (None, Some(node)) => {
-                self.size += 1;
-                self.topology.add_pod(node, &spec.name, &ips)?
-            }
-            (None, None) => return self.add_stranger(spec, &ips),
+        let nodes: Vec<&Host> = self.topology.nodes().collect();
+        let find = |is: &dyn Fn(&Host) -> bool| nodes.iter().find(|node| is(node));
+        let host = find(&|node| node.ips().iter().any(|ip| ips.contains(ip)));
+        let known = find(&|node| Some(node.name()) == spec.node.as_deref());
+        let node = host.or(known).or(nodes.first());
+        let node = node.context("there are no nodes")?.name().to_owned();
+        let pod = match host.is_some() {
+            true => self.topology.add_host_pod(&node, &spec.name)?,
+            false => self.topology.add_pod(&node, &spec.name, &ips)?,
         };
         for (protocol, port) in &spec.listens {
-            if let Some(protocol) = speaks(*protocol) {
+            if let Some(protocol) = Protocol::of(*protocol) {
                 pod.serve(protocol, *port)?;
             }
         }
         Ok(())
     }
 
-    /// Removes a pod.
-    pub(crate) fn remove_pod(&mut self, name: &str) -> Result<()> {
-        self.size -= usize::from(self.topology.pod(name)?.link().is_some());
-        self.topology.remove_pod(name)
-    }
-
-    /// Adds an endpoint outside the cluster, such as the API server: a machine on the fabric.
-    fn add_stranger(&mut self, spec: &PodSpec, ips: &[IpAddr]) -> Result<()> {
-        self.add_host(&spec.name)?;
-        let host = self.topology.host(&spec.name)?;
-        for ip in ips {
-            let single = Cidr::single(*ip);
-            host.netlink().add_address(LINK, *ip, single.prefix_len())?;
-            for node in self.topology.nodes() {
-                node.route(single, host)?;
-            }
-        }
-        for node in self.topology.nodes() {
-            for cidr in node.pod_cidrs() {
-                host.route(*cidr, node)?;
-            }
-        }
-        for (protocol, port) in &spec.listens {
-            let Some(protocol) = speaks(*protocol) else {
-                continue;
-            };
-            for ip in ips {
-                let address = SocketAddr::new(*ip, *port);
-                let server =
-                    self.topology
-                        .echo()
-                        .serve(host.ns(), &spec.name, protocol, address)?;
-                self.servers.push(server);
-            }
-        }
-        Ok(())
+    fn take_each(&mut self, cidrs: &[Cidr]) -> Result<Vec<IpAddr>> {
+        cidrs.iter().map(|cidr| self.take(*cidr)).collect()
     }
 
     /// Adds a machine outside the cluster with an address in each network.
     fn add_host(&mut self, name: &str) -> Result<Vec<IpAddr>> {
-        let ips = self.networks.iter().map(|cidr| self.book.take(*cidr));
-        let ips: Vec<IpAddr> = ips.collect::<Result<_>>()?;
+        let ips = self.take_each(&self.networks.clone())?;
         self.topology.add_host(name, &ips)?;
-        self.size += 1;
         Ok(ips)
     }
 
-    /// Adds a client whose packets go through a node, and that node itself.
-    fn add_clients(
-        &mut self,
-        node: &str,
-        outside: &[Cidr],
-        guests: &BTreeMap<Family, IpAddr>,
-    ) -> Result<()> {
-        let name = format!("client-{node}");
-        let ips = self.add_host(&name)?;
-        let (client, host) = (self.topology.host(&name)?, self.topology.node(node)?);
-        for cidr in outside {
-            if host.ip(cidr.family()).is_ok() {
-                client.route(*cidr, host)?;
-            }
+    /// Adds a pod that only calls, unless its node has no range of pods.
+    fn add_shell(&mut self, node: &NodeFacts) -> Result<()> {
+        let has = |cidr: &Cidr| node.primary_address(cidr.family()).is_some();
+        let mut cidrs = node.pod_cidrs.clone();
+        cidrs.retain(has);
+        let ips = self.take_each(&cidrs)?;
+        if !ips.is_empty() {
+            let name = format!("{SHELL}{}", node.name);
+            let ns = self.topology.add_pod(&node.name, &name, &ips)?.ns().clone();
+            self.add_caller(Role::Pod, node, ns, ips);
         }
-        let mut guest_ips = Vec::new();
-        for (family, ip) in guests {
-            let single = Cidr::single(*ip);
-            if host.ip(*family).is_ok() {
-                client
-                    .netlink()
-                    .add_address(LINK, *ip, single.prefix_len())?;
-                host.route(single, client)?;
-                guest_ips.push(*ip);
-            }
-        }
-        let caller = |role, ns: &NetNs, ips| Caller {
-            role,
-            node: node.to_owned(),
-            ns: ns.clone(),
-            ips,
-        };
-        self.callers.push(caller(Role::Client, client.ns(), ips));
-        if !guest_ips.is_empty() {
-            self.callers
-                .push(caller(Role::Guest, client.ns(), guest_ips));
-        }
-        self.callers
-            .push(caller(Role::Node, host.ns(), host.ips().to_vec()));
         Ok(())
     }
 
-    /// Adds a pod that only calls.
-    fn add_shell(&mut self, node: &str) -> Result<()> {
-        let host = self.topology.node(node)?;
-        let cidrs: Vec<Cidr> = Family::ALL
-            .into_iter()
-            .filter(|family| host.ip(*family).is_ok())
-            .filter_map(|family| host.pod_cidrs().iter().find(|cidr| cidr.family() == family))
-            .copied()
-            .collect();
-        if cidrs.is_empty() {
-            return Ok(());
+    /// Adds a client whose packets go through a node, and that node itself.
+    fn add_clients(&mut self, node: &NodeFacts, objects: &Objects) -> Result<()> {
+        let name = format!("client-{}", node.name);
+        let ips = self.add_host(&name)?;
+        let (client, host) = (self.topology.host(&name)?, self.topology.node(&node.name)?);
+        let reaches = |family| node.primary_address(family).is_some();
+        let mut outside = outside(objects);
+        outside.retain(|cidr| reaches(cidr.family()));
+        outside
+            .iter()
+            .try_for_each(|cidr| client.route(*cidr, host))?;
+        let guests = Family::ALL.into_iter().filter(|family| reaches(*family));
+        let guests: Vec<IpAddr> = guests.filter_map(|family| guest(objects, family)).collect();
+        for ip in &guests {
+            let single = Cidr::single(*ip);
+            let netlink = client.netlink();
+            netlink.add_address(LINK, *ip, single.prefix_len())?;
+            host.route(single, client)?;
         }
-        let ips = cidrs.iter().map(|cidr| self.book.take(*cidr));
-        let ips: Vec<IpAddr> = ips.collect::<Result<_>>()?;
-        self.size += 1;
-        let pod = self
-            .topology
-            .add_pod(node, &format!("{SHELL}{node}"), &ips)?;
+        let (client, host) = (client.ns().clone(), host.ns().clone());
+        self.add_caller(Role::Client, node, client.clone(), ips);
+        if !guests.is_empty() {
+            self.add_caller(Role::Guest, node, client, guests);
+        }
+        self.add_caller(Role::Node, node, host, node.addresses.clone());
+        Ok(())
+    }
+
+    fn add_caller(&mut self, role: Role, node: &NodeFacts, ns: NetNs, ips: Vec<IpAddr>) {
+        let node = node.name.to_string();
         let caller = Caller {
-            role: Role::Pod,
-            node: node.to_owned(),
-            ns: pod.ns().clone(),
+            role,
+            node,
+            ns,
             ips,
         };
         self.callers.push(caller);
-        Ok(())
-    }
-
-    /// Returns the caller of a kind at a node.
-    pub(crate) fn caller(&self, role: Role, node: &str) -> Result<&Caller> {
-        let found = self
-            .callers
-            .iter()
-            .find(|c| c.role == role && c.node == node);
-        found.with_context(|| format!("no caller {role:?} at {node}"))
-    }
-
-    /// Returns the pods' namespaces by name.
-    pub(crate) fn pod_namespaces(&self) -> BTreeMap<String, NetNs> {
-        let pods = self
-            .topology
-            .pods()
-            .map(|pod: &Pod| (pod.name().to_owned(), pod.ns().clone()));
-        pods.collect()
     }
 }
 
-/// Returns the rig's name of a protocol, if the rig has servers for it.
-pub(crate) fn speaks(protocol: Protocol) -> Option<client::Protocol> {
-    match protocol {
-        Protocol::Tcp => Some(client::Protocol::Tcp),
-        Protocol::Udp => Some(client::Protocol::Udp),
-        Protocol::Sctp => None,
+/// Returns a network for each family, with all nodes in it: the narrowest prefix that leaves room
+/// and whose gateway is no node.
+fn networks(objects: &Objects) -> Vec<Cidr> {
+    let mut networks = Vec::new();
+    for family in Family::ALL {
+        let nodes = objects.nodes.iter();
+        let ips = nodes.filter_map(|node| node.primary_address(family));
+        let ips: Vec<IpAddr> = ips.collect();
+        let Some(first) = ips.first() else { continue };
+        let fits =
+            |cidr: &Cidr| ips.iter().all(|ip| cidr.contains(*ip)) && !ips.contains(&gateway(*cidr));
+        let lengths = (0..=LONGEST[family as usize]).rev();
+        let mut cidrs = lengths.filter_map(|len| Cidr::new(*first, len));
+        networks.extend(cidrs.find(fits));
+    }
+    networks
+}
+
+/// Returns the destinations that clients send to nodes although no node has the address.
+fn outside(objects: &Objects) -> BTreeSet<Cidr> {
+    let mut cidrs = BTreeSet::new();
+    for port in objects.ports() {
+        let vips = port.external_ips.iter().chain(&port.load_balancer_ips);
+        cidrs.extend(vips.chain([&port.cluster_ip]).map(|ip| Cidr::single(*ip)));
+    }
+    cidrs.retain(|ip| !objects.service_cidrs.iter().any(|cidr| cidr.covers(*ip)));
+    cidrs.extend(&objects.service_cidrs);
+    cidrs
+}
+
+/// Returns an address that the first source range of a family allows.
+fn guest(objects: &Objects, family: Family) -> Option<IpAddr> {
+    let mut ranges = objects.ports().flat_map(|port| &port.source_ranges);
+    let range = ranges.find(|range| range.family() == family && range.prefix_len() > 0)?;
+    let second = Some(gateway(*range)).filter(|ip| range.contains(*ip));
+    second.or(Some(range.first()))
+}
+
+/// Returns the ranges that distinguish pods from other clients: those of the nodes, and the
+/// addresses of pods outside of these.
+fn cluster_cidrs(objects: &Objects) -> Vec<Cidr> {
+    let nodes = &objects.nodes;
+    let cidrs = nodes.iter().flat_map(|node| node.pod_cidrs.clone());
+    let mut cidrs: BTreeSet<Cidr> = cidrs.collect();
+    let pods = objects.pods.iter().filter(|pod| pod.node.is_some());
+    for ip in pods.flat_map(|pod| &pod.ips) {
+        let of_node = nodes.iter().any(|node| node.addresses.contains(ip));
+        if !of_node && !cidrs.iter().any(|cidr| cidr.contains(*ip)) {
+            cidrs.insert(Cidr::single(*ip));
+        }
+    }
+    cidrs.into_iter().collect()
+}
+
+fn before(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(ip) => IpAddr::V4(ip.to_bits().wrapping_sub(1).into()),
+        IpAddr::V6(ip) => IpAddr::V6(ip.to_bits().wrapping_sub(1).into()),
     }
 }

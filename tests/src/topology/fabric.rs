@@ -40,13 +40,9 @@ impl Fabric {
         Ok(fabric)
     }
 
-    /// Returns the second address of each prefix (its first is even, unless the prefix holds one
-    /// only).
+    /// Returns the gateway of each prefix.
     pub(super) fn gateways(&self) -> impl Iterator<Item = IpAddr> {
-        self.cidrs.iter().map(|cidr| match cidr.first() {
-            IpAddr::V4(ip) => IpAddr::V4((ip.to_bits() | 1).into()),
-            IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() | 1).into()),
-        })
+        self.cidrs.iter().map(|cidr| gateway(*cidr))
     }
 
     /// Creates a host with a link to the bridge.
@@ -75,5 +71,15 @@ impl Fabric {
             ips,
             pod_cidrs,
         })
+    }
+}
+
+/// Returns the address of the fabric in a prefix: the second (its first is even, unless the prefix
+/// holds one only).
+#[must_use]
+pub fn gateway(cidr: Cidr) -> IpAddr {
+    match cidr.first() {
+        IpAddr::V4(ip) => IpAddr::V4((ip.to_bits() | 1).into()),
+        IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() | 1).into()),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use kplane_model::{Cidr, Family};
 use kplane_tests::client::{Probe, Protocol, Session};
 use kplane_tests::echo::Server;
 use kplane_tests::process::Process;
+use kplane_tests::process::last_words;
 use kplane_tests::sysctl;
 use kplane_tests::topology::LINK;
 use kplane_tests::wait::eventually;
@@ -305,13 +306,4 @@ fn serve_outside(world: &World) -> Result<Vec<Server>> {
         }
     }
     Ok(servers)
-}
-
-/// The end of a log.
-fn last_words(log: &Path) -> String {
-    /// Lines that say enough.
-    const LINES: usize = 8;
-    let text = std::fs::read_to_string(log).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(LINES)..].join("\n")
 }

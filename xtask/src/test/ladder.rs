@@ -42,7 +42,7 @@ const CRATES: [(&str, &str, &[&str]); 12] = [
         ],
     ),
     ("cli", "kpctl", &["kplane-model", "kplane-proto"]),
-    ("tests", "kplane-tests", &["kplane-model"]),
+    ("tests", "kplane-tests", &["kplane-model", "kplane-proto"]),
     (
         "devtools",
         "kplane-dev",

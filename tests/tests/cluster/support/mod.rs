@@ -3,7 +3,6 @@
 #[path = "../../../support/contents.rs"]
 pub(crate) mod contents;
 pub(crate) mod oracle;
-pub(crate) mod status;
 pub(crate) mod steady;
 pub(crate) mod world;
 

@@ -14,11 +14,11 @@ use kplane_tests::cluster::Api;
 use kplane_tests::cluster::guard::{Guard, command};
 use kplane_tests::netns::NetNs;
 use kplane_tests::product::Product;
+use kplane_tests::status::Status;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use super::contents::Contents;
-use super::status::Status;
 
 /// What a proxy reads.
 const KINDS: [&str; 4] = ["Service", "EndpointSlice", "Node", "ServiceCIDR"];

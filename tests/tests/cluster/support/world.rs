@@ -18,15 +18,15 @@ use kplane_tests::cluster::api::key_of;
 use kplane_tests::cluster::guard::{Guard, command};
 use kplane_tests::cluster::{Api, Cluster, DUAL_STACK, Options};
 use kplane_tests::netns::NetNs;
-use kplane_tests::process::Process;
+use kplane_tests::process::{Process, last_words};
 use kplane_tests::product::Product;
+use kplane_tests::status::Status;
 use kplane_tests::topology::{NodeSpec, Topology};
 use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::oracle::{self, Tables};
-use super::status::Status;
 
 /// Controllers retry after seconds, control planes after more, and the machine may be busy.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -339,12 +339,7 @@ impl World {
     /// The ends of our programs' logs.
     fn last_words(&self) -> String {
         let names = ["plane-0", "plane-1", "node-1", "node-2"];
-        let tail = |name: &str| {
-            let log = self.logged(name).unwrap_or_default();
-            let lines: Vec<&str> = log.lines().collect();
-            let from = lines.len().saturating_sub(20);
-            format!("{name}:\n{}\n", lines[from..].join("\n"))
-        };
+        let tail = |name: &str| format!("{name}:\n{}\n", last_words(&self.log(name)));
         names.map(tail).concat()
     }
 }

@@ -1,14 +1,13 @@
 //! One question in any protocol, and what became of it.
 
 use std::fmt;
-use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use kplane_model::{Family, Protocol};
-use kplane_tests::client::{self, Outcome, Probe};
-use kplane_tests::{sctp, vm};
+pub(crate) use kplane_tests::ask::Seen;
+use kplane_tests::{ask, vm};
 
 use super::world::{Client, Net};
 
@@ -21,47 +20,6 @@ const IN_THE_END: Duration = Duration::from_millis(2_500);
 const IN_THE_END_IN_VM: Duration = Duration::from_secs(20);
 /// How long silence is listened to.
 pub(crate) const SILENCE: Duration = Duration::from_millis(200);
-
-/// What became of a packet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
-    /// It reached an endpoint, which saw this source.
-    Hit {
-        endpoint: SocketAddr,
-        source: IpAddr,
-    },
-    /// The sender was told that nobody is there.
-    Refused,
-    /// The sender's own kernel did not send it (`EPERM`): refused or dropped on its way out.
-    Denied,
-    /// Nothing came back.
-    Silent,
-    Other(String),
-}
-
-impl Seen {
-    /// Refused, as far as the sender can tell.
-    pub(crate) fn is_refused(&self) -> bool {
-        matches!(self, Self::Refused | Self::Denied)
-    }
-
-    /// Dropped, as far as the sender can tell.
-    pub(crate) fn is_dropped(&self) -> bool {
-        matches!(self, Self::Silent | Self::Denied)
-    }
-}
-
-impl fmt::Display for Seen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Hit { endpoint, source } => write!(f, "{endpoint} reached from {source}"),
-            Self::Refused => f.write_str("refused"),
-            Self::Denied => f.write_str("not sent"),
-            Self::Silent => f.write_str("no answer"),
-            Self::Other(what) => f.write_str(what),
-        }
-    }
-}
 
 /// A client's question to one address.
 #[derive(Clone, Copy, Debug)]
@@ -115,38 +73,20 @@ impl Question {
     }
 
     /// Asks, each time as a new connection, until `go_on` says no.
-    pub(crate) fn repeat(
-        &self,
-        net: &Net,
-        mut go_on: impl FnMut(Seen) -> bool + Send,
-    ) -> Result<()> {
-        let protocol = match self.protocol {
-            Protocol::Tcp => client::Protocol::Tcp,
-            Protocol::Udp => client::Protocol::Udp,
-            Protocol::Sctp => return self.repeat_sctp(net, go_on),
-        };
-        let probe = Probe::new(protocol, self.to)
-            .source(self.source)
-            .timeout(self.timeout);
-        net.ns(self.client)?.run(|| {
-            while go_on(of_outcome(probe.here())) {}
-            Ok(())
-        })
+    pub(crate) fn repeat(&self, net: &Net, go_on: impl FnMut(Seen) -> bool + Send) -> Result<()> {
+        self.in_net(net)?.repeat(go_on)
     }
 
-    fn repeat_sctp(&self, net: &Net, mut go_on: impl FnMut(Seen) -> bool) -> Result<()> {
-        let ns = net.ns(self.client)?;
-        loop {
-            let from = Some(self.source);
-            let seen = match net.watch.probe_from(ns, from, self.to, self.timeout) {
-                Ok(outcome) => of_sctp(outcome),
-                Err(error) if is_denied(&error) => Seen::Denied,
-                Err(error) => return Err(error),
-            };
-            if !go_on(seen) {
-                return Ok(());
-            }
-        }
+    /// The same in a world's namespaces.
+    pub(crate) fn in_net<'a>(&self, net: &'a Net) -> Result<ask::Question<'a>> {
+        Ok(ask::Question {
+            ns: net.ns(self.client)?,
+            protocol: self.protocol,
+            source: self.source,
+            to: self.to,
+            timeout: self.timeout,
+            watch: Some(&net.watch),
+        })
     }
 }
 
@@ -165,37 +105,4 @@ pub(crate) fn answers(net: &Net, client: Client, to: SocketAddr) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn of_outcome(outcome: Outcome) -> Seen {
-    match outcome {
-        Outcome::Reply(reply) => Seen::Hit {
-            endpoint: reply.local,
-            source: reply.peer.ip(),
-        },
-        Outcome::Refused => Seen::Refused,
-        Outcome::TimedOut => Seen::Silent,
-        Outcome::Other(error) if error.kind() == ErrorKind::PermissionDenied => Seen::Denied,
-        other => Seen::Other(other.to_string()),
-    }
-}
-
-fn of_sctp(outcome: sctp::Outcome) -> Seen {
-    match outcome {
-        sctp::Outcome::Arrived(arrival) if !arrival.checksum_valid => {
-            Seen::Other(format!("wrong checksum: {arrival:?}"))
-        }
-        sctp::Outcome::Arrived(arrival) => Seen::Hit {
-            endpoint: arrival.dst,
-            source: arrival.src.ip(),
-        },
-        sctp::Outcome::Refused => Seen::Refused,
-        sctp::Outcome::TimedOut => Seen::Silent,
-        sctp::Outcome::Unreachable => Seen::Other("unreachable".to_owned()),
-    }
-}
-
-fn is_denied(error: &anyhow::Error) -> bool {
-    let cause = error.downcast_ref::<std::io::Error>();
-    cause.is_some_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }

@@ -1,18 +1,18 @@
 //! Scenarios: a Service, and for every client and every kind of address what must happen there.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::thread;
 
 use anyhow::{Result, anyhow, ensure};
 use kplane_model::{Family, TrafficPolicy};
+use kplane_tests::ask::Expect;
 use kplane_tests::vm;
 
-use super::ask::{PATIENCE, Question, SILENCE, Seen};
-use super::service::{At, Svc};
+use super::ask::{PATIENCE, Question, SILENCE};
+use super::service::{At, Svc, node_ip};
 use super::under_test::UnderTest;
-use super::world::{Client, Net, Setup, World};
+use super::world::{Client, Net, Setup, World, second_ip};
 
 /// Connections made to find every endpoint of a few: with 3 endpoints one stays unseen once in
 /// 10^26 times.
@@ -187,77 +187,50 @@ impl Cell<'_> {
     }
 
     fn check(&self, net: &Net) -> Result<()> {
-        match self.want {
-            Want::Reach(whom, source) => self.check_reach(net, whom, source),
-            Want::Refused => {
-                let mut question = self.question;
-                // C1: what REJECT and IPVS answer is slower, see there.
-                if !self.late {
-                    question = question.timeout(PATIENCE);
-                }
-                let seen = question.ask(net)?;
-                ensure!(seen.is_refused(), "{}: {seen}, not refused", self.question);
-                Ok(())
-            }
-            Want::Dropped => {
-                let seen = self.question.timeout(SILENCE).ask(net)?;
-                ensure!(seen.is_dropped(), "{}: {seen}, not dropped", self.question);
-                Ok(())
-            }
-        }
-    }
-
-    fn check_reach(&self, net: &Net, whom: Whom, source: Source) -> Result<()> {
-        let (client, to) = (self.question.client, self.question.to);
-        let node = (whom == Whom::Local).then_some(client.node());
-        let wanted = self.service.targets(Family::of(to.ip()), node);
-        ensure!(!wanted.is_empty(), "{}: nobody to reach", self.question);
-        let mut missing = wanted.clone();
-        let mut wrong = None;
-        let mut tries = 0;
-        self.question.repeat(net, |seen| {
-            tries += 1;
-            wrong = self.complaint(&seen, &wanted, source);
-            if let Seen::Hit { endpoint, .. } = seen {
-                missing.remove(&endpoint);
-            }
-            let least = if vm::is_inside() {
-                LEAST_TURNS
-            } else {
-                LEAST_TRIES
-            };
-            let enough = missing.is_empty() && tries >= least;
-            wrong.is_none() && !enough && tries < MOST_TRIES
-        })?;
-        match wrong {
-            Some(wrong) => Err(anyhow!("{}: {wrong}", self.question)),
-            None if missing.is_empty() => Ok(()),
-            None => Err(anyhow!("{}: never reached {missing:?}", self.question)),
-        }
-    }
-
-    /// What is wrong with one outcome.
-    fn complaint(
-        &self,
-        seen: &Seen,
-        wanted: &BTreeSet<SocketAddr>,
-        want: Source,
-    ) -> Option<String> {
-        let Seen::Hit { endpoint, source } = seen else {
-            return Some(format!("{seen}, not one of {wanted:?}"));
+        let (ask, once) = (self.question, (1, 1));
+        let (expect, question, (least, most)) = match self.want {
+            Want::Reach(whom, source) => (self.reach(whom, source)?, ask, (least(), MOST_TRIES)),
+            // C1: what REJECT and IPVS answer is slower, see there.
+            Want::Refused if self.late => (Expect::Refused, ask, once),
+            Want::Refused => (Expect::Refused, ask.timeout(PATIENCE), once),
+            Want::Dropped => (Expect::Dropped, ask.timeout(SILENCE), once),
         };
-        if !wanted.contains(endpoint) {
-            return Some(format!("{seen}, not one of {wanted:?}"));
+        let found = question.in_net(net)?.explore(&expect, least, most)?;
+        match found.complaint(&expect) {
+            Some(wrong) => Err(anyhow!("{ask}: {wrong}")),
+            None => Ok(()),
         }
+    }
+
+    /// The endpoints to reach, and the sources that they may see.
+    fn reach(&self, whom: Whom, source: Source) -> Result<Expect> {
+        let family = Family::of(self.question.to.ip());
         let client = self.question.client;
-        let own = client.source(Family::of(*source));
-        // A15: hairpin.
-        let masqueraded = want == Source::Node || endpoint.ip() == own;
-        let right = match masqueraded {
-            true => client.is_masqueraded(*source),
-            false => *source == own,
+        let node = (whom == Whom::Local).then_some(client.node());
+        let endpoints = self.service.targets(family, node);
+        ensure!(!endpoints.is_empty(), "{}: nobody to reach", self.question);
+        let own = client.source(family);
+        let of_node = [node_ip(client.node(), family), second_ip(family)];
+        let sees = |endpoint: SocketAddr| {
+            // A15: hairpin.
+            let masqueraded = source == Source::Node || endpoint.ip() == own;
+            let sources = if masqueraded {
+                of_node.to_vec()
+            } else {
+                vec![own]
+            };
+            let sources = sources.into_iter().filter(|ip| !masqueraded || *ip != own);
+            (endpoint, sources.collect())
         };
-        let verb = if masqueraded { "masqueraded" } else { "kept" };
-        (!right).then(|| format!("{seen}, source not {verb}"))
+        Ok(Expect::Reach(endpoints.into_iter().map(sees).collect()))
+    }
+}
+
+/// See [`LEAST_TRIES`].
+fn least() -> usize {
+    if vm::is_inside() {
+        LEAST_TURNS
+    } else {
+        LEAST_TRIES
     }
 }

@@ -1,4 +1,4 @@
-//! What a control plane says of itself and of its agents.
+//! The status API of a control plane: its state, and the states of its agents.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,24 +6,28 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{Fleet, GetFleetRequest};
-use kplane_tests::netns::NetNs;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
+
+use crate::netns::NetNs;
 
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// A connection to the status API from inside a namespace.
 #[derive(Debug)]
-pub(crate) struct Status {
+pub struct Status {
     client: StatusServiceClient<Channel>,
     runtime: Runtime,
 }
 
 impl Status {
     /// Connects with the first question.
-    pub(crate) fn at(ns: &NetNs, address: SocketAddr) -> Result<Self> {
+    ///
+    /// # Errors
+    /// The namespace could not be entered, or no thread could be started there.
+    pub fn at(ns: &NetNs, address: SocketAddr) -> Result<Self> {
         // The runtime's thread begins where its creator is, and makes all connections.
         let _inside = ns.enter()?;
         let runtime = Builder::new_multi_thread()
@@ -40,8 +44,11 @@ impl Status {
         })
     }
 
-    /// The fleet at this moment.
-    pub(crate) fn fleet(&self) -> Result<Fleet> {
+    /// Returns the fleet at this moment.
+    ///
+    /// # Errors
+    /// The control plane does not answer.
+    pub fn fleet(&self) -> Result<Fleet> {
         let mut client = self.client.clone();
         let answer = self.runtime.spawn(async move {
             timeout(ANSWER, client.get_fleet(GetFleetRequest::default())).await
