@@ -141,9 +141,7 @@ pub(crate) fn expect(
 
 #[cfg(test)]
 mod tests {
-    use kplane_model::{
-        Endpoint, EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort,
-    };
+    use kplane_model::{Endpoint, EndpointAddr, ServiceKey, ServicePort};
 
     use super::*;
 
@@ -162,25 +160,13 @@ mod tests {
                 port: 80,
             })
         };
-        let key = ServiceKey {
-            service: ServiceName::new("a", "b"),
-            port_name: "".into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        };
         let port = ServicePort {
-            key,
             port: 1,
             cluster_ip: [7, 7, 7, 7].into(),
-            external_ips: Vec::new(),
             load_balancer_ips: vec![[8, 8, 8, 8].into()],
             node_port: Some(30_000),
-            internal_policy: TrafficPolicy::Cluster,
             external_policy: TrafficPolicy::Local,
-            affinity_timeout_s: None,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
-            ipvs_scheduler: None,
+            ..ServicePort::sample(ServiceKey::sample("a", "b"))
         };
         Port {
             port,
