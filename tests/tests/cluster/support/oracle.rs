@@ -17,8 +17,8 @@ use kplane_tests::product::Product;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
-use super::contents::Contents;
 use super::status::Status;
+use kplane_tests::contents::Contents;
 
 /// What a proxy reads.
 const KINDS: [&str; 4] = ["Service", "EndpointSlice", "Node", "ServiceCIDR"];
