@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use kplane_model::Protocol;
-use kplane_tests::client::{Outcome, Probe, TIMEOUT};
-use kplane_tests::netns::NetNs;
-use kplane_tests::sctp;
+use kplane_rig::client::{Outcome, Probe, TIMEOUT};
+use kplane_rig::netns::NetNs;
+use kplane_rig::sctp;
 
 use super::expect::{Expect, SeenAs};
 use super::world::{Caller, Role, speaks};

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use kplane_model::Cidr;
-use kplane_tests::netns::NetNs;
-use kplane_tests::process::Process;
+use kplane_rig::netns::NetNs;
+use kplane_rig::process::Process;
 use nix::sys::signal::Signal;
 
 use super::programs::Programs;

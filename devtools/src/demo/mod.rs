@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use kplane_tests::userns::{self, Entry};
+use kplane_rig::userns::{self, Entry};
 
 use self::interrupt::Interrupted;
 use self::programs::Programs;
@@ -96,7 +96,7 @@ fn open(
     let programs = find(args.bin_dir.as_deref()).map_err(failed)?;
     let began = Instant::now();
     // This comes before any thread is started, or the kernel refuses.
-    let entry = enter().map_err(|error| {
+    let entry = userns::isolate().map_err(|error| {
         let why = "the demo needs network namespaces, which this machine does not allow; \
                    run it as root, or allow user namespaces";
         (error.context(why), ExitCode::from(IMPOSSIBLE))
@@ -125,15 +125,6 @@ fn find(folder: Option<&Path>) -> Result<Programs> {
             Programs::in_folder(program.parent().context("programs lie in a folder")?)
         }
     }
-}
-
-/// Leaves this machine's network, so that no mistake can reach it.
-fn enter() -> Result<Entry> {
-    let entry = userns::enter()?;
-    if entry == Entry::Privileged {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
-    }
-    Ok(entry)
 }
 
 /// Runs the walk, and cleans up after it in any case.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, anyhow};
 use kplane_model::{Family, NodeFacts, ServiceName};
 use kplane_proto::v1::Fleet;
-use kplane_tests::netns::NetNs;
+use kplane_rig::netns::NetNs;
 use serde_json::Value;
 use tempfile::TempDir;
 

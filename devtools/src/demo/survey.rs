@@ -8,7 +8,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result};
 use kplane_model::{NodeFacts, Protocol, TrafficPolicy};
-use kplane_tests::netns::NetNs;
+use kplane_rig::netns::NetNs;
 
 use super::call::{Call, Finding, Names};
 use super::expect::{Expect, Target, expect};

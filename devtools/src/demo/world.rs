@@ -7,10 +7,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::{Cidr, Family, Protocol};
-use kplane_tests::client;
-use kplane_tests::echo::Server;
-use kplane_tests::netns::NetNs;
-use kplane_tests::topology::{LINK, NodeSpec, Pod, Topology};
+use kplane_rig::client;
+use kplane_rig::echo::Server;
+use kplane_rig::netns::NetNs;
+use kplane_rig::topology::{LINK, NodeSpec, Pod, Topology};
 
 use super::layout::{self, Book, member};
 use super::objects::{Objects, PodSpec};

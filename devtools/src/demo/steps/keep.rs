@@ -6,8 +6,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use kplane_tests::process::Process;
-use kplane_tests::userns::Entry;
+use kplane_rig::process::Process;
+use kplane_rig::userns::Entry;
 
 use super::super::interrupt::{self, Interrupted};
 use super::super::screen::{Screen, Tone};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::{Endpoint, Protocol, ServiceName, TrafficPolicy};
-use kplane_tests::client::Probe;
-use kplane_tests::load::{Load, Pace, Report};
+use kplane_rig::client::Probe;
+use kplane_rig::load::{Load, Pace, Report};
 
 use super::super::call::Call;
 use super::super::expect::{Expect, Target};

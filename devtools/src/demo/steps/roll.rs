@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use kplane_model::{Family, ServiceName};
-use kplane_tests::client::Protocol;
+use kplane_rig::client::Protocol;
 use serde_json::Value;
 
 use super::super::interrupt;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use kplane_tests::topology::Pod;
+use kplane_rig::topology::Pod;
 
 use super::super::screen::{Screen, clip, count, fit, plural, span};
 use super::super::stage::{Show, Stage};

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use kplane_model::Family;
-use kplane_tests::client::{Outcome, Probe};
+use kplane_rig::client::{Outcome, Probe};
 
 use super::super::screen::plural;
 use super::super::stage::{Show, Stage};
@@ -56,7 +56,7 @@ pub(crate) fn strike(show: &mut Show, stage: &mut Stage) -> Result<()> {
 }
 
 /// Returns a call through each node, with a short timeout.
-fn probes(stage: &Stage) -> Result<Vec<(String, kplane_tests::netns::NetNs, Probe)>> {
+fn probes(stage: &Stage) -> Result<Vec<(String, kplane_rig::netns::NetNs, Probe)>> {
     let Some(star) = &stage.star else {
         return Ok(Vec::new());
     };
