@@ -34,7 +34,7 @@ pub(super) fn service(name: &str, ip: &str) -> Value {
 
 pub(super) fn slice(name: &str, service: &str, endpoints: &[&str]) -> Value {
     let endpoints = endpoints.iter().map(|ip| objects::endpoint(ip, "n1"));
-    objects::slice("shop", name, service, endpoints.collect())
+    objects::slice("shop", name, service, endpoints)
 }
 
 fn at(seconds: u64) -> SystemTime {

@@ -13,7 +13,11 @@ use crate::privilege;
 /// When the test panics.
 pub fn in_netns(test: impl FnOnce() + Send) {
     if let Some(ns) = privilege::netns("test").unwrap() {
-        ns.run(|| Ok(test())).unwrap();
+        ns.run(|| {
+            test();
+            Ok(())
+        })
+        .unwrap();
     }
 }
 

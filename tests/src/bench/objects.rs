@@ -135,7 +135,7 @@ fn slice(n: u32, last: Ipv4Addr) -> Value {
     let name = format!("service-{n:05}");
     let endpoints = [(endpoint(n * ENDPOINTS), n), (last, n + 1)];
     let endpoints = endpoints.map(|(ip, n)| objects::endpoint(ip, &node_name(n)));
-    let mut slice = objects::slice(NAMESPACE, &format!("{name}-x"), &name, endpoints.into());
+    let mut slice = objects::slice(NAMESPACE, &format!("{name}-x"), &name, endpoints);
     let labels = &mut slice["metadata"]["labels"];
     labels["endpointslice.kubernetes.io/managed-by"] = json!("kplane-bench");
     slice

@@ -44,6 +44,7 @@ impl Workload {
     }
 
     /// Returns a Service; `last` takes the place of its last endpoint.
+    #[expect(clippy::unwrap_used, reason = "a benchmark may panic")]
     pub fn service(self, n: u32, last: Option<Endpoint>) -> (ServiceKey, Option<Published>) {
         let endpoints = self.endpoints(n, last);
         let (key, published) = service(n, &endpoints);

@@ -57,7 +57,7 @@ pub fn slices(service: &Value, pods: &[(&str, Value)]) -> Vec<Value> {
         };
         let kind = family.to_string();
         let slice = format!("{name}-{}", kind.to_lowercase());
-        let mut slice = objects::slice("test", &slice, name, pods.iter().map(endpoint).collect());
+        let mut slice = objects::slice("test", &slice, name, pods.iter().map(endpoint));
         slice["addressType"] = json!(kind);
         slice["ports"] = json!(ports);
         slice

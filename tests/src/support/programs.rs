@@ -77,19 +77,16 @@ impl Apart {
     }
 
     /// From now on `iptables-restore` does this first.
-    #[expect(clippy::unused_self, reason = "only who is apart has these files")]
     pub fn fault(&self, script: &str) -> Result<()> {
         Ok(fs::write(FAULT, script)?)
     }
 
     /// From now on it works.
-    #[expect(clippy::unused_self, reason = "only who is apart has these files")]
     pub fn heal(&self) -> Result<()> {
         Ok(fs::remove_file(FAULT)?)
     }
 
     /// Takes the lock of iptables.
-    #[expect(clippy::unused_self, reason = "only who is apart has these files")]
     pub fn lock(&self) -> Result<Flock<File>> {
         let file = File::create(LOCK)?;
         Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error.into())

@@ -169,7 +169,7 @@ pub(crate) fn serve(api: &Api, name: &str, number: u8, endpoints: u8) -> Result<
 pub(crate) fn slice(service: &str, ips: &BTreeSet<IpAddr>) -> Value {
     let endpoints = ips.iter().map(|ip| objects::endpoint(ip, "node-2"));
     let name = format!("{service}-own");
-    objects::slice("default", &name, service, endpoints.collect())
+    objects::slice("default", &name, service, endpoints)
 }
 
 pub(crate) fn addresses(number: u8, count: u8) -> BTreeSet<IpAddr> {

@@ -225,7 +225,7 @@ pub(crate) fn service(name: &str, number: u8, more: &[(&str, Value)]) -> Value {
 pub(crate) fn slice(service: &str, family: u8, ips: &[&str]) -> Value {
     let endpoints = ips.iter().map(|ip| objects::endpoint(ip, "node-1"));
     let name = format!("{service}-{family}");
-    let mut slice = objects::slice("default", &name, service, endpoints.collect());
+    let mut slice = objects::slice("default", &name, service, endpoints);
     slice["addressType"] = json!(format!("IPv{family}"));
     slice["ports"] = json!([
         {"name": "tcp", "protocol": "TCP", "port": TARGET},

@@ -53,7 +53,13 @@ pub fn service(namespace: &str, name: &str, mut spec: Value) -> Value {
 /// Returns an EndpointSlice of a Service, with the port `http`, 8080 of TCP, for addresses of one family
 /// ([`endpoint`]).
 #[must_use]
-pub fn slice(namespace: &str, name: &str, service: &str, endpoints: Vec<Value>) -> Value {
+pub fn slice(
+    namespace: &str,
+    name: &str,
+    service: &str,
+    endpoints: impl IntoIterator<Item = Value>,
+) -> Value {
+    let endpoints: Vec<Value> = endpoints.into_iter().collect();
     let first = endpoints.first().and_then(|e| e["addresses"][0].as_str());
     let family = first.map_or(Family::V4, |ip| match ip.contains(':') {
         true => Family::V6,
