@@ -4,15 +4,17 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use crate::privilege;
+use crate::netns::NetNs;
+use crate::privilege::available;
 
-/// Runs `test` in a new network namespace (see [`NetNs::new`](crate::netns::NetNs::new)). Without the privilege to create one, the test is skipped
-/// with a printed line, or fails if [missing privileges are failures](is_strict).
+/// Runs `test` in a [bare](NetNs::bare) network namespace. Without the privilege to create one, the
+/// test is skipped with a printed line, or fails if [missing privileges are
+/// failures](crate::privilege::is_strict).
 ///
 /// # Panics
 /// When the test panics.
 pub fn in_netns(test: impl FnOnce() + Send) {
-    if let Some(ns) = privilege::netns("test").unwrap() {
+    if let Some(ns) = available(NetNs::bare("test")).unwrap() {
         ns.run(|| {
             test();
             Ok(())

@@ -53,10 +53,24 @@ impl NetNs {
     /// # Errors
     /// The process may not create namespaces; see [`crate::userns::enter`].
     pub fn new(name: impl Into<String>) -> Result<Self> {
-        let name = name.into();
-        let file = on_thread(&name, || {
-            replace().context("be root, or call userns::enter() first")?;
+        Self::create(name.into(), || {
             sysctl::set_all(sysctl::BASE)?;
+            Netlink::open()?.up("lo")
+        })
+    }
+
+    /// Creates a namespace as the kernel makes it: `lo` is down.
+    ///
+    /// # Errors
+    /// As [`NetNs::new`].
+    pub fn bare(name: impl Into<String>) -> Result<Self> {
+        Self::create(name.into(), || Ok(()))
+    }
+
+    fn create(name: String, furnish: impl FnOnce() -> Result<()> + Send) -> Result<Self> {
+        let file = on_thread(&name, || {
+            leave().context("be root, or call userns::enter() first")?;
+            furnish()?;
             File::open(THIS_THREAD).context(THIS_THREAD)
         })
         .with_context(|| format!("new network namespace {name}"))?;
@@ -177,8 +191,13 @@ impl Drop for Entered {
 /// Moves the calling thread into a new namespace with `lo` up, for good. [`NetNs::new`] leaves the caller where
 /// it is.
 pub(crate) fn replace() -> Result<()> {
-    unshare(CloneFlags::CLONE_NEWNET).context("the kernel forbids a network namespace")?;
+    leave()?;
     Netlink::open()?.up("lo")
+}
+
+/// Moves the calling thread into a new namespace. All namespaces of the rig begin here.
+fn leave() -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNET).context("the kernel forbids a network namespace")
 }
 
 /// Runs `f` on a new thread, so that changes to the thread end with it.

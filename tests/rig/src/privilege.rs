@@ -16,15 +16,7 @@ const STRICT_VARS: [&str; 2] = ["CI", "REQUIRE_NETNS"];
 /// # Errors
 /// They cannot, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
 pub fn require_netns() -> Result<bool> {
-    Ok(netns("probe")?.is_some())
-}
-
-/// Returns a new network namespace, or `None` where this process may not create one.
-///
-/// # Errors
-/// It may not, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
-pub fn netns(name: &str) -> Result<Option<NetNs>> {
-    available(NetNs::new(name))
+    Ok(available(NetNs::new("probe"))?.is_some())
 }
 
 /// Returns whether a program is on the `PATH`; use like [`require_netns`].
@@ -55,7 +47,8 @@ pub(crate) fn is_set(var: &str) -> bool {
     env::var(var).is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"))
 }
 
-fn available<T>(result: Result<T>) -> Result<Option<T>> {
+/// Returns the value, or `None` and a printed line where it is missing and may be.
+pub(crate) fn available<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error) if is_strict() => bail!("required here, but: {error:#}"),

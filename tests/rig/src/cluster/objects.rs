@@ -78,7 +78,7 @@ pub fn slice(
     })
 }
 
-/// Returns an endpoint of a [`slice`] that is ready, on a node.
+/// Returns an endpoint of a [slice](slice()) that is ready, on a node.
 #[must_use]
 pub fn endpoint(ip: impl Display, node: &str) -> Value {
     json!({
