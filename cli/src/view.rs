@@ -15,9 +15,6 @@ pub(crate) mod services;
 pub(crate) mod version;
 
 #[cfg(test)]
-#[path = "../tests/samples/mod.rs"]
-pub(crate) mod samples;
-#[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

@@ -137,7 +137,7 @@ fn without_clocks(mut fleet: pb::Fleet) -> pb::Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::samples;
+    use kpctl_samples as samples;
 
     #[test]
     fn the_passing_of_time_is_no_change() {

@@ -7,11 +7,11 @@
     reason = "a test that cannot go on has failed"
 )]
 
-mod samples;
 mod support;
 
 use std::net::{SocketAddr, TcpListener};
 
+use kpctl_samples as samples;
 use kplane_proto::v1 as pb;
 use support::{ControlPlane, Done, Running, kpctl, nobody, program, run};
 

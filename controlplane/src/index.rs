@@ -28,7 +28,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_model::select::{local_by_node, variants};
 use kplane_model::{Cidr, Issue, NodeFacts, NodeName, ServiceKey, ServiceName, ServicePort};
 
 use crate::admission::Admission;
@@ -436,11 +435,7 @@ impl Index {
         let mut keys = Vec::with_capacity(ports.len());
         for (port, endpoints) in ports {
             keys.push((port.key.clone(), endpoints.len()));
-            let published = Published {
-                variants: variants(&port, &endpoints),
-                local: local_by_node(&endpoints),
-                port,
-            };
+            let published = Published::new(port, &endpoints);
             out.push((published.port.key.clone(), Some(published)));
         }
         if let Some(entry) = self.services.get_mut(name) {

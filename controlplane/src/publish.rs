@@ -22,9 +22,10 @@ pub use triggers::Sent;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use kplane_model::select::Variants;
+use kplane_model::select::{Variants, local_by_node, variants};
 use kplane_model::{
-    Cidr, Family, LocalEndpoint, NodeFacts, NodeName, ServiceKey, ServiceName, ServicePort,
+    Cidr, Endpoint, Family, LocalEndpoint, NodeFacts, NodeName, ServiceKey, ServiceName,
+    ServicePort,
 };
 
 /// All published data of one ServicePort, for all nodes.
@@ -36,6 +37,18 @@ pub struct Published {
     pub variants: Variants,
     /// Endpoints by the node on which they run.
     pub local: BTreeMap<NodeName, Vec<LocalEndpoint>>,
+}
+
+impl Published {
+    /// Selects among the endpoints of a ServicePort, which are [merged](kplane_model::select::merge).
+    #[must_use]
+    pub fn new(port: ServicePort, endpoints: &[Endpoint]) -> Self {
+        Self {
+            variants: variants(&port, endpoints),
+            local: local_by_node(endpoints),
+            port,
+        }
+    }
 }
 
 /// A change of the index, which becomes one revision.

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use kplane_http::client::until;
+use kplane_rig::mounts;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
@@ -152,12 +152,12 @@ impl Drop for DeadFileSystem {
     }
 }
 
-fn dead_file_system(at: &Path) -> nix::Result<DeadFileSystem> {
-    unshare(CloneFlags::CLONE_NEWNS)?;
-    let none = None::<&str>;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse");
-    let device = device.map_err(|error| nix::Error::from_raw(error.raw_os_error().unwrap_or(0)))?;
+fn dead_file_system(at: &Path) -> anyhow::Result<DeadFileSystem> {
+    mounts::separate()?;
+    let device = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")?;
     let options = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0",
         device.as_raw_fd()
@@ -183,8 +183,8 @@ fn a_disk_that_never_answers_keeps_nobody() {
     let _dead = match dead_file_system(&dead) {
         Ok(dead) => dead,
         Err(error) => {
-            assert!(std::env::var_os("CI").is_none(), "cannot mount: {error}");
-            println!("skipped: cannot mount: {error}");
+            assert!(std::env::var_os("CI").is_none(), "cannot mount: {error:#}");
+            println!("skipped: cannot mount: {error:#}");
             return;
         }
     };

@@ -12,10 +12,8 @@ use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::index::CliffGuard;
 use kp_controlplane::publish::{Publication, Published};
 use kp_controlplane::trust::Trust;
-use kplane_model::select::variants;
 use kplane_model::{
-    DesiredKey, Digest, Endpoint, EndpointAddr, Family, ObjectHash, Protocol, ServiceKey,
-    ServiceName, ServicePort, TrafficPolicy,
+    DesiredKey, Digest, Endpoint, EndpointAddr, ObjectHash, ServiceKey, ServicePort,
 };
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
@@ -55,43 +53,17 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
 }
 
 fn key(n: usize) -> ServiceKey {
-    ServiceKey {
-        service: ServiceName::new("shop", &format!("svc-{n}")),
-        port_name: "http".into(),
-        protocol: Protocol::Tcp,
-        family: Family::V4,
-    }
+    ServiceKey::sample("shop", &format!("svc-{n}"))
 }
 
 /// Returns Service `n` with one endpoint.
 fn published(n: usize, octet: u8) -> (ServiceKey, Option<Published>) {
-    let port = ServicePort {
-        key: key(n),
-        port: 80,
-        cluster_ip: IpAddr::from([10, 96, 0, 1]),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        node_port: None,
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_timeout_s: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-    };
     let addr = EndpointAddr {
         ip: IpAddr::from([10, 0, 0, octet]),
         port: 8080,
     };
-    let variants = variants(&port, &[Endpoint::ready(addr)]);
-    (
-        key(n),
-        Some(Published {
-            port,
-            variants,
-            local: std::collections::BTreeMap::new(),
-        }),
-    )
+    let published = Published::new(ServicePort::sample(key(n)), &[Endpoint::ready(addr)]);
+    (key(n), Some(published))
 }
 
 fn publish(bound: &Bound, services: Vec<(ServiceKey, Option<Published>)>) -> u64 {

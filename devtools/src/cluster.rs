@@ -12,10 +12,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kplane_tests::cluster::{Cluster, Options, Programs};
-use kplane_tests::topology::NodeSpec;
-use kplane_tests::userns;
-use kplane_tests::wait::eventually;
+use kplane_rig::cluster::{Cluster, Options, Programs};
+use kplane_rig::topology::NodeSpec;
+use kplane_rig::userns;
+use kplane_rig::wait::eventually;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;

@@ -4,7 +4,7 @@
 //! `objects` reads the manifests, `world` builds the network around them, and `stage` holds the
 //! processes on it. `expect` computes what must happen to a packet, and `call` finds out what does
 //! happen. `calls`, `load` and `frame` are the steps; the `show` records what they see. Network, packets and processes are those of
-//! the tests (`kplane_tests`).
+//! the tests (`kplane_rig`).
 
 mod call;
 mod calls;
@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use kplane_tests::userns::{self, Entry};
+use kplane_rig::userns::{self, Entry};
 use owo_colors::OwoColorize as _;
 
 use self::interrupt::Interrupted;

@@ -3,8 +3,8 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_tests::cluster::Programs;
-use kplane_tests::vm::{self, Vm};
+use kplane_rig::cluster::Programs;
+use kplane_rig::vm::{self, Vm};
 
 /// Debian packages, besides those for [`vm`]: the program that shows that one is there, and its package.
 /// Only tests need them: `nft` is an oracle for kplane's own netlink code, the others make what kube-proxy

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use kplane_tests::vm::{Run, Vm};
+use kplane_rig::vm::{Run, Vm};
 
 /// Options of `cargo xtask vm`.
 #[derive(Debug, clap::Args)]

@@ -15,6 +15,7 @@ mod net;
 mod node;
 mod program;
 mod reserved;
+mod samples;
 mod scheduler;
 pub mod select;
 mod service;

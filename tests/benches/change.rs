@@ -10,13 +10,6 @@
     reason = "a benchmark may panic"
 )]
 
-#[path = "../support/plane.rs"]
-mod plane;
-#[path = "support/service.rs"]
-mod service;
-#[path = "support/workload.rs"]
-mod workload;
-
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,11 +20,10 @@ use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::plan::NodeSettings;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
+use kplane_tests::bench::workload::{Workload, cluster_ip, endpoint, percentiles, show};
 use kplane_tests::netns::NetNs;
+use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 use kplane_tests::process::Process;
-
-use plane::{EPOCH, collect, engine, publish, submit};
-use workload::{Workload, cluster_ip, endpoint, percentiles, show};
 
 /// The node that there is.
 const NODE: &str = "bench";

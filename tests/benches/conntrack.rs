@@ -10,11 +10,6 @@
     reason = "a benchmark may panic"
 )]
 
-#[path = "../support/plane.rs"]
-mod plane;
-#[path = "support/service.rs"]
-mod service;
-
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
@@ -23,14 +18,12 @@ use kp_nodeagent::engine::Engine;
 use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::conntrack::ConntrackTotals;
 use kplane_dataplane::plan::NodeSettings;
-use kplane_model::{Endpoint, EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
+use kplane_model::{Endpoint, EndpointAddr, Family, Protocol, ServiceKey, ServicePort};
 use kplane_netlink::NfSocket;
 use kplane_netlink::conntrack::{Flow, Selection};
+use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 use kplane_tests::topology::{LINK, Topology};
 use kplane_tests::wait::eventually;
-
-use plane::{EPOCH, collect, engine, publish, submit};
-use service::cluster_ip_service;
 
 const PORT: u16 = 53;
 const ENDPOINTS: u8 = 10;
@@ -178,10 +171,13 @@ fn looked(engine: &Engine, looks: u64) -> Duration {
 /// A Service and its endpoints.
 fn service(number: u8, endpoints: &[u8]) -> (ServiceKey, Option<Published>) {
     let key = ServiceKey {
-        service: ServiceName::new("default", &format!("dns-{number}")),
-        port_name: "dns".into(),
         protocol: Protocol::Udp,
-        family: Family::V4,
+        ..ServiceKey::sample("default", &format!("dns-{number}"))
+    };
+    let port = ServicePort {
+        port: PORT,
+        cluster_ip: cluster_ip(number),
+        ..ServicePort::sample(key.clone())
     };
     let endpoint = |octet: &u8| {
         Endpoint::ready(EndpointAddr {
@@ -190,6 +186,5 @@ fn service(number: u8, endpoints: &[u8]) -> (ServiceKey, Option<Published>) {
         })
     };
     let endpoints: Vec<_> = endpoints.iter().map(endpoint).collect();
-    let published = cluster_ip_service(key.clone(), PORT, cluster_ip(number), &endpoints);
-    (key, Some(published))
+    (key, Some(Published::new(port, &endpoints)))
 }

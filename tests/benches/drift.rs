@@ -9,13 +9,6 @@
     reason = "a benchmark may panic"
 )]
 
-#[path = "../support/plane.rs"]
-mod plane;
-#[path = "support/service.rs"]
-mod service;
-#[path = "support/workload.rs"]
-mod workload;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -30,10 +23,9 @@ use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::Family;
 use kplane_netlink::{Batch, Generation, Label, Monitor, NfSocket, Operation};
+use kplane_tests::bench::workload::{Workload, cluster_ip, endpoint, percentiles};
 use kplane_tests::netns::NetNs;
-
-use plane::{EPOCH, collect, engine, publish, submit};
-use workload::{Workload, cluster_ip, endpoint, percentiles};
+use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 
 /// The node that there is.
 const NODE: &str = "bench";

@@ -10,13 +10,6 @@
     reason = "a benchmark may panic"
 )]
 
-#[path = "../support/plane.rs"]
-mod plane;
-#[path = "support/service.rs"]
-mod service;
-#[path = "support/workload.rs"]
-mod workload;
-
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
@@ -24,10 +17,9 @@ use kp_controlplane::publish::{Cursor, Store};
 use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::Protocol;
+use kplane_tests::bench::workload::{Workload, cluster_ip, endpoint, percentiles};
 use kplane_tests::netns::NetNs;
-
-use plane::{EPOCH, collect, engine, publish, submit};
-use workload::{Workload, cluster_ip, endpoint, percentiles};
+use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 
 /// First packets a target.
 const PACKETS: u32 = 20_000;

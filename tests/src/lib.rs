@@ -1,58 +1,14 @@
-//! kplane's test rig: real packets between real network namespaces, as root or as an ordinary user.
+//! What kplane's packet tests and benchmarks share: the product's parts on the test rig.
 //!
-//! Read in this order: [`topology`] builds nodes, pods and an outside client; [`echo`] answers in
-//! pods; [`client`], [`load`] and [`sctp`] ask, and [`ask`] asks in any protocol; [`capture`] records
-//! the wire; [`wait`] is the only way to wait. [`status`] queries a control plane, and [`cluster`] runs
-//! a real Kubernetes API server. Below them are [`netns`], [`link`],
-//! [`sysctl`] and [`process`].
-//!
-//! **Invariants.** Nothing here touches the namespace in which the process was started. Everything that
-//! a handle created disappears when the handle is dropped. The rig is synchronous: call it from ordinary
-//! threads, not from inside an async runtime.
-//!
-//! ```no_run
-//! use kplane_tests::client::{Probe, Protocol};
-//! use kplane_tests::{topology::Topology, userns};
-//!
-//! fn main() -> anyhow::Result<()> {
-//!     userns::enter()?; // first: before any thread
-//!     let mut topology = Topology::standard(3)?;
-//!     for node in 1..=3 {
-//!         let ip = format!("10.244.{node}.1").parse()?;
-//!         let pod = topology.add_pod(&format!("node-{node}"), &format!("web-{node}"), &[ip])?;
-//!         pod.serve(Protocol::Tcp, 80)?;
-//!     }
-//!     let agent = std::process::Command::new("kp-nodeagent");
-//!     let _agent = topology.node("node-1")?.ns().command(agent)?;
-//!
-//!     let client = topology.host("client")?;
-//!     client.route("10.96.0.0/12".parse()?, topology.node("node-1")?)?;
-//!     println!("{:?}", Probe::tcp("10.96.0.10:80".parse()?).spread(client.ns(), 100)?);
-//!     Ok(())
-//! }
-//! ```
-//!
-//! Size: 6 nodes with 60 pods in 0.4 s, 20 with 300 in 1.6 s. The kernel's table of neighbours is
-//! shared by all namespaces (1,024 entries), which 1,000 pods would fill.
+//! The rig itself ([`kplane_rig`]: namespaces, pods, packets) knows nothing of the product, so that the
+//! tests beside the product's crates can use it. Everything here knows the product: [`plane`] joins a
+//! control plane's store with an agent's engine in one process, [`support`] has nodes that run a backend
+//! and Services for them, [`contents`] compares tables, and [`mod@bench`] has what benchmarks fill a kernel
+//! with. Tests find the rig's modules here too, under the same names.
 
-pub mod ask;
-pub mod capture;
-pub mod client;
-pub mod cluster;
-pub mod echo;
-pub mod harness;
-pub mod histogram;
-pub mod kernel;
-pub mod link;
-pub mod load;
-pub mod netns;
-pub mod privilege;
-pub mod process;
-pub mod product;
-pub mod sctp;
-pub mod status;
-pub mod sysctl;
-pub mod topology;
-pub mod userns;
-pub mod vm;
-pub mod wait;
+pub use kplane_rig::*;
+
+pub mod bench;
+pub mod contents;
+pub mod plane;
+pub mod support;

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::spawn;
 use std::time::Duration;
 
+use kpctl_samples as samples;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_server::{StatusService, StatusServiceServer};
 use tokio::runtime::{Builder, Runtime};
@@ -17,8 +18,6 @@ use tokio_stream::wrappers::{TcpListenerStream, WatchStream};
 use tokio_stream::{Stream, StreamExt};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
-
-use crate::samples;
 
 /// Nothing here takes a hundredth of it.
 const DEADLINE: Duration = Duration::from_secs(30);

@@ -7,13 +7,14 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use kplane_model::{Cidr, Severity};
+use kplane_rig::cluster::objects;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::k8s::Object;
 use crate::source::{Batch, Event};
 
-fn object(value: &Value) -> Box<Located> {
+pub(super) fn object(value: &Value) -> Box<Located> {
     let object = match value["kind"].as_str().unwrap() {
         "Service" => Object::Service(serde_json::from_value(value.clone()).unwrap()),
         "EndpointSlice" => Object::EndpointSlice(serde_json::from_value(value.clone()).unwrap()),
@@ -27,26 +28,13 @@ fn object(value: &Value) -> Box<Located> {
     })
 }
 
-fn service(name: &str, ip: &str) -> Value {
-    json!({
-        "kind": "Service",
-        "metadata": {"namespace": "shop", "name": name},
-        "spec": {"clusterIP": ip, "clusterIPs": [ip], "ports": [{"name": "http", "port": 80}]},
-    })
+pub(super) fn service(name: &str, ip: &str) -> Value {
+    objects::service("shop", name, json!({"clusterIP": ip, "clusterIPs": [ip]}))
 }
 
-fn slice(name: &str, service: &str, endpoints: &[&str]) -> Value {
-    let endpoints: Vec<Value> = endpoints
-        .iter()
-        .map(|ip| json!({"addresses": [ip], "nodeName": "n1"}))
-        .collect();
-    json!({
-        "kind": "EndpointSlice",
-        "metadata": {"namespace": "shop", "name": name, "labels": {"kubernetes.io/service-name": service}},
-        "addressType": "IPv4",
-        "endpoints": endpoints,
-        "ports": [{"name": "http", "port": 8080}],
-    })
+pub(super) fn slice(name: &str, service: &str, endpoints: &[&str]) -> Value {
+    let endpoints = endpoints.iter().map(|ip| objects::endpoint(ip, "n1"));
+    objects::slice("shop", name, service, endpoints)
 }
 
 fn at(seconds: u64) -> SystemTime {

@@ -5,11 +5,10 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use kplane_model::select::{local_by_node, merge, variants};
+use kplane_model::select::merge;
 use kplane_model::{
-    Cidr, DesiredKey, DesiredObject, Digest, Endpoint, EndpointAddr, Family, LocalEndpoints,
-    NodeFacts, ObjectHash, Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram,
-    TrafficPolicy,
+    Cidr, DesiredKey, DesiredObject, Digest, Endpoint, EndpointAddr, LocalEndpoints, NodeFacts,
+    ObjectHash, Protocol, ServiceKey, ServicePort, ServiceProgram,
 };
 use kplane_proto::convert::decode_object;
 use proptest::prelude::*;
@@ -20,35 +19,15 @@ const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
 
 fn key(n: usize) -> ServiceKey {
     ServiceKey {
-        service: ServiceName::new("shop", &format!("svc-{n}")),
-        port_name: "http".into(),
         // UDP programs also list the other serving endpoints (F2).
         protocol: [Protocol::Udp, Protocol::Tcp][n % 2],
-        family: Family::V4,
+        ..ServiceKey::sample("shop", &format!("svc-{n}"))
     }
 }
 
 fn published(n: usize, endpoints: &[Endpoint]) -> Published {
-    let port = ServicePort {
-        key: key(n),
-        port: 80,
-        cluster_ip: IpAddr::from([10, 96, 0, 1]),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        node_port: None,
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_timeout_s: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-    };
     let endpoints = merge(endpoints.iter().cloned());
-    Published {
-        variants: variants(&port, &endpoints),
-        local: local_by_node(&endpoints),
-        port,
-    }
+    Published::new(ServicePort::sample(key(n)), &endpoints)
 }
 
 fn endpoint(octet: u8) -> Endpoint {

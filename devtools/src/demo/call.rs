@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use kplane_model::{NodeFacts, Protocol, TrafficPolicy};
-use kplane_tests::ask::{Expect, Found, Question};
-use kplane_tests::client::TIMEOUT;
-use kplane_tests::sctp::Watch;
+use kplane_rig::ask::{Expect, Found, Question};
+use kplane_rig::client::TIMEOUT;
+use kplane_rig::sctp::Watch;
 
 use super::expect::{Kind, expect, targets};
 use super::interrupt;

@@ -8,7 +8,7 @@ use anyhow::Result;
 use kplane_model::Family::{self, V4, V6};
 use kplane_model::Protocol::{self, Tcp, Udp};
 use kplane_model::ServiceName;
-use kplane_tests::ask::{Expect, Found};
+use kplane_rig::ask::{Expect, Found};
 use owo_colors::OwoColorize as _;
 
 use super::call::{Call, call_all, plan};

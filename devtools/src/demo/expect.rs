@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use kplane_model::select::categorize;
 use kplane_model::{Cidr, NodeFacts, ServicePort, TrafficPolicy};
-use kplane_tests::ask::Expect;
+use kplane_rig::ask::Expect;
 
 use super::objects::Port;
 use super::world::Role;

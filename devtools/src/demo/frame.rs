@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use kplane_proto::v1::NodeState;
-use kplane_tests::client::{Outcome, Probe};
-use kplane_tests::netns::NetNs;
-use kplane_tests::process::Process;
-use kplane_tests::userns::Entry;
+use kplane_rig::client::{Outcome, Probe};
+use kplane_rig::netns::NetNs;
+use kplane_rig::process::Process;
+use kplane_rig::userns::Entry;
 use owo_colors::OwoColorize as _;
 
 use super::call::Call;

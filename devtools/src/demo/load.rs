@@ -8,10 +8,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result};
 use kplane_model::{Endpoint, Family, Protocol};
 use kplane_proto::v1::{Fleet, NodeState, NodeStatus};
-use kplane_tests::ask::Expect;
-use kplane_tests::client::{self, Probe};
-use kplane_tests::histogram::Histogram;
-use kplane_tests::load::{Load, Pace};
+use kplane_rig::ask::Expect;
+use kplane_rig::client::{self, Probe};
+use kplane_rig::histogram::Histogram;
+use kplane_rig::load::{Load, Pace};
 use owo_colors::OwoColorize as _;
 use serde_json::{Value, json};
 

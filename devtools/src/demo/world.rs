@@ -7,9 +7,9 @@ use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::{Cidr, Family, NodeFacts};
-use kplane_tests::client::Protocol;
-use kplane_tests::netns::NetNs;
-use kplane_tests::topology::{Host, LINK, NodeSpec, Topology, gateway};
+use kplane_rig::client::Protocol;
+use kplane_rig::netns::NetNs;
+use kplane_rig::topology::{Host, LINK, NodeSpec, Topology, gateway};
 
 use super::objects::{Objects, PodSpec};
 

@@ -7,35 +7,18 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::key::{ServiceKey, ServiceName};
-use crate::net::{Family, Protocol};
+use crate::key::ServiceKey;
+use crate::net::Protocol;
 use crate::program::LocalEndpoints;
 use crate::service::TrafficPolicy::{self, Cluster, Local};
-
-fn key() -> ServiceKey {
-    ServiceKey {
-        service: ServiceName::new("shop", "web"),
-        port_name: "http".into(),
-        protocol: Protocol::Tcp,
-        family: Family::V4,
-    }
-}
 
 /// A NodePort Service, so that both policies count.
 fn port(internal: TrafficPolicy, external: TrafficPolicy) -> ServicePort {
     ServicePort {
-        key: key(),
-        port: 80,
-        cluster_ip: IpAddr::from([10, 96, 0, 1]),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         node_port: Some(30080),
         internal_policy: internal,
         external_policy: external,
-        affinity_timeout_s: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
-        ipvs_scheduler: None,
+        ..ServicePort::sample(ServiceKey::sample("shop", "web"))
     }
 }
 
@@ -94,7 +77,7 @@ fn last_octets(addrs: &[EndpointAddr]) -> Vec<u8> {
 
 fn local(endpoints: &[Endpoint], node: &str) -> Vec<u8> {
     let overlay = LocalEndpoints {
-        key: key(),
+        key: ServiceKey::sample("shop", "web"),
         endpoints: local_by_node(endpoints).remove(node).unwrap_or_default(),
     };
     let selected: Vec<_> = overlay.selected().collect();

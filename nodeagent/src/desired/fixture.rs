@@ -5,9 +5,8 @@ use std::net::IpAddr;
 
 use bytes::Bytes;
 use kplane_model::{
-    DesiredKey, DesiredObject, Digest, EndpointAddr, Family, LocalEndpoint, LocalEndpoints,
-    NodeFacts, ObjectHash, Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram,
-    TrafficPolicy,
+    DesiredKey, DesiredObject, Digest, EndpointAddr, Family, LocalEndpoints, NodeFacts, ObjectHash,
+    ServiceKey, ServicePort, ServiceProgram,
 };
 use kplane_proto::convert::encode_object;
 use kplane_proto::v1 as pb;
@@ -18,10 +17,9 @@ pub(crate) const EPOCH: u64 = 0xe1;
 
 pub(crate) fn key_of(name: &str, family: Family) -> ServiceKey {
     ServiceKey {
-        service: ServiceName::new("shop", name),
         port_name: "".into(),
-        protocol: Protocol::Tcp,
         family,
+        ..ServiceKey::sample("shop", name)
     }
 }
 
@@ -40,37 +38,18 @@ pub(crate) fn svc6(name: &str, endpoints: &[&str]) -> DesiredObject {
 }
 
 fn service(key: ServiceKey, cluster_ip: IpAddr, endpoints: &[&str]) -> DesiredObject {
-    let endpoints: Vec<_> = endpoints.iter().map(|text| addr(text)).collect();
-    DesiredObject::Service(ServiceProgram {
-        has_any: !endpoints.is_empty(),
-        serving_others: Vec::new(),
-        endpoints,
-        port: ServicePort {
-            key,
-            port: 80,
-            cluster_ip,
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            node_port: None,
-            internal_policy: TrafficPolicy::Cluster,
-            external_policy: TrafficPolicy::Cluster,
-            affinity_timeout_s: None,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
-            ipvs_scheduler: None,
-        },
-    })
+    let endpoints = endpoints.iter().map(|text| addr(text)).collect();
+    let port = ServicePort {
+        cluster_ip,
+        ..ServicePort::sample(key)
+    };
+    DesiredObject::Service(ServiceProgram::sample(port, endpoints))
 }
 
 pub(crate) fn local(name: &str, endpoints: &[&str]) -> DesiredObject {
-    let endpoints = endpoints.iter().map(|text| LocalEndpoint {
-        addr: addr(text),
-        ready: true,
-    });
-    DesiredObject::Local(LocalEndpoints {
-        key: key_of(name, Family::V4),
-        endpoints: endpoints.collect(),
-    })
+    let endpoints = endpoints.iter().map(|text| addr(text));
+    let key = key_of(name, Family::V4);
+    DesiredObject::Local(LocalEndpoints::sample(key, endpoints))
 }
 
 pub(crate) fn node(zone: &str) -> DesiredObject {

@@ -5,7 +5,7 @@ use std::fs;
 use tempfile::TempDir;
 
 use crate::agent::{Agent, has};
-use kplane_tests::kernel::{in_netns, nft};
+use kplane_rig::kernel::{in_netns, nft};
 
 const WAITS: &str =
     "another kp-nodeagent programs this network namespace; waiting up to 30s for it to end";

@@ -6,12 +6,11 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output};
 use std::thread;
 
-use nix::sched::{CloneFlags, unshare};
 use tempfile::TempDir;
 
 use crate::agent::{Agent, binary};
 use crate::leftovers::{Rival, SERVICE, TABLES};
-use kplane_tests::kernel::{in_netns, nft};
+use kplane_rig::kernel::{in_netns, nft};
 
 const OURS: &str = "table ip kplane {}\ntable ip6 kplane {}\n";
 const GONE: &str =
@@ -204,11 +203,12 @@ fn i4_a_kube_proxy_is_found_with_net_admin_alone() {
         assert!(stderr.contains(&process), "{stderr}");
 
         // One of another namespace, such as a node of kind's beside us, is no reason.
-        unshare(CloneFlags::CLONE_NEWNET).unwrap();
-        nft(&["-f", "-"], TABLES);
-        let (code, stdout, stderr) = run();
-        assert_eq!((code, &*stderr), (Some(0), ""));
-        assert_eq!(stdout.lines().count(), 2, "{stdout}");
+        in_netns(|| {
+            nft(&["-f", "-"], TABLES);
+            let (code, stdout, stderr) = run();
+            assert_eq!((code, &*stderr), (Some(0), ""));
+            assert_eq!(stdout.lines().count(), 2, "{stdout}");
+        });
     });
 }
 

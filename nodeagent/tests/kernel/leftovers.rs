@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::agent::{Agent, has};
-use kplane_tests::kernel::{in_netns, nft};
+use kplane_rig::kernel::{in_netns, nft};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use kplane_tests::kernel::in_netns;
+use kplane_rig::kernel::in_netns;
 
 /// Every part of the kernel looks as if it were not there.
 #[test]

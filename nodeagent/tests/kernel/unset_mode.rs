@@ -7,7 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::agent::{Agent, binary};
-use kplane_tests::kernel::in_netns;
+use kplane_rig::kernel::in_netns;
 
 const FILE: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
                     healthzBindAddress: 127.0.0.1:1\nmetricsBindAddress: 127.0.0.1:2\n";

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
 
-use crate::workload::node;
+use kplane_tests::bench::objects::node;
 
 /// All pods of the cluster, kube-proxy's `clusterCIDR`.
 pub(crate) const PODS: &str = "10.128.0.0/9";

@@ -11,7 +11,7 @@ use kplane_tests::netns::NetNs;
 
 use crate::measure::percentile;
 use crate::packets::{connect, new_socket};
-use crate::workload::{ENDPOINTS, address, endpoint};
+use kplane_tests::bench::objects::{ENDPOINTS, address, endpoint};
 
 /// The pod from which packets come.
 pub(crate) const POD: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 1);

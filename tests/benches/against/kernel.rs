@@ -22,7 +22,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
-use crate::workload::Programmed;
+use kplane_tests::bench::objects::Programmed;
 
 /// `1 << (NFNLGRP_NFTABLES - 1)` (linux/netfilter/nfnetlink.h).
 const NFTABLES_GROUP: u32 = 1 << 6;

@@ -11,8 +11,6 @@ mod measure;
 mod packets;
 mod plot;
 mod report;
-mod usage;
-mod workload;
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,6 +19,7 @@ use std::process::Command;
 
 use anyhow::Result;
 use clap::Parser;
+use kplane_tests::bench::objects;
 use kplane_tests::cluster::{Cluster, Options};
 use kplane_tests::link::Route;
 use kplane_tests::netns::NetNs;
@@ -93,12 +92,12 @@ fn main() -> Result<()> {
 /// All sizes, all contenders.
 fn run(args: &Args, cluster: &Cluster, folder: &Path) -> Result<Vec<Row>> {
     let api = cluster.api();
-    workload::prepare(api)?;
+    objects::prepare(api)?;
     let kubeconfig = cluster.kubeconfig();
     let kube_proxy = cluster.programs().bin().join("kube-proxy");
     let (mut rows, mut have) = (Vec::new(), 0);
     for &services in &args.services {
-        workload::grow(api, have, services)?;
+        objects::grow(api, have, services)?;
         have = services;
         let bench = Bench {
             api,

@@ -12,8 +12,8 @@ use crate::contender::{Contender, Place};
 use crate::first::FirstPacket;
 use crate::kernel::Kernel;
 use crate::packets::Packets;
-use crate::usage::{Memory, cpu, memory, received};
-use crate::workload::{self, Programmed, Progress, endpoints, fresh};
+use kplane_tests::bench::objects::{self, Programmed, Progress, endpoints, fresh};
+use kplane_tests::usage::{Memory, cpu, memory, received};
 
 /// No start and no change takes longer.
 const DEADLINE: Duration = Duration::from_secs(180);
@@ -101,7 +101,7 @@ impl Bench<'_> {
             .run(contender, place)
             .with_context(|| explain(contender, place.folder));
         for change in 0..self.changes {
-            workload::restore(self.api, self.service_of(change))?;
+            objects::restore(self.api, self.service_of(change))?;
         }
         measured
     }
@@ -168,7 +168,7 @@ impl Bench<'_> {
             let new = fresh(change);
             let requested = Instant::now();
             let service = self.service_of(change);
-            workload::change(self.api, service, new)?;
+            objects::change(self.api, service, new)?;
             let answered = Instant::now();
             let wanted = Programmed {
                 endpoint: new,

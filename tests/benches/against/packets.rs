@@ -15,7 +15,7 @@ use kplane_tests::netns::NetNs;
 use socket2::{Domain, Socket, Type};
 
 use crate::contender::Place;
-use crate::workload::{Programmed, address};
+use kplane_tests::bench::objects::{Programmed, address};
 
 /// Endpoints that packets look for at a start.
 const SAMPLE: usize = 64;

@@ -12,9 +12,9 @@ use kplane_tests::cluster::Api;
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::{Process, output};
 
-use crate::usage::{cpu, memory, received};
-use crate::workload::{self, NAMESPACE, endpoints, fresh, node};
 use crate::{Args, Contender, RESULT, Row};
+use kplane_tests::bench::objects::{self, NAMESPACE, endpoints, fresh, node};
+use kplane_tests::usage::{cpu, memory, received};
 
 /// The machine's only way to the API server.
 const LINK: &str = "eth0";
@@ -65,7 +65,7 @@ fn measure(args: &Args, api: &Api, contender: Contender, services: u32) -> Resul
     for change in 0..args.changes {
         let service = service_of(change, services);
         let address = address(api, service)?;
-        workload::change(api, service, fresh(change))?;
+        objects::change(api, service, fresh(change))?;
         let answered = Instant::now();
         holds(&address, fresh(change), answered)?;
         changes.push(answered.elapsed().as_secs_f64());

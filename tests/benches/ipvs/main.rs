@@ -6,11 +6,6 @@
 //! processors are some ten times slower than real ones: only ratios mean something.
 
 mod inside;
-#[path = "../against/usage.rs"]
-mod usage;
-#[path = "../against/workload.rs"]
-#[allow(dead_code, reason = "the benchmark beside kube-proxy measures more")]
-mod workload;
 
 use std::env;
 use std::fmt::Write as _;
@@ -21,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum};
+use kplane_tests::bench::objects;
 use kplane_tests::cluster::{Cluster, Options};
 use kplane_tests::vm::{self, Run, Vm};
 use serde::{Deserialize, Serialize};
@@ -95,15 +91,15 @@ fn main() -> Result<()> {
     let mut vm = Vm::ensure()?;
     vm.network = true;
     let cluster = Cluster::start(&Options::default())?;
-    workload::prepare(cluster.api())?;
+    objects::prepare(cluster.api())?;
     let (mut have, mut table) = (0, String::from(HEAD));
     for &services in &args.services {
-        workload::grow(cluster.api(), have, services)?;
+        objects::grow(cluster.api(), have, services)?;
         have = services;
         let [theirs, ours] = [Contender::KubeProxy, Contender::Kplane].map(|contender| {
             let row = measure(&vm, &cluster, &args, services, contender)?;
             for change in 0..args.changes {
-                workload::restore(cluster.api(), inside::service_of(change, services))?;
+                objects::restore(cluster.api(), inside::service_of(change, services))?;
             }
             Ok::<_, anyhow::Error>(row)
         });

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kplane_proto::v1::Confidence;
-use kplane_tests::cluster::Api;
+use kplane_tests::cluster::{Api, objects};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -158,14 +158,8 @@ fn steady(world: &World) -> Result<Steady> {
 
 /// A Service without a selector and its slice with some endpoints; returns where it is.
 pub(crate) fn serve(api: &Api, name: &str, number: u8, endpoints: u8) -> Result<(IpAddr, u16)> {
-    let made = api.apply(&json!({
-        "kind": "Service",
-        "metadata": { "name": name, "namespace": "default" },
-        "spec": {
-            "clusterIP": format!("10.96.77.{number}"),
-            "ports": [{ "name": "http", "port": 80, "protocol": "TCP" }],
-        },
-    }))?;
+    let spec = json!({ "clusterIP": format!("10.96.77.{number}") });
+    let made = api.apply(&objects::service("default", name, spec))?;
     api.apply(&slice(name, &addresses(number, endpoints)))?;
     let ip = made["spec"]["clusterIP"].as_str().context("no address")?;
     Ok((ip.parse()?, 80))
@@ -173,22 +167,9 @@ pub(crate) fn serve(api: &Api, name: &str, number: u8, endpoints: u8) -> Result<
 
 /// The slice of a Service.
 pub(crate) fn slice(service: &str, ips: &BTreeSet<IpAddr>) -> Value {
-    let endpoints = ips.iter().map(|ip| {
-        json!({
-            "addresses": [ip], "nodeName": "node-2",
-            "conditions": { "ready": true, "serving": true, "terminating": false },
-        })
-    });
-    json!({
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": format!("{service}-own"), "namespace": "default",
-            "labels": { "kubernetes.io/service-name": service },
-        },
-        "addressType": "IPv4",
-        "ports": [{ "name": "http", "port": 8080, "protocol": "TCP" }],
-        "endpoints": endpoints.collect::<Vec<_>>(),
-    })
+    let endpoints = ips.iter().map(|ip| objects::endpoint(ip, "node-2"));
+    let name = format!("{service}-own");
+    objects::slice("default", &name, service, endpoints)
 }
 
 pub(crate) fn addresses(number: u8, count: u8) -> BTreeSet<IpAddr> {

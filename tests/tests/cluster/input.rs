@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
+use kplane_tests::cluster::objects;
 use kplane_tests::wait::eventually;
 use serde_json::json;
 
@@ -71,16 +72,12 @@ pub(crate) fn absurd_objects_do_not_harm_their_neighbours() -> Result<()> {
         portless["ports"] = json!([{ "name": "http", "protocol": "TCP" }]);
         api.apply(&portless)?;
         // Addresses of others.
-        let thief = json!({
-            "kind": "Service", "metadata": {
-                "name": "thief", "namespace": "default",
-                "annotations": { "note": "x; flush ruleset #\u{1b}[2J\n".repeat(8_000) },
-            },
-            "spec": {
-                "type": "LoadBalancer", "externalIPs": ["10.96.77.80", "172.30.1.1"],
-                "ports": [{ "name": "http", "port": 80, "protocol": "TCP" }],
-            },
+        let spec = json!({
+            "type": "LoadBalancer", "externalIPs": ["10.96.77.80", "172.30.1.1"],
         });
+        let mut thief = objects::service("default", "thief", spec);
+        let note = "x; flush ruleset #\u{1b}[2J\n".repeat(8_000);
+        thief["metadata"]["annotations"] = json!({ "note": note });
         api.apply(&thief)?;
         let ingress = json!({ "ingress": [{ "ip": "10.96.77.80" }, { "ip": "172.30.0.2" }] });
         api.patch_status(

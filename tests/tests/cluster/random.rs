@@ -37,14 +37,11 @@ fn play(world: &World, seed: u64) -> Result<()> {
     let api = world.api();
     let mut rng = StdRng::seed_from_u64(seed);
     api.apply(&objects::deployment("default", "web", 3, "node-1"))?;
-    api.apply(&json!({
-        "kind": "Service",
-        "metadata": { "name": "web", "namespace": "default" },
-        "spec": {
-            "selector": { "app": "web" }, "ipFamilyPolicy": "PreferDualStack",
-            "ports": [{ "port": 80, "targetPort": 8080 }],
-        },
-    }))?;
+    let web = json!({
+        "selector": { "app": "web" }, "ipFamilyPolicy": "PreferDualStack",
+        "ports": [{ "port": 80, "targetPort": 8080 }],
+    });
+    api.apply(&objects::service("default", "web", web))?;
     let (mut refused, mut last) = (0, String::new());
     let began = Instant::now();
     for number in 1..=OPERATIONS {
@@ -153,10 +150,9 @@ fn service(name: &str, rng: &mut StdRng) -> Value {
     ]
     .choose(rng)
     .unwrap_or(&"ClusterIP");
-    let metadata = json!({ "name": name, "namespace": "default" });
     if kind == "ExternalName" {
-        let spec = json!({ "type": kind, "externalName": "example.com" });
-        return json!({ "kind": "Service", "metadata": metadata, "spec": spec });
+        let spec = json!({ "type": kind, "externalName": "example.com", "ports": [] });
+        return objects::service("default", name, spec);
     }
     let ports = ["http", "dns", "more"];
     let ports: Vec<Value> = ports[..rng.random_range(1..=3)]
@@ -188,7 +184,7 @@ fn service(name: &str, rng: &mut StdRng) -> Value {
     if kind == "ClusterIP" && rng.random_bool(0.1) {
         spec["clusterIP"] = json!("None");
     }
-    json!({ "kind": "Service", "metadata": metadata, "spec": spec })
+    objects::service("default", name, spec)
 }
 
 /// Few addresses, so that Services quarrel about them.
@@ -206,15 +202,12 @@ fn slice(service: &str, rng: &mut StdRng) -> Value {
         let port = rng.random_range(8080..8083);
         json!({ "name": name, "protocol": protocol, "port": port })
     });
-    json!({
-        "kind": "EndpointSlice",
-        "metadata": { "name": format!("{service}-{letter}"), "namespace": "default", "labels": {
-            "kubernetes.io/service-name": service,
-            "half": rng.random_range(0..4_u32).to_string(),
-        } },
-        "addressType": (if six { "IPv6" } else { "IPv4" }),
-        "ports": ports, "endpoints": endpoints,
-    })
+    let name = format!("{service}-{letter}");
+    let mut slice = objects::slice("default", &name, service, endpoints);
+    slice["metadata"]["labels"]["half"] = json!(rng.random_range(0..4_u32).to_string());
+    slice["addressType"] = json!(if six { "IPv6" } else { "IPv4" });
+    slice["ports"] = json!(ports);
+    slice
 }
 
 fn endpoint(six: bool, rng: &mut StdRng) -> Value {

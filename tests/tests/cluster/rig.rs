@@ -15,11 +15,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 pub(crate) fn objects_are_made_changed_and_deleted() -> Result<()> {
     let cluster = Cluster::start(&Options::default())?;
     let api = cluster.api();
-    let service = json!({
-        "kind": "Service",
-        "metadata": { "name": "web", "namespace": "default" },
-        "spec": { "ports": [{ "port": 80 }], "ipFamilyPolicy": "RequireDualStack" },
-    });
+    let dual = json!({ "ipFamilyPolicy": "RequireDualStack" });
+    let service = objects::service("default", "web", dual);
     let made = api.apply(&service)?;
     let ips = made["spec"]["clusterIPs"]
         .as_array()
@@ -70,11 +67,8 @@ pub(crate) fn deployments_have_endpoints_that_come_terminate_and_go() -> Result<
     })?;
     let api = cluster.api();
     cluster.add_node(&NodeSpec::standard(1)?, "a")?;
-    api.apply(&json!({
-        "kind": "Service",
-        "metadata": { "name": "web", "namespace": "default" },
-        "spec": { "selector": { "app": "web" }, "ports": [{ "port": 80 }] },
-    }))?;
+    let selector = json!({ "selector": { "app": "web" } });
+    api.apply(&objects::service("default", "web", selector))?;
     api.apply(&objects::deployment("default", "web", 3, "node-1"))?;
     let endpoints = |condition: &str| -> Result<usize> {
         let slices = api.list("EndpointSlice", Some("default"))?;

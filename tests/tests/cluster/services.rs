@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::Family;
+use kplane_tests::cluster::objects;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
@@ -55,10 +56,7 @@ pub(crate) fn a20_a_new_range_of_cluster_ips_is_guarded() -> Result<()> {
         })?;
         world.settle()?;
         // Ready a moment after it is made; then Services may have its addresses.
-        let service = json!({
-            "kind": "Service", "metadata": { "name": "far", "namespace": "default" },
-            "spec": { "clusterIP": "10.97.0.9", "ports": [{ "port": 80 }] },
-        });
+        let service = objects::service("default", "far", json!({ "clusterIP": "10.97.0.9" }));
         eventually(DEADLINE, "an address of the range", || api.apply(&service))?;
         world.settle()?;
         api.delete("Service", "default/far")?;

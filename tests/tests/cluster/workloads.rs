@@ -164,11 +164,8 @@ fn web(world: &World, more: Value) -> Result<(IpAddr, u16)> {
             spec[field] = value;
         }
     }
-    let made = world.api().apply(&json!({
-        "kind": "Service",
-        "metadata": { "name": "web", "namespace": "default" },
-        "spec": spec,
-    }))?;
+    let service = objects::service("default", "web", spec);
+    let made = world.api().apply(&service)?;
     let ip = made["spec"]["clusterIP"].as_str().context("no address")?;
     Ok((ip.parse()?, 80))
 }

@@ -19,19 +19,12 @@ mod proxy;
 mod run;
 mod scenario;
 mod stand;
-#[allow(
-    dead_code,
-    unused_imports,
-    reason = "shared with the tests in netns, which use more of it"
-)]
-#[path = "../netns/support/mod.rs"]
-mod support;
 mod takeover;
 
 use std::process::ExitCode;
 
 use kplane_tests::harness;
-use kplane_tests::privilege;
+use kplane_tests::{privilege, support};
 
 fn main() -> ExitCode {
     // Before the machine's network is left: Go may have to download.

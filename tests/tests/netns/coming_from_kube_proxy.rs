@@ -14,7 +14,7 @@ use kplane_tests::privilege::require_tool;
 use crate::churn::Loads;
 use crate::support::kube_proxy::Mode;
 use crate::support::nft::nft;
-use crate::support::{At, Client, Seen, Setup, Svc, World, ask, ep, svc};
+use crate::support::{At, Client, Seen, Setup, World, ask, tcp_service};
 
 /// Beyond any scheduling delay of a busy machine.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -26,11 +26,6 @@ pub(crate) const EVERYBODY: [(Client, At, Family); 5] = [
     (Client::Node, At::ClusterIp, Family::V6),
     (Client::PodHere, At::NodePort, Family::V6),
 ];
-
-fn service() -> Svc {
-    let service = svc(1).only(Protocol::Tcp).reached(At::NodePort);
-    service.endpoints(["a", "b", "c"].map(ep))
-}
 
 /// What the agent does when ours serves, and at `--cleanup`.
 fn remove(node: &NetNs) -> Result<Outcome> {
@@ -71,7 +66,7 @@ pub(crate) fn i4_nothing_fails_while_its_nft_iptables_rules_are_replaced() -> Re
 }
 
 fn nothing_fails_while_replaced(mode: Mode) -> Result<()> {
-    let service = service();
+    let service = tcp_service();
     let mut world = World::new(Setup::PodRanges)?;
     let node = world.node(1)?.clone();
     // That its rules serve at all, and not ours.
@@ -149,7 +144,7 @@ pub(crate) fn i4_rules_of_kubelet_and_others_stay_as_they_were() -> Result<()> {
     )?;
     let before = list()?;
     for mode in [Mode::Nftables, Mode::Legacy, Mode::Nft] {
-        mode.serve(&node, &service())?;
+        mode.serve(&node, &tcp_service())?;
     }
     ensure!(list()? != before, "kube-proxy's rules change nothing");
     let removed = remove_all(&node)?;
@@ -166,7 +161,7 @@ pub(crate) fn i4_chains_that_others_need_are_kept_and_named() -> Result<()> {
     }
     let node = NetNs::new("node")?;
     for mode in [Mode::Legacy, Mode::Nft] {
-        mode.serve(&node, &service())?;
+        mode.serve(&node, &tcp_service())?;
         let others = "*nat\n:CNI-DN-1 - [0:0]\n-A CNI-DN-1 -j KUBE-MARK-MASQ\nCOMMIT\n";
         mode.restore(&node, Family::V4, others)?;
         for _ in 0..2 {
@@ -272,7 +267,7 @@ pub(crate) fn i4_cleanup_removes_everything_of_both_and_may_be_repeated() -> Res
     if !has_iptables()? || !require_tool("nft")? {
         return Ok(());
     }
-    let service = service();
+    let service = tcp_service();
     let mut world = World::serving(Setup::PodRanges, std::slice::from_ref(&service))?;
     let node = world.node(1)?.clone();
     for mode in [Mode::Nftables, Mode::Legacy, Mode::Nft] {

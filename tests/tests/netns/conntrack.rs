@@ -25,9 +25,9 @@ use kplane_tests::privilege::require_tool;
 use kplane_tests::wait::eventually;
 
 use crate::support::nft::nft;
-use crate::support::plane::{EPOCH, collect, engine, publish, submit};
 use crate::support::under_test::UnderTest;
 use crate::support::{At, Client, Setup, Svc, TARGET, World, cidrs, ep, node_ip, node_name, svc};
+use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 
 /// Beyond any scheduling delay of a busy machine, and both looks.
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -24,7 +24,7 @@ use crate::support::programs::list;
 use crate::support::under_test::UnderTest;
 use crate::support::{
     Agent, At, Client, PATIENCE, Question, REFUSED, SILENCE, Scenario, Seen, Setup, Svc, World,
-    answers, ask, cidrs, ep, facts, node_ip, second_ip, svc,
+    answers, ask, cidrs, ep, facts, node_ip, second_ip, svc, tcp_service,
 };
 
 /// REJECT wins: nobody is dropped by the firewall of a Service without endpoints.
@@ -156,11 +156,6 @@ pub(crate) fn a11_a_client_is_forgotten_when_its_time_is_over() -> Result<()> {
     })
 }
 
-fn service() -> Svc {
-    let service = svc(1).only(Protocol::Tcp).reached(At::NodePort);
-    service.endpoints(["a", "b", "c"].map(ep))
-}
-
 fn remove_leftovers(node: &NetNs, serving: Serving) -> Result<()> {
     let outcome = node.run(|| Ok(leftovers::find(serving).remove()))?;
     ensure!(outcome.problems.is_empty(), "{:?}", outcome.problems);
@@ -172,7 +167,7 @@ fn remove_leftovers(node: &NetNs, serving: Serving) -> Result<()> {
 /// Those of both kinds of iptables, and of nftables: the ones of the kind that the node uses are
 /// taken over, the others go.
 pub(crate) fn i4_nothing_fails_while_kube_proxys_rules_are_adopted() -> Result<()> {
-    let service = service();
+    let service = tcp_service();
     for mode in [Mode::Nft, Mode::Legacy, Mode::Nftables] {
         let mut world = World::new(Setup::PodRanges)?;
         let node = world.node(1)?.clone();
@@ -199,7 +194,7 @@ pub(crate) fn i4_nothing_fails_while_kube_proxys_rules_are_adopted() -> Result<(
 pub(crate) fn i4_nothing_fails_between_kube_proxys_layout_and_ours() -> Result<()> {
     let services: Vec<Svc> = (2..=60)
         .map(|number| svc(number).everywhere().endpoints([ep("a"), ep("c")]))
-        .chain([service()])
+        .chain([tcp_service()])
         .collect();
     let mut world = World::new(Setup::PodRanges)?;
     let node = world.node(1)?.clone();
@@ -214,7 +209,7 @@ pub(crate) fn i4_nothing_fails_between_kube_proxys_layout_and_ours() -> Result<(
             // Chains of ServicePorts and endpoints stay as they are: nothing is written but lists.
             ensure!(done.operations < 800, "{layout:?}: {done:?}");
         } else {
-            loads = Some(Loads::start(&world, &service(), &EVERYBODY)?);
+            loads = Some(Loads::start(&world, &tcp_service(), &EVERYBODY)?);
         }
         loads.iter().try_for_each(|loads| loads.progress(10))?;
         let dispatch = list(&node)?.iter().any(|line| line.contains("KUBE-SVC-D-"));
@@ -226,7 +221,7 @@ pub(crate) fn i4_nothing_fails_between_kube_proxys_layout_and_ours() -> Result<(
 }
 
 pub(crate) fn i4_nothing_fails_on_the_way_to_nftables_and_back() -> Result<()> {
-    let service = service();
+    let service = tcp_service();
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let node = world.node(1)?.clone();
     let loads = Loads::start(&world, &service, &EVERYBODY)?;

@@ -15,8 +15,6 @@ mod churn;
 mod combined;
 mod coming_from_kube_proxy;
 mod conntrack;
-#[path = "../../support/contents.rs"]
-mod contents;
 mod emptied;
 mod generated;
 mod health;
@@ -33,7 +31,6 @@ mod runtime;
 mod shared;
 mod spread;
 mod strangers;
-mod support;
 mod unserved;
 mod virtual_server_faults;
 mod virtual_servers;
@@ -43,9 +40,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use kplane_tests::harness::{self, Test};
-use kplane_tests::vm;
-
-use self::support::under_test::UnderTest;
+use kplane_tests::support::under_test::UnderTest;
+use kplane_tests::{support, vm};
 
 const TESTS: &[Test] = kplane_tests::tests!(
     addresses::a15_external_addresses_masquerade_and_pods_keep_their_source_to_cluster_ips,

@@ -16,7 +16,7 @@ use crate::churn::Loads;
 use crate::support::cluster::Cluster;
 use crate::support::ipvs::{everything, run, servers};
 use crate::support::objects::{load_balancer, with_pods};
-use crate::support::{At, Client, Seen, Setup, Svc, World, ask, ep, svc};
+use crate::support::{At, Client, Seen, Setup, Svc, World, ask, ep, svc, tcp_service};
 
 /// Beyond any scheduling delay of a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -71,8 +71,7 @@ const TAMPERINGS: [(Family, &[&str]); 18] = [
 ];
 
 fn service() -> Svc {
-    let service = svc(1).only(Protocol::Tcp).everywhere();
-    service.endpoints(["a", "b", "c"].map(ep))
+    tcp_service().everywhere()
 }
 
 /// Each is found at the next look; then everything is as it was, and is served.

@@ -11,10 +11,10 @@ use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom as _, SliceRandom as _};
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::contents::Contents;
 use crate::listing::{printed_counts, read_counts};
 use crate::support::nft::nft;
 use crate::support::{Agent, At, Ep, Setup, Svc, cidrs, facts, node_ip, pod_ips, second_ip, svc};
+use kplane_tests::contents::Contents;
 
 /// Set to repeat a walk.
 const SEED_VAR: &str = "KPLANE_WALK_SEED";

@@ -3,8 +3,6 @@
 //!
 //! This program starts the API server and the machine; started again inside, it runs the tests.
 
-#[path = "../netns/support/ipvs.rs"]
-mod ipvs;
 mod node;
 mod taking_over;
 

@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_tests::client::{Probe, Protocol};
-use kplane_tests::cluster::Api;
+use kplane_tests::cluster::{Api, objects};
 use kplane_tests::link::Route;
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
+use kplane_tests::support::ipvs;
 use kplane_tests::sysctl;
 use kplane_tests::topology::{NodeSpec, Topology};
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{KUBE_PROXY, KUBECONFIG, MACHINE, NODE_AGENT, ipvs};
+use crate::{KUBE_PROXY, KUBECONFIG, MACHINE, NODE_AGENT};
 
 /// For anything that happens here, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -205,46 +206,32 @@ impl Node {
 
 /// A Service with a ClusterIP of each family and fields besides.
 pub(crate) fn service(name: &str, number: u8, more: &[(&str, Value)]) -> Value {
-    let mut service = json!({
-        "apiVersion": "v1", "kind": "Service",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "ipFamilyPolicy": "PreferDualStack",
-            "clusterIP": format!("10.96.1.{number}"),
-            "clusterIPs": [format!("10.96.1.{number}"), format!("fd96::1:{number:x}")],
-            "ports": [
-                {"name": "tcp", "port": 80, "targetPort": TARGET, "protocol": "TCP"},
-                {"name": "udp", "port": 80, "targetPort": TARGET, "protocol": "UDP"},
-            ],
-        },
+    let mut spec = json!({
+        "ipFamilyPolicy": "PreferDualStack",
+        "clusterIP": format!("10.96.1.{number}"),
+        "clusterIPs": [format!("10.96.1.{number}"), format!("fd96::1:{number:x}")],
+        "ports": [
+            {"name": "tcp", "port": 80, "targetPort": TARGET, "protocol": "TCP"},
+            {"name": "udp", "port": 80, "targetPort": TARGET, "protocol": "UDP"},
+        ],
     });
     for (field, value) in more {
-        service["spec"][*field] = value.clone();
+        spec[*field] = value.clone();
     }
-    service
+    objects::service("default", name, spec)
 }
 
 /// Its endpoints of one family.
 pub(crate) fn slice(service: &str, family: u8, ips: &[&str]) -> Value {
-    let endpoint = |ip: &&str| {
-        json!({
-            "addresses": [ip], "nodeName": "node-1",
-            "conditions": {"ready": true, "serving": true, "terminating": false},
-        })
-    };
-    json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {
-            "name": format!("{service}-{family}"), "namespace": "default",
-            "labels": {"kubernetes.io/service-name": service},
-        },
-        "addressType": format!("IPv{family}"),
-        "ports": [
-            {"name": "tcp", "protocol": "TCP", "port": TARGET},
-            {"name": "udp", "protocol": "UDP", "port": TARGET},
-        ],
-        "endpoints": ips.iter().map(endpoint).collect::<Vec<_>>(),
-    })
+    let endpoints = ips.iter().map(|ip| objects::endpoint(ip, "node-1"));
+    let name = format!("{service}-{family}");
+    let mut slice = objects::slice("default", &name, service, endpoints);
+    slice["addressType"] = json!(format!("IPv{family}"));
+    slice["ports"] = json!([
+        {"name": "tcp", "protocol": "TCP", "port": TARGET},
+        {"name": "udp", "protocol": "UDP", "port": TARGET},
+    ]);
+    slice
 }
 
 fn setting(name: &str) -> Result<PathBuf> {

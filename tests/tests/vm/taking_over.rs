@@ -8,11 +8,11 @@ use kplane_model::Cidr;
 use kplane_tests::client::{Outcome, Probe, Session};
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::netns::NetNs;
+use kplane_tests::support::ipvs::{everything, servers, weights};
 use kplane_tests::topology::NodeSpec;
 use kplane_tests::wait::eventually;
 use serde_json::json;
 
-use crate::ipvs::{everything, servers, weights};
 use crate::node::{Node, PATIENCE, Proxy, service, slice};
 
 /// Light, for everything is slow here.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use crate::cargo::output;
 
 /// A crate of the workspace: its folder, its name, and the crates of the workspace that it may use.
-const CRATES: [(&str, &str, &[&str]); 12] = [
+const CRATES: [(&str, &str, &[&str]); 14] = [
     ("model", "kplane-model", &[]),
     ("proto", "kplane-proto", &["kplane-model"]),
     ("http", "kplane-http", &[]),
@@ -42,7 +42,21 @@ const CRATES: [(&str, &str, &[&str]); 12] = [
         ],
     ),
     ("cli", "kpctl", &["kplane-model", "kplane-proto"]),
-    ("tests", "kplane-tests", &["kplane-model", "kplane-proto"]),
+    ("cli/tests/samples", "kpctl-samples", &["kplane-proto"]),
+    ("tests/rig", "kplane-rig", &["kplane-model", "kplane-proto"]),
+    (
+        "tests",
+        "kplane-tests",
+        &[
+            "kp-controlplane",
+            "kp-nodeagent",
+            "kplane-dataplane",
+            "kplane-model",
+            "kplane-netlink",
+            "kplane-proto",
+            "kplane-rig",
+        ],
+    ),
     (
         "devtools",
         "kplane-dev",
@@ -50,7 +64,7 @@ const CRATES: [(&str, &str, &[&str]); 12] = [
             "kp-controlplane",
             "kplane-model",
             "kplane-proto",
-            "kplane-tests",
+            "kplane-rig",
         ],
     ),
     ("xtask", "xtask", &[]),

@@ -7,9 +7,9 @@ use super::super::approve::ApprovalView;
 use super::super::describe::DescriptionView;
 use super::super::endpoints::EndpointListView;
 use super::super::fleet::FleetView;
-use super::super::samples;
 use super::super::services::ServiceListView;
 use super::super::version::VersionView;
+use kpctl_samples as samples;
 
 fn check(view: &impl Serialize, expected: &ExpectFile) {
     let json = serde_json::to_string_pretty(view).unwrap();

@@ -6,10 +6,10 @@ use kplane_proto::v1 as pb;
 use super::super::approve::ApprovalView;
 use super::super::fleet::FleetView;
 use super::super::nodes::NodeListView;
-use super::super::samples::{self, fleet};
 use super::super::testing::{canvas, plain, table, wide};
 use super::super::{View, issues_text};
 use crate::style::Canvas;
+use kpctl_samples::{self as samples, fleet};
 
 fn status(fleet: pb::Fleet) -> String {
     table(&FleetView::from(fleet))

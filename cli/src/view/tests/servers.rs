@@ -5,8 +5,8 @@ use kplane_proto::v1 as pb;
 
 use super::super::describe::DescriptionView;
 use super::super::fleet::FleetView;
-use super::super::samples::{self, fleet};
 use super::super::testing::{table, wide};
+use kpctl_samples::{self as samples, fleet};
 
 fn described(description: pb::ServiceDescription) -> DescriptionView {
     DescriptionView::new("shop", "web", description)

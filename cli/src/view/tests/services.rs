@@ -5,9 +5,9 @@ use kplane_proto::v1 as pb;
 
 use super::super::describe::DescriptionView;
 use super::super::endpoints::EndpointListView;
-use super::super::samples;
 use super::super::services::ServiceListView;
 use super::super::testing::{table, wide};
+use kpctl_samples as samples;
 
 fn long_service() -> pb::ServiceView {
     let name = format!("{}/{}", "namespace-".repeat(6), "service-".repeat(7));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use kplane_model::ServiceName;
+use kplane_model::{ServiceName, ServicePort};
 
 use super::*;
 use crate::publish::{Publication, Published, Trigger};
@@ -18,31 +18,8 @@ fn store(services: &[&str]) -> Store {
     let store = Store::new(EPOCH);
     for name in services {
         let service = ServiceName::new("shop", name);
-        let key = ServiceKey {
-            service: service.clone(),
-            port_name: "".into(),
-            protocol: kplane_model::Protocol::Tcp,
-            family: Family::V4,
-        };
-        let port = kplane_model::ServicePort {
-            key: key.clone(),
-            port: 80,
-            cluster_ip: [10, 96, 0, 1].into(),
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            node_port: None,
-            internal_policy: kplane_model::TrafficPolicy::Cluster,
-            external_policy: kplane_model::TrafficPolicy::Cluster,
-            affinity_timeout_s: None,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
-            ipvs_scheduler: None,
-        };
-        let published = Published {
-            variants: kplane_model::select::variants(&port, &[]),
-            local: std::collections::BTreeMap::new(),
-            port,
-        };
+        let key = ServiceKey::sample("shop", name);
+        let published = Published::new(ServicePort::sample(key.clone()), &[]);
         store.publish(Publication {
             services: vec![(key, Some(published))],
             nodes: Vec::new(),

@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use crate::index::Index;
-use crate::k8s::{Kind, Object, ObjectId};
-use crate::source::{Batch, Event, Located};
+use crate::index::tests::{self, object, service};
+use crate::k8s::{Kind, ObjectId};
+use crate::source::{Batch, Event};
 
 /// Time at which the process starts and everything is observed: 2026-11-21T06:15:00Z.
 const NOW: u64 = 1_795_241_700;
@@ -15,39 +16,13 @@ fn at(seconds: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-fn located(value: &Value) -> Box<Located> {
-    let object = match value["kind"].as_str().unwrap() {
-        "Service" => Object::Service(serde_json::from_value(value.clone()).unwrap()),
-        _ => Object::EndpointSlice(serde_json::from_value(value.clone()).unwrap()),
-    };
-    let location = "".into();
-    Box::new(Located { object, location })
-}
-
 fn slice(name: &str, service: &str, trigger: Option<&str>) -> Value {
-    let mut slice = json!({
-        "kind": "EndpointSlice",
-        "metadata": {
-            "namespace": "shop", "name": name,
-            "labels": {"kubernetes.io/service-name": service},
-        },
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": ["10.0.0.1"]}],
-        "ports": [{"name": "", "port": 8080}],
-    });
+    let mut slice = tests::slice(name, service, &["10.0.0.1"]);
     if let Some(trigger) = trigger {
         slice["metadata"]["annotations"] =
             json!({"endpoints.kubernetes.io/last-change-trigger-time": trigger});
     }
     slice
-}
-
-fn service(name: &str, ip: &str) -> Value {
-    json!({
-        "kind": "Service",
-        "metadata": {"namespace": "shop", "name": name},
-        "spec": {"clusterIP": ip, "clusterIPs": [ip], "ports": [{"port": 80}]},
-    })
 }
 
 /// Returns the triggers of a batch as `service/family at milliseconds after NOW`.
@@ -69,7 +44,7 @@ fn list(slices: &[Value]) -> Vec<Event> {
     let services = [service("web", "10.96.0.1"), service("api", "10.96.0.2")];
     let mut events = Kind::ALL.map(Event::Init).to_vec();
     let objects = services.iter().chain(slices);
-    events.extend(objects.map(|object| Event::InitApply(located(object))));
+    events.extend(objects.map(|value| Event::InitApply(object(value))));
     events.extend(Kind::ALL.map(Event::InitDone));
     events
 }
@@ -81,7 +56,7 @@ fn synced(slices: &[Value]) -> Index {
 }
 
 fn apply(index: &mut Index, slices: &[Value]) -> Vec<String> {
-    let events = slices.iter().map(|slice| Event::Apply(located(slice)));
+    let events = slices.iter().map(|slice| Event::Apply(object(slice)));
     triggers(index, events.collect())
 }
 

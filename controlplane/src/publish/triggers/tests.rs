@@ -2,8 +2,7 @@
 
 use std::time::SystemTime;
 
-use kplane_model::select::{local_by_node, variants};
-use kplane_model::{Endpoint, EndpointAddr, NodeFacts, Protocol, ServicePort, TrafficPolicy};
+use kplane_model::{Endpoint, EndpointAddr, NodeFacts, Protocol, ServicePort};
 
 use super::*;
 use crate::publish::{Cursor, Publication, Published, Store};
@@ -28,26 +27,9 @@ fn endpoint(octet: u8, node: &str) -> Endpoint {
 }
 
 fn published(name: &str, endpoints: &[Endpoint]) -> (ServiceKey, Option<Published>) {
-    let port = ServicePort {
-        key: key(name, Family::V4),
-        port: 80,
-        cluster_ip: [10, 96, 0, 1].into(),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        node_port: None,
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_timeout_s: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-    };
-    let published = Published {
-        variants: variants(&port, endpoints),
-        local: local_by_node(endpoints),
-        port,
-    };
-    (key(name, Family::V4), Some(published))
+    let key = key(name, Family::V4);
+    let published = Published::new(ServicePort::sample(key.clone()), endpoints);
+    (key, Some(published))
 }
 
 fn trigger(name: &str, at_ms: u64) -> Trigger {

@@ -76,14 +76,9 @@ fn plan(name: &str, places: &[FrontendAddr], serving: &[u8]) -> (ServiceKey, Opt
         source_ranges: Vec::new(),
     };
     let plan = ServicePlan {
-        key: key.clone(),
-        cluster_ip: IpAddr::from([10, 96, 0, 1]),
         frontends: places.iter().map(frontend).collect(),
-        local: Vec::new(),
-        affinity_timeout_s: None,
-        health_check_node_port: None,
-        ipvs_scheduler: None,
         serving: serving.iter().map(|octet| endpoint(*octet)).collect(),
+        ..ServicePlan::sample(key.clone(), IpAddr::from([10, 96, 0, 1]))
     };
     (key, Some(plan))
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use kplane_model::{
     Cidr, EndpointAddr, Family, Holder, LocalEndpoint, LocalEndpoints, NodeFacts, Protocol,
-    ReservedPorts, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+    ReservedPorts, ServiceKey, ServicePort, ServiceProgram, TrafficPolicy,
 };
 
 use super::*;
@@ -13,6 +13,22 @@ use super::*;
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 1];
 const LB_IP: [u8; 4] = [198, 51, 100, 1];
 const EXTERNAL_IP: [u8; 4] = [203, 0, 113, 1];
+
+impl ServicePlan {
+    /// Returns a plan without frontends, for tests of backends: they name only what they are about.
+    pub(crate) fn sample(key: ServiceKey, cluster_ip: IpAddr) -> Self {
+        Self {
+            key,
+            cluster_ip,
+            frontends: Vec::new(),
+            local: Vec::new(),
+            affinity_timeout_s: None,
+            ipvs_scheduler: None,
+            health_check_node_port: None,
+            serving: Vec::new(),
+        }
+    }
+}
 
 fn endpoint(octet: u8) -> EndpointAddr {
     EndpointAddr {
@@ -22,31 +38,14 @@ fn endpoint(octet: u8) -> EndpointAddr {
 }
 
 fn program() -> ServiceProgram {
-    let key = ServiceKey {
-        service: ServiceName::new("shop", "web"),
-        port_name: "http".into(),
-        protocol: Protocol::Tcp,
-        family: Family::V4,
+    let port = ServicePort {
+        cluster_ip: CLUSTER_IP.into(),
+        external_ips: vec![EXTERNAL_IP.into()],
+        load_balancer_ips: vec![LB_IP.into()],
+        node_port: Some(30080),
+        ..ServicePort::sample(ServiceKey::sample("shop", "web"))
     };
-    ServiceProgram {
-        port: ServicePort {
-            key,
-            port: 80,
-            cluster_ip: CLUSTER_IP.into(),
-            external_ips: vec![EXTERNAL_IP.into()],
-            load_balancer_ips: vec![LB_IP.into()],
-            node_port: Some(30080),
-            internal_policy: TrafficPolicy::Cluster,
-            external_policy: TrafficPolicy::Cluster,
-            affinity_timeout_s: None,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
-            ipvs_scheduler: None,
-        },
-        endpoints: vec![endpoint(1), endpoint(2)],
-        has_any: true,
-        serving_others: Vec::new(),
-    }
+    ServiceProgram::sample(port, vec![endpoint(1), endpoint(2)])
 }
 
 fn local(program: &ServiceProgram, endpoints: &[(u8, bool)]) -> LocalEndpoints {

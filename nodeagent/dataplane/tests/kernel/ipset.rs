@@ -6,7 +6,7 @@ use std::process::Command;
 use kplane_model::{Cidr, Family, Protocol};
 use kplane_netlink::ipset::{self, Entry, IpSets, SetType};
 
-use kplane_tests::kernel::in_netns;
+use kplane_rig::kernel::in_netns;
 
 /// More than fit into one message of a list.
 const MANY: u32 = 5_000;

@@ -12,11 +12,11 @@ use kplane_dataplane::backend::iptables::{
 use kplane_dataplane::backend::{Change, PodInterface};
 use kplane_dataplane::plan::{NodePlan, NodeSettings, ServicePlan, plan_service};
 use kplane_model::{
-    Cidr, EndpointAddr, Family, LocalEndpoint, LocalEndpoints, NodeFacts, Protocol, ServiceKey,
-    ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+    Cidr, EndpointAddr, Family, LocalEndpoints, NodeFacts, Protocol, ServiceKey, ServiceName,
+    ServicePort, ServiceProgram, TrafficPolicy,
 };
 
-use kplane_tests::kernel::in_netns;
+use kplane_rig::kernel::in_netns;
 
 const FLAVOURS: [&str; 2] = ["nft", "legacy"];
 
@@ -97,41 +97,28 @@ fn service(number: u16, family: Family, endpoints: u16) -> ServicePlan {
         0 | 1 => TrafficPolicy::Local,
         _ => TrafficPolicy::Cluster,
     };
-    let program = ServiceProgram {
-        port: ServicePort {
-            key: key.clone(),
-            port: if number < 50 { 1 + number } else { 65_535 },
-            cluster_ip: match number {
-                // Many ports of one address, so that the tree divides its ports.
-                ..50 => ip(family, 0x0a60_0000),
-                _ => place(0x0a60_0000),
-            },
-            external_ips: vec![place(0xc000_0200)],
-            load_balancer_ips: vec![place(0xc633_6400)],
-            node_port: Some(30_000 + number),
-            internal_policy: TrafficPolicy::Cluster,
-            external_policy: external,
-            affinity_timeout_s: number.is_multiple_of(5).then_some(86_400),
-            source_ranges: match number % 7 {
-                0 => range.map(|range| range.parse::<Cidr>().unwrap()).into(),
-                _ => Vec::new(),
-            },
-            health_check_node_port: (external == TrafficPolicy::Local).then_some(32_000 + number),
-            ipvs_scheduler: None,
+    let port = ServicePort {
+        port: if number < 50 { 1 + number } else { 65_535 },
+        cluster_ip: match number {
+            // Many ports of one address, so that the tree divides its ports.
+            ..50 => ip(family, 0x0a60_0000),
+            _ => place(0x0a60_0000),
         },
-        endpoints: (0..endpoints).map(addr).collect(),
-        has_any: endpoints > 0,
-        serving_others: Vec::new(),
+        external_ips: vec![place(0xc000_0200)],
+        load_balancer_ips: vec![place(0xc633_6400)],
+        node_port: Some(30_000 + number),
+        external_policy: external,
+        affinity_timeout_s: number.is_multiple_of(5).then_some(86_400),
+        source_ranges: match number % 7 {
+            0 => range.map(|range| range.parse::<Cidr>().unwrap()).into(),
+            _ => Vec::new(),
+        },
+        health_check_node_port: (external == TrafficPolicy::Local).then_some(32_000 + number),
+        ..ServicePort::sample(key.clone())
     };
-    let local = LocalEndpoints {
-        key,
-        endpoints: (0..endpoints.min(number % 3))
-            .map(|n| LocalEndpoint {
-                addr: addr(n),
-                ready: true,
-            })
-            .collect(),
-    };
+    let program = ServiceProgram::sample(port, (0..endpoints).map(addr).collect());
+    let here = endpoints.min(number % 3);
+    let local = LocalEndpoints::sample(key, (0..here).map(addr));
     plan_service(&program, Some(&local), &NodeFacts::default())
 }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use kplane_model::Family;
 use kplane_netlink::{Errno, Links, link_index};
 
-use kplane_tests::kernel::in_netns;
+use kplane_rig::kernel::in_netns;
 
 /// More than fit into one message of a list.
 const MANY: u32 = 1_000;

@@ -14,7 +14,7 @@ use kplane_netlink::{
 };
 
 use crate::{SETTINGS, commit, sample, socket_with_tables};
-use kplane_tests::kernel::{in_netns, nft};
+use kplane_rig::kernel::{in_netns, nft};
 
 #[test]
 fn a_commit_is_guarded_by_the_generation() {

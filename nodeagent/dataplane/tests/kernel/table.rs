@@ -14,7 +14,7 @@ use kplane_netlink::NfSocket;
 
 use crate::sample::{self, many_elements};
 use crate::{SETTINGS, commit, socket_with_tables};
-use kplane_tests::kernel::{in_netns, nft};
+use kplane_rig::kernel::{in_netns, nft};
 
 fn sorted(elements: impl IntoIterator<Item = Element>) -> BTreeSet<Element> {
     elements.into_iter().collect()

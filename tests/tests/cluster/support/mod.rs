@@ -1,7 +1,5 @@
 //! What the tests stand on.
 
-#[path = "../../../support/contents.rs"]
-pub(crate) mod contents;
 pub(crate) mod oracle;
 pub(crate) mod steady;
 pub(crate) mod world;

@@ -18,7 +18,7 @@ use kplane_tests::status::Status;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
-use super::contents::Contents;
+use kplane_tests::contents::Contents;
 
 /// What a proxy reads.
 const KINDS: [&str; 4] = ["Service", "EndpointSlice", "Node", "ServiceCIDR"];

@@ -187,14 +187,12 @@ impl Svc {
                 .map(|(at, origin, ranges)| frontend(*at, *origin, self.external, ranges.clone())),
         );
         ServicePlan {
-            key: self.key(),
-            cluster_ip: self.cluster_ip,
             frontends,
             local: self.here.clone(),
             affinity_timeout_s: self.affinity,
             health_check_node_port: self.health,
             ipvs_scheduler: self.scheduler,
-            serving: Vec::new(),
+            ..ServicePlan::sample(self.key(), self.cluster_ip)
         }
     }
 }

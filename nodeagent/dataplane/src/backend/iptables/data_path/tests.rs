@@ -175,14 +175,8 @@ fn plan(number: u8, endpoints: u8) -> (ServiceKey, Option<ServicePlan>) {
         source_ranges: vec![],
     };
     let plan = ServicePlan {
-        key: key.clone(),
-        cluster_ip: ip,
         frontends: vec![frontend],
-        local: vec![],
-        affinity_timeout_s: None,
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-        serving: vec![],
+        ..ServicePlan::sample(key.clone(), ip)
     };
     (key, Some(plan))
 }

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use kplane_model::{
-    Cidr, EndpointAddr, Family, LocalEndpoint, LocalEndpoints, NodeFacts, Protocol, ServiceKey,
-    ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+    Cidr, EndpointAddr, Family, LocalEndpoints, NodeFacts, Protocol, ServiceKey, ServiceName,
+    ServicePort, ServiceProgram, TrafficPolicy,
 };
 use proptest::prelude::*;
 
@@ -130,51 +130,35 @@ pub(super) fn plan(number: u16, family: Family, shape: &Shape) -> ServicePlan {
         Family::V6 => "2001:db8::/32",
     };
     let key = key(number, family);
-    let program = ServiceProgram {
-        port: ServicePort {
-            key: key.clone(),
-            port: port(number),
-            cluster_ip: cluster_ip(number, family),
-            external_ips: shape
-                .external
-                .then(|| external_ip(number, family))
-                .into_iter()
-                .collect(),
-            load_balancer_ips: shape
-                .load_balancer
-                .then(|| load_balancer_ip(number, family))
-                .into_iter()
-                .collect(),
-            node_port: shape.node_port.then(|| node_port(number)),
-            internal_policy: shape.internal,
-            external_policy: shape.policy,
-            affinity_timeout_s: shape.affinity.then_some(600),
-            source_ranges: shape
-                .ranges
-                .then(|| range.parse::<Cidr>().unwrap())
-                .into_iter()
-                .collect(),
-            // Two ServicePorts share one port.
-            health_check_node_port: shape.health.then_some(32_000 + number / 2),
-            ipvs_scheduler: None,
-        },
-        endpoints: shape
-            .endpoints
-            .iter()
-            .map(|(number, _)| addr(*number))
+    let port = ServicePort {
+        port: port(number),
+        cluster_ip: cluster_ip(number, family),
+        external_ips: shape
+            .external
+            .then(|| external_ip(number, family))
+            .into_iter()
             .collect(),
-        has_any: !shape.endpoints.is_empty(),
-        serving_others: Vec::new(),
+        load_balancer_ips: shape
+            .load_balancer
+            .then(|| load_balancer_ip(number, family))
+            .into_iter()
+            .collect(),
+        node_port: shape.node_port.then(|| node_port(number)),
+        internal_policy: shape.internal,
+        external_policy: shape.policy,
+        affinity_timeout_s: shape.affinity.then_some(600),
+        source_ranges: shape
+            .ranges
+            .then(|| range.parse::<Cidr>().unwrap())
+            .into_iter()
+            .collect(),
+        // Two ServicePorts share one port.
+        health_check_node_port: shape.health.then_some(32_000 + number / 2),
+        ..ServicePort::sample(key.clone())
     };
+    let endpoints = shape.endpoints.iter().map(|(number, _)| addr(*number));
+    let program = ServiceProgram::sample(port, endpoints.collect());
     let local = shape.endpoints.iter().filter(|(_, local)| *local);
-    let local = LocalEndpoints {
-        key,
-        endpoints: local
-            .map(|(number, _)| LocalEndpoint {
-                addr: addr(*number),
-                ready: true,
-            })
-            .collect(),
-    };
+    let local = LocalEndpoints::sample(key, local.map(|(number, _)| addr(*number)));
     plan_service(&program, Some(&local), &NodeFacts::default())
 }

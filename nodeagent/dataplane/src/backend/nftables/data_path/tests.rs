@@ -81,14 +81,8 @@ fn frontend(at: FrontendAddr, endpoints: &[u8]) -> Frontend {
 
 fn plan(n: u8, frontends: Vec<Frontend>) -> ServicePlan {
     ServicePlan {
-        key: key(n),
-        cluster_ip: IpAddr::from([10, 96, 0, n]),
         frontends,
-        local: Vec::new(),
-        affinity_timeout_s: None,
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-        serving: Vec::new(),
+        ..ServicePlan::sample(key(n), IpAddr::from([10, 96, 0, n]))
     }
 }
 

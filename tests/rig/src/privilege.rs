@@ -1,0 +1,60 @@
+//! The privileges and tools that a test needs: if missing, the test fails in CI and is skipped
+//! elsewhere.
+
+use std::env;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::netns::NetNs;
+
+/// Variables that turn a skip into a failure, if set to anything but `0`, `false` or nothing.
+const STRICT_VARS: [&str; 2] = ["CI", "REQUIRE_NETNS"];
+
+/// Returns whether network namespaces can be created; use as `if !require_netns()? { return Ok(())
+/// }`.
+///
+/// # Errors
+/// They cannot, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
+pub fn require_netns() -> Result<bool> {
+    Ok(available(NetNs::new("probe"))?.is_some())
+}
+
+/// Returns whether a program is on the `PATH`; use like [`require_netns`].
+///
+/// # Errors
+/// It is not, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
+pub fn require_tool(name: &str) -> Result<bool> {
+    let found = is_on_path(name).then_some(());
+    let found = available(found.with_context(|| format!("{name} is not on the PATH")))?;
+    Ok(found.is_some())
+}
+
+/// Returns whether a program is on the `PATH`.
+#[must_use]
+pub fn is_on_path(name: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|folder| folder.join(name).is_file())
+}
+
+/// Returns whether missing privileges and tools are failures here.
+#[must_use]
+pub fn is_strict() -> bool {
+    STRICT_VARS.into_iter().any(is_set)
+}
+
+/// Returns whether an environment variable is set to anything but `0`, `false` or nothing.
+pub(crate) fn is_set(var: &str) -> bool {
+    env::var(var).is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"))
+}
+
+/// Returns the value, or `None` and a printed line where it is missing and may be.
+pub(crate) fn available<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if is_strict() => bail!("required here, but: {error:#}"),
+        Err(error) => {
+            println!("skipped: {error:#}");
+            Ok(None)
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The whole way from Kubernetes objects to the kernel in one process: index, selection and
+//! publishing of the control plane, then the engine of each node. Only gRPC is left out.
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use kp_controlplane::index::Index;
+use kp_controlplane::k8s::{Kind, Object, ObjectId};
+use kp_controlplane::publish::{Cursor, Store};
+use kp_controlplane::source::{Batch, Event, Located};
+use kp_nodeagent::desired::Position;
+use kp_nodeagent::engine::Engine;
+use kp_nodeagent::report::{Failure, Report};
+use kplane_dataplane::backend::{self, Inspection, Settings};
+use kplane_dataplane::plan::NodeSettings;
+use kplane_model::{Family, Issue, ServiceName};
+use kplane_rig::netns::NetNs;
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
+
+use super::service::{node_ip, node_name};
+use super::under_test::UnderTest;
+use super::world::{NODES, SERVICE_RANGES, Setup, World};
+use crate::plane::{EPOCH, collect, engine};
+
+/// How soon the kernels of all nodes must hold a change, on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A control plane and the agents of all nodes of a world.
+pub struct Cluster {
+    index: Index,
+    store: Store,
+    kind: backend::Kind,
+    members: Vec<Member>,
+    runtime: Runtime,
+}
+
+/// An agent, and what the control plane knows of it.
+struct Member {
+    name: String,
+    ns: NetNs,
+    engine: Engine,
+    cursor: Cursor,
+}
+
+impl Cluster {
+    /// Agents on all nodes of a world without agents; Node objects and ServiceCIDRs, no Services.
+    pub fn open(world: &World, setup: Setup) -> Result<Self> {
+        let kind = UnderTest::current()?.kind();
+        let (settings, backend) = (&setup.settings()?, &setup.backend_settings());
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let member = |number| {
+            let ns = world.node(number)?;
+            Ok(Member {
+                name: node_name(number),
+                ns: ns.clone(),
+                engine: runtime.block_on(engine(
+                    kind,
+                    ns.clone(),
+                    settings.clone(),
+                    backend.clone(),
+                ))?,
+                cursor: Cursor::at(0),
+            })
+        };
+        let members = (1..=NODES).map(member).collect::<Result<_>>()?;
+        let mut cluster = Self {
+            index: Index::default(),
+            store: Store::new(EPOCH),
+            kind,
+            members,
+            runtime,
+        };
+        let mut events: Vec<Event> = Kind::ALL.map(Event::Init).to_vec();
+        for object in (1..=NODES).map(node).chain([service_cidr(&SERVICE_RANGES)]) {
+            events.push(Event::InitApply(Box::new(located(&object)?)));
+        }
+        events.extend(Kind::ALL.map(Event::InitDone));
+        cluster.change(events)?;
+        Ok(cluster)
+    }
+
+    /// Says what changed, and waits until the kernels of all nodes hold it.
+    pub fn change(&mut self, events: Vec<Event>) -> Result<()> {
+        self.offer(events)?;
+        self.settle()
+    }
+
+    /// Applies objects, given as they are written in manifests.
+    pub fn apply(&mut self, objects: &[Value]) -> Result<()> {
+        self.change(objects.iter().map(apply).collect::<Result<_>>()?)
+    }
+
+    /// Says what changed; the engines may still be at work when this returns.
+    pub fn offer(&mut self, events: Vec<Event>) -> Result<()> {
+        let observed_at = SystemTime::now();
+        let outcome = self.index.apply(Batch {
+            events,
+            observed_at,
+        });
+        if let Some(publication) = outcome.publication {
+            self.store.publish(publication);
+        }
+        self.send()
+    }
+
+    /// Sends every agent what it lacks.
+    fn send(&mut self) -> Result<()> {
+        for member in &mut self.members {
+            let (update, _) = collect(&self.store, &member.name, &mut member.cursor)?;
+            self.runtime.block_on(member.engine.submit(update))??;
+        }
+        Ok(())
+    }
+
+    /// Waits until the kernels of all nodes hold everything that was said.
+    pub fn settle(&self) -> Result<()> {
+        let wanted = Position {
+            epoch: EPOCH,
+            revision: self.store.head().borrow().revision,
+        };
+        for member in &self.members {
+            let mut reports = member.engine.reports();
+            let applied = |report: &Report| report.applied == Some(wanted);
+            let settled = self.runtime.block_on(async {
+                let settled = tokio::time::timeout(DEADLINE, reports.wait_for(applied)).await;
+                settled.is_ok_and(|report| report.is_ok())
+            });
+            let report = member.engine.reports().borrow().clone();
+            ensure!(settled, "{} does not get there: {report:?}", member.name);
+        }
+        Ok(())
+    }
+
+    /// The latest report of every agent.
+    pub fn reports(&self) -> Vec<Report> {
+        let reports = self.members.iter().map(|member| member.engine.reports());
+        reports.map(|report| report.borrow().clone()).collect()
+    }
+
+    /// What there is for a Service on a node, in backends with virtual servers.
+    pub fn inspect(&self, number: u8, service: &ServiceName) -> Result<Inspection> {
+        let member = self.members.get(usize::from(number) - 1);
+        let member = member.with_context(|| format!("no node {number}"))?;
+        let told = self
+            .runtime
+            .block_on(member.engine.inspect(service.clone()))?;
+        told.context("its backend has no virtual servers")
+    }
+
+    /// What is not in a kernel as desired, on any node.
+    pub fn failures(&self) -> Vec<Failure> {
+        let reports = self.members.iter().map(|member| member.engine.reports());
+        let failures = reports.map(|report| report.borrow().failures.clone());
+        failures.collect::<Vec<_>>().concat()
+    }
+
+    /// What is wrong with the objects.
+    pub fn issues(&self) -> Vec<Issue> {
+        self.index.issues()
+    }
+
+    /// New processes take the agents' places, with these settings.
+    pub fn restart(&mut self, settings: &NodeSettings, backend: &Settings) -> Result<()> {
+        for member in &mut self.members {
+            let engine = engine(
+                self.kind,
+                member.ns.clone(),
+                settings.clone(),
+                backend.clone(),
+            );
+            member.engine = self.runtime.block_on(engine)?;
+            member.cursor = Cursor::at(0);
+        }
+        self.send()?;
+        self.settle()
+    }
+}
+
+/// An object as it is written in a manifest is new or changed.
+pub fn apply(object: &Value) -> Result<Event> {
+    Ok(Event::Apply(Box::new(located(object)?)))
+}
+
+/// The same object is gone.
+pub fn delete(object: &Value) -> Result<Event> {
+    Ok(Event::Delete(id(object)?))
+}
+
+pub fn id(object: &Value) -> Result<ObjectId> {
+    Ok(located(object)?.object.id())
+}
+
+fn located(value: &Value) -> Result<Located> {
+    let copy = value.clone();
+    let object = match value["kind"].as_str() {
+        Some("Service") => serde_json::from_value(copy).map(Object::Service),
+        Some("EndpointSlice") => serde_json::from_value(copy).map(Object::EndpointSlice),
+        Some("Node") => serde_json::from_value(copy).map(Object::Node),
+        Some("ServiceCIDR") => serde_json::from_value(copy).map(Object::ServiceCidr),
+        other => return Err(anyhow!("kind {other:?}")),
+    };
+    Ok(Located {
+        object: object.with_context(|| value.to_string())?,
+        location: "test".into(),
+    })
+}
+
+/// The zone of a node: each is in one of its own.
+pub fn zone_name(number: u8) -> String {
+    format!("zone-{number}")
+}
+
+/// A node's object, in a zone of its own.
+pub fn node(number: u8) -> Value {
+    node_in(number, &zone_name(number))
+}
+
+/// A node's object in a zone.
+pub fn node_in(number: u8, zone: &str) -> Value {
+    let addresses = Family::ALL.map(
+        |family| json!({"type": "InternalIP", "address": node_ip(number, family).to_string()}),
+    );
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": node_name(number),
+            "labels": {"topology.kubernetes.io/zone": zone},
+        },
+        "spec": {"podCIDRs": [format!("10.244.{number}.0/24"), format!("fd44:0:0:{number:x}::/64")]},
+        "status": {"addresses": addresses},
+    })
+}
+
+/// The ranges that ClusterIPs come from.
+pub fn service_cidr(cidrs: &[&str]) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+        "metadata": {"name": "kubernetes"}, "spec": {"cidrs": cidrs},
+    })
+}

@@ -1,0 +1,42 @@
+//! The `nft` program, for what others do with rules and for a second opinion on ours.
+
+use std::process::Command;
+
+use anyhow::Result;
+use kplane_netlink::NfSocket;
+use kplane_rig::netns::NetNs;
+use kplane_rig::privilege::require_tool;
+
+/// Runs `nft` with commands, such as `"flush ruleset"`, one in a line; returns what it prints.
+pub fn nft(ns: &NetNs, commands: &str) -> Result<String> {
+    // Without the end of the line some commands are not understood.
+    run(ns, &["--", &format!("{commands}\n")])
+}
+
+/// Runs `nft` with options, such as `["-j", "list", "ruleset"]`.
+pub fn run(ns: &NetNs, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new("nft");
+    command.args(arguments);
+    ns.output(command)
+}
+
+/// Whether `nft` can load a ruleset of ours here: in one transaction, for which it needs a buffer
+/// that the kernel grants to the administrator of the machine only.
+pub fn can_load() -> Result<bool> {
+    /// Well below what is granted where any size is, and above what is granted otherwise.
+    const ANY_SIZE_BYTES: usize = 32 << 20;
+    let any = require_tool("nft")? && NfSocket::open()?.max_batch_bytes() > ANY_SIZE_BYTES;
+    if !any {
+        println!("skipped: nft cannot load a large ruleset without privileges on the machine");
+    }
+    Ok(any)
+}
+
+/// Runs `nft -f` on a text of any length.
+pub fn load(ns: &NetNs, text: &str) -> Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), text)?;
+    let mut command = Command::new("nft");
+    command.arg("-f").arg(file.path());
+    ns.output(command).map(drop)
+}
