@@ -46,8 +46,11 @@ pub fn run(task: &Task) -> Done {
     }
     // No agent starts while the claim is held.
     let _claim = claim(task.dry_run, &mut done.problems);
-    done.problems
-        .extend(rival(task).map(|rival| refusal(task, rival)));
+    if done.problems.is_empty() {
+        // An agent that runs answers at kube-proxy's ports as kube-proxy does.
+        let rival = rival(task).map(|rival| refusal(task, rival));
+        done.problems.extend(rival);
+    }
     if !task.dry_run && !done.problems.is_empty() {
         return done;
     }

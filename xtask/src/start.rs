@@ -49,11 +49,11 @@ fn build(profile: &str, packages: &[&str]) -> Result<()> {
         (true, _) => println!("Building what changed in kplane's programs (profile {profile})."),
         (false, "dev") => println!(
             "Building kplane's programs and the demo without optimisation, as `cargo xtask test` does. The first \
-             build takes minutes, later ones seconds."
+             build takes five minutes on two cores, later ones take seconds."
         ),
         (false, _) => println!(
-            "Building kplane's programs and the demo. The first build takes minutes, later ones seconds. --quick builds \
-             faster, without optimisation."
+            "Building kplane's programs and the demo. The first build takes six minutes on two cores, later ones \
+             take seconds. --quick builds faster, without optimisation."
         ),
     }
     let started = Instant::now();

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use crate::agent::{Agent, binary};
 use crate::leftovers::{Rival, SERVICE, TABLES};
 use kplane_rig::kernel::{in_netns, nft};
+use kplane_rig::link::Netlink;
 
 const OURS: &str = "table ip kplane {}\ntable ip6 kplane {}\n";
 const GONE: &str =
@@ -150,6 +151,8 @@ fn i4_cleanup_is_refused_beside_an_agent() {
     in_netns(|| {
         let folder = TempDir::new().unwrap();
         fs::write(folder.path().join("web.yaml"), SERVICE).unwrap();
+        // So that the agent answers at kube-proxy's ports, and is not taken for a kube-proxy.
+        Netlink::open().unwrap().up("lo").unwrap();
         let mut agent = Agent::start(folder.path());
         agent.until("update applied");
         let pid = format!("(process {} of user 0)", agent.child.id());
