@@ -326,7 +326,7 @@ fn describe_service_with_long_names() {
             this change
 
         Next
-          mend Service
+          fix Service
             namespace-namespace-namespace-namespace-namespace-namespace-/service-service
             -service-service-service-service-service- in shop.yaml, document 2, line 14
     "#]]
