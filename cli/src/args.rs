@@ -1,7 +1,7 @@
 //! The command line, parsed and validated: its values can be used without further checks.
 
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::error::ErrorKind;
@@ -9,6 +9,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use jiff::SignedDuration;
 use kplane_model::ServiceName;
+use kplane_tls::{ClientFiles, KeyPair};
 use tonic::transport::Uri;
 
 use crate::output::Format;
@@ -49,10 +50,12 @@ pub(crate) struct Cli {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Options {
-    /// Status address of the control plane: HOST, HOST:PORT or http://HOST:PORT
+    /// Status address of the control plane: HOST, HOST:PORT or https://HOST:PORT
     #[arg(long, global = true, env = "KPLANE_SERVER", value_name = "ADDRESS")]
-    #[arg(default_value = "http://127.0.0.1:7444", value_parser = parse_server)]
+    #[arg(default_value = "127.0.0.1:7444", value_parser = parse_server)]
     pub(crate) server: Server,
+    #[command(flatten)]
+    pub(crate) identity: Identity,
     /// Longest time to wait for an answer, such as 10s, 500ms or 1m
     #[arg(long, global = true, default_value = "10s", value_name = "DURATION")]
     #[arg(value_parser = parse_timeout)]
@@ -64,6 +67,76 @@ pub(crate) struct Options {
     /// No colours (also: NO_COLOR=1)
     #[arg(long, global = true)]
     pub(crate) no_color: bool,
+}
+
+/// Options about TLS.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Identity {
+    /// Authorities that issue the control plane's certificate (PEM); the server is https:// then
+    #[arg(
+        long,
+        global = true,
+        env = "KPLANE_CERTIFICATE_AUTHORITY",
+        value_name = "FILE"
+    )]
+    pub(crate) certificate_authority: Option<PathBuf>,
+    /// Your certificate, such as one of `kp-controlplane certs user`
+    #[arg(
+        long,
+        global = true,
+        env = "KPLANE_CLIENT_CERTIFICATE",
+        value_name = "FILE"
+    )]
+    client_certificate: Option<PathBuf>,
+    /// Private key of --client-certificate
+    #[arg(long, global = true, env = "KPLANE_CLIENT_KEY", value_name = "FILE")]
+    client_key: Option<PathBuf>,
+    /// Connect in plain text to a control plane on another machine
+    #[arg(long, global = true)]
+    insecure: bool,
+}
+
+impl Options {
+    /// Completes the server's address, and checks that its scheme fits the options about TLS.
+    fn complete(&mut self) -> Result<(), clap::Error> {
+        let wrong = |text: String| Err(Cli::command().error(ErrorKind::ValueValidation, text));
+        let has_authority = self.identity.certificate_authority.is_some();
+        if has_authority && !self.server.explicit {
+            self.server.url = self.server.url.replacen("http://", "https://", 1);
+        }
+        match (self.server.is_secure(), has_authority) {
+            (true, false) => wrong(format!(
+                "{} needs --certificate-authority FILE",
+                self.server
+            )),
+            (false, true) => wrong(format!(
+                "--certificate-authority is for https://, and the server is {}",
+                self.server
+            )),
+            (false, false) if !self.identity.insecure && !self.server.is_here() => wrong(format!(
+                "{} is plain text to another machine: use https:// with --certificate-authority, \
+                 --client-certificate and --client-key, or allow it with --insecure",
+                self.server
+            )),
+            _ if self.identity.client_certificate.is_some()
+                != self.identity.client_key.is_some() =>
+            {
+                wrong("--client-certificate and --client-key belong together".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Identity {
+    /// Returns the files for TLS; `None` = plain text.
+    pub(crate) fn files(&self) -> Option<ClientFiles> {
+        let authorities = self.certificate_authority.clone()?;
+        let pair = self.client_certificate.clone().zip(self.client_key.clone());
+        let pair = pair.map(|(certificate, key)| KeyPair { certificate, key });
+        Some(ClientFiles { authorities, pair })
+    }
 }
 
 /// The commands.
@@ -273,21 +346,46 @@ impl ServiceArgs {
     }
 }
 
-/// The control plane's address as a URL, such as `http://127.0.0.1:7444`.
+/// The control plane's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Server(pub(crate) String);
+pub(crate) struct Server {
+    /// A URL with a port, such as `http://127.0.0.1:7444`.
+    pub(crate) url: String,
+    /// Whether the user wrote the scheme.
+    explicit: bool,
+}
+
+impl Server {
+    fn is_secure(&self) -> bool {
+        self.url.starts_with("https://")
+    }
+
+    /// Returns whether the address is this machine's own, so that plain text leaves no machine.
+    fn is_here(&self) -> bool {
+        let uri = self.url.parse::<Uri>().ok();
+        let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
+        let ip = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .parse::<IpAddr>();
+        host == "localhost" || ip.is_ok_and(|ip| ip.to_canonical().is_loopback())
+    }
+}
 
 impl std::fmt::Display for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.url)
     }
 }
 
 fn parse_server(text: &str) -> Result<Server, String> {
-    if text.starts_with("https://") {
-        return Err("TLS is not supported yet, use http://".to_owned());
-    }
-    let authority = text.strip_prefix("http://").unwrap_or(text);
+    let (scheme, authority) = text.split_once("://").unwrap_or(("", text));
+    let explicit = !scheme.is_empty();
+    let scheme = match scheme {
+        "" | "http" => "http",
+        "https" => "https",
+        _ => return Err("expected HOST, HOST:PORT or https://HOST:PORT".to_owned()),
+    };
     let authority = authority.strip_suffix('/').unwrap_or(authority);
     let authority = match authority.parse() {
         Ok(IpAddr::V6(ip)) => format!("[{ip}]"),
@@ -297,11 +395,15 @@ fn parse_server(text: &str) -> Result<Server, String> {
     let uri = uri.ok().filter(|uri| uri.path() == "/");
     let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
     match uri.as_ref().and_then(Uri::port_u16) {
-        Some(_) if !host.is_empty() => Ok(Server(format!("http://{authority}"))),
-        None if !host.is_empty() && host == authority => {
-            Ok(Server(format!("http://{authority}:{STATUS_PORT}")))
-        }
-        _ => Err("expected HOST, HOST:PORT or http://HOST:PORT".to_owned()),
+        Some(_) if !host.is_empty() => Ok(Server {
+            url: format!("{scheme}://{authority}"),
+            explicit,
+        }),
+        None if !host.is_empty() && host == authority => Ok(Server {
+            url: format!("{scheme}://{authority}:{STATUS_PORT}"),
+            explicit,
+        }),
+        _ => Err("expected HOST, HOST:PORT or https://HOST:PORT".to_owned()),
     }
 }
 
@@ -326,7 +428,11 @@ impl Cli {
             PROGRAM
         };
         let parsed = command(program).try_get_matches();
-        let cli = parsed.and_then(|matches| Self::from_arg_matches(&matches));
+        let cli = parsed.and_then(|matches| {
+            let mut cli = Self::from_arg_matches(&matches)?;
+            cli.options.complete()?;
+            Ok(cli)
+        });
         match cli {
             Ok(cli) => Self { program, ..cli },
             Err(error) => error.exit(),

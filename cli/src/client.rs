@@ -2,13 +2,19 @@
 
 use std::error::Error as _;
 use std::future::Future;
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
-use tonic::transport::{Channel, Endpoint};
+use kplane_tls::{ClientConfig, FileError, Files as _, Wire, greet};
+use tokio::net::TcpStream;
+use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Response, Status, Streaming};
+use tower::{Service, service_fn};
 
 use crate::args::{Options, Server};
 use crate::time::human;
@@ -22,6 +28,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// The reason why the control plane did not answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
+    /// A certificate or key cannot be used.
+    #[error(transparent)]
+    File(FileError),
     /// No connection could be made.
     #[error(
         "cannot connect to {server}: {cause}. Check that kp-controlplane runs there; --server or \
@@ -61,9 +70,34 @@ impl Error {
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::Lost { .. } | Self::Timeout { .. } => true,
-            Self::NotStatus { .. } | Self::NoService { .. } | Self::Refused { .. } => false,
+            Self::File(_)
+            | Self::NotStatus { .. }
+            | Self::NoService { .. }
+            | Self::Refused { .. } => false,
         }
     }
+}
+
+/// Returns a connector to the host and port of a URL, with TLS if there is a configuration.
+fn connector(
+    tls: Option<Arc<ClientConfig>>,
+) -> impl Service<
+    Uri,
+    Response = TokioIo<Box<dyn Wire>>,
+    Error = io::Error,
+    Future = impl Future<Output = io::Result<TokioIo<Box<dyn Wire>>>> + Send,
+> + Send
++ 'static {
+    service_fn(move |url: Uri| {
+        let tls = tls.clone();
+        async move {
+            let host = url.host().unwrap_or_default();
+            let name = host.trim_start_matches('[').trim_end_matches(']');
+            let stream = TcpStream::connect((name, url.port_u16().unwrap_or_default())).await?;
+            stream.set_nodelay(true)?;
+            greet(stream, tls, host).await.map(TokioIo::new)
+        }
+    })
 }
 
 /// A connection to the control plane. The connection is restored automatically.
@@ -82,11 +116,14 @@ impl Client {
             server: server.clone(),
             cause: root_cause(cause),
         };
-        let endpoint = Endpoint::from_shared(server.0.clone())
+        let tls = options.identity.files().map(|files| files.load());
+        let tls = tls.transpose().map_err(Error::File)?;
+        let endpoint = Endpoint::from_shared(server.url.clone())
             .map_err(|error| failed(&error))?
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(timeout);
-        let channel = match tokio::time::timeout(timeout, endpoint.connect()).await {
+        let connect = endpoint.connect_with_connector(connector(tls));
+        let channel = match tokio::time::timeout(timeout, connect).await {
             Ok(connected) => connected.map_err(|error| failed(&error))?,
             Err(_) => return Err(Error::Timeout { server, timeout }),
         };

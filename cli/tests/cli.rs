@@ -340,13 +340,14 @@ fn the_flag_comes_before_the_environment() {
 
 #[test]
 fn wrong_usage() {
-    let wrong: [&[&str]; 9] = [
+    let wrong: [&[&str]; 10] = [
         &[],
         &["frobnicate"],
         &["status", "--check", "--watch"],
         &["status", "-o", "xml"],
         &["status", "--timeout", "0"],
         &["status", "--server", "https://cp:7444"],
+        &["status", "--server", "http://192.0.2.1:7444"],
         &["get", "svc", "-n", "shop", "-A"],
         &["describe", "svc", "a/b/c"],
         &["describe", "svc", "a/b", "-n", "c"],

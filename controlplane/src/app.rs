@@ -11,6 +11,7 @@ use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
 use kplane_proto::v1::status_service_server::StatusServiceServer;
+use kplane_tls::{FileError, Follower, ServerConfig, ServerFiles};
 use tokio::io::DuplexStream;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
@@ -27,6 +28,7 @@ use crate::admin::Admin;
 use crate::admission::Admission;
 use crate::doors::{Door, Limits, Occupancy};
 use crate::hub::Hub;
+use crate::identity;
 use crate::index::CliffGuard;
 use crate::server::{AgentServer, DesiredServer, StatusServer};
 use crate::source::kubernetes::{self, Kubernetes};
@@ -58,6 +60,10 @@ pub struct Config {
     pub status_listen: Option<SocketAddr>,
     /// Address of readiness checks and metrics.
     pub http_listen: Option<SocketAddr>,
+    /// Files for TLS on the ports of agents and of the status API; `None` = plain text.
+    pub tls: Option<ServerFiles>,
+    /// Whether plain text is allowed on addresses that other machines reach.
+    pub insecure: bool,
     /// Limits on connections of agents; lowered to what the limit of open files allows.
     pub agent_limits: Limits,
     /// Restrictions on Services.
@@ -103,6 +109,21 @@ pub enum BuildError {
         /// The kernel's error.
         source: std::io::Error,
     },
+    /// A port in plain text would be open to other machines.
+    #[error(
+        "refusing to serve {purpose} on {address} in plain text, since anybody who reaches that address could pose as \
+         any node: give --tls-cert-file, --tls-private-key-file and --client-ca-file (`kp-controlplane certs init` makes \
+         them), listen on a loopback address, or allow it with --insecure"
+    )]
+    PlainText {
+        /// The address.
+        address: SocketAddr,
+        /// The port's purpose.
+        purpose: &'static str,
+    },
+    /// A certificate or key cannot be used.
+    #[error("cannot set up TLS")]
+    Tls(#[from] FileError),
     /// The source cannot deliver anything.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -144,6 +165,12 @@ pub enum TaskError {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    let tls = config.tls.map(|files| Follower::start(files, "serving"));
+    let tls = tls.transpose()?;
+    if tls.is_none() {
+        check_plain_text(&config.agent_listen, "agents", config.insecure)?;
+        check_plain_text(&config.status_listen, "the status API", config.insecure)?;
+    }
     let agents = listen(config.agent_listen, "agents")?;
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
@@ -172,6 +199,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let agent_addr = serve(
         agents,
         agent_door,
+        tls.clone(),
         agent_router(&hub),
         &mut tasks,
         &shutdown,
@@ -179,6 +207,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let status_addr = serve(
         status,
         status_door,
+        tls,
         status_router(&hub)?,
         &mut tasks,
         &shutdown,
@@ -279,6 +308,22 @@ fn listen(
         })
 }
 
+/// Refuses plain text on an address that other machines reach, unless the operator allows it.
+fn check_plain_text(
+    address: &Option<SocketAddr>,
+    purpose: &'static str,
+    insecure: bool,
+) -> Result<(), BuildError> {
+    let Some(address) = address.filter(|address| !address.ip().is_loopback()) else {
+        return Ok(());
+    };
+    if !insecure {
+        return Err(BuildError::PlainText { address, purpose });
+    }
+    warn!(%address, "serving {purpose} in plain text (--insecure): whoever reaches the address can pose as any node");
+    Ok(())
+}
+
 /// Opens a port. When a whole fleet connects at once, agents that do not fit into the backlog try
 /// again a second later.
 fn open(address: SocketAddr) -> std::io::Result<TcpListener> {
@@ -310,6 +355,7 @@ fn agent_limits(wanted: Limits) -> Limits {
 fn serve(
     listener: Option<TcpListener>,
     door: &Arc<Door>,
+    tls: Option<Follower<ServerConfig>>,
     router: Router,
     tasks: &mut JoinSet<Result<(), TaskError>>,
     shutdown: &CancellationToken,
@@ -317,7 +363,7 @@ fn serve(
     let listener = listener?;
     let address = listener.local_addr().ok();
     let stop = shutdown.clone().cancelled_owned();
-    let incoming = door.incoming(listener);
+    let incoming = door.incoming(listener, tls);
     tasks.spawn(async move { Ok(router.serve_with_incoming_shutdown(incoming, stop).await?) });
     address
 }
@@ -345,10 +391,18 @@ fn status_router(hub: &Arc<Hub>) -> Result<Router, BuildError> {
     let status = StatusServiceServer::new(StatusServer::new(Arc::clone(hub)));
     let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
     Ok(server()
-        .add_service(InterceptedService::new(status, in_use))
-        .add_service(InterceptedService::new(desired, in_use))
+        .add_service(InterceptedService::new(status, admit_reader))
+        .add_service(InterceptedService::new(desired, admit_reader))
         .add_service(InterceptedService::new(health, in_use))
-        .add_service(InterceptedService::new(reflection, in_use)))
+        .add_service(InterceptedService::new(reflection, admit_reader)))
+}
+
+/// Admits callers who may read the state of the fleet.
+fn admit_reader(request: Request<()>) -> Result<Request<()>, Status> {
+    if let Some(connection) = request.extensions().get::<Occupancy>() {
+        identity::check_reader(connection.caller())?;
+    }
+    in_use(request)
 }
 
 /// Marks the connection as in use, so that a connection with a request stays open.

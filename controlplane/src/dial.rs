@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
+use kplane_tls::{ClientConfig, Wire, greet};
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
@@ -74,21 +75,29 @@ impl Dialer {
         Err(failed)
     }
 
-    /// Returns a connector to these addresses, whatever the URL names.
+    /// Returns a connector to these addresses, whatever the URL names. With a TLS configuration, the server's
+    /// certificate must name the URL's host.
     #[must_use]
     pub fn to(
         self,
         addresses: Vec<SocketAddr>,
+        tls: Option<Arc<ClientConfig>>,
     ) -> impl tower::Service<
         Uri,
-        Response = TokioIo<TcpStream>,
+        Response = TokioIo<Box<dyn Wire>>,
         Error = io::Error,
-        Future = impl Future<Output = io::Result<TokioIo<TcpStream>>> + Send,
+        Future = impl Future<Output = io::Result<TokioIo<Box<dyn Wire>>>> + Send,
     > + Send {
         let addresses: Arc<[SocketAddr]> = addresses.into();
-        tower::service_fn(move |_: Uri| {
-            let addresses = Arc::clone(&addresses);
-            async move { self.connect(&addresses).await.map(TokioIo::new) }
+        tower::service_fn(move |url: Uri| {
+            let (addresses, tls) = (Arc::clone(&addresses), tls.clone());
+            async move {
+                let stream = self.connect(&addresses).await?;
+                let host = url.host().unwrap_or_default();
+                let greeted = timeout(CONNECT, greet(stream, tls, host)).await;
+                let greeted = greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+                greeted.map(TokioIo::new)
+            }
         })
     }
 

@@ -10,19 +10,22 @@
 
 mod book;
 mod connection;
+mod wire;
 
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Connection, Occupancy, Occupied};
+pub use connection::{Caller, Connection, Occupancy, Occupied};
+pub use wire::Wire;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::stream::{self, Stream};
+use futures_util::stream::{self, Stream, StreamExt as _};
 use kplane_http::Acceptor;
+use kplane_tls::{Follower, ServerConfig};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
@@ -105,6 +108,8 @@ pub struct Counts {
     pub expired: u64,
     /// Connections that could not be accepted.
     pub failures: u64,
+    /// TLS handshakes that failed.
+    pub handshakes: u64,
 }
 
 /// The admission of connections at one port.
@@ -119,6 +124,7 @@ pub struct Door {
     displaced: AtomicU64,
     expired: AtomicU64,
     failures: AtomicU64,
+    handshakes: AtomicU64,
 }
 
 impl Door {
@@ -134,6 +140,7 @@ impl Door {
             displaced: AtomicU64::new(0),
             expired: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            handshakes: AtomicU64::new(0),
         })
     }
 
@@ -149,21 +156,47 @@ impl Door {
             displaced: read(&self.displaced),
             expired: read(&self.expired),
             failures: read(&self.failures),
+            handshakes: read(&self.handshakes),
         }
     }
 
-    /// Returns the admitted connections of a listener, as a stream that never ends and never fails.
+    /// Returns the admitted connections of a listener, as a stream that never ends and never fails. With `tls`,
+    /// a connection comes after its handshake. Handshakes do not wait for each other; connections that are not
+    /// through with theirs are waiting ones, so their number is limited.
     pub fn incoming(
         self: &Arc<Self>,
         listener: TcpListener,
-    ) -> impl Stream<Item = std::io::Result<Connection>> + Send + use<> {
+        tls: Option<Follower<ServerConfig>>,
+    ) -> impl Stream<Item = std::io::Result<Wire>> + Send + use<> {
+        let door = Arc::clone(self);
+        let greeted = self.admitted(listener).map(move |connection| {
+            let (door, config) = (Arc::clone(&door), tls.as_ref().map(Follower::current));
+            async move {
+                match config {
+                    None => Some(Wire::Plain(connection)),
+                    Some(config) => {
+                        // A panic has been printed already; it ends one connection.
+                        let greeted = tokio::spawn(door.handshake(connection, config));
+                        greeted.await.ok().flatten()
+                    }
+                }
+            }
+        });
+        let greeted = greeted.buffer_unordered(self.limits.waiting.max(1));
+        greeted.filter_map(|wire| std::future::ready(wire.map(Ok)))
+    }
+
+    fn admitted(
+        self: &Arc<Self>,
+        listener: TcpListener,
+    ) -> impl Stream<Item = Connection> + Send + use<> {
         let acceptor = Acceptor::new(listener, self.what);
         let door = Arc::clone(self);
         stream::unfold((acceptor, door), |(mut acceptor, door)| async move {
             loop {
                 let (stream, peer) = acceptor.accept(&door.failures).await;
                 if let Some(connection) = door.admit(stream, peer).await {
-                    return Some((Ok(connection), (acceptor, door)));
+                    return Some((connection, (acceptor, door)));
                 }
             }
         })

@@ -3,6 +3,7 @@
 mod admin;
 pub mod admission;
 pub mod app;
+pub mod certs;
 pub mod check;
 pub mod convert;
 pub mod dial;
@@ -10,6 +11,7 @@ pub mod doors;
 pub mod events;
 pub mod fleet;
 pub mod hub;
+pub mod identity;
 pub mod index;
 pub mod k8s;
 pub mod kubernetes;

@@ -1,7 +1,7 @@
 //! The program `kp-controlplane`; see `--help`.
 
 use std::io::IsTerminal;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,8 +15,9 @@ use kp_controlplane::doors::Limits;
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
-use kp_controlplane::{app, check};
+use kp_controlplane::{app, certs, check};
 use kplane_model::Cidr;
+use kplane_tls::{KeyPair, ServerFiles};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
@@ -24,9 +25,13 @@ use tracing_subscriber::EnvFilter;
 /// kplane's control plane: reads Services once and streams every node's desired state.
 #[derive(Debug, Parser)]
 #[command(version, after_help = EXAMPLES)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(group = ArgGroup::new("source").required(true)
     .args(["manifests", "kubeconfig", "in_cluster", "check"]))]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+
     /// Folder or file of Kubernetes YAML or JSON, or - for standard input: Services,
     /// EndpointSlices, Nodes, ServiceCIDRs. Changes are picked up at once.
     #[arg(
@@ -59,9 +64,9 @@ struct Args {
     #[arg(long, value_name = "PATH", help_heading = "Instead of serving")]
     check: Option<PathBuf>,
 
-    /// Address on which the control plane serves node agents.
-    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7443")]
-    agent_listen: SocketAddr,
+    /// Address on which the control plane serves node agents [default: 0.0.0.0:7443; without TLS 127.0.0.1:7443]
+    #[arg(long, value_name = "ADDR")]
+    agent_listen: Option<SocketAddr>,
 
     /// Address on which the control plane serves kpctl and other tools.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7444")]
@@ -70,6 +75,9 @@ struct Args {
     /// Address of /livez, /readyz and /metrics; these show no objects.
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7445")]
     http_listen: SocketAddr,
+
+    #[command(flatten)]
+    tls: TlsFlags,
 
     /// Maximum number of connections of agents. Lowered if the limit of open files does not allow as many.
     #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.connections)]
@@ -129,6 +137,52 @@ struct Args {
     log_format: LogFormat,
 }
 
+/// What this program does instead of serving.
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Make certificates for a cluster without an authority of its own
+    #[command(subcommand)]
+    Certs(certs::Command),
+}
+
+/// Flags about TLS on the ports of agents and of the status API.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Identities")]
+struct TlsFlags {
+    /// Certificate of this control plane (PEM), for agents and for kpctl. The file is read again when it changes.
+    /// `kp-controlplane certs init DIR` makes one.
+    #[arg(long, value_name = "FILE", requires_all = ["tls_private_key_file", "client_ca_file"])]
+    tls_cert_file: Option<PathBuf>,
+
+    /// Private key of --tls-cert-file.
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    tls_private_key_file: Option<PathBuf>,
+
+    /// Authorities that issue the certificates of agents and users. An agent's certificate names its node
+    /// (CN=system:node:NAME, O=system:nodes, as kubelet's does); a user's certificate with O=kplane:admins allows
+    /// `kpctl approve`.
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    client_ca_file: Option<PathBuf>,
+
+    /// Serve agents and kpctl in plain text on addresses that other machines reach. Whoever reaches them can pose as
+    /// any node.
+    #[arg(long, conflicts_with = "tls_cert_file")]
+    insecure: bool,
+}
+
+impl TlsFlags {
+    fn files(&self) -> Option<ServerFiles> {
+        let certificate = self.tls_cert_file.clone()?;
+        let key = self.tls_private_key_file.clone()?;
+        Some(ServerFiles {
+            pair: KeyPair { certificate, key },
+            client_authorities: self.client_ca_file.clone(),
+        })
+    }
+}
+
+/// Port for agents.
+const AGENT_PORT: u16 = 7443;
 /// Maximum time for work in progress after everything else has ended.
 const LAST_WORK: Duration = Duration::from_secs(1);
 
@@ -160,6 +214,17 @@ impl Args {
         })
     }
 
+    /// Returns the address for agents. Plain text stays on this machine unless the operator says otherwise.
+    fn agent_listen(&self) -> SocketAddr {
+        let everywhere = self.tls.tls_cert_file.is_some() || self.tls.insecure;
+        let default = match everywhere {
+            true => Ipv4Addr::UNSPECIFIED,
+            false => Ipv4Addr::LOCALHOST,
+        };
+        let default = SocketAddr::from((default, AGENT_PORT));
+        self.agent_listen.unwrap_or(default)
+    }
+
     fn agent_limits(&self) -> Limits {
         Limits {
             connections: self.max_connections,
@@ -169,7 +234,7 @@ impl Args {
     }
 
     fn admission(&self) -> Admission {
-        let listeners = [self.agent_listen, self.status_listen, self.http_listen];
+        let listeners = [self.agent_listen(), self.status_listen, self.http_listen];
         let reserved = Reserved::new(&listeners, &own_addresses());
         Admission {
             external_ips: ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone()),
@@ -200,6 +265,12 @@ Examples:
     kubectl get svc,endpointslices,nodes,servicecidrs -A -o yaml | kp-controlplane --manifests -
   Check a folder before it goes live:
     kp-controlplane --check deploy/demo
+  Serve agents and kpctl with TLS:
+    kp-controlplane certs init certs --host kplane.example --host 192.0.2.10
+    kp-controlplane certs node certs node-1 node-2
+    kp-controlplane certs user certs alice --admin
+    kp-controlplane --manifests deploy/demo --tls-cert-file certs/server.crt \
+      --tls-private-key-file certs/server.key --client-ca-file certs/ca.crt
 
 Environment:
   RUST_LOG           what is logged, such as debug or kp_controlplane=debug (default: info)
@@ -207,6 +278,9 @@ Environment:
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(Command::Certs(command)) = &args.command {
+        return certs::main(command);
+    }
     if let Some(path) = &args.check {
         return check::run(path, args.admission());
     }
@@ -253,9 +327,11 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let agent_limits = args.agent_limits();
     let bound = app::build(app::Config {
         source: args.origin(),
-        agent_listen: Some(args.agent_listen),
+        agent_listen: Some(args.agent_listen()),
         status_listen: Some(args.status_listen),
         http_listen: Some(args.http_listen),
+        tls: args.tls.files(),
+        insecure: args.tls.insecure,
         agent_limits,
         admission,
         cliff_guard: args.cliff_guard(),

@@ -40,6 +40,8 @@ async fn control_plane(agent_limits: Limits) -> (Bound, tempfile::TempDir) {
         agent_listen: any,
         status_listen: any,
         http_listen: any,
+        tls: None,
+        insecure: true,
         agent_limits,
         cliff_guard: CliffGuard::default(),
         admission: Admission::default(),

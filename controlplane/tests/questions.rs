@@ -44,6 +44,8 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         agent_listen: None,
         status_listen: None,
         http_listen: None,
+        tls: None,
+        insecure: true,
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
         admission: Admission::default(),
         cliff_guard: CliffGuard::default(),

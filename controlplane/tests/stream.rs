@@ -38,6 +38,8 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         agent_listen: None,
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
         http_listen: None,
+        tls: None,
+        insecure: true,
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
         admission: Admission::default(),
         cliff_guard: CliffGuard::default(),

@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use kp_controlplane::admission::Admission;
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kplane_model::Family;
+use kplane_tls::Follower;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -48,6 +49,9 @@ pub enum BuildError {
     /// The control plane inside this process cannot start.
     #[error(transparent)]
     ControlPlane(#[from] kp_controlplane::app::BuildError),
+    /// A certificate or key cannot be used.
+    #[error("cannot set up TLS to the control plane")]
+    Tls(#[from] kplane_tls::FileError),
     /// A port is taken, and the configuration makes that an error (G6).
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -268,10 +272,12 @@ async fn connect(
     tasks: &mut Tasks,
 ) -> Result<(Grpc, Option<SocketAddr>), BuildError> {
     match source {
-        Source::ControlPlane(endpoints) => {
+        Source::ControlPlane { endpoints, tls } => {
+            let tls = tls.map(|files| Follower::start(files, "control plane"));
             let engine = engine.clone();
             let peers = move |peers| engine.reserve(|reserved| reserved.peers = peers);
-            Ok((Grpc::remote(endpoints, own.dialer(), peers), None))
+            let transport = Grpc::remote(endpoints, own.dialer(), tls.transpose()?, peers);
+            Ok((transport, None))
         }
         Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),
         Source::Standalone {
@@ -285,6 +291,8 @@ async fn connect(
                 agent_listen: None,
                 status_listen: status,
                 http_listen: None,
+                tls: None,
+                insecure: false,
                 agent_limits: kp_controlplane::doors::Limits::AGENTS,
                 admission: Admission {
                     external_ips,

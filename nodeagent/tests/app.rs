@@ -75,6 +75,7 @@ fn manifests() -> TempDir {
 fn config(node: &str, source: Source) -> Config {
     let line = [
         "kp-nodeagent",
+        "--insecure",
         "--control-plane",
         "replaced",
         "--node-name",
@@ -100,6 +101,8 @@ async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_pla
         agent_listen: agents,
         status_listen: None,
         http_listen: None,
+        tls: None,
+        insecure: true,
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
         admission: Admission::default(),
         cliff_guard: CliffGuard::default(),
@@ -445,7 +448,10 @@ async fn a_control_plane_may_come_and_go() {
     let plane = Mortal::start(folder.path(), anywhere);
     let address = plane.address;
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-    let source = Source::ControlPlane(vec![endpoint]);
+    let source = Source::ControlPlane {
+        endpoints: vec![endpoint],
+        tls: None,
+    };
     let agent = app::build(config("n1", source)).await.unwrap();
     let before = reported(&agent, in_sync).await;
     let mut connection = agent.connection();
@@ -603,7 +609,10 @@ async fn failing_over_to_a_control_plane_with_another_folder_deletes_nothing() {
     drop(later);
     let endpoints = [first.address, address]
         .map(|address| Endpoint::from_shared(format!("http://{address}")).unwrap());
-    let source = Source::ControlPlane(endpoints.into());
+    let source = Source::ControlPlane {
+        endpoints: endpoints.into(),
+        tls: None,
+    };
     let agent = app::build(config("n1", source)).await.unwrap();
     let report = reported(&agent, in_sync).await;
     assert_eq!((report.counts.services, report.keeps), (100, None));

@@ -34,11 +34,12 @@ fn stderr(output: &Output) -> String {
 
 #[test]
 fn a_wrong_configuration_is_one_line_and_exit_code_1() {
-    let cases: [&[&str]; 5] = [
+    let cases: [&[&str]; 6] = [
         &[],
+        &["--control-plane", "192.0.2.1"],
         &["--no-such-flag"],
-        &["--masquerade-bit", "77", "--control-plane", "a"],
-        &["--cluster-cidr", "x", "--control-plane", "a"],
+        &["--masquerade-bit", "77", "--control-plane", "[::1]"],
+        &["--cluster-cidr", "x", "--control-plane", "[::1]"],
         &[
             "--standalone",
             "--backend",

@@ -38,7 +38,8 @@ fn servers() {
         ("cp", Some("http://cp:7444")),
         ("fd00::1", Some("http://[fd00::1]:7444")),
         ("[fd00::1]:9", Some("http://[fd00::1]:9")),
-        ("https://cp:7444", None),
+        ("https://cp", Some("https://cp:7444")),
+        ("ftp://cp", None),
         ("", None),
         (":7444", None),
         ("cp:99999", None),
@@ -46,7 +47,7 @@ fn servers() {
         ("c p", None),
     ];
     for (text, expected) in cases {
-        let server = parse_server(text).ok().map(|server| server.0);
+        let server = parse_server(text).ok().map(|server| server.url);
         assert_eq!(server.as_deref(), expected, "{text:?}");
     }
 }

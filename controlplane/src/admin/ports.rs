@@ -47,6 +47,7 @@ impl Collector for Ports {
             let reasons = [
                 ("displaced", counts.displaced),
                 ("expired", counts.expired),
+                ("handshake", counts.handshakes),
                 ("refused", counts.refused),
             ];
             reasons.map(|(reason, n)| ([("port", *port), ("reason", reason)], n as f64))
@@ -54,8 +55,8 @@ impl Collector for Ports {
         let closed: Vec<_> = closed.collect();
         Name(
             "kplane_controlplane_connections_closed",
-            "Connections that were refused, closed for newer ones, or closed after being idle for \
-             too long",
+            "Connections that were refused, closed for newer ones, closed after being idle for too long, or \
+             whose TLS handshake failed",
         )
         .counter(&mut to, closed.iter().map(|(labels, n)| (&labels[..], *n)))?;
         let failures = counts.map(|(port, counts)| ([("port", port)], counts.failures as f64));

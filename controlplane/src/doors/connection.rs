@@ -4,10 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 
 use futures_util::task::AtomicWaker;
+use kplane_tls::Subject;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -30,6 +31,28 @@ pub struct Connection {
 #[derive(Clone, Debug)]
 pub struct Occupancy(Arc<Shared>);
 
+/// What the transport proves about the peer of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// Nothing: the connection is plain text.
+    PlainText,
+    /// Nothing, inside TLS: the peer showed no certificate.
+    Anonymous,
+    /// The peer has the key of a certificate with this subject, from an authority of clients.
+    Certificate(Subject),
+}
+
+impl Caller {
+    /// Returns the caller's name, if it has one.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::PlainText | Self::Anonymous => None,
+            Self::Certificate(subject) => Some(&subject.name),
+        }
+    }
+}
+
 /// A use of a connection; ends when the value is dropped.
 #[derive(Debug)]
 pub struct Occupied(Occupancy);
@@ -39,6 +62,8 @@ struct Shared {
     door: Arc<Door>,
     number: u64,
     peer: SocketAddr,
+    /// Set by the handshake, before the first request; plain text has none.
+    caller: OnceLock<Caller>,
     state: Mutex<State>,
     /// Waker of the task that reads and writes.
     task: AtomicWaker,
@@ -69,6 +94,7 @@ impl Occupancy {
             door,
             number,
             peer,
+            caller: OnceLock::new(),
             state: Mutex::new(state),
             task: AtomicWaker::new(),
             gone: Notify::new(),
@@ -79,6 +105,18 @@ impl Occupancy {
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.0.peer
+    }
+
+    /// Returns what the transport proves about the peer.
+    #[must_use]
+    pub fn caller(&self) -> &Caller {
+        self.0.caller.get().unwrap_or(&Caller::PlainText)
+    }
+
+    /// Records the outcome of the handshake.
+    pub(super) fn identify(&self, caller: Caller) {
+        // A connection has one handshake.
+        let _ = self.0.caller.set(caller);
     }
 
     /// Marks the connection as in use until the value is dropped; then it waits again.

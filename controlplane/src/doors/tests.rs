@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use tonic::transport::server::Connected as _;
+
 use super::book::Book;
 use super::*;
 
@@ -99,11 +101,11 @@ async fn a_connection_lives_while_it_is_in_use() {
     let door = Door::new("tests", LIMITS);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let mut incoming = Box::pin(door.incoming(listener));
+    let mut incoming = Box::pin(door.incoming(listener, None));
     let mut client = TcpStream::connect(address).await.unwrap();
     let mut connection = incoming.next().await.unwrap().unwrap();
 
-    let occupied = connection.occupancy().occupy();
+    let occupied = connection.connect_info().occupy();
     tokio::time::sleep(PATIENCE * 3).await;
     client.write_all(b"x").await.unwrap();
     assert_eq!(connection.read_u8().await.unwrap(), b'x');

@@ -24,6 +24,7 @@ use super::{confidence, millis};
 use crate::doors::Occupancy;
 use crate::fleet::{NotBegun, Session};
 use crate::hub::Hub;
+use crate::identity;
 use crate::publish::{Cursor, Head, Piece};
 
 /// Maximum time until an agent that connects has sent its Hello.
@@ -62,6 +63,11 @@ pub(super) async fn run(
         return Err(Status::invalid_argument("the first message must be Hello"));
     };
     let node = check_hello(&hello)?;
+    if let Some(connection) = &peer.connection {
+        identity::check_agent(connection.caller(), &node).inspect_err(|status| {
+            warn!(%node, reason = status.message(), "refused a stream");
+        })?;
+    }
     // An agent in the same process is trusted: the cluster may even lack its Node.
     let needs_node = hub.names_are_nodes() && peer.connection.is_some();
     if needs_node && hub.store.head().borrow().synced {

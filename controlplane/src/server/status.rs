@@ -13,7 +13,9 @@ use tracing::info;
 
 use super::pages::Picture;
 use super::{questions, views};
+use crate::doors::Occupancy;
 use crate::hub::{Approved, Closing, Hub, Seen};
+use crate::identity;
 
 /// Minimum time between two answers of a watch.
 pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -92,7 +94,10 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::ApproveRequest>,
     ) -> Result<Response<pb::ApproveResponse>, Status> {
-        let peer = request.remote_addr();
+        let connection = request.extensions().get::<Occupancy>().cloned();
+        if let Some(connection) = &connection {
+            identity::check_actor(connection.caller())?;
+        }
         let seen = request.into_inner();
         let nodes = self.hub.fleet.holding();
         let held = self.hub.summary().borrow().held.is_some();
@@ -120,7 +125,12 @@ impl StatusService for StatusServer {
         let services = released.as_ref().map_or(0, |held| held.services);
         let endpoints = released.as_ref().map_or(0, |held| held.without_endpoints);
         info!(
-            peer = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string()),
+            peer = connection
+                .as_ref()
+                .map(|connection| connection.peer().to_string()),
+            by = connection
+                .as_ref()
+                .and_then(|connection| connection.caller().name()),
             services,
             without_endpoints = endpoints,
             nodes = nodes.len(),

@@ -44,7 +44,7 @@ async fn serve(hub: &Arc<Hub>) -> Channel {
     let router = Server::builder()
         .add_service(AgentServiceServer::new(AgentServer::new(Arc::clone(hub))))
         .add_service(StatusServiceServer::new(StatusServer::new(Arc::clone(hub))));
-    tokio::spawn(router.serve_with_incoming(door.incoming(listener)));
+    tokio::spawn(router.serve_with_incoming(door.incoming(listener, None)));
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     endpoint.connect().await.unwrap()
 }

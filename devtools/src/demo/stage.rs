@@ -90,6 +90,7 @@ impl Stage {
     /// Starts all processes.
     pub(crate) fn start(&mut self) -> Result<()> {
         let mut command = self.command("kp-controlplane", "kp-controlplane")?;
+        command.arg("--insecure");
         command.arg("--manifests").arg(&self.manifests.folder);
         let process = self.control()?.command(command)?;
         self.processes.push(("kp-controlplane".to_owned(), process));
@@ -109,6 +110,7 @@ impl Stage {
         let mut command = self.command("kp-nodeagent", node)?;
         command
             .arg(format!("--node-name={node}"))
+            .arg("--insecure")
             .arg(format!("--control-plane=http://{plane}"))
             .arg("--cache-dir")
             .arg(self.folder.path().join("cache"));

@@ -382,7 +382,7 @@ impl Flags {
 fn reads_the_api(source: &Source) -> bool {
     let origin = match source {
         Source::Standalone { origin, .. } => Some(origin),
-        Source::ControlPlane(_) | Source::InProcess(_) => None,
+        Source::ControlPlane { .. } | Source::InProcess(_) => None,
     };
     matches!(origin, Some(Origin::Kubernetes(_)))
 }

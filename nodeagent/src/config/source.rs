@@ -7,9 +7,11 @@ use clap::Args;
 use kp_controlplane::admission::ReservedPlace;
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::dial::literal;
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
 use kplane_model::{Cidr, NodeName};
+use kplane_tls::{ClientFiles, KeyPair};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::Problem;
@@ -24,7 +26,12 @@ const STATUS_ADDRESS: &str = "127.0.0.1:7444";
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Replicas of a control plane.
-    ControlPlane(Vec<Endpoint>),
+    ControlPlane {
+        /// Their addresses.
+        endpoints: Vec<Endpoint>,
+        /// Files for TLS; `None` = plain text.
+        tls: Option<ClientFiles>,
+    },
     /// A control plane that already runs in this process.
     InProcess(Channel),
     /// A control plane that the agent itself starts.
@@ -73,11 +80,14 @@ impl ApiFlags<'_> {
 /// Flags of the source.
 #[derive(Debug, Args)]
 pub(super) struct SourceFlags {
-    /// Address of a control plane, such as `http://kplane.example:7443`. Repeat the flag for replicas: when one
+    /// Address of a control plane, such as `https://kplane.example:7443`. Repeat the flag for replicas: when one
     /// fails, the agent connects to the next.
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
     #[arg(env = "KPLANE_CONTROL_PLANE", hide_env = true)]
     control_plane: Vec<String>,
+
+    #[command(flatten)]
+    identity: IdentityFlags,
 
     /// Run without a control plane, as kube-proxy does: read the Kubernetes API (--kubeconfig, or else the cluster
     /// in whose pod the agent runs), or --manifests.
@@ -105,6 +115,85 @@ pub(super) struct SourceFlags {
     /// Address on which --standalone serves its status for kpctl; empty = none [default: 127.0.0.1:7444].
     #[arg(long, value_name = "ADDR")]
     status_bind_address: Option<String>,
+}
+
+/// Flags about TLS on the way to the control plane.
+#[derive(Debug, Args)]
+struct IdentityFlags {
+    /// Authorities that issue the control plane's certificate (PEM). Required for an https:// address. This file and
+    /// those below are read again when they change.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "KPLANE_CERTIFICATE_AUTHORITY",
+        hide_env = true
+    )]
+    certificate_authority: Option<PathBuf>,
+
+    /// Certificate of this node, with the subject CN=system:node:NAME, O=system:nodes: one of
+    /// `kp-controlplane certs node`, or kubelet's own.
+    #[arg(long, value_name = "FILE", requires = "client_key")]
+    client_certificate: Option<PathBuf>,
+
+    /// Private key of --client-certificate; may be the same file.
+    #[arg(long, value_name = "FILE", requires = "client_certificate")]
+    client_key: Option<PathBuf>,
+
+    /// Connect in plain text to a control plane on another machine. Whoever is on the way can change what this node
+    /// programs.
+    #[arg(long)]
+    insecure: bool,
+}
+
+impl IdentityFlags {
+    /// Returns the scheme of addresses that have none.
+    fn scheme(&self) -> &'static str {
+        match self.certificate_authority {
+            Some(_) => "https",
+            None => "http",
+        }
+    }
+
+    /// Returns the files for TLS to these control planes; `None` = plain text.
+    fn check(&self, endpoints: &[Endpoint]) -> Result<Option<ClientFiles>, Problem> {
+        let wrong = |reason: String| Err(Problem::general(reason));
+        let is_secure = |endpoint: &&Endpoint| endpoint.uri().scheme_str() == Some("https");
+        let secure = endpoints.iter().filter(is_secure).count();
+        if secure > 0 && secure < endpoints.len() {
+            return wrong(
+                "--control-plane has both http:// and https:// addresses: use https:// for all"
+                    .into(),
+            );
+        }
+        let Some(authorities) = self.certificate_authority.clone() else {
+            if secure > 0 {
+                return wrong(
+                    "--control-plane https:// needs --certificate-authority FILE, and --client-certificate and \
+                     --client-key to say which node this is"
+                        .into(),
+                );
+            }
+            let is_here = |endpoint: &Endpoint| {
+                let host = endpoint.uri().host().unwrap_or_default();
+                host == "localhost" || literal(endpoint.uri()).is_some_and(|ip| ip.is_loopback())
+            };
+            let elsewhere = endpoints.iter().find(|endpoint| !is_here(endpoint));
+            return match elsewhere.filter(|_| !self.insecure) {
+                None => Ok(None),
+                Some(endpoint) => wrong(format!(
+                    "--control-plane {} is plain text to another machine: use https:// with --certificate-authority, \
+                     --client-certificate and --client-key, or allow it with --insecure",
+                    endpoint.uri()
+                )),
+            };
+        };
+        if secure == 0 {
+            return wrong("--certificate-authority is for a --control-plane with https://".into());
+        }
+        let pair = self.client_certificate.clone().zip(self.client_key.clone());
+        let pair = pair.map(|(certificate, key)| KeyPair { certificate, key });
+        Ok(Some(ClientFiles { authorities, pair }))
+    }
 }
 
 impl SourceFlags {
@@ -165,8 +254,11 @@ impl SourceFlags {
                  with --kubeconfig FILE or --manifests DIR",
             ),
             (false, None) => {
-                let endpoints = self.control_plane.iter().map(|text| endpoint(text));
-                Ok(Source::ControlPlane(endpoints.collect::<Result<_, _>>()?))
+                let scheme = self.identity.scheme();
+                let endpoints = self.control_plane.iter().map(|text| endpoint(text, scheme));
+                let endpoints: Vec<Endpoint> = endpoints.collect::<Result<_, _>>()?;
+                let tls = self.identity.check(&endpoints)?;
+                Ok(Source::ControlPlane { endpoints, tls })
             }
         }
     }
@@ -216,20 +308,21 @@ fn address(flag: &str, text: &str) -> Result<Option<SocketAddr>, Problem> {
     parsed.map_err(|_| Problem::new(flag, text, reason))
 }
 
-fn endpoint(text: &str) -> Result<Endpoint, Problem> {
+/// Parses the address of a control plane; `scheme` is for an address without one.
+fn endpoint(text: &str, scheme: &str) -> Result<Endpoint, Problem> {
     let wrong = |reason: &str| Problem::new("--control-plane", text, reason);
-    let example = "must be an address such as http://kplane.example:7443";
+    let example = "must be an address such as https://kplane.example:7443";
     let url = if text.contains("://") {
         text.to_owned()
     } else {
-        format!("http://{text}")
+        format!("{scheme}://{text}")
     };
     let uri: Uri = url.parse().map_err(|_| wrong(example))?;
     match (uri.scheme_str(), uri.host(), uri.path()) {
-        (Some("https"), _, _) => Err(wrong("TLS is not supported yet: use http://")),
-        (Some("http"), Some(host), "" | "/") if !host.is_empty() => {
+        (Some(scheme @ ("http" | "https")), Some(host), "" | "/") if !host.is_empty() => {
             let port = uri.port_u16().unwrap_or(CONTROL_PLANE_PORT);
-            Endpoint::from_shared(format!("http://{host}:{port}")).map_err(|_| wrong(example))
+            let whole = format!("{scheme}://{host}:{port}");
+            Endpoint::from_shared(whole).map_err(|_| wrong(example))
         }
         _ => Err(wrong(example)),
     }

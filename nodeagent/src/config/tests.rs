@@ -40,7 +40,7 @@ fn notes(checked: &Checked, level: Level) -> Vec<&str> {
 
 #[test]
 fn defaults() {
-    let config = config("--control-plane http://a");
+    let config = config("--insecure --control-plane http://a");
     assert_eq!(&*config.node_name, "n1");
     assert_eq!(config.backend, backend::Kind::Nftables);
     assert_eq!(config.backend_settings.masquerade_bit, 14);
@@ -52,14 +52,17 @@ fn defaults() {
 
 #[test]
 fn what_is_not_named_is_guarded_and_remembered_by_default() {
-    let default = config("--control-plane a");
+    let default = config("--insecure --control-plane a");
     assert_eq!(default.cliff_guard, CliffGuard::default());
     assert_eq!(default.cache_dir, Some("/var/lib/kplane".into()));
-    assert_eq!(config("--control-plane a --backend noop").cache_dir, None);
-    let dry_run = config("--control-plane a --backend noop --cache-dir /c");
+    assert_eq!(
+        config("--insecure --control-plane a --backend noop").cache_dir,
+        None
+    );
+    let dry_run = config("--insecure --control-plane a --backend noop --cache-dir /c");
     assert_eq!(dry_run.cache_dir, Some("/c".into()));
     let other = config(
-        "--control-plane a --cache-dir= --cliff-guard off --cliff-guard-share 100 \
+        "--insecure --control-plane a --cache-dir= --cliff-guard off --cliff-guard-share 100 \
          --cliff-guard-minimum 0",
     );
     let guard = CliffGuard {
@@ -80,8 +83,8 @@ fn what_is_not_named_is_guarded_and_remembered_by_default() {
 
 #[test]
 fn addresses_of_control_planes() {
-    let all = "--control-plane http://a --control-plane b:99 --control-plane http://[fd00::1]:1/";
-    let Source::ControlPlane(endpoints) = config(all).source else {
+    let all = "--insecure --control-plane http://a --control-plane b:99 --control-plane http://[fd00::1]:1/";
+    let Source::ControlPlane { endpoints, tls } = config(all).source else {
         panic!("another source");
     };
     let uris: Vec<_> = endpoints
@@ -92,6 +95,15 @@ fn addresses_of_control_planes() {
         uris,
         ["http://a:7443/", "http://b:99/", "http://[fd00::1]:1/"]
     );
+    assert_eq!(tls, None);
+    let secure =
+        "--control-plane a --certificate-authority ca --client-certificate c --client-key k";
+    let Source::ControlPlane { endpoints, tls } = config(secure).source else {
+        panic!("another source");
+    };
+    assert_eq!(endpoints[0].uri().to_string(), "https://a:7443/");
+    assert_eq!(tls.unwrap().pair.unwrap().certificate.to_str(), Some("c"));
+    config("--control-plane http://localhost --control-plane 127.0.0.2:1");
 }
 
 #[test]
@@ -263,57 +275,72 @@ fn what_makes_no_sense_is_refused_in_one_line() {
             "--manifests: /no/such: No such file",
         ),
         (
-            "--control-plane a --status-bind-address [::1]:1",
+            "--control-plane localhost --status-bind-address [::1]:1",
             "--status-bind-address is for",
         ),
         (
-            "--control-plane a --allow-external-ips false",
+            "--control-plane localhost --allow-external-ips false",
             "--reserved-ports are for --standalone",
         ),
         (
             "--standalone --manifests src --external-ip-cidr 192.0.2.1",
             "--external-ip-cidr: 192.0.2.1: not an address range",
         ),
-        ("--control-plane https://a:1", "TLS is not supported yet"),
+        (
+            "--control-plane https://a:1",
+            "needs --certificate-authority",
+        ),
+        (
+            "--control-plane http://a:1",
+            "plain text to another machine",
+        ),
+        (
+            "--control-plane https://a --control-plane http://b --certificate-authority c",
+            "both http:// and https://",
+        ),
+        (
+            "--control-plane http://a --certificate-authority c",
+            "for a --control-plane with https://",
+        ),
         (
             "--control-plane ftp://a:1",
             "--control-plane: ftp://a:1: must be an address",
         ),
         ("--control-plane http://a:1/x", "must be an address such as"),
         (
-            "--control-plane a --cluster-cidr 10.0.0.0",
+            "--control-plane localhost --cluster-cidr 10.0.0.0",
             "--cluster-cidr: 10.0.0.0: must be an address range",
         ),
         (
-            "--control-plane a --nodeport-addresses all,10.0.0.0/8",
+            "--control-plane localhost --nodeport-addresses all,10.0.0.0/8",
             "--nodeport-addresses: all: must stand alone",
         ),
         (
-            "--control-plane a --nodeport-addresses x",
+            "--control-plane localhost --nodeport-addresses x",
             "--nodeport-addresses: x: must be an address range",
         ),
         (
-            "--control-plane a --healthz-bind-address :1",
+            "--control-plane localhost --healthz-bind-address :1",
             "--healthz-bind-address: :1: must be IP:port",
         ),
         (
-            "--control-plane a --oom-score-adj 1001",
+            "--control-plane localhost --oom-score-adj 1001",
             "--oom-score-adj: 1001: must be from -1000 to 1000",
         ),
         (
-            "--control-plane a --masquerade-bit 32",
+            "--control-plane localhost --masquerade-bit 32",
             "--iptables-masquerade-bit: 32: must be from 0 to 31",
         ),
         (
-            "--control-plane a --log-format xml",
+            "--control-plane localhost --log-format xml",
             "--logging-format: xml: must be text or json",
         ),
         (
-            "--control-plane a --proxy-mode kernelspace",
+            "--control-plane localhost --proxy-mode kernelspace",
             "--proxy-mode: kernelspace: is for Windows: must be nftables, iptables, ipvs or empty",
         ),
         (
-            "--control-plane a --node-name a_b",
+            "--control-plane localhost --node-name a_b",
             "--hostname-override: a_b: must be a node's name",
         ),
     ];
@@ -366,7 +393,7 @@ fn i1_the_mode_chooses_the_backend() {
             vec![],
         ),
     ] {
-        let config = config(&format!("--control-plane a {flags}"));
+        let config = config(&format!("--control-plane localhost {flags}"));
         assert_eq!(config.backend, kind, "{flags}");
         assert_eq!(
             config.node_settings.nodeport_addresses, node_ports,
@@ -374,7 +401,7 @@ fn i1_the_mode_chooses_the_backend() {
         );
     }
     let config = config(
-        "--control-plane a --iptables-localhost-nodeports=false --iptables-layout compat \
+        "--control-plane localhost --iptables-localhost-nodeports=false --iptables-layout compat \
          --iptables-probe-interval 1m30s",
     );
     let settings = config.backend_settings;
@@ -400,7 +427,7 @@ fn i1_the_mode_chooses_the_backend() {
 /// D6-D8.
 fn config_of_ipvs() -> Config {
     config(
-        "--control-plane a --proxy-mode ipvs --ipvs-scheduler wlc --ipvs-exclude-cidrs 10.1.0.0/16 \
+        "--control-plane localhost --proxy-mode ipvs --ipvs-scheduler wlc --ipvs-exclude-cidrs 10.1.0.0/16 \
          --ipvs-strict-arp --ipvs-tcp-timeout 90s --ipvs-udp-timeout 7s --ipvs-strict-local \
          --ipvs-drop-invalid",
     )
@@ -428,7 +455,8 @@ fn flags_that_clap_refuses() {
 /// kube-proxy work.
 #[test]
 fn control_planes_may_be_separated_by_commas() {
-    let Source::ControlPlane(endpoints) = config("--control-plane a,b:99").source else {
+    let Source::ControlPlane { endpoints, .. } = config("--insecure --control-plane a,b:99").source
+    else {
         panic!("another source");
     };
     assert_eq!(endpoints.len(), 2);

@@ -8,6 +8,7 @@ use futures_util::StreamExt;
 use kp_controlplane::dial::{Dialer, literal, resolve};
 use kplane_proto::v1::AgentMessage;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
+use kplane_tls::{ClientConfig, Follower};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
@@ -53,16 +54,19 @@ pub struct Grpc {
     /// Index of the target in use.
     current: usize,
     dialer: Dialer,
+    /// Configuration of connections; `None` = plain text.
+    tls: Option<Follower<ClientConfig>>,
     peers: Peers,
 }
 
 impl Grpc {
-    /// Creates a transport to replicas of a control plane, over kplane's own connections. Agents begin
-    /// at a random replica, so that they spread. `peers` gets all known addresses before each attempt.
+    /// Creates a transport to replicas of a control plane, over kplane's own connections, in plain text
+    /// without `tls`. Agents begin at a random replica, so that they spread. `peers` gets all known addresses before each attempt.
     #[must_use]
     pub fn remote(
         endpoints: Vec<Endpoint>,
         dialer: Dialer,
+        tls: Option<Follower<ClientConfig>>,
         peers: impl Fn(BTreeSet<SocketAddr>) + Send + 'static,
     ) -> Self {
         let current = rand::random_range(0..endpoints.len().max(1));
@@ -85,6 +89,7 @@ impl Grpc {
             targets: tuned.collect(),
             current,
             dialer,
+            tls,
             peers: Box::new(peers),
         }
     }
@@ -96,6 +101,7 @@ impl Grpc {
             targets: vec![Target::Memory(channel)],
             current: 0,
             dialer: Dialer::new(0),
+            tls: None,
             peers: Box::new(drop),
         }
     }
@@ -111,7 +117,7 @@ impl Grpc {
 
     /// Resolves the current target's name, and connects to it.
     async fn connect(&mut self) -> (String, Result<Channel, String>) {
-        let dialer = self.dialer;
+        let (dialer, tls) = (self.dialer, self.tls.as_ref().map(Follower::current));
         let remote = match self.targets.get_mut(self.current) {
             None => {
                 return (
@@ -132,7 +138,9 @@ impl Grpc {
         };
         remote.places = places.iter().copied().collect();
         (self.peers)(self.places());
-        let connected = endpoint.connect_with_connector(dialer.to(places)).await;
+        let connected = endpoint
+            .connect_with_connector(dialer.to(places, tls))
+            .await;
         (address, connected.map_err(|error| chain(&error)))
     }
 }

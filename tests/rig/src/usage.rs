@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use crate::netns::NetNs;
 use anyhow::{Context as _, Result};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
 
 /// `USER_HZ`, in which `/proc/PID/stat` counts: 100 on every architecture.
 const TICK: Duration = Duration::from_millis(10);
@@ -17,16 +19,10 @@ pub fn cpu(pids: &[u32]) -> Result<Duration> {
 }
 
 fn cpu_of(pid: u32) -> Result<Duration> {
+    // The clock of the process counts nanoseconds, and those of threads that have ended as well.
+    let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid)?))?;
+    let mut total = Duration::from(clock.now()?);
     let process = Path::new("/proc").join(pid.to_string());
-    let mut total = Duration::ZERO;
-    // `stat` has the process' own time too, but in ticks: too coarse for a change of kplane.
-    for task in fs::read_dir(process.join("task"))? {
-        // A thread may end while we look.
-        if let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) {
-            let nanoseconds = text.split_whitespace().next().context("schedstat")?;
-            total += Duration::from_nanos(nanoseconds.parse()?);
-        }
-    }
     let stat = fs::read_to_string(process.join("stat"))?;
     // The name, in parentheses, may contain anything.
     let (_, fields) = stat.rsplit_once(')').context("stat")?;

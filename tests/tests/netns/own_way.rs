@@ -206,6 +206,8 @@ fn plane(control: &NetNs, folder: &Path, admission: &Admission) -> Result<Runtim
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
         cliff_guard: kp_controlplane::index::CliffGuard::default(),
         http_listen: None,
+        tls: None,
+        insecure: true,
         admission: admission.clone(),
         events: false,
     };
@@ -220,6 +222,7 @@ fn agent_config() -> Result<Config> {
     let plane = format!("http://{}:{CONTROL_PORT}", CONTROL[0]);
     let line = [
         "kp-nodeagent",
+        "--insecure",
         "--control-plane",
         &plane,
         "--node-name",

@@ -9,14 +9,15 @@ use anyhow::{Context, Result, ensure};
 use crate::cargo::output;
 
 /// A crate of the workspace: its folder, its name, and the crates of the workspace that it may use.
-const CRATES: [(&str, &str, &[&str]); 14] = [
+const CRATES: [(&str, &str, &[&str]); 15] = [
     ("model", "kplane-model", &[]),
     ("proto", "kplane-proto", &["kplane-model"]),
     ("http", "kplane-http", &[]),
+    ("tls", "kplane-tls", &[]),
     (
         "controlplane",
         "kp-controlplane",
-        &["kplane-http", "kplane-model", "kplane-proto"],
+        &["kplane-http", "kplane-model", "kplane-proto", "kplane-tls"],
     ),
     ("nodeagent/netlink", "kplane-netlink", &["kplane-model"]),
     (
@@ -39,9 +40,14 @@ const CRATES: [(&str, &str, &[&str]); 14] = [
             "kplane-kube-proxy-config",
             "kplane-model",
             "kplane-proto",
+            "kplane-tls",
         ],
     ),
-    ("cli", "kpctl", &["kplane-model", "kplane-proto"]),
+    (
+        "cli",
+        "kpctl",
+        &["kplane-model", "kplane-proto", "kplane-tls"],
+    ),
     ("cli/tests/samples", "kpctl-samples", &["kplane-proto"]),
     ("tests/rig", "kplane-rig", &["kplane-model", "kplane-proto"]),
     (

@@ -22,7 +22,7 @@ fn file(fields: &str) -> NamedTempFile {
 fn checked(file: &NamedTempFile, flags: &str) -> Result<Checked, ConfigError> {
     let path = file.path().display();
     check(&format!(
-        "kp-nodeagent --control-plane a --config {path} {flags}"
+        "kp-nodeagent --control-plane localhost --config {path} {flags}"
     ))
 }
 
@@ -37,7 +37,7 @@ fn config_of(checked: Checked) -> Config {
 #[test]
 fn i1_i2_the_command_line_of_kubeadm_works_unchanged() {
     let line = format!(
-        "kp-nodeagent --control-plane a --config={KUBEADM} --hostname-override=Node-7 --v=2"
+        "kp-nodeagent --control-plane localhost --config={KUBEADM} --hostname-override=Node-7 --v=2"
     );
     let checked = check(&line).unwrap();
     assert_eq!(checked.log.verbosity, 2);

@@ -191,6 +191,7 @@ impl World {
         let mut plane = self.program(&product()?.control_plane, &format!("plane-{replica}"))?;
         plane
             .env("RUST_LOG", LOG)
+            .arg("--insecure")
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .arg(format!("--agent-listen=0.0.0.0:{}", agent_port(replica)))
@@ -214,6 +215,7 @@ impl World {
         let guard = Guard::new(self.topology.node(node)?.ns())?;
         let mut agent = self.program(&product()?.node_agent, node)?;
         agent
+            .arg("--insecure")
             .arg(format!("--control-plane=http://{plane}"))
             .arg(format!("--node-name={node}"))
             .arg("--cache-dir=")

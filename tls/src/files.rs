@@ -1,0 +1,243 @@
+//! The PEM files of a server and of a client, and the configurations that they make.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+use crate::follow::Files;
+use crate::{ALPN, provider};
+
+/// Most bytes of a file. A bundle of a hundred authorities has a tenth of that.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// A file that cannot be used. The text names the file and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The file is larger than any real one.
+    #[error("{} is larger than {MAX_BYTES} bytes: is it a PEM file?", file.display())]
+    Large {
+        /// The file.
+        file: PathBuf,
+    },
+    /// The file does not contain what it should.
+    #[error("{} contains no {wanted}: {source}", file.display())]
+    Pem {
+        /// The file.
+        file: PathBuf,
+        /// The missing part.
+        wanted: &'static str,
+        /// The parser's error.
+        source: pem::Error,
+    },
+    /// The file contains no certificate at all.
+    #[error("{} contains no certificate (-----BEGIN CERTIFICATE-----)", file.display())]
+    NoCertificate {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A certificate of an authority is invalid.
+    #[error("{} contains an authority that cannot be used: {source}", file.display())]
+    Authority {
+        /// The file.
+        file: PathBuf,
+        /// The library's error.
+        source: rustls::Error,
+    },
+    /// The certificate and the key do not belong together, or have an unsupported kind.
+    #[error("cannot use certificate {} with key {}: {source}", certificate.display(), key.display())]
+    Pair {
+        /// The file of the certificate.
+        certificate: PathBuf,
+        /// The file of the key.
+        key: PathBuf,
+        /// The library's error.
+        source: rustls::Error,
+    },
+    /// Clients cannot be checked against the authorities.
+    #[error("cannot check clients against {}: {source}", file.display())]
+    Clients {
+        /// The file of the authorities.
+        file: PathBuf,
+        /// The library's error.
+        source: VerifierBuilderError,
+    },
+    /// This build lacks TLS 1.3, which is a bug.
+    #[error("cannot set up TLS 1.3: {0}")]
+    Protocol(rustls::Error),
+}
+
+/// A certificate with its chain, and the key of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyPair {
+    /// File of the certificate, followed by the certificates of its issuers, if there are any in between.
+    pub certificate: PathBuf,
+    /// File of the private key.
+    pub key: PathBuf,
+}
+
+impl KeyPair {
+    fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), FileError> {
+        let chain = certificates(&self.certificate)?;
+        let bytes = read(&self.key)?;
+        let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|source| FileError::Pem {
+            file: self.key.clone(),
+            wanted: "private key",
+            source,
+        })?;
+        Ok((chain, key))
+    }
+
+    fn mismatch(&self, source: rustls::Error) -> FileError {
+        FileError::Pair {
+            certificate: self.certificate.clone(),
+            key: self.key.clone(),
+            source,
+        }
+    }
+}
+
+/// The files of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerFiles {
+    /// The server's own certificate and key.
+    pub pair: KeyPair,
+    /// File of the authorities of clients. Clients may come without a certificate; a certificate of another
+    /// authority ends the handshake. `None` asks clients for no certificate.
+    pub client_authorities: Option<PathBuf>,
+}
+
+impl Files for ServerFiles {
+    type Config = ServerConfig;
+
+    fn paths(&self) -> Vec<&Path> {
+        let own = [&self.pair.certificate, &self.pair.key];
+        let all = own.into_iter().chain(&self.client_authorities);
+        all.map(PathBuf::as_path).collect()
+    }
+
+    fn load(&self) -> Result<Arc<ServerConfig>, FileError> {
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(FileError::Protocol)?;
+        let builder = match &self.client_authorities {
+            None => builder.with_no_client_auth(),
+            Some(file) => {
+                let roots = Arc::new(authorities(file)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
+                    .allow_unauthenticated()
+                    .build();
+                builder.with_client_cert_verifier(verifier.map_err(|source| {
+                    FileError::Clients {
+                        file: file.clone(),
+                        source,
+                    }
+                })?)
+            }
+        };
+        let (chain, key) = self.pair.read()?;
+        let config = builder.with_single_cert(chain, key);
+        let mut config = config.map_err(|source| self.pair.mismatch(source))?;
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        Ok(Arc::new(config))
+    }
+}
+
+/// The files of a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientFiles {
+    /// File of the authorities of servers. No other authority counts, not even those of the system.
+    pub authorities: PathBuf,
+    /// The client's own certificate and key, if it has one.
+    pub pair: Option<KeyPair>,
+}
+
+impl Files for ClientFiles {
+    type Config = ClientConfig;
+
+    fn paths(&self) -> Vec<&Path> {
+        let pair = self
+            .pair
+            .iter()
+            .flat_map(|pair| [&pair.certificate, &pair.key]);
+        let all = [&self.authorities].into_iter().chain(pair);
+        all.map(PathBuf::as_path).collect()
+    }
+
+    fn load(&self) -> Result<Arc<ClientConfig>, FileError> {
+        let builder = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(FileError::Protocol)?
+            .with_root_certificates(authorities(&self.authorities)?);
+        let mut config = match &self.pair {
+            None => builder.with_no_client_auth(),
+            Some(pair) => {
+                let (chain, key) = pair.read()?;
+                let config = builder.with_client_auth_cert(chain, key);
+                config.map_err(|source| pair.mismatch(source))?
+            }
+        };
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        Ok(Arc::new(config))
+    }
+}
+
+/// Returns the authorities of a file; at least one.
+fn authorities(file: &Path) -> Result<RootCertStore, FileError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(file)? {
+        roots
+            .add(certificate)
+            .map_err(|source| FileError::Authority {
+                file: file.to_owned(),
+                source,
+            })?;
+    }
+    Ok(roots)
+}
+
+/// Returns the certificates of a file; at least one.
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
+    let bytes = read(file)?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    let found = found.map_err(|source| FileError::Pem {
+        file: file.to_owned(),
+        wanted: "valid certificate",
+        source,
+    })?;
+    if found.is_empty() {
+        return Err(FileError::NoCertificate {
+            file: file.to_owned(),
+        });
+    }
+    Ok(found)
+}
+
+/// Reads a file of limited size.
+pub(crate) fn read(file: &Path) -> Result<Vec<u8>, FileError> {
+    let failed = |source| FileError::Read {
+        file: file.to_owned(),
+        source,
+    };
+    let bytes = fs::metadata(file).map_err(failed)?.len();
+    if bytes > MAX_BYTES {
+        return Err(FileError::Large {
+            file: file.to_owned(),
+        });
+    }
+    fs::read(file).map_err(failed)
+}

@@ -1,0 +1,54 @@
+//! The subject of a certificate: the name of a peer, and its groups.
+
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+/// Prefix of the common name in a kubelet's certificate (Kubernetes, Node authorizer).
+const NODE: &str = "system:node:";
+/// Organization in a kubelet's certificate.
+const NODES: &str = "system:nodes";
+
+/// The subject of a certificate that was verified during a handshake.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Subject {
+    /// The common name (CN): a user name, in Kubernetes' terms.
+    pub name: String,
+    /// The organizations (O): groups, in Kubernetes' terms.
+    pub groups: Vec<String>,
+}
+
+impl Subject {
+    /// Reads the subject of a certificate in DER. `None` if the certificate cannot be parsed or has no single
+    /// common name.
+    #[must_use]
+    pub fn of(certificate: &[u8]) -> Option<Self> {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        let subject = certificate.subject();
+        let mut names = subject.iter_common_name();
+        let (name, more) = (names.next()?, names.next());
+        if more.is_some() {
+            return None;
+        }
+        let groups = subject.iter_organization();
+        let groups: Option<Vec<String>> = groups
+            .map(|group| group.as_str().ok().map(str::to_owned))
+            .collect();
+        Some(Self {
+            name: name.as_str().ok()?.to_owned(),
+            groups: groups?,
+        })
+    }
+
+    /// Returns whether the name or a group is that of a node, even if the other is not.
+    #[must_use]
+    pub fn is_of_node(&self) -> bool {
+        self.name.starts_with(NODE) || self.groups.iter().any(|group| group == NODES)
+    }
+
+    /// Returns the node that the certificate names, in the form of kubelet's certificates:
+    /// `CN=system:node:NAME`, `O=system:nodes`.
+    #[must_use]
+    pub fn node(&self) -> Option<&str> {
+        let node = self.name.strip_prefix(NODE).filter(|node| !node.is_empty());
+        node.filter(|_| self.groups.iter().any(|group| group == NODES))
+    }
+}
