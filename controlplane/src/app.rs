@@ -111,7 +111,7 @@ pub enum BuildError {
     },
     /// A port in plain text would be open to other machines.
     #[error(
-        "refusing to serve {purpose} on {address} in plain text, since anybody who reaches that address could pose as \
+        "refusing to serve {purpose} on {address} in plain text, since any machine that reaches that address could pose as \
          any node: give --tls-cert-file, --tls-private-key-file and --client-ca-file (`kp-controlplane certs init` makes \
          them), listen on a loopback address, or allow it with --insecure"
     )]
@@ -320,7 +320,7 @@ fn check_plain_text(
     if !insecure {
         return Err(BuildError::PlainText { address, purpose });
     }
-    warn!(%address, "serving {purpose} in plain text (--insecure): whoever reaches the address can pose as any node");
+    warn!(%address, "serving {purpose} in plain text (--insecure): any machine that reaches the address can pose as any node");
     Ok(())
 }
 

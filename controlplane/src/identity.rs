@@ -21,7 +21,7 @@ pub const ADMINS: &str = "kplane:admins";
 /// Checks that the caller is the agent of a node.
 ///
 /// # Errors
-/// `UNAUTHENTICATED` without a certificate, `PERMISSION_DENIED` with that of somebody else.
+/// `UNAUTHENTICATED` without a certificate, `PERMISSION_DENIED` with that of another node or of a user.
 pub fn check_agent(caller: &Caller, node: &NodeName) -> Result<(), Status> {
     let subject = match caller {
         Caller::PlainText => return Ok(()),

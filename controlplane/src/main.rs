@@ -164,8 +164,8 @@ struct TlsFlags {
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     client_ca_file: Option<PathBuf>,
 
-    /// Serve agents and kpctl in plain text on addresses that other machines reach. Whoever reaches them can pose as
-    /// any node.
+    /// Serve agents and kpctl in plain text on addresses that other machines reach. Any machine that
+    /// reaches them can pose as any node.
     #[arg(long, conflicts_with = "tls_cert_file")]
     insecure: bool,
 }

@@ -11,7 +11,6 @@ use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use crate::follow::Files;
 use crate::{ALPN, provider};
 
 /// Most bytes of a file. A bundle of a hundred authorities has a tenth of that.
@@ -79,6 +78,21 @@ pub enum FileError {
     /// This build lacks TLS 1.3, which is a bug.
     #[error("cannot set up TLS 1.3: {0}")]
     Protocol(rustls::Error),
+}
+
+/// Files that make a configuration.
+pub trait Files: Clone + Send + 'static {
+    /// The configuration.
+    type Config: Send + Sync + 'static;
+
+    /// Returns the files.
+    fn paths(&self) -> Vec<&Path>;
+
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`FileError`] names the file.
+    fn load(&self) -> Result<Arc<Self::Config>, FileError>;
 }
 
 /// A certificate with its chain, and the key of it.

@@ -12,25 +12,10 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::files::{FileError, read};
+use crate::files::{FileError, Files, read};
 
 /// Interval at which the files are read.
 pub const INTERVAL: Duration = Duration::from_secs(5);
-
-/// Files that make a configuration.
-pub trait Files: Clone + Send + 'static {
-    /// The configuration.
-    type Config: Send + Sync + 'static;
-
-    /// Returns the files.
-    fn paths(&self) -> Vec<&Path>;
-
-    /// Reads the files.
-    ///
-    /// # Errors
-    /// [`FileError`] names the file.
-    fn load(&self) -> Result<Arc<Self::Config>, FileError>;
-}
 
 /// A configuration that follows its files. Clones share one reader, which ends with the last of them.
 #[derive(Debug)]

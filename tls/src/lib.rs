@@ -17,8 +17,8 @@ mod subject;
 mod tests;
 
 pub use connect::{Wire, greet};
-pub use files::{ClientFiles, FileError, KeyPair, ServerFiles};
-pub use follow::{Files, Follower, INTERVAL};
+pub use files::{ClientFiles, FileError, Files, KeyPair, ServerFiles};
+pub use follow::{Follower, INTERVAL};
 pub use subject::Subject;
 
 pub use rustls::{ClientConfig, ServerConfig};

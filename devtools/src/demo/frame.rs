@@ -78,6 +78,36 @@ pub(crate) fn start(show: &mut Show, stage: &mut Stage) -> Result<()> {
     for issue in control.issues {
         aside!("{} {}: {}", issue.kind, issue.name, issue.reason);
     }
+    steal(show, stage)
+}
+
+/// Lets a thief, who has the certificate of one node, speak for another.
+fn steal(show: &mut Show, stage: &mut Stage) -> Result<()> {
+    let [victim, owner, ..] = &stage.objects.nodes[..] else {
+        return Ok(());
+    };
+    let began = Instant::now();
+    let (victim, owner) = (victim.name.to_string(), owner.name.to_string());
+    let answer = stage.impersonate(&victim, &owner)?;
+    aside!("a thief with the certificate of {owner} says that it is {victim}:");
+    let refusal = answer.find("the certificate is of node");
+    let refused = refusal.is_some();
+    aside!(
+        "{}",
+        fit(
+            answer
+                .get(refusal.unwrap_or_default()..)
+                .unwrap_or_default(),
+            94
+        )
+    );
+    let wrong = match refused {
+        true => Vec::new(),
+        false => vec![format!("the control plane answers: {answer}")],
+    };
+    let seen = if refused { "refused" } else { "not refused" };
+    let what = ("a stolen certificate opens no other node", "refused");
+    show.check(what, seen, wrong, began);
     Ok(())
 }
 
@@ -95,7 +125,8 @@ pub(crate) fn wait(stage: &Stage, entry: Entry) -> Result<()> {
     let line = |what: &str, command: String| say!("  {}\n    {command}", what.dimmed());
     say!("\n{}", "Everything is still running. Look inside:".bold());
     let (kpctl, control) = (stage.kpctl(&[]), stage.control()?);
-    let kpctl = kpctl.get_program().display();
+    let kpctl = [kpctl.get_program()].into_iter().chain(kpctl.get_args());
+    let kpctl = Vec::from_iter(kpctl.map(|word| word.to_string_lossy())).join(" ");
     let watch = inside(control, &format!("{kpctl} status --watch"));
     line("the fleet, as it changes", watch);
     let services = inside(control, &format!("{kpctl} get services"));

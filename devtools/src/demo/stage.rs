@@ -2,7 +2,7 @@
 //! it. One control plane and one agent for each node; their logs are files.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
@@ -14,6 +14,7 @@ use kplane_rig::netns::NetNs;
 use kplane_rig::process::{self, Process};
 use kplane_rig::status::Status;
 use kplane_rig::wait::eventually;
+use kplane_tls::{ClientFiles, KeyPair};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -29,6 +30,10 @@ const PROGRAMS: [&str; 3] = ["kp-controlplane", "kp-nodeagent", "kpctl"];
 const AGENT_PORT: u16 = 7443;
 /// The address of the status API, inside the control plane's namespace.
 const STATUS: &str = "127.0.0.1:7444";
+/// Name of the folder with certificates.
+const CERTS: &str = "certs";
+/// Name of the user of `kpctl`.
+const AUDIENCE: &str = "audience";
 /// Time that a process has to end when asked to.
 const GRACE: Duration = Duration::from_secs(5);
 /// Longest wait for the fleet: a busy machine needs a second or two to start.
@@ -74,9 +79,16 @@ impl Stage {
         families.retain(|family| has_v6 || *family == Family::V4);
         let objects = Objects::read(&manifests, &families)?;
         let world = World::build(&objects).context("build the network")?;
+        let certs = folder.path().join(CERTS);
+        let control = world.topology.host(CONTROL)?;
+        certify(&programs, &certs, control.ips(), &objects).context("make certificates")?;
+        let files = ClientFiles {
+            authorities: certs.join("ca.crt"),
+            pair: Some(pair(&certs, &format!("users/{AUDIENCE}"))),
+        };
         Ok(Self {
             processes: Vec::new(),
-            status: Status::at(world.topology.host(CONTROL)?.ns(), STATUS.parse()?)?,
+            status: Status::secured(control.ns(), STATUS.parse()?, &files)?,
             world,
             objects,
             manifests,
@@ -90,7 +102,10 @@ impl Stage {
     /// Starts all processes.
     pub(crate) fn start(&mut self) -> Result<()> {
         let mut command = self.command("kp-controlplane", "kp-controlplane")?;
-        command.arg("--insecure");
+        let (certs, own) = (self.certs(), pair(&self.certs(), "server"));
+        command.arg("--tls-cert-file").arg(own.certificate);
+        command.arg("--tls-private-key-file").arg(own.key);
+        command.arg("--client-ca-file").arg(certs.join("ca.crt"));
         command.arg("--manifests").arg(&self.manifests.folder);
         let process = self.control()?.command(command)?;
         self.processes.push(("kp-controlplane".to_owned(), process));
@@ -102,24 +117,55 @@ impl Stage {
 
     /// Starts the agent of a node.
     pub(crate) fn start_agent(&mut self, node: &str) -> Result<()> {
+        let command = self.agent(node, node, node)?;
+        let process = self.world.topology.node(node)?.ns().command(command)?;
+        self.processes.push((node.to_owned(), process));
+        Ok(())
+    }
+
+    /// Starts an agent that speaks for `victim` with the certificate of `thief`, and programs nothing. Returns the
+    /// control plane's answer.
+    pub(crate) fn impersonate(&self, victim: &str, thief: &str) -> Result<String> {
+        let log = "thief";
+        let mut command = self.agent(log, victim, thief)?;
+        command.args([
+            "--backend=noop",
+            "--healthz-bind-address=",
+            "--metrics-bind-address=",
+        ]);
+        let _process = self.control()?.command(command)?;
+        eventually(PATIENCE, "the thief gets an answer", || {
+            let text = fs::read_to_string(self.log(log)).unwrap_or_default();
+            let answer = text.lines().find_map(|line| line.split_once("reason="));
+            let answer = answer.map(|(_, answer)| answer.replace(['"', '\\'], ""));
+            answer.ok_or("no answer yet")
+        })
+    }
+
+    /// Returns the command of an agent that speaks for `node` with the certificate of `owner`.
+    fn agent(&self, log: &str, node: &str, owner: &str) -> Result<Command> {
         let control = self.world.topology.host(CONTROL)?.ips().first();
         let address = control.context("the control host has no address")?;
         let plane = SocketAddr::new(*address, AGENT_PORT);
         let cidrs = self.world.cluster_cidrs.iter().map(ToString::to_string);
         let cidrs: Vec<String> = cidrs.collect();
-        let mut command = self.command("kp-nodeagent", node)?;
+        let mut command = self.command("kp-nodeagent", log)?;
+        let own = pair(&self.certs(), &format!("nodes/{owner}"));
         command
             .arg(format!("--node-name={node}"))
-            .arg("--insecure")
-            .arg(format!("--control-plane=http://{plane}"))
+            .arg(format!("--control-plane=https://{plane}"))
+            .arg("--certificate-authority")
+            .arg(self.certs().join("ca.crt"))
+            .arg("--client-certificate")
+            .arg(own.certificate)
+            .arg("--client-key")
+            .arg(own.key)
             .arg("--cache-dir")
             .arg(self.folder.path().join("cache"));
         if !cidrs.is_empty() {
             command.arg(format!("--cluster-cidr={}", cidrs.join(",")));
         }
-        let process = self.world.topology.node(node)?.ns().command(command)?;
-        self.processes.push((node.to_owned(), process));
-        Ok(())
+        Ok(command)
     }
 
     /// Kills an agent without asking.
@@ -155,7 +201,16 @@ impl Stage {
     /// Returns a command of `kpctl`.
     pub(crate) fn kpctl(&self, args: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("kpctl"));
-        command.args(args).stdin(Stdio::null());
+        let own = pair(&self.certs(), &format!("users/{AUDIENCE}"));
+        command
+            .arg("--certificate-authority")
+            .arg(self.certs().join("ca.crt"))
+            .arg("--client-certificate")
+            .arg(own.certificate)
+            .arg("--client-key")
+            .arg(own.key)
+            .args(args)
+            .stdin(Stdio::null());
         command
     }
 
@@ -240,6 +295,11 @@ impl Stage {
         self.folder.path().join("logs").join(format!("{name}.log"))
     }
 
+    /// Returns the folder of the certificates.
+    fn certs(&self) -> PathBuf {
+        self.folder.path().join(CERTS)
+    }
+
     fn command(&self, program: &str, name: &str) -> Result<Command> {
         let mut command = process::logging(&self.programs.join(program), &self.log(name))?;
         command.env("NO_COLOR", "1");
@@ -253,6 +313,34 @@ impl Stage {
             "{name} ended with {status}; the end of {}:\n{words}",
             log.display()
         )
+    }
+}
+
+/// Makes certificates of the control plane, of each node and of the user of `kpctl`.
+fn certify(programs: &Path, certs: &Path, control: &[IpAddr], objects: &Objects) -> Result<()> {
+    let run = |kind: &str, args: &[String]| {
+        let mut command = Command::new(programs.join("kp-controlplane"));
+        command.args(["certs", kind]).arg(certs).args(args);
+        let output = command.output().context("start kp-controlplane")?;
+        let words = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "kp-controlplane certs {kind}: {words}"
+        );
+        Ok(())
+    };
+    let hosts = control.iter().map(|ip| format!("--host={ip}"));
+    run("init", &Vec::from_iter(hosts))?;
+    let nodes = objects.nodes.iter().map(|node| node.name.to_string());
+    run("node", &Vec::from_iter(nodes))?;
+    run("user", &[AUDIENCE.to_owned(), "--admin".to_owned()])
+}
+
+/// Returns the files of a certificate and its key.
+fn pair(certs: &Path, name: &str) -> KeyPair {
+    KeyPair {
+        certificate: certs.join(format!("{name}.crt")),
+        key: certs.join(format!("{name}.key")),
     }
 }
 

@@ -139,8 +139,8 @@ struct IdentityFlags {
     #[arg(long, value_name = "FILE", requires = "client_certificate")]
     client_key: Option<PathBuf>,
 
-    /// Connect in plain text to a control plane on another machine. Whoever is on the way can change what this node
-    /// programs.
+    /// Connect in plain text to a control plane on another machine. A machine on the way can then change what this
+    /// node programs.
     #[arg(long)]
     insecure: bool,
 }

@@ -1,11 +1,15 @@
 //! The status API of a control plane: its state, and the states of its agents.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use hyper_util::rt::TokioIo;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{Fleet, GetFleetRequest};
+use kplane_tls::{ClientConfig, ClientFiles, Files as _, greet};
+use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
@@ -28,6 +32,18 @@ impl Status {
     /// # Errors
     /// The namespace could not be entered, or no thread could be started there.
     pub fn at(ns: &NetNs, address: SocketAddr) -> Result<Self> {
+        Self::open(ns, address, None)
+    }
+
+    /// Connects like [`Status::at`], inside TLS. The server's certificate must name the IP address.
+    ///
+    /// # Errors
+    /// As [`Status::at`]; the files cannot be used.
+    pub fn secured(ns: &NetNs, address: SocketAddr, files: &ClientFiles) -> Result<Self> {
+        Self::open(ns, address, Some(files.load()?))
+    }
+
+    fn open(ns: &NetNs, address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Self> {
         // The runtime's thread begins where its creator is, and makes all connections.
         let _inside = ns.enter()?;
         let runtime = Builder::new_multi_thread()
@@ -36,7 +52,16 @@ impl Status {
             .build()?;
         let channel = {
             let _context = runtime.enter();
-            Endpoint::from_shared(format!("http://{address}"))?.connect_lazy()
+            let connect = move |_| {
+                let tls = tls.clone();
+                async move {
+                    let stream = TcpStream::connect(address).await?;
+                    let host = address.ip().to_string();
+                    greet(stream, tls, &host).await.map(TokioIo::new)
+                }
+            };
+            let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+            endpoint.connect_with_connector_lazy(tower::service_fn(connect))
         };
         Ok(Self {
             client: StatusServiceClient::new(channel),

@@ -49,7 +49,11 @@ const CRATES: [(&str, &str, &[&str]); 15] = [
         &["kplane-model", "kplane-proto", "kplane-tls"],
     ),
     ("cli/tests/samples", "kpctl-samples", &["kplane-proto"]),
-    ("tests/rig", "kplane-rig", &["kplane-model", "kplane-proto"]),
+    (
+        "tests/rig",
+        "kplane-rig",
+        &["kplane-model", "kplane-proto", "kplane-tls"],
+    ),
     (
         "tests",
         "kplane-tests",
@@ -71,6 +75,7 @@ const CRATES: [(&str, &str, &[&str]); 15] = [
             "kplane-model",
             "kplane-proto",
             "kplane-rig",
+            "kplane-tls",
         ],
     ),
     ("xtask", "xtask", &[]),
