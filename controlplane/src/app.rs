@@ -320,7 +320,6 @@ fn check_plain_text(
     if !insecure {
         return Err(BuildError::PlainText { address, purpose });
     }
-    warn!(%address, "serving {purpose} in plain text (--insecure): any machine that reaches the address can pose as any node");
     Ok(())
 }
 
@@ -362,6 +361,12 @@ fn serve(
 ) -> Option<SocketAddr> {
     let listener = listener?;
     let address = listener.local_addr().ok();
+    if let Some(address) = address.filter(|address| tls.is_none() && !address.ip().is_loopback()) {
+        warn!(
+            %address, port = door.what(),
+            "serving in plain text (--insecure): any machine that reaches the address can pose as any node"
+        );
+    }
     let stop = shutdown.clone().cancelled_owned();
     let incoming = door.incoming(listener, tls);
     tasks.spawn(async move { Ok(router.serve_with_incoming_shutdown(incoming, stop).await?) });

@@ -144,6 +144,12 @@ impl Door {
         })
     }
 
+    /// Returns the kind of connections, human-readable.
+    #[must_use]
+    pub fn what(&self) -> &'static str {
+        self.what
+    }
+
     /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
