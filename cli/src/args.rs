@@ -9,7 +9,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use jiff::SignedDuration;
 use kplane_model::ServiceName;
-use kplane_tls::{ClientFiles, KeyPair};
+use kplane_tls::{ClientFiles, is_this_machine};
 use tonic::transport::Uri;
 
 use crate::output::Format;
@@ -132,10 +132,11 @@ impl Options {
 impl Identity {
     /// Returns the files for TLS; `None` = plain text.
     pub(crate) fn files(&self) -> Option<ClientFiles> {
-        let authorities = self.certificate_authority.clone()?;
-        let pair = self.client_certificate.clone().zip(self.client_key.clone());
-        let pair = pair.map(|(certificate, key)| KeyPair { certificate, key });
-        Some(ClientFiles { authorities, pair })
+        ClientFiles::of_options(
+            self.certificate_authority.as_ref(),
+            self.client_certificate.as_ref(),
+            self.client_key.as_ref(),
+        )
     }
 }
 
@@ -363,12 +364,7 @@ impl Server {
     /// Returns whether the address is this machine's own, so that plain text leaves no machine.
     fn is_here(&self) -> bool {
         let uri = self.url.parse::<Uri>().ok();
-        let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
-        let ip = host
-            .trim_start_matches('[')
-            .trim_end_matches(']')
-            .parse::<IpAddr>();
-        host == "localhost" || ip.is_ok_and(|ip| ip.to_canonical().is_loopback())
+        is_this_machine(uri.as_ref().and_then(Uri::host).unwrap_or_default())
     }
 }
 

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
-use kplane_tls::{ClientConfig, FileError, Files as _, Wire, greet};
+use kplane_tls::{ClientConfig, FileError, Files as _, Wire, bare, greet};
 use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Response, Status, Streaming};
@@ -92,8 +92,8 @@ fn connector(
         let tls = tls.clone();
         async move {
             let host = url.host().unwrap_or_default();
-            let name = host.trim_start_matches('[').trim_end_matches(']');
-            let stream = TcpStream::connect((name, url.port_u16().unwrap_or_default())).await?;
+            let port = url.port_u16().unwrap_or_default();
+            let stream = TcpStream::connect((bare(host), port)).await?;
             stream.set_nodelay(true)?;
             greet(stream, tls, host).await.map(TokioIo::new)
         }

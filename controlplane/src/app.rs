@@ -167,9 +167,9 @@ pub enum TaskError {
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let tls = config.tls.map(|files| Follower::start(files, "serving"));
     let tls = tls.transpose()?;
-    if tls.is_none() {
-        check_plain_text(&config.agent_listen, "agents", config.insecure)?;
-        check_plain_text(&config.status_listen, "the status API", config.insecure)?;
+    if tls.is_none() && !config.insecure {
+        check_plain_text(config.agent_listen, "agents")?;
+        check_plain_text(config.status_listen, "the status API")?;
     }
     let agents = listen(config.agent_listen, "agents")?;
     let status = listen(config.status_listen, "the status API")?;
@@ -308,19 +308,17 @@ fn listen(
         })
 }
 
-/// Refuses plain text on an address that other machines reach, unless the operator allows it.
-fn check_plain_text(
-    address: &Option<SocketAddr>,
-    purpose: &'static str,
-    insecure: bool,
-) -> Result<(), BuildError> {
-    let Some(address) = address.filter(|address| !address.ip().is_loopback()) else {
-        return Ok(());
-    };
-    if !insecure {
-        return Err(BuildError::PlainText { address, purpose });
+/// Refuses plain text on an address that other machines reach.
+fn check_plain_text(address: Option<SocketAddr>, purpose: &'static str) -> Result<(), BuildError> {
+    match address.filter(is_exposed) {
+        None => Ok(()),
+        Some(address) => Err(BuildError::PlainText { address, purpose }),
     }
-    Ok(())
+}
+
+/// Returns whether other machines reach an address.
+fn is_exposed(address: &SocketAddr) -> bool {
+    !address.ip().is_loopback()
 }
 
 /// Opens a port. When a whole fleet connects at once, agents that do not fit into the backlog try
@@ -361,7 +359,7 @@ fn serve(
 ) -> Option<SocketAddr> {
     let listener = listener?;
     let address = listener.local_addr().ok();
-    if let Some(address) = address.filter(|address| tls.is_none() && !address.ip().is_loopback()) {
+    if let Some(address) = address.filter(|address| tls.is_none() && is_exposed(address)) {
         warn!(
             %address, port = door.what(),
             "serving in plain text (--insecure): any machine that reaches the address can pose as any node"

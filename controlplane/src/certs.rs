@@ -18,9 +18,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use kplane_tls::Subject;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
 use time::{Duration, OffsetDateTime};
 
@@ -125,11 +126,10 @@ pub fn main(command: &Command) -> ExitCode {
 pub fn run(command: &Command) -> Result<Vec<PathBuf>, CertsError> {
     match command {
         Command::Init { dir, host } => init(dir, host),
-        Command::Node { dir, names } => many(dir, "nodes", names, |name| {
-            subject(&format!("system:node:{name}"), Some("system:nodes"))
-        }),
-        Command::User { dir, names, admin } => many(dir, "users", names, |name| {
-            subject(name, admin.then_some(ADMINS))
+        Command::Node { dir, names } => many(dir, "nodes", names, Subject::of_node),
+        Command::User { dir, names, admin } => many(dir, "users", names, |name| Subject {
+            name: name.to_owned(),
+            groups: admin.then(|| ADMINS.to_owned()).into_iter().collect(),
         }),
     }
 }
@@ -139,7 +139,7 @@ fn init(dir: &Path, hosts: &[String]) -> Result<Vec<PathBuf>, CertsError> {
     let mut written = Vec::new();
     if !dir.join("ca.key").exists() {
         let mut params = CertificateParams::default();
-        params.distinguished_name = subject("kplane", None);
+        params.distinguished_name.push(DnType::CommonName, "kplane");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         lasts(&mut params, AUTHORITY);
@@ -153,7 +153,8 @@ fn init(dir: &Path, hosts: &[String]) -> Result<Vec<PathBuf>, CertsError> {
     let names: Vec<String> = names.into_iter().chain(hosts.iter().cloned()).collect();
     let failed = make("of the control plane");
     let mut params = CertificateParams::new(names).map_err(&failed)?;
-    params.distinguished_name = subject("kp-controlplane", None);
+    let name = "kp-controlplane";
+    params.distinguished_name.push(DnType::CommonName, name);
     params.extended_key_usages = vec![
         ExtendedKeyUsagePurpose::ServerAuth,
         ExtendedKeyUsagePurpose::ClientAuth,
@@ -167,7 +168,7 @@ fn many(
     dir: &Path,
     inside: &str,
     names: &[String],
-    subject: impl Fn(&str) -> DistinguishedName,
+    subject: impl Fn(&str) -> Subject,
 ) -> Result<Vec<PathBuf>, CertsError> {
     for name in names {
         check(name)?;
@@ -178,7 +179,13 @@ fn many(
     let mut written = Vec::new();
     for name in names {
         let mut params = CertificateParams::default();
-        params.distinguished_name = subject(name);
+        let Subject { name: user, groups } = subject(name);
+        params.distinguished_name.push(DnType::CommonName, user);
+        for group in groups {
+            params
+                .distinguished_name
+                .push(DnType::OrganizationName, group);
+        }
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         written.extend(issue(&dir, name, params, &authority)?);
     }
@@ -218,15 +225,6 @@ fn make(what: &str) -> impl Fn(rcgen::Error) -> CertsError {
         what: what.clone(),
         source,
     }
-}
-
-fn subject(name: &str, group: Option<&str>) -> DistinguishedName {
-    let mut subject = DistinguishedName::new();
-    subject.push(DnType::CommonName, name);
-    if let Some(group) = group {
-        subject.push(DnType::OrganizationName, group);
-    }
-    subject
 }
 
 fn lasts(params: &mut CertificateParams, lifetime: Duration) {

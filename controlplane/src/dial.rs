@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
-use kplane_tls::{ClientConfig, Wire, greet};
+use kplane_tls::{ClientConfig, Wire, bare, greet};
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
@@ -162,7 +162,7 @@ pub async fn resolve(url: &Uri) -> io::Result<Vec<SocketAddr>> {
 /// Returns the IP address of a URL whose host is one.
 #[must_use]
 pub fn literal(url: &Uri) -> Option<IpAddr> {
-    let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
+    let host = bare(url.host()?);
     host.parse().ok().map(|ip: IpAddr| ip.to_canonical())
 }
 

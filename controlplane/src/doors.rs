@@ -179,7 +179,10 @@ impl Door {
             let (door, config) = (Arc::clone(&door), tls.as_ref().map(Follower::current));
             async move {
                 match config {
-                    None => Some(Wire::Plain(connection)),
+                    None => {
+                        connection.occupancy().identify(Caller::PlainText);
+                        Some(Wire::Plain(connection))
+                    }
                     Some(config) => {
                         // A panic has been printed already; it ends one connection.
                         let greeted = tokio::spawn(door.handshake(connection, config));

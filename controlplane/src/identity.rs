@@ -1,4 +1,4 @@
-//! Who may do what, as far as the transport proves who a caller is.
+//! Rights of callers, as far as the transport proves who a caller is.
 //!
 //! A port without TLS proves nothing about anybody; [`crate::app`] opens such a port only on loopback or with
 //! `--insecure`. On a port with TLS, every caller needs a certificate of the authority of clients:
@@ -57,7 +57,8 @@ pub fn check_reader(caller: &Caller) -> Result<(), Status> {
 /// Checks that the caller may act on the fleet.
 ///
 /// # Errors
-/// As [`check_reader`]; `PERMISSION_DENIED` as well for callers who may only read.
+/// `UNAUTHENTICATED` without a certificate, `PERMISSION_DENIED` with that of a node or of a user who may only
+/// read.
 pub fn check_actor(caller: &Caller) -> Result<(), Status> {
     match person(caller)? {
         Some(subject) if !subject.groups.iter().any(|group| group == ADMINS) => {

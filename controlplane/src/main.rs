@@ -137,7 +137,7 @@ struct Args {
     log_format: LogFormat,
 }
 
-/// What this program does instead of serving.
+/// The tasks of this program other than serving.
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Make certificates for a cluster without an authority of its own

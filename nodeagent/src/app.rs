@@ -292,7 +292,8 @@ async fn connect(
                 status_listen: status,
                 http_listen: None,
                 tls: None,
-                insecure: false,
+                // The flags are checked: they allow the address.
+                insecure: true,
                 agent_limits: kp_controlplane::doors::Limits::AGENTS,
                 admission: Admission {
                     external_ips,

@@ -1,4 +1,4 @@
-//! Who may do what: whole agents, a control plane and callers of the status API, with certificates of
+//! Rights of callers: whole agents, a control plane and callers of the status API, with certificates of
 //! `kp-controlplane certs` and of strangers, over real sockets.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]

@@ -1,6 +1,7 @@
 //! The client's side of a handshake.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rustls::ClientConfig;
@@ -12,6 +13,19 @@ use tokio_rustls::TlsConnector;
 pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Wire for S {}
+
+/// Returns a URL's host without the brackets of an IPv6 address.
+#[must_use]
+pub fn bare(host: &str) -> &str {
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+/// Returns whether a URL's host is this machine, so that plain text to it leaves no machine.
+#[must_use]
+pub fn is_this_machine(host: &str) -> bool {
+    let ip = bare(host).parse::<IpAddr>();
+    host == "localhost" || ip.is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
 
 /// Returns the stream itself without a configuration, or else TLS inside it. `host` is the server's name or IP
 /// address, in brackets or not, and must be in the server's certificate.
@@ -26,7 +40,7 @@ pub async fn greet(
     let Some(config) = config else {
         return Ok(Box::new(stream));
     };
-    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let host = bare(host);
     let name = ServerName::try_from(host.to_owned());
     let name = name.map_err(|error| io::Error::other(format!("{host:?}: {error}")))?;
     let secured = TlsConnector::from(config).connect(name, stream).await?;

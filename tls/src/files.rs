@@ -180,6 +180,23 @@ pub struct ClientFiles {
     pub pair: Option<KeyPair>,
 }
 
+impl ClientFiles {
+    /// Returns the files that options name; `None` without authorities.
+    #[must_use]
+    pub fn of_options(
+        authorities: Option<&PathBuf>,
+        certificate: Option<&PathBuf>,
+        key: Option<&PathBuf>,
+    ) -> Option<Self> {
+        let pair = certificate.cloned().zip(key.cloned());
+        let pair = pair.map(|(certificate, key)| KeyPair { certificate, key });
+        Some(Self {
+            authorities: authorities?.clone(),
+            pair,
+        })
+    }
+}
+
 impl Files for ClientFiles {
     type Config = ClientConfig;
 

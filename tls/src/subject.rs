@@ -38,14 +38,23 @@ impl Subject {
         })
     }
 
+    /// Returns the subject of a node, in the form of kubelet's certificates: `CN=system:node:NAME`,
+    /// `O=system:nodes`.
+    #[must_use]
+    pub fn of_node(name: &str) -> Self {
+        Self {
+            name: format!("{NODE}{name}"),
+            groups: vec![NODES.to_owned()],
+        }
+    }
+
     /// Returns whether the name or a group is that of a node, even if the other is not.
     #[must_use]
     pub fn is_of_node(&self) -> bool {
         self.name.starts_with(NODE) || self.groups.iter().any(|group| group == NODES)
     }
 
-    /// Returns the node that the certificate names, in the form of kubelet's certificates:
-    /// `CN=system:node:NAME`, `O=system:nodes`.
+    /// Returns the node that the certificate names, in the form of [`Subject::of_node`].
     #[must_use]
     pub fn node(&self) -> Option<&str> {
         let node = self.name.strip_prefix(NODE).filter(|node| !node.is_empty());

@@ -206,6 +206,10 @@ fn subjects_that_name_no_node() {
     };
     let nodes = &["x", "system:nodes"][..];
     assert_eq!(subject("system:node:n1", nodes).node(), Some("n1"));
+    assert_eq!(
+        Subject::of_node("n1"),
+        subject("system:node:n1", &nodes[1..])
+    );
     for (name, groups) in [
         ("system:node:", nodes),
         ("n1", nodes),

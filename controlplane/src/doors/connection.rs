@@ -31,7 +31,7 @@ pub struct Connection {
 #[derive(Clone, Debug)]
 pub struct Occupancy(Arc<Shared>);
 
-/// What the transport proves about the peer of a connection.
+/// The identity of a connection's peer, as far as the transport proves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Caller {
     /// Nothing: the connection is plain text.
@@ -62,7 +62,7 @@ struct Shared {
     door: Arc<Door>,
     number: u64,
     peer: SocketAddr,
-    /// Set by the handshake, before the first request; plain text has none.
+    /// Set before the first request. A connection for which nothing is recorded proves nothing.
     caller: OnceLock<Caller>,
     state: Mutex<State>,
     /// Waker of the task that reads and writes.
@@ -110,12 +110,12 @@ impl Occupancy {
     /// Returns what the transport proves about the peer.
     #[must_use]
     pub fn caller(&self) -> &Caller {
-        self.0.caller.get().unwrap_or(&Caller::PlainText)
+        self.0.caller.get().unwrap_or(&Caller::Anonymous)
     }
 
-    /// Records the outcome of the handshake.
+    /// Records what the transport proves.
     pub(super) fn identify(&self, caller: Caller) {
-        // A connection has one handshake.
+        // This happens once for each connection.
         let _ = self.0.caller.set(caller);
     }
 

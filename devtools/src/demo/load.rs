@@ -1,4 +1,4 @@
-//! What one Service goes through under load: its pods are replaced, and an agent is killed and
+//! The fate of one Service under load: its pods are replaced, and an agent is killed and
 //! started again.
 
 use std::collections::BTreeMap;

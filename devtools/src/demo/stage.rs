@@ -1,6 +1,7 @@
 //! The state of the demo: a copy of the manifests, the network around them, and the processes on
 //! it. One control plane and one agent for each node; their logs are files.
 
+use std::ffi::OsString;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -150,16 +151,10 @@ impl Stage {
         let cidrs = self.world.cluster_cidrs.iter().map(ToString::to_string);
         let cidrs: Vec<String> = cidrs.collect();
         let mut command = self.command("kp-nodeagent", log)?;
-        let own = pair(&self.certs(), &format!("nodes/{owner}"));
         command
+            .args(self.identity(&format!("nodes/{owner}")))
             .arg(format!("--node-name={node}"))
             .arg(format!("--control-plane=https://{plane}"))
-            .arg("--certificate-authority")
-            .arg(self.certs().join("ca.crt"))
-            .arg("--client-certificate")
-            .arg(own.certificate)
-            .arg("--client-key")
-            .arg(own.key)
             .arg("--cache-dir")
             .arg(self.folder.path().join("cache"));
         if !cidrs.is_empty() {
@@ -201,16 +196,8 @@ impl Stage {
     /// Returns a command of `kpctl`.
     pub(crate) fn kpctl(&self, args: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("kpctl"));
-        let own = pair(&self.certs(), &format!("users/{AUDIENCE}"));
-        command
-            .arg("--certificate-authority")
-            .arg(self.certs().join("ca.crt"))
-            .arg("--client-certificate")
-            .arg(own.certificate)
-            .arg("--client-key")
-            .arg(own.key)
-            .args(args)
-            .stdin(Stdio::null());
+        let own = self.identity(&format!("users/{AUDIENCE}"));
+        command.args(own).args(args).stdin(Stdio::null());
         command
     }
 
@@ -293,6 +280,19 @@ impl Stage {
     /// Returns the path of a process' log.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.folder.path().join("logs").join(format!("{name}.log"))
+    }
+
+    /// Returns the options by which a program shows a certificate.
+    fn identity(&self, name: &str) -> [OsString; 6] {
+        let own = pair(&self.certs(), name);
+        [
+            "--certificate-authority".into(),
+            self.certs().join("ca.crt").into(),
+            "--client-certificate".into(),
+            own.certificate.into(),
+            "--client-key".into(),
+            own.key.into(),
+        ]
     }
 
     /// Returns the folder of the certificates.

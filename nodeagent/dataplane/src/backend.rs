@@ -196,7 +196,6 @@ pub enum Verification {
 }
 
 /// An opened backend: the data paths of both families, which do not wait for each other.
-#[allow(missing_debug_implementations, reason = "it is made of trait objects")]
 pub struct Backend {
     /// The facts that hold for this backend on every machine.
     pub description: &'static Description,

@@ -7,11 +7,10 @@ use clap::Args;
 use kp_controlplane::admission::ReservedPlace;
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
-use kp_controlplane::dial::literal;
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
 use kplane_model::{Cidr, NodeName};
-use kplane_tls::{ClientFiles, KeyPair};
+use kplane_tls::{ClientFiles, is_this_machine};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::Problem;
@@ -139,8 +138,8 @@ struct IdentityFlags {
     #[arg(long, value_name = "FILE", requires = "client_certificate")]
     client_key: Option<PathBuf>,
 
-    /// Connect in plain text to a control plane on another machine. A machine on the way can then change what this
-    /// node programs.
+    /// Connect in plain text to a control plane on another machine, which lets a machine on the way change what this
+    /// node programs. With --standalone: allow a --status-bind-address that other machines reach.
     #[arg(long)]
     insecure: bool,
 }
@@ -165,34 +164,42 @@ impl IdentityFlags {
                     .into(),
             );
         }
-        let Some(authorities) = self.certificate_authority.clone() else {
-            if secure > 0 {
-                return wrong(
-                    "--control-plane https:// needs --certificate-authority FILE, and --client-certificate and \
-                     --client-key to say which node this is"
-                        .into(),
-                );
+        let files = ClientFiles::of_options(
+            self.certificate_authority.as_ref(),
+            self.client_certificate.as_ref(),
+            self.client_key.as_ref(),
+        );
+        let is_elsewhere =
+            |endpoint: &&Endpoint| !is_this_machine(endpoint.uri().host().unwrap_or_default());
+        let elsewhere = endpoints.iter().find(is_elsewhere);
+        match (&files, secure > 0, elsewhere) {
+            (Some(_), false, _) => {
+                wrong("--certificate-authority is for a --control-plane with https://".into())
             }
-            let is_here = |endpoint: &Endpoint| {
-                let host = endpoint.uri().host().unwrap_or_default();
-                host == "localhost" || literal(endpoint.uri()).is_some_and(|ip| ip.is_loopback())
-            };
-            let elsewhere = endpoints.iter().find(|endpoint| !is_here(endpoint));
-            return match elsewhere.filter(|_| !self.insecure) {
-                None => Ok(None),
-                Some(endpoint) => wrong(format!(
-                    "--control-plane {} is plain text to another machine: use https:// with --certificate-authority, \
-                     --client-certificate and --client-key, or allow it with --insecure",
-                    endpoint.uri()
-                )),
-            };
-        };
-        if secure == 0 {
-            return wrong("--certificate-authority is for a --control-plane with https://".into());
+            (None, true, _) => wrong(
+                "--control-plane https:// needs --certificate-authority FILE, and --client-certificate and \
+                 --client-key to say which node this is"
+                    .into(),
+            ),
+            (None, false, Some(endpoint)) if !self.insecure => wrong(format!(
+                "--control-plane {} is plain text to another machine: use https:// with --certificate-authority, \
+                 --client-certificate and --client-key, or allow it with --insecure",
+                endpoint.uri()
+            )),
+            _ => Ok(files),
         }
-        let pair = self.client_certificate.clone().zip(self.client_key.clone());
-        let pair = pair.map(|(certificate, key)| KeyPair { certificate, key });
-        Ok(Some(ClientFiles { authorities, pair }))
+    }
+
+    /// Checks the address of the status API of `--standalone`, which has no TLS.
+    fn check_status(&self, status: Option<SocketAddr>) -> Result<Option<SocketAddr>, Problem> {
+        match status.filter(|status| !status.ip().is_loopback() && !self.insecure) {
+            None => Ok(status),
+            Some(exposed) => Err(Problem::new(
+                "--status-bind-address",
+                exposed.to_string(),
+                "serves other machines in plain text: use a loopback address, or allow it with --insecure",
+            )),
+        }
     }
 }
 
@@ -231,7 +238,9 @@ impl SourceFlags {
                     .unwrap_or(STATUS_ADDRESS);
                 Ok(Source::Standalone {
                     origin,
-                    status: address("--status-bind-address", status)?,
+                    status: self
+                        .identity
+                        .check_status(address("--status-bind-address", status)?)?,
                     external_ips: self.external_ips()?,
                     reserved: self.reserved()?,
                 })

@@ -104,6 +104,7 @@ fn addresses_of_control_planes() {
     assert_eq!(endpoints[0].uri().to_string(), "https://a:7443/");
     assert_eq!(tls.unwrap().pair.unwrap().certificate.to_str(), Some("c"));
     config("--control-plane http://localhost --control-plane 127.0.0.2:1");
+    config("--standalone --manifests src --status-bind-address 0.0.0.0:7444 --insecure");
 }
 
 #[test]
@@ -285,6 +286,10 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         (
             "--standalone --manifests src --external-ip-cidr 192.0.2.1",
             "--external-ip-cidr: 192.0.2.1: not an address range",
+        ),
+        (
+            "--standalone --manifests src --status-bind-address 0.0.0.0:7444",
+            "serves other machines in plain text",
         ),
         (
             "--control-plane https://a:1",

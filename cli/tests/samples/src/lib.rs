@@ -1,4 +1,4 @@
-//! What a control plane may answer: for kpctl's unit tests, and for those of the program.
+//! Answers of a control plane, for kpctl's unit tests, and for those of the program.
 
 #![allow(clippy::unwrap_used, reason = "for tests")]
 
