@@ -122,8 +122,8 @@ pub enum BuildError {
         purpose: &'static str,
     },
     /// A certificate or key cannot be used.
-    #[error("cannot set up TLS")]
-    Tls(#[from] FileError),
+    #[error("cannot set up TLS: {0}")]
+    Tls(FileError),
     /// The source cannot deliver anything.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -166,7 +166,7 @@ pub enum TaskError {
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let tls = config.tls.map(|files| Follower::start(files, "serving"));
-    let tls = tls.transpose()?;
+    let tls = tls.transpose().map_err(BuildError::Tls)?;
     if tls.is_none() && !config.insecure {
         check_plain_text(config.agent_listen, "agents")?;
         check_plain_text(config.status_listen, "the status API")?;

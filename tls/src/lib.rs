@@ -16,7 +16,7 @@ mod subject;
 #[cfg(test)]
 mod tests;
 
-pub use connect::{Wire, bare, greet, is_this_machine};
+pub use connect::{Wire, bare, explain, greet, is_this_machine};
 pub use files::{ClientFiles, FileError, Files, KeyPair, ServerFiles};
 pub use follow::{Follower, INTERVAL};
 pub use subject::Subject;

@@ -149,6 +149,18 @@ async fn everybody_else_is_refused() {
     refused(None, "cp.example").await;
 }
 
+#[tokio::test]
+async fn a_server_in_plain_text_is_named() {
+    let authority = Authority::new("a");
+    let (near, mut far) = tokio::io::duplex(64 << 10);
+    far.write_all(b"HTTP/1.1 400 Bad Request\r\n")
+        .await
+        .unwrap();
+    let client = Some(authority.client(None));
+    let error = greet(near, client, "cp.example").await.err().unwrap();
+    assert_eq!(error.to_string(), "the peer speaks plain text, not TLS");
+}
+
 #[test]
 fn files_that_cannot_be_used_are_named() {
     let authority = Authority::new("a");

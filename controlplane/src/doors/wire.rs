@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use kplane_tls::{ServerConfig, Subject};
+use kplane_tls::{ServerConfig, Subject, explain};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -38,7 +38,7 @@ impl Door {
         let occupancy = connection.occupancy().clone();
         let accepted = timeout(HANDSHAKE, TlsAcceptor::from(config).accept(connection)).await;
         let accepted = accepted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        let greeted = accepted.and_then(|stream| {
+        let greeted = accepted.map_err(explain).and_then(|stream| {
             let caller = caller(&stream)?;
             occupancy.identify(caller);
             Ok(Wire::Tls(Box::new(stream)))
