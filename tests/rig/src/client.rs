@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Error, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::ops::Range;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
@@ -16,6 +18,9 @@ use crate::netns::NetNs;
 /// The default time that a probe waits for an answer. TCP repeats a SYN after the same time, so a
 /// lost packet is a failure and not a delay.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Source ports of probes: Linux' default range for clients, above the node ports.
+const PORTS: Range<u16> = 32_768..61_000;
 
 /// A transport that the echo servers speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -225,9 +230,25 @@ impl Probe {
     fn socket(&self, kind: Type) -> Result<Socket, Error> {
         let socket = Socket::new(Domain::for_address(self.to), kind, None)?;
         if let Some(ip) = self.source {
-            socket.bind(&SocketAddr::new(ip, 0).into())?;
+            bind_fresh(&socket, ip)?;
         }
         Ok(socket)
+    }
+}
+
+/// Binds to a port that this process has used least recently. IPVS takes a SYN from the port of a closed
+/// connection to the endpoint of that connection, whatever the client's affinity says by then
+/// (`is_new_conn_expected` of Linux); random ports would meet such a port now and then.
+fn bind_fresh(socket: &Socket, ip: IpAddr) -> Result<(), Error> {
+    static USED: AtomicUsize = AtomicUsize::new(0);
+    let mut tries = 100;
+    loop {
+        let used = USED.fetch_add(1, Ordering::Relaxed) % usize::from(PORTS.end - PORTS.start);
+        let port = PORTS.start + used as u16;
+        match socket.bind(&SocketAddr::new(ip, port).into()) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && tries > 0 => tries -= 1,
+            bound => return bound,
+        }
     }
 }
 
