@@ -18,6 +18,8 @@ mod tests;
 pub use connection::{Caller, Connection, Occupancy, Occupied};
 pub use wire::Wire;
 
+pub(crate) use book::network;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

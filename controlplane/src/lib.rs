@@ -3,6 +3,7 @@
 mod admin;
 pub mod admission;
 pub mod app;
+pub mod authority;
 pub mod certs;
 pub mod check;
 pub mod convert;

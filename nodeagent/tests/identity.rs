@@ -92,12 +92,12 @@ impl Plane {
             agent_listen: any,
             status_listen: any,
             http_listen: None,
-            tls: Some(certs.server()),
-            insecure: false,
+            protection: control_plane::Protection::Files(certs.server()),
             agent_limits: Limits::AGENTS,
             admission: Admission::default(),
             cliff_guard: CliffGuard::default(),
             events: false,
+            identity: kp_controlplane::identity::Config::default(),
         });
         Self {
             bound: bound.await.unwrap(),
@@ -198,7 +198,7 @@ async fn an_agent_speaks_for_the_node_of_its_certificate_alone() {
     for (own, reason) in [
         (
             Some(certs.pair("nodes/n2")),
-            "the certificate is of node \"n2\"",
+            "the credential is of node \"n2\"",
         ),
         (Some(certs.pair("users/bob")), "names no node"),
         (None, "agents need a certificate of their node"),
@@ -291,12 +291,12 @@ async fn plain_text_is_refused_on_addresses_of_others() {
         agent_listen: Some(listen.parse().unwrap()),
         status_listen: None,
         http_listen: None,
-        tls: None,
-        insecure,
+        protection: control_plane::Protection::PlainText { exposed: insecure },
         agent_limits: Limits::AGENTS,
         admission: Admission::default(),
         cliff_guard: CliffGuard::default(),
         events: false,
+        identity: kp_controlplane::identity::Config::default(),
     };
     let error = control_plane::build(config("0.0.0.0:0", false))
         .await

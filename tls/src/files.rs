@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::server::{VerifierBuilderError, WantsServerCert, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
 
 use crate::{ALPN, provider};
 
@@ -75,6 +75,14 @@ pub enum FileError {
         /// The library's error.
         source: VerifierBuilderError,
     },
+    /// The file contains something else than it should.
+    #[error("{}: {reason}", file.display())]
+    Content {
+        /// The file.
+        file: PathBuf,
+        /// The problem, and what to do about it. Never a part of the file.
+        reason: String,
+    },
     /// This build lacks TLS 1.3, which is a bug.
     #[error("cannot set up TLS 1.3: {0}")]
     Protocol(rustls::Error),
@@ -106,13 +114,8 @@ pub struct KeyPair {
 
 impl KeyPair {
     fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), FileError> {
-        let chain = certificates(&self.certificate)?;
-        let bytes = read(&self.key)?;
-        let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|source| FileError::Pem {
-            file: self.key.clone(),
-            wanted: "private key",
-            source,
-        })?;
+        let chain = certificates(&self.certificate, &read(&self.certificate)?)?;
+        let key = private_key(&self.key, &read(&self.key)?)?;
         Ok((chain, key))
     }
 
@@ -145,30 +148,83 @@ impl Files for ServerFiles {
     }
 
     fn load(&self) -> Result<Arc<ServerConfig>, FileError> {
-        let builder = ServerConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(FileError::Protocol)?;
-        let builder = match &self.client_authorities {
-            None => builder.with_no_client_auth(),
-            Some(file) => {
-                let roots = Arc::new(authorities(file)?);
-                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
-                    .allow_unauthenticated()
-                    .build();
-                builder.with_client_cert_verifier(verifier.map_err(|source| {
-                    FileError::Clients {
-                        file: file.clone(),
-                        source,
-                    }
-                })?)
-            }
+        let clients = match &self.client_authorities {
+            None => None,
+            Some(file) => Some((file.as_path(), authorities(file, &read(file)?)?)),
         };
         let (chain, key) = self.pair.read()?;
-        let config = builder.with_single_cert(chain, key);
-        let mut config = config.map_err(|source| self.pair.mismatch(source))?;
-        config.alpn_protocols = vec![ALPN.to_vec()];
-        Ok(Arc::new(config))
+        let config = server(clients)?.with_single_cert(chain, key);
+        let config = config.map_err(|source| self.pair.mismatch(source))?;
+        Ok(with_protocol(config))
     }
+}
+
+/// A server's certificates and keys that are in no file.
+#[derive(Debug)]
+pub struct ServerPems {
+    /// The place from which they come, for errors.
+    pub place: PathBuf,
+    /// The server's certificate, followed by those of its issuers in between.
+    pub chain: Vec<u8>,
+    /// The private key of it.
+    pub key: Vec<u8>,
+    /// The authorities of clients; empty = clients are asked for no certificate.
+    pub client_authorities: Vec<u8>,
+}
+
+impl ServerPems {
+    /// Makes the configuration.
+    ///
+    /// # Errors
+    /// [`FileError`] names the place.
+    pub fn load(&self) -> Result<Arc<ServerConfig>, FileError> {
+        let place = self.place.as_path();
+        let clients = match self.client_authorities.is_empty() {
+            true => None,
+            false => Some((place, authorities(place, &self.client_authorities)?)),
+        };
+        let chain = certificates(place, &self.chain)?;
+        let key = private_key(place, &self.key)?;
+        let config = server(clients)?.with_single_cert(chain, key);
+        let config = config.map_err(|source| FileError::Pair {
+            certificate: place.to_owned(),
+            key: place.to_owned(),
+            source,
+        })?;
+        Ok(with_protocol(config))
+    }
+}
+
+/// Returns the bytes in DER of the first certificate in PEM.
+#[must_use]
+pub fn der(certificate: &str) -> Option<Vec<u8>> {
+    let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).ok()?;
+    Some(certificate.to_vec())
+}
+
+/// Begins a server's configuration with the authorities of clients.
+fn server(
+    clients: Option<(&Path, RootCertStore)>,
+) -> Result<ConfigBuilder<ServerConfig, WantsServerCert>, FileError> {
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(FileError::Protocol)?;
+    let Some((file, roots)) = clients else {
+        return Ok(builder.with_no_client_auth());
+    };
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+        .allow_unauthenticated()
+        .build();
+    let verifier = verifier.map_err(|source| FileError::Clients {
+        file: file.to_owned(),
+        source,
+    })?;
+    Ok(builder.with_client_cert_verifier(verifier))
+}
+
+fn with_protocol(mut config: ServerConfig) -> Arc<ServerConfig> {
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Arc::new(config)
 }
 
 /// The files of a client.
@@ -213,7 +269,7 @@ impl Files for ClientFiles {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .map_err(FileError::Protocol)?
-            .with_root_certificates(authorities(&self.authorities)?);
+            .with_root_certificates(authorities(&self.authorities, &read(&self.authorities)?)?);
         let mut config = match &self.pair {
             None => builder.with_no_client_auth(),
             Some(pair) => {
@@ -227,10 +283,10 @@ impl Files for ClientFiles {
     }
 }
 
-/// Returns the authorities of a file; at least one.
-fn authorities(file: &Path) -> Result<RootCertStore, FileError> {
+/// Returns the authorities in PEM; at least one. `file` is for errors.
+fn authorities(file: &Path, bytes: &[u8]) -> Result<RootCertStore, FileError> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(file)? {
+    for certificate in certificates(file, bytes)? {
         roots
             .add(certificate)
             .map_err(|source| FileError::Authority {
@@ -241,10 +297,9 @@ fn authorities(file: &Path) -> Result<RootCertStore, FileError> {
     Ok(roots)
 }
 
-/// Returns the certificates of a file; at least one.
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
-    let bytes = read(file)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+/// Returns the certificates in PEM; at least one. `file` is for errors.
+fn certificates(file: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, FileError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
     let found = found.map_err(|source| FileError::Pem {
         file: file.to_owned(),
         wanted: "valid certificate",
@@ -258,8 +313,20 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> 
     Ok(found)
 }
 
+/// Returns the private key in PEM. `file` is for errors.
+fn private_key(file: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, FileError> {
+    PrivateKeyDer::from_pem_slice(bytes).map_err(|source| FileError::Pem {
+        file: file.to_owned(),
+        wanted: "private key",
+        source,
+    })
+}
+
 /// Reads a file of limited size.
-pub(crate) fn read(file: &Path) -> Result<Vec<u8>, FileError> {
+///
+/// # Errors
+/// [`FileError::Read`] and [`FileError::Large`].
+pub fn read(file: &Path) -> Result<Vec<u8>, FileError> {
     let failed = |source| FileError::Read {
         file: file.to_owned(),
         source,

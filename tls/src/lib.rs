@@ -12,14 +12,16 @@ mod connect;
 mod files;
 mod follow;
 mod subject;
+mod token;
 
 #[cfg(test)]
 mod tests;
 
 pub use connect::{Wire, bare, explain, greet, is_this_machine};
-pub use files::{ClientFiles, FileError, Files, KeyPair, ServerFiles};
-pub use follow::{Follower, INTERVAL};
-pub use subject::Subject;
+pub use files::{ClientFiles, FileError, Files, KeyPair, ServerFiles, ServerPems, der, read};
+pub use follow::{Follower, INTERVAL, Publisher, published};
+pub use subject::{Subject, ends_at};
+pub use token::{Token, TokenFile};
 
 pub use rustls::{ClientConfig, ServerConfig};
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use kplane_tls::{ServerConfig, Subject, explain};
+use kplane_tls::{ServerConfig, Subject, ends_at, explain};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -62,7 +62,7 @@ fn caller(stream: &TlsStream<Connection>) -> io::Result<Caller> {
         return Ok(Caller::Anonymous);
     };
     match Subject::of(certificate) {
-        Some(subject) => Ok(Caller::Certificate(subject)),
+        Some(subject) => Ok(Caller::Certificate(subject, ends_at(certificate))),
         None => Err(io::Error::other(
             "the certificate has no single common name (CN) in its subject",
         )),

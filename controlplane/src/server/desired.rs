@@ -10,6 +10,7 @@ use tonic::{Request, Response, Status};
 
 use super::attendance::Attendance;
 use crate::hub::Hub;
+use crate::identity::{Right, Visitor};
 use crate::publish::{Cursor, Piece};
 
 /// The server of desired state.
@@ -34,7 +35,11 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
         &self,
         request: Request<pb::WatchNodeRequest>,
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
+        let visitor = request.extensions().get::<Visitor>().cloned();
         let node = request.into_inner().node_name;
+        if let Some(visitor) = visitor {
+            visitor.may(&Right::ReadDesired(node.clone())).await?;
+        }
         if !self.hub.store.knows(&node) && self.hub.fleet.record(&node).is_none() {
             return Err(Status::not_found(format!(
                 "no node named {node:?} is known"

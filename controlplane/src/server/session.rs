@@ -12,6 +12,7 @@ use kplane_proto::PROTOCOL_VERSION;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
 };
+use kplane_tls::Token;
 use prost::Message;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -24,7 +25,7 @@ use super::{confidence, millis};
 use crate::doors::Occupancy;
 use crate::fleet::{NotBegun, Session};
 use crate::hub::Hub;
-use crate::identity;
+use crate::identity::{Sentry, Visitor};
 use crate::publish::{Cursor, Head, Piece};
 
 /// Maximum time until an agent that connects has sent its Hello.
@@ -48,6 +49,8 @@ pub(super) struct Peer {
     pub(super) address: String,
     /// The connection that carries the stream; `None` in the same process.
     pub(super) connection: Option<Occupancy>,
+    /// The caller; `None` in the same process.
+    pub(super) visitor: Option<Visitor>,
 }
 
 /// Serves one agent until one side ends the stream.
@@ -63,11 +66,10 @@ pub(super) async fn run(
         return Err(Status::invalid_argument("the first message must be Hello"));
     };
     let node = check_hello(&hello)?;
-    if let Some(connection) = &peer.connection {
-        identity::check_agent(connection.caller(), &node).inspect_err(|status| {
-            warn!(%node, reason = status.message(), "refused a stream");
-        })?;
-    }
+    let sentry = match &peer.visitor {
+        Some(visitor) => visitor.speak_for(&node).await?,
+        None => Sentry::idle(),
+    };
     // An agent in the same process is trusted: the cluster may even lack its Node.
     let needs_node = hub.names_are_nodes() && peer.connection.is_some();
     if needs_node && hub.store.head().borrow().synced {
@@ -94,6 +96,7 @@ pub(super) async fn run(
         control: Control::default(),
         questions: Questions::new(questions),
         last_heard: Instant::now(),
+        sentry,
         hub: &hub,
         node,
         needs_node,
@@ -209,6 +212,7 @@ struct AgentStream<'a> {
     control: Control,
     questions: Questions,
     last_heard: Instant,
+    sentry: Sentry,
 }
 
 impl AgentStream<'_> {
@@ -237,6 +241,7 @@ impl AgentStream<'_> {
                     changed.map_err(|_| closing())?;
                 }
                 inspect = self.questions.next() => self.control.inspect = Some(inspect),
+                refusal = self.sentry.ended() => return Err(refusal.into()),
                 _ = beat.tick() => self.beat()?,
             }
         }
@@ -269,6 +274,11 @@ impl AgentStream<'_> {
             Some(agent_message::Kind::Report(report)) => self.session.report(report),
             Some(agent_message::Kind::Ping(ping)) => self.control.pong = Some(ping.token),
             Some(agent_message::Kind::Inspection(told)) => self.questions.answered(told),
+            Some(agent_message::Kind::Renewal(renewal)) => {
+                if let Some(token) = Token::parse(&renewal.token) {
+                    self.sentry.renew(token);
+                }
+            }
             // A newer agent may send kinds of messages that this version does not know.
             Some(agent_message::Kind::Pong(_)) | None => {}
             Some(agent_message::Kind::Hello(_)) => {

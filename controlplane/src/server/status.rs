@@ -15,7 +15,7 @@ use super::pages::Picture;
 use super::{questions, views};
 use crate::doors::Occupancy;
 use crate::hub::{Approved, Closing, Hub, Seen};
-use crate::identity;
+use crate::identity::{Right, Visitor};
 
 /// Minimum time between two answers of a watch.
 pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -95,14 +95,15 @@ impl StatusService for StatusServer {
         request: Request<pb::ApproveRequest>,
     ) -> Result<Response<pb::ApproveResponse>, Status> {
         let connection = request.extensions().get::<Occupancy>().cloned();
-        if let Some(connection) = &connection {
-            identity::check_actor(connection.caller())?;
-        }
+        let visitor = request.extensions().get::<Visitor>().cloned();
         let seen = request.into_inner();
         let nodes = self.hub.fleet.holding();
         let held = self.hub.summary().borrow().held.is_some();
         if !held && nodes.is_empty() && !self.hub.store.trust().is_partial() {
             let revision = self.hub.store.head().borrow().revision;
+            if let Some(visitor) = visitor {
+                visitor.did(&Right::Act, "approved deletions while nothing was held");
+            }
             return Ok(Response::new(views::approved(
                 None,
                 String::new(),
@@ -128,9 +129,7 @@ impl StatusService for StatusServer {
             peer = connection
                 .as_ref()
                 .map(|connection| connection.peer().to_string()),
-            by = connection
-                .as_ref()
-                .and_then(|connection| connection.caller().name()),
+            by = visitor.as_ref().and_then(Visitor::name),
             services,
             without_endpoints = endpoints,
             nodes = nodes.len(),
@@ -138,6 +137,16 @@ impl StatusService for StatusServer {
             revision,
             "approved: objects that are missing from the source are removed"
         );
+        if let Some(visitor) = visitor {
+            visitor.did(
+                &Right::Act,
+                &format!(
+                    "approved that {services} Services go and {endpoints} more lose their endpoints, on {} nodes that \
+                     held objects",
+                    nodes.len()
+                ),
+            );
+        }
         let released = released.as_ref();
         Ok(Response::new(views::approved(
             released, doubt, &nodes, revision,
