@@ -275,12 +275,14 @@ async fn connect(
         Source::ControlPlane {
             endpoints,
             tls,
+            server_name,
             token,
         } => {
             let tls = tls.map(|files| Follower::start(files, "control plane"));
             let token = token.map(|file| Follower::start(TokenFile(file), "token"));
             let credentials = Credentials {
                 tls: tls.transpose()?,
+                server_name: server_name.map(Into::into),
                 token: token.transpose()?,
             };
             let engine = engine.clone();

@@ -451,6 +451,7 @@ async fn a_control_plane_may_come_and_go() {
     let source = Source::ControlPlane {
         endpoints: vec![endpoint],
         tls: None,
+        server_name: None,
         token: None,
     };
     let agent = app::build(config("n1", source)).await.unwrap();
@@ -613,6 +614,7 @@ async fn failing_over_to_a_control_plane_with_another_folder_deletes_nothing() {
     let source = Source::ControlPlane {
         endpoints: endpoints.into(),
         tls: None,
+        server_name: None,
         token: None,
     };
     let agent = app::build(config("n1", source)).await.unwrap();

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -27,6 +27,8 @@ const BURST: u32 = 10;
 const REFILL: Duration = Duration::from_secs(10);
 /// Most callers whose lines are counted; further ones share their lines.
 const MAX_CALLERS: usize = 4_096;
+/// The address of those further ones: one that no caller has.
+const SHARED: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// The place of the audit log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,7 +46,7 @@ pub enum AuditLog {
 #[derive(Debug, Default)]
 pub struct Audit {
     lines: Option<SyncSender<String>>,
-    callers: Mutex<HashMap<IpAddr, Bucket>>,
+    callers: Mutex<Callers>,
     dropped: AtomicU64,
 }
 
@@ -84,6 +86,14 @@ struct Line<'a> {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+/// The callers with refusals of the last minutes.
+#[derive(Debug, Default)]
+struct Callers {
+    by_address: HashMap<IpAddr, Bucket>,
+    /// Time at which callers without recent refusals were last removed. That costs as much as there are callers.
+    swept: Option<Instant>,
 }
 
 /// The lines that a caller may still have.
@@ -152,23 +162,30 @@ impl Audit {
 
     /// Takes one of a caller's lines; returns the number of those left out before it. `None` = none is left.
     fn take(&self, from: IpAddr) -> Option<u64> {
-        let now = Instant::now();
         let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
-        if callers.len() >= MAX_CALLERS {
-            callers.retain(|_, bucket| bucket.filled.elapsed() < REFILL * BURST);
+        callers.bucket(network(from)).take(Instant::now())
+    }
+}
+
+impl Callers {
+    fn bucket(&mut self, caller: IpAddr) -> &mut Bucket {
+        let now = Instant::now();
+        let full = self.by_address.len() >= MAX_CALLERS;
+        if full && self.swept.is_none_or(|swept| swept.elapsed() >= REFILL) {
+            self.swept = Some(now);
+            self.by_address
+                .retain(|_, bucket| bucket.filled.elapsed() < REFILL * BURST);
         }
-        let caller = network(from);
-        let caller = match callers.len() >= MAX_CALLERS && !callers.contains_key(&caller) {
-            // An address that no caller has.
-            true => IpAddr::from([0, 0, 0, 0]),
+        let full = self.by_address.len() >= MAX_CALLERS;
+        let caller = match full && !self.by_address.contains_key(&caller) {
+            true => SHARED,
             false => caller,
         };
-        let bucket = callers.entry(caller).or_insert(Bucket {
+        self.by_address.entry(caller).or_insert(Bucket {
             left: BURST,
             filled: now,
             left_out: 0,
-        });
-        bucket.take(now)
+        })
     }
 }
 
@@ -226,7 +243,7 @@ mod tests {
             let [high, low] = number.to_be_bytes();
             audit.take(IpAddr::from([10, 0, high, low]));
         }
-        assert!(audit.callers.lock().unwrap().len() <= MAX_CALLERS + 1);
+        assert!(audit.callers.lock().unwrap().by_address.len() <= MAX_CALLERS + 1);
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub enum Source {
         endpoints: Vec<Endpoint>,
         /// Files for TLS; `None` = plain text.
         tls: Option<ClientFiles>,
+        /// Name that the control planes' certificate must have, in place of the host of their address.
+        server_name: Option<String>,
         /// File with the agent's token, if it has one.
         token: Option<PathBuf>,
     },
@@ -130,6 +132,11 @@ struct IdentityFlags {
         hide_env = true
     )]
     certificate_authority: Option<PathBuf>,
+
+    /// Name that the control plane's certificate must have, in place of the host in --control-plane. The certificates
+    /// that a control plane in a cluster makes itself have kplane-controlplane.NAMESPACE.svc.
+    #[arg(long, value_name = "NAME", requires = "certificate_authority")]
+    tls_server_name: Option<String>,
 
     /// Certificate of this node, with the subject CN=system:node:NAME, O=system:nodes: one of
     /// `kp-controlplane certs node`, or kubelet's own.
@@ -284,9 +291,11 @@ impl SourceFlags {
                 let endpoints: Vec<Endpoint> = endpoints.collect::<Result<_, _>>()?;
                 let tls = self.identity.check(&endpoints)?;
                 let token = self.identity.token_file.clone();
+                let server_name = self.identity.tls_server_name.clone();
                 Ok(Source::ControlPlane {
                     endpoints,
                     tls,
+                    server_name,
                     token,
                 })
             }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -65,6 +66,8 @@ pub struct Grpc {
 pub struct Credentials {
     /// Configuration of connections; `None` = plain text.
     pub tls: Option<Follower<ClientConfig>>,
+    /// Name that the control plane's certificate must have, in place of the host of its address.
+    pub server_name: Option<Arc<str>>,
     /// The agent's token, if it has one.
     pub token: Option<Follower<Token>>,
 }
@@ -149,7 +152,7 @@ impl Grpc {
         remote.places = places.iter().copied().collect();
         (self.peers)(self.places());
         let connected = endpoint
-            .connect_with_connector(dialer.to(places, tls))
+            .connect_with_connector(dialer.to(places, tls, self.credentials.server_name.clone()))
             .await;
         (address, connected.map_err(|error| chain(&error)))
     }

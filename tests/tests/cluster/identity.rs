@@ -268,3 +268,71 @@ pub(crate) fn known_agents_come_back_while_the_api_server_is_away() -> Result<()
         tidy(world.api())
     })
 }
+
+/// Two replicas that start at once agree on one authority, which outlives both, and publish it.
+pub(crate) fn replicas_make_one_authority_and_keep_it() -> Result<()> {
+    with_world(|world| {
+        let api = world.api();
+        let account = world
+            .cluster
+            .account_kubeconfig("kplane/kplane-controlplane")?;
+        let certs = world.cluster.folder().join("own-certs");
+        std::fs::create_dir_all(&certs)?;
+        let start = |replica| SecurePlane::start_own(world, &account, replica, &certs);
+        let planes = [start(0)?, start(1)?];
+        let bundle = eventually(DEADLINE, "the bundle is published", || {
+            let map = api.get("ConfigMap", "kplane/kplane-ca")?;
+            let bundle = map.and_then(|map| Some(map["data"]["ca.crt"].as_str()?.to_owned()));
+            bundle.context("no bundle")
+        })?;
+        std::fs::write(certs.join("ca.crt"), &bundle)?;
+        let token = pod_token(api, AGENT, "agent-1", "node-1", "kplane")?;
+        let serves = |plane: &SecurePlane| {
+            let agent = plane.caller(None, Some(&token))?;
+            eventually(DEADLINE, "a replica serves", || {
+                let code = agent.hello("node-1")?;
+                ensure!(code == Code::Ok, "{code:?}");
+                anyhow::Ok(())
+            })
+        };
+        for plane in &planes {
+            serves(plane)?;
+        }
+        drop(planes);
+        let secret = |api: &Api| {
+            let secret = api.get("Secret", "kplane/kplane-certificates")?;
+            Ok::<_, anyhow::Error>(secret.context("no Secret")?["data"].clone())
+        };
+        let before = secret(api)?;
+        serves(&start(0)?)?;
+        ensure!(secret(api)? == before, "the Secret has changed");
+
+        // What is in the Secret is not ours: the control plane says so, and writes nothing.
+        let data = json!({ "data": { "ca.key": "bm9uc2Vuc2U=" } });
+        api.patch("Secret", "kplane/kplane-certificates", &data)?;
+        let plane = start(0)?;
+        eventually(DEADLINE, "the control plane says what is wrong", || {
+            let log = world.logged("plane-secure-0")?;
+            ensure!(
+                log.contains("delete it, and the control plane makes new ones"),
+                "{log}"
+            );
+            anyhow::Ok(())
+        })?;
+        api.delete("Secret", "kplane/kplane-certificates")?;
+        let made = eventually(DEADLINE, "a new authority is published", || {
+            let map = api
+                .get("ConfigMap", "kplane/kplane-ca")?
+                .context("no bundle")?;
+            let now = map["data"]["ca.crt"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
+            ensure!(now != bundle, "the old bundle");
+            anyhow::Ok(now)
+        })?;
+        std::fs::write(certs.join("ca.crt"), made)?;
+        serves(&plane)?;
+        tidy(api)
+    })
+}

@@ -52,6 +52,7 @@ const TESTS: &[Test] = tests![
     identity::a_token_of_an_earlier_node_is_refused,
     identity::users_have_the_rights_that_the_cluster_gives_them,
     identity::known_agents_come_back_while_the_api_server_is_away,
+    identity::replicas_make_one_authority_and_keep_it,
     input::credentials_that_do_not_work_are_said_to,
     input::a_kubeconfig_that_is_none_is_one_line,
     input::absurd_objects_do_not_harm_their_neighbours,

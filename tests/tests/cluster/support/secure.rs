@@ -34,12 +34,17 @@ const ANSWER: Duration = Duration::from_secs(15);
 /// The number of the next agent's process.
 static INSTANCES: AtomicU64 = AtomicU64::new(1);
 
+/// The name in certificates that a control plane makes itself.
+const OWN_NAME: &str = "kplane-controlplane.kplane.svc";
+
 /// A control plane with TLS on both gRPC ports.
 pub(crate) struct SecurePlane {
     _process: Process,
     agents: SocketAddr,
     status: SocketAddr,
     certs: PathBuf,
+    /// The server's name, which its certificate must have.
+    name: &'static str,
     /// The control plane's namespace, in which callers are too.
     ns: NetNs,
     runtime: Runtime,
@@ -84,23 +89,58 @@ pub(crate) struct Stream<'a> {
 }
 
 impl SecurePlane {
-    /// Starts a control plane beside the world's own ones, as the ServiceAccount of `kubeconfig`.
+    /// Starts a control plane beside the world's own ones, as the ServiceAccount of `kubeconfig`, with certificates
+    /// from files.
     pub(crate) fn start(world: &World, kubeconfig: &Path) -> Result<Self> {
         let certs = world.cluster.folder().join("certs");
         make_certs(&certs)?;
-        let ns = world.topology.host("control")?.ns();
-        let at = |port| SocketAddr::new(IpAddr::from([127, 0, 0, 1]), port);
-        let mut command = world.program(&product()?.control_plane, "plane-secure")?;
         let file = |name: &str| certs.join(name).display().to_string();
+        let flags = [
+            "--tls-cert-file".to_owned(),
+            file("server.crt"),
+            "--tls-private-key-file".to_owned(),
+            file("server.key"),
+            "--client-ca-file".to_owned(),
+            file("ca.crt"),
+        ];
+        let plane = Self::launch(world, kubeconfig, 0, &flags, (certs, "127.0.0.1"))?;
+        let bob = plane.caller(Some("users/bob"), None)?;
+        eventually(DEADLINE, "the control plane serves", || {
+            let code = bob.call(Method::GetFleet)?;
+            ensure!(code == Code::Ok, "{code:?}");
+            anyhow::Ok(())
+        })?;
+        Ok(plane)
+    }
+
+    /// Starts a control plane that makes its own certificates. Callers trust `ca.crt` in the folder `certs`.
+    pub(crate) fn start_own(
+        world: &World,
+        kubeconfig: &Path,
+        replica: u16,
+        certs: &Path,
+    ) -> Result<Self> {
+        let flags = ["--certificates-in".to_owned(), "kplane".to_owned()];
+        let trusted = (certs.to_owned(), OWN_NAME);
+        Self::launch(world, kubeconfig, replica, &flags, trusted)
+    }
+
+    fn launch(
+        world: &World,
+        kubeconfig: &Path,
+        replica: u16,
+        flags: &[String],
+        (certs, name): (PathBuf, &'static str),
+    ) -> Result<Self> {
+        let ns = world.topology.host("control")?.ns();
+        let at = |port| SocketAddr::new(IpAddr::from([127, 0, 0, 1]), port + 10 * replica);
+        let log = format!("plane-secure-{replica}");
+        let mut command = world.program(&product()?.control_plane, &log)?;
+        let audit = world.cluster.folder().join("audit");
         command
             .args(["--kubeconfig".as_ref(), kubeconfig.as_os_str()])
-            .args(["--tls-cert-file", &file("server.crt")])
-            .args(["--tls-private-key-file", &file("server.key")])
-            .args(["--client-ca-file", &file("ca.crt")])
-            .args([
-                "--audit-log",
-                &world.cluster.folder().join("audit").display().to_string(),
-            ])
+            .args(["--audit-log".as_ref(), audit.as_os_str()])
+            .args(flags)
             .arg(format!("--agent-listen={}", at(7643)))
             .arg(format!("--status-listen={}", at(7644)))
             .arg(format!("--http-listen={}", at(7645)));
@@ -111,22 +151,16 @@ impl SecurePlane {
             let mut runtime = Builder::new_multi_thread();
             runtime.worker_threads(1).enable_all().build()?
         };
-        let plane = Self {
+        Ok(Self {
             _process: process,
             agents: at(7643),
             status: at(7644),
             certs,
+            name,
             ns: ns.clone(),
             runtime,
             _guard: guard,
-        };
-        let bob = plane.caller(Some("users/bob"), None)?;
-        eventually(DEADLINE, "the control plane serves", || {
-            let code = bob.call(Method::GetFleet)?;
-            ensure!(code == Code::Ok, "{code:?}");
-            anyhow::Ok(())
-        })?;
-        Ok(plane)
+        })
     }
 
     /// Waits for a future in the namespace.
@@ -184,13 +218,12 @@ impl Caller<'_> {
         let config = files
             .load()
             .map_err(|error| Status::internal(error.to_string()))?;
+        let name = self.plane.name;
         let connect = move |_| {
             let config = config.clone();
             async move {
                 let stream = TcpStream::connect(to).await?;
-                greet(stream, Some(config), "127.0.0.1")
-                    .await
-                    .map(TokioIo::new)
+                greet(stream, Some(config), name).await.map(TokioIo::new)
             }
         };
         let endpoint = Endpoint::from_static("https://127.0.0.1");

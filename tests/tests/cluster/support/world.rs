@@ -340,7 +340,14 @@ impl World {
 
     /// The ends of our programs' logs.
     fn last_words(&self) -> String {
-        let names = ["plane-0", "plane-1", "plane-secure", "node-1", "node-2"];
+        let names = [
+            "plane-0",
+            "plane-1",
+            "plane-secure-0",
+            "plane-secure-1",
+            "node-1",
+            "node-2",
+        ];
         let tail = |name: &str| format!("{name}:\n{}\n", last_words(&self.log(name)));
         let there = names.into_iter().filter(|name| self.log(name).exists());
         there.map(tail).collect()
