@@ -162,6 +162,7 @@ pub struct Bound {
     /// Address of readiness checks and metrics.
     pub http_addr: Option<SocketAddr>,
     hub: Arc<Hub>,
+    gate: Arc<Gate>,
     in_memory: mpsc::Sender<Result<DuplexStream, std::io::Error>>,
     tasks: JoinSet<Result<(), TaskError>>,
 }
@@ -233,7 +234,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     );
     let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
     if let Some(http) = http {
-        let admin = Admin::new(Arc::clone(&hub), gate, doors);
+        let admin = Admin::new(Arc::clone(&hub), Arc::clone(&gate), doors);
         tasks.spawn(async move {
             tokio::select! {
                 () = admin.serve(http) => {}
@@ -247,6 +248,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         status_addr,
         http_addr,
         hub,
+        gate,
         in_memory,
         tasks,
     })
@@ -457,6 +459,12 @@ impl Bound {
     #[must_use]
     pub fn hub(&self) -> &Arc<Hub> {
         &self.hub
+    }
+
+    /// Returns the check of callers, for its counters.
+    #[must_use]
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// Returns a channel for an agent in the same process, without TCP. The channel reconnects on
