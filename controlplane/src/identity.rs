@@ -33,7 +33,7 @@ mod tokens;
 mod tests;
 
 pub use audit::{Audit, AuditLog};
-pub use gate::{Config, Gate, GateError, Port, Visitor};
+pub use gate::{Config, Gate, GateError, Port, Visitor, WATCHES};
 pub use refusal::{Reason, Refusal};
 pub use rights::{ADMINS, Right};
 pub use sentry::Sentry;

@@ -12,7 +12,7 @@ use kp_controlplane::app::{Origin, Protection};
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::dial::parse_mark;
 use kp_controlplane::doors::Limits;
-use kp_controlplane::identity::{self, AuditLog};
+use kp_controlplane::identity::{self, AuditLog, WATCHES};
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
@@ -88,6 +88,11 @@ struct Args {
     /// share an address.
     #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.per_address)]
     max_connections_per_address: usize,
+
+    /// Maximum number of TLS handshakes a second with agents from one IPv4 address, or from one IPv6 /64. Further ones
+    /// wait.
+    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.handshakes_per_second)]
+    max_handshakes_per_second: u32,
 
     /// Whether Services may have externalIPs; like AllowServiceExternalIPs of kube-proxy.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
@@ -199,6 +204,10 @@ struct TlsFlags {
     #[arg(long, value_name = "FILE", default_value = "-")]
     audit_log: String,
 
+    /// Maximum number of watches of the status API (kpctl --watch) at a time.
+    #[arg(long, value_name = "N", default_value_t = WATCHES)]
+    max_watches: usize,
+
     /// Serve agents and kpctl in plain text on addresses that other machines reach. Any machine that
     /// reaches them can pose as any node.
     #[arg(long, conflicts_with = "tls_cert_file")]
@@ -256,6 +265,7 @@ impl TlsFlags {
             agent_accounts: self.agent_service_account.clone(),
             token_auth_file: self.token_auth_file.clone(),
             authorization_file: self.authorization_file.clone(),
+            watches: self.max_watches,
             audit: match self.audit_log.as_str() {
                 "" => AuditLog::Off,
                 "-" => AuditLog::Stdout,
@@ -312,6 +322,7 @@ impl Args {
         Limits {
             connections: self.max_connections,
             per_address: self.max_connections_per_address,
+            handshakes_per_second: self.max_handshakes_per_second,
             ..Limits::AGENTS
         }
     }

@@ -3,10 +3,9 @@
 //! A thread of its own writes, so that no stream waits for a disk or a pipe. A caller with many refusals gets few
 //! lines; the next line says how many were left out.
 
-use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -15,20 +14,19 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Serialize;
-use tokio::time::Instant;
 
+use crate::buckets::{Buckets, Rate};
 use crate::doors::network;
 
 /// Lines that may wait for the disk. More are dropped, and counted.
 const QUEUE: usize = 1_024;
-/// Lines about refusals that a caller gets at once.
-const BURST: u32 = 10;
-/// Time after which a caller gets another line.
-const REFILL: Duration = Duration::from_secs(10);
+/// Lines about refusals that a caller gets.
+const LINES: Rate = Rate {
+    burst: 10,
+    refill: Duration::from_secs(10),
+};
 /// Most callers whose lines are counted; further ones share their lines.
 const MAX_CALLERS: usize = 4_096;
-/// The address of those further ones: one that no caller has.
-const SHARED: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// The place of the audit log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,10 +41,10 @@ pub enum AuditLog {
 }
 
 /// A writer of the audit log.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Audit {
     lines: Option<SyncSender<String>>,
-    callers: Mutex<Callers>,
+    callers: Mutex<Buckets<IpAddr>>,
     dropped: AtomicU64,
 }
 
@@ -88,20 +86,14 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// The callers with refusals of the last minutes.
-#[derive(Debug, Default)]
-struct Callers {
-    by_address: HashMap<IpAddr, Bucket>,
-    /// Time at which callers without recent refusals were last removed. That costs as much as there are callers.
-    swept: Option<Instant>,
-}
-
-/// The lines that a caller may still have.
-#[derive(Debug)]
-struct Bucket {
-    left: u32,
-    filled: Instant,
-    left_out: u64,
+impl Default for Audit {
+    fn default() -> Self {
+        Self {
+            lines: None,
+            callers: Mutex::new(Buckets::new(LINES, MAX_CALLERS)),
+            dropped: AtomicU64::new(0),
+        }
+    }
 }
 
 impl Audit {
@@ -163,46 +155,7 @@ impl Audit {
     /// Takes one of a caller's lines; returns the number of those left out before it. `None` = none is left.
     fn take(&self, from: IpAddr) -> Option<u64> {
         let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
-        callers.bucket(network(from)).take(Instant::now())
-    }
-}
-
-impl Callers {
-    fn bucket(&mut self, caller: IpAddr) -> &mut Bucket {
-        let now = Instant::now();
-        let full = self.by_address.len() >= MAX_CALLERS;
-        if full && self.swept.is_none_or(|swept| swept.elapsed() >= REFILL) {
-            self.swept = Some(now);
-            self.by_address
-                .retain(|_, bucket| bucket.filled.elapsed() < REFILL * BURST);
-        }
-        let full = self.by_address.len() >= MAX_CALLERS;
-        let caller = match full && !self.by_address.contains_key(&caller) {
-            true => SHARED,
-            false => caller,
-        };
-        self.by_address.entry(caller).or_insert(Bucket {
-            left: BURST,
-            filled: now,
-            left_out: 0,
-        })
-    }
-}
-
-impl Bucket {
-    fn take(&mut self, now: Instant) -> Option<u64> {
-        let passed = now.saturating_duration_since(self.filled).as_secs() / REFILL.as_secs();
-        if passed > 0 {
-            let more = u32::try_from(passed).unwrap_or(BURST);
-            self.left = self.left.saturating_add(more).min(BURST);
-            self.filled = now;
-        }
-        if self.left == 0 {
-            self.left_out += 1;
-            return None;
-        }
-        self.left -= 1;
-        Some(std::mem::take(&mut self.left_out))
+        callers.take(network(from), 1).ok()
     }
 }
 
@@ -231,19 +184,9 @@ mod tests {
         let taken = (0..100).filter(|_| audit.take(one).is_some()).count();
         assert_eq!(taken, 10);
         assert_eq!(audit.take(other), Some(0));
-        tokio::time::advance(REFILL).await;
+        tokio::time::advance(LINES.refill).await;
         assert_eq!(audit.take(one), Some(90));
         assert_eq!(audit.take(one), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn callers_are_bounded() {
-        let audit = Audit::default();
-        for number in 0..=u16::MAX {
-            let [high, low] = number.to_be_bytes();
-            audit.take(IpAddr::from([10, 0, high, low]));
-        }
-        assert!(audit.callers.lock().unwrap().by_address.len() <= MAX_CALLERS + 1);
     }
 
     #[test]

@@ -2,12 +2,14 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use kplane_model::NodeName;
 use kplane_tls::{FileError, Follower, Token};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::audit::{Audit, AuditLog, Entry};
 use super::refusal::Refusals;
@@ -17,7 +19,8 @@ use super::rules::RulesFile;
 use super::token_file::{TokenTable, TokenTableFile};
 use super::tokens::Tokens;
 use super::{Identity, Proof, Reason, Refusal, Right, Sentry};
-use crate::doors::{Caller, Occupancy};
+use crate::buckets::{Buckets, Rate};
+use crate::doors::{Caller, Occupancy, network};
 use crate::hub::Hub;
 use crate::kubernetes::Api;
 
@@ -45,7 +48,7 @@ impl Port {
 }
 
 /// Configuration of identities and rights.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// User names of agents' ServiceAccounts, `system:serviceaccount:NAMESPACE:NAME`.
     pub agent_accounts: Vec<String>,
@@ -55,6 +58,31 @@ pub struct Config {
     pub authorization_file: Option<PathBuf>,
     /// The audit log.
     pub audit: AuditLog,
+    /// Most watches of the status API at a time.
+    pub watches: usize,
+}
+
+/// Default of [`Config::watches`].
+pub const WATCHES: usize = 256;
+
+/// What a caller of the status API may ask: an answer about a small fleet costs 1.
+const QUESTIONS: Rate = Rate {
+    burst: 2_000,
+    refill: Duration::from_millis(2),
+};
+/// Most callers whose questions are counted; further ones share theirs.
+const MAX_CALLERS: usize = 1_024;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            agent_accounts: Vec::new(),
+            token_auth_file: None,
+            authorization_file: None,
+            audit: AuditLog::default(),
+            watches: WATCHES,
+        }
+    }
 }
 
 /// A configuration that cannot be used.
@@ -79,6 +107,10 @@ pub struct Gate {
     rights: Rights,
     audit: Audit,
     refusals: Refusals,
+    /// What callers of the status API may still ask, by user, or by address without an identity.
+    questions: Mutex<Buckets<String>>,
+    /// Watches of the status API that may still begin.
+    watches: Arc<Semaphore>,
 }
 
 /// A caller whose identity was checked.
@@ -123,6 +155,8 @@ impl Gate {
             rights,
             audit: Audit::open(&config.audit).map_err(GateError::Audit)?,
             refusals: Refusals::default(),
+            questions: Mutex::new(Buckets::new(QUESTIONS, MAX_CALLERS)),
+            watches: Arc::new(Semaphore::new(config.watches)),
         }))
     }
 
@@ -186,6 +220,44 @@ impl Visitor {
     /// Returns the time at which the proof of the identity ends.
     pub(super) fn until(&self) -> Option<std::time::SystemTime> {
         self.who.as_ref()?.until
+    }
+
+    /// Charges the caller for a question to the status API. Questions cost more where answers are large, or where
+    /// agents are asked.
+    ///
+    /// # Errors
+    /// [`Refusal`] when the caller asked too much in the last seconds.
+    pub fn charge(&self, cost: u32) -> Result<(), Refusal> {
+        let caller = match self.name() {
+            Some(name) => name.to_owned(),
+            None => network(self.connection.peer().ip()).to_string(),
+        };
+        let mut questions = self
+            .gate
+            .questions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Err(wait) = questions.take(caller, cost) else {
+            return Ok(());
+        };
+        drop(questions);
+        let text = format!("too many questions; ask again in {} ms", wait.as_millis());
+        let refusal = Refusal::new(Reason::TooMuch, text);
+        self.refused("ask", &refusal);
+        Err(refusal)
+    }
+
+    /// Takes the right to one more watch, until the value is dropped.
+    ///
+    /// # Errors
+    /// [`Refusal`] when there are too many watches.
+    pub fn watch(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        Arc::clone(&self.gate.watches).try_acquire_owned().map_err(|_| {
+            let text = "too many watches are open; see --max-watches of the control plane, or ask without a watch";
+            let refusal = Refusal::new(Reason::TooMuch, text);
+            self.refused("watch", &refusal);
+            refusal
+        })
     }
 
     /// Checks that the caller has a right on the status API.

@@ -23,13 +23,15 @@ pub enum Reason {
     NoSuchNode,
     /// The caller lacks the right.
     NoRight,
+    /// The caller asks too much.
+    TooMuch,
     /// The identity or the right cannot be checked at the moment.
     Unavailable,
 }
 
 impl Reason {
     /// All reasons, in the order of their values.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::NoCredential,
         Self::BadCredential,
         Self::Ended,
@@ -37,6 +39,7 @@ impl Reason {
         Self::NotAnAgent,
         Self::NoSuchNode,
         Self::NoRight,
+        Self::TooMuch,
         Self::Unavailable,
     ];
 
@@ -51,6 +54,7 @@ impl Reason {
             Self::NotAnAgent => "not-an-agent",
             Self::NoSuchNode => "no-such-node",
             Self::NoRight => "no-right",
+            Self::TooMuch => "too-much",
             Self::Unavailable => "unavailable",
         }
     }
@@ -61,6 +65,7 @@ impl Reason {
             Self::NoCredential | Self::BadCredential | Self::Ended => Code::Unauthenticated,
             Self::OtherNode | Self::NotAnAgent | Self::NoRight => Code::PermissionDenied,
             Self::NoSuchNode => Code::NotFound,
+            Self::TooMuch => Code::ResourceExhausted,
             Self::Unavailable => Code::Unavailable,
         }
     }

@@ -37,16 +37,24 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
         let visitor = request.extensions().get::<Visitor>().cloned();
         let node = request.into_inner().node_name;
-        if let Some(visitor) = visitor {
-            visitor.may(&Right::ReadDesired(node.clone())).await?;
-        }
+        let permit = match &visitor {
+            Some(visitor) => {
+                visitor.may(&Right::ReadDesired(node.clone())).await?;
+                Some(visitor.watch()?)
+            }
+            None => None,
+        };
         if !self.hub.store.knows(&node) && self.hub.fleet.record(&node).is_none() {
             return Err(Status::not_found(format!(
                 "no node named {node:?} is known"
             )));
         }
         let (outbox, stream) = mpsc::channel(1);
-        tokio::spawn(watch(Arc::clone(&self.hub), node, outbox));
+        let watch = watch(Arc::clone(&self.hub), node, outbox);
+        tokio::spawn(async move {
+            watch.await;
+            drop(permit);
+        });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }

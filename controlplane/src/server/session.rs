@@ -15,13 +15,14 @@ use kplane_proto::v1::{
 use kplane_tls::Token;
 use prost::Message;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
 use super::attendance::Attendance;
 use super::questions::Questions;
 use super::{confidence, millis};
+use crate::buckets::{Bucket, Rate};
 use crate::doors::Occupancy;
 use crate::fleet::{NotBegun, Session};
 use crate::hub::Hub;
@@ -35,6 +36,11 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Silence after which an agent counts as gone: agents answer pings. Half-open connections are
 /// detected within 20 s.
 const SILENCE: Duration = Duration::from_secs(15);
+/// Messages of an agent. One that sends more is read more slowly; a busy agent sends some 100 a second.
+const MESSAGES: Rate = Rate {
+    burst: 2_000,
+    refill: Duration::from_millis(5),
+};
 /// Time after which an agent tries again if another agent speaks for its node.
 const RETRY: Duration = Duration::from_secs(2);
 /// Longest name of a Node: a DNS subdomain (RFC 1123), as in the API server.
@@ -97,6 +103,8 @@ pub(super) async fn run(
         questions: Questions::new(questions),
         last_heard: Instant::now(),
         sentry,
+        messages: Bucket::new(MESSAGES),
+        pause: None,
         hub: &hub,
         node,
         needs_node,
@@ -213,6 +221,9 @@ struct AgentStream<'a> {
     questions: Questions,
     last_heard: Instant,
     sentry: Sentry,
+    messages: Bucket,
+    /// Time until which no message is read, because the agent sent too many.
+    pause: Option<Instant>,
 }
 
 impl AgentStream<'_> {
@@ -233,7 +244,10 @@ impl AgentStream<'_> {
                     }
                     permit.send(Ok(encode(self.next_message())));
                 }
-                message = inbound.message() => match message? {
+                () = sleep_until(self.pause.unwrap_or(self.last_heard)), if self.pause.is_some() => {
+                    self.pause = None;
+                }
+                message = inbound.message(), if self.pause.is_none() => match message? {
                     Some(message) => self.receive(message)?,
                     None => return Ok(()),
                 },
@@ -269,6 +283,11 @@ impl AgentStream<'_> {
 
     fn receive(&mut self, message: AgentMessage) -> Result<(), Status> {
         self.last_heard = Instant::now();
+        self.pause = self
+            .messages
+            .take(1)
+            .err()
+            .map(|wait| self.last_heard + wait);
         self.session.heard();
         match message.kind {
             Some(agent_message::Kind::Report(report)) => self.session.report(report),

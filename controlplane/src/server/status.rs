@@ -44,6 +44,7 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<pb::Fleet>, Status> {
+        charge(&request, nodes_cost(&self.hub))?;
         let request = request.into_inner();
         let picture = Picture::now(&self.hub);
         let page = picture.page(&request.page_token, nodes_of(&request));
@@ -54,9 +55,16 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<Self::WatchFleetStream>, Status> {
+        charge(&request, nodes_cost(&self.hub))?;
+        let permit = request.extensions().get::<Visitor>().map(Visitor::watch);
+        let permit = permit.transpose()?;
         let (outbox, stream) = mpsc::channel(1);
         let nodes = nodes_of(&request.into_inner());
-        tokio::spawn(watch(Arc::clone(&self.hub), nodes, outbox));
+        let watch = watch(Arc::clone(&self.hub), nodes, outbox);
+        tokio::spawn(async move {
+            watch.await;
+            drop(permit);
+        });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -64,6 +72,8 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::ListServicesRequest>,
     ) -> Result<Response<pb::ListServicesResponse>, Status> {
+        let services = self.hub.summary().borrow().totals.services;
+        charge(&request, cost(services))?;
         let ports = self
             .hub
             .ports(request.into_inner().namespace)
@@ -80,6 +90,9 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::DescribeServiceRequest>,
     ) -> Result<Response<pb::ServiceDescription>, Status> {
+        // Agents with virtual servers are asked.
+        let asked = self.hub.fleet.with_servers().len();
+        charge(&request, cost(asked).saturating_mul(10))?;
         let request = request.into_inner();
         let name = ServiceName::new(&request.namespace, &request.name);
         let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
@@ -152,6 +165,26 @@ impl StatusService for StatusServer {
             released, doubt, &nodes, revision,
         )))
     }
+}
+
+/// Number of objects in an answer that cost as much as the question itself.
+const OBJECTS_FOR_ONE: usize = 200;
+
+/// Charges the caller of a request; requests in the same process are free.
+fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
+    match request.extensions().get::<Visitor>() {
+        Some(visitor) => Ok(visitor.charge(cost)?),
+        None => Ok(()),
+    }
+}
+
+/// Returns the cost of an answer about this many objects.
+fn cost(objects: usize) -> u32 {
+    u32::try_from(objects / OBJECTS_FOR_ONE).map_or(u32::MAX, |more| more.saturating_add(1))
+}
+
+fn nodes_cost(hub: &Hub) -> u32 {
+    cost(hub.fleet.agents())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
