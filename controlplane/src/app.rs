@@ -1,7 +1,9 @@
 //! Wiring: turns a configuration into a running control plane.
 
+mod error;
 mod protection;
 
+pub use error::{BuildError, TaskError};
 pub use protection::Protection;
 
 use std::net::SocketAddr;
@@ -15,7 +17,6 @@ use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
 use kplane_proto::v1::status_service_server::StatusServiceServer;
-use kplane_tls::FileError;
 use tokio::io::DuplexStream;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
@@ -33,7 +34,7 @@ use crate::admin::Admin;
 use crate::admission::Admission;
 use crate::doors::{Door, Limits, Occupancy};
 use crate::hub::Hub;
-use crate::identity::{self, Gate, GateError};
+use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
 use crate::kubernetes::Api;
 use crate::server::{AgentServer, DesiredServer, Guarded, StatusServer};
@@ -100,58 +101,6 @@ impl Origin {
     }
 }
 
-/// An error that prevents a control plane from starting.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// A port cannot be opened.
-    #[error(
-        "cannot listen on {address} for {purpose}; check whether another control plane is running"
-    )]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The port's purpose.
-        purpose: &'static str,
-        /// The kernel's error.
-        source: std::io::Error,
-    },
-    /// A port in plain text would be open to other machines.
-    #[error(
-        "refusing to serve {purpose} on {address} in plain text, since any machine that reaches that address could pose as \
-         any node: give --tls-cert-file, --tls-private-key-file and --client-ca-file (`kp-controlplane certs init` makes \
-         them), listen on a loopback address, or allow it with --insecure"
-    )]
-    PlainText {
-        /// The address.
-        address: SocketAddr,
-        /// The port's purpose.
-        purpose: &'static str,
-    },
-    /// A certificate or key cannot be used.
-    #[error("cannot set up TLS: {0}")]
-    Tls(FileError),
-    /// A file about identities or rights cannot be used.
-    #[error(transparent)]
-    Gate(#[from] GateError),
-    /// There is no cluster in which the control plane could keep its own certificates.
-    #[error(
-        "--certificates-in needs objects from an API server: give --kubeconfig or --in-cluster"
-    )]
-    NoApi,
-    /// No caller could prove an identity.
-    #[error(
-        "no agent and no user could connect: give --client-ca-file for callers with certificates, --token-auth-file for callers with \
-         tokens, or objects from an API server, which reviews tokens"
-    )]
-    NoCallers,
-    /// The source cannot deliver anything.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// The gRPC descriptors of this build are damaged.
-    #[error("cannot set up gRPC reflection")]
-    Reflection(#[from] tonic_reflection::server::Error),
-}
-
 /// A control plane that runs until it is shut down or a part of it fails.
 #[derive(Debug)]
 pub struct Bound {
@@ -165,20 +114,6 @@ pub struct Bound {
     gate: Arc<Gate>,
     in_memory: mpsc::Sender<Result<DuplexStream, std::io::Error>>,
     tasks: JoinSet<Result<(), TaskError>>,
-}
-
-/// A part of a running control plane that ended.
-#[derive(Debug, thiserror::Error)]
-pub enum TaskError {
-    /// The source.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// A gRPC server.
-    #[error("gRPC server failed")]
-    Server(#[from] tonic::transport::Error),
-    /// A task panicked, which is a bug.
-    #[error("a task panicked")]
-    Panic(#[from] tokio::task::JoinError),
 }
 
 /// Starts a control plane.
