@@ -1,0 +1,237 @@
+//! `cargo xtask bench`: many agents with certificates at one control plane. The agents are simulated: real TLS and
+//! the real protocol, no kernel. Control plane and agents share the machine.
+
+#![allow(clippy::unwrap_used, reason = "a benchmark may panic")]
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper_util::rt::TokioIo;
+use kplane_proto::v1::agent_service_client::AgentServiceClient;
+use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
+use kplane_rig::usage;
+use kplane_tests::bench::workload::{percentiles, show};
+use kplane_tests::netns::NetNs;
+use kplane_tls::{ClientFiles, Files as _, KeyPair, greet};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
+
+const AGENTS: [u32; 2] = [1_000, 10_000];
+/// Changes of one endpoint.
+const CHANGES: usize = 20;
+/// Nothing here takes longer.
+const DEADLINE: Duration = Duration::from_secs(120);
+const AGENT_PORT: u16 = 7443;
+
+/// The last revision that an agent has, and when it came.
+type Seen = (u64, Instant);
+
+fn main() {
+    kplane_tests::userns::enter().unwrap();
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+    println!("agents with mutual TLS at one control plane, all on one machine\n");
+    println!(
+        "{:>7} | {:>9} {:>11} {:>11} | change at all agents: {:>8} {:>8} {:>8} {:>8} {:>12}",
+        "agents", "connected", "CPU", "memory each", "p50", "p90", "p99", "max", "CPU per agent"
+    );
+    for agents in AGENTS {
+        let ns = NetNs::new("fleet").unwrap();
+        let _inside = ns.enter().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(measure(agents));
+    }
+}
+
+/// A control plane, which ends with this value.
+struct Plane(Child);
+
+impl Drop for Plane {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+async fn measure(agents: u32) {
+    let folder = TempDir::new().unwrap();
+    let certs = folder.path().join("certs");
+    let manifests = folder.path().join("objects");
+    fs::create_dir(&manifests).unwrap();
+    write_objects(&manifests, agents);
+    write_endpoint(&manifests, 1);
+    let names: Vec<String> = (0..agents).map(|number| format!("n{number}")).collect();
+    make_certs(&certs, &names);
+    let plane = start(&certs, &manifests).await;
+    let pid = [plane.0.id()];
+    let before = (usage::memory(&pid).unwrap(), usage::cpu(&pid).unwrap());
+
+    let begun = Instant::now();
+    let mut fleet = Vec::new();
+    for name in &names {
+        let (seen, follow) = watch::channel((0, begun));
+        tokio::spawn(agent(certs.clone(), name.clone(), seen));
+        fleet.push(follow);
+    }
+    let mut revision = newest(&mut fleet, 0).await;
+    let connected = begun.elapsed();
+    let (memory, cpu) = (usage::memory(&pid).unwrap(), usage::cpu(&pid).unwrap());
+    let each = (memory.now - before.0.now) / 1_024 / u64::from(agents);
+
+    let (mut latencies, mut spent) = (Vec::new(), Duration::ZERO);
+    for change in 0..CHANGES {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let cpu = usage::cpu(&pid).unwrap();
+        let changed = Instant::now();
+        write_endpoint(&manifests, u8::try_from(change + 2).unwrap());
+        revision = newest(&mut fleet, revision).await;
+        let arrived = fleet.iter().map(|seen| seen.borrow().1 - changed);
+        latencies.extend(arrived);
+        spent += usage::cpu(&pid).unwrap() - cpu;
+    }
+    latencies.sort_unstable();
+    let per_agent = spent / u32::try_from(CHANGES).unwrap() / agents;
+    println!(
+        "{agents:>7} | {:>9} {:>11} {:>7} KiB |                       {} {:>12}",
+        show(connected),
+        show(cpu - before.1),
+        each,
+        percentiles(&latencies),
+        show(per_agent),
+    );
+}
+
+/// Waits until all agents have a newer revision; returns it.
+async fn newest(fleet: &mut [watch::Receiver<Seen>], before: u64) -> u64 {
+    let mut newest = before;
+    for seen in fleet {
+        let newer = seen.wait_for(|(revision, _)| *revision > before);
+        let newer = tokio::time::timeout(DEADLINE, newer).await.unwrap();
+        newest = newest.max(newer.unwrap().0);
+    }
+    newest
+}
+
+/// An agent that takes updates, and answers pings.
+async fn agent(certs: PathBuf, name: String, seen: watch::Sender<Seen>) {
+    let pair = |kind: &str| certs.join(format!("nodes/{name}.{kind}"));
+    let files = ClientFiles {
+        authorities: certs.join("ca.crt"),
+        pair: Some(KeyPair {
+            certificate: pair("crt"),
+            key: pair("key"),
+        }),
+    };
+    let config = files.load().unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], AGENT_PORT));
+    let connect = move |_| {
+        let config = Arc::clone(&config);
+        async move {
+            let stream = TcpStream::connect(address).await?;
+            greet(stream, Some(config), "localhost")
+                .await
+                .map(TokioIo::new)
+        }
+    };
+    let endpoint = Endpoint::from_static("https://localhost");
+    let channel = endpoint.connect_with_connector(tower::service_fn(connect));
+    let channel = channel.await.unwrap();
+    let (outbox, messages) = mpsc::channel(4);
+    let send = |kind| outbox.try_send(AgentMessage { kind: Some(kind) });
+    let hello = Hello {
+        protocol_version: kplane_proto::PROTOCOL_VERSION,
+        node_name: name,
+        ..Hello::default()
+    };
+    send(agent_message::Kind::Hello(hello)).unwrap();
+    let mut client = AgentServiceClient::new(channel);
+    let answer = client.sync(ReceiverStream::new(messages)).await.unwrap();
+    let mut stream = answer.into_inner();
+    while let Some(message) = stream.message().await.unwrap() {
+        match message.kind {
+            Some(server_message::Kind::Update(pb::Update { end: Some(end), .. })) => {
+                seen.send_replace((end.revision, Instant::now()));
+            }
+            Some(server_message::Kind::Ping(ping)) => {
+                let pong = pb::Pong { token: ping.token };
+                let _ = send(agent_message::Kind::Pong(pong));
+            }
+            _ => {}
+        }
+    }
+}
+
+async fn start(certs: &Path, manifests: &Path) -> Plane {
+    let file = |name: &str| certs.join(name);
+    let program = std::env::current_exe().unwrap();
+    // The benchmark is in target/PROFILE/deps.
+    let program = program.ancestors().nth(2).unwrap().join("kp-controlplane");
+    let child = Command::new(program)
+        .args(["--http-listen", "127.0.0.1:7445", "--audit-log="])
+        .args(["--manifests".as_ref(), manifests.as_os_str()])
+        .args(["--tls-cert-file".as_ref(), file("server.crt").as_os_str()])
+        .args([
+            "--tls-private-key-file".as_ref(),
+            file("server.key").as_os_str(),
+        ])
+        .args(["--client-ca-file".as_ref(), file("ca.crt").as_os_str()])
+        .env("RUST_LOG", "error")
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let plane = Plane(child);
+    let address = SocketAddr::from(([127, 0, 0, 1], AGENT_PORT));
+    let up = async {
+        while TcpStream::connect(address).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        // Until the objects are read.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    };
+    tokio::time::timeout(DEADLINE, up).await.unwrap();
+    plane
+}
+
+fn make_certs(folder: &Path, nodes: &[String]) {
+    use kp_controlplane::certs::{Command, run};
+    let (dir, host) = (folder.to_owned(), Vec::new());
+    run(&Command::Init { dir, host }).unwrap();
+    let (dir, names) = (folder.to_owned(), nodes.to_vec());
+    run(&Command::Node { dir, names }).unwrap();
+}
+
+fn write_objects(folder: &Path, nodes: u32) {
+    let mut text = String::from(
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\n\
+         spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, port: 80}]}\n",
+    );
+    for node in 0..nodes {
+        text += &format!("---\napiVersion: v1\nkind: Node\nmetadata: {{name: n{node}}}\n");
+    }
+    fs::write(folder.join("objects.yaml"), text).unwrap();
+}
+
+/// Writes the Service's one endpoint.
+fn write_endpoint(folder: &Path, number: u8) {
+    let text = format!(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
+         metadata: {{name: web-1, namespace: shop, labels: {{kubernetes.io/service-name: web}}}}\n\
+         ports: [{{name: http, port: 8080}}]\n\
+         endpoints: [{{addresses: [10.244.0.{number}], conditions: {{ready: true}}}}]\n"
+    );
+    let new = folder.join("slice.new");
+    fs::write(&new, text).unwrap();
+    fs::rename(new, folder.join("slice.yaml")).unwrap();
+}
