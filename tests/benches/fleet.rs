@@ -149,13 +149,13 @@ async fn agent(certs: PathBuf, name: String, seen: watch::Sender<Seen>) {
     let channel = endpoint.connect_with_connector(tower::service_fn(connect));
     let channel = channel.await.unwrap();
     let (outbox, messages) = mpsc::channel(4);
-    let send = |kind| outbox.try_send(AgentMessage { kind: Some(kind) });
+    let send = |kind| outbox.try_send(AgentMessage { kind: Some(kind) }).is_ok();
     let hello = Hello {
         protocol_version: kplane_proto::PROTOCOL_VERSION,
         node_name: name,
         ..Hello::default()
     };
-    send(agent_message::Kind::Hello(hello)).unwrap();
+    assert!(send(agent_message::Kind::Hello(hello)));
     let mut client = AgentServiceClient::new(channel);
     let answer = client.sync(ReceiverStream::new(messages)).await.unwrap();
     let mut stream = answer.into_inner();
@@ -166,7 +166,7 @@ async fn agent(certs: PathBuf, name: String, seen: watch::Sender<Seen>) {
             }
             Some(server_message::Kind::Ping(ping)) => {
                 let pong = pb::Pong { token: ping.token };
-                let _ = send(agent_message::Kind::Pong(pong));
+                send(agent_message::Kind::Pong(pong));
             }
             _ => {}
         }
