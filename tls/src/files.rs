@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustls::client::ResolvesClientCert;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
@@ -106,7 +107,7 @@ pub struct KeyPair {
 
 impl KeyPair {
     fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), FileError> {
-        let chain = certificates(&self.certificate)?;
+        let chain = certificates(&read(&self.certificate)?, &self.certificate)?;
         let bytes = read(&self.key)?;
         let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|source| FileError::Pem {
             file: self.key.clone(),
@@ -151,7 +152,7 @@ impl Files for ServerFiles {
         let builder = match &self.client_authorities {
             None => builder.with_no_client_auth(),
             Some(file) => {
-                let roots = Arc::new(authorities(file)?);
+                let roots = Arc::new(Authorities::read(file)?.roots()?);
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
                     .allow_unauthenticated()
                     .build();
@@ -210,49 +211,104 @@ impl Files for ClientFiles {
     }
 
     fn load(&self) -> Result<Arc<ClientConfig>, FileError> {
-        let builder = ClientConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(FileError::Protocol)?
-            .with_root_certificates(authorities(&self.authorities)?);
-        let mut config = match &self.pair {
-            None => builder.with_no_client_auth(),
-            Some(pair) => {
-                let (chain, key) = pair.read()?;
-                let config = builder.with_client_auth_cert(chain, key);
-                config.map_err(|source| pair.mismatch(source))?
-            }
+        let identity = match &self.pair {
+            None => Identity::Anonymous,
+            Some(pair) => Identity::Pair(pair.clone()),
         };
-        config.alpn_protocols = vec![ALPN.to_vec()];
-        Ok(Arc::new(config))
+        client_config(&Authorities::read(&self.authorities)?, &identity)
     }
 }
 
-/// Returns the authorities of a file; at least one.
-fn authorities(file: &Path) -> Result<RootCertStore, FileError> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(file)? {
-        roots
-            .add(certificate)
-            .map_err(|source| FileError::Authority {
-                file: file.to_owned(),
-                source,
-            })?;
-    }
-    Ok(roots)
+/// The authorities that a peer's certificate may come from, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Authorities {
+    text: Vec<u8>,
+    /// The place of the text, for errors: a file, or another name.
+    origin: PathBuf,
 }
 
-/// Returns the certificates of a file; at least one.
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
-    let bytes = read(file)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+impl Authorities {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`FileError`] when the file cannot be read or is too large.
+    pub fn read(file: &Path) -> Result<Self, FileError> {
+        Ok(Self {
+            text: read(file)?,
+            origin: file.to_owned(),
+        })
+    }
+
+    /// Takes text that is not in a file. `origin` names its place in errors.
+    pub fn of_text(text: impl Into<Vec<u8>>, origin: impl Into<PathBuf>) -> Self {
+        Self {
+            text: text.into(),
+            origin: origin.into(),
+        }
+    }
+
+    /// Returns the authorities; at least one.
+    fn roots(&self) -> Result<RootCertStore, FileError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&self.text, &self.origin)? {
+            roots
+                .add(certificate)
+                .map_err(|source| FileError::Authority {
+                    file: self.origin.clone(),
+                    source,
+                })?;
+        }
+        Ok(roots)
+    }
+}
+
+/// The certificate by which a client proves its name.
+#[derive(Clone, Debug)]
+pub enum Identity {
+    /// None.
+    Anonymous,
+    /// A certificate and its key in files.
+    Pair(KeyPair),
+    /// A certificate that another library has loaded.
+    Loaded(Arc<dyn ResolvesClientCert>),
+}
+
+/// Returns a client's configuration. No other authority counts than the given ones, not even those of the system.
+///
+/// # Errors
+/// [`FileError`] names the file or the origin of the text.
+pub fn client_config(
+    authorities: &Authorities,
+    identity: &Identity,
+) -> Result<Arc<ClientConfig>, FileError> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(FileError::Protocol)?
+        .with_root_certificates(authorities.roots()?);
+    let mut config = match identity {
+        Identity::Anonymous => builder.with_no_client_auth(),
+        Identity::Pair(pair) => {
+            let (chain, key) = pair.read()?;
+            let config = builder.with_client_auth_cert(chain, key);
+            config.map_err(|source| pair.mismatch(source))?
+        }
+        Identity::Loaded(resolver) => builder.with_client_cert_resolver(Arc::clone(resolver)),
+    };
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Returns the certificates of a text; at least one. `origin` names its place in errors.
+fn certificates(text: &[u8], origin: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     let found = found.map_err(|source| FileError::Pem {
-        file: file.to_owned(),
+        file: origin.to_owned(),
         wanted: "valid certificate",
         source,
     })?;
     if found.is_empty() {
         return Err(FileError::NoCertificate {
-            file: file.to_owned(),
+            file: origin.to_owned(),
         });
     }
     Ok(found)

@@ -17,10 +17,13 @@ mod subject;
 mod tests;
 
 pub use connect::{Wire, bare, explain, greet, is_this_machine};
-pub use files::{ClientFiles, FileError, Files, KeyPair, ServerFiles};
+pub use files::{
+    Authorities, ClientFiles, FileError, Files, Identity, KeyPair, ServerFiles, client_config,
+};
 pub use follow::{Follower, INTERVAL};
 pub use subject::Subject;
 
+pub use rustls::client::ResolvesClientCert;
 pub use rustls::{ClientConfig, ServerConfig};
 
 use std::sync::Arc;

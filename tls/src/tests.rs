@@ -123,6 +123,28 @@ async fn a_client_is_known_by_its_certificate() {
     assert_eq!(seen.unwrap(), None);
 }
 
+/// Authorities from text, and a certificate that was loaded elsewhere.
+#[tokio::test]
+async fn a_client_needs_no_files() {
+    let authority = Authority::new("a");
+    let server = authority.server().load().unwrap();
+    let user = authority.issue("alice", &["alice"], "x", NOW);
+    let loaded = authority.client(Some(user));
+    let identity = Identity::Loaded(loaded.client_auth_cert_resolver.clone());
+    let text = fs::read(authority.file("ca.crt")).unwrap();
+    let trusted = Authorities::of_text(text, "ConfigMap a/b");
+    let client = client_config(&trusted, &identity).unwrap();
+    let seen = meet(server, Some(client), "cp.example").await;
+    assert_eq!(seen.unwrap().unwrap().name, "alice");
+
+    let empty = Authorities::of_text("", "ConfigMap a/b");
+    let problem = client_config(&empty, &identity).unwrap_err().to_string();
+    assert!(
+        problem.starts_with("ConfigMap a/b contains no certificate"),
+        "{problem}"
+    );
+}
+
 #[tokio::test]
 async fn everybody_else_is_refused() {
     let (authority, other) = (Authority::new("a"), Authority::new("b"));
