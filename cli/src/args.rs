@@ -21,11 +21,14 @@ const PROGRAM: &str = "kpctl";
 /// The name of this program when kubectl runs it as `kubectl-kplane`.
 const PLUGIN: &str = "kubectl kplane";
 
+/// Heading of options that have no other one.
+const GLOBAL: &str = "Global options";
+
 /// Shows what every node holds of your Services, and why something is missing.
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, version, disable_help_subcommand = true, max_term_width = 100)]
 #[command(after_help = "\
-Which control plane:
+How the control plane is found:
   1. The one at --server or KPLANE_SERVER, with the certificate and the token of the flags. Your
      kubeconfig is not used.
   2. Or else the one in the cluster of your kubeconfig, through the API server, with the credentials
@@ -56,7 +59,6 @@ pub(crate) struct Cli {
 
 /// Options of every command.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Global options")]
 pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) place: Place,
@@ -64,14 +66,14 @@ pub(crate) struct Options {
     pub(crate) identity: Identity,
     /// Longest time to wait for an answer, such as 10s, 500ms or 1m
     #[arg(long, global = true, default_value = "10s", value_name = "DURATION")]
-    #[arg(value_parser = parse_timeout)]
+    #[arg(value_parser = parse_timeout, help_heading = GLOBAL)]
     pub(crate) timeout: Duration,
     /// Output format: table (fits the terminal), wide (shows everything), json or yaml
     #[arg(short, long, global = true, value_enum, default_value = "table")]
-    #[arg(value_name = "FORMAT", hide_possible_values = true)]
+    #[arg(value_name = "FORMAT", hide_possible_values = true, help_heading = GLOBAL)]
     pub(crate) output: Format,
     /// No colours (also: NO_COLOR=1)
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     pub(crate) no_color: bool,
 }
 

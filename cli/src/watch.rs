@@ -117,7 +117,11 @@ impl Link {
 
     /// Drops the connection, and waits a moment. Returns an error that a new connection cannot help against, and any
     /// error before the first answer.
-    async fn outage<W: Write>(&mut self, error: Error, output: &mut Output<W>) -> Result<(), Failure> {
+    async fn outage<W: Write>(
+        &mut self,
+        error: Error,
+        output: &mut Output<W>,
+    ) -> Result<(), Failure> {
         // Credentials that were accepted have expired since. There may be new ones.
         let expired = self.proven && error.is_unauthenticated();
         if !self.started || !(expired || error.is_transient()) {

@@ -457,18 +457,18 @@ fn a_token_goes_with_every_call() {
     fs::write(&file, "first\n").unwrap();
     let plane = healthy();
     plane.lock.want("Bearer first");
-    let token = ["--token-file", file.to_str().unwrap()];
-    let with = |args: &[&str]| [args, &token].concat();
-    text(plane.address, &with(&["status"]));
-    text(plane.address, &with(&["describe", "svc", "shop/web"]));
+    let file_name = file.to_str().unwrap();
+    let token = ["--token-file", file_name];
+    text(plane.address, &[&["status"], &token[..]].concat());
+    let describe = ["describe", "svc", "shop/web"];
+    text(plane.address, &[&describe, &token[..]].concat());
     let refused = error(1, plane.address, &["status"]);
     assert!(refused.contains("not valid any more"), "{refused}");
 
     // A watch reads the file again when the token is no longer accepted.
-    let watch = Running::start(&mut kpctl(
-        plane.address,
-        &with(&["get", "svc", "-w", "-o", "json"]),
-    ));
+    let watch = ["get", "svc", "-w", "-o", "json"];
+    let watch = [&watch, &token[..]].concat();
+    let watch = Running::start(&mut kpctl(plane.address, &watch));
     watch.stdout.next();
     fs::write(&file, "second").unwrap();
     plane.lock.want("Bearer second");

@@ -80,9 +80,13 @@ impl Kubernetes {
             Outcome::Nothing(reason) => return Ok(Found::Nothing(reason)),
             Outcome::Selected(selected) => selected,
         };
+        let cluster = Cluster::new(place, &selected);
+        let mut place = place.clone();
+        // A changed current-context must not lead a running watch to another cluster.
+        place.context = Some(selected.context.clone());
         Ok(Found::Cluster(Box::new(Self {
-            cluster: Cluster::new(place, &selected),
-            place: place.clone(),
+            cluster,
+            place,
             identity: identity.clone(),
             environment: environment.clone(),
             selected: Some(*selected),
@@ -178,7 +182,8 @@ impl Kubernetes {
     /// Returns the pods to try, the best first.
     async fn pods(&self, login: &Login) -> Result<Vec<String>, Error> {
         let namespace = &self.place.kplane_namespace;
-        let path = format!("/api/v1/namespaces/{namespace}/pods?limit=100&labelSelector={SELECTOR}");
+        let path =
+            format!("/api/v1/namespaces/{namespace}/pods?limit=100&labelSelector={SELECTOR}");
         let pods: Result<Pods, Problem> = api::get(&login.client, &path, Asked::PODS).await;
         pods.map_err(|problem| self.cluster.refused(problem))?
             .candidates()

@@ -113,7 +113,14 @@ mod tests {
     fn a_token_is_one_word() {
         let token = read(b"  abc.DEF-1_2~+/=\n").unwrap();
         assert_eq!(token.header().unwrap(), "Bearer abc.DEF-1_2~+/=");
-        for content in [&b""[..], b" \n", b"two words", b"a\nb", b"\xff\xfe", b"t\xc3\xb6"] {
+        for content in [
+            &b""[..],
+            b" \n",
+            b"two words",
+            b"a\nb",
+            b"\xff\xfe",
+            b"t\xc3\xb6",
+        ] {
             let error = read(content).unwrap_err();
             assert!(matches!(error, TokenError::Text { .. }), "{error}");
         }
@@ -135,10 +142,19 @@ mod tests {
     #[test]
     fn a_token_is_never_shown() {
         let token = read(b"secret").unwrap();
-        assert_eq!(format!("{:?}", Bearer(Some(token.clone()))), "Bearer(Some(Token))");
+        assert_eq!(
+            format!("{:?}", Bearer(Some(token.clone()))),
+            "Bearer(Some(Token))"
+        );
         assert!(token.header().unwrap().is_sensitive());
         let request = Bearer(Some(token)).call(Request::new(())).unwrap();
-        assert!(request.metadata().get(AUTHORIZATION).unwrap().is_sensitive());
+        assert!(
+            request
+                .metadata()
+                .get(AUTHORIZATION)
+                .unwrap()
+                .is_sensitive()
+        );
         assert!(!format!("{request:?}").contains("secret"));
         let without = Bearer(None).call(Request::new(())).unwrap();
         assert!(without.metadata().is_empty());

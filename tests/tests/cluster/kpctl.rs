@@ -22,7 +22,13 @@ const DEADLINE: Duration = Duration::from_secs(30);
 pub(crate) fn each_missing_piece_on_the_way_to_the_control_plane_is_named() -> Result<()> {
     let way = Way::start()?;
     let admin = way.cluster.kubeconfig();
-    way.says(&admin, &["no control plane runs in namespace kplane-system", "--show-labels"])?;
+    way.says(
+        &admin,
+        &[
+            "no control plane runs in namespace kplane-system",
+            "--show-labels",
+        ],
+    )?;
     credentials(&way)?;
     let poor = rights(&way)?;
     pods(&way, &poor)?;
@@ -34,7 +40,10 @@ pub(crate) fn each_missing_piece_on_the_way_to_the_control_plane_is_named() -> R
 fn credentials(way: &Way) -> Result<()> {
     let cluster = &way.cluster;
     let wrong = cluster.token_kubeconfig("wrong", "no-such-token")?;
-    way.says(&wrong, &["does not accept your credentials (401)", "auth whoami"])?;
+    way.says(
+        &wrong,
+        &["does not accept your credentials (401)", "auth whoami"],
+    )?;
     let text = fs::read_to_string(cluster.kubeconfig())?;
     let folder = cluster.folder();
     let closed = folder.join("kubeconfig-closed");
@@ -42,7 +51,10 @@ fn credentials(way: &Way) -> Result<()> {
     way.says(&closed, &["cannot be reached: connection refused"])?;
     let other = folder.join("kubeconfig-other-authority");
     let authority = "\"certificate-authority-data\": \"Cg==\", \"x\":";
-    fs::write(&other, text.replace("\"certificate-authority\":", authority))?;
+    fs::write(
+        &other,
+        text.replace("\"certificate-authority\":", authority),
+    )?;
     way.says(&other, &["cannot be used", "UnknownIssuer"])?;
     let broken = folder.join("kubeconfig-broken");
     fs::write(&broken, "users: [")?;
@@ -60,7 +72,11 @@ fn rights(way: &Way) -> Result<PathBuf> {
     let grant = "create rolebinding kpctl-USER --role=kpctl";
     way.says(&poor, &["does not let you list pods (403", RIGHTS, grant])?;
     let binding = ["create", "rolebinding", "kpctl-poor", "--role=kpctl"];
-    let account = ["--serviceaccount=kplane-system:poor", "--namespace", NAMESPACE];
+    let account = [
+        "--serviceaccount=kplane-system:poor",
+        "--namespace",
+        NAMESPACE,
+    ];
     way.kubectl(&[&binding[..], &account].concat())?;
     eventually(DEADLINE, "the rights count", || {
         way.says(&poor, &["no control plane runs in namespace kplane-system"])
@@ -82,7 +98,13 @@ fn pods(way: &Way, poor: &Path) -> Result<()> {
         pod["metadata"]["labels"] = json!({ "app.kubernetes.io/name": "kp-controlplane" });
         way.cluster.api().create(&pod)?;
     }
-    way.says(poor, &["no pod of the control plane runs", "a-slow (Pending), b-ready (Pending)"])?;
+    way.says(
+        poor,
+        &[
+            "no pod of the control plane runs",
+            "a-slow (Pending), b-ready (Pending)",
+        ],
+    )?;
     way.run_pod("a-slow", "False")?;
     way.run_pod("b-ready", "True")
 }
@@ -90,11 +112,24 @@ fn pods(way: &Way, poor: &Path) -> Result<()> {
 /// Without the authority of the control plane, its certificate cannot be checked.
 fn authority(way: &Way, poor: &Path) -> Result<()> {
     let check = "cannot check the certificate of the control plane";
-    way.says(poor, &[check, "ConfigMap kplane-system/kplane-ca does not exist", "get configmap"])?;
+    way.says(
+        poor,
+        &[
+            check,
+            "ConfigMap kplane-system/kplane-ca does not exist",
+            "get configmap",
+        ],
+    )?;
     way.publish(&json!({ "other.crt": "x" }))?;
-    way.says(poor, &[check, "ConfigMap kplane-system/kplane-ca has no key ca.crt"])?;
+    way.says(
+        poor,
+        &[check, "ConfigMap kplane-system/kplane-ca has no key ca.crt"],
+    )?;
     way.publish(&json!({ "ca.crt": "x" }))?;
-    way.says(poor, &["ConfigMap kplane-system/kplane-ca contains no certificate"])?;
+    way.says(
+        poor,
+        &["ConfigMap kplane-system/kplane-ca contains no certificate"],
+    )?;
     let kubeconfig: Value = serde_json::from_slice(&fs::read(poor)?)?;
     let file = &kubeconfig["clusters"][0]["cluster"]["certificate-authority"];
     let authority = fs::read_to_string(file.as_str().context("no authority")?)?;
@@ -106,15 +141,26 @@ fn forwarding(way: &Way, poor: &Path) -> Result<()> {
     let error = way.error(poor, &[])?;
     let place = |pod: &str| error.find(pod).with_context(|| error.clone());
     ensure!(place("b-ready: ")? < place("a-slow: ")?, "{error}");
-    ensure!(error.contains(":10250") && error.contains("refused"), "{error}");
+    ensure!(
+        error.contains(":10250") && error.contains("refused"),
+        "{error}"
+    );
     // No authority is needed for plain text.
     let plain = way.error(poor, &["--insecure"])?;
     ensure!(plain.contains(":10250"), "{plain}");
     let rules = json!({ "rules": [{ "apiGroups": [""], "resources": ["pods", "configmaps"],
         "verbs": ["get", "list"] }] });
-    way.cluster.api().patch("Role", "kplane-system/kpctl", &rules)?;
+    way.cluster
+        .api()
+        .patch("Role", "kplane-system/kpctl", &rules)?;
     eventually(DEADLINE, "the right is gone", || {
-        way.says(poor, &["does not let you get and create pods/portforward (403", RIGHTS])
+        way.says(
+            poor,
+            &[
+                "does not let you get and create pods/portforward (403",
+                RIGHTS,
+            ],
+        )
     })
 }
 
@@ -132,7 +178,12 @@ impl Way {
     /// What kpctl says when it fails.
     fn error(&self, kubeconfig: &Path, args: &[&str]) -> Result<String> {
         let mut kpctl = Command::new(&product()?.kpctl);
-        for name in ["KPLANE_SERVER", "KPLANE_NAMESPACE", "KPLANE_TOKEN_FILE", "HTTPS_PROXY"] {
+        for name in [
+            "KPLANE_SERVER",
+            "KPLANE_NAMESPACE",
+            "KPLANE_TOKEN_FILE",
+            "HTTPS_PROXY",
+        ] {
             kpctl.env_remove(name);
         }
         kpctl.arg("status").arg("--kubeconfig").arg(kubeconfig);

@@ -160,7 +160,11 @@ pub(super) async fn get<T: DeserializeOwned>(
         return serde_json::from_slice(&bytes).map_err(|error| malformed(&error));
     }
     let explanation: Explanation = serde_json::from_slice(&bytes).unwrap_or_default();
-    Err(Problem::of_status(status.as_u16(), &explanation.message, asked))
+    Err(Problem::of_status(
+        status.as_u16(),
+        &explanation.message,
+        asked,
+    ))
 }
 
 /// Returns whether an error is about certificates. The client does not expose errors of rustls, so only their text

@@ -60,7 +60,9 @@ pub(crate) enum KubeconfigError {
     #[error("cannot read the kubeconfig {}: {source}", file.display())]
     Unreadable { file: PathBuf, source: io::Error },
     /// The file is not a kubeconfig.
-    #[error("{place} is not a kubeconfig: {reason}. Write it again, for example with kubectl config")]
+    #[error(
+        "{place} is not a kubeconfig: {reason}. Write it again, for example with kubectl config"
+    )]
     NotAKubeconfig { place: String, reason: String },
     /// Flags ask for a cluster, but no kubeconfig names any.
     #[error("there is no cluster to ask: {reason}. Name one with --kubeconfig and --context")]
@@ -98,10 +100,7 @@ pub(crate) enum KubeconfigError {
 }
 
 /// Reads the files, and selects the context.
-pub(super) fn select(
-    place: &Place,
-    environment: &Environment,
-) -> Result<Outcome, KubeconfigError> {
+pub(super) fn select(place: &Place, environment: &Environment) -> Result<Outcome, KubeconfigError> {
     let nothing = |reason: String| match place.names_cluster {
         true => Err(KubeconfigError::NoCluster { reason }),
         false => Ok(Outcome::Nothing(reason)),
@@ -194,13 +193,21 @@ fn resolve(
     let cluster = find_cluster(&kubeconfig, &entry.cluster);
     let cluster = cluster.ok_or_else(|| dangling("cluster", &entry.cluster))?;
     let user = entry.user.as_deref().filter(|user| !user.is_empty());
-    let known = |user: &&str| kubeconfig.auth_infos.iter().any(|entry| entry.name == *user);
+    let known = |user: &&str| {
+        kubeconfig
+            .auth_infos
+            .iter()
+            .any(|entry| entry.name == *user)
+    };
     // Requests would silently be anonymous.
     if let Some(user) = user.filter(|user| !known(user)) {
         return Err(dangling("user", user));
     }
     check_address(&place, cluster.server.as_deref().unwrap_or_default())?;
-    let explicit_proxy = cluster.proxy_url.as_ref().is_some_and(|url| !url.is_empty());
+    let explicit_proxy = cluster
+        .proxy_url
+        .as_ref()
+        .is_some_and(|url| !url.is_empty());
     kubeconfig.current_context = Some(context.clone());
     let config = Config::try_from(kubeconfig);
     let mut config = config.map_err(|error| explain(&place, &error))?;
@@ -233,10 +240,12 @@ fn check_address(place: &str, address: &str) -> Result<(), KubeconfigError> {
         matches!(url.scheme_str(), Some("http" | "https"))
             && url.host().is_some_and(|host| !host.is_empty())
     });
-    is_known.then_some(()).ok_or_else(|| KubeconfigError::Address {
-        place: place.to_owned(),
-        address: one_line(address),
-    })
+    is_known
+        .then_some(())
+        .ok_or_else(|| KubeconfigError::Address {
+            place: place.to_owned(),
+            address: one_line(address),
+        })
 }
 
 /// Returns whether `HTTPS_PROXY` and `NO_PROXY` ask for a proxy to this server. The crate kube compares `NO_PROXY`

@@ -41,7 +41,9 @@ pub(crate) enum LoginError {
     #[error("the kubeconfig {place}: the user's token is not a single word of ASCII characters")]
     Token { place: String },
     /// The program that makes credentials cannot be started.
-    #[error("the kubeconfig {place}: cannot run {program:?}, which makes your credentials: {reason}")]
+    #[error(
+        "the kubeconfig {place}: cannot run {program:?}, which makes your credentials: {reason}"
+    )]
     Start {
         place: String,
         program: String,
@@ -142,7 +144,9 @@ async fn made_header(
         Ok::<_, BoxError>(Response::new(header))
     });
     let answer = layer.layer(nowhere).oneshot(Request::new(Body::empty()));
-    let answer = answer.await.map_err(|error| explain.other(&innermost(&*error)))?;
+    let answer = answer
+        .await
+        .map_err(|error| explain.other(&innermost(&*error)))?;
     Ok(answer.into_body())
 }
 
@@ -202,7 +206,10 @@ impl Explain {
         let program = program.unwrap_or_default();
         match error {
             AuthError::AuthExecStart(error) => {
-                let hint = self.exec.as_ref().and_then(|exec| exec.install_hint.clone());
+                let hint = self
+                    .exec
+                    .as_ref()
+                    .and_then(|exec| exec.install_hint.clone());
                 LoginError::Start {
                     place,
                     program,

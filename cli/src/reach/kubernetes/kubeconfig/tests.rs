@@ -109,8 +109,10 @@ fn files_are_merged_and_the_first_wins() {
 #[test]
 fn paths_are_relative_to_the_file_that_names_them() {
     let folder = Folder::new();
-    let text = kubeconfig("a", "a")
-        .replace("{token: token-of-a}", "{client-certificate: c.crt, client-key: ../c.key, tokenFile: t}");
+    let text = kubeconfig("a", "a").replace(
+        "{token: token-of-a}",
+        "{client-certificate: c.crt, client-key: ../c.key, tokenFile: t}",
+    );
     let file = folder.write("deep/config", &text);
     let first = folder.write("first", &kubeconfig("b", "a"));
     let environment = folder.environment(&[first, file]);
@@ -161,15 +163,39 @@ fn a_broken_file_is_an_error_without_its_secrets() {
     let cases = [
         ("users: [", "is not a kubeconfig"),
         ("\u{0}\u{1}", "is not a kubeconfig"),
-        (&good.replace("cluster: a,", "cluster: b,"), "has no cluster \"b\""),
+        (
+            &good.replace("cluster: a,", "cluster: b,"),
+            "has no cluster \"b\"",
+        ),
         (&good.replace("user: a}", "user: b}"), "has no user \"b\""),
-        (&good.replace("https://a.example:6443", "a.example"), "not the address"),
-        (&good.replace("https://a.example:6443", "ftp://a"), "not the address"),
-        (&good.replace("{token: token-of-a}", "token-of-a"), "is not a kubeconfig"),
-        (&good.replace("{token: token-of-a}", "{token: {x: token-of-a}}"), "is not a kubeconfig"),
-        (&good.replace("{token:", "{as: root, token:"), "acts as another user"),
-        (&good.replace("{server:", "{certificate-authority-data: x!, server:"), "certificate-authority"),
-        (&good.replace("{server:", "{certificate-authority: nowhere, server:"), "certificate-authority"),
+        (
+            &good.replace("https://a.example:6443", "a.example"),
+            "not the address",
+        ),
+        (
+            &good.replace("https://a.example:6443", "ftp://a"),
+            "not the address",
+        ),
+        (
+            &good.replace("{token: token-of-a}", "token-of-a"),
+            "is not a kubeconfig",
+        ),
+        (
+            &good.replace("{token: token-of-a}", "{token: {x: token-of-a}}"),
+            "is not a kubeconfig",
+        ),
+        (
+            &good.replace("{token:", "{as: root, token:"),
+            "acts as another user",
+        ),
+        (
+            &good.replace("{server:", "{certificate-authority-data: x!, server:"),
+            "certificate-authority",
+        ),
+        (
+            &good.replace("{server:", "{certificate-authority: nowhere, server:"),
+            "certificate-authority",
+        ),
     ];
     for (text, expected) in cases {
         folder.write(".kube/config", text);

@@ -66,7 +66,7 @@ impl World {
     }
 }
 
-fn exec(program: &std::path::Path) -> Value {
+fn exec(program: &Path) -> Value {
     json!({ "exec": {
         "apiVersion": "client.authentication.k8s.io/v1",
         "command": program,
@@ -109,18 +109,24 @@ async fn credentials_that_fail_are_named_and_not_shown() {
     let world = World::new();
     let failing = world.program("echo secret; echo 'no session' >&2; exit 3");
     let error = world.error(&exec(&failing)).await;
-    assert!(error.contains("no session") && error.contains("plugin"), "{error}");
+    assert!(
+        error.contains("no session") && error.contains("plugin"),
+        "{error}"
+    );
     assert!(!error.contains("secret"), "{error}");
     let talking = world.program("echo secret");
     let error = world.error(&exec(&talking)).await;
     assert!(error.contains("printed no ExecCredential"), "{error}");
     assert!(!error.contains("secret"), "{error}");
-    let error = world.error(&exec(std::path::Path::new("/nowhere/plugin"))).await;
+    let error = world.error(&exec(Path::new("/nowhere/plugin"))).await;
     assert!(error.contains("Install it with"), "{error}");
     let error = world.error(&json!({ "tokenFile": "/nowhere/token" })).await;
     assert!(error.contains("/nowhere/token"), "{error}");
     let error = world.error(&json!({ "token": "sec\nret" })).await;
-    assert!(error.contains("single word") && !error.contains("ret"), "{error}");
+    assert!(
+        error.contains("single word") && !error.contains("ret"),
+        "{error}"
+    );
     let broken = json!({ "client-certificate": "/nowhere/c.crt", "client-key": "/nowhere/c.key" });
     let error = world.error(&broken).await;
     assert!(error.contains("/nowhere/c.crt"), "{error}");
@@ -130,8 +136,20 @@ async fn credentials_that_fail_are_named_and_not_shown() {
 async fn no_token_goes_to_another_machine_in_plain_text() {
     let world = World::new();
     let user = json!({ "token": "abc" });
-    let refused = world.login(&user, "http://192.0.2.1:8080").await.err().unwrap();
+    let refused = world
+        .login(&user, "http://192.0.2.1:8080")
+        .await
+        .err()
+        .unwrap();
     assert!(matches!(refused, LoginError::PlainText { .. }), "{refused}");
-    world.login(&user, "http://127.0.0.1:8080").await.ok().unwrap();
-    world.login(&json!({}), "http://192.0.2.1:8080").await.ok().unwrap();
+    world
+        .login(&user, "http://127.0.0.1:8080")
+        .await
+        .ok()
+        .unwrap();
+    world
+        .login(&json!({}), "http://192.0.2.1:8080")
+        .await
+        .ok()
+        .unwrap();
 }
