@@ -279,11 +279,17 @@ pub(super) fn explain(place: &str, error: &KubeError) -> KubeconfigError {
         }
         KubeError::LoadClientKey(error) => material("client-key", error.to_string()),
         KubeError::ParseProxyUrl(error) => material("the URL of the proxy", error.to_string()),
-        error => KubeconfigError::NotAKubeconfig {
-            place: place.to_owned(),
-            // The text after the arrow quotes the file, and with it the credentials.
-            reason: one_line(error.to_string().split("-->").next().unwrap_or_default()),
-        },
+        KubeError::Parse(error) => not_a_kubeconfig(place, &error.to_string()),
+        error => not_a_kubeconfig(place, &error.to_string()),
+    }
+}
+
+fn not_a_kubeconfig(place: &str, reason: &str) -> KubeconfigError {
+    // The text after the arrow quotes the file, and with it the credentials.
+    let reason = reason.split("-->").next().unwrap_or_default();
+    KubeconfigError::NotAKubeconfig {
+        place: place.to_owned(),
+        reason: one_line(reason.trim_start_matches("error: ")),
     }
 }
 
