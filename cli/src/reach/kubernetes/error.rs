@@ -85,6 +85,8 @@ pub(super) struct Cluster {
     /// URL of the API server.
     pub(super) api: String,
     context: String,
+    /// Host and port of the proxy, without the password in its URL.
+    proxy: Option<String>,
     /// Namespace of the control plane.
     namespace: String,
     /// How to run kubectl with the same cluster.
@@ -93,7 +95,11 @@ pub(super) struct Cluster {
 
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (context {})", self.api, self.context)
+        write!(f, "{} (context {}", self.api, self.context)?;
+        if let Some(proxy) = &self.proxy {
+            write!(f, ", through the proxy {proxy}")?;
+        }
+        f.write_str(")")
     }
 }
 
@@ -107,9 +113,15 @@ impl Cluster {
             kubectl += &format!(" --context {context}");
         }
         let api = selected.config.cluster_url.to_string();
+        let proxy = selected.config.proxy_url.as_ref();
+        let proxy = proxy.and_then(|url| Some((url.host()?, url.port_u16())));
         Self {
             api: api.trim_end_matches('/').to_owned(),
             context: selected.context.clone(),
+            proxy: proxy.map(|(host, port)| match port {
+                Some(port) => format!("{host}:{port}"),
+                None => host.to_owned(),
+            }),
             namespace: place.kplane_namespace.clone(),
             kubectl,
         }
