@@ -60,6 +60,9 @@ pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
 /// Words of rustls about a refusal by the other side.
 const ALERT: &str = "received fatal alert";
 
+/// Words of the crate h2 about bytes that are not HTTP/2, such as a record of TLS.
+const NO_HTTP: &str = "frame with invalid size";
+
 /// Returns the reason why a control plane and kpctl have no connection.
 pub(crate) fn plane_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let text = root_cause(error);
@@ -68,6 +71,12 @@ pub(crate) fn plane_cause(error: &(dyn std::error::Error + 'static)) -> String {
         return format!(
             "{text}: the control plane does not accept your certificate. It must be valid now, and \
              of an authority in the control plane's --client-ca-file"
+        );
+    }
+    if text.contains(NO_HTTP) {
+        return format!(
+            "{text}: if the control plane speaks TLS, leave out --insecure, and use https:// with \
+             --certificate-authority for an address"
         );
     }
     text

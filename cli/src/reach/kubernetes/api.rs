@@ -96,7 +96,8 @@ impl Problem {
     /// Returns whether the same request may succeed a second later.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable(_) => true,
+            // An API server that has just started refuses everything until it has read its rules.
+            Self::Unreachable(_) | Self::Forbidden { .. } => true,
             Self::Refused { code, .. } => *code == 429 || *code >= 500,
             _ => false,
         }
@@ -174,4 +175,23 @@ fn is_about_certificates(text: &str) -> bool {
     ["certificate", "fatal alert", "corrupt message"]
         .iter()
         .any(|sign| text.contains(sign))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_outlives_an_api_server_that_restarts() {
+        let of = |code| Problem::of_status(code, "", Asked::PODS);
+        for code in [403, 429, 500, 502, 503, 504] {
+            assert!(of(code).is_transient(), "{code}");
+        }
+        for code in [400, 401, 404, 405] {
+            assert!(!of(code).is_transient(), "{code}");
+        }
+        // Every pod would be refused alike; a single one may be gone.
+        assert!(of(401).is_general() && of(403).is_general());
+        assert!(!of(404).is_general() && !of(500).is_general());
+    }
 }

@@ -15,6 +15,12 @@ const MAX_QUOTED: usize = 300;
 /// Advice for readers who meant no cluster at all.
 const ELSEWHERE: &str = "--server 127.0.0.1 asks a control plane on this machine";
 
+/// Words of rustls about a server that is not trusted.
+const UNTRUSTED: &str = "invalid peer certificate";
+
+/// Words of kplane-tls about a server without TLS.
+const PLAIN: &str = "speaks plain text";
+
 /// The reason why a cluster leads to no control plane.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -193,11 +199,21 @@ impl Cluster {
         let Self {
             namespace, kubectl, ..
         } = self;
+        let failures = failures.join("; ");
+        let advice = if failures.contains(UNTRUSTED) {
+            format!(
+                "The certificate must be of an authority in ConfigMap {namespace}/kplane-ca or in \
+                 --certificate-authority, and name kp-controlplane.{namespace}.svc"
+            )
+        } else if failures.contains(PLAIN) {
+            "--insecure speaks plain text with it, without your credentials".to_owned()
+        } else {
+            format!("Check with: {kubectl} -n {namespace} get pods")
+        };
         Error::Plane {
             text: format!(
-                "cannot connect to the control plane in namespace {namespace} of {self}: {}. Check \
-                 with: {kubectl} -n {namespace} get pods",
-                failures.join("; ")
+                "cannot connect to the control plane in namespace {namespace} of {self}: \
+                 {failures}. {advice}"
             ),
             transient: true,
         }
