@@ -116,15 +116,18 @@ fn own_token(user: &AuthInfo, place: &str) -> Result<Option<Token>, LoginError> 
     if user.auth_provider.is_some() || user.username.is_some() && user.password.is_some() {
         return Ok(None);
     }
-    match (&user.token, &user.token_file) {
-        (Some(token), _) => {
-            let token = Token::of_text(token.expose_secret());
-            token.map(Some).ok_or_else(|| LoginError::Token {
-                place: place.to_owned(),
-            })
-        }
-        (None, Some(file)) => Ok(Some(Token::read(Path::new(file))?)),
-        (None, None) => Ok(None),
+    let inline = user.token.as_ref().map(|token| {
+        Token::of_text(token.expose_secret()).ok_or_else(|| LoginError::Token {
+            place: place.to_owned(),
+        })
+    });
+    let inline = inline.transpose()?;
+    let Some(file) = &user.token_file else {
+        return Ok(inline);
+    };
+    match (Token::read(Path::new(file)), inline) {
+        (Ok(token), _) | (Err(_), Some(token)) => Ok(Some(token)),
+        (Err(error), None) => Err(error.into()),
     }
 }
 

@@ -85,6 +85,12 @@ async fn every_kind_of_token_is_found() {
     let file = world.write("token", "def\n");
     let token = world.token(&json!({ "tokenFile": file })).await;
     assert_eq!(token.unwrap(), "Bearer def");
+    let both = world
+        .token(&json!({ "tokenFile": file, "token": "abc" }))
+        .await;
+    assert_eq!(both.unwrap(), "Bearer def");
+    let absent = json!({ "tokenFile": "/nowhere/token", "token": "abc" });
+    assert_eq!(world.token(&absent).await.unwrap(), "Bearer abc");
     // A password is not for the control plane.
     let basic = json!({ "username": "u", "password": "p" });
     assert_eq!(world.token(&basic).await, None);
