@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .bytes(".kplane.v1.Update")
         .bytes(".kplane.v1.ServiceProgram")
         .bytes(".kplane.v1.LocalEndpoints")
+        .skip_debug([".kplane.v1.Renewal"])
         .compile_fds(descriptors)?;
     shared_agent_server();
     Ok(())

@@ -58,7 +58,7 @@ impl Client {
             Ok(connected) => connected.map_err(|error| lost(&error))?,
             Err(_) => return Err(Error::Timeout { server, timeout }),
         };
-        let stub = StatusServiceClient::with_interceptor(channel, Bearer(token));
+        let stub = StatusServiceClient::with_interceptor(channel, Bearer::new(token.as_ref()));
         Ok(Self {
             stub: stub.max_decoding_message_size(MAX_ANSWER_BYTES),
             server,

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use kplane_tls::Wire;
+use kplane_tls::{Token, Wire};
 
 use crate::args::Options;
 
@@ -15,7 +15,7 @@ mod kubernetes;
 mod token;
 
 pub(crate) use error::{Error, plane_cause, root_cause};
-pub(crate) use token::{Bearer, Token};
+pub(crate) use token::Bearer;
 
 use direct::Direct;
 use kubernetes::{Environment, Found, Kubernetes};

@@ -25,6 +25,7 @@ use tokio::net::TcpListener;
 use self::ports::Ports;
 use crate::doors::Door;
 use crate::hub::Hub;
+use crate::identity::Gate;
 use crate::source::upstream::KindState;
 
 /// Maximum number of connections at a time.
@@ -42,12 +43,13 @@ pub(crate) struct Admin {
 
 impl Admin {
     /// Creates the handler with the doors of the agents' port and of the status API's port.
-    pub(crate) fn new(hub: Arc<Hub>, [agents, status]: [Arc<Door>; 2]) -> Self {
+    pub(crate) fn new(hub: Arc<Hub>, gate: Arc<Gate>, [agents, status]: [Arc<Door>; 2]) -> Self {
         let guests = Guests::new(MAX_CONNECTIONS);
         let ports = Ports {
             agents,
             status,
             http: Arc::clone(&guests),
+            gate,
         };
         let registry = Arc::new(metrics::registry(Arc::clone(&hub), ports));
         Self {

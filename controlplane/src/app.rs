@@ -1,5 +1,11 @@
 //! Wiring: turns a configuration into a running control plane.
 
+mod error;
+mod protection;
+
+pub use error::{BuildError, TaskError};
+pub use protection::Protection;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +17,6 @@ use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
 use kplane_proto::v1::status_service_server::StatusServiceServer;
-use kplane_tls::{FileError, Follower, ServerConfig, ServerFiles};
 use tokio::io::DuplexStream;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
@@ -24,13 +29,15 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Status};
 use tracing::warn;
 
+use self::protection::{Secured, is_exposed};
 use crate::admin::Admin;
 use crate::admission::Admission;
 use crate::doors::{Door, Limits, Occupancy};
 use crate::hub::Hub;
-use crate::identity;
+use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
-use crate::server::{AgentServer, DesiredServer, StatusServer};
+use crate::kubernetes::Api;
+use crate::server::{AgentServer, DesiredServer, Guarded, StatusServer};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
@@ -60,10 +67,8 @@ pub struct Config {
     pub status_listen: Option<SocketAddr>,
     /// Address of readiness checks and metrics.
     pub http_listen: Option<SocketAddr>,
-    /// Files for TLS on the ports of agents and of the status API; `None` = plain text.
-    pub tls: Option<ServerFiles>,
-    /// Whether plain text is allowed on addresses that other machines reach.
-    pub insecure: bool,
+    /// Protection of the ports of agents and of the status API.
+    pub protection: Protection,
     /// Limits on connections of agents; lowered to what the limit of open files allows.
     pub agent_limits: Limits,
     /// Restrictions on Services.
@@ -72,6 +77,8 @@ pub struct Config {
     pub cliff_guard: CliffGuard,
     /// Whether events are written to the API server that the objects come from.
     pub events: bool,
+    /// Identities of callers, and their rights.
+    pub identity: identity::Config,
 }
 
 /// The origin of objects.
@@ -94,44 +101,6 @@ impl Origin {
     }
 }
 
-/// An error that prevents a control plane from starting.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// A port cannot be opened.
-    #[error(
-        "cannot listen on {address} for {purpose}; check whether another control plane is running"
-    )]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The port's purpose.
-        purpose: &'static str,
-        /// The kernel's error.
-        source: std::io::Error,
-    },
-    /// A port in plain text would be open to other machines.
-    #[error(
-        "refusing to serve {purpose} on {address} in plain text, since any machine that reaches that address could pose as \
-         any node: give --tls-cert-file, --tls-private-key-file and --client-ca-file (`kp-controlplane certs init` makes \
-         them), listen on a loopback address, or allow it with --insecure"
-    )]
-    PlainText {
-        /// The address.
-        address: SocketAddr,
-        /// The port's purpose.
-        purpose: &'static str,
-    },
-    /// A certificate or key cannot be used.
-    #[error("cannot set up TLS: {0}")]
-    Tls(FileError),
-    /// The source cannot deliver anything.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// The gRPC descriptors of this build are damaged.
-    #[error("cannot set up gRPC reflection")]
-    Reflection(#[from] tonic_reflection::server::Error),
-}
-
 /// A control plane that runs until it is shut down or a part of it fails.
 #[derive(Debug)]
 pub struct Bound {
@@ -142,22 +111,9 @@ pub struct Bound {
     /// Address of readiness checks and metrics.
     pub http_addr: Option<SocketAddr>,
     hub: Arc<Hub>,
+    gate: Arc<Gate>,
     in_memory: mpsc::Sender<Result<DuplexStream, std::io::Error>>,
     tasks: JoinSet<Result<(), TaskError>>,
-}
-
-/// A part of a running control plane that ended.
-#[derive(Debug, thiserror::Error)]
-pub enum TaskError {
-    /// The source.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// A gRPC server.
-    #[error("gRPC server failed")]
-    Server(#[from] tonic::transport::Error),
-    /// A task panicked, which is a bug.
-    #[error("a task panicked")]
-    Panic(#[from] tokio::task::JoinError),
 }
 
 /// Starts a control plane.
@@ -165,17 +121,14 @@ pub enum TaskError {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
-    let tls = config.tls.map(|files| Follower::start(files, "serving"));
-    let tls = tls.transpose().map_err(BuildError::Tls)?;
-    if tls.is_none() && !config.insecure {
-        check_plain_text(config.agent_listen, "agents")?;
-        check_plain_text(config.status_listen, "the status API")?;
-    }
+    let protection = config.protection;
+    protection.check(config.agent_listen, "agents")?;
+    protection.check(config.status_listen, "the status API")?;
     let agents = listen(config.agent_listen, "agents")?;
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
-    let hub = start_hub(
+    let (hub, api) = start_hub(
         config.source,
         config.admission,
         config.cliff_guard,
@@ -183,9 +136,11 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         &mut tasks,
     )
     .await?;
+    let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
+    let tls = secure(protection, &gate, api, &hub, &mut tasks)?;
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
-    let router = agent_router(&hub);
+    let router = agent_router(&hub, &gate);
     let stop = shutdown.clone().cancelled_owned();
     tasks.spawn(async move {
         let incoming = ReceiverStream::new(connections);
@@ -200,7 +155,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         agents,
         agent_door,
         tls.clone(),
-        agent_router(&hub),
+        agent_router(&hub, &gate),
         &mut tasks,
         &shutdown,
     );
@@ -208,13 +163,13 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         status,
         status_door,
         tls,
-        status_router(&hub)?,
+        status_router(&hub, &gate)?,
         &mut tasks,
         &shutdown,
     );
     let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
     if let Some(http) = http {
-        let admin = Admin::new(Arc::clone(&hub), doors);
+        let admin = Admin::new(Arc::clone(&hub), Arc::clone(&gate), doors);
         tasks.spawn(async move {
             tokio::select! {
                 () = admin.serve(http) => {}
@@ -228,9 +183,33 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         status_addr,
         http_addr,
         hub,
+        gate,
         in_memory,
         tasks,
     })
+}
+
+/// Starts to follow the certificates and keys; `None` = plain text.
+fn secure(
+    protection: Protection,
+    gate: &Arc<Gate>,
+    api: Option<Arc<Api>>,
+    hub: &Hub,
+    tasks: &mut JoinSet<Result<(), TaskError>>,
+) -> Result<Option<Secured>, BuildError> {
+    let admits = protection.takes_certificates() || gate.takes_tokens();
+    let (tls, keeper) = protection.start(api)?;
+    if tls.is_some() {
+        if !admits {
+            return Err(BuildError::NoCallers);
+        }
+        let keys = Arc::clone(gate).follow_keys();
+        tasks.spawn(until(keys, hub.shutdown.clone()));
+    }
+    if let Some(keeper) = keeper {
+        tasks.spawn(until(keeper, hub.shutdown.clone()));
+    }
+    Ok(tls)
 }
 
 async fn start_hub(
@@ -239,11 +218,12 @@ async fn start_hub(
     cliff_guard: CliffGuard,
     events: bool,
     tasks: &mut JoinSet<Result<(), TaskError>>,
-) -> Result<Arc<Hub>, SourceError> {
+) -> Result<(Arc<Hub>, Option<Arc<Api>>), SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
     let (hub, index) = Hub::new(epoch, origin.name(), admission, cliff_guard, batches);
     let stop = hub.shutdown.clone();
+    let mut api = None;
     match origin {
         Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),
         Origin::Kubernetes(config) => {
@@ -252,6 +232,7 @@ async fn start_hub(
                 None => events::Scope::Cluster,
             };
             let source = Kubernetes::new(config, hub.upstream.clone()).await?;
+            api = Some(source.api());
             if events {
                 let task = events::run(Arc::clone(&hub), source.api(), scope);
                 tasks.spawn(async move {
@@ -267,15 +248,17 @@ async fn start_hub(
         sweep.await;
         Ok(())
     });
-    let stop = hub.shutdown.clone();
-    tasks.spawn(async move {
-        tokio::select! {
-            () = index => {}
-            () = stop.cancelled() => {}
-        }
-        Ok(())
-    });
-    Ok(hub)
+    tasks.spawn(until(index, hub.shutdown.clone()));
+    Ok((hub, api))
+}
+
+/// Runs a task until the control plane ends.
+async fn until(task: impl Future<Output = ()>, stop: CancellationToken) -> Result<(), TaskError> {
+    tokio::select! {
+        () = task => stop.cancelled().await,
+        () = stop.cancelled() => {}
+    }
+    Ok(())
 }
 
 async fn run(
@@ -306,19 +289,6 @@ fn listen(
             purpose,
             source,
         })
-}
-
-/// Refuses plain text on an address that other machines reach.
-fn check_plain_text(address: Option<SocketAddr>, purpose: &'static str) -> Result<(), BuildError> {
-    match address.filter(is_exposed) {
-        None => Ok(()),
-        Some(address) => Err(BuildError::PlainText { address, purpose }),
-    }
-}
-
-/// Returns whether other machines reach an address.
-fn is_exposed(address: &SocketAddr) -> bool {
-    !address.ip().is_loopback()
 }
 
 /// Opens a port. When a whole fleet connects at once, agents that do not fit into the backlog try
@@ -352,7 +322,7 @@ fn agent_limits(wanted: Limits) -> Limits {
 fn serve(
     listener: Option<TcpListener>,
     door: &Arc<Door>,
-    tls: Option<Follower<ServerConfig>>,
+    tls: Option<Secured>,
     router: Router,
     tasks: &mut JoinSet<Result<(), TaskError>>,
     shutdown: &CancellationToken,
@@ -365,9 +335,19 @@ fn serve(
             "serving in plain text (--insecure): any machine that reaches the address can pose as any node"
         );
     }
-    let stop = shutdown.clone().cancelled_owned();
-    let incoming = door.incoming(listener, tls);
-    tasks.spawn(async move { Ok(router.serve_with_incoming_shutdown(incoming, stop).await?) });
+    let (stop, door) = (shutdown.clone(), Arc::clone(door));
+    tasks.spawn(async move {
+        let tls = match tls {
+            None => None,
+            Some(secured) => tokio::select! {
+                Some(follower) = secured => Some(follower),
+                () = stop.cancelled() => return Ok(()),
+            },
+        };
+        let incoming = door.incoming(listener, tls);
+        let stop = stop.cancelled_owned();
+        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
+    });
     address
 }
 
@@ -378,13 +358,13 @@ fn server() -> Server {
         .http2_keepalive_timeout(Some(KEEPALIVE))
 }
 
-fn agent_router(hub: &Arc<Hub>) -> Router {
-    let service = AgentServiceServer::new(AgentServer::new(Arc::clone(hub)));
+fn agent_router(hub: &Arc<Hub>, gate: &Arc<Gate>) -> Router {
+    let service = AgentServiceServer::new(AgentServer::new(Arc::clone(hub), Arc::clone(gate)));
     // The control plane keeps agents' reports, so their size is limited.
     server().add_service(service.max_decoding_message_size(MAX_MESSAGE_BYTES))
 }
 
-fn status_router(hub: &Arc<Hub>) -> Result<Router, BuildError> {
+fn status_router(hub: &Arc<Hub>, gate: &Arc<Gate>) -> Result<Router, BuildError> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -394,18 +374,10 @@ fn status_router(hub: &Arc<Hub>) -> Result<Router, BuildError> {
     let status = StatusServiceServer::new(StatusServer::new(Arc::clone(hub)));
     let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
     Ok(server()
-        .add_service(InterceptedService::new(status, admit_reader))
-        .add_service(InterceptedService::new(desired, admit_reader))
+        .add_service(Guarded::new(status, Arc::clone(gate)))
+        .add_service(Guarded::new(desired, Arc::clone(gate)))
         .add_service(InterceptedService::new(health, in_use))
-        .add_service(InterceptedService::new(reflection, admit_reader)))
-}
-
-/// Admits callers who may read the state of the fleet.
-fn admit_reader(request: Request<()>) -> Result<Request<()>, Status> {
-    if let Some(connection) = request.extensions().get::<Occupancy>() {
-        identity::check_reader(connection.caller())?;
-    }
-    in_use(request)
+        .add_service(Guarded::new(reflection, Arc::clone(gate))))
 }
 
 /// Marks the connection as in use, so that a connection with a request stays open.
@@ -422,6 +394,12 @@ impl Bound {
     #[must_use]
     pub fn hub(&self) -> &Arc<Hub> {
         &self.hub
+    }
+
+    /// Returns the check of callers, for its counters.
+    #[must_use]
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// Returns a channel for an agent in the same process, without TCP. The channel reconnects on

@@ -76,12 +76,13 @@ impl Dialer {
     }
 
     /// Returns a connector to these addresses, whatever the URL names. With a TLS configuration, the server's
-    /// certificate must name the URL's host.
+    /// certificate must have `server_name`, or else the URL's host.
     #[must_use]
     pub fn to(
         self,
         addresses: Vec<SocketAddr>,
         tls: Option<Arc<ClientConfig>>,
+        server_name: Option<Arc<str>>,
     ) -> impl tower::Service<
         Uri,
         Response = TokioIo<Box<dyn Wire>>,
@@ -91,9 +92,10 @@ impl Dialer {
         let addresses: Arc<[SocketAddr]> = addresses.into();
         tower::service_fn(move |url: Uri| {
             let (addresses, tls) = (Arc::clone(&addresses), tls.clone());
+            let server_name = server_name.clone();
             async move {
                 let stream = self.connect(&addresses).await?;
-                let host = url.host().unwrap_or_default();
+                let host = server_name.as_deref().or(url.host()).unwrap_or_default();
                 let greeted = timeout(CONNECT, greet(stream, tls, host)).await;
                 let greeted = greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
                 greeted.map(TokioIo::new)

@@ -18,7 +18,9 @@ mod tests;
 pub use connection::{Caller, Connection, Occupancy, Occupied};
 pub use wire::Wire;
 
-use std::net::SocketAddr;
+pub(crate) use book::network;
+
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -32,6 +34,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use self::book::{Book, Verdict};
+use crate::buckets::{Buckets, Rate};
 
 /// Maximum time that a connection may wait. It is longer than the time that an agent may take for
 /// its Hello, so that an agent that is too slow gets an answer.
@@ -47,6 +50,9 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// Minimum time between two log lines about refusals.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
+/// Most addresses whose handshakes are counted; further ones share theirs.
+const MAX_ADDRESSES: usize = 65_536;
+
 /// Number of files that are not for agents: listeners, sources, the other ports.
 const RESERVED_FILES: u64 = 400;
 
@@ -61,6 +67,8 @@ pub struct Limits {
     pub waiting: usize,
     /// Maximum number that wait from one address.
     pub waiting_per_address: usize,
+    /// Maximum number of TLS handshakes a second from one address. Further ones wait for their turn.
+    pub handshakes_per_second: u32,
 }
 
 impl Limits {
@@ -71,6 +79,7 @@ impl Limits {
         per_address: 12_000,
         waiting: 4_096,
         waiting_per_address: 1_024,
+        handshakes_per_second: 500,
     };
 
     /// Limits for the status API.
@@ -79,7 +88,17 @@ impl Limits {
         per_address: 128,
         waiting: 64,
         waiting_per_address: 32,
+        handshakes_per_second: 50,
     };
+
+    /// Returns the rate of handshakes from one address: those of some seconds may come at once.
+    fn handshakes(&self) -> Rate {
+        let a_second = self.handshakes_per_second.max(1);
+        Rate {
+            burst: a_second.saturating_mul(4),
+            refill: Duration::from_secs(1) / a_second,
+        }
+    }
 
     /// Lowers the limits for a process that may open `files` files.
     #[must_use]
@@ -125,6 +144,8 @@ pub struct Door {
     expired: AtomicU64,
     failures: AtomicU64,
     handshakes: AtomicU64,
+    /// Handshakes that addresses may still begin.
+    turns: Mutex<Buckets<IpAddr>>,
 }
 
 impl Door {
@@ -141,6 +162,7 @@ impl Door {
             expired: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             handshakes: AtomicU64::new(0),
+            turns: Mutex::new(Buckets::new(limits.handshakes(), MAX_ADDRESSES)),
         })
     }
 

@@ -177,6 +177,12 @@ impl Fleet {
         Some(Arc::clone(&agent.record))
     }
 
+    /// Returns the number of agents that are remembered.
+    #[must_use]
+    pub fn agents(&self) -> usize {
+        self.lock().by_node.len()
+    }
+
     /// Returns the nodes whose agents have virtual servers.
     #[must_use]
     pub fn with_servers(&self) -> Vec<NodeName> {

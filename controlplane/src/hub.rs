@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use kplane_model::{Issue, ServiceName};
+use kplane_model::{Issue, NodeName, ServiceName};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -62,6 +62,7 @@ enum Query {
     Ports(String, oneshot::Sender<Vec<PortView>>),
     Detail(ServiceName, oneshot::Sender<Option<ServiceDetail>>),
     Uid(ObjectId, oneshot::Sender<Option<Uid>>),
+    NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
 }
 
@@ -181,6 +182,14 @@ impl Hub {
     /// [`Closing`].
     pub async fn uid(&self, id: ObjectId) -> Result<Option<Uid>, Closing> {
         self.ask(|answer| Query::Uid(id, answer)).await
+    }
+
+    /// Returns the UID of a Node; `None` if the Node is unknown or the source gives it no UID.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn node_uid(&self, node: NodeName) -> Result<Option<Uid>, Closing> {
+        self.ask(|answer| Query::NodeUid(node, answer)).await
     }
 
     /// Confirms the source's picture on behalf of the operator: removes the objects that are held,
@@ -330,6 +339,7 @@ impl IndexOwner {
                 drop(answer.send(self.index.detail(&name, &upstream)));
             }
             Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
+            Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
         }
     }

@@ -1,138 +1,115 @@
-//! Rights of callers, as far as the transport proves who a caller is.
+//! Identities of callers, and their rights.
+//!
+//! ```text
+//! connection (TLS, certificate) --+
+//! header `authorization` ---------+--Gate::visit--> Visitor --Visitor::may--> Ok, or a Refusal
+//!                                        |                       |
+//!                              tokens, token_file             rights
+//! ```
 //!
 //! A port without TLS proves nothing about anybody; [`crate::app`] opens such a port only on loopback or with
-//! `--insecure`. On a port with TLS, every caller needs a certificate of the authority of clients:
+//! `--insecure`. On a port with TLS, every caller proves an identity:
 //!
-//! | certificate | agents' port | status port |
+//! | proof | agents' port | status port |
 //! |---|---|---|
 //! | none | refused | refused |
-//! | of node N (`CN=system:node:N`, `O=system:nodes`, as kubelet's) | serves N alone | refused |
-//! | any other | refused | may read; may act with `O=kplane:admins` |
+//! | certificate or listed token of node N (`system:node:N` in `system:nodes`, as kubelet's) | serves N alone | refused |
+//! | ServiceAccount token for kplane, of an agent's account, bound to node N | serves N alone | by its rights |
+//! | any other certificate or token | refused | by its rights |
 
-use kplane_model::NodeName;
-use kplane_tls::Subject;
-use tonic::Status;
-
-use crate::doors::Caller;
-
-/// Group (organization of a certificate) whose members may act: approve deletions.
-pub const ADMINS: &str = "kplane:admins";
-
-/// Checks that the caller is the agent of a node.
-///
-/// # Errors
-/// `UNAUTHENTICATED` without a certificate, `PERMISSION_DENIED` with that of another node or of a user.
-pub fn check_agent(caller: &Caller, node: &NodeName) -> Result<(), Status> {
-    let subject = match caller {
-        Caller::PlainText => return Ok(()),
-        Caller::Anonymous => {
-            return Err(Status::unauthenticated(
-                "agents need a certificate of their node; give the agent --client-certificate and --client-key",
-            ));
-        }
-        Caller::Certificate(subject) => subject,
-    };
-    match subject.node() {
-        Some(own) if own == &**node => Ok(()),
-        Some(own) => Err(Status::permission_denied(format!(
-            "the certificate is of node {own:?} and does not allow its owner to speak for node {node:?}; check the \
-             agent's --node-name and --client-certificate"
-        ))),
-        None => Err(Status::permission_denied(format!(
-            "the certificate of {:?} names no node: an agent's certificate has the subject \
-             CN=system:node:NAME, O=system:nodes",
-            subject.name
-        ))),
-    }
-}
-
-/// Checks that the caller may read the state of the fleet.
-///
-/// # Errors
-/// `UNAUTHENTICATED` without a certificate, `PERMISSION_DENIED` with that of a node.
-pub fn check_reader(caller: &Caller) -> Result<(), Status> {
-    person(caller).map(drop)
-}
-
-/// Checks that the caller may act on the fleet.
-///
-/// # Errors
-/// `UNAUTHENTICATED` without a certificate, `PERMISSION_DENIED` with that of a node or of a user who may only
-/// read.
-pub fn check_actor(caller: &Caller) -> Result<(), Status> {
-    match person(caller)? {
-        Some(subject) if !subject.groups.iter().any(|group| group == ADMINS) => {
-            Err(Status::permission_denied(format!(
-                "{:?} may read the state of the fleet and not change it; that needs a certificate with O={ADMINS}",
-                subject.name
-            )))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Returns the person or tool that calls; `None` on a port in plain text.
-fn person(caller: &Caller) -> Result<Option<&Subject>, Status> {
-    match caller {
-        Caller::PlainText => Ok(None),
-        Caller::Anonymous => Err(Status::unauthenticated(
-            "the status API needs a certificate; give kpctl --client-certificate and --client-key",
-        )),
-        Caller::Certificate(subject) if subject.is_of_node() => {
-            Err(Status::permission_denied(format!(
-                "{:?} is a node, and nodes may not use the status API",
-                subject.name
-            )))
-        }
-        Caller::Certificate(subject) => Ok(Some(subject)),
-    }
-}
+mod audit;
+mod claims;
+mod gate;
+mod keys;
+mod refusal;
+mod reviews;
+mod rights;
+mod rules;
+mod sentry;
+mod token_file;
+mod tokens;
 
 #[cfg(test)]
-mod tests {
-    use tonic::Code;
+mod tests;
 
-    use super::*;
+pub use audit::{Audit, AuditLog};
+pub use gate::{Config, Gate, GateError, Port, Visitor, WATCHES};
+pub use refusal::{Reason, Refusal};
+pub use rights::{ADMINS, Right};
+pub use sentry::Sentry;
 
-    fn caller(name: &str, groups: &[&str]) -> Caller {
-        Caller::Certificate(Subject {
-            name: name.to_owned(),
-            groups: groups.iter().map(ToString::to_string).collect(),
-        })
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use kplane_tls::Subject;
+
+use crate::k8s::Uid;
+
+/// Audience of the ServiceAccount tokens of agents: a token for another audience opens nothing here, and one for
+/// kplane opens no API server.
+pub const AUDIENCE: &str = "kplane";
+
+/// A proven identity of a caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The user's name and groups, as Kubernetes writes them.
+    pub subject: Subject,
+    /// The user's UID; empty if there is none.
+    pub uid: String,
+    /// Further attributes of the user, which an authorizer may want.
+    pub extra: BTreeMap<String, Vec<String>>,
+    /// Proof of the identity.
+    pub proof: Proof,
+    /// Time at which the proof ends; `None` = never.
+    pub until: Option<SystemTime>,
+}
+
+/// A proof of an identity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// A certificate of an authority of clients.
+    Certificate,
+    /// A token that a file of this control plane lists.
+    ListedToken,
+    /// A token that the API server accepts, or that its keys signed.
+    ApiToken {
+        /// The node on which the token's owner runs; `None` for tokens of people.
+        node: Option<NodeBinding>,
+        /// Whether the token is for kplane and nobody else.
+        for_kplane: bool,
+    },
+}
+
+/// The node to which a token is bound (KEP-4193).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeBinding {
+    /// The node's name.
+    pub name: String,
+    /// The UID of the Node object; `None` if the token has none.
+    pub uid: Option<Uid>,
+}
+
+impl Identity {
+    /// Returns the node for which the caller may speak. `accounts` are the user names of agents' ServiceAccounts.
+    #[must_use]
+    pub fn node(&self, accounts: &[String]) -> Option<&str> {
+        match &self.proof {
+            Proof::Certificate | Proof::ListedToken => self.subject.node(),
+            Proof::ApiToken { node, for_kplane } => {
+                let is_agent = *for_kplane && accounts.contains(&self.subject.name);
+                node.as_ref()
+                    .filter(|_| is_agent)
+                    .map(|node| node.name.as_str())
+            }
+        }
     }
 
-    fn code(result: Result<(), Status>) -> Code {
-        result.map_or_else(|status| status.code(), |()| Code::Ok)
-    }
-
-    /// Every kind of caller at every door.
-    #[test]
-    fn each_caller_gets_what_its_certificate_allows() {
-        use Code::{Ok, PermissionDenied as Denied, Unauthenticated as Nobody};
-        let nodes = &["system:nodes"][..];
-        let cases = [
-            (Caller::PlainText, [Ok, Ok, Ok]),
-            (Caller::Anonymous, [Nobody, Nobody, Nobody]),
-            (caller("system:node:n1", nodes), [Ok, Denied, Denied]),
-            (caller("system:node:n2", nodes), [Denied, Denied, Denied]),
-            (caller("system:node:n1", &[]), [Denied, Denied, Denied]),
-            (caller("system:node:n11", nodes), [Denied, Denied, Denied]),
-            (caller("n1", nodes), [Denied, Denied, Denied]),
-            (caller("alice", &[]), [Denied, Ok, Denied]),
-            (
-                caller("alice", &["kplane:admins-not"]),
-                [Denied, Ok, Denied],
-            ),
-            (caller("bob", &[ADMINS]), [Denied, Ok, Ok]),
-        ];
-        let node: NodeName = "n1".into();
-        for (caller, wanted) in cases {
-            let found = [
-                check_agent(&caller, &node),
-                check_reader(&caller),
-                check_actor(&caller),
-            ];
-            assert_eq!(found.map(code), wanted, "{caller:?}");
+    /// Returns the node to which the identity's token is bound.
+    #[must_use]
+    pub fn binding(&self) -> Option<&NodeBinding> {
+        match &self.proof {
+            Proof::ApiToken { node, .. } => node.as_ref(),
+            Proof::Certificate | Proof::ListedToken => None,
         }
     }
 }

@@ -55,6 +55,8 @@ pub struct Index {
     /// Slices by Service, sorted: the order decides between slices that disagree.
     slices_of: HashMap<ServiceName, Vec<ObjectId>>,
     nodes: BTreeMap<NodeName, NodeFacts>,
+    /// UIDs of the nodes, to which tokens of agents are bound.
+    node_uids: HashMap<NodeName, Uid>,
     cidrs: BTreeMap<Arc<str>, Vec<Cidr>>,
     claims: Claims,
     places: Places,
@@ -265,7 +267,7 @@ impl Index {
             Object::Node(node) => {
                 let (facts, issues) = convert::node(node, &location);
                 let name = facts.name.clone();
-                self.replace_node(&name, Some(facts));
+                self.replace_node(&name, Some((facts, uid)));
                 issues
             }
             Object::ServiceCidr(cidr) => {
@@ -295,7 +297,12 @@ impl Index {
         self.set_object_issues(id.clone(), Vec::new(), None)
     }
 
-    fn replace_node(&mut self, name: &NodeName, node: Option<NodeFacts>) {
+    fn replace_node(&mut self, name: &NodeName, node: Option<(NodeFacts, Option<Uid>)>) {
+        let (node, uid) = node.unzip();
+        match uid.flatten() {
+            Some(uid) => drop(self.node_uids.insert(name.clone(), uid)),
+            None => drop(self.node_uids.remove(name)),
+        }
         let before = self.nodes.get(name);
         let users = self.places.replace_node(before, node.as_ref());
         self.pending.services.extend(users);

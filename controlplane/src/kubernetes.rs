@@ -5,8 +5,10 @@
 //! is rustls; the crate kube handles credentials and their renewal. Nothing here retries.
 
 mod access;
+mod ask;
 mod connector;
 mod failure;
 
 pub use access::{Access, AccessError, Api, TRAP};
+pub use ask::Unanswered;
 pub use failure::{Asked, Failure, one_line};

@@ -3,6 +3,8 @@
 mod admin;
 pub mod admission;
 pub mod app;
+pub mod authority;
+pub mod buckets;
 pub mod certs;
 pub mod check;
 pub mod convert;

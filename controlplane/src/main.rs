@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
 use kp_controlplane::admission::{Admission, Reserved, ReservedPlace, own_addresses};
-use kp_controlplane::app::Origin;
+use kp_controlplane::app::{Origin, Protection};
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::dial::parse_mark;
 use kp_controlplane::doors::Limits;
+use kp_controlplane::identity::{self, AuditLog, WATCHES};
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
@@ -88,6 +89,11 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.per_address)]
     max_connections_per_address: usize,
 
+    /// Maximum number of TLS handshakes a second with agents from one IPv4 address, or from one IPv6 /64. Further ones
+    /// wait.
+    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.handshakes_per_second)]
+    max_handshakes_per_second: u32,
+
     /// Whether Services may have externalIPs; like AllowServiceExternalIPs of kube-proxy.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     allow_external_ips: bool,
@@ -145,13 +151,13 @@ enum Command {
     Certs(certs::Command),
 }
 
-/// Flags about TLS on the ports of agents and of the status API.
+/// Flags about TLS on the ports of agents and of the status API, and about identities and rights.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Identities")]
 struct TlsFlags {
     /// Certificate of this control plane (PEM), for agents and for kpctl. The file is read again when it changes.
     /// `kp-controlplane certs init DIR` makes one.
-    #[arg(long, value_name = "FILE", requires_all = ["tls_private_key_file", "client_ca_file"])]
+    #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
     tls_cert_file: Option<PathBuf>,
 
     /// Private key of --tls-cert-file.
@@ -161,8 +167,46 @@ struct TlsFlags {
     /// Authorities that issue the certificates of agents and users. An agent's certificate names its node
     /// (CN=system:node:NAME, O=system:nodes, as kubelet's does); a user's certificate with O=kplane:admins allows
     /// `kpctl approve`.
-    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    #[arg(long, value_name = "FILE")]
     client_ca_file: Option<PathBuf>,
+
+    /// Namespace in which the control plane keeps certificates that it makes itself: the Secret kplane-certificates, and
+    /// the ConfigMap kplane-ca for agents and kpctl [default: with --in-cluster the namespace of the pod].
+    #[arg(long, value_name = "NAMESPACE", conflicts_with_all = ["tls_cert_file", "insecure"])]
+    certificates_in: Option<String>,
+
+    /// ServiceAccounts of agents, as NAMESPACE:NAME, separated by commas. A pod of such an account may be the agent
+    /// of the node on which it runs, if it has a projected token with the audience "kplane". The API server of
+    /// --kubeconfig or --in-cluster checks the tokens.
+    #[arg(
+        long,
+        value_name = "ACCOUNT",
+        value_delimiter = ',',
+        default_value = "kplane:kplane-nodeagent"
+    )]
+    #[arg(value_parser = parse_account)]
+    agent_service_account: Vec<String>,
+
+    /// Tokens of agents and users, for use without a cluster: lines of token,user,uid,"group1,group2" (CSV, as in
+    /// kube-apiserver). An agent is the user system:node:NAME in the group system:nodes. The file is read again when
+    /// it changes.
+    #[arg(long, value_name = "FILE")]
+    token_auth_file: Option<PathBuf>,
+
+    /// Rights on the status API (YAML: `rules` with `users`, `groups`, `verbs`, `paths`; see docs/security.md)
+    /// [default: with --kubeconfig or --in-cluster the API server decides; otherwise every user reads, and the group
+    /// kplane:admins acts].
+    #[arg(long, value_name = "FILE")]
+    authorization_file: Option<PathBuf>,
+
+    /// File to which the control plane adds a JSON line for each refusal and each action of a user; - for standard
+    /// output, empty for none.
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    audit_log: String,
+
+    /// Maximum number of watches of the status API (kpctl --watch) at a time.
+    #[arg(long, value_name = "N", default_value_t = WATCHES)]
+    max_watches: usize,
 
     /// Serve agents and kpctl in plain text on addresses that other machines reach. Any machine that
     /// reaches them can pose as any node.
@@ -170,14 +214,64 @@ struct TlsFlags {
     insecure: bool,
 }
 
+/// Returns the namespace of the pod in which this process runs.
+fn pod_namespace() -> Option<String> {
+    let file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+    let namespace = std::fs::read_to_string(file).ok()?;
+    Some(namespace.trim().to_owned()).filter(|namespace| !namespace.is_empty())
+}
+
+/// Parses a ServiceAccount's name; returns its user name.
+fn parse_account(text: &str) -> Result<String, String> {
+    match text.split_once(':') {
+        Some((namespace, name))
+            if !namespace.is_empty() && !name.is_empty() && !name.contains(':') =>
+        {
+            Ok(format!("system:serviceaccount:{namespace}:{name}"))
+        }
+        _ => Err("a ServiceAccount is NAMESPACE:NAME".to_owned()),
+    }
+}
+
 impl TlsFlags {
-    fn files(&self) -> Option<ServerFiles> {
-        let certificate = self.tls_cert_file.clone()?;
-        let key = self.tls_private_key_file.clone()?;
-        Some(ServerFiles {
-            pair: KeyPair { certificate, key },
-            client_authorities: self.client_ca_file.clone(),
-        })
+    /// Returns the protection of the gRPC ports. In a pod the control plane makes its own certificates, unless the
+    /// operator says otherwise.
+    fn protection(&self, in_cluster: bool) -> Protection {
+        let pair = self
+            .tls_cert_file
+            .clone()
+            .zip(self.tls_private_key_file.clone());
+        if let Some((certificate, key)) = pair {
+            return Protection::Files(ServerFiles {
+                pair: KeyPair { certificate, key },
+                client_authorities: self.client_ca_file.clone(),
+            });
+        }
+        let own = self.certificates_in.clone();
+        let own = own.or_else(|| in_cluster.then(pod_namespace).flatten());
+        match own.filter(|_| !self.insecure) {
+            Some(namespace) => Protection::Own {
+                namespace,
+                client_ca: self.client_ca_file.clone(),
+            },
+            None => Protection::PlainText {
+                exposed: self.insecure,
+            },
+        }
+    }
+
+    fn identity(&self) -> identity::Config {
+        identity::Config {
+            agent_accounts: self.agent_service_account.clone(),
+            token_auth_file: self.token_auth_file.clone(),
+            authorization_file: self.authorization_file.clone(),
+            watches: self.max_watches,
+            audit: match self.audit_log.as_str() {
+                "" => AuditLog::Off,
+                "-" => AuditLog::Stdout,
+                file => AuditLog::File(file.into()),
+            },
+        }
     }
 }
 
@@ -216,10 +310,9 @@ impl Args {
 
     /// Returns the address for agents. Plain text stays on this machine unless the operator says otherwise.
     fn agent_listen(&self) -> SocketAddr {
-        let everywhere = self.tls.tls_cert_file.is_some() || self.tls.insecure;
-        let default = match everywhere {
-            true => Ipv4Addr::UNSPECIFIED,
-            false => Ipv4Addr::LOCALHOST,
+        let default = match self.tls.protection(self.in_cluster) {
+            Protection::PlainText { exposed: false } => Ipv4Addr::LOCALHOST,
+            _ => Ipv4Addr::UNSPECIFIED,
         };
         let default = SocketAddr::from((default, AGENT_PORT));
         self.agent_listen.unwrap_or(default)
@@ -229,6 +322,7 @@ impl Args {
         Limits {
             connections: self.max_connections,
             per_address: self.max_connections_per_address,
+            handshakes_per_second: self.max_handshakes_per_second,
             ..Limits::AGENTS
         }
     }
@@ -330,8 +424,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         agent_listen: Some(args.agent_listen()),
         status_listen: Some(args.status_listen),
         http_listen: Some(args.http_listen),
-        tls: args.tls.files(),
-        insecure: args.tls.insecure,
+        protection: args.tls.protection(args.in_cluster),
+        identity: args.tls.identity(),
         agent_limits,
         admission,
         cliff_guard: args.cliff_guard(),

@@ -3,6 +3,7 @@
 mod agent;
 mod attendance;
 mod desired;
+mod guarded;
 mod issues;
 mod pages;
 mod questions;
@@ -14,6 +15,7 @@ mod views;
 
 pub use agent::AgentServer;
 pub use desired::DesiredServer;
+pub use guarded::Guarded;
 pub(crate) use pages::node_states;
 pub use status::StatusServer;
 

@@ -40,8 +40,8 @@ async fn control_plane(agent_limits: Limits) -> (Bound, tempfile::TempDir) {
         agent_listen: any,
         status_listen: any,
         http_listen: any,
-        tls: None,
-        insecure: true,
+        protection: kp_controlplane::app::Protection::PlainText { exposed: true },
+        identity: kp_controlplane::identity::Config::default(),
         agent_limits,
         cliff_guard: CliffGuard::default(),
         admission: Admission::default(),
@@ -145,6 +145,7 @@ async fn who_has_asked_something_may_stay() {
 #[tokio::test]
 async fn silent_connections_make_room_for_agents_and_agents_for_nobody() {
     let limits = Limits {
+        handshakes_per_second: 500,
         connections: 32,
         per_address: 24,
         waiting: 16,

@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use kp_controlplane::admission::Admission;
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kplane_model::Family;
-use kplane_tls::Follower;
+use kplane_tls::{Follower, TokenFile};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -26,7 +26,7 @@ use crate::own_places::OwnPlaces;
 use crate::reload;
 use crate::report::{Failure, Report};
 use crate::service_health::{self, Addresses};
-use crate::sync::{Client, Grpc, Identity};
+use crate::sync::{Client, Credentials, Grpc, Identity};
 use crate::take_over::{self, TakeOver};
 use kplane_dataplane::backend::{Backend, OpenError};
 use kplane_dataplane::leftovers::Ports;
@@ -272,11 +272,22 @@ async fn connect(
     tasks: &mut Tasks,
 ) -> Result<(Grpc, Option<SocketAddr>), BuildError> {
     match source {
-        Source::ControlPlane { endpoints, tls } => {
+        Source::ControlPlane {
+            endpoints,
+            tls,
+            server_name,
+            token,
+        } => {
             let tls = tls.map(|files| Follower::start(files, "control plane"));
+            let token = token.map(|file| Follower::start(TokenFile(file), "token"));
+            let credentials = Credentials {
+                tls: tls.transpose()?,
+                server_name: server_name.map(Into::into),
+                token: token.transpose()?,
+            };
             let engine = engine.clone();
             let peers = move |peers| engine.reserve(|reserved| reserved.peers = peers);
-            let transport = Grpc::remote(endpoints, own.dialer(), tls.transpose()?, peers);
+            let transport = Grpc::remote(endpoints, own.dialer(), credentials, peers);
             Ok((transport, None))
         }
         Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),
@@ -291,9 +302,8 @@ async fn connect(
                 agent_listen: None,
                 status_listen: status,
                 http_listen: None,
-                tls: None,
                 // The flags are checked: they allow the address.
-                insecure: true,
+                protection: kp_controlplane::app::Protection::PlainText { exposed: true },
                 agent_limits: kp_controlplane::doors::Limits::AGENTS,
                 admission: Admission {
                     external_ips,
@@ -302,6 +312,7 @@ async fn connect(
                 },
                 cliff_guard: guard_within(guard),
                 events: true,
+                identity: kp_controlplane::identity::Config::default(),
             };
             let control_plane = kp_controlplane::app::build(config).await?;
             let transport = Grpc::memory(control_plane.connect_in_memory());

@@ -18,8 +18,8 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
-pub use grpc::Grpc;
-pub use transport::{Link, OUTBOX, OpenError, Transport};
+pub use grpc::{Credentials, Grpc};
+pub use transport::{Link, OUTBOX, OpenError, Presented, Transport};
 
 use std::time::Duration;
 

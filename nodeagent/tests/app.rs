@@ -101,12 +101,12 @@ async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_pla
         agent_listen: agents,
         status_listen: None,
         http_listen: None,
-        tls: None,
-        insecure: true,
+        protection: control_plane::Protection::PlainText { exposed: true },
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
         admission: Admission::default(),
         cliff_guard: CliffGuard::default(),
         events: false,
+        identity: kp_controlplane::identity::Config::default(),
     };
     control_plane::build(config).await.unwrap()
 }
@@ -451,6 +451,8 @@ async fn a_control_plane_may_come_and_go() {
     let source = Source::ControlPlane {
         endpoints: vec![endpoint],
         tls: None,
+        server_name: None,
+        token: None,
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let before = reported(&agent, in_sync).await;
@@ -612,6 +614,8 @@ async fn failing_over_to_a_control_plane_with_another_folder_deletes_nothing() {
     let source = Source::ControlPlane {
         endpoints: endpoints.into(),
         tls: None,
+        server_name: None,
+        token: None,
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let report = reported(&agent, in_sync).await;

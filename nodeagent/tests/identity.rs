@@ -13,6 +13,7 @@ use kp_controlplane::admission::Admission;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::certs::{self, Command};
 use kp_controlplane::doors::Limits;
+use kp_controlplane::identity::{Port, Reason};
 use kp_controlplane::index::CliffGuard;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
@@ -82,6 +83,10 @@ struct Plane {
 
 impl Plane {
     async fn start(certs: &Certs) -> Self {
+        Self::start_with(certs, kp_controlplane::identity::Config::default()).await
+    }
+
+    async fn start_with(certs: &Certs, identity: kp_controlplane::identity::Config) -> Self {
         let manifests = TempDir::new().unwrap();
         let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\n\
              spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80}]}\n";
@@ -92,12 +97,12 @@ impl Plane {
             agent_listen: any,
             status_listen: any,
             http_listen: None,
-            tls: Some(certs.server()),
-            insecure: false,
+            protection: control_plane::Protection::Files(certs.server()),
             agent_limits: Limits::AGENTS,
             admission: Admission::default(),
             cliff_guard: CliffGuard::default(),
             events: false,
+            identity,
         });
         Self {
             bound: bound.await.unwrap(),
@@ -118,20 +123,42 @@ impl Plane {
             line.push(format!("--client-certificate={}", shown(&own.certificate)));
             line.push(format!("--client-key={}", shown(&own.key)));
         }
-        let checked = Flags::try_parse_from(line).unwrap().check().unwrap();
-        let Task::Run(config) = checked.task else {
-            panic!("not an agent");
-        };
-        let config = Config {
-            backend: Kind::Noop,
-            healthz: None,
-            metrics: None,
-            cache_dir: None,
-            ..*config
-        };
-        app::build(config).await.unwrap()
+        run(line).await
     }
 
+    /// Starts an agent with a token from a file.
+    async fn agent_with_token(&self, node: &str, trusted: &Certs, token: &Path) -> app::Bound {
+        let port = self.bound.agent_addr.unwrap().port();
+        run(vec![
+            "kp-nodeagent".to_owned(),
+            // No certificate names this address.
+            format!("--control-plane=https://[::ffff:127.0.0.1]:{port}"),
+            "--tls-server-name=cp.example".to_owned(),
+            format!("--node-name={node}"),
+            format!("--certificate-authority={}", shown(&trusted.file("ca.crt"))),
+            format!("--token-file={}", shown(token)),
+        ])
+        .await
+    }
+}
+
+/// Starts an agent that programs nothing.
+async fn run(line: Vec<String>) -> app::Bound {
+    let checked = Flags::try_parse_from(line).unwrap().check().unwrap();
+    let Task::Run(config) = checked.task else {
+        panic!("not an agent");
+    };
+    let config = Config {
+        backend: Kind::Noop,
+        healthz: None,
+        metrics: None,
+        cache_dir: None,
+        ..*config
+    };
+    app::build(config).await.unwrap()
+}
+
+impl Plane {
     /// Connects to the status API; an error is that of the connection.
     async fn status(
         &self,
@@ -198,7 +225,7 @@ async fn an_agent_speaks_for_the_node_of_its_certificate_alone() {
     for (own, reason) in [
         (
             Some(certs.pair("nodes/n2")),
-            "the certificate is of node \"n2\"",
+            "the credential is of node \"n2\"",
         ),
         (Some(certs.pair("users/bob")), "names no node"),
         (None, "agents need a certificate of their node"),
@@ -214,6 +241,49 @@ async fn an_agent_speaks_for_the_node_of_its_certificate_alone() {
     refused(&careful, "invalid peer certificate").await;
     // Nobody has pushed the agent aside meanwhile.
     assert!(mine.connection().borrow().live);
+}
+
+/// A token in place of a certificate. The agent sends a newer one on the open stream.
+#[tokio::test]
+async fn a_token_proves_the_node_and_a_newer_one_is_sent_under_way() {
+    let certs = Certs::new();
+    let (tokens, own, thief) = (
+        certs.file("tokens.csv"),
+        certs.file("own"),
+        certs.file("thief"),
+    );
+    std::fs::write(&tokens, "first,system:node:n1,1,system:nodes\n").unwrap();
+    std::fs::write(&own, "first\n").unwrap();
+    std::fs::write(&thief, "guess\n").unwrap();
+    let identity = kp_controlplane::identity::Config {
+        token_auth_file: Some(tokens.clone()),
+        ..Default::default()
+    };
+    let plane = Plane::start_with(&certs, identity).await;
+    let agent = plane.agent_with_token("n1", &certs, &own).await;
+    serves(&agent).await;
+    let other = plane.agent_with_token("n2", &certs, &own).await;
+    refused(&other, "the credential is of node \"n1\"").await;
+    let stranger = plane.agent_with_token("n1", &certs, &thief).await;
+    refused(&stranger, "does not list the token").await;
+
+    // The control plane does not accept the newer token, so the stream stays with the first.
+    let refusals = || {
+        let all = plane.bound.gate().refusals().into_iter();
+        let bad = all
+            .filter(|(port, reason, _)| (*port, *reason) == (Port::Agents, Reason::BadCredential));
+        bad.map(|(_, _, count)| count).sum::<u64>()
+    };
+    drop(stranger);
+    let before = refusals();
+    std::fs::write(&own, "newer\n").unwrap();
+    let sent = async {
+        while refusals() == before {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, sent).await.unwrap();
+    assert!(agent.connection().borrow().live);
 }
 
 /// Every caller of the status API: reading, and acting.
@@ -291,12 +361,12 @@ async fn plain_text_is_refused_on_addresses_of_others() {
         agent_listen: Some(listen.parse().unwrap()),
         status_listen: None,
         http_listen: None,
-        tls: None,
-        insecure,
+        protection: control_plane::Protection::PlainText { exposed: insecure },
         agent_limits: Limits::AGENTS,
         admission: Admission::default(),
         cliff_guard: CliffGuard::default(),
         events: false,
+        identity: kp_controlplane::identity::Config::default(),
     };
     let error = control_plane::build(config("0.0.0.0:0", false))
         .await

@@ -28,6 +28,13 @@ pub mod v1 {
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 }
 
+/// Shows nothing of the token, so that no log has it.
+impl std::fmt::Debug for v1::Renewal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Renewal(..)")
+    }
+}
+
 /// Version of the agent protocol that this build speaks.
 pub const PROTOCOL_VERSION: u32 = 1;
 

@@ -1,17 +1,17 @@
 //! The PEM files of a server and of a client, and the configurations that they make.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::client::ResolvesClientCert;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::server::{VerifierBuilderError, WantsServerCert, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
 
+use crate::client::{Authorities, Identity, client_config};
 use crate::{ALPN, provider};
 
 /// Most bytes of a file. A bundle of a hundred authorities has a tenth of that.
@@ -76,6 +76,14 @@ pub enum FileError {
         /// The library's error.
         source: VerifierBuilderError,
     },
+    /// The file contains something else than it should.
+    #[error("{}: {reason}", file.display())]
+    Content {
+        /// The file.
+        file: PathBuf,
+        /// The problem, and what to do about it. Never a part of the file.
+        reason: String,
+    },
     /// This build lacks TLS 1.3, which is a bug.
     #[error("cannot set up TLS 1.3: {0}")]
     Protocol(rustls::Error),
@@ -106,18 +114,15 @@ pub struct KeyPair {
 }
 
 impl KeyPair {
-    fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), FileError> {
-        let chain = certificates(&read(&self.certificate)?, &self.certificate)?;
-        let bytes = read(&self.key)?;
-        let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|source| FileError::Pem {
-            file: self.key.clone(),
-            wanted: "private key",
-            source,
-        })?;
+    pub(crate) fn read(
+        &self,
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), FileError> {
+        let chain = certificates(&self.certificate, &read(&self.certificate)?)?;
+        let key = private_key(&self.key, &read(&self.key)?)?;
         Ok((chain, key))
     }
 
-    fn mismatch(&self, source: rustls::Error) -> FileError {
+    pub(crate) fn mismatch(&self, source: rustls::Error) -> FileError {
         FileError::Pair {
             certificate: self.certificate.clone(),
             key: self.key.clone(),
@@ -146,30 +151,83 @@ impl Files for ServerFiles {
     }
 
     fn load(&self) -> Result<Arc<ServerConfig>, FileError> {
-        let builder = ServerConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(FileError::Protocol)?;
-        let builder = match &self.client_authorities {
-            None => builder.with_no_client_auth(),
-            Some(file) => {
-                let roots = Arc::new(Authorities::read(file)?.roots()?);
-                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
-                    .allow_unauthenticated()
-                    .build();
-                builder.with_client_cert_verifier(verifier.map_err(|source| {
-                    FileError::Clients {
-                        file: file.clone(),
-                        source,
-                    }
-                })?)
-            }
+        let clients = match &self.client_authorities {
+            None => None,
+            Some(file) => Some((file.as_path(), authorities(file, &read(file)?)?)),
         };
         let (chain, key) = self.pair.read()?;
-        let config = builder.with_single_cert(chain, key);
-        let mut config = config.map_err(|source| self.pair.mismatch(source))?;
-        config.alpn_protocols = vec![ALPN.to_vec()];
-        Ok(Arc::new(config))
+        let config = server(clients)?.with_single_cert(chain, key);
+        let config = config.map_err(|source| self.pair.mismatch(source))?;
+        Ok(with_protocol(config))
     }
+}
+
+/// A server's certificates and keys that are in no file.
+#[derive(Debug)]
+pub struct ServerPems {
+    /// The place from which they come, for errors.
+    pub place: PathBuf,
+    /// The server's certificate, followed by those of its issuers in between.
+    pub chain: Vec<u8>,
+    /// The private key of it.
+    pub key: Vec<u8>,
+    /// The authorities of clients; empty = clients are asked for no certificate.
+    pub client_authorities: Vec<u8>,
+}
+
+impl ServerPems {
+    /// Makes the configuration.
+    ///
+    /// # Errors
+    /// [`FileError`] names the place.
+    pub fn load(&self) -> Result<Arc<ServerConfig>, FileError> {
+        let place = self.place.as_path();
+        let clients = match self.client_authorities.is_empty() {
+            true => None,
+            false => Some((place, authorities(place, &self.client_authorities)?)),
+        };
+        let chain = certificates(place, &self.chain)?;
+        let key = private_key(place, &self.key)?;
+        let config = server(clients)?.with_single_cert(chain, key);
+        let config = config.map_err(|source| FileError::Pair {
+            certificate: place.to_owned(),
+            key: place.to_owned(),
+            source,
+        })?;
+        Ok(with_protocol(config))
+    }
+}
+
+/// Returns the bytes in DER of the first certificate in PEM.
+#[must_use]
+pub fn der(certificate: &str) -> Option<Vec<u8>> {
+    let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).ok()?;
+    Some(certificate.to_vec())
+}
+
+/// Begins a server's configuration with the authorities of clients.
+fn server(
+    clients: Option<(&Path, RootCertStore)>,
+) -> Result<ConfigBuilder<ServerConfig, WantsServerCert>, FileError> {
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(FileError::Protocol)?;
+    let Some((file, roots)) = clients else {
+        return Ok(builder.with_no_client_auth());
+    };
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+        .allow_unauthenticated()
+        .build();
+    let verifier = verifier.map_err(|source| FileError::Clients {
+        file: file.to_owned(),
+        source,
+    })?;
+    Ok(builder.with_client_cert_verifier(verifier))
+}
+
+fn with_protocol(mut config: ServerConfig) -> Arc<ServerConfig> {
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Arc::new(config)
 }
 
 /// The files of a client.
@@ -219,112 +277,62 @@ impl Files for ClientFiles {
     }
 }
 
-/// The authorities that a peer's certificate may come from, in PEM.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Authorities {
-    text: Vec<u8>,
-    /// The place of the text, for errors: a file, or another name.
-    origin: PathBuf,
-}
-
-impl Authorities {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// [`FileError`] when the file cannot be read or is too large.
-    pub fn read(file: &Path) -> Result<Self, FileError> {
-        Ok(Self {
-            text: read(file)?,
-            origin: file.to_owned(),
-        })
+/// Returns the authorities in PEM; at least one. `file` is for errors.
+pub(crate) fn authorities(file: &Path, bytes: &[u8]) -> Result<RootCertStore, FileError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(file, bytes)? {
+        roots
+            .add(certificate)
+            .map_err(|source| FileError::Authority {
+                file: file.to_owned(),
+                source,
+            })?;
     }
-
-    /// Takes text that is not in a file. `origin` names its place in errors.
-    pub fn of_text(text: impl Into<Vec<u8>>, origin: impl Into<PathBuf>) -> Self {
-        Self {
-            text: text.into(),
-            origin: origin.into(),
-        }
-    }
-
-    /// Returns the authorities; at least one.
-    fn roots(&self) -> Result<RootCertStore, FileError> {
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(&self.text, &self.origin)? {
-            roots
-                .add(certificate)
-                .map_err(|source| FileError::Authority {
-                    file: self.origin.clone(),
-                    source,
-                })?;
-        }
-        Ok(roots)
-    }
+    Ok(roots)
 }
 
-/// The certificate by which a client proves its name.
-#[derive(Clone, Debug)]
-pub enum Identity {
-    /// None.
-    Anonymous,
-    /// A certificate and its key in files.
-    Pair(KeyPair),
-    /// A certificate that another library has loaded.
-    Loaded(Arc<dyn ResolvesClientCert>),
-}
-
-/// Returns a client's configuration. No other authority counts than the given ones, not even those of the system.
-///
-/// # Errors
-/// [`FileError`] names the file or the origin of the text.
-pub fn client_config(
-    authorities: &Authorities,
-    identity: &Identity,
-) -> Result<Arc<ClientConfig>, FileError> {
-    let builder = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(FileError::Protocol)?
-        .with_root_certificates(authorities.roots()?);
-    let mut config = match identity {
-        Identity::Anonymous => builder.with_no_client_auth(),
-        Identity::Pair(pair) => {
-            let (chain, key) = pair.read()?;
-            let config = builder.with_client_auth_cert(chain, key);
-            config.map_err(|source| pair.mismatch(source))?
-        }
-        Identity::Loaded(resolver) => builder.with_client_cert_resolver(Arc::clone(resolver)),
-    };
-    config.alpn_protocols = vec![ALPN.to_vec()];
-    Ok(Arc::new(config))
-}
-
-/// Returns the certificates of a text; at least one. `origin` names its place in errors.
-fn certificates(text: &[u8], origin: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+/// Returns the certificates in PEM; at least one. `file` is for errors.
+fn certificates(file: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, FileError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
     let found = found.map_err(|source| FileError::Pem {
-        file: origin.to_owned(),
+        file: file.to_owned(),
         wanted: "valid certificate",
         source,
     })?;
     if found.is_empty() {
         return Err(FileError::NoCertificate {
-            file: origin.to_owned(),
+            file: file.to_owned(),
         });
     }
     Ok(found)
 }
 
+/// Returns the private key in PEM. `file` is for errors.
+fn private_key(file: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, FileError> {
+    PrivateKeyDer::from_pem_slice(bytes).map_err(|source| FileError::Pem {
+        file: file.to_owned(),
+        wanted: "private key",
+        source,
+    })
+}
+
 /// Reads a file of limited size.
-pub(crate) fn read(file: &Path) -> Result<Vec<u8>, FileError> {
+///
+/// # Errors
+/// [`FileError::Read`] and [`FileError::Large`].
+pub fn read(file: &Path) -> Result<Vec<u8>, FileError> {
     let failed = |source| FileError::Read {
         file: file.to_owned(),
         source,
     };
-    let bytes = fs::metadata(file).map_err(failed)?.len();
-    if bytes > MAX_BYTES {
+    let mut bytes = Vec::new();
+    // A device or a pipe has no size.
+    let mut limited = fs::File::open(file).map_err(failed)?.take(MAX_BYTES + 1);
+    limited.read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_BYTES {
         return Err(FileError::Large {
             file: file.to_owned(),
         });
     }
-    fs::read(file).map_err(failed)
+    Ok(bytes)
 }

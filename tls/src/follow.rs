@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -17,11 +17,50 @@ use crate::files::{FileError, Files, read};
 /// Interval at which the files are read.
 pub const INTERVAL: Duration = Duration::from_secs(5);
 
-/// A configuration that follows its files. Clones share one reader, which ends with the last of them.
+/// A configuration that follows its files, or what a [`Publisher`] says. Clones share one reader, which ends with the
+/// last of them.
 #[derive(Debug)]
 pub struct Follower<C> {
     current: watch::Receiver<Arc<C>>,
-    reader: Arc<Reader>,
+    reader: Option<Arc<Reader>>,
+}
+
+/// The owner of a configuration that comes from elsewhere than files.
+#[derive(Debug)]
+pub struct Publisher<C> {
+    first: Option<oneshot::Sender<Follower<C>>>,
+    current: Option<watch::Sender<Arc<C>>>,
+}
+
+/// Creates a publisher, and a channel that delivers its follower together with the first configuration.
+#[must_use]
+pub fn published<C>() -> (Publisher<C>, oneshot::Receiver<Follower<C>>) {
+    let (first, follower) = oneshot::channel();
+    let publisher = Publisher {
+        first: Some(first),
+        current: None,
+    };
+    (publisher, follower)
+}
+
+impl<C> Publisher<C> {
+    /// Replaces the configuration.
+    pub fn publish(&mut self, config: Arc<C>) {
+        if let Some(current) = &self.current {
+            current.send_replace(config);
+            return;
+        }
+        let (publish, current) = watch::channel(config);
+        self.current = Some(publish);
+        let follower = Follower {
+            current,
+            reader: None,
+        };
+        if let Some(first) = self.first.take() {
+            // Nobody waits any more when the program ends.
+            let _ = first.send(follower);
+        }
+    }
 }
 
 /// The task that reads the files.
@@ -38,7 +77,7 @@ impl<C> Clone for Follower<C> {
     fn clone(&self) -> Self {
         Self {
             current: self.current.clone(),
-            reader: Arc::clone(&self.reader),
+            reader: self.reader.clone(),
         }
     }
 }
@@ -58,7 +97,7 @@ impl<C: Send + Sync + 'static> Follower<C> {
         let reader = tokio::spawn(follow(files, seen, publish, purpose));
         Ok(Self {
             current,
-            reader: Arc::new(Reader(reader)),
+            reader: Some(Arc::new(Reader(reader))),
         })
     }
 
@@ -107,16 +146,13 @@ async fn follow<F: Files>(
             Ok(Some((now, config))) => {
                 seen = now;
                 said.clear();
-                tracing::info!(
-                    purpose,
-                    "read the changed certificates; new connections use them"
-                );
+                tracing::info!(purpose, "read the changed files; new connections use them");
                 publish.send_replace(config);
             }
             Err(error) => {
                 let text = error.to_string();
                 if said != text {
-                    tracing::warn!(purpose, %error, "cannot use the changed certificates; the previous ones stay in use");
+                    tracing::warn!(purpose, %error, "cannot use the changed files; their previous content stays in use");
                     said = text;
                 }
             }

@@ -1,5 +1,7 @@
 //! The subject of a certificate: the name of a peer, and its groups.
 
+use std::time::{Duration, SystemTime};
+
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 /// Prefix of the common name in a kubelet's certificate (Kubernetes, Node authorizer).
@@ -14,6 +16,14 @@ pub struct Subject {
     pub name: String,
     /// The organizations (O): groups, in Kubernetes' terms.
     pub groups: Vec<String>,
+}
+
+/// Returns the time at which a certificate in DER ends. `None` if it cannot be parsed.
+#[must_use]
+pub fn ends_at(certificate: &[u8]) -> Option<SystemTime> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
 }
 
 impl Subject {

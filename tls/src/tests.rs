@@ -204,6 +204,8 @@ fn files_that_cannot_be_used_are_named() {
         empty.contains("/dev/null contains no certificate"),
         "{empty}"
     );
+    let endless = problem(&|files| files.pair.key = "/dev/zero".into());
+    assert!(endless.starts_with("/dev/zero is larger"), "{endless}");
     let other = authority.issue("other", &["x"], "", NOW);
     let mismatch = problem(&|files| files.pair.key = other.key.clone());
     assert!(mismatch.contains("server.crt with key"), "{mismatch}");

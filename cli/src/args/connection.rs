@@ -13,7 +13,7 @@ use tonic::transport::Uri;
 pub(crate) const STATUS_PORT: u16 = 7444;
 
 /// Namespace of the control plane in a cluster.
-const NAMESPACE: &str = "kplane-system";
+const NAMESPACE: &str = "kplane";
 
 /// Environment variable with the kubeconfig files, as kubectl reads it.
 pub(crate) const KUBECONFIG: &str = "KUBECONFIG";
@@ -213,7 +213,7 @@ fn parse_namespace(text: &str) -> Result<String, String> {
     let valid = !text.is_empty() && text.len() <= MAX_LABEL && text.chars().all(is_label);
     valid
         .then(|| text.to_owned())
-        .ok_or_else(|| "expected the name of a namespace, such as kplane-system".to_owned())
+        .ok_or_else(|| "expected the name of a namespace, such as kplane".to_owned())
 }
 
 #[cfg(test)]

@@ -3,11 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 
-use kplane_tls::{ClientFiles, Files as _, bare, greet};
+use kplane_tls::{ClientFiles, Files as _, Token, bare, greet};
 use tokio::net::TcpStream;
 use tonic::transport::Uri;
 
-use super::token::Token;
 use super::{Connection, Error, Peer, plane_cause};
 use crate::args::{Identity, Server};
 

@@ -5,18 +5,14 @@ use std::time::Duration;
 use kplane_tls::FileError;
 
 use super::kubernetes;
-use super::token::TokenError;
 use crate::time::human;
 
 /// The reason why there is no connection to a control plane.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// A certificate or key cannot be used.
+    /// A certificate, key or token cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A token cannot be used.
-    #[error(transparent)]
-    Token(#[from] TokenError),
     /// The kubeconfig, the API server or the cluster leads to no control plane.
     #[error(transparent)]
     Kubernetes(#[from] kubernetes::Error),
@@ -38,7 +34,7 @@ impl Error {
         match self {
             Self::Connect { .. } | Self::Timeout { .. } => true,
             Self::Kubernetes(error) => error.is_transient(),
-            Self::File(_) | Self::Token(_) => false,
+            Self::File(_) => false,
         }
     }
 }

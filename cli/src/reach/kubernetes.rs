@@ -17,10 +17,9 @@ mod pods;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_tls::{Authorities, ClientConfig, Wire, client_config};
+use kplane_tls::{Authorities, ClientConfig, Token, Wire, client_config};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::token::Token;
 use super::{Connection, Error as ReachError, Peer};
 use crate::args::{Identity, Place, STATUS_PORT};
 use crate::time::human;
@@ -34,6 +33,9 @@ use forward::ForwardError;
 use kubeconfig::{Outcome, Selected};
 use login::Login;
 use pods::{Pods, SELECTOR};
+
+/// Name of the control plane in a cluster: its Service has it, and its pods as label.
+const NAME: &str = "kplane-controlplane";
 
 /// ConfigMap with the authority of the control plane's certificate, which the control plane writes.
 const AUTHORITY: &str = "kplane-ca";
@@ -159,7 +161,7 @@ impl Kubernetes {
 
     /// Returns the name in the control plane's certificate.
     fn host(&self) -> String {
-        format!("kp-controlplane.{}.svc", self.place.kplane_namespace)
+        format!("{NAME}.{}.svc", self.place.kplane_namespace)
     }
 
     /// Returns whether to speak plain text with the control plane.

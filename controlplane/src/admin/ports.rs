@@ -4,11 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use kplane_http::Guests;
-use kplane_http::metrics::Name;
+use kplane_http::metrics::{Labels, Name};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use crate::doors::{Counts, Door};
+use crate::identity::Gate;
+
+const ALONE: &Labels<'_> = &[];
 
 /// The admission of connections at each port.
 #[derive(Debug)]
@@ -16,6 +19,7 @@ pub(super) struct Ports {
     pub(super) agents: Arc<Door>,
     pub(super) status: Arc<Door>,
     pub(super) http: Arc<Guests>,
+    pub(super) gate: Arc<Gate>,
 }
 
 impl Ports {
@@ -31,6 +35,30 @@ impl Ports {
             ("http", http),
             ("status", self.status.counts()),
         ]
+    }
+}
+
+impl Ports {
+    fn refusals(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let refusals: Vec<_> = self
+            .gate
+            .refusals()
+            .into_iter()
+            .map(|(port, reason, count)| {
+                let labels = [("port", port.as_str()), ("reason", reason.as_str())];
+                (labels, count as f64)
+            })
+            .collect();
+        Name(
+            "kplane_controlplane_refusals",
+            "Calls and streams that were refused because of the caller's identity or rights",
+        )
+        .counter(to, refusals.iter().map(|(labels, n)| (&labels[..], *n)))?;
+        Name(
+            "kplane_controlplane_audit_lines_dropped",
+            "Lines that the audit log lacks because its disk or reader was too slow",
+        )
+        .counter(to, [(ALONE, self.gate.unaudited() as f64)])
     }
 }
 
@@ -59,6 +87,7 @@ impl Collector for Ports {
              whose TLS handshake failed",
         )
         .counter(&mut to, closed.iter().map(|(labels, n)| (&labels[..], *n)))?;
+        self.refusals(&mut to)?;
         let failures = counts.map(|(port, counts)| ([("port", port)], counts.failures as f64));
         Name(
             "kplane_controlplane_accept_failures",

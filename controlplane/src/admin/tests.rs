@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::admission::Admission;
 use crate::doors::Limits;
+use crate::identity;
 use crate::index::CliffGuard;
 use crate::k8s::{Kind, Object};
 use crate::source::upstream::Trouble;
@@ -21,7 +22,8 @@ async fn served() -> (mpsc::Sender<Batch>, Arc<Hub>, std::net::SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let doors = ["agents", "the status API"].map(|what| Door::new(what, Limits::STATUS));
-    tokio::spawn(Admin::new(Arc::clone(&hub), doors).serve(listener));
+    let gate = Gate::open(&identity::Config::default(), Arc::clone(&hub), None).unwrap();
+    tokio::spawn(Admin::new(Arc::clone(&hub), gate, doors).serve(listener));
     (sink, hub, address)
 }
 

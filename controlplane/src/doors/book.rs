@@ -106,7 +106,7 @@ impl Book {
 }
 
 /// Returns the part of an address that counts: the owner of an IPv6 address has its whole network.
-fn network(address: IpAddr) -> IpAddr {
+pub(crate) fn network(address: IpAddr) -> IpAddr {
     /// The part of an IPv6 address that its host chooses.
     const HOST: u128 = u64::MAX as u128;
     match address.to_canonical() {

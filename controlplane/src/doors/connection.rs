@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
+use std::time::SystemTime;
 
 use futures_util::task::AtomicWaker;
 use kplane_tls::Subject;
@@ -38,19 +39,8 @@ pub enum Caller {
     PlainText,
     /// Nothing, inside TLS: the peer showed no certificate.
     Anonymous,
-    /// The peer has the key of a certificate with this subject, from an authority of clients.
-    Certificate(Subject),
-}
-
-impl Caller {
-    /// Returns the caller's name, if it has one.
-    #[must_use]
-    pub fn name(&self) -> Option<&str> {
-        match self {
-            Self::PlainText | Self::Anonymous => None,
-            Self::Certificate(subject) => Some(&subject.name),
-        }
-    }
+    /// The peer has the key of a certificate with this subject and this end, from an authority of clients.
+    Certificate(Subject, Option<SystemTime>),
 }
 
 /// A use of a connection; ends when the value is dropped.
@@ -99,6 +89,15 @@ impl Occupancy {
             task: AtomicWaker::new(),
             gone: Notify::new(),
         }))
+    }
+
+    /// Creates the state of a connection that does not exist.
+    #[cfg(test)]
+    pub(crate) fn of(caller: Caller) -> Self {
+        let door = Door::new("tests", super::Limits::STATUS);
+        let occupancy = Self::new(door, 1, ([192, 0, 2, 1], 1).into());
+        occupancy.identify(caller);
+        occupancy
     }
 
     /// Returns the peer's address.
@@ -188,6 +187,15 @@ impl Connection {
 
     pub(super) fn occupancy(&self) -> &Occupancy {
         &self.entry.0
+    }
+
+    /// Waits until the connection has to end although nothing reads or writes.
+    pub(super) async fn ended(&mut self) {
+        std::future::poll_fn(|cx| match self.check(cx) {
+            Ok(()) => Poll::Pending,
+            Err(_) => Poll::Ready(()),
+        })
+        .await;
     }
 
     /// Fails once the connection has to end. Both reading and writing call this, because a peer may

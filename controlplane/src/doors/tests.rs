@@ -11,6 +11,7 @@ use super::book::Book;
 use super::*;
 
 const LIMITS: Limits = Limits {
+    handshakes_per_second: 500,
     connections: 6,
     per_address: 4,
     waiting: 3,

@@ -2,19 +2,19 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use kplane_tls::{ServerConfig, Subject, explain};
+use kplane_tls::{ServerConfig, Subject, ends_at, explain};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use super::{Caller, Connection, Door, Occupancy};
+use super::{Caller, Connection, Door, Occupancy, PATIENCE, network};
 
 /// Maximum time of a handshake. A peer on a slow link needs less than a second.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -32,10 +32,26 @@ impl Door {
     /// Performs a handshake. A failure ends the connection, and is counted and logged.
     pub(super) async fn handshake(
         self: Arc<Self>,
-        connection: Connection,
+        mut connection: Connection,
         config: Arc<ServerConfig>,
     ) -> Option<Wire> {
         let occupancy = connection.occupancy().clone();
+        let wait = {
+            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            turns.reserve(network(occupancy.peer().ip()), PATIENCE)
+        };
+        let Some(wait) = wait else {
+            self.handshakes.fetch_add(1, Ordering::Relaxed);
+            self.complain(
+                occupancy.peer(),
+                "too many TLS handshakes from this address; see --max-handshakes-per-second",
+            );
+            return None;
+        };
+        tokio::select! {
+            () = sleep(wait) => {}
+            () = connection.ended() => return None,
+        }
         let accepted = timeout(HANDSHAKE, TlsAcceptor::from(config).accept(connection)).await;
         let accepted = accepted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let greeted = accepted.map_err(explain).and_then(|stream| {
@@ -62,7 +78,7 @@ fn caller(stream: &TlsStream<Connection>) -> io::Result<Caller> {
         return Ok(Caller::Anonymous);
     };
     match Subject::of(certificate) {
-        Some(subject) => Ok(Caller::Certificate(subject)),
+        Some(subject) => Ok(Caller::Certificate(subject, ends_at(certificate))),
         None => Err(io::Error::other(
             "the certificate has no single common name (CN) in its subject",
         )),

@@ -1,7 +1,7 @@
 //! Human-readable views of the index.
 
 use kplane_model::select::{Categorized, categorize};
-use kplane_model::{Endpoint, Issue, NodeFacts, ServiceName, ServicePort};
+use kplane_model::{Endpoint, Issue, NodeFacts, NodeName, ServiceName, ServicePort};
 
 use super::Index;
 use crate::k8s::{Kind, ObjectId, Uid};
@@ -94,6 +94,12 @@ impl Index {
             Kind::Service => service().or(refused),
             _ => refused,
         }
+    }
+
+    /// Returns the UID of a Node.
+    #[must_use]
+    pub fn node_uid(&self, name: &NodeName) -> Option<Uid> {
+        self.node_uids.get(name).copied()
     }
 
     /// Returns the known nodes, sorted by name.

@@ -13,6 +13,7 @@ use tracing::{Instrument, debug, info_span};
 use super::session;
 use crate::doors::Occupancy;
 use crate::hub::Hub;
+use crate::identity::{Gate, Port};
 
 /// Number of encoded messages that wait for a stream. Together with the transport's own window this
 /// limits the cost of a slow agent: two messages of about 64 KiB at most.
@@ -22,13 +23,14 @@ const OUTBOX: usize = 1;
 #[derive(Clone, Debug)]
 pub struct AgentServer {
     hub: Arc<Hub>,
+    gate: Arc<Gate>,
 }
 
 impl AgentServer {
-    /// Creates a server for agents from a hub.
+    /// Creates a server for agents from a hub, behind a gate.
     #[must_use]
-    pub fn new(hub: Arc<Hub>) -> Self {
-        Self { hub }
+    pub fn new(hub: Arc<Hub>, gate: Arc<Gate>) -> Self {
+        Self { hub, gate }
     }
 }
 
@@ -41,6 +43,13 @@ impl AgentService for AgentServer {
         request: Request<Streaming<AgentMessage>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
         let connection = request.extensions().get::<Occupancy>().cloned();
+        let visitor = match &connection {
+            Some(connection) => {
+                let headers = request.metadata().as_ref();
+                Some(self.gate.visit(Port::Agents, connection, headers).await?)
+            }
+            None => None,
+        };
         let address = connection.as_ref().map(|c| c.peer().to_string());
         let address = address.unwrap_or_default();
         let (outbox, stream) = mpsc::channel(OUTBOX);
@@ -49,6 +58,7 @@ impl AgentService for AgentServer {
         let peer = session::Peer {
             address,
             connection,
+            visitor,
         };
         let inbound = request.into_inner();
         let session = async move {

@@ -10,6 +10,7 @@ use tonic::{Request, Response, Status};
 
 use super::attendance::Attendance;
 use crate::hub::Hub;
+use crate::identity::{Right, Visitor};
 use crate::publish::{Cursor, Piece};
 
 /// The server of desired state.
@@ -34,14 +35,26 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
         &self,
         request: Request<pb::WatchNodeRequest>,
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
+        let visitor = request.extensions().get::<Visitor>().cloned();
         let node = request.into_inner().node_name;
+        let permit = match &visitor {
+            Some(visitor) => {
+                visitor.may(&Right::ReadDesired(node.clone())).await?;
+                Some(visitor.watch()?)
+            }
+            None => None,
+        };
         if !self.hub.store.knows(&node) && self.hub.fleet.record(&node).is_none() {
             return Err(Status::not_found(format!(
                 "no node named {node:?} is known"
             )));
         }
         let (outbox, stream) = mpsc::channel(1);
-        tokio::spawn(watch(Arc::clone(&self.hub), node, outbox));
+        let watch = watch(Arc::clone(&self.hub), node, outbox);
+        tokio::spawn(async move {
+            watch.await;
+            drop(permit);
+        });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }

@@ -12,19 +12,21 @@ use kplane_proto::PROTOCOL_VERSION;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
 };
+use kplane_tls::Token;
 use prost::Message;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
 use super::attendance::Attendance;
 use super::questions::Questions;
 use super::{confidence, millis};
+use crate::buckets::{Bucket, Rate};
 use crate::doors::Occupancy;
 use crate::fleet::{NotBegun, Session};
 use crate::hub::Hub;
-use crate::identity;
+use crate::identity::{Sentry, Visitor};
 use crate::publish::{Cursor, Head, Piece};
 
 /// Maximum time until an agent that connects has sent its Hello.
@@ -34,6 +36,11 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Silence after which an agent counts as gone: agents answer pings. Half-open connections are
 /// detected within 20 s.
 const SILENCE: Duration = Duration::from_secs(15);
+/// Messages of an agent. One that sends more is read more slowly; a busy agent sends some 100 a second.
+const MESSAGES: Rate = Rate {
+    burst: 2_000,
+    refill: Duration::from_millis(5),
+};
 /// Time after which an agent tries again if another agent speaks for its node.
 const RETRY: Duration = Duration::from_secs(2);
 /// Longest name of a Node: a DNS subdomain (RFC 1123), as in the API server.
@@ -48,6 +55,8 @@ pub(super) struct Peer {
     pub(super) address: String,
     /// The connection that carries the stream; `None` in the same process.
     pub(super) connection: Option<Occupancy>,
+    /// The caller; `None` in the same process.
+    pub(super) visitor: Option<Visitor>,
 }
 
 /// Serves one agent until one side ends the stream.
@@ -63,11 +72,10 @@ pub(super) async fn run(
         return Err(Status::invalid_argument("the first message must be Hello"));
     };
     let node = check_hello(&hello)?;
-    if let Some(connection) = &peer.connection {
-        identity::check_agent(connection.caller(), &node).inspect_err(|status| {
-            warn!(%node, reason = status.message(), "refused a stream");
-        })?;
-    }
+    let sentry = match &peer.visitor {
+        Some(visitor) => visitor.speak_for(&node).await?,
+        None => Sentry::idle(),
+    };
     // An agent in the same process is trusted: the cluster may even lack its Node.
     let needs_node = hub.names_are_nodes() && peer.connection.is_some();
     if needs_node && hub.store.head().borrow().synced {
@@ -94,6 +102,9 @@ pub(super) async fn run(
         control: Control::default(),
         questions: Questions::new(questions),
         last_heard: Instant::now(),
+        sentry,
+        messages: Bucket::new(MESSAGES),
+        pause: None,
         hub: &hub,
         node,
         needs_node,
@@ -209,6 +220,10 @@ struct AgentStream<'a> {
     control: Control,
     questions: Questions,
     last_heard: Instant,
+    sentry: Sentry,
+    messages: Bucket,
+    /// Time until which no message is read, because the agent sent too many.
+    pause: Option<Instant>,
 }
 
 impl AgentStream<'_> {
@@ -229,7 +244,10 @@ impl AgentStream<'_> {
                     }
                     permit.send(Ok(encode(self.next_message())));
                 }
-                message = inbound.message() => match message? {
+                () = sleep_until(self.pause.unwrap_or(self.last_heard)), if self.pause.is_some() => {
+                    self.pause = None;
+                }
+                message = inbound.message(), if self.pause.is_none() => match message? {
                     Some(message) => self.receive(message)?,
                     None => return Ok(()),
                 },
@@ -237,6 +255,7 @@ impl AgentStream<'_> {
                     changed.map_err(|_| closing())?;
                 }
                 inspect = self.questions.next() => self.control.inspect = Some(inspect),
+                refusal = self.sentry.ended() => return Err(refusal.into()),
                 _ = beat.tick() => self.beat()?,
             }
         }
@@ -264,11 +283,21 @@ impl AgentStream<'_> {
 
     fn receive(&mut self, message: AgentMessage) -> Result<(), Status> {
         self.last_heard = Instant::now();
+        self.pause = self
+            .messages
+            .take(1)
+            .err()
+            .map(|wait| self.last_heard + wait);
         self.session.heard();
         match message.kind {
             Some(agent_message::Kind::Report(report)) => self.session.report(report),
             Some(agent_message::Kind::Ping(ping)) => self.control.pong = Some(ping.token),
             Some(agent_message::Kind::Inspection(told)) => self.questions.answered(told),
+            Some(agent_message::Kind::Renewal(renewal)) => {
+                if let Some(token) = Token::parse(&renewal.token) {
+                    self.sentry.renew(token);
+                }
+            }
             // A newer agent may send kinds of messages that this version does not know.
             Some(agent_message::Kind::Pong(_)) | None => {}
             Some(agent_message::Kind::Hello(_)) => {

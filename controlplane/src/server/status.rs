@@ -15,7 +15,7 @@ use super::pages::Picture;
 use super::{questions, views};
 use crate::doors::Occupancy;
 use crate::hub::{Approved, Closing, Hub, Seen};
-use crate::identity;
+use crate::identity::{Right, Visitor};
 
 /// Minimum time between two answers of a watch.
 pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -44,6 +44,7 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<pb::Fleet>, Status> {
+        charge(&request, nodes_cost(&self.hub))?;
         let request = request.into_inner();
         let picture = Picture::now(&self.hub);
         let page = picture.page(&request.page_token, nodes_of(&request));
@@ -54,9 +55,16 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<Self::WatchFleetStream>, Status> {
+        charge(&request, nodes_cost(&self.hub))?;
+        let permit = request.extensions().get::<Visitor>().map(Visitor::watch);
+        let permit = permit.transpose()?;
         let (outbox, stream) = mpsc::channel(1);
         let nodes = nodes_of(&request.into_inner());
-        tokio::spawn(watch(Arc::clone(&self.hub), nodes, outbox));
+        let watch = watch(Arc::clone(&self.hub), nodes, outbox);
+        tokio::spawn(async move {
+            watch.await;
+            drop(permit);
+        });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -64,6 +72,8 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::ListServicesRequest>,
     ) -> Result<Response<pb::ListServicesResponse>, Status> {
+        let services = self.hub.summary().borrow().totals.services;
+        charge(&request, cost(services))?;
         let ports = self
             .hub
             .ports(request.into_inner().namespace)
@@ -80,6 +90,9 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::DescribeServiceRequest>,
     ) -> Result<Response<pb::ServiceDescription>, Status> {
+        // Agents with virtual servers are asked.
+        let asked = self.hub.fleet.with_servers().len();
+        charge(&request, cost(asked).saturating_mul(10))?;
         let request = request.into_inner();
         let name = ServiceName::new(&request.namespace, &request.name);
         let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
@@ -95,14 +108,15 @@ impl StatusService for StatusServer {
         request: Request<pb::ApproveRequest>,
     ) -> Result<Response<pb::ApproveResponse>, Status> {
         let connection = request.extensions().get::<Occupancy>().cloned();
-        if let Some(connection) = &connection {
-            identity::check_actor(connection.caller())?;
-        }
+        let visitor = request.extensions().get::<Visitor>().cloned();
         let seen = request.into_inner();
         let nodes = self.hub.fleet.holding();
         let held = self.hub.summary().borrow().held.is_some();
         if !held && nodes.is_empty() && !self.hub.store.trust().is_partial() {
             let revision = self.hub.store.head().borrow().revision;
+            if let Some(visitor) = visitor {
+                visitor.did(&Right::Act, "approved deletions while nothing was held");
+            }
             return Ok(Response::new(views::approved(
                 None,
                 String::new(),
@@ -128,9 +142,7 @@ impl StatusService for StatusServer {
             peer = connection
                 .as_ref()
                 .map(|connection| connection.peer().to_string()),
-            by = connection
-                .as_ref()
-                .and_then(|connection| connection.caller().name()),
+            by = visitor.as_ref().and_then(Visitor::name),
             services,
             without_endpoints = endpoints,
             nodes = nodes.len(),
@@ -138,11 +150,41 @@ impl StatusService for StatusServer {
             revision,
             "approved: objects that are missing from the source are removed"
         );
+        if let Some(visitor) = visitor {
+            visitor.did(
+                &Right::Act,
+                &format!(
+                    "approved that {services} Services go and {endpoints} more lose their endpoints, on {} nodes that \
+                     held objects",
+                    nodes.len()
+                ),
+            );
+        }
         let released = released.as_ref();
         Ok(Response::new(views::approved(
             released, doubt, &nodes, revision,
         )))
     }
+}
+
+/// Number of objects in an answer that cost as much as the question itself.
+const OBJECTS_FOR_ONE: usize = 200;
+
+/// Charges the caller of a request; requests in the same process are free.
+fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
+    match request.extensions().get::<Visitor>() {
+        Some(visitor) => Ok(visitor.charge(cost)?),
+        None => Ok(()),
+    }
+}
+
+/// Returns the cost of an answer about this many objects.
+fn cost(objects: usize) -> u32 {
+    u32::try_from(objects / OBJECTS_FOR_ONE).map_or(u32::MAX, |more| more.saturating_add(1))
+}
+
+fn nodes_cost(hub: &Hub) -> u32 {
+    cost(hub.fleet.agents())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]

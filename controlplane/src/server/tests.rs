@@ -25,6 +25,7 @@ use crate::admission::Admission;
 use crate::doors::{Door, Limits};
 use crate::fleet::Session;
 use crate::hub::Hub;
+use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
 use crate::k8s::Kind;
 use crate::publish::Publication;
@@ -41,8 +42,12 @@ async fn serve(hub: &Arc<Hub>) -> Channel {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let door = Door::new("tests", Limits::STATUS);
+    let gate = Gate::open(&identity::Config::default(), Arc::clone(hub), None).unwrap();
     let router = Server::builder()
-        .add_service(AgentServiceServer::new(AgentServer::new(Arc::clone(hub))))
+        .add_service(AgentServiceServer::new(AgentServer::new(
+            Arc::clone(hub),
+            gate,
+        )))
         .add_service(StatusServiceServer::new(StatusServer::new(Arc::clone(hub))));
     tokio::spawn(router.serve_with_incoming(door.incoming(listener, None)));
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();

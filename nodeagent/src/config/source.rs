@@ -30,6 +30,10 @@ pub enum Source {
         endpoints: Vec<Endpoint>,
         /// Files for TLS; `None` = plain text.
         tls: Option<ClientFiles>,
+        /// Name that the control planes' certificate must have, in place of the host of their address.
+        server_name: Option<String>,
+        /// File with the agent's token, if it has one.
+        token: Option<PathBuf>,
     },
     /// A control plane that already runs in this process.
     InProcess(Channel),
@@ -129,6 +133,11 @@ struct IdentityFlags {
     )]
     certificate_authority: Option<PathBuf>,
 
+    /// Name that the control plane's certificate must have, in place of the host in --control-plane. The certificates
+    /// that a control plane in a cluster makes itself have kplane-controlplane.NAMESPACE.svc.
+    #[arg(long, value_name = "NAME", requires = "certificate_authority")]
+    tls_server_name: Option<String>,
+
     /// Certificate of this node, with the subject CN=system:node:NAME, O=system:nodes: one of
     /// `kp-controlplane certs node`, or kubelet's own.
     #[arg(long, value_name = "FILE", requires = "client_key")]
@@ -137,6 +146,17 @@ struct IdentityFlags {
     /// Private key of --client-certificate; may be the same file.
     #[arg(long, value_name = "FILE", requires = "client_certificate")]
     client_key: Option<PathBuf>,
+
+    /// File with a token of this agent, in place of a certificate: a projected ServiceAccount token with the audience
+    /// "kplane", or one that --token-auth-file of the control plane lists. The file is read again when it changes.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "KPLANE_TOKEN_FILE",
+        hide_env = true,
+        conflicts_with = "client_certificate"
+    )]
+    token_file: Option<PathBuf>,
 
     /// Connect in plain text to a control plane on another machine, which lets a machine on the way change what this
     /// node programs. With --standalone: allow a --status-bind-address that other machines reach.
@@ -173,12 +193,15 @@ impl IdentityFlags {
             |endpoint: &&Endpoint| !is_this_machine(endpoint.uri().host().unwrap_or_default());
         let elsewhere = endpoints.iter().find(is_elsewhere);
         match (&files, secure > 0, elsewhere) {
+            _ if self.token_file.is_some() && secure == 0 => {
+                wrong("--token-file is for a --control-plane with https://: plain text would show it on the network".into())
+            }
             (Some(_), false, _) => {
                 wrong("--certificate-authority is for a --control-plane with https://".into())
             }
             (None, true, _) => wrong(
                 "--control-plane https:// needs --certificate-authority FILE, and --client-certificate and \
-                 --client-key to say which node this is"
+                 --client-key, or --token-file, to prove which node this is"
                     .into(),
             ),
             (None, false, Some(endpoint)) if !self.insecure => wrong(format!(
@@ -267,7 +290,14 @@ impl SourceFlags {
                 let endpoints = self.control_plane.iter().map(|text| endpoint(text, scheme));
                 let endpoints: Vec<Endpoint> = endpoints.collect::<Result<_, _>>()?;
                 let tls = self.identity.check(&endpoints)?;
-                Ok(Source::ControlPlane { endpoints, tls })
+                let token = self.identity.token_file.clone();
+                let server_name = self.identity.tls_server_name.clone();
+                Ok(Source::ControlPlane {
+                    endpoints,
+                    tls,
+                    server_name,
+                    token,
+                })
             }
         }
     }

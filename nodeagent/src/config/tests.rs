@@ -84,7 +84,7 @@ fn what_is_not_named_is_guarded_and_remembered_by_default() {
 #[test]
 fn addresses_of_control_planes() {
     let all = "--insecure --control-plane http://a --control-plane b:99 --control-plane http://[fd00::1]:1/";
-    let Source::ControlPlane { endpoints, tls } = config(all).source else {
+    let Source::ControlPlane { endpoints, tls, .. } = config(all).source else {
         panic!("another source");
     };
     let uris: Vec<_> = endpoints
@@ -98,7 +98,7 @@ fn addresses_of_control_planes() {
     assert_eq!(tls, None);
     let secure =
         "--control-plane a --certificate-authority ca --client-certificate c --client-key k";
-    let Source::ControlPlane { endpoints, tls } = config(secure).source else {
+    let Source::ControlPlane { endpoints, tls, .. } = config(secure).source else {
         panic!("another source");
     };
     assert_eq!(endpoints[0].uri().to_string(), "https://a:7443/");

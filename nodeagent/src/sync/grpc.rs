@@ -2,18 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use kp_controlplane::dial::{Dialer, literal, resolve};
 use kplane_proto::v1::AgentMessage;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
-use kplane_tls::{ClientConfig, Follower};
+use kplane_tls::{ClientConfig, Follower, Token};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Request;
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 
-use super::transport::{Link, OUTBOX, OpenError, Transport};
+use super::transport::{Link, OUTBOX, OpenError, Presented, Transport};
 use kplane_dataplane::chain;
 
 /// Longest wait for a TCP connection to one address.
@@ -54,19 +57,28 @@ pub struct Grpc {
     /// Index of the target in use.
     current: usize,
     dialer: Dialer,
-    /// Configuration of connections; `None` = plain text.
-    tls: Option<Follower<ClientConfig>>,
+    credentials: Credentials,
     peers: Peers,
 }
 
+/// The credentials of an agent, and the way to check those of a control plane.
+#[derive(Clone, Debug, Default)]
+pub struct Credentials {
+    /// Configuration of connections; `None` = plain text.
+    pub tls: Option<Follower<ClientConfig>>,
+    /// Name that the control plane's certificate must have, in place of the host of its address.
+    pub server_name: Option<Arc<str>>,
+    /// The agent's token, if it has one.
+    pub token: Option<Follower<Token>>,
+}
+
 impl Grpc {
-    /// Creates a transport to replicas of a control plane, over kplane's own connections, in plain text
-    /// without `tls`. Agents begin at a random replica, so that they spread. `peers` gets all known addresses before each attempt.
+    /// Creates a transport to replicas of a control plane, over kplane's own connections. Agents begin at a random replica, so that they spread. `peers` gets all known addresses before each attempt.
     #[must_use]
     pub fn remote(
         endpoints: Vec<Endpoint>,
         dialer: Dialer,
-        tls: Option<Follower<ClientConfig>>,
+        credentials: Credentials,
         peers: impl Fn(BTreeSet<SocketAddr>) + Send + 'static,
     ) -> Self {
         let current = rand::random_range(0..endpoints.len().max(1));
@@ -89,7 +101,7 @@ impl Grpc {
             targets: tuned.collect(),
             current,
             dialer,
-            tls,
+            credentials,
             peers: Box::new(peers),
         }
     }
@@ -101,7 +113,7 @@ impl Grpc {
             targets: vec![Target::Memory(channel)],
             current: 0,
             dialer: Dialer::new(0),
-            tls: None,
+            credentials: Credentials::default(),
             peers: Box::new(drop),
         }
     }
@@ -117,7 +129,8 @@ impl Grpc {
 
     /// Resolves the current target's name, and connects to it.
     async fn connect(&mut self) -> (String, Result<Channel, String>) {
-        let (dialer, tls) = (self.dialer, self.tls.as_ref().map(Follower::current));
+        let tls = self.credentials.tls.as_ref().map(Follower::current);
+        let dialer = self.dialer;
         let remote = match self.targets.get_mut(self.current) {
             None => {
                 return (
@@ -139,7 +152,7 @@ impl Grpc {
         remote.places = places.iter().copied().collect();
         (self.peers)(self.places());
         let connected = endpoint
-            .connect_with_connector(dialer.to(places, tls))
+            .connect_with_connector(dialer.to(places, tls, self.credentials.server_name.clone()))
             .await;
         (address, connected.map_err(|error| chain(&error)))
     }
@@ -155,13 +168,22 @@ impl Transport for Grpc {
         let (outbox, messages) = mpsc::channel(OUTBOX);
         // The channel has room, since nothing was sent before.
         let _ = outbox.try_send(hello);
-        let answer = AgentServiceClient::new(channel)
-            .sync(ReceiverStream::new(messages))
-            .await;
+        let mut request = Request::new(ReceiverStream::new(messages));
+        let token = self.credentials.token.as_ref().map(Presented::of);
+        if let Some(token) = &token {
+            let header = token.token().to_header().parse::<MetadataValue<Ascii>>();
+            // A token consists of characters that a header may have.
+            if let Ok(mut header) = header {
+                header.set_sensitive(true);
+                request.metadata_mut().insert("authorization", header);
+            }
+        }
+        let answer = AgentServiceClient::new(channel).sync(request).await;
         match answer {
             Ok(stream) => Ok(Link {
                 outbox,
                 inbox: stream.into_inner().boxed(),
+                token,
             }),
             Err(status) => Err(OpenError::Refused {
                 address,

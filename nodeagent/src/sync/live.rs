@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
+use super::transport::Presented;
 use super::{Link, Lost, Shared};
 use crate::desired::{Collector, Position, Refusal, Update};
 use crate::engine::Stopped;
@@ -61,6 +62,7 @@ pub(super) struct Live {
 struct Due {
     pong: Option<u64>,
     inspection: Option<pb::Inspection>,
+    renewal: bool,
     ping: bool,
     report: bool,
 }
@@ -136,6 +138,7 @@ impl Live {
             Event::PingDue => {
                 self.next_ping = Instant::now() + PING_INTERVAL;
                 self.due.ping = true;
+                self.due.renewal |= self.link.token.as_ref().is_some_and(Presented::is_stale);
                 // A change of the servers wakes no receiver: see `Report::servers`.
                 self.due.report |= self.reports.borrow().servers != self.servers_told;
             }
@@ -235,6 +238,8 @@ impl Live {
             agent_message::Kind::Pong(pb::Pong { token })
         } else if let Some(inspection) = self.due.inspection.take() {
             agent_message::Kind::Inspection(inspection)
+        } else if let Some(token) = self.renewal() {
+            agent_message::Kind::Renewal(token)
         } else if std::mem::take(&mut self.due.ping) {
             let token = rand::random();
             self.asked = Some((token, Instant::now()));
@@ -244,6 +249,15 @@ impl Live {
             agent_message::Kind::Report(self.report(shared))
         };
         permit.send(pb::AgentMessage { kind: Some(kind) });
+    }
+
+    /// Takes the newer token if it is due.
+    fn renewal(&mut self) -> Option<pb::Renewal> {
+        let is_due = std::mem::take(&mut self.due.renewal);
+        let presented = self.link.token.as_mut().filter(|_| is_due)?;
+        let token = presented.renew().as_str().to_owned();
+        tracing::debug!("sending the renewed token");
+        Some(pb::Renewal { token })
     }
 
     /// Returns the engine's latest report, with the fields that only the stream knows.
@@ -275,7 +289,7 @@ impl Live {
 
 impl Due {
     fn any(&self) -> bool {
-        self.pong.is_some() || self.inspection.is_some() || self.ping || self.report
+        self.pong.is_some() || self.inspection.is_some() || self.renewal || self.ping || self.report
     }
 }
 

@@ -53,7 +53,11 @@ impl Transport for Scripted {
         // A test that is over takes no more streams.
         let _ = self.opened.send(server);
         let inbox = UnboundedReceiverStream::new(messages).boxed();
-        Ok(Link { outbox, inbox })
+        Ok(Link {
+            outbox,
+            inbox,
+            token: None,
+        })
     }
 
     fn rotate(&mut self) {

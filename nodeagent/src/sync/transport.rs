@@ -1,7 +1,10 @@
 //! The transport between agent and control plane. Tests use a script in its place.
 
+use std::sync::Arc;
+
 use futures_util::stream::BoxStream;
 use kplane_proto::v1::{AgentMessage, ServerMessage};
+use kplane_tls::{Follower, Token};
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -15,6 +18,44 @@ pub struct Link {
     pub outbox: mpsc::Sender<AgentMessage>,
     /// Messages from the control plane.
     pub inbox: BoxStream<'static, Result<ServerMessage, Status>>,
+    /// The token that proves the agent's identity; `None` = the agent has none.
+    pub token: Option<Presented>,
+}
+
+/// A token that the control plane has, and the file in which a newer one may be.
+#[derive(Debug)]
+pub struct Presented {
+    file: Follower<Token>,
+    token: Arc<Token>,
+}
+
+impl Presented {
+    /// Takes the current token of a file.
+    #[must_use]
+    pub fn of(file: &Follower<Token>) -> Self {
+        Self {
+            token: file.current(),
+            file: file.clone(),
+        }
+    }
+
+    /// Returns the token that was presented.
+    #[must_use]
+    pub fn token(&self) -> &Token {
+        &self.token
+    }
+
+    /// Returns whether the file has a newer token.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.file.current() != self.token
+    }
+
+    /// Takes the newer token of the file.
+    pub fn renew(&mut self) -> Token {
+        self.token = self.file.current();
+        Token::clone(&self.token)
+    }
 }
 
 /// Opens streams.

@@ -7,7 +7,7 @@ use std::io::{BufRead as _, BufReader, Error, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::ops::Range;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
@@ -20,7 +20,7 @@ use crate::netns::NetNs;
 pub const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Source ports of probes: Linux' default range for clients, above the node ports.
-const PORTS: Range<u16> = 32_768..61_000;
+const PORTS: Range<u32> = 32_768..61_000;
 
 /// A transport that the echo servers speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -240,11 +240,11 @@ impl Probe {
 /// connection to the endpoint of that connection, whatever the client's affinity says by then
 /// (`is_new_conn_expected` of Linux); random ports would meet such a port now and then.
 fn bind_fresh(socket: &Socket, ip: IpAddr) -> Result<(), Error> {
-    static USED: AtomicUsize = AtomicUsize::new(0);
+    static USED: AtomicU32 = AtomicU32::new(0);
     let mut tries = 100;
     loop {
-        let used = USED.fetch_add(1, Ordering::Relaxed) % usize::from(PORTS.end - PORTS.start);
-        let port = PORTS.start + used as u16;
+        let used = USED.fetch_add(1, Ordering::Relaxed) % (PORTS.end - PORTS.start);
+        let port = u16::try_from(PORTS.start + used).unwrap_or_default();
         match socket.bind(&SocketAddr::new(ip, port).into()) {
             Err(error) if error.kind() == ErrorKind::AddrInUse && tries > 0 => tries -= 1,
             bound => return bound,

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::support::world::product;
 
-const NAMESPACE: &str = "kplane-system";
-const RIGHTS: &str = "deploy/kubernetes/kpctl.yaml";
+const NAMESPACE: &str = "kplane";
+const RIGHTS: &str = "deploy/kubernetes/rbac.yaml";
 /// The API server learns of changed rights a moment later.
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -24,10 +24,7 @@ pub(crate) fn each_missing_piece_on_the_way_to_the_control_plane_is_named() -> R
     let admin = way.cluster.kubeconfig();
     way.says(
         &admin,
-        &[
-            "no control plane runs in namespace kplane-system",
-            "--show-labels",
-        ],
+        &["no control plane runs in namespace kplane", "--show-labels"],
     )?;
     credentials(&way)?;
     let poor = rights(&way)?;
@@ -68,18 +65,14 @@ fn rights(way: &Way) -> Result<PathBuf> {
     cluster.api().apply(&json!({
         "kind": "ServiceAccount", "metadata": { "name": "poor", "namespace": NAMESPACE },
     }))?;
-    let poor = cluster.account_kubeconfig("kplane-system/poor")?;
+    let poor = cluster.account_kubeconfig("kplane/poor")?;
     let grant = "create rolebinding kpctl-USER --role=kpctl";
     way.says(&poor, &["does not let you list pods (403", RIGHTS, grant])?;
     let binding = ["create", "rolebinding", "kpctl-poor", "--role=kpctl"];
-    let account = [
-        "--serviceaccount=kplane-system:poor",
-        "--namespace",
-        NAMESPACE,
-    ];
+    let account = ["--serviceaccount=kplane:poor", "--namespace", NAMESPACE];
     way.kubectl(&[&binding[..], &account].concat())?;
     eventually(DEADLINE, "the rights count", || {
-        way.says(&poor, &["no control plane runs in namespace kplane-system"])
+        way.says(&poor, &["no control plane runs in namespace kplane"])
     })?;
     Ok(poor)
 }
@@ -95,7 +88,7 @@ fn pods(way: &Way, poor: &Path) -> Result<()> {
     way.cluster.add_node(&spec, "a")?;
     for name in ["a-slow", "b-ready"] {
         let mut pod = objects::pod(NAMESPACE, name, "x", "node-1");
-        pod["metadata"]["labels"] = json!({ "app.kubernetes.io/name": "kp-controlplane" });
+        pod["metadata"]["labels"] = json!({ "app.kubernetes.io/name": "kplane-controlplane" });
         way.cluster.api().create(&pod)?;
     }
     way.says(
@@ -116,19 +109,19 @@ fn authority(way: &Way, poor: &Path) -> Result<()> {
         poor,
         &[
             check,
-            "ConfigMap kplane-system/kplane-ca does not exist",
+            "ConfigMap kplane/kplane-ca does not exist",
             "get configmap",
         ],
     )?;
     way.publish(&json!({ "other.crt": "x" }))?;
     way.says(
         poor,
-        &[check, "ConfigMap kplane-system/kplane-ca has no key ca.crt"],
+        &[check, "ConfigMap kplane/kplane-ca has no key ca.crt"],
     )?;
     way.publish(&json!({ "ca.crt": "x" }))?;
     way.says(
         poor,
-        &["ConfigMap kplane-system/kplane-ca contains no certificate"],
+        &["ConfigMap kplane/kplane-ca contains no certificate"],
     )?;
     let kubeconfig: Value = serde_json::from_slice(&fs::read(poor)?)?;
     let file = &kubeconfig["clusters"][0]["cluster"]["certificate-authority"];
@@ -150,9 +143,7 @@ fn forwarding(way: &Way, poor: &Path) -> Result<()> {
     ensure!(plain.contains(":10250"), "{plain}");
     let rules = json!({ "rules": [{ "apiGroups": [""], "resources": ["pods", "configmaps"],
         "verbs": ["get", "list"] }] });
-    way.cluster
-        .api()
-        .patch("Role", "kplane-system/kpctl", &rules)?;
+    way.cluster.api().patch("Role", "kplane/kpctl", &rules)?;
     eventually(DEADLINE, "the right is gone", || {
         way.says(
             poor,
@@ -227,9 +218,9 @@ impl Way {
     /// Publishes the authority of the control plane.
     fn publish(&self, data: &Value) -> Result<()> {
         let api = self.cluster.api();
-        let found = api.get("ConfigMap", "kplane-system/kplane-ca")?;
+        let found = api.get("ConfigMap", "kplane/kplane-ca")?;
         if found.is_some() {
-            api.delete("ConfigMap", "kplane-system/kplane-ca")?;
+            api.delete("ConfigMap", "kplane/kplane-ca")?;
         }
         api.create(&json!({
             "apiVersion": "v1", "kind": "ConfigMap",

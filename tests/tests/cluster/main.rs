@@ -4,6 +4,7 @@
 
 mod events;
 mod faults;
+mod identity;
 mod input;
 mod kpctl;
 mod random;
@@ -48,6 +49,11 @@ const TESTS: &[Test] = tests![
     workloads::a_service_of_both_families_is_in_both_tables,
     services::a_service_goes_through_all_types,
     services::a20_a_new_range_of_cluster_ips_is_guarded,
+    identity::an_agent_speaks_for_the_node_of_its_pod_alone,
+    identity::a_token_of_an_earlier_node_is_refused,
+    identity::users_have_the_rights_that_the_cluster_gives_them,
+    identity::known_agents_come_back_while_the_api_server_is_away,
+    identity::replicas_make_one_authority_and_keep_it,
     input::credentials_that_do_not_work_are_said_to,
     input::a_kubeconfig_that_is_none_is_one_line,
     input::absurd_objects_do_not_harm_their_neighbours,

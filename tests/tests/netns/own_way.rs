@@ -206,10 +206,10 @@ fn plane(control: &NetNs, folder: &Path, admission: &Admission) -> Result<Runtim
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
         cliff_guard: kp_controlplane::index::CliffGuard::default(),
         http_listen: None,
-        tls: None,
-        insecure: true,
+        protection: control_plane::Protection::PlainText { exposed: true },
         admission: admission.clone(),
         events: false,
+        identity: kp_controlplane::identity::Config::default(),
     };
     let _inside = control.enter()?;
     let runtime = Runtime::new()?;

@@ -79,7 +79,7 @@ fn certificate_and_key_belong_together() {
 fn namespaces() {
     let long = "a".repeat(64);
     let cases = [
-        ("kplane-system", true),
+        ("kplane", true),
         ("a", true),
         ("", false),
         ("../kube-system", false),

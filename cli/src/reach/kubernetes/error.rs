@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use super::NAME;
 use super::api::Problem;
 use super::kubeconfig::{KubeconfigError, Selected};
 use super::login::LoginError;
@@ -141,7 +142,7 @@ impl Cluster {
         let advice = match &problem {
             Problem::Forbidden { .. } => format!(
                 "An administrator permits it with: kubectl apply -f \
-                 deploy/kubernetes/kpctl.yaml; kubectl -n {namespace} create rolebinding \
+                 deploy/kubernetes/rbac.yaml; kubectl -n {namespace} create rolebinding \
                  kpctl-USER --role=kpctl --user=USER"
             ),
             Problem::Unauthorized => format!("Check with: {kubectl} auth whoami"),
@@ -162,7 +163,7 @@ impl Cluster {
         let text = match none {
             NoPod::Unknown => format!(
                 "no control plane runs in namespace {namespace} of {self}: no pod has the label \
-                 app.kubernetes.io/name=kp-controlplane. Check with: {kubectl} -n {namespace} get \
+                 app.kubernetes.io/name={NAME}. Check with: {kubectl} -n {namespace} get \
                  pods --show-labels; --kplane-namespace names another namespace, and {ELSEWHERE}"
             ),
             NoPod::Stopped(states) => format!(
@@ -203,7 +204,7 @@ impl Cluster {
         let advice = if failures.contains(UNTRUSTED) {
             format!(
                 "The certificate must be of an authority in ConfigMap {namespace}/kplane-ca or in \
-                 --certificate-authority, and name kp-controlplane.{namespace}.svc"
+                 --certificate-authority, and name {NAME}.{namespace}.svc"
             )
         } else if failures.contains(PLAIN) {
             "--insecure speaks plain text with it, without your credentials".to_owned()

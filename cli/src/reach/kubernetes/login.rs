@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Request, Response};
-use kplane_tls::{ResolvesClientCert, is_this_machine};
+use kplane_tls::{FileError, ResolvesClientCert, Token, is_this_machine};
 use kube::client::{AuthError, Body, ConfigExt as _};
 use kube::config::{AuthInfo, ExecConfig};
 use kube::{Client, Config};
@@ -19,7 +19,7 @@ use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
 
 use super::error::{innermost, one_line};
 use super::kubeconfig::{self, KubeconfigError, Selected};
-use crate::reach::token::{Token, TokenError};
+use crate::reach::token;
 
 /// A user of a cluster.
 pub(super) struct Login {
@@ -36,7 +36,7 @@ pub(super) struct Login {
 pub(crate) enum LoginError {
     /// The file with the token cannot be used.
     #[error(transparent)]
-    File(#[from] TokenError),
+    File(#[from] FileError),
     /// The token is not a word.
     #[error("the kubeconfig {place}: the user's token is not a single word of ASCII characters")]
     Token { place: String },
@@ -83,7 +83,7 @@ pub(super) async fn login(selected: Selected, limit: Duration) -> Result<Login, 
     config.default_retry = false;
     let explain = Explain::new(&place, &config.auth_info);
     let header = match own_token(&config.auth_info, &place)? {
-        Some(token) => token.header(),
+        Some(token) => token::header(&token),
         None => made_header(&config, &explain).await?,
     };
     let mut token = None;
@@ -117,7 +117,7 @@ fn own_token(user: &AuthInfo, place: &str) -> Result<Option<Token>, LoginError> 
         return Ok(None);
     }
     let inline = user.token.as_ref().map(|token| {
-        Token::of_text(token.expose_secret()).ok_or_else(|| LoginError::Token {
+        Token::parse(token.expose_secret().trim()).ok_or_else(|| LoginError::Token {
             place: place.to_owned(),
         })
     });

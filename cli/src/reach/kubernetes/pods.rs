@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 /// Label of the control plane's pods, written for a URL.
-pub(super) const SELECTOR: &str = "app.kubernetes.io%2Fname%3Dkp-controlplane";
+pub(super) const SELECTOR: &str = "app.kubernetes.io%2Fname%3Dkplane-controlplane";
 
 /// A list of pods, as far as it matters here.
 #[derive(Debug, Default, Deserialize)]

@@ -226,7 +226,7 @@ impl World {
     }
 
     /// A command whose output goes into a log.
-    fn program(&self, path: &Path, log: &str) -> Result<Command> {
+    pub(crate) fn program(&self, path: &Path, log: &str) -> Result<Command> {
         let log = File::create(self.log(log))?;
         let mut command = command(path);
         command
@@ -340,9 +340,17 @@ impl World {
 
     /// The ends of our programs' logs.
     fn last_words(&self) -> String {
-        let names = ["plane-0", "plane-1", "node-1", "node-2"];
+        let names = [
+            "plane-0",
+            "plane-1",
+            "plane-secure-0",
+            "plane-secure-1",
+            "node-1",
+            "node-2",
+        ];
         let tail = |name: &str| format!("{name}:\n{}\n", last_words(&self.log(name)));
-        names.map(tail).concat()
+        let there = names.into_iter().filter(|name| self.log(name).exists());
+        there.map(tail).collect()
     }
 }
 

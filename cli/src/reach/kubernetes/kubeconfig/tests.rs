@@ -47,7 +47,7 @@ fn place(kubeconfig: Option<&Path>, context: Option<&str>) -> Place {
         server: None,
         kubeconfig: kubeconfig.map(Path::to_owned),
         context: context.map(str::to_owned),
-        kplane_namespace: "kplane-system".to_owned(),
+        kplane_namespace: "kplane".to_owned(),
         names_cluster: kubeconfig.is_some() || context.is_some(),
     }
 }

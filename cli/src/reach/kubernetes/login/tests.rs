@@ -56,8 +56,7 @@ impl World {
 
     async fn token(&self, user: &Value) -> Option<String> {
         let login = self.login(user, "https://192.0.2.1").await.ok().unwrap();
-        let header = login.token?.header().unwrap();
-        Some(header.to_str().unwrap().to_owned())
+        Some(login.token?.to_header())
     }
 
     async fn error(&self, user: &Value) -> String {

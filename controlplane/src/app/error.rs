@@ -1,0 +1,74 @@
+//! Errors of a control plane that starts, and of one that runs.
+
+use std::net::SocketAddr;
+
+use kplane_tls::FileError;
+
+use crate::identity::GateError;
+use crate::source::SourceError;
+
+/// An error that prevents a control plane from starting.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A port cannot be opened.
+    #[error(
+        "cannot listen on {address} for {purpose}; check whether another control plane is running"
+    )]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The port's purpose.
+        purpose: &'static str,
+        /// The kernel's error.
+        source: std::io::Error,
+    },
+    /// A port in plain text would be open to other machines.
+    #[error(
+        "refusing to serve {purpose} on {address} in plain text, since any machine that reaches that address could pose as \
+         any node: give --tls-cert-file, --tls-private-key-file and --client-ca-file (`kp-controlplane certs init` makes \
+         them), listen on a loopback address, or allow it with --insecure"
+    )]
+    PlainText {
+        /// The address.
+        address: SocketAddr,
+        /// The port's purpose.
+        purpose: &'static str,
+    },
+    /// A certificate or key cannot be used.
+    #[error("cannot set up TLS: {0}")]
+    Tls(FileError),
+    /// A file about identities or rights cannot be used.
+    #[error(transparent)]
+    Gate(#[from] GateError),
+    /// There is no cluster in which the control plane could keep its own certificates.
+    #[error(
+        "--certificates-in needs objects from an API server: give --kubeconfig or --in-cluster"
+    )]
+    NoApi,
+    /// No caller could prove an identity.
+    #[error(
+        "no agent and no user could connect: give --client-ca-file for callers with certificates, --token-auth-file for callers with \
+         tokens, or objects from an API server, which reviews tokens"
+    )]
+    NoCallers,
+    /// The source cannot deliver anything.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The gRPC descriptors of this build are damaged.
+    #[error("cannot set up gRPC reflection")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// A part of a running control plane that ended.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// The source.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// A gRPC server.
+    #[error("gRPC server failed")]
+    Server(#[from] tonic::transport::Error),
+    /// A task panicked, which is a bug.
+    #[error("a task panicked")]
+    Panic(#[from] tokio::task::JoinError),
+}

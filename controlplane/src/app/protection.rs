@@ -1,0 +1,93 @@
+//! The protection of the gRPC ports: plain text, or TLS with certificates from files or of the control plane's own.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared};
+use kplane_tls::{FileError, Follower, ServerConfig, ServerFiles, published};
+
+use super::BuildError;
+use crate::authority::Authority;
+use crate::kubernetes::Api;
+
+/// Protection of the ports of agents and of the status API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// Plain text.
+    PlainText {
+        /// Whether plain text is allowed on addresses that other machines reach.
+        exposed: bool,
+    },
+    /// TLS with certificates from files.
+    Files(ServerFiles),
+    /// TLS with certificates that the control plane makes and keeps in a Secret of the cluster.
+    Own {
+        /// Namespace of the Secret.
+        namespace: String,
+        /// File of further authorities of clients.
+        client_ca: Option<PathBuf>,
+    },
+}
+
+/// The configuration of TLS as soon as there is one.
+pub(super) type Secured = Shared<BoxFuture<'static, Option<Follower<ServerConfig>>>>;
+
+impl Protection {
+    /// Refuses plain text on an address that other machines reach.
+    pub(super) fn check(
+        &self,
+        address: Option<SocketAddr>,
+        purpose: &'static str,
+    ) -> Result<(), BuildError> {
+        if *self != (Self::PlainText { exposed: false }) {
+            return Ok(());
+        }
+        match address.filter(is_exposed) {
+            None => Ok(()),
+            Some(address) => Err(BuildError::PlainText { address, purpose }),
+        }
+    }
+
+    /// Returns whether clients may come with certificates.
+    pub(super) fn takes_certificates(&self) -> bool {
+        match self {
+            Self::PlainText { .. } => false,
+            Self::Files(files) => files.client_authorities.is_some(),
+            Self::Own { .. } => true,
+        }
+    }
+
+    /// Starts to follow the certificates; `None` = plain text. The second value is a task that keeps certificates of
+    /// the control plane's own.
+    pub(super) fn start(
+        self,
+        api: Option<Arc<Api>>,
+    ) -> Result<(Option<Secured>, Option<BoxFuture<'static, ()>>), BuildError> {
+        match self {
+            Self::PlainText { .. } => Ok((None, None)),
+            Self::Files(files) => {
+                let follower = Follower::start(files, "serving");
+                let follower = follower.map_err(|error: FileError| BuildError::Tls(error))?;
+                let ready = std::future::ready(Some(follower));
+                Ok((Some(ready.boxed().shared()), None))
+            }
+            Self::Own {
+                namespace,
+                client_ca,
+            } => {
+                let api = api.ok_or(BuildError::NoApi)?;
+                let (publisher, first) = published();
+                let keep = Authority::new(api, &namespace, client_ca).keep(publisher);
+                let first = first.map(Result::ok);
+                Ok((Some(first.boxed().shared()), Some(keep.boxed())))
+            }
+        }
+    }
+}
+
+/// Returns whether other machines reach an address.
+pub(super) fn is_exposed(address: &SocketAddr) -> bool {
+    !address.ip().is_loopback()
+}

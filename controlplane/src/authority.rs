@@ -1,0 +1,323 @@
+//! Certificates without work: in a cluster, a control plane makes its authority and its serving certificate itself.
+//!
+//! ```text
+//! Secret kplane-certificates   all keys; every replica reads it, the first one makes it
+//! ConfigMap kplane-ca          ca.crt: the authorities that agents and kpctl must accept
+//! ```
+//!
+//! Replicas need no leader: each looks once a minute, decides by [`papers`] alone, and writes with the version that it
+//! read. Of two that write, one gets a conflict and reads again.
+
+mod papers;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kplane_tls::{FileError, Publisher, ServerConfig, ServerPems, read};
+use kube::api::PostParams;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use self::papers::{Data, Papers};
+use crate::kubernetes::{Api, Asked, Failure, Unanswered};
+
+/// Name of the Secret.
+const SECRET: &str = "kplane-certificates";
+/// Name of the ConfigMap.
+const CONFIG_MAP: &str = "kplane-ca";
+/// Key of the ConfigMap's data.
+const BUNDLE: &str = "ca.crt";
+/// The API server's authority of clients, for servers that extend it (kube-system).
+const CLIENTS: [&str; 2] = ["kube-system", "extension-apiserver-authentication"];
+const CLIENT_CA: &str = "client-ca-file";
+
+/// Interval at which the objects are read.
+const LOOK: Duration = Duration::from_secs(60);
+/// Pause after a failure.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The certificates of a control plane in a cluster.
+#[derive(Debug)]
+pub struct Authority {
+    api: Arc<Api>,
+    namespace: String,
+    /// Names and addresses in the serving certificate.
+    names: Vec<String>,
+    /// File of further authorities of clients.
+    client_ca: Option<PathBuf>,
+}
+
+/// A step that failed. The next look tries again.
+#[derive(Debug, thiserror::Error)]
+enum AuthorityError {
+    #[error(transparent)]
+    Api(#[from] Unanswered),
+    #[error("cannot make certificates: {0}")]
+    Make(#[from] rcgen::Error),
+    #[error(
+        "the Secret {namespace}/{SECRET} contains something else than kplane's certificates; delete it, and the control \
+         plane makes new ones"
+    )]
+    Foreign { namespace: String },
+    #[error(transparent)]
+    Use(#[from] FileError),
+}
+
+/// What serving needs: the papers, and the authorities of clients.
+#[derive(PartialEq, Eq)]
+struct Serving {
+    papers: Papers,
+    clients: String,
+}
+
+impl Authority {
+    /// Creates an authority whose objects are in a namespace. `client_ca` names a file of further authorities of
+    /// clients.
+    #[must_use]
+    pub fn new(api: Arc<Api>, namespace: &str, client_ca: Option<PathBuf>) -> Self {
+        let service = "kplane-controlplane";
+        let names = [
+            "localhost".to_owned(),
+            "127.0.0.1".to_owned(),
+            "::1".to_owned(),
+            service.to_owned(),
+            format!("{service}.{namespace}"),
+            format!("{service}.{namespace}.svc"),
+            format!("*.{service}.{namespace}.svc"),
+        ];
+        Self {
+            api,
+            namespace: namespace.to_owned(),
+            names: names.to_vec(),
+            client_ca,
+        }
+    }
+
+    /// Makes or reads the certificates, publishes the bundle, and hands each configuration to `publish`. Never returns.
+    pub async fn keep(self, mut publish: Publisher<ServerConfig>) {
+        let mut said = String::new();
+        let mut served: Option<Serving> = None;
+        loop {
+            match self.look().await {
+                Ok(serving) if served.as_ref() == Some(&serving) => {
+                    said.clear();
+                    sleep(LOOK).await;
+                }
+                Ok(serving) => match self.config(&serving) {
+                    Ok(config) => {
+                        info!(
+                            namespace = self.namespace,
+                            secret = SECRET,
+                            "read the certificates; new connections use them"
+                        );
+                        publish.publish(config);
+                        served = Some(serving);
+                    }
+                    Err(error) => {
+                        complain(&mut said, &error);
+                        sleep(RETRY).await;
+                    }
+                },
+                Err(error) => {
+                    complain(&mut said, &error);
+                    sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    /// Reads everything once; makes and renews what has to be.
+    async fn look(&self) -> Result<Serving, AuthorityError> {
+        let papers = self.papers().await?;
+        self.publish_bundle(&papers.bundle()).await?;
+        let clients = self.clients().await?;
+        Ok(Serving { papers, clients })
+    }
+
+    fn config(&self, serving: &Serving) -> Result<Arc<ServerConfig>, AuthorityError> {
+        let pems = ServerPems {
+            place: format!("Secret {}/{SECRET}", self.namespace).into(),
+            chain: serving.papers.server.certificate.clone().into_bytes(),
+            key: serving.papers.server.key.clone().into_bytes(),
+            client_authorities: serving.clients.clone().into_bytes(),
+        };
+        Ok(pems.load()?)
+    }
+
+    async fn papers(&self) -> Result<Papers, AuthorityError> {
+        let now = SystemTime::now();
+        let secrets: kube::Api<Secret> = kube::Api::namespaced(self.api.client(), &self.namespace);
+        loop {
+            let Some(secret) = self.ask("get", "secrets", secrets.get_opt(SECRET)).await? else {
+                let made = Papers::new(&self.names, now)?;
+                let secret = self.secret(&made, None);
+                let params = PostParams::default();
+                match self
+                    .ask("create", "secrets", secrets.create(&params, &secret))
+                    .await
+                {
+                    Ok(_) => {
+                        info!(
+                            namespace = self.namespace,
+                            secret = SECRET,
+                            "made an authority"
+                        );
+                        return Ok(made);
+                    }
+                    Err(error) if error.is_conflict() => continue,
+                    Err(error) => return Err(error.into()),
+                }
+            };
+            let data = secret.data.unwrap_or_default();
+            let data: Data = data
+                .into_iter()
+                .map(|(key, bytes)| (key, bytes.0))
+                .collect();
+            let papers = Papers::read(&data).ok_or_else(|| AuthorityError::Foreign {
+                namespace: self.namespace.clone(),
+            })?;
+            let Some(renewed) = papers.renewed(&self.names, now)? else {
+                return Ok(papers);
+            };
+            let secret = self.secret(&renewed, secret.metadata.resource_version);
+            let params = PostParams::default();
+            match self
+                .ask(
+                    "update",
+                    "secrets",
+                    secrets.replace(SECRET, &params, &secret),
+                )
+                .await
+            {
+                Ok(_) => info!(
+                    namespace = self.namespace,
+                    secret = SECRET,
+                    "renewed the certificates"
+                ),
+                Err(error) if error.is_conflict() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn secret(&self, papers: &Papers, version: Option<String>) -> Secret {
+        let data = papers.write().into_iter();
+        Secret {
+            metadata: self.metadata(SECRET, version),
+            data: Some(data.map(|(key, bytes)| (key, ByteString(bytes))).collect()),
+            type_: Some("Opaque".to_owned()),
+            ..Secret::default()
+        }
+    }
+
+    fn metadata(&self, name: &str, version: Option<String>) -> ObjectMeta {
+        let label = (
+            "app.kubernetes.io/name".to_owned(),
+            "kplane-controlplane".to_owned(),
+        );
+        ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: Some(self.namespace.clone()),
+            labels: Some(BTreeMap::from([label])),
+            resource_version: version,
+            ..ObjectMeta::default()
+        }
+    }
+
+    /// Writes the ConfigMap unless it has the bundle already.
+    async fn publish_bundle(&self, bundle: &str) -> Result<(), AuthorityError> {
+        let maps: kube::Api<ConfigMap> = kube::Api::namespaced(self.api.client(), &self.namespace);
+        let before = self
+            .ask("get", "configmaps", maps.get_opt(CONFIG_MAP))
+            .await?;
+        let published = before
+            .as_ref()
+            .and_then(|map| map.data.as_ref()?.get(BUNDLE));
+        if published.is_some_and(|published| published == bundle) {
+            return Ok(());
+        }
+        let version = before
+            .as_ref()
+            .and_then(|map| map.metadata.resource_version.clone());
+        let map = ConfigMap {
+            metadata: self.metadata(CONFIG_MAP, version),
+            data: Some(BTreeMap::from([(BUNDLE.to_owned(), bundle.to_owned())])),
+            ..ConfigMap::default()
+        };
+        let params = PostParams::default();
+        let written = match before {
+            None => {
+                self.ask("create", "configmaps", maps.create(&params, &map))
+                    .await
+            }
+            Some(_) => {
+                self.ask(
+                    "update",
+                    "configmaps",
+                    maps.replace(CONFIG_MAP, &params, &map),
+                )
+                .await
+            }
+        };
+        match written {
+            Ok(_) => Ok(()),
+            // Another replica wrote the same bundle.
+            Err(error) if error.is_conflict() => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns the authorities of clients: the API server's, and those of the file. The first of them serves
+    /// administrators whose kubeconfig has a certificate; without the right to read it, tokens remain.
+    async fn clients(&self) -> Result<String, AuthorityError> {
+        let [namespace, name] = CLIENTS;
+        let maps: kube::Api<ConfigMap> = kube::Api::namespaced(self.api.client(), namespace);
+        let mut clients = match self.ask("get", "configmaps", maps.get_opt(name)).await {
+            Ok(map) => map
+                .and_then(|map| map.data?.remove(CLIENT_CA))
+                .unwrap_or_default(),
+            Err(Unanswered {
+                failure: Failure::Forbidden(_),
+                ..
+            }) => String::new(),
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(file) = &self.client_ca {
+            clients.push_str(&String::from_utf8_lossy(&read(file)?));
+        }
+        Ok(clients)
+    }
+
+    async fn ask<T>(
+        &self,
+        verb: &'static str,
+        resource: &'static str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, Unanswered> {
+        let group = "";
+        self.api
+            .ask(
+                Asked {
+                    verb,
+                    resource,
+                    group,
+                },
+                request,
+            )
+            .await
+    }
+}
+
+/// Logs an error once.
+fn complain(said: &mut String, error: &AuthorityError) {
+    let text = error.to_string();
+    if *said != text {
+        warn!("cannot keep the certificates of the control plane: {text}");
+        *said = text;
+    }
+}

@@ -1,0 +1,276 @@
+//! The certificates of a control plane that makes its own, and their renewal. No I/O.
+//!
+//! An authority is renewed in three steps, so that nobody meets a certificate of an authority that he does not
+//! know: the new one is published; a day later it signs; the old one stays published until it ends.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use kplane_tls::ends_at;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use time::OffsetDateTime;
+
+/// Lifetime of an authority.
+const AUTHORITY: Duration = Duration::from_secs(3_650 * DAY);
+/// Time before its end at which an authority gets a successor.
+const SUCCESSION: Duration = Duration::from_secs(730 * DAY);
+/// Time for which a successor is only published. Volumes of ConfigMaps follow within minutes.
+const SETTLING: Duration = Duration::from_secs(DAY);
+/// Lifetime of a serving certificate.
+const SERVING: Duration = Duration::from_secs(90 * DAY);
+/// Time before its end at which a serving certificate is renewed.
+const RENEWAL: Duration = Duration::from_secs(30 * DAY);
+/// Certificates are valid from this long ago, for machines whose clocks are late.
+const CLOCKS: Duration = Duration::from_secs(3_600);
+const DAY: u64 = 86_400;
+
+/// Keys of the Secret's data. `ca.crt`, `tls.crt` and `tls.key` are those of Secrets of the type kubernetes.io/tls.
+const SIGNER: [&str; 2] = ["ca.crt", "ca.key"];
+const SUCCESSOR: [&str; 2] = ["next-ca.crt", "next-ca.key"];
+const PREDECESSOR: &str = "previous-ca.crt";
+const SERVER: [&str; 2] = ["tls.crt", "tls.key"];
+
+/// The data of the Secret.
+pub(super) type Data = BTreeMap<String, Vec<u8>>;
+
+/// The certificates and keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Papers {
+    signer: Pair,
+    /// The next signer, which is published already.
+    successor: Option<Pair>,
+    /// The signer of before, in PEM.
+    predecessor: Option<String>,
+    pub(super) server: Pair,
+}
+
+/// A certificate and its key, in PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Pair {
+    pub(super) certificate: String,
+    pub(super) key: String,
+}
+
+/// Shows no key.
+impl std::fmt::Debug for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.certificate)
+    }
+}
+
+impl Papers {
+    /// Makes an authority and a certificate for names.
+    pub(super) fn new(names: &[String], now: SystemTime) -> Result<Self, rcgen::Error> {
+        let signer = authority(now)?;
+        Ok(Self {
+            server: serving(&signer, names, now)?,
+            signer,
+            successor: None,
+            predecessor: None,
+        })
+    }
+
+    /// Reads a Secret's data; `None` if it lacks something or something in it cannot be parsed.
+    pub(super) fn read(data: &Data) -> Option<Self> {
+        let text = |key: &str| String::from_utf8(data.get(key)?.clone()).ok();
+        let pair = |[certificate, key]: [&str; 2]| {
+            let pair = Pair {
+                certificate: text(certificate)?,
+                key: text(key)?,
+            };
+            KeyPair::from_pem(&pair.key).ok()?;
+            end(&pair.certificate)?;
+            Some(pair)
+        };
+        Some(Self {
+            signer: pair(SIGNER)?,
+            successor: pair(SUCCESSOR),
+            predecessor: text(PREDECESSOR).filter(|text| end(text).is_some()),
+            server: pair(SERVER)?,
+        })
+    }
+
+    /// Returns the data of the Secret.
+    pub(super) fn write(&self) -> Data {
+        let mut data = Data::new();
+        let mut put = |key: &str, text: &str| data.insert(key.to_owned(), text.as_bytes().to_vec());
+        let pairs = [
+            (SIGNER, Some(&self.signer)),
+            (SUCCESSOR, self.successor.as_ref()),
+            (SERVER, Some(&self.server)),
+        ];
+        for ([certificate, key], pair) in pairs {
+            if let Some(pair) = pair {
+                put(certificate, &pair.certificate);
+                put(key, &pair.key);
+            }
+        }
+        if let Some(predecessor) = &self.predecessor {
+            put(PREDECESSOR, predecessor);
+        }
+        data
+    }
+
+    /// Returns all authorities that clients must accept, in PEM.
+    pub(super) fn bundle(&self) -> String {
+        let successor = self
+            .successor
+            .as_ref()
+            .map(|pair| pair.certificate.as_str());
+        let all = [
+            Some(self.signer.certificate.as_str()),
+            successor,
+            self.predecessor.as_deref(),
+        ];
+        all.into_iter().flatten().collect()
+    }
+
+    /// Returns the papers that must take the place of these; `None` while these are good. One step at a time.
+    pub(super) fn renewed(
+        &self,
+        names: &[String],
+        now: SystemTime,
+    ) -> Result<Option<Self>, rcgen::Error> {
+        let left = |certificate: &str| {
+            let end = end(certificate).unwrap_or(SystemTime::UNIX_EPOCH);
+            end.duration_since(now).unwrap_or_default()
+        };
+        if let Some(successor) = &self.successor {
+            let published = AUTHORITY.saturating_sub(left(&successor.certificate));
+            if published >= SETTLING {
+                return Ok(Some(Self {
+                    server: serving(successor, names, now)?,
+                    signer: successor.clone(),
+                    predecessor: Some(self.signer.certificate.clone()),
+                    successor: None,
+                }));
+            }
+        } else if left(&self.signer.certificate) < SUCCESSION {
+            return Ok(Some(Self {
+                successor: Some(authority(now)?),
+                ..self.clone()
+            }));
+        }
+        if self
+            .predecessor
+            .as_ref()
+            .is_some_and(|old| left(old).is_zero())
+        {
+            return Ok(Some(Self {
+                predecessor: None,
+                ..self.clone()
+            }));
+        }
+        if left(&self.server.certificate) < RENEWAL {
+            return Ok(Some(Self {
+                server: serving(&self.signer, names, now)?,
+                ..self.clone()
+            }));
+        }
+        Ok(None)
+    }
+}
+
+/// Returns the end of a certificate in PEM.
+fn end(certificate: &str) -> Option<SystemTime> {
+    let der = kplane_tls::der(certificate)?;
+    ends_at(&der)
+}
+
+fn authority(now: SystemTime) -> Result<Pair, rcgen::Error> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "kplane");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    lasts(&mut params, now, AUTHORITY);
+    let key = KeyPair::generate()?;
+    Ok(Pair {
+        certificate: params.self_signed(&key)?.pem(),
+        key: key.serialize_pem(),
+    })
+}
+
+fn serving(signer: &Pair, names: &[String], now: SystemTime) -> Result<Pair, rcgen::Error> {
+    let issuer = KeyPair::from_pem(&signer.key)?;
+    let issuer = Issuer::from_ca_cert_pem(&signer.certificate, issuer)?;
+    let mut params = CertificateParams::new(names)?;
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "kp-controlplane");
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    lasts(&mut params, now, SERVING);
+    let key = KeyPair::generate()?;
+    Ok(Pair {
+        certificate: params.signed_by(&key, &issuer)?.pem(),
+        key: key.serialize_pem(),
+    })
+}
+
+fn lasts(params: &mut CertificateParams, now: SystemTime, lifetime: Duration) {
+    params.not_before = OffsetDateTime::from(now - CLOCKS);
+    params.not_after = OffsetDateTime::from(now + lifetime);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> Vec<String> {
+        vec!["kplane-controlplane.kplane.svc".to_owned()]
+    }
+
+    /// Lives through `years`, looking every ten days; returns each change with its day.
+    fn live(papers: &mut Papers, start: SystemTime, years: u64) -> Vec<(u64, Papers)> {
+        let mut changes = Vec::new();
+        for day in (0..years * 365).step_by(10) {
+            let now = start + Duration::from_secs(day * DAY);
+            while let Some(next) = papers.renewed(&names(), now).unwrap() {
+                changes.push((day, next.clone()));
+                *papers = next;
+            }
+            assert!(end(&papers.server.certificate).unwrap() > now, "day {day}");
+            assert!(end(&papers.signer.certificate).unwrap() > now, "day {day}");
+        }
+        changes
+    }
+
+    #[test]
+    fn papers_survive_the_secret() {
+        let papers = Papers::new(&names(), SystemTime::now()).unwrap();
+        let data = papers.write();
+        assert_eq!(Papers::read(&data).as_ref(), Some(&papers));
+        for key in data.keys() {
+            let mut less = data.clone();
+            less.remove(key);
+            assert_eq!(Papers::read(&less), None, "{key}");
+            less.insert(key.clone(), b"nonsense".to_vec());
+            assert_eq!(Papers::read(&less), None, "{key}");
+        }
+        assert!(!format!("{papers:?}").contains("PRIVATE"));
+    }
+
+    #[test]
+    fn no_client_meets_an_authority_that_it_does_not_know() {
+        let start = SystemTime::now();
+        let mut papers = Papers::new(&names(), start).unwrap();
+        let mut bundle = papers.bundle();
+        let mut since = 0;
+        let changes = live(&mut papers, start, 30);
+        for (day, papers) in changes {
+            // A client that read the bundle a day ago knows the present signer.
+            if day > since {
+                assert!(bundle.contains(&papers.signer.certificate), "day {day}");
+            }
+            if papers.bundle() != bundle {
+                (bundle, since) = (papers.bundle(), day);
+            }
+        }
+        let authorities = papers.bundle().matches("BEGIN CERTIFICATE").count();
+        assert!(authorities <= 2, "{authorities}");
+    }
+}

@@ -1,0 +1,207 @@
+//! Rights on the status API, and who has them.
+//!
+//! Rights are verbs on paths, as Kubernetes' non-resource URLs are, so that an RBAC rule can name them:
+//!
+//! | right | verb | path |
+//! |---|---|---|
+//! | read the state of the fleet | `get` | `/kplane/status` |
+//! | read the desired state of a node | `get` | `/kplane/desired/NODE` |
+//! | act on the fleet (`kpctl approve`) | `update` | `/kplane/fleet` |
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kplane_tls::Follower;
+use tokio::time::Instant;
+
+use super::reviews::Reviews;
+use super::rules::Rules;
+use super::{Identity, Proof, Reason, Refusal};
+
+/// Group whose members, known by a certificate or a listed token, have all rights, even while the API server is away.
+pub const ADMINS: &str = "kplane:admins";
+
+/// Time for which a decision of the API server counts.
+const FRESH: Duration = Duration::from_secs(10);
+/// Most decisions that are remembered.
+const MAX_DECISIONS: usize = 4_096;
+
+/// A right.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Right {
+    /// Read the state of the fleet.
+    ReadStatus,
+    /// Read the desired state of a node.
+    ReadDesired(String),
+    /// Act on the fleet.
+    Act,
+}
+
+impl Right {
+    /// Returns the verb.
+    #[must_use]
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Self::ReadStatus | Self::ReadDesired(_) => "get",
+            Self::Act => "update",
+        }
+    }
+
+    /// Returns the path.
+    #[must_use]
+    pub fn path(&self) -> String {
+        match self {
+            Self::ReadStatus => "/kplane/status".to_owned(),
+            Self::ReadDesired(node) => format!("/kplane/desired/{node}"),
+            Self::Act => "/kplane/fleet".to_owned(),
+        }
+    }
+}
+
+/// The authority on rights.
+#[derive(Debug)]
+pub(super) enum Rights {
+    /// Everybody with a proven identity reads; [`ADMINS`] act.
+    BuiltIn,
+    /// A file.
+    File(Follower<Rules>),
+    /// The API server.
+    Kubernetes(Box<Decisions>),
+}
+
+/// Decisions of the API server, and those of the last seconds.
+#[derive(Debug)]
+pub(super) struct Decisions {
+    reviews: Arc<Reviews>,
+    recent: Mutex<HashMap<Question, Decision>>,
+}
+
+/// Everything on which a decision depends.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Question {
+    name: String,
+    uid: String,
+    groups: Vec<String>,
+    extra: BTreeMap<String, Vec<String>>,
+    right: Right,
+}
+
+/// A decision, with its time; a denial has the API server's reason.
+#[derive(Clone, Debug)]
+struct Decision {
+    at: Instant,
+    outcome: Result<(), String>,
+}
+
+impl Rights {
+    /// Checks that a caller has a right.
+    pub(super) async fn check(&self, identity: &Identity, right: &Right) -> Result<(), Refusal> {
+        let is_listed = matches!(identity.proof, Proof::Certificate | Proof::ListedToken);
+        let is_admin = identity.subject.groups.iter().any(|group| group == ADMINS);
+        if is_listed && is_admin {
+            return Ok(());
+        }
+        match self {
+            Self::BuiltIn if *right == Right::Act => Err(no_right(
+                identity,
+                right,
+                &format!("that needs a certificate with O={ADMINS}"),
+            )),
+            Self::BuiltIn => Ok(()),
+            Self::File(rules) if rules.current().allow(&identity.subject, right) => Ok(()),
+            Self::File(_) => Err(no_right(
+                identity,
+                right,
+                "no rule of --authorization-file allows it",
+            )),
+            Self::Kubernetes(decisions) => decisions.check(identity, right).await,
+        }
+    }
+}
+
+impl Decisions {
+    pub(super) fn new(reviews: Arc<Reviews>) -> Self {
+        Self {
+            reviews,
+            recent: Mutex::default(),
+        }
+    }
+
+    async fn check(&self, identity: &Identity, right: &Right) -> Result<(), Refusal> {
+        let question = Question {
+            name: identity.subject.name.clone(),
+            uid: identity.uid.clone(),
+            groups: identity.subject.groups.clone(),
+            extra: identity.extra.clone(),
+            right: right.clone(),
+        };
+        let recent = self.lock().get(&question).cloned();
+        let outcome = match recent.filter(Decision::is_fresh) {
+            Some(decision) => decision.outcome,
+            None => {
+                let outcome = self.ask(identity, right).await?;
+                self.remember(question, outcome.clone());
+                outcome
+            }
+        };
+        outcome.map_err(|why| {
+            let rule = format!(
+                "it needs a ClusterRole with nonResourceURLs {:?} and verbs {:?}",
+                right.path(),
+                right.verb()
+            );
+            let why = match why.as_str() {
+                "" => rule,
+                why => format!("{rule} ({why})"),
+            };
+            no_right(identity, right, &why)
+        })
+    }
+
+    async fn ask(&self, identity: &Identity, right: &Right) -> Result<Result<(), String>, Refusal> {
+        let answer = self.reviews.right(identity, right).await;
+        answer.map_err(|unanswered| {
+            let text = format!(
+                "the right to {} {} cannot be checked now: {unanswered}. Try again, or use a certificate with \
+                 O={ADMINS}",
+                right.verb(),
+                right.path()
+            );
+            Refusal::new(Reason::Unavailable, text)
+        })
+    }
+
+    fn remember(&self, question: Question, outcome: Result<(), String>) {
+        let mut recent = self.lock();
+        if recent.len() >= MAX_DECISIONS {
+            recent.retain(|_, decision| decision.is_fresh());
+        }
+        if recent.len() >= MAX_DECISIONS {
+            recent.clear();
+        }
+        let at = Instant::now();
+        recent.insert(question, Decision { at, outcome });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Question, Decision>> {
+        // Entries are replaced as a whole, so a panic elsewhere leaves them usable.
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Decision {
+    fn is_fresh(&self) -> bool {
+        self.at.elapsed() < FRESH
+    }
+}
+
+fn no_right(identity: &Identity, right: &Right, why: &str) -> Refusal {
+    let text = format!(
+        "{:?} may not {} {}: {why}",
+        identity.subject.name,
+        right.verb(),
+        right.path()
+    );
+    Refusal::new(Reason::NoRight, text)
+}

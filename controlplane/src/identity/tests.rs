@@ -1,0 +1,412 @@
+//! Callers at the gate of a control plane without a cluster: certificates and listed tokens.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use http::{HeaderMap, HeaderValue};
+use kplane_model::{NodeFacts, NodeName};
+use kplane_tls::INTERVAL;
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::*;
+use crate::admission::Admission;
+use crate::doors::{Caller, Occupancy};
+use crate::hub::Hub;
+use crate::index::CliffGuard;
+use crate::publish::Publication;
+use crate::source::kubernetes;
+
+/// Tokens of each kind of owner.
+const TOKENS: &str = "node-1,system:node:n1,1,system:nodes\n\
+                      almost,system:node:n1,1,\n\
+                      alice,alice,2,\n\
+                      bob,bob,3,kplane:admins\n";
+
+fn hub(source: &'static str) -> std::sync::Arc<Hub> {
+    let (_, batches) = mpsc::channel(1);
+    let (admission, guard) = (Admission::default(), CliffGuard::default());
+    let (hub, index) = Hub::new(1, source, admission, guard, batches);
+    tokio::spawn(index);
+    hub
+}
+
+fn gate(folder: &Path, rules: Option<&str>) -> std::sync::Arc<Gate> {
+    let tokens = folder.join("tokens.csv");
+    fs::write(&tokens, TOKENS).unwrap();
+    let authorization_file = rules.map(|rules| {
+        let file = folder.join("rules.yaml");
+        fs::write(&file, rules).unwrap();
+        file
+    });
+    let config = Config {
+        token_auth_file: Some(tokens),
+        authorization_file,
+        ..Config::default()
+    };
+    Gate::open(&config, hub("manifests"), None).unwrap()
+}
+
+fn certificate(name: &str, groups: &[&str], left: Duration) -> Caller {
+    let subject = Subject {
+        name: name.to_owned(),
+        groups: groups.iter().map(ToString::to_string).collect(),
+    };
+    Caller::Certificate(subject, Some(SystemTime::now() + left))
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn bearer(token: &str) -> HeaderMap {
+    let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+    HeaderMap::from_iter([(http::header::AUTHORIZATION, value)])
+}
+
+/// Returns why a caller is refused as the agent of n1, when it reads, and when it acts.
+async fn refusals(
+    gate: &std::sync::Arc<Gate>,
+    caller: &Caller,
+    headers: &HeaderMap,
+) -> [Option<Reason>; 3] {
+    let node: NodeName = "n1".into();
+    let connection = Occupancy::of(caller.clone());
+    let agent = async {
+        let visitor = gate.visit(Port::Agents, &connection, headers).await?;
+        visitor.speak_for(&node).await.map(drop)
+    };
+    let user = async |right: Right| {
+        let visitor = gate.visit(Port::Status, &connection, headers).await?;
+        visitor.may(&right).await
+    };
+    [
+        agent.await,
+        user(Right::ReadStatus).await,
+        user(Right::Act).await,
+    ]
+    .map(|outcome: Result<(), Refusal>| outcome.err().map(|refusal| refusal.reason))
+}
+
+type Case = (Caller, &'static str, [Option<Reason>; 3]);
+
+/// Wants each caller, with its token, to be refused as it should be; and each refusal to be counted.
+async fn check_all(cases: Vec<Case>) {
+    let folder = TempDir::new().unwrap();
+    let gate = gate(folder.path(), None);
+    let mut refused = 0;
+    for (caller, token, wanted) in cases {
+        let headers = match token {
+            "" => HeaderMap::new(),
+            token => bearer(token),
+        };
+        let found = refusals(&gate, &caller, &headers).await;
+        assert_eq!(found, wanted, "{caller:?} {token:?}");
+        refused += found.iter().flatten().count() as u64;
+    }
+    let counted: u64 = gate.refusals().iter().map(|(_, _, count)| count).sum();
+    assert_eq!(counted, refused);
+}
+
+const DENIED: Option<Reason> = Some(Reason::NoRight);
+const NO_AGENT: Option<Reason> = Some(Reason::NotAnAgent);
+
+#[tokio::test]
+async fn a_certificate_opens_what_its_subject_may() {
+    let nodes = &["system:nodes"][..];
+    let node = |name: &str| certificate(&format!("system:node:{name}"), nodes, DAY);
+    let other = [Some(Reason::OtherNode), DENIED, DENIED];
+    let ended = certificate("system:node:n1", nodes, Duration::ZERO);
+    let no_group = certificate("system:node:n1", &[], DAY);
+    let bob = certificate("bob", &[ADMINS], DAY);
+    check_all(vec![
+        (Caller::PlainText, "", [None; 3]),
+        (Caller::Anonymous, "", [Some(Reason::NoCredential); 3]),
+        (node("n1"), "", [None, DENIED, DENIED]),
+        (ended, "", [Some(Reason::Ended); 3]),
+        (node("n2"), "", other),
+        (node("n11"), "", other),
+        (no_group, "", [NO_AGENT, DENIED, DENIED]),
+        (
+            certificate("n1", nodes, DAY),
+            "",
+            [NO_AGENT, DENIED, DENIED],
+        ),
+        (certificate("alice", &[], DAY), "", [NO_AGENT, None, DENIED]),
+        (bob, "", [NO_AGENT, None, None]),
+        // A certificate counts more than a token.
+        (
+            certificate("alice", &[], DAY),
+            "bob",
+            [NO_AGENT, None, DENIED],
+        ),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn a_listed_token_opens_what_its_owner_may() {
+    let anonymous = || Caller::Anonymous;
+    check_all(vec![
+        (anonymous(), "node-1", [None, DENIED, DENIED]),
+        (anonymous(), "almost", [NO_AGENT, DENIED, DENIED]),
+        (anonymous(), "alice", [NO_AGENT, None, DENIED]),
+        (anonymous(), "bob", [NO_AGENT, None, None]),
+        (anonymous(), "unknown", [Some(Reason::BadCredential); 3]),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn a_file_of_rights_takes_the_place_of_the_built_in_ones() {
+    let folder = TempDir::new().unwrap();
+    let rules = "rules: [{users: [alice], verbs: [update], paths: [/kplane/fleet]}]";
+    let gate = gate(folder.path(), Some(rules));
+    let denied = Some(Reason::NoRight);
+    let (alice, bob) = (
+        certificate("alice", &[], DAY),
+        certificate("bob", &[ADMINS], DAY),
+    );
+    let found = refusals(&gate, &alice, &HeaderMap::new()).await;
+    assert_eq!(found[1..], [denied, None]);
+    // The administrators of the certificate authority are not locked out by a file.
+    let found = refusals(&gate, &bob, &HeaderMap::new()).await;
+    assert_eq!(found[1..], [None, None]);
+    let carol = certificate("carol", &[], DAY);
+    assert_eq!(
+        refusals(&gate, &carol, &HeaderMap::new()).await[1..],
+        [denied, denied]
+    );
+}
+
+/// Admits the agent of n1 with a credential.
+async fn admitted(gate: &std::sync::Arc<Gate>, caller: Caller, headers: &HeaderMap) -> Sentry {
+    let connection = Occupancy::of(caller);
+    let visitor = gate.visit(Port::Agents, &connection, headers).await;
+    visitor.unwrap().speak_for(&"n1".into()).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_ends_with_its_certificate() {
+    let folder = TempDir::new().unwrap();
+    let gate = gate(folder.path(), None);
+    let certificate = certificate(
+        "system:node:n1",
+        &["system:nodes"],
+        Duration::from_secs(600),
+    );
+    let mut sentry = admitted(&gate, certificate, &HeaderMap::new()).await;
+    let early = timeout(Duration::from_secs(590), sentry.ended()).await;
+    assert!(early.is_err(), "{early:?}");
+    let refusal = timeout(Duration::from_secs(20), sentry.ended()).await;
+    assert_eq!(refusal.unwrap().reason, Reason::Ended);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_that_is_no_longer_listed_loses_its_stream_within_a_minute() {
+    let folder = TempDir::new().unwrap();
+    let gate = gate(folder.path(), None);
+    let mut kept = admitted(&gate, Caller::Anonymous, &bearer("node-1")).await;
+    let hour = Duration::from_secs(3_600);
+    assert!(timeout(hour, kept.ended()).await.is_err());
+    let renewed = TOKENS.replace("node-1,", "node-1-new,");
+    fs::write(folder.path().join("tokens.csv"), renewed).unwrap();
+    let refusal = timeout(Duration::from_secs(60), kept.ended()).await;
+    assert_eq!(refusal.unwrap().reason, Reason::BadCredential);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewed_token_keeps_the_stream() {
+    let folder = TempDir::new().unwrap();
+    let gate = gate(folder.path(), None);
+    let mut sentry = admitted(&gate, Caller::Anonymous, &bearer("node-1")).await;
+    let both = format!("{TOKENS}node-1-new,system:node:n1,1,system:nodes\n");
+    let file = folder.path().join("tokens.csv");
+    fs::write(&file, both).unwrap();
+    tokio::time::sleep(INTERVAL * 2).await;
+    // The token of another owner changes nothing.
+    sentry.renew(kplane_tls::Token::parse("alice").unwrap());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    sentry.renew(kplane_tls::Token::parse("node-1-new").unwrap());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    fs::write(&file, "node-1-new,system:node:n1,1,system:nodes\n").unwrap();
+    let hour = Duration::from_secs(3_600);
+    assert!(timeout(hour, sentry.ended()).await.is_err());
+    let refused = gate.refusals();
+    let renewals = refused
+        .iter()
+        .find(|(port, reason, _)| (*port, *reason) == (Port::Agents, Reason::NotAnAgent));
+    assert_eq!(renewals.unwrap().2, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_agent_of_a_deleted_node_loses_its_stream_within_a_minute() {
+    let hub = hub(kubernetes::NAME);
+    let gate = Gate::open(&Config::default(), std::sync::Arc::clone(&hub), None).unwrap();
+    let publish = |known| {
+        hub.store.publish(Publication {
+            services: Vec::new(),
+            nodes: vec![NodeFacts {
+                name: "n1".into(),
+                known,
+                ..NodeFacts::default()
+            }],
+            service_cidrs: None,
+            observed_at: SystemTime::now(),
+            triggers: Vec::new(),
+        });
+    };
+    publish(true);
+    hub.store.set_synced();
+    let certificate = certificate("system:node:n1", &["system:nodes"], DAY);
+    let mut sentry = admitted(&gate, certificate, &HeaderMap::new()).await;
+    let hour = Duration::from_secs(3_600);
+    assert!(timeout(hour, sentry.ended()).await.is_err());
+    publish(false);
+    let refusal = timeout(Duration::from_secs(60), sentry.ended()).await;
+    assert_eq!(refusal.unwrap().reason, Reason::NoSuchNode);
+}
+
+mod signatures {
+    //! Tokens against published keys.
+
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use kplane_tls::Token;
+    use ring::rand::SystemRandom;
+    use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
+    use serde_json::{Value, json};
+
+    use super::super::claims;
+    use super::super::keys::{Checked, KeySet};
+    use super::*;
+
+    const ISSUER: &str = "https://issuer.example";
+
+    /// A key of an API server.
+    struct Signer(EcdsaKeyPair);
+
+    impl Signer {
+        fn new() -> Self {
+            let (algorithm, random) = (&ECDSA_P256_SHA256_FIXED_SIGNING, SystemRandom::new());
+            let key = EcdsaKeyPair::generate_pkcs8(algorithm, &random).unwrap();
+            Self(EcdsaKeyPair::from_pkcs8(algorithm, key.as_ref(), &random).unwrap())
+        }
+
+        fn published(&self, kid: &str) -> KeySet {
+            let point = self.0.public_key().as_ref();
+            let [x, y] = [&point[1..33], &point[33..]].map(|half| URL_SAFE_NO_PAD.encode(half));
+            let keys = json!({"keys": [
+                {"kty": "oct", "kid": kid, "k": "c2VjcmV0"},
+                {"kty": "EC", "crv": "P-256", "kid": kid, "x": x, "y": y},
+            ]});
+            KeySet::new(ISSUER.to_owned(), serde_json::from_value(keys).unwrap())
+        }
+
+        fn token(&self, header: &Value, claims: &Value) -> Token {
+            let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+            let signed = format!("{}.{}", encode(header), encode(claims));
+            let signature = self
+                .0
+                .sign(&SystemRandom::new(), signed.as_bytes())
+                .unwrap();
+            let signature = URL_SAFE_NO_PAD.encode(signature.as_ref());
+            Token::parse(&format!("{signed}.{signature}")).unwrap()
+        }
+    }
+
+    fn claims(seconds: i64) -> Value {
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap()
+            .as_secs();
+        json!({
+            "iss": ISSUER, "sub": "system:serviceaccount:kplane:kplane-nodeagent", "aud": ["kplane"],
+            "nbf": now - 60, "exp": now.saturating_add_signed(seconds),
+            "kubernetes.io": {"node": {"name": "n1", "uid": "11111111-2222-3333-4444-555555555555"}},
+        })
+    }
+
+    fn check(keys: &KeySet, token: &Token) -> Checked {
+        keys.check(&claims::parse(token).unwrap(), SystemTime::now())
+    }
+
+    #[test]
+    fn only_what_a_key_signed_is_valid() {
+        let (signer, other) = (Signer::new(), Signer::new());
+        let keys = signer.published("k1");
+        let header = json!({"alg": "ES256", "kid": "k1"});
+        let good = signer.token(&header, &claims(600));
+        assert_eq!(check(&keys, &good), Checked::Valid);
+        let identity = claims::parse(&good).unwrap().claims.identity().unwrap();
+        let accounts = ["system:serviceaccount:kplane:kplane-nodeagent".to_owned()];
+        assert_eq!(identity.node(&accounts), Some("n1"));
+        assert_eq!(identity.node(&[]), None);
+
+        let invalid = |token: Token| {
+            let checked = check(&keys, &token);
+            assert!(matches!(checked, Checked::Invalid(_)), "{checked:?}");
+        };
+        invalid(other.token(&header, &claims(600)));
+        invalid(signer.token(&json!({"alg": "none", "kid": "k1"}), &claims(600)));
+        invalid(signer.token(&json!({"alg": "HS256", "kid": "k1"}), &claims(600)));
+        invalid(signer.token(&json!({"alg": "RS256", "kid": "k1"}), &claims(600)));
+        invalid(signer.token(&header, &claims(-1)));
+        let mut foreign = claims(600);
+        foreign["iss"] = json!("https://other.example");
+        invalid(signer.token(&header, &foreign));
+        let mut endless = claims(600);
+        endless.as_object_mut().unwrap().remove("exp");
+        invalid(signer.token(&header, &endless));
+        let mut early = claims(600);
+        early["nbf"] = early["exp"].clone();
+        invalid(signer.token(&header, &early));
+        // Another node under the same signature.
+        let mut stolen = claims(600);
+        stolen["kubernetes.io"]["node"]["name"] = json!("n2");
+        let (_, signature) = good.as_str().rsplit_once('.').unwrap();
+        let forged = signer.token(&header, &stolen);
+        let (signed, _) = forged.as_str().rsplit_once('.').unwrap();
+        invalid(Token::parse(&format!("{signed}.{signature}")).unwrap());
+
+        assert_eq!(
+            check(
+                &keys,
+                &signer.token(&json!({"alg": "ES256", "kid": "k2"}), &claims(600))
+            ),
+            Checked::Unknown
+        );
+        assert_eq!(check(&KeySet::default(), &good), Checked::Unknown);
+    }
+
+    #[test]
+    fn what_is_no_token_of_an_account_is_nobody() {
+        for text in [
+            "",
+            "a.b",
+            "a.b.c",
+            "e30.e30.",
+            "e30.W10.",
+            "....",
+            "e30.e30.!",
+        ] {
+            let parsed = Token::parse(text);
+            let parts = parsed.as_ref().and_then(claims::parse);
+            assert!(
+                parts.is_none_or(|parts| parts.claims.identity().is_none()),
+                "{text}"
+            );
+        }
+        let mut user = claims(600);
+        for subject in [
+            "alice",
+            "system:serviceaccount:",
+            "system:serviceaccount:a",
+            "system:serviceaccount::b",
+        ] {
+            user["sub"] = json!(subject);
+            let claims: claims::Claims = serde_json::from_value(user.clone()).unwrap();
+            assert_eq!(claims.identity(), None, "{subject}");
+        }
+    }
+}

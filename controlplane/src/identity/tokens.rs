@@ -1,0 +1,203 @@
+//! Bearer tokens that the API server issued or accepts.
+//!
+//! ```text
+//! token --cache, reviewed a moment ago--> identity
+//!       --review by the API server-----> identity, or rejected
+//!       --published keys---------------> identity, while there are too many reviews or no API server
+//! ```
+//!
+//! The cache is found by a hash of the whole token, so a forged signature finds nothing. The streams of agents come
+//! back to each token ([`super::Sentry`]), so that a token that only the keys verified is reviewed soon after.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use kplane_tls::Token;
+use ring::digest::{SHA256, digest};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use super::claims::{self, Parts};
+use super::keys::{Checked, Keys};
+use super::reviews::{self, Review, Reviews};
+use super::{Identity, Port, Reason, Refusal};
+
+/// Time for which a review counts. The API server itself may be wrong for as long (its cache of successes).
+const FRESH: Duration = Duration::from_secs(10);
+/// Most reviews at a time. An API server answers in 4 ms.
+const REVIEWS: usize = 16;
+/// Most tokens that are remembered: those of the largest fleet during a rotation. About 1 KiB each.
+const MAX_KNOWN: usize = 32_768;
+
+/// The hash of a token.
+type TokenId = [u8; 32];
+
+/// The tokens of a cluster.
+#[derive(Debug)]
+pub(super) struct Tokens {
+    reviews: Arc<Reviews>,
+    pub(super) keys: Keys,
+    known: Mutex<HashMap<TokenId, Known>>,
+    permits: Semaphore,
+}
+
+/// A token that was accepted.
+#[derive(Clone, Debug)]
+struct Known {
+    identity: Arc<Identity>,
+    /// Time of the last review; `None` = only the keys verified it.
+    reviewed: Option<Instant>,
+}
+
+impl Known {
+    fn is_over(&self) -> bool {
+        let until = self.identity.until;
+        until.is_some_and(|until| until <= SystemTime::now())
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.reviewed.is_some_and(|at| at.elapsed() < FRESH)
+    }
+}
+
+impl Tokens {
+    pub(super) fn new(reviews: Arc<Reviews>) -> Self {
+        Self {
+            reviews,
+            keys: Keys::default(),
+            known: Mutex::default(),
+            permits: Semaphore::new(REVIEWS),
+        }
+    }
+
+    /// Returns the owner of a token. `has_served` returns whether the agent of a node was admitted before: such an
+    /// agent is not locked out while the API server is away.
+    pub(super) async fn check(
+        &self,
+        port: Port,
+        token: &Token,
+        has_served: impl Fn(&str) -> bool,
+    ) -> Result<Arc<Identity>, Refusal> {
+        let id = id_of(token);
+        let known = self
+            .lock()
+            .get(&id)
+            .filter(|known| !known.is_over())
+            .cloned();
+        if let Some(known) = known.as_ref().filter(|known| known.is_fresh()) {
+            return Ok(Arc::clone(&known.identity));
+        }
+        let parts = claims::parse(token);
+        let verified = self.verify(port, parts.as_ref())?;
+        let Ok(_permit) = self.permits.try_acquire() else {
+            return self.without_review(id, known, verified, "too many reviews at the moment");
+        };
+        let for_kplane = match port {
+            Port::Agents => true,
+            Port::Status => parts
+                .as_ref()
+                .is_some_and(|parts| parts.claims.aud.has_kplane()),
+        };
+        match self.reviews.token(token, for_kplane).await {
+            Ok(Review::Accepted(user)) => {
+                let until = parts.and_then(|parts| parts.claims.until());
+                let identity = reviews::identity(*user, for_kplane, until);
+                Ok(self.remember(id, identity, Some(Instant::now())))
+            }
+            Ok(Review::Rejected) => {
+                self.lock().remove(&id);
+                Err(Refusal::new(Reason::BadCredential, rejected(port)))
+            }
+            Err(unanswered) => {
+                let verified = verified.filter(|identity| {
+                    let node = identity.binding().map(|node| node.name.as_str());
+                    node.is_some_and(&has_served)
+                });
+                self.without_review(id, known, verified, &unanswered.to_string())
+            }
+        }
+    }
+
+    /// Checks a token against the published keys. An agent's token without a valid signature costs no review. Tokens
+    /// of people may come from elsewhere, so those are reviewed.
+    fn verify(&self, port: Port, parts: Option<&Parts<'_>>) -> Result<Option<Identity>, Refusal> {
+        let bad = |why: &str| Refusal::new(Reason::BadCredential, why);
+        let Some(parts) = parts else {
+            return match port {
+                Port::Agents => Err(bad("the token is not of a ServiceAccount")),
+                Port::Status => Ok(None),
+            };
+        };
+        match (self.keys.check(parts, SystemTime::now()), port) {
+            (Checked::Invalid(why), Port::Agents) => Err(bad(why)),
+            (Checked::Valid, Port::Agents) if !parts.claims.aud.has_kplane() => {
+                Err(bad(rejected(port)))
+            }
+            (Checked::Valid, _) => Ok(parts.claims.identity()),
+            (Checked::Invalid(_) | Checked::Unknown, _) => Ok(None),
+        }
+    }
+
+    /// Decides about a token that nobody can review now.
+    fn without_review(
+        &self,
+        id: TokenId,
+        known: Option<Known>,
+        verified: Option<Identity>,
+        why: &str,
+    ) -> Result<Arc<Identity>, Refusal> {
+        if let Some(known) = known {
+            return Ok(known.identity);
+        }
+        let identity = verified.ok_or_else(|| {
+            let text = format!("the token cannot be checked now, so try again: {why}");
+            Refusal::new(Reason::Unavailable, text)
+        })?;
+        Ok(self.remember(id, identity, None))
+    }
+
+    fn remember(
+        &self,
+        id: TokenId,
+        identity: Identity,
+        reviewed: Option<Instant>,
+    ) -> Arc<Identity> {
+        let identity = Arc::new(identity);
+        let entry = Known {
+            identity: Arc::clone(&identity),
+            reviewed,
+        };
+        let mut known = self.lock();
+        if known.len() >= MAX_KNOWN && !known.contains_key(&id) {
+            known.retain(|_, known| !known.is_over() && known.is_fresh());
+        }
+        if known.len() >= MAX_KNOWN {
+            // More tokens than any fleet has within seconds; each is checked again when it comes back.
+            known.clear();
+        }
+        known.insert(id, entry);
+        identity
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<TokenId, Known>> {
+        // Entries are replaced as a whole, so a panic elsewhere leaves them usable.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn id_of(token: &Token) -> TokenId {
+    let mut id = [0; 32];
+    id.copy_from_slice(digest(&SHA256, token.as_str().as_bytes()).as_ref());
+    id
+}
+
+fn rejected(port: Port) -> &'static str {
+    match port {
+        Port::Agents => {
+            "the API server does not accept the token for kplane: it must be a projected ServiceAccount token with \
+             the audience \"kplane\", and its pod must exist"
+        }
+        Port::Status => "the API server does not accept the token; log in again",
+    }
+}

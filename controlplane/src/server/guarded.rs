@@ -1,0 +1,94 @@
+//! The guard of the status port: every request passes the gate before its service sees it.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower::Service;
+
+use crate::doors::Occupancy;
+use crate::identity::{Gate, Port, Reason, Refusal, Right, Visitor};
+
+/// A service behind the gate. Requests carry their [`Visitor`] as an extension.
+#[derive(Clone, Debug)]
+pub struct Guarded<S> {
+    inner: S,
+    gate: Arc<Gate>,
+}
+
+impl<S> Guarded<S> {
+    /// Puts a service behind the gate.
+    #[must_use]
+    pub fn new(inner: S, gate: Arc<Gate>) -> Self {
+        Self { inner, gate }
+    }
+}
+
+impl<S: NamedService> NamedService for Guarded<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+/// Returns the right that a method needs. A method that is not listed reads the state of the fleet. `None` leaves
+/// the check to the method, which knows the node.
+fn right_for(path: &str) -> Option<Right> {
+    match path {
+        "/kplane.v1.StatusService/Approve" => Some(Right::Act),
+        "/kplane.v1.DesiredStateService/WatchNode" => None,
+        _ => Some(Right::ReadStatus),
+    }
+}
+
+/// Admits a request, and marks its connection as in use.
+async fn admit(gate: &Arc<Gate>, request: &mut Request<Body>) -> Result<(), Refusal> {
+    let Some(connection) = request.extensions().get::<Occupancy>().cloned() else {
+        // A bug: every connection of the port has passed a door.
+        return Err(Refusal::new(
+            Reason::NoCredential,
+            "the connection is unknown",
+        ));
+    };
+    let visitor: Visitor = gate
+        .visit(Port::Status, &connection, request.headers())
+        .await?;
+    if let Some(right) = right_for(request.uri().path()) {
+        visitor.may(&right).await?;
+    }
+    connection.keep();
+    request.extensions_mut().insert(visitor);
+    Ok(())
+}
+
+impl<S> Service<Request<Body>> for Guarded<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
+    S::Future: Send,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        // The clone stays behind; the service that is ready goes.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let gate = Arc::clone(&self.gate);
+        Box::pin(async move {
+            match admit(&gate, &mut request).await {
+                Ok(()) => inner.call(request).await,
+                Err(refusal) => Ok(Status::from(refusal).into_http()),
+            }
+        })
+    }
+}
