@@ -1,21 +1,19 @@
 //! The command line, parsed and validated: its values can be used without further checks.
 
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+mod connection;
+
+use std::path::Path;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use jiff::SignedDuration;
 use kplane_model::ServiceName;
-use kplane_tls::{ClientFiles, is_this_machine};
-use tonic::transport::Uri;
+
+pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 
 use crate::output::Format;
-
-/// Port of the control plane's status service.
-const STATUS_PORT: u16 = 7444;
 
 /// The name of this program in help texts.
 const PROGRAM: &str = "kpctl";
@@ -23,19 +21,32 @@ const PROGRAM: &str = "kpctl";
 /// The name of this program when kubectl runs it as `kubectl-kplane`.
 const PLUGIN: &str = "kubectl kplane";
 
+/// Heading of options that have no other one.
+const GLOBAL: &str = "Global options";
+
 /// Shows what every node holds of your Services, and why something is missing.
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, version, disable_help_subcommand = true, max_term_width = 100)]
 #[command(after_help = "\
+How the control plane is found:
+  1. The one at --server or KPLANE_SERVER, with the certificate and the token of the flags. Your
+     kubeconfig is not used.
+  2. Or else the one in the cluster of your kubeconfig, through the API server, with the credentials
+     of the kubeconfig. The flags replace them.
+  3. Or else, if no kubeconfig names a cluster, the one at 127.0.0.1:7444.
+  The flags --kubeconfig, --context and --kplane-namespace come before KPLANE_SERVER.
+
 Exit codes:
   0  done            3  status --check: not in sync, or errors in the input
   1  server error    4  approve: not approved
   2  wrong usage
 
 Examples:
-  kpctl status
-  kpctl describe service shop/web
-  kpctl get endpoints -n shop -o wide --server 10.0.0.5:7444")]
+  kpctl status                                  in the cluster of your kubeconfig
+  kpctl status --context prod                   in another cluster
+  kpctl status --server 127.0.0.1               on this machine
+  kpctl status --server 10.0.0.5 --certificate-authority ca.crt --token-file token
+  kpctl describe service shop/web")]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) options: Options,
@@ -48,95 +59,29 @@ pub(crate) struct Cli {
 
 /// Options of every command.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Global options")]
 pub(crate) struct Options {
-    /// Status address of the control plane: HOST, HOST:PORT or https://HOST:PORT
-    #[arg(long, global = true, env = "KPLANE_SERVER", value_name = "ADDRESS")]
-    #[arg(default_value = "127.0.0.1:7444", value_parser = parse_server)]
-    pub(crate) server: Server,
+    #[command(flatten)]
+    pub(crate) place: Place,
     #[command(flatten)]
     pub(crate) identity: Identity,
     /// Longest time to wait for an answer, such as 10s, 500ms or 1m
     #[arg(long, global = true, default_value = "10s", value_name = "DURATION")]
-    #[arg(value_parser = parse_timeout)]
+    #[arg(value_parser = parse_timeout, help_heading = GLOBAL)]
     pub(crate) timeout: Duration,
     /// Output format: table (fits the terminal), wide (shows everything), json or yaml
     #[arg(short, long, global = true, value_enum, default_value = "table")]
-    #[arg(value_name = "FORMAT", hide_possible_values = true)]
+    #[arg(value_name = "FORMAT", hide_possible_values = true, help_heading = GLOBAL)]
     pub(crate) output: Format,
     /// No colours (also: NO_COLOR=1)
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     pub(crate) no_color: bool,
 }
 
-/// Options about TLS.
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Global options")]
-pub(crate) struct Identity {
-    /// Authorities that issue the control plane's certificate (PEM); the server is https:// then
-    #[arg(
-        long,
-        global = true,
-        env = "KPLANE_CERTIFICATE_AUTHORITY",
-        value_name = "FILE"
-    )]
-    pub(crate) certificate_authority: Option<PathBuf>,
-    /// Your certificate, such as one of `kp-controlplane certs user`
-    #[arg(
-        long,
-        global = true,
-        env = "KPLANE_CLIENT_CERTIFICATE",
-        value_name = "FILE"
-    )]
-    client_certificate: Option<PathBuf>,
-    /// Private key of --client-certificate
-    #[arg(long, global = true, env = "KPLANE_CLIENT_KEY", value_name = "FILE")]
-    client_key: Option<PathBuf>,
-    /// Connect in plain text to a control plane on another machine
-    #[arg(long, global = true)]
-    insecure: bool,
-}
-
 impl Options {
-    /// Completes the server's address, and checks that its scheme fits the options about TLS.
-    fn complete(&mut self) -> Result<(), clap::Error> {
-        let wrong = |text: String| Err(Cli::command().error(ErrorKind::ValueValidation, text));
-        let has_authority = self.identity.certificate_authority.is_some();
-        if has_authority && !self.server.explicit {
-            self.server.url = self.server.url.replacen("http://", "https://", 1);
-        }
-        match (self.server.is_secure(), has_authority) {
-            (true, false) => wrong(format!(
-                "{} needs --certificate-authority FILE",
-                self.server
-            )),
-            (false, true) => wrong(format!(
-                "--certificate-authority is for https://, and the server is {}",
-                self.server
-            )),
-            (false, false) if !self.identity.insecure && !self.server.is_here() => wrong(format!(
-                "{} is plain text to another machine: use https:// with --certificate-authority, \
-                 --client-certificate and --client-key, or allow it with --insecure",
-                self.server
-            )),
-            _ if self.identity.client_certificate.is_some()
-                != self.identity.client_key.is_some() =>
-            {
-                wrong("--client-certificate and --client-key belong together".to_owned())
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Identity {
-    /// Returns the files for TLS; `None` = plain text.
-    pub(crate) fn files(&self) -> Option<ClientFiles> {
-        ClientFiles::of_options(
-            self.certificate_authority.as_ref(),
-            self.client_certificate.as_ref(),
-            self.client_key.as_ref(),
-        )
+    /// Checks that the options fit each other, and settles which control plane they mean.
+    fn complete(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.place.settle(matches)?;
+        self.identity.fit(self.place.server.as_mut())
     }
 }
 
@@ -334,7 +279,7 @@ impl ServiceArgs {
         };
         let wrong = |why: &str| {
             let text = format!("'{}' {why}", self.service);
-            Err(Cli::command().error(ErrorKind::ValueValidation, text))
+            Err(error(ErrorKind::ValueValidation, &text))
         };
         match (in_name, self.namespace.as_deref()) {
             (Some(""), _) => wrong("has no namespace before the '/'"),
@@ -344,62 +289,6 @@ impl ServiceArgs {
             }
             (a, b) => Ok(ServiceName::new(a.or(b).unwrap_or("default"), name)),
         }
-    }
-}
-
-/// The control plane's address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Server {
-    /// A URL with a port, such as `http://127.0.0.1:7444`.
-    pub(crate) url: String,
-    /// Whether the user wrote the scheme.
-    explicit: bool,
-}
-
-impl Server {
-    fn is_secure(&self) -> bool {
-        self.url.starts_with("https://")
-    }
-
-    /// Returns whether the address is this machine's own, so that plain text leaves no machine.
-    fn is_here(&self) -> bool {
-        let uri = self.url.parse::<Uri>().ok();
-        is_this_machine(uri.as_ref().and_then(Uri::host).unwrap_or_default())
-    }
-}
-
-impl std::fmt::Display for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.url)
-    }
-}
-
-fn parse_server(text: &str) -> Result<Server, String> {
-    let (scheme, authority) = text.split_once("://").unwrap_or(("", text));
-    let explicit = !scheme.is_empty();
-    let scheme = match scheme {
-        "" | "http" => "http",
-        "https" => "https",
-        _ => return Err("expected HOST, HOST:PORT or https://HOST:PORT".to_owned()),
-    };
-    let authority = authority.strip_suffix('/').unwrap_or(authority);
-    let authority = match authority.parse() {
-        Ok(IpAddr::V6(ip)) => format!("[{ip}]"),
-        _ => authority.to_owned(),
-    };
-    let uri = format!("http://{authority}/").parse::<Uri>();
-    let uri = uri.ok().filter(|uri| uri.path() == "/");
-    let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
-    match uri.as_ref().and_then(Uri::port_u16) {
-        Some(_) if !host.is_empty() => Ok(Server {
-            url: format!("{scheme}://{authority}"),
-            explicit,
-        }),
-        None if !host.is_empty() && host == authority => Ok(Server {
-            url: format!("{scheme}://{authority}:{STATUS_PORT}"),
-            explicit,
-        }),
-        _ => Err("expected HOST, HOST:PORT or https://HOST:PORT".to_owned()),
     }
 }
 
@@ -426,7 +315,7 @@ impl Cli {
         let parsed = command(program).try_get_matches();
         let cli = parsed.and_then(|matches| {
             let mut cli = Self::from_arg_matches(&matches)?;
-            cli.options.complete()?;
+            cli.options.complete(&matches)?;
             Ok(cli)
         });
         match cli {
@@ -434,6 +323,11 @@ impl Cli {
             Err(error) => error.exit(),
         }
     }
+}
+
+/// Returns an error in the command line, with the hint to `--help`.
+fn error(kind: ErrorKind, text: &str) -> clap::Error {
+    Cli::command().error(kind, text)
 }
 
 /// Returns the command line's definition, under the name that the user knows.

@@ -1,23 +1,24 @@
-//! The client of `StatusService`, and its errors.
+//! The client of `StatusService`.
+
+mod error;
 
 use std::error::Error as _;
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
-use kplane_tls::{ClientConfig, FileError, Files as _, Wire, bare, greet};
-use tokio::net::TcpStream;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Response, Status, Streaming};
-use tower::{Service, service_fn};
+use tower::service_fn;
 
-use crate::args::{Options, Server};
-use crate::time::human;
+pub(crate) use error::Error;
+
+use crate::reach::{Bearer, Connection, Reach, plane_cause};
 
 /// Largest answer that is accepted, in bytes: 500,000 endpoints of some 100 bytes, five times over.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
@@ -25,111 +26,41 @@ const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// Interval of the pings that check whether the server of a quiet watch is still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// The reason why the control plane did not answer.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
-    /// A certificate or key cannot be used.
-    #[error(transparent)]
-    File(FileError),
-    /// No connection could be made.
-    #[error(
-        "cannot connect to {server}: {cause}. Check that kp-controlplane runs there; --server or \
-         KPLANE_SERVER sets its address"
-    )]
-    Connect { server: Server, cause: String },
-    /// The connection ended.
-    #[error("lost the connection to {server}: {cause}")]
-    Lost { server: Server, cause: String },
-    /// No answer came in time.
-    #[error("no answer from {server} within {}. Wait longer with --timeout", human(*timeout))]
-    Timeout { server: Server, timeout: Duration },
-    /// The address belongs to another service.
-    #[error(
-        "{server} does not offer kplane.v1.StatusService. Use the control plane's status address, \
-         port 7444"
-    )]
-    NotStatus { server: Server },
-    /// The Service does not exist.
-    #[error("no Service {name}{}", did_you_mean(similar))]
-    NoService {
-        name: ServiceName,
-        /// Services with similar names, the most similar first.
-        similar: Vec<String>,
-    },
-    /// Any other refusal.
-    #[error("{server} refused: {message} ({code:?})")]
-    Refused {
-        server: Server,
-        code: Code,
-        message: String,
-    },
-}
-
-impl Error {
-    /// Returns whether the same request may succeed a second later.
-    pub(crate) fn is_transient(&self) -> bool {
-        match self {
-            Self::Connect { .. } | Self::Lost { .. } | Self::Timeout { .. } => true,
-            Self::File(_)
-            | Self::NotStatus { .. }
-            | Self::NoService { .. }
-            | Self::Refused { .. } => false,
-        }
-    }
-}
-
-/// Returns a connector to the host and port of a URL, with TLS if there is a configuration.
-fn connector(
-    tls: Option<Arc<ClientConfig>>,
-) -> impl Service<
-    Uri,
-    Response = TokioIo<Box<dyn Wire>>,
-    Error = io::Error,
-    Future = impl Future<Output = io::Result<TokioIo<Box<dyn Wire>>>> + Send,
-> + Send
-+ 'static {
-    service_fn(move |url: Uri| {
-        let tls = tls.clone();
-        async move {
-            let host = url.host().unwrap_or_default();
-            let port = url.port_u16().unwrap_or_default();
-            let stream = TcpStream::connect((bare(host), port)).await?;
-            stream.set_nodelay(true)?;
-            greet(stream, tls, host).await.map(TokioIo::new)
-        }
-    })
-}
-
-/// A connection to the control plane. The connection is restored automatically.
+/// A connection to the control plane. A connection that was lost stays lost: connect again, so that credentials are
+/// read again, and another pod can take over.
 #[derive(Clone)]
 pub(crate) struct Client {
-    stub: StatusServiceClient<Channel>,
-    server: Server,
+    stub: StatusServiceClient<InterceptedService<Channel, Bearer>>,
+    server: String,
     timeout: Duration,
 }
 
 impl Client {
     /// Connects, or returns the error.
-    pub(crate) async fn connect(options: &Options) -> Result<Self, Error> {
-        let (server, timeout) = (options.server.clone(), options.timeout);
-        let failed = |cause: &tonic::transport::Error| Error::Connect {
+    pub(crate) async fn connect(reach: &mut Reach) -> Result<Self, Error> {
+        let Connection { wire, peer, token } = reach.connect().await?;
+        let (server, timeout) = (peer.name, reach.timeout());
+        let lost = |error: &tonic::transport::Error| Error::Lost {
             server: server.clone(),
-            cause: root_cause(cause),
+            cause: plane_cause(error),
         };
-        let tls = options.identity.files().map(|files| files.load());
-        let tls = tls.transpose().map_err(Error::File)?;
-        let endpoint = Endpoint::from_shared(server.url.clone())
-            .map_err(|error| failed(&error))?
+        let endpoint = Endpoint::from_shared(peer.url)
+            .map_err(|error| lost(&error))?
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(timeout);
-        let connect = endpoint.connect_with_connector(connector(tls));
+        let mut wire = Some(TokioIo::new(wire));
+        let once = service_fn(move |_: Uri| {
+            let wire = wire.take();
+            async move { wire.ok_or_else(|| io::Error::other("the connection has ended")) }
+        });
+        let connect = endpoint.connect_with_connector(once);
         let channel = match tokio::time::timeout(timeout, connect).await {
-            Ok(connected) => connected.map_err(|error| failed(&error))?,
+            Ok(connected) => connected.map_err(|error| lost(&error))?,
             Err(_) => return Err(Error::Timeout { server, timeout }),
         };
-        let stub = StatusServiceClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES);
+        let stub = StatusServiceClient::with_interceptor(channel, Bearer::new(token.as_ref()));
         Ok(Self {
-            stub,
+            stub: stub.max_decoding_message_size(MAX_ANSWER_BYTES),
             server,
             timeout,
         })
@@ -238,7 +169,7 @@ impl Client {
             (Code::Unimplemented, _) => Error::NotStatus { server },
             (_, Some(source)) => Error::Lost {
                 server,
-                cause: root_cause(source),
+                cause: plane_cause(source),
             },
             (Code::Unavailable, None) => Error::Lost {
                 server,
@@ -313,20 +244,6 @@ impl FleetStream {
     }
 }
 
-/// Returns the innermost reason, such as `Connection refused`.
-fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    let text = innermost.to_string();
-    // In "Connection refused (os error 111)" the number adds nothing.
-    match text.split_once(" (os error") {
-        Some((text, _)) => text.to_lowercase(),
-        None => text,
-    }
-}
-
 /// Returns Services that the user may have meant, the most similar first.
 fn similar(name: &ServiceName, ports: &[pb::ServiceView]) -> Vec<String> {
     const SUGGESTED: usize = 3;
@@ -346,13 +263,6 @@ fn similar(name: &ServiceName, ports: &[pb::ServiceView]) -> Vec<String> {
     scored.dedup();
     scored.truncate(SUGGESTED);
     scored.into_iter().map(|(_, name)| name).collect()
-}
-
-fn did_you_mean(similar: &[String]) -> String {
-    match similar {
-        [] => ". List them with: get services".to_owned(),
-        similar => format!(". Did you mean {}?", similar.join(" or ")),
-    }
 }
 
 #[cfg(test)]

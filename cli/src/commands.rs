@@ -2,13 +2,15 @@
 
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use kplane_proto::v1 as pb;
 
 use crate::args::{self, Cli, Command, DescribeCommand, GetCommand, ListArgs};
-use crate::client::Client;
+use crate::client::{self, Client};
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::reach::Reach;
 use crate::view::View;
 use crate::view::approve::ApprovalView;
 use crate::view::describe::DescriptionView;
@@ -18,6 +20,9 @@ use crate::view::nodes::NodeListView;
 use crate::view::services::ServiceListView;
 use crate::view::version::VersionView;
 use crate::watch;
+
+/// Time after which a person at a terminal hears what takes so long.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The outcome of a command that did its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,12 +59,12 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             watch_fleet::<NodeListView>(&cli).await
         }
         Command::Get(GetCommand::Nodes(_)) => {
-            let fleet = Client::connect(&cli.options).await?.fleet().await?;
+            let fleet = connect(&cli).await?.0.fleet().await?;
             show(&cli, &NodeListView::from(fleet))
         }
         Command::Describe(DescribeCommand::Service(args)) => {
             let name = args.name()?;
-            let description = Client::connect(&cli.options).await?.describe(&name).await?;
+            let description = connect(&cli).await?.0.describe(&name).await?;
             let view = DescriptionView::new(&name.namespace, &name.name, description);
             show(&cli, &view)
         }
@@ -75,8 +80,27 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
     }
 }
 
+/// Connects. A person at a terminal hears what takes longer than a moment.
+async fn connect(cli: &Cli) -> Result<(Client, Reach), client::Error> {
+    let mut reach = Reach::choose(&cli.options)?;
+    let server = reach.describe();
+    let connected = {
+        let mut connecting = std::pin::pin!(Client::connect(&mut reach));
+        tokio::select! {
+            connected = &mut connecting => connected,
+            () = tokio::time::sleep(PATIENCE) => {
+                if io::stderr().is_terminal() {
+                    anstream::eprintln!("connecting to the control plane through {server}");
+                }
+                connecting.await
+            }
+        }
+    };
+    Ok((connected?, reach))
+}
+
 async fn status(cli: &Cli, check: bool) -> Result<Verdict, Failure> {
-    let fleet = Client::connect(&cli.options).await?.fleet().await?;
+    let fleet = connect(cli).await?.0.fleet().await?;
     let view = FleetView::from(fleet);
     show(cli, &view)?;
     Ok(match check && !view.summary.healthy {
@@ -86,8 +110,8 @@ async fn status(cli: &Cli, check: bool) -> Result<Verdict, Failure> {
 }
 
 async fn watch_fleet<V: View + From<pb::Fleet>>(cli: &Cli) -> Result<Verdict, Failure> {
-    let client = Client::connect(&cli.options).await?;
-    watch::fleet::<V, _>(&client, &mut output(cli, true)).await?;
+    let mut link = watch::Link::new(connect(cli).await?);
+    watch::fleet::<V, _>(&mut link, &mut output(cli, true)).await?;
     Ok(Verdict::Done)
 }
 
@@ -97,11 +121,12 @@ async fn list<V: View>(
     args: &ListArgs,
     view: fn(Vec<pb::ServiceView>, Option<&str>) -> V,
 ) -> Result<Verdict, Failure> {
-    let client = Client::connect(&cli.options).await?;
+    let (client, reach) = connect(cli).await?;
     let namespace = args.namespace.as_deref();
     if args.watch.watch {
         let view = |services| view(services, namespace);
-        watch::services(&client, &mut output(cli, true), namespace, view).await?;
+        let mut link = watch::Link::new((client, reach));
+        watch::services(&mut link, &mut output(cli, true), namespace, view).await?;
         return Ok(Verdict::Done);
     }
     show(cli, &view(client.services(namespace).await?, namespace))
@@ -109,7 +134,7 @@ async fn list<V: View>(
 
 /// Shows what is held, asks for approval, and sends it.
 async fn approve(cli: &Cli, yes: bool) -> Result<Verdict, Failure> {
-    let client = Client::connect(&cli.options).await?;
+    let (mut client, mut reach) = connect(cli).await?;
     let pending = ApprovalView::from(client.fleet().await?);
     if pending.is_empty() {
         return show(cli, &pending);
@@ -120,6 +145,8 @@ async fn approve(cli: &Cli, yes: bool) -> Result<Verdict, Failure> {
             anstream::eprintln!("Nothing was approved.");
             return Ok(Verdict::Declined);
         }
+        // While the user was thinking, the control plane may have closed the idle connection.
+        client = Client::connect(&mut reach).await?;
     }
     let done = client.approve(pending.request()).await?;
     show(cli, &ApprovalView::from(done))
@@ -144,8 +171,8 @@ async fn version(cli: &Cli, client_only: bool) -> Result<Verdict, Failure> {
     if client_only {
         return show(cli, &VersionView::new(None));
     }
-    let answer = match Client::connect(&cli.options).await {
-        Ok(client) => client.fleet().await,
+    let answer = match connect(cli).await {
+        Ok((client, _)) => client.fleet().await,
         Err(error) => Err(error),
     };
     match answer {

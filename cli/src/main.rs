@@ -1,13 +1,14 @@
 //! `kpctl` shows what every node holds, and why not. See [`args`] for the commands.
 //!
-//! Data flows one way: arguments -> `client` (gRPC) -> `view` (pure: message -> view -> text) ->
-//! `output` (the only module that writes). `view/` never does I/O and never reads the clock.
+//! Data flows one way: arguments -> `reach` (a connection) -> `client` (gRPC) -> `view` (pure: message -> view ->
+//! text) -> `output` (the only module that writes). `view/` never does I/O and never reads the clock.
 
 mod args;
 mod client;
 mod commands;
 mod failure;
 mod output;
+mod reach;
 mod style;
 mod table;
 mod text;

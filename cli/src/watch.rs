@@ -9,6 +9,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 use crate::client::{Client, Error, FleetStream};
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::reach::Reach;
 use crate::view::View;
 
 /// Time between two requests to a control plane that is polled for changes, or that does not
@@ -17,11 +18,11 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// Shows the fleet and each change of it. Returns only on failure.
 pub(crate) async fn fleet<V: View + From<pb::Fleet>, W: Write>(
-    client: &Client,
+    link: &mut Link,
     output: &mut Output<W>,
 ) -> Result<(), Failure> {
     let mut source = FleetSource {
-        client,
+        link,
         stream: None,
         clock: output.redraws().then(ticks),
     };
@@ -30,7 +31,8 @@ pub(crate) async fn fleet<V: View + From<pb::Fleet>, W: Write>(
         let fleet = match source.next().await {
             Ok(fleet) => fleet,
             Err(error) => {
-                outage(error, last.is_some(), output).await?;
+                source.stream = None;
+                source.link.outage(error, output).await?;
                 continue;
             }
         };
@@ -45,44 +47,95 @@ pub(crate) async fn fleet<V: View + From<pb::Fleet>, W: Write>(
 
 /// Shows Services and each change of them, by a request every second. Returns only on failure.
 pub(crate) async fn services<V: View, W: Write>(
-    client: &Client,
+    link: &mut Link,
     output: &mut Output<W>,
     namespace: Option<&str>,
     view: impl Fn(Vec<pb::ServiceView>) -> V,
 ) -> Result<(), Failure> {
     let mut clock = ticks();
     let mut last = None;
-    let mut mended = false;
+    let mut again = false;
     loop {
         clock.tick().await;
-        match client.services(namespace).await {
+        match link.services(namespace).await {
             Ok(services) => {
-                if mended && output.redraws() || last.as_ref() != Some(&services) {
+                if again && output.redraws() || last.as_ref() != Some(&services) {
                     output.show(&view(services.clone()))?;
                 }
                 last = Some(services);
-                mended = false;
+                again = false;
             }
             Err(error) => {
-                outage(error, last.is_some(), output).await?;
-                mended = true;
+                link.outage(error, output).await?;
+                again = true;
             }
         }
     }
 }
 
-/// Waits a moment after a transient error, if a result was already shown.
-async fn outage<W: Write>(
-    error: Error,
+/// The connection of a watch, which is made again after an outage.
+pub(crate) struct Link {
+    reach: Reach,
+    /// The connection; `None` after an outage.
+    client: Option<Client>,
+    /// Whether the connection has brought an answer.
+    proven: bool,
+    /// Whether any connection has brought an answer.
     started: bool,
-    output: &mut Output<W>,
-) -> Result<(), Failure> {
-    if !started || !error.is_transient() {
-        return Err(error.into());
+}
+
+impl Link {
+    /// Starts with a connection.
+    pub(crate) fn new((client, reach): (Client, Reach)) -> Self {
+        Self {
+            reach,
+            client: Some(client),
+            proven: false,
+            started: false,
+        }
     }
-    output.show_trouble(&error.to_string())?;
-    sleep(PERIOD).await;
-    Ok(())
+
+    /// Returns the connection, or makes a new one.
+    async fn client(&mut self) -> Result<Client, Error> {
+        if let Some(client) = &self.client {
+            return Ok(client.clone());
+        }
+        let client = Client::connect(&mut self.reach).await?;
+        Ok(self.client.insert(client).clone())
+    }
+
+    /// Notes that the connection has brought an answer.
+    fn prove(&mut self) {
+        (self.proven, self.started) = (true, true);
+    }
+
+    async fn services(&mut self, namespace: Option<&str>) -> Result<Vec<pb::ServiceView>, Error> {
+        let services = self.client().await?.services(namespace).await?;
+        self.prove();
+        Ok(services)
+    }
+
+    /// Drops the connection, and waits a moment. Returns an error that a new connection cannot help against, and any
+    /// error before the first answer.
+    async fn outage<W: Write>(
+        &mut self,
+        error: Error,
+        output: &mut Output<W>,
+    ) -> Result<(), Failure> {
+        // Credentials that were accepted have expired since. There may be new ones.
+        let expired = self.proven && error.is_unauthenticated();
+        if !self.started || !(expired || error.is_transient()) {
+            return Err(error.into());
+        }
+        if expired {
+            self.reach.forget_credentials();
+        }
+        self.client = None;
+        self.proven = false;
+        output.show_trouble(&error.to_string())?;
+        sleep(PERIOD).await;
+        Ok(())
+    }
 }
 
 /// Returns a timer that ticks once a second, however long the answers take.
@@ -94,27 +147,27 @@ fn ticks() -> Interval {
 
 /// A source of pictures of the fleet: from the server after each change, and by the clock, if any.
 struct FleetSource<'a> {
-    client: &'a Client,
+    link: &'a mut Link,
     stream: Option<FleetStream>,
     clock: Option<Interval>,
 }
 
 impl FleetSource<'_> {
     async fn next(&mut self) -> Result<pb::Fleet, Error> {
-        let mut stream = match self.stream.take() {
+        let client = self.link.client().await?;
+        let stream = match &mut self.stream {
             Some(stream) => stream,
-            None => self.client.watch_fleet().await?,
+            None => self.stream.insert(client.watch_fleet().await?),
         };
         let fleet = match &mut self.clock {
             None => stream.next().await?,
             Some(clock) => tokio::select! {
                 biased;
                 fleet = stream.next() => fleet?,
-                _ = clock.tick() => self.client.fleet().await?,
+                _ = clock.tick() => client.fleet().await?,
             },
         };
-        // A stream that failed is not used again.
-        self.stream = Some(stream);
+        self.link.prove();
         Ok(fleet)
     }
 }

@@ -9,11 +9,15 @@
 
 mod support;
 
+use std::fs;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use kpctl_samples as samples;
 use kplane_proto::v1 as pb;
-use support::{ControlPlane, Done, Running, kpctl, nobody, program, run};
+use support::{ControlPlane, Done, Running, at_home, kpctl, nobody, program, run};
+use tempfile::TempDir;
 
 fn healthy() -> ControlPlane {
     ControlPlane::start(samples::healthy_fleet())
@@ -394,4 +398,99 @@ fn a_reader_may_leave() {
     let mut child = kpctl(plane.address, &["status"]).spawn().unwrap();
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// A home folder with a kubeconfig whose API server does not run; its file, and the server.
+fn home() -> (TempDir, PathBuf, String) {
+    let home = TempDir::new().unwrap();
+    let server = format!("https://{}", nobody());
+    let file = home.path().join(".kube/config");
+    fs::create_dir(home.path().join(".kube")).unwrap();
+    let text = format!(
+        "current-context: a\n\
+         clusters: [{{name: a, cluster: {{server: {server:?}, certificate-authority-data: Cg==}}}}]\n\
+         contexts: [{{name: a, context: {{cluster: a, user: a}}}}]\n\
+         users: [{{name: a, user: {{token: secret}}}}]\n"
+    );
+    fs::write(&file, text).unwrap();
+    (home, file, server)
+}
+
+#[test]
+fn a_kubeconfig_leads_to_the_api_server() {
+    let (home, file, server) = home();
+    let plane = healthy();
+    let unreachable = format!("error: the API server {server} (context a) cannot be reached: ");
+    let done = run(&mut at_home(home.path(), &["status"]));
+    assert_eq!(done.code, Some(1), "{done:?}");
+    assert!(done.stderr.starts_with(&unreachable), "{done:?}");
+    assert!(done.stderr.contains("--server 127.0.0.1"), "{done:?}");
+    // A flag comes before the environment, whatever they name.
+    let flag = ["status", "--kubeconfig", file.to_str().unwrap()];
+    assert!(error(1, plane.address, &flag).starts_with(&unreachable));
+    let mut named = at_home(home.path(), &["status", "--server"]);
+    let done = run(named.arg(plane.address.to_string()));
+    assert_eq!(done.code, Some(0), "{done:?}");
+    // The kubeconfig's token is for its own cluster.
+    assert_eq!(plane.lock.seen(), None);
+}
+
+#[test]
+fn a_broken_kubeconfig_stops_only_those_who_need_it() {
+    let (home, file, _) = home();
+    fs::write(&file, "users: [").unwrap();
+    let done = run(&mut at_home(home.path(), &["status"]));
+    assert_eq!(done.code, Some(1), "{done:?}");
+    assert!(done.stderr.contains("is not a kubeconfig"), "{done:?}");
+    for args in [&["version", "--client"][..], &["completion", "bash"]] {
+        let done = run(&mut at_home(home.path(), args));
+        assert_eq!(done.code, Some(0), "{done:?}");
+    }
+    let done = run(&mut at_home(home.path(), &["status", "--context", "b"]));
+    assert_eq!(done.code, Some(1), "{done:?}");
+}
+
+#[test]
+fn a_token_goes_with_every_call() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, "first\n").unwrap();
+    let plane = healthy();
+    plane.lock.want("Bearer first");
+    let file_name = file.to_str().unwrap();
+    let token = ["--token-file", file_name];
+    text(plane.address, &[&["status"], &token[..]].concat());
+    let describe = ["describe", "svc", "shop/web"];
+    text(plane.address, &[&describe, &token[..]].concat());
+    let refused = error(1, plane.address, &["status"]);
+    assert!(refused.contains("not valid any more"), "{refused}");
+
+    // A watch reads the file again when the token is no longer accepted.
+    let watch = ["get", "svc", "-w", "-o", "json"];
+    let watch = [&watch, &token[..]].concat();
+    let watch = Running::start(&mut kpctl(plane.address, &watch));
+    watch.stdout.next();
+    fs::write(&file, "second").unwrap();
+    plane.lock.want("Bearer second");
+    watch.stderr.find("trying again");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while plane.lock.seen().as_deref() != Some("Bearer second") {
+        assert!(Instant::now() < deadline, "{:?}", plane.lock.seen());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Without a new one it ends.
+    plane.lock.want("Bearer third");
+    let last = watch.stderr.find("refused");
+    assert!(!last.contains("again"), "{last}");
+}
+
+#[test]
+fn tokens_that_cannot_be_used() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("token");
+    let args = ["status", "--token-file", file.to_str().unwrap()];
+    assert!(error(1, nobody(), &args).contains("cannot read /"));
+    fs::write(&file, "two words").unwrap();
+    let refused = error(1, nobody(), &args);
+    assert!(refused.contains("no token") && !refused.contains("two words"));
 }

@@ -1,7 +1,7 @@
 //! The PEM files of a server and of a client, and the configurations that they make.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use rustls::server::{VerifierBuilderError, WantsServerCert, WebPkiClientVerifier
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
 
+use crate::client::{Authorities, Identity, client_config};
 use crate::{ALPN, provider};
 
 /// Most bytes of a file. A bundle of a hundred authorities has a tenth of that.
@@ -113,13 +114,15 @@ pub struct KeyPair {
 }
 
 impl KeyPair {
-    fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), FileError> {
+    pub(crate) fn read(
+        &self,
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), FileError> {
         let chain = certificates(&self.certificate, &read(&self.certificate)?)?;
         let key = private_key(&self.key, &read(&self.key)?)?;
         Ok((chain, key))
     }
 
-    fn mismatch(&self, source: rustls::Error) -> FileError {
+    pub(crate) fn mismatch(&self, source: rustls::Error) -> FileError {
         FileError::Pair {
             certificate: self.certificate.clone(),
             key: self.key.clone(),
@@ -266,25 +269,16 @@ impl Files for ClientFiles {
     }
 
     fn load(&self) -> Result<Arc<ClientConfig>, FileError> {
-        let builder = ClientConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(FileError::Protocol)?
-            .with_root_certificates(authorities(&self.authorities, &read(&self.authorities)?)?);
-        let mut config = match &self.pair {
-            None => builder.with_no_client_auth(),
-            Some(pair) => {
-                let (chain, key) = pair.read()?;
-                let config = builder.with_client_auth_cert(chain, key);
-                config.map_err(|source| pair.mismatch(source))?
-            }
+        let identity = match &self.pair {
+            None => Identity::Anonymous,
+            Some(pair) => Identity::Pair(pair.clone()),
         };
-        config.alpn_protocols = vec![ALPN.to_vec()];
-        Ok(Arc::new(config))
+        client_config(&Authorities::read(&self.authorities)?, &identity)
     }
 }
 
 /// Returns the authorities in PEM; at least one. `file` is for errors.
-fn authorities(file: &Path, bytes: &[u8]) -> Result<RootCertStore, FileError> {
+pub(crate) fn authorities(file: &Path, bytes: &[u8]) -> Result<RootCertStore, FileError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(file, bytes)? {
         roots
@@ -331,11 +325,14 @@ pub fn read(file: &Path) -> Result<Vec<u8>, FileError> {
         file: file.to_owned(),
         source,
     };
-    let bytes = fs::metadata(file).map_err(failed)?.len();
-    if bytes > MAX_BYTES {
+    let mut bytes = Vec::new();
+    // A device or a pipe has no size.
+    let mut limited = fs::File::open(file).map_err(failed)?.take(MAX_BYTES + 1);
+    limited.read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_BYTES {
         return Err(FileError::Large {
             file: file.to_owned(),
         });
     }
-    fs::read(file).map_err(failed)
+    Ok(bytes)
 }

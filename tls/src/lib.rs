@@ -8,6 +8,7 @@
 //!
 //! Streams that are open keep the configuration with which they began. All cryptography is ring's.
 
+mod client;
 mod connect;
 mod files;
 mod follow;
@@ -17,12 +18,14 @@ mod token;
 #[cfg(test)]
 mod tests;
 
+pub use client::{Authorities, Identity, client_config};
 pub use connect::{Wire, bare, explain, greet, is_this_machine};
 pub use files::{ClientFiles, FileError, Files, KeyPair, ServerFiles, ServerPems, der, read};
 pub use follow::{Follower, INTERVAL, Publisher, published};
 pub use subject::{Subject, ends_at};
 pub use token::{Token, TokenFile};
 
+pub use rustls::client::ResolvesClientCert;
 pub use rustls::{ClientConfig, ServerConfig};
 
 use std::sync::Arc;

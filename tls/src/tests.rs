@@ -123,6 +123,28 @@ async fn a_client_is_known_by_its_certificate() {
     assert_eq!(seen.unwrap(), None);
 }
 
+/// Authorities from text, and a certificate that was loaded elsewhere.
+#[tokio::test]
+async fn a_client_needs_no_files() {
+    let authority = Authority::new("a");
+    let server = authority.server().load().unwrap();
+    let user = authority.issue("alice", &["alice"], "x", NOW);
+    let loaded = authority.client(Some(user));
+    let identity = Identity::Loaded(loaded.client_auth_cert_resolver.clone());
+    let text = fs::read(authority.file("ca.crt")).unwrap();
+    let trusted = Authorities::of_text(text, "ConfigMap a/b");
+    let client = client_config(&trusted, &identity).unwrap();
+    let seen = meet(server, Some(client), "cp.example").await;
+    assert_eq!(seen.unwrap().unwrap().name, "alice");
+
+    let empty = Authorities::of_text("", "ConfigMap a/b");
+    let problem = client_config(&empty, &identity).unwrap_err().to_string();
+    assert!(
+        problem.starts_with("ConfigMap a/b contains no certificate"),
+        "{problem}"
+    );
+}
+
 #[tokio::test]
 async fn everybody_else_is_refused() {
     let (authority, other) = (Authority::new("a"), Authority::new("b"));
@@ -182,6 +204,8 @@ fn files_that_cannot_be_used_are_named() {
         empty.contains("/dev/null contains no certificate"),
         "{empty}"
     );
+    let endless = problem(&|files| files.pair.key = "/dev/zero".into());
+    assert!(endless.starts_with("/dev/zero is larger"), "{endless}");
     let other = authority.issue("other", &["x"], "", NOW);
     let mismatch = problem(&|files| files.pair.key = other.key.clone());
     assert!(mismatch.contains("server.crt with key"), "{mismatch}");

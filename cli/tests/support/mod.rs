@@ -6,6 +6,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::spawn;
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 pub(crate) struct ControlPlane {
     pub(crate) address: SocketAddr,
     pub(crate) fleet: watch::Sender<pb::Fleet>,
+    pub(crate) lock: Lock,
     _runtime: Runtime,
 }
 
@@ -38,17 +40,26 @@ impl ControlPlane {
     /// Serves this fleet at this address.
     pub(crate) fn start_at(address: SocketAddr, fleet: pb::Fleet) -> Self {
         let fleet = watch::Sender::new(fleet);
-        let service = StatusServiceServer::new(Canned(fleet.clone()));
-        Self::serve(address, fleet, Routes::new(service))
+        let lock = Lock::default();
+        let inside = lock.clone();
+        let check = move |request: Request<()>| inside.check(request);
+        let service = StatusServiceServer::with_interceptor(Canned(fleet.clone()), check);
+        Self::serve(address, fleet, lock, Routes::new(service))
     }
 
     /// A gRPC server that is something else.
     pub(crate) fn start_other() -> Self {
         let fleet = watch::Sender::default();
-        Self::serve(([127, 0, 0, 1], 0).into(), fleet, Routes::default())
+        let lock = Lock::default();
+        Self::serve(([127, 0, 0, 1], 0).into(), fleet, lock, Routes::default())
     }
 
-    fn serve(address: SocketAddr, fleet: watch::Sender<pb::Fleet>, routes: Routes) -> Self {
+    fn serve(
+        address: SocketAddr,
+        fleet: watch::Sender<pb::Fleet>,
+        lock: Lock,
+        routes: Routes,
+    ) -> Self {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -63,8 +74,40 @@ impl ControlPlane {
         Self {
             address,
             fleet,
+            lock,
             _runtime: runtime,
         }
+    }
+}
+
+/// The credentials of callers: those that are wanted, and those that came last.
+#[derive(Clone, Default)]
+pub(crate) struct Lock {
+    pub(crate) wanted: Arc<Mutex<Option<String>>>,
+    seen: Arc<Mutex<Option<String>>>,
+}
+
+impl Lock {
+    fn check(&self, request: Request<()>) -> Result<Request<()>, Status> {
+        let header = request.metadata().get("authorization");
+        let header = header.map(|value| value.to_str().unwrap().to_owned());
+        self.seen.lock().unwrap().clone_from(&header);
+        match &*self.wanted.lock().unwrap() {
+            Some(wanted) if header.as_ref() != Some(wanted) => {
+                Err(Status::unauthenticated("the token is not valid any more"))
+            }
+            _ => Ok(request),
+        }
+    }
+
+    /// Wants this header from now on.
+    pub(crate) fn want(&self, header: &str) {
+        *self.wanted.lock().unwrap() = Some(header.to_owned());
+    }
+
+    /// The header of the last call.
+    pub(crate) fn seen(&self) -> Option<String> {
+        self.seen.lock().unwrap().clone()
     }
 }
 
@@ -164,6 +207,16 @@ pub(crate) fn program(path: &Path, server: SocketAddr, args: &[&str]) -> Command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    command
+}
+
+/// The binary of a user with this home folder, who has named no server.
+pub(crate) fn at_home(home: &Path, args: &[&str]) -> Command {
+    let mut command = kpctl(nobody(), args);
+    for name in ["KPLANE_SERVER", "KUBECONFIG", "HTTPS_PROXY", "https_proxy"] {
+        command.env_remove(name);
+    }
+    command.env("HOME", home);
     command
 }
 

@@ -197,7 +197,9 @@ impl Stage {
     pub(crate) fn kpctl(&self, args: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("kpctl"));
         let own = self.identity(&format!("users/{AUDIENCE}"));
-        command.args(own).args(args).stdin(Stdio::null());
+        // A kubeconfig of the user's is about another cluster.
+        command.args(["--server", "127.0.0.1"]).args(own).args(args);
+        command.stdin(Stdio::null());
         command
     }
 

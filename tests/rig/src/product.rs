@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// The packages to build. The tests are among them, so that cargo reuses the dependencies built for
 /// them.
-const PACKAGES: [&str; 3] = ["kp-controlplane", "kp-nodeagent", "kplane-tests"];
+const PACKAGES: [&str; 4] = ["kp-controlplane", "kp-nodeagent", "kpctl", "kplane-tests"];
 
 /// The paths of the programs.
 #[derive(Clone, Debug)]
@@ -19,6 +19,8 @@ pub struct Product {
     pub control_plane: PathBuf,
     /// `kp-nodeagent`.
     pub node_agent: PathBuf,
+    /// `kpctl`.
+    pub kpctl: PathBuf,
 }
 
 impl Product {
@@ -59,6 +61,7 @@ impl Product {
         Ok(Self {
             control_plane: find("kp-controlplane")?,
             node_agent: find("kp-nodeagent")?,
+            kpctl: find("kpctl")?,
         })
     }
 }

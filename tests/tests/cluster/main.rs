@@ -6,6 +6,7 @@ mod events;
 mod faults;
 mod identity;
 mod input;
+mod kpctl;
 mod random;
 mod rig;
 mod services;
@@ -56,6 +57,7 @@ const TESTS: &[Test] = tests![
     input::credentials_that_do_not_work_are_said_to,
     input::a_kubeconfig_that_is_none_is_one_line,
     input::absurd_objects_do_not_harm_their_neighbours,
+    kpctl::each_missing_piece_on_the_way_to_the_control_plane_is_named,
 ];
 
 fn main() -> ExitCode {

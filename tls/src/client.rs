@@ -1,0 +1,76 @@
+//! A client's configuration, from whatever place its parts come.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use rustls::client::ResolvesClientCert;
+use rustls::version::TLS13;
+
+use crate::files::{FileError, KeyPair, authorities, read};
+use crate::{ALPN, provider};
+
+/// The authorities that a server's certificate may come from, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Authorities {
+    text: Vec<u8>,
+    /// The place of the text, for errors: a file, or another name.
+    origin: PathBuf,
+}
+
+impl Authorities {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`FileError`] when the file cannot be read or is too large.
+    pub fn read(file: &Path) -> Result<Self, FileError> {
+        Ok(Self {
+            text: read(file)?,
+            origin: file.to_owned(),
+        })
+    }
+
+    /// Takes text that is not in a file. `origin` names its place in errors.
+    pub fn of_text(text: impl Into<Vec<u8>>, origin: impl Into<PathBuf>) -> Self {
+        Self {
+            text: text.into(),
+            origin: origin.into(),
+        }
+    }
+}
+
+/// The certificate by which a client proves its name.
+#[derive(Clone, Debug)]
+pub enum Identity {
+    /// None.
+    Anonymous,
+    /// A certificate and its key in files.
+    Pair(KeyPair),
+    /// A certificate that another library has loaded.
+    Loaded(Arc<dyn ResolvesClientCert>),
+}
+
+/// Returns a client's configuration. No other authority counts than the given ones, not even those of the system.
+///
+/// # Errors
+/// [`FileError`] names the file or the origin of the text.
+pub fn client_config(
+    trusted: &Authorities,
+    identity: &Identity,
+) -> Result<Arc<ClientConfig>, FileError> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(FileError::Protocol)?
+        .with_root_certificates(authorities(&trusted.origin, &trusted.text)?);
+    let mut config = match identity {
+        Identity::Anonymous => builder.with_no_client_auth(),
+        Identity::Pair(pair) => {
+            let (chain, key) = pair.read()?;
+            let config = builder.with_client_auth_cert(chain, key);
+            config.map_err(|source| pair.mismatch(source))?
+        }
+        Identity::Loaded(resolver) => builder.with_client_cert_resolver(Arc::clone(resolver)),
+    };
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(Arc::new(config))
+}
