@@ -79,7 +79,7 @@ pub struct AgentRecord {
     pub last_heard: SystemTime,
     /// Random number of the agent's process.
     pub instance: u64,
-    /// The agent held nothing when it connected: its process had just started.
+    /// The agent had received nothing when it connected: its process had just started.
     pub began_empty: bool,
     /// Address from which the stream comes; empty in the same process.
     pub peer: String,
@@ -421,7 +421,7 @@ impl Session {
             since: now,
             last_heard: now,
             instance: hello.instance,
-            began_empty: hello.resume.is_none(),
+            began_empty: hello.resume.is_none() || hello.from_cache,
             peer,
             version: label(&hello.agent_version, MAX_LABEL_BYTES),
             backend: label(&hello.backend, MAX_LABEL_BYTES),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use hyper::Request;
 use hyper::body::Incoming;
 use kp_controlplane::admission::Admission;
+use kp_controlplane::app::Origin;
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kplane_model::Family;
 use kplane_tls::{Follower, TokenFile};
@@ -19,7 +20,7 @@ use crate::claim::{Claim, Taken};
 use crate::config::{Config, Source};
 use crate::connection::Connection;
 use crate::desired;
-use crate::engine::{Engine, Followers, Recall, Stopped};
+use crate::engine::{AloneSettings, Engine, Followers, Recall, Stopped};
 use crate::healthz::Health;
 use crate::metrics::{Counters, Metrics, Sources};
 use crate::own_places::OwnPlaces;
@@ -206,12 +207,25 @@ pub async fn build_with(
     })
 }
 
-/// Returns how the agent deals with objects that a snapshot no longer names.
+/// Returns how the agent deals with what it served before, and with objects that a snapshot no longer names.
 fn recall(config: &Config) -> Recall {
     let cache = config.cache_dir.as_deref();
+    let programs_kernel = config.backend.describe().programs_kernel;
+    let alone = AloneSettings {
+        kube_proxy: programs_kernel.then(|| Ports::new(config.healthz, config.metrics)),
+    };
     Recall {
         guard: config.cliff_guard,
         cache: cache.map(|folder| Cache::new(folder, config.node_name.clone())),
+        alone: may_be_away(&config.source).then_some(alone),
+    }
+}
+
+/// Returns whether the source can be away while the agent runs. Manifests on the node's own disk cannot.
+fn may_be_away(source: &Source) -> bool {
+    match source {
+        Source::ControlPlane { .. } | Source::InProcess(_) => true,
+        Source::Standalone { origin, .. } => matches!(origin, Origin::Kubernetes(_)),
     }
 }
 
@@ -220,7 +234,7 @@ fn announce(identity: &Identity, engine: &Engine) {
         node = %identity.node,
         backend = engine.backend().name,
         version = env!("CARGO_PKG_VERSION"),
-        "agent starts; the kernel's rules stay until a complete snapshot arrives"
+        "agent starts; the kernel's rules stay until a control plane answers, or the agent serves from its cache file"
     );
 }
 

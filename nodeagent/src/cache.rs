@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! Desired --pointers, every few seconds at most--> Keeper's thread --> desired-NODE
-//! desired-NODE --at the start--> Desired::remember: the first snapshot is compared with it
+//! desired-NODE --at the start--> Desired::restore: the state from which to continue
 //! ```
 //!
-//! The agent never serves from this file. The file gives the cliff guard the names of the earlier
-//! objects, and the objects themselves. Without a usable file the agent works, logs that once, and does
-//! not remember earlier objects at its next start.
+//! The file has three uses. The agent resumes from it, so that an unchanged state costs no snapshot. The
+//! cliff guard compares the first snapshot with it. The agent serves from it while no control plane
+//! answers (`engine/alone.rs`). Without a usable file the agent works, logs that once, and does not
+//! remember earlier objects at its next start.
 
 mod file;
 mod format;
@@ -20,10 +21,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kplane_model::{DesiredObject, Digest, NodeName, ObjectHash};
+use kplane_model::{Digest, NodeName, ObjectHash};
 
-use self::file::FileError;
-use crate::desired::{Position, Remembered};
+pub use self::file::FileError;
+use crate::desired::Picture;
 use kplane_dataplane::chain;
 
 /// Longest wait for the disk at the start and at the end.
@@ -41,17 +42,6 @@ const MAX_NAME: usize = 200;
 pub struct Cache {
     path: PathBuf,
     node: NodeName,
-}
-
-/// Everything that an agent serves at one moment.
-#[derive(Clone, Debug)]
-pub struct Picture {
-    /// The last update that the agent took.
-    pub position: Position,
-    /// The digest of the objects as the control plane last sent them. Held objects are not part of it.
-    pub digest: Digest,
-    /// All objects.
-    pub objects: Vec<Remembered>,
 }
 
 /// The thread that writes. Callers hand it a picture and do not wait for the disk.
@@ -105,9 +95,6 @@ impl Desk {
     }
 }
 
-/// The objects of an earlier process.
-pub type Memory = Vec<Arc<DesiredObject>>;
-
 impl Cache {
     /// Creates a cache in a folder. The folder itself is created at the first write.
     #[must_use]
@@ -149,11 +136,24 @@ impl Cache {
         Ok(files)
     }
 
+    /// Reads the content of a file that the agent of this node wrote.
+    ///
+    /// # Errors
+    /// The reason why the content cannot be used.
+    pub fn parse(content: Vec<u8>, node: &str) -> Result<Picture, FileError> {
+        Ok(format::decode(content, node)?.picture)
+    }
+
+    /// Appends the checksum to content that was made by hand, for tests.
+    pub fn seal(content: &mut Vec<u8>) {
+        format::seal(content);
+    }
+
     /// Starts the thread and reads the file; the memory is `None` if no usable file exists.
     ///
     /// # Errors
     /// The thread could not be started.
-    pub fn start(self) -> std::io::Result<(Keeper, Option<Memory>)> {
+    pub fn start(self) -> std::io::Result<(Keeper, Option<Picture>)> {
         let desk = Arc::<Desk>::default();
         let theirs = desk.clone();
         let (told, memory) = sync_channel(1);
@@ -177,20 +177,26 @@ impl Cache {
         Ok((Keeper { desk, ended }, memory))
     }
 
-    fn load(&self) -> Option<Memory> {
+    fn load(&self) -> Option<Picture> {
         let started = Instant::now();
         let file = self.path.display();
-        let loaded = file::read(&self.path).and_then(|bytes| format::decode(bytes, &self.node));
+        let loaded = file::read(&self.path).and_then(|content| {
+            let mut loaded = format::decode(content.bytes, &self.node)?;
+            if loaded.picture.confirmed_ms == 0 {
+                loaded.picture.confirmed_ms = content.written_ms;
+            }
+            Ok(loaded)
+        });
         match loaded {
-            Ok(loaded) => {
+            Ok(format::Loaded { picture, skipped }) => {
                 tracing::info!(
                     %file,
-                    objects = loaded.objects.len(),
-                    skipped = loaded.skipped,
+                    objects = picture.objects.len(),
+                    skipped,
                     took = ?started.elapsed(),
                     "read the cache of what this node served"
                 );
-                Some(loaded.objects)
+                Some(picture)
             }
             Err(FileError::Absent) => None,
             Err(error) => {

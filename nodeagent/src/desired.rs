@@ -13,6 +13,7 @@ mod commit;
 mod guard;
 mod held;
 mod oversized;
+mod restored;
 mod staged;
 mod update;
 
@@ -23,6 +24,7 @@ mod tests;
 
 pub use guard::{CliffGuard, Confidence};
 pub use held::Held;
+pub use restored::{Picture, Remembered};
 pub use update::{Change, Collector, Position, Refusal, Remedy, Trigger, Update, now_ms};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,8 +57,12 @@ pub struct Desired {
     /// Whether `digest` was computed from all objects since the last snapshot, instead of being taken
     /// from the control plane.
     exact: bool,
-    /// The newest position of each epoch, the current epoch last; empty before the first snapshot.
+    /// The newest position of each epoch, the current epoch last; empty if there is neither a snapshot nor a cache
+    /// file.
     positions: Vec<Position>,
+    standing: Standing,
+    /// The cluster of the last control plane that named its cluster; empty = not known.
+    cluster: Arc<str>,
     counts: [Counts; 2],
     oversized: Oversized,
     guard: CliffGuard,
@@ -64,6 +70,18 @@ pub struct Desired {
     confidence: (Confidence, String),
     /// The objects that are kept although the control plane does not send them like this.
     held: Ledger,
+}
+
+/// The origin of the state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Standing {
+    /// An earlier process served it, if there is any. It is not in effect.
+    #[default]
+    Remembered,
+    /// An earlier process served it. It is in effect until a control plane answers.
+    Stale,
+    /// A control plane sent or confirmed it in this process.
+    Confirmed,
 }
 
 /// The state of one name.
@@ -75,15 +93,6 @@ struct Slot {
     /// The last valid object. Shared with the thread that writes the cache file.
     object: Option<Arc<DesiredObject>>,
     backing: Backing,
-}
-
-/// An object for the cache file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remembered {
-    /// The object as it is served.
-    pub object: Arc<DesiredObject>,
-    /// Whether the control plane does not send the object like this (any more).
-    pub held: bool,
 }
 
 /// The reason why an object is not used.
@@ -150,47 +159,20 @@ impl Desired {
         }
     }
 
-    /// Adds objects of an earlier process, so that the first snapshot is compared with them. Until
-    /// that snapshot comes they are not part of the desired state.
-    pub fn remember(&mut self, objects: impl IntoIterator<Item = Arc<DesiredObject>>) {
-        for object in objects {
-            self.count(&object, u64::wrapping_add);
-            let slot = Slot {
-                hash: ObjectHash::of(&[]),
-                object: Some(object.clone()),
-                backing: Backing::Unnamed,
-            };
-            if let Some(twice) = self.objects.insert(object.key(), slot) {
-                twice
-                    .object
-                    .iter()
-                    .for_each(|old| self.count(old, u64::wrapping_sub));
-            }
-        }
-    }
-
-    /// Returns everything that is served. Costs one pointer for each object.
-    pub fn memory(&self) -> impl Iterator<Item = Remembered> {
-        self.objects.values().filter_map(|slot| {
-            Some(Remembered {
-                object: slot.object.clone()?,
-                held: slot.backing != Backing::Named,
-            })
-        })
-    }
-
-    /// Returns the last update that was taken; `None` before the first complete snapshot.
+    /// Returns the position of the state in effect; `None` before there is one.
     #[must_use]
     pub fn position(&self) -> Option<Position> {
-        self.positions.last().copied()
+        let last = self.positions.last().copied();
+        last.filter(|_| self.standing != Standing::Remembered)
     }
 
-    /// Returns the state from which the control plane may continue; `None` asks for a snapshot.
+    /// Returns the state from which the control plane may continue; `None` asks for a snapshot. A state
+    /// that is only remembered will do.
     #[must_use]
     pub fn resume(&self) -> Option<Resume> {
-        let position = self.position().filter(|_| self.exact)?;
+        let position = self.positions.last().filter(|_| self.exact)?;
         Some(Resume {
-            position,
+            position: *position,
             digest: self.digest,
         })
     }
@@ -279,6 +261,7 @@ impl Desired {
             arrived_at_ms: now_ms,
             confidence,
             doubt,
+            cluster,
             ..
         } = update;
         let staged = Staged::convert(update.changes);
@@ -292,6 +275,10 @@ impl Desired {
         }
         self.digest = digest;
         self.exact = exact;
+        self.standing = Standing::Confirmed;
+        if !cluster.is_empty() {
+            self.cluster = cluster;
+        }
         self.advance(position);
         let word = Word {
             confidence,
@@ -305,7 +292,8 @@ impl Desired {
 
     fn check_position(&self, update: &Update) -> Result<(), Refusal> {
         let got = update.position;
-        if self.positions.is_empty() && !update.snapshot {
+        let known = self.exact || self.standing == Standing::Confirmed;
+        if !known && !update.snapshot {
             return Err(Refusal::NoSnapshot { position: got });
         }
         let held = self.positions.iter().find(|held| held.epoch == got.epoch);

@@ -10,6 +10,8 @@
 //! to a thread.
 
 mod alarm;
+mod alone;
+mod confirmation;
 mod core;
 mod followers;
 mod keeping;
@@ -17,10 +19,12 @@ mod pipeline;
 mod planner;
 mod pulse;
 mod triggers;
+mod warnings;
 
 #[cfg(test)]
 mod tests;
 
+pub use alone::AloneSettings;
 pub use followers::Followers;
 pub use keeping::Recall;
 pub use pulse::Pulse;
@@ -29,6 +33,7 @@ use kplane_model::ServiceName;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::alarm::Alarm;
+use self::confirmation::Confirmation;
 use self::core::{Core, Now};
 use crate::desired::{Refusal, Update};
 use crate::report::Report;
@@ -57,6 +62,7 @@ pub struct Engine {
     reports: watch::Receiver<Report>,
     backend: &'static Description,
     serving: Option<Serving>,
+    confirmation: Confirmation,
     conntrack: ConntrackCounts,
     pulse: Pulse,
 }
@@ -125,8 +131,10 @@ impl Engine {
                     return;
                 }
             };
+            // The first connection resumes from what an earlier process served.
+            publish.send_replace(core.report());
             // The caller may be gone. Then all handles are gone as well, and `run` returns at once.
-            let _ = opened.send(Ok((core.backend(), core.serving())));
+            let _ = opened.send(Ok((core.backend(), core.serving(), core.confirmation())));
             let inputs = Inputs {
                 inbox,
                 configured,
@@ -139,7 +147,7 @@ impl Engine {
         builder
             .spawn(thread)
             .map_err(|error| cannot_start(&error.to_string()))?;
-        let (backend, serving) = match answer.await {
+        let (backend, serving, confirmation) = match answer.await {
             Ok(opened) => opened?,
             Err(_) => return Err(cannot_start("its thread ended while opening the backend")),
         };
@@ -150,6 +158,7 @@ impl Engine {
             reports,
             backend,
             serving,
+            confirmation,
             conntrack,
             pulse,
         })
@@ -191,6 +200,11 @@ impl Engine {
             .await
             .map_err(|_| Stopped)?;
         answer.await.map_err(|_| Stopped)
+    }
+
+    /// Returns when a control plane last confirmed the state, which the stream records.
+    pub(crate) fn confirmation(&self) -> &Confirmation {
+        &self.confirmation
     }
 
     /// Returns the kernel's state of one Service as last read; `None` for backends without virtual
@@ -255,6 +269,7 @@ impl Engine {
             reports,
             backend,
             serving: None,
+            confirmation: Confirmation::default(),
             conntrack: ConntrackCounts::default(),
             pulse: Pulse::default(),
         };
@@ -266,6 +281,7 @@ impl Engine {
         let (mut engine, inbox, publish) = Self::scripted();
         let core = Core::new(backend, NodeSettings::default(), Followers::default());
         engine.backend = core.backend();
+        engine.confirmation = core.confirmation();
         let (questions, asked) = mpsc::channel(QUEUE);
         engine.questions = questions;
         let inputs = Inputs {

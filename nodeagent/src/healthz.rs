@@ -1,8 +1,9 @@
 //! `/healthz` and `/livez` (behaviours G1-G4), answered from the engine's latest report.
 //!
 //! Healthy means that packets are served as desired. Unlike kube-proxy, the agent is therefore healthy only
-//! from the moment when the first complete snapshot is in the kernel. In detail:
-//! * Before the first snapshot: 503.
+//! from the moment when the first complete snapshot is in the kernel, or the content of the cache file while no
+//! control plane answers. In detail:
+//! * Before that: 503.
 //! * Every family must have been programmed once, except one that cannot be (a kernel without IPv6). At
 //!   least one family must have been programmed.
 //! * A family that worked and then is behind for longer than `GRACE`, because of an error or because the
@@ -184,6 +185,15 @@ fn is_healthy(report: &Report, now: Instant) -> bool {
         Condition::Pending | Condition::Late => false,
     };
     conditions.iter().all(good) && conditions.contains(&Condition::Ready)
+}
+
+/// Returns since when no control plane confirms what the node serves, milliseconds since 1970; `None` while one
+/// does, and while nothing is served.
+pub(crate) fn stale_since(report: &Report, connection: &Connection) -> Option<u64> {
+    let lost = report.held.is_some() && !connection.live;
+    report
+        .stale_since_ms
+        .or(lost.then_some(connection.since_ms))
 }
 
 /// Returns whether load balancers may use the node. A node that the control plane does not know counts as

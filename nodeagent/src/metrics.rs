@@ -12,6 +12,7 @@
 
 mod collect;
 mod counters;
+mod numbers;
 mod serve;
 
 #[cfg(test)]

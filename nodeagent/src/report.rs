@@ -27,6 +27,9 @@ const OMISSION_BYTES: usize = 256;
 /// Longest reason that is sent, in bytes.
 const MAX_REASON_BYTES: usize = 300;
 
+/// Go's zero time, which kube-proxy prints for events that never happened.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
 /// Least time between two reports of a read-back that found nothing new, in milliseconds.
 const VERIFIED_NEWS_MS: u64 = 60_000;
 
@@ -35,8 +38,14 @@ const VERIFIED_NEWS_MS: u64 = 60_000;
 pub struct Report {
     /// The state from which a reconnect may continue.
     pub resume: Option<Resume>,
-    /// The last update taken; `None` before the first complete snapshot.
+    /// The position of the state in effect; `None` before the first update, unless the agent serves from its cache
+    /// file.
     pub held: Option<Position>,
+    /// The time when a control plane last confirmed the state, milliseconds since 1970, if the state comes from
+    /// the cache file and none has confirmed it since; 0 = the time is not known.
+    pub stale_since_ms: Option<u64>,
+    /// The cluster of the last control plane that named its cluster; empty = not known.
+    pub cluster: Arc<str>,
     /// The position that the kernel holds, except for `failures`. Never more than it holds.
     pub applied: Option<Position>,
     /// The position at which the kernel was last read back and compared.
@@ -55,6 +64,8 @@ pub struct Report {
     pub families: [FamilyReport; 2],
     /// The number of objects of kinds that this version does not know, since the start.
     pub unknown_kinds: u64,
+    /// The number of snapshots that were taken, since the start.
+    pub snapshots: u64,
     /// The number of attempts in which no family failed, since the start.
     pub syncs_ok: u64,
     /// The number of attempts in which a family failed, since the start.
@@ -62,7 +73,7 @@ pub struct Report {
     /// Virtual and real servers of each family, in backends that have some. Connections come and go all the
     /// time, so a change of these alone wakes no receiver.
     pub servers: [Option<ServerCounts>; 2],
-    /// The control plane's knowledge of the node; `None` before the first complete snapshot.
+    /// The control plane's knowledge of the node; `None` like `held`.
     pub node: Option<NodeState>,
     /// The latest changes in the cluster that the kernel holds, oldest first.
     pub triggers: Arc<VecDeque<TriggerProgrammed>>,
@@ -113,6 +124,21 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// Returns the failure of a node that is served from the cache file.
+    #[must_use]
+    pub fn stale(since_ms: u64) -> Self {
+        Self {
+            object: None,
+            reason: format!(
+                "no control plane has answered since the agent started: the node is served from the cache file, stale \
+                 since {}",
+                time(since_ms)
+            ),
+            since_ms,
+            degraded: true,
+        }
+    }
+
     /// Returns the failure of an invalid object.
     #[must_use]
     pub fn rejected(object: Option<&DesiredKey>, reject: &Reject) -> Self {
@@ -382,6 +408,18 @@ fn failure_to_wire(failure: &Failure) -> pb::ObjectFailure {
 /// Returns the first [`MAX_REASON_BYTES`] of a text.
 fn clip(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_REASON_BYTES)]
+}
+
+/// Formats a time as Go's `time.Time` becomes JSON: RFC 3339 in UTC, without zeros at the end of a
+/// fraction. 0 = never.
+pub(crate) fn time(ms: u64) -> String {
+    if ms == 0 {
+        return NEVER.to_owned();
+    }
+    let ms = i64::try_from(ms).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_millisecond(ms)
+        .unwrap_or(jiff::Timestamp::MAX)
+        .to_string()
 }
 
 /// Returns microseconds, the unit of the wire format.

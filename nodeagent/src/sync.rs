@@ -21,6 +21,7 @@ mod tests;
 pub use grpc::{Credentials, Grpc};
 pub use transport::{Link, OUTBOX, OpenError, Presented, Transport};
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -34,7 +35,7 @@ use tonic::Status;
 
 use self::live::Live;
 use crate::connection::Connection;
-use crate::desired::{Refusal, Remedy, now_ms};
+use crate::desired::{Collector, Refusal, Remedy, now_ms};
 use crate::engine::{Engine, Stopped};
 use kplane_dataplane::backoff::Backoff;
 
@@ -49,6 +50,9 @@ const HEALTHY: Duration = Duration::from_secs(60);
 
 /// Longest pause that a control plane may ask of an agent.
 const LONGEST_ABSENCE: Duration = Duration::from_secs(300);
+
+/// Longest identity of a cluster, in bytes; the UID of an object has 36.
+const MAX_CLUSTER: usize = 64;
 
 /// The set of capabilities beyond the base protocol as bits: capability N is bit N - 1.
 const CAPABILITIES: u64 = 1 << (pb::Capability::Draining as u64 - 1);
@@ -114,6 +118,11 @@ enum Lost {
     ComeBackLater { after: Duration, reason: String },
     #[error("the control plane violates the protocol: {0}")]
     Protocol(String),
+    #[error(
+        "the control plane belongs to cluster {theirs:?}, and this node served cluster {ours:?}: the agent asks it for \
+         a complete snapshot"
+    )]
+    OtherCluster { ours: Arc<str>, theirs: Arc<str> },
     #[error("the control plane closed the stream")]
     Closed,
     #[error("the stream broke: {}", transport::describe(.0))]
@@ -148,6 +157,7 @@ impl Lost {
             | Self::Closed
             | Self::Broken(_)
             | Self::Silent(_) => Retry::Backoff,
+            Self::OtherCluster { .. } => Retry::Fresh,
             Self::ComeBackLater { after, .. } => Retry::After(*after),
             Self::Refused(refusal) => match refusal.remedy() {
                 Remedy::Snapshot => Retry::Fresh,
@@ -247,12 +257,14 @@ impl<T: Transport> Client<T> {
                          older of the two"
                     )));
                 }
+                let cluster = self.check_cluster(&welcome.cluster_id)?;
                 tracing::info!(
                     epoch = format!("{:016x}", welcome.epoch),
                     server_version = welcome.server_version,
                     "connected to the control plane"
                 );
-                Ok(Live::new(link, welcome.epoch, self.shared.engine.reports()))
+                let collector = Collector::of_cluster(welcome.epoch, cluster);
+                Ok(Live::new(link, collector, self.shared.engine.reports()))
             }
             Some(server_message::Kind::ComeBackLater(later)) => Err(later.into()),
             _ => Err(Lost::Protocol(
@@ -261,16 +273,31 @@ impl<T: Transport> Client<T> {
         }
     }
 
+    /// Returns the control plane's cluster. A state of another cluster is none to continue from.
+    fn check_cluster(&self, theirs: &str) -> Result<Arc<str>, Lost> {
+        let theirs: Arc<str> = theirs[..theirs.floor_char_boundary(MAX_CLUSTER)].into();
+        let ours = self.shared.engine.reports().borrow().cluster.clone();
+        let differs = !ours.is_empty() && !theirs.is_empty() && ours != theirs;
+        match differs && !self.fresh {
+            true => Err(Lost::OtherCluster { ours, theirs }),
+            false => Ok(theirs),
+        }
+    }
+
     fn hello(&self) -> pb::AgentMessage {
-        let resume = self.shared.engine.reports().borrow().resume;
-        let resume = resume
-            .filter(|_| !self.fresh)
-            .map(|resume| pb::ResumeToken {
-                schema: DIGEST_SCHEMA,
-                epoch: resume.position.epoch,
-                revision: resume.position.revision,
-                digest: resume.digest.to_bytes().to_vec(),
-            });
+        let (resume, from_cache) = {
+            let reports = self.shared.engine.reports();
+            let report = reports.borrow();
+            let confirmed = report.held.is_some() && report.stale_since_ms.is_none();
+            (report.resume.filter(|_| !self.fresh), !confirmed)
+        };
+        let from_cache = from_cache && resume.is_some();
+        let resume = resume.map(|resume| pb::ResumeToken {
+            schema: DIGEST_SCHEMA,
+            epoch: resume.position.epoch,
+            revision: resume.position.revision,
+            digest: resume.digest.to_bytes().to_vec(),
+        });
         let backend = self.shared.engine.backend();
         let hello = pb::Hello {
             protocol_version: PROTOCOL_VERSION,
@@ -281,6 +308,7 @@ impl<T: Transport> Client<T> {
             resume,
             backend: backend.name.to_owned(),
             backend_deprecation: backend.deprecation.unwrap_or_default().to_owned(),
+            from_cache,
         };
         pb::AgentMessage {
             kind: Some(agent_message::Kind::Hello(hello)),

@@ -45,8 +45,8 @@ enum Stage {
 /// stay until those connections have ended.
 ///
 /// A snapshot without a single Service does not count: no real cluster is empty, and what kube-proxy left
-/// may be all that works. A snapshot of a control plane that knows that its data is incomplete does not
-/// count either.
+/// may be all that works. Neither does a snapshot of a control plane that knows that its data is incomplete,
+/// nor the content of the cache file.
 pub(crate) async fn remove_once_serving(
     task: TakeOver,
     mut reports: watch::Receiver<Report>,
@@ -83,7 +83,8 @@ pub(crate) async fn remove_once_serving(
 
 fn serves(report: &Report) -> bool {
     let applied = report.held.is_some() && report.applied == report.held;
-    applied && report.counts.services > 0 && !report.partial
+    let whole = !report.partial && report.stale_since_ms.is_none();
+    applied && report.counts.services > 0 && whole
 }
 
 fn failure(rival: Rival) -> Failure {
@@ -189,5 +190,10 @@ mod tests {
             ..report(at(2), at(2), 5)
         };
         assert!(!serves(&partial));
+        let stale = Report {
+            stale_since_ms: Some(1),
+            ..report(at(2), at(2), 5)
+        };
+        assert!(!serves(&stale));
     }
 }

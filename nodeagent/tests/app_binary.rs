@@ -360,3 +360,38 @@ fn signals_end_the_program_in_order() {
         assert_eq!(child.wait().unwrap().code(), Some(0));
     }
 }
+
+/// A folder that cannot be made stands for disks that are full or read-only.
+#[test]
+fn a_cache_that_cannot_be_written_is_one_warning() {
+    let folder = TempDir::new().unwrap();
+    let manifests = folder.path().join("manifests");
+    fs::create_dir(&manifests).unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    fs::write(manifests.join("web.yaml"), SERVICE).unwrap();
+    let mut child = binary(&["--standalone", "--backend=noop", "--manifests"])
+        .arg(&manifests)
+        .args([
+            "--node-name=n1",
+            "--status-bind-address=",
+            "--healthz-bind-address=",
+        ])
+        .args(["--metrics-bind-address=", "--cache-dir"])
+        .arg(file.join("below"))
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+    let says = |line: &str| line.contains("cannot write the cache");
+    let first = log
+        .by_ref()
+        .map(|line| line.unwrap())
+        .find(|line| says(line));
+    assert!(first.is_some_and(|line| line.contains("WARN")));
+    // It is written once more at the end.
+    let pid = Pid::from_raw(child.id().try_into().unwrap());
+    kill(pid, Signal::SIGTERM).unwrap();
+    let rest: Vec<_> = log.map(|line| line.unwrap()).collect();
+    assert!(!rest.iter().any(|line| says(line)), "{rest:#?}");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}

@@ -28,7 +28,7 @@ Options:
 ";
 
 /// Benchmarks of kplane alone.
-const ALONE: [&str; 5] = ["change", "drift", "packet", "conntrack", "fleet"];
+const ALONE: [&str; 6] = ["change", "reboot", "drift", "packet", "conntrack", "fleet"];
 
 /// Builds everything as it is shipped and runs the benchmarks.
 pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {

@@ -55,6 +55,26 @@ fn what_an_agent_says_of_itself_is_short_and_plain() {
     assert_eq!(record.backend, "ä".repeat(32));
 }
 
+/// An agent that resumes from its cache file has just started, and an agent that connects again has not.
+#[test]
+fn a_state_from_a_file_is_no_sign_of_an_older_process() {
+    let hub = hub();
+    for (resume, from_cache, began_empty) in [
+        (false, false, true),
+        (true, false, false),
+        (true, true, true),
+    ] {
+        let hello = Hello {
+            resume: resume.then(Default::default),
+            from_cache,
+            ..hello()
+        };
+        let begun = Session::begin(&hub, &"n1".into(), &hello, String::new());
+        let _session = begun.map(|(session, _, _)| session).unwrap();
+        assert_eq!(hub.fleet.record("n1").unwrap().began_empty, began_empty);
+    }
+}
+
 #[test]
 fn names_that_are_no_nodes_are_bounded() {
     let hub = hub();

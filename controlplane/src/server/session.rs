@@ -176,6 +176,7 @@ fn welcome(hub: &Hub) -> server_message::Kind {
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
+        cluster_id: hub.upstream.cluster_id().to_owned(),
     })
 }
 

@@ -7,9 +7,10 @@
 //! Modules from the outside in: `http` and `parse` are the edge, and `transport` is the interface
 //! that the edge implements. `reflector` is the state machine; `memory` and `gathering` decide what
 //! a list means. `report` reports the reflector's state; `endpoints` serves servers without slices;
-//! `server` follows the server's address.
+//! `server` follows the server's address, and `cluster` identifies the cluster.
 
 mod backoff;
+mod cluster;
 mod endpoints;
 mod gathering;
 mod http;
@@ -105,6 +106,8 @@ impl Source for Kubernetes {
             reflectors.spawn(Reflector::new(http, report, outbox.clone()).run());
         }
         drop(outbox);
+        let identify = cluster::identify(Arc::clone(&self.api), self.upstream, sink.clone());
+        reflectors.spawn(identify);
         reflectors.spawn(server::follow(self.api, sink.clone()));
         merge(inbox, sink).await;
         Ok(())

@@ -6,7 +6,7 @@
 //! count.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use kplane_model::Issue;
@@ -24,6 +24,8 @@ pub struct Upstream {
     issues: watch::Sender<Arc<Vec<Issue>>>,
     /// Number of requests.
     looks: watch::Sender<u64>,
+    /// Identity of the cluster, once it is known.
+    cluster: Arc<OnceLock<String>>,
 }
 
 /// The state of one kind.
@@ -107,6 +109,17 @@ impl Upstream {
     #[must_use]
     pub fn kinds(&self) -> BTreeMap<Kind, KindState> {
         self.lock().clone()
+    }
+
+    /// Sets the identity of the cluster, which does not change while the process runs.
+    pub fn set_cluster_id(&self, id: String) {
+        let _ = self.cluster.set(id);
+    }
+
+    /// Returns the identity of the cluster; empty = not known.
+    #[must_use]
+    pub fn cluster_id(&self) -> &str {
+        self.cluster.get().map_or("", String::as_str)
     }
 
     /// Returns the time since the stalest kind was known to be current; `None` for a source without

@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
@@ -13,7 +14,7 @@ const MAX_BYTES: u64 = 256 * 1024 * 1024;
 
 /// The reason why a cache file cannot be used or written.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FileError {
+pub enum FileError {
     /// The file does not exist.
     #[error("there is no file")]
     Absent,
@@ -43,8 +44,16 @@ impl From<io::Error> for FileError {
     }
 }
 
+/// The bytes of a file.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) bytes: Vec<u8>,
+    /// The time of the last write, milliseconds since 1970; 0 = not known.
+    pub(super) written_ms: u64,
+}
+
 /// Reads a regular file as a whole.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+pub(super) fn read(path: &Path) -> Result<Content, FileError> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new()
         .read(true)
@@ -57,7 +66,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     }
     let mut bytes = Vec::with_capacity(usize::try_from(about.len()).unwrap_or(0));
     file.take(MAX_BYTES).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    let written = about.modified().ok();
+    let written = written.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    let written_ms = written.map_or(0, |at| u64::try_from(at.as_millis()).unwrap_or(u64::MAX));
+    Ok(Content { bytes, written_ms })
 }
 
 /// Replaces a file atomically: after a crash either the old or the new file exists. Returns the

@@ -9,19 +9,26 @@
 //! number of objects        u32
 //! each: held               u8, 1 = the control plane does not send it like this (any more)
 //!       object             u32 length, bytes: an encoded Object
+//! confirmed                u64, milliseconds since 1970: a control plane last confirmed this state
+//! cluster                  u32 length, bytes: see Welcome.cluster_id
 //! checksum                 16 bytes: SipHash-1-3-128 of all before it
 //! ```
+//!
+//! Readers ignore what follows the fields that they know, and files may end after the objects. So
+//! versions of the agent with fewer or more fields read each other's files. A field that a reader must
+//! not ignore needs another version of the format.
 
 use std::hash::Hasher as _;
 use std::io::{self, Write};
 use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes};
+use kplane_model::{Digest, ObjectHash};
 use kplane_proto::convert::{decode_object, encode_object};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 use super::file::FileError;
-use super::{Memory, Picture};
+use crate::desired::{Picture, Position, Remembered};
 
 const MAGIC: &[u8] = b"kplane desired state\n";
 
@@ -34,7 +41,7 @@ const HASH: usize = 16;
 /// The content of a file.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    pub(super) objects: Memory,
+    pub(super) picture: Picture,
     /// The number of objects that this version does not understand.
     pub(super) skipped: usize,
 }
@@ -56,6 +63,8 @@ pub(super) fn encode(to: &mut dyn Write, node: &str, picture: &Picture) -> io::R
         to.write_all(&[u8::from(one.held)])?;
         to.block(&encode_object(&one.object))?;
     }
+    to.write_all(&picture.confirmed_ms.to_be_bytes())?;
+    to.block(picture.cluster.as_bytes())?;
     let sum = to.sum.finish128().as_u128();
     to.inner.write_all(&sum.to_be_bytes())
 }
@@ -82,18 +91,46 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<Loaded, FileError> {
         let name = String::from_utf8_lossy(&written_for).into_owned();
         return Err(FileError::Foreign(name));
     }
-    // Epoch, revision and digest are not used yet.
-    take(&mut rest, 2 * size_of::<u64>() + HASH)?;
+    let position = Position {
+        epoch: long(&mut rest)?,
+        revision: long(&mut rest)?,
+    };
+    let digest = take(&mut rest, HASH)?;
+    let digest = <[u8; HASH]>::try_from(&*digest).map_err(|_| FileError::Damaged)?;
     let count = number(&mut rest)?;
-    let (mut objects, mut skipped) = (Memory::new(), 0);
+    let (mut objects, mut skipped) = (Vec::new(), 0);
     for _ in 0..count {
-        take(&mut rest, 1)?;
-        match decode_object(block(&mut rest)?) {
-            Ok(Some(object)) => objects.push(Arc::new(object)),
+        let held = take(&mut rest, 1)?[..] != [0];
+        let encoded = block(&mut rest)?;
+        let hash = ObjectHash::of(&encoded);
+        match decode_object(encoded) {
+            Ok(Some(object)) => objects.push(Remembered {
+                object: Arc::new(object),
+                hash,
+                held,
+            }),
             Ok(None) | Err(_) => skipped += 1,
         }
     }
-    Ok(Loaded { objects, skipped })
+    let (confirmed_ms, cluster) = match rest.is_empty() {
+        true => (0, Bytes::new()),
+        false => (long(&mut rest)?, block(&mut rest)?),
+    };
+    let picture = Picture {
+        position,
+        digest: Digest::from_bytes(digest),
+        confirmed_ms,
+        cluster: String::from_utf8_lossy(&cluster).into(),
+        objects,
+    };
+    Ok(Loaded { picture, skipped })
+}
+
+/// Appends the checksum to the content of a file.
+pub(super) fn seal(content: &mut Vec<u8>) {
+    let mut sum = SipHasher13::new();
+    sum.write(content);
+    content.extend(sum.finish128().as_u128().to_be_bytes());
 }
 
 fn take(from: &mut Bytes, bytes: usize) -> Result<Bytes, FileError> {
@@ -105,6 +142,10 @@ fn take(from: &mut Bytes, bytes: usize) -> Result<Bytes, FileError> {
 
 fn number(from: &mut Bytes) -> Result<u32, FileError> {
     Ok(take(from, size_of::<u32>())?.get_u32())
+}
+
+fn long(from: &mut Bytes) -> Result<u64, FileError> {
+    Ok(take(from, size_of::<u64>())?.get_u64())
 }
 
 fn block(from: &mut Bytes) -> Result<Bytes, FileError> {

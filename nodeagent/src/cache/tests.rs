@@ -4,12 +4,14 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::PathBuf;
 
-use kplane_model::{DesiredKey, Family};
+use kplane_model::{DesiredKey, DesiredObject, Family};
+use kplane_proto::convert::encode_object;
 use nix::sys::stat::Mode;
 use tempfile::TempDir;
 
 use super::*;
 use crate::desired::fixture::{key_of, local, node, svc, svc6};
+use crate::desired::{Desired, Position, Remembered};
 
 fn objects() -> Vec<DesiredObject> {
     vec![
@@ -22,6 +24,7 @@ fn objects() -> Vec<DesiredObject> {
 
 fn picture(objects: Vec<DesiredObject>) -> Picture {
     let remembered = objects.into_iter().map(|object| Remembered {
+        hash: ObjectHash::of(&encode_object(&object)),
         object: Arc::new(object),
         held: false,
     });
@@ -31,6 +34,8 @@ fn picture(objects: Vec<DesiredObject>) -> Picture {
             revision: 8,
         },
         digest: Digest::default(),
+        confirmed_ms: 9,
+        cluster: "c1".into(),
         objects: remembered.collect(),
     }
 }
@@ -46,8 +51,8 @@ fn write(cache: &Cache, objects: Vec<DesiredObject>) {
 }
 
 fn read(cache: &Cache) -> Option<Vec<DesiredObject>> {
-    let memory = cache.load()?;
-    Some(memory.iter().map(|object| (**object).clone()).collect())
+    let objects = cache.load()?.objects;
+    Some(objects.iter().map(|one| (*one.object).clone()).collect())
 }
 
 fn encoded(node: &str, objects: Vec<DesiredObject>) -> Vec<u8> {
@@ -83,7 +88,7 @@ fn what_was_written_is_read() {
 fn a_file_that_is_cut_or_changed_anywhere_is_of_no_use() {
     let whole = encoded("n1", objects());
     let decode = |bytes: Vec<u8>| format::decode(bytes, "n1");
-    assert_eq!(decode(whole.clone()).unwrap().objects.len(), 4);
+    assert_eq!(decode(whole.clone()).unwrap().picture.objects.len(), 4);
     for length in 0..whole.len() {
         let cut = decode(whole[..length].to_vec());
         assert!(matches!(cut, Err(FileError::Damaged)), "{length} bytes");
@@ -99,14 +104,39 @@ fn a_file_that_is_cut_or_changed_anywhere_is_of_no_use() {
 
 /// Changes bytes and corrects the checksum, so that only the changed field is wrong.
 fn sealed(mut bytes: Vec<u8>, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    use siphasher::sip128::{Hasher128 as _, SipHasher13};
-    use std::hash::Hasher as _;
     bytes.truncate(bytes.len() - 16);
     change(&mut bytes);
-    let mut sum = SipHasher13::new();
-    sum.write(&bytes);
-    bytes.extend(sum.finish128().as_u128().to_be_bytes());
+    Cache::seal(&mut bytes);
     bytes
+}
+
+/// Everything comes back as it was, and so does what later versions add.
+#[test]
+fn a_picture_is_read_as_it_was_written() {
+    let mut before = picture(objects());
+    before.objects[0].held = true;
+    let mut bytes = Vec::new();
+    format::encode(&mut bytes, "n1", &before).unwrap();
+    assert_eq!(Cache::parse(bytes.clone(), "n1").unwrap(), before);
+    let later = sealed(bytes.clone(), |bytes| bytes.extend(b"a field of later"));
+    assert_eq!(Cache::parse(later, "n1").unwrap(), before);
+    // Before there were cluster and confirmation, files ended after the objects.
+    let tail = size_of::<u64>() + size_of::<u32>() + "c1".len();
+    let earlier = sealed(bytes, |bytes| bytes.truncate(bytes.len() - tail));
+    let expected = Picture {
+        confirmed_ms: 0,
+        cluster: "".into(),
+        ..before
+    };
+    assert_eq!(Cache::parse(earlier.clone(), "n1").unwrap(), expected);
+    // The time of the write says at which time it was confirmed at the earliest.
+    let folder = TempDir::new().unwrap();
+    let cache = cache(&folder);
+    fs::write(&cache.path, earlier).unwrap();
+    let written = fs::metadata(&cache.path).unwrap().modified().unwrap();
+    let written = written.duration_since(std::time::UNIX_EPOCH).unwrap();
+    let confirmed = cache.load().unwrap().confirmed_ms;
+    assert_eq!(u128::from(confirmed), written.as_millis());
 }
 
 #[test]
@@ -138,7 +168,73 @@ fn one_object_that_makes_no_sense_stops_no_other() {
     let key = DesiredKey::Service(key_of("bad", Family::V4));
     assert_eq!(hostile.key(), key);
     let loaded = format::decode(encoded("n1", vec![hostile, node("z")]), "n1").unwrap();
-    assert_eq!((loaded.objects.len(), loaded.skipped), (1, 1));
+    assert_eq!((loaded.picture.objects.len(), loaded.skipped), (1, 1));
+}
+
+/// `cache-1` is a file of the release before files had cluster and confirmation, written by that release.
+/// `cache-2` is the same state as this version writes it.
+#[test]
+fn files_of_the_last_release_are_read() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let earlier = fs::read(folder.join("cache-1")).unwrap();
+    let before = Cache::parse(earlier.clone(), "n1").unwrap();
+    let expected = Picture {
+        confirmed_ms: 1_800_000_000_123,
+        cluster: "0b9f4a3e-5f0c-4c6b-9a53-1d2f7c1f8e55".into(),
+        ..before.clone()
+    };
+    let mut written = Vec::new();
+    format::encode(&mut written, "n1", &expected).unwrap();
+    let file = folder.join("cache-2");
+    if !file.exists() && std::env::var_os("KPLANE_WRITE_GOLDEN").is_some() {
+        fs::write(&file, &written).unwrap();
+    }
+    let golden = fs::read(&file).unwrap();
+    assert_eq!(golden, written, "the format has changed");
+    assert_eq!(Cache::parse(golden.clone(), "n1").unwrap(), expected);
+    // The earlier release reads the later file: it ignores what follows the objects.
+    assert!(golden.starts_with(&earlier[..earlier.len() - 16]));
+
+    let kinds = before.objects.iter().map(|one| match &*one.object {
+        DesiredObject::Service(program) => program.port.key.to_string(),
+        DesiredObject::Local(local) => format!("endpoints of {}", local.key),
+        DesiredObject::Node(node) => node.name.to_string(),
+    });
+    let kinds: Vec<_> = kinds.collect();
+    assert_eq!(
+        (kinds.len(), &*kinds[4], before.position.revision),
+        (5, "n1", 8),
+        "{kinds:?}"
+    );
+    // Both are exactly what the control plane sent, so no snapshot is needed.
+    for picture in [before, expected] {
+        let mut desired = Desired::default();
+        desired.restore(picture.clone());
+        assert_eq!(desired.resume().unwrap().digest, picture.digest);
+    }
+}
+
+/// The fuzz target's work (`fuzz/targets/cache.rs`) on its seeds, with each byte changed in turn.
+#[test]
+fn whatever_a_file_contains_is_refused_or_can_be_served() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let mut served = 0;
+    for name in ["cache-1", "cache-2"] {
+        let golden = fs::read(folder.join(name)).unwrap();
+        for place in 0..golden.len() - 16 {
+            for bits in [0x01, 0x80, 0xff] {
+                let changed = sealed(golden.clone(), |bytes| bytes[place] ^= bits);
+                if let Ok(picture) = Cache::parse(changed, "n1") {
+                    let mut desired = Desired::default();
+                    desired.restore(picture);
+                    desired.serve_restored();
+                    assert!(desired.picture(1).is_some());
+                    served += 1;
+                }
+            }
+        }
+    }
+    assert!(served > 100, "{served}");
 }
 
 /// The agent neither follows nor waits for anything but a regular file.

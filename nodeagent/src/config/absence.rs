@@ -22,8 +22,8 @@ enum Guarded {
 /// Flags about absence.
 #[derive(Debug, Args)]
 pub(super) struct AbsenceFlags {
-    /// Folder in which the agent saves what it serves, and from which it restores this after a restart; empty =
-    /// none [default: /var/lib/kplane; none with --backend noop]
+    /// Folder in which the agent saves what it serves. After a start, the agent continues from there, and serves from
+    /// there while no control plane answers. Empty = none [default: /var/lib/kplane; none with --backend noop]
     #[arg(long, value_name = "DIR", help_heading = "Missing objects")]
     cache_dir: Option<String>,
 

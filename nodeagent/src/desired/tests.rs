@@ -268,6 +268,94 @@ fn an_equal_digest_moves_to_another_epoch_without_a_snapshot() {
     );
 }
 
+/// Returns an agent that has just started with what another one saved.
+fn restarted(before: &Desired) -> Desired {
+    let mut picture = before.picture(1).unwrap();
+    // The file has objects, and no hashes of them.
+    for one in &mut picture.objects {
+        one.hash = ObjectHash::of(&encode_object(&one.object));
+    }
+    let mut desired = Desired::default();
+    desired.restore(picture);
+    desired
+}
+
+/// What an earlier process served is in effect with the first difference from it, or without one while no
+/// control plane answers.
+#[test]
+fn a_restored_state_is_continued_by_differences() {
+    let (mut plane, before) = synced([svc("a", &["10.0.0.1:80"]), local("a", &[]), node("z")]);
+    for alone in [false, true] {
+        let mut desired = restarted(&before);
+        assert_eq!(desired.resume(), before.resume());
+        assert_eq!((desired.position(), desired.picture(1)), (None, None));
+        assert!(desired.remembers_services() && !desired.is_stale());
+        if alone {
+            desired.serve_restored();
+            assert_eq!(desired.position(), before.position());
+            assert_eq!(desired.picture(1), before.picture(1));
+        }
+        assert_eq!(desired.is_stale(), alone);
+        plane.put(&svc("b", &[]));
+        let touched = desired.apply(plane.delta_update()).unwrap();
+        assert_eq!(names(&touched), ["b"]);
+        assert_eq!(desired.resume().unwrap().digest, plane.digest());
+        assert_eq!(endpoints(&desired, "a"), ["10.0.0.1:80"]);
+        assert!(!desired.is_stale() && !desired.remembers_services());
+        plane.delete(&v4("b"));
+        plane.delta();
+    }
+    // An older replica of the same control plane is refused, as if nothing had happened.
+    let mut desired = restarted(&before);
+    plane.revision = 1;
+    let older = desired.apply(plane.snapshot_update());
+    assert!(matches!(older, Err(Refusal::Older { .. })), "{older:?}");
+}
+
+/// A state that is not exactly what the control plane sent is served, and completed by a snapshot.
+#[test]
+fn what_is_not_as_it_was_sent_is_no_state_to_continue_from() {
+    let (mut plane, mut desired) = synced([svc("a", &["10.0.0.1:80"]), svc("b", &[])]);
+    plane.put_raw(v4("b"), hostile("b"));
+    desired.apply(plane.delta_update()).unwrap();
+    assert!(desired.resume().is_some());
+    let mut next = restarted(&desired);
+    assert_eq!(next.resume(), None, "b is an older object than was sent");
+    next.serve_restored();
+    assert_eq!((next.resume(), next.counts(Family::V4).services), (None, 2));
+    // Differences are refused, even one that pretends to fit.
+    let delta = next.apply(plane.delta_update());
+    assert!(
+        matches!(delta, Err(Refusal::NoSnapshot { .. })),
+        "{delta:?}"
+    );
+    next.apply(plane.snapshot_update()).unwrap();
+    assert_eq!(next.resume().unwrap().digest, plane.digest());
+
+    // This version does not understand a part of an object: it served the object without that part.
+    let mut newer = encode_object(&svc("c", &[])).to_vec();
+    newer.extend([0xfa, 0x3e, 1, 0]);
+    plane.put_raw(v4("c"), newer.into());
+    next.apply(plane.delta_update()).unwrap();
+    assert_eq!(restarted(&next).resume(), None);
+}
+
+/// The size of a Service is known again after a restart, although nothing touches the Service.
+#[test]
+fn a_restored_service_that_asks_for_too_much_is_cut() {
+    let endpoints: Vec<String> = (0..300_000_u32)
+        .map(|n| format!("{}:80", std::net::Ipv4Addr::from(0x0a00_0000 + n)))
+        .collect();
+    let endpoints: Vec<&str> = endpoints.iter().map(String::as_str).collect();
+    let (mut plane, before) = synced([svc("big", &endpoints)]);
+    let big = key_of("big", Family::V4).service;
+    assert!(before.allowance(&big).is_some());
+    let mut desired = restarted(&before);
+    assert_eq!(desired.allowance(&big), before.allowance(&big));
+    desired.apply(plane.snapshot_update()).unwrap();
+    assert_eq!(desired.allowance(&big), before.allowance(&big));
+}
+
 #[test]
 fn pieces_before_a_snapshot_mark_are_forgotten() {
     let mut plane = Plane::new([svc("a", &[]), svc("b", &[])]);

@@ -1,5 +1,6 @@
 //! Updates: assembles the pieces of the stream, and defines why an update is refused.
 
+use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -39,6 +40,8 @@ pub struct Update {
     pub confidence: Confidence,
     /// The reason why the control plane's data is not complete, human-readable; empty otherwise.
     pub doubt: String,
+    /// The cluster of the control plane; empty = not known.
+    pub cluster: Arc<str>,
     /// The changes, in the order in which they came.
     pub changes: Vec<Change>,
     /// The position after the update.
@@ -91,7 +94,7 @@ pub enum Refusal {
         /// The position of the update.
         got: Position,
     },
-    /// The update is a delta, but no snapshot came before it.
+    /// The update is a delta, but the agent has no state to which it could belong.
     #[error("revision {} is a difference, but no snapshot came before it", position.revision)]
     NoSnapshot {
         /// The position of the update.
@@ -146,6 +149,7 @@ impl Refusal {
 #[derive(Debug)]
 pub struct Collector {
     epoch: u64,
+    cluster: Arc<str>,
     snapshot: bool,
     changes: Vec<Change>,
     bytes: usize,
@@ -155,12 +159,25 @@ impl Collector {
     /// Creates a collector for a stream of this epoch.
     #[must_use]
     pub fn new(epoch: u64) -> Self {
+        Self::of_cluster(epoch, Arc::default())
+    }
+
+    /// Creates a collector for a stream of this epoch, from a control plane of this cluster.
+    #[must_use]
+    pub fn of_cluster(epoch: u64, cluster: Arc<str>) -> Self {
         Self {
             epoch,
+            cluster,
             snapshot: false,
             changes: Vec::new(),
             bytes: 0,
         }
+    }
+
+    /// Returns the epoch of the stream.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// Takes a piece; returns the update that it completes.
@@ -169,7 +186,7 @@ impl Collector {
     /// [`Refusal::Malformed`] and [`Refusal::TooLarge`]; the stream cannot be used any more.
     pub fn push(&mut self, piece: pb::Update) -> Result<Option<Update>, Refusal> {
         if piece.snapshot {
-            *self = Self::new(self.epoch);
+            *self = self.anew();
             self.snapshot = true;
         }
         self.bytes += piece.encoded_len();
@@ -187,11 +204,12 @@ impl Collector {
         let digest = <[u8; 16]>::try_from(&end.digest[..]).map_err(|_| Refusal::Malformed {
             len: end.digest.len(),
         })?;
-        let collected = std::mem::replace(self, Self::new(self.epoch));
+        let collected = std::mem::replace(self, self.anew());
         Ok(Some(Update {
             snapshot: collected.snapshot,
             confidence: end.confidence().into(),
             doubt: end.doubt[..end.doubt.floor_char_boundary(MAX_DOUBT)].to_owned(),
+            cluster: collected.cluster,
             changes: collected.changes,
             position: Position {
                 epoch: collected.epoch,
@@ -203,6 +221,13 @@ impl Collector {
             arrived: Instant::now(),
             arrived_at_ms: now_ms(),
         }))
+    }
+}
+
+impl Collector {
+    /// Returns an empty collector for the same stream.
+    fn anew(&self) -> Self {
+        Self::of_cluster(self.epoch, self.cluster.clone())
     }
 }
 

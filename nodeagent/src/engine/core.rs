@@ -3,15 +3,18 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use kplane_model::{Cidr, DesiredKey, Family, NodeFacts, ServiceName};
+use kplane_model::{DesiredKey, Family, NodeFacts, ServiceName};
 
+use super::alone::Alone;
+use super::confirmation::Confirmation;
 use super::followers::Followers;
 use super::keeping::{Keeping, Recall};
 use super::pipeline::{Context, Outcome, Pipeline};
+use super::warnings::Warnings;
 use crate::desired::{
     Changes, Confidence, Counts, Desired, Position, Refusal, Touched, Update, now_ms,
 };
-use crate::report::{Failure, NodeState, Report, Sync, micros};
+use crate::report::{Failure, NodeState, Report, Sync, micros, time};
 use kplane_dataplane::backend::{
     Applied, Backend, Description, Inspection, Notifications, Serving,
 };
@@ -61,6 +64,7 @@ struct Origin {
 pub(super) struct Core {
     desired: Desired,
     keeping: Keeping,
+    alone: Alone,
     backend: &'static Description,
     serving: Option<Serving>,
     /// The kernel's reports of changes by other programs.
@@ -76,8 +80,8 @@ pub(super) struct Core {
     syncs_ok: u64,
     syncs_failed: u64,
     unknown_kinds: u64,
-    /// The families for which the log already says that the configuration has no range.
-    told_range: [bool; 2],
+    snapshots: u64,
+    warnings: Warnings,
 }
 
 impl Core {
@@ -86,6 +90,7 @@ impl Core {
         Self {
             desired: Desired::default(),
             keeping: Keeping::default(),
+            alone: Alone::default(),
             backend: backend.description,
             serving: backend.serving,
             notifications: backend.notifications,
@@ -98,7 +103,8 @@ impl Core {
             syncs_ok: 0,
             syncs_failed: 0,
             unknown_kinds: 0,
-            told_range: [false; 2],
+            snapshots: 0,
+            warnings: Warnings::default(),
         }
     }
 
@@ -110,7 +116,14 @@ impl Core {
 
     /// Loads what an earlier process served. Called before the first update.
     pub(super) fn recall(&mut self, recall: Recall) {
+        let alone = recall.alone;
         (self.desired, self.keeping) = recall.begin();
+        self.alone = Alone::begin(alone, &self.desired, Instant::now());
+    }
+
+    /// Returns when a control plane last confirmed the desired state.
+    pub(super) fn confirmation(&self) -> Confirmation {
+        self.keeping.confirmation().clone()
     }
 
     pub(super) fn backend(&self) -> &'static Description {
@@ -138,23 +151,36 @@ impl Core {
             self.desired.position().is_none(),
             self.desired.held_services(),
         );
+        let (stale, confirmed_ms) = (self.desired.is_stale(), update.arrived_at_ms);
+        let snapshot = update.snapshot;
+        let before = self.desired.position().map(|position| position.epoch);
         let touched = self.desired.apply(update)?;
         let now = Now::real();
+        self.alone.answered();
+        self.keeping.confirmation().set(confirmed_ms);
+        if stale {
+            tracing::info!(
+                "a control plane has answered: the node is not served from the cache file any more"
+            );
+        }
         self.keeping
             .taken(first, &self.desired, &mut self.families, now);
         let released = self.desired.held_services() < held;
-        if first || released || touched.node_changed || !touched.services.is_empty() {
+        let changed = touched.node_changed || !touched.services.is_empty();
+        // Another epoch makes another resume token.
+        if released || changed || before != Some(epoch) {
             self.keeping.changed(released, now.instant);
         }
         for trigger in triggers {
             self.families[trigger.family as usize].triggered(epoch, trigger);
         }
         if touched.node_changed {
-            self.warn_without_detector();
+            Warnings::detector(&self.settings, self.desired.node());
         }
-        self.warn_without_range();
+        self.warnings.ranges(&self.settings, &self.desired);
         self.behind.get_or_insert(origin);
         self.unknown_kinds += touched.unknown_kinds;
+        self.snapshots += u64::from(snapshot);
         for (pipeline, family) in self.families.iter_mut().zip(Family::ALL) {
             pipeline.queue(origin.arrived);
             let changes = touched.changes[family as usize];
@@ -213,7 +239,12 @@ impl Core {
     /// Takes new settings and plans everything anew, as after a change of the node itself.
     pub(super) fn configure(&mut self, settings: NodeSettings, now: Now) {
         self.settings = settings;
-        self.warn_without_detector();
+        self.plan_anew(now);
+    }
+
+    /// Brings the kernel up to the desired state, of which everything is planned anew.
+    fn plan_anew(&mut self, now: Now) {
+        Warnings::detector(&self.settings, self.desired.node());
         let work = Work {
             touched: Touched {
                 node_changed: true,
@@ -228,44 +259,23 @@ impl Core {
         self.program(&work, now);
     }
 
-    /// Warns if the node's pod ranges are not known. kube-proxy waits for them and gives up; here they may
-    /// come at any time (I6).
-    fn warn_without_detector(&self) {
-        let Some(node) = self.desired.node() else {
+    /// Serves from the cache file if it is time for that.
+    fn serve_alone(&mut self, now: Now) {
+        let families = &mut self.families;
+        let serving = || families.iter_mut().any(Pipeline::has_services);
+        if !self.alone.decide(now.instant, serving) {
             return;
-        };
-        if self.settings.node_cidr && node.pod_cidrs.is_empty() {
-            tracing::warn!(
-                node = %node.name,
-                "detectLocalMode is NodeCIDR, and the Node object has no podCIDRs: until it has, the agent cannot \
-                 distinguish pods from other clients"
-            );
         }
-    }
-
-    /// Warns at the first Service of a family of which the configuration has no range. Until then the cluster
-    /// counts as one of a single family (I7).
-    fn warn_without_range(&mut self) {
-        for family in Family::ALL {
-            let lacks = |ranges: &[Cidr]| {
-                !ranges.is_empty() && ranges.iter().all(|range| range.family() != family)
-            };
-            let lists = [
-                &self.settings.cluster_cidrs,
-                &self.settings.nodeport_addresses,
-            ];
-            let served = self.desired.counts(family).services > 0;
-            if !served || self.told_range[family as usize] || !lists.iter().any(|list| lacks(list))
-            {
-                continue;
-            }
-            self.told_range[family as usize] = true;
-            tracing::warn!(
-                %family,
-                "Services have addresses of this family, and clusterCIDR or nodePortAddresses has no range of \
-                 it: the agent cannot distinguish its pods from other clients, or serves none of its node ports"
-            );
-        }
+        self.desired.serve_restored();
+        let (counts, as_of) = (self.counts(), self.confirmation().get());
+        tracing::warn!(
+            services = counts.services,
+            endpoints = counts.endpoints,
+            stale_since = time(as_of),
+            "no control plane answers: serving from the cache file what this node served before"
+        );
+        self.warnings.ranges(&self.settings, &self.desired);
+        self.plan_anew(now);
     }
 
     fn finish(&mut self, work: &Work, position: Position, sum: &Applied) {
@@ -308,7 +318,8 @@ impl Core {
     /// Returns when [`Core::tick`] has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
         let families = self.families.iter().filter_map(Pipeline::due);
-        families.chain(self.keeping.due()).min()
+        let due = families.chain(self.keeping.due());
+        due.chain(self.alone.due()).min()
     }
 
     /// Returns a descriptor that is readable when [`Core::listen`] may have notifications to read.
@@ -328,9 +339,12 @@ impl Core {
             .fold(false, |news, (pipeline, _)| news | pipeline.meddled(now))
     }
 
-    /// Does one thing that is due. The order is: repairs of other programs' changes, retries, reading back,
-    /// writing the cache file.
+    /// Does one thing that is due. The order is: serving from the cache file, repairs of other programs'
+    /// changes, retries, reading back, writing the cache file.
     pub(super) fn tick(&mut self, now: Now) {
+        if self.alone.is_due(now.instant) {
+            return self.serve_alone(now);
+        }
         if let Some(due) = self.families.iter_mut().find(|p| p.mend_is_due(now)) {
             due.mend(now);
             return;
@@ -366,13 +380,22 @@ impl Core {
         let rejected = rejects.map(|(key, reject)| Failure::rejected(key, reject));
         let failed = self.families.iter().flat_map(Pipeline::failures);
         let deaf = self.followers.failures();
+        let stale_since_ms = self.desired.is_stale().then(|| self.confirmation().get());
+        let stale = stale_since_ms.map(Failure::stale);
         let [v4, v6] = &self.families;
         Report {
             resume: self.desired.resume(),
             held: self.desired.position(),
             applied: self.common(Pipeline::applied),
             verified: self.common(Pipeline::verified),
-            failures: rejected.chain(failed).chain(deaf).collect(),
+            stale_since_ms,
+            cluster: self.desired.cluster(),
+            failures: stale
+                .into_iter()
+                .chain(rejected)
+                .chain(failed)
+                .chain(deaf)
+                .collect(),
             last_sync: self.last_sync.clone(),
             counts: self.counts(),
             keeps: self.keeping.held(&self.desired),
@@ -380,6 +403,7 @@ impl Core {
             families: [v4, v6].map(|family| family.report(&self.desired)),
             servers: [v4, v6].map(Pipeline::servers),
             unknown_kinds: self.unknown_kinds,
+            snapshots: self.snapshots,
             syncs_ok: self.syncs_ok,
             syncs_failed: self.syncs_failed,
             node: self.node().map(NodeState::from),
@@ -404,7 +428,7 @@ impl Core {
         reached?.into_iter().min_by_key(behind)
     }
 
-    /// Returns the facts of the node. Facts from the cache file count from the first snapshot on.
+    /// Returns the facts of the node. Facts from the cache file count when its content is in effect.
     fn node(&self) -> Option<&NodeFacts> {
         self.desired.position().and_then(|_| self.desired.node())
     }

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use kplane_model::Family;
 
+use super::alone::AloneSettings;
+use super::confirmation::Confirmation;
 use super::core::Now;
 use super::pipeline::Pipeline;
-use crate::cache::{Cache, Keeper, Picture};
-use crate::desired::{CliffGuard, Confidence, Desired, Held};
+use crate::cache::{Cache, Keeper};
+use crate::desired::{CliffGuard, Confidence, Desired, Held, Picture};
 
 /// Time from a change to the write that covers it and all later ones until then.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -17,6 +19,9 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// objects takes half a millisecond, for which other changes have to wait.
 const INTERVAL: Duration = Duration::from_secs(5);
 const INTERVAL_OF_ONE: Duration = Duration::from_micros(100);
+/// Time after which a state without changes is written again, so that the file says until when control
+/// planes confirmed it. After a power cut, that time may be this much too early.
+const REFRESH: Duration = Duration::from_secs(3_600);
 
 /// The engine's protection against absence.
 #[derive(Clone, Debug, Default)]
@@ -25,10 +30,12 @@ pub struct Recall {
     pub guard: CliffGuard,
     /// The cache file; `None` = none.
     pub cache: Option<Cache>,
+    /// How to serve from the cache file while no control plane answers; `None` = not at all.
+    pub alone: Option<AloneSettings>,
 }
 
 impl Recall {
-    /// Returns the desired state with the objects of the cache file, and the keeper of that file.
+    /// Returns the desired state that remembers the cache file, and the keeper of that file.
     /// Waits for the disk, for some seconds at most.
     pub(super) fn begin(self) -> (Desired, Keeping) {
         let mut desired = Desired::new(self.guard);
@@ -41,7 +48,11 @@ impl Recall {
             Some(Ok((keeper, memory))) => {
                 keeping.keeper = Some(keeper);
                 keeping.blind = memory.is_none();
-                desired.remember(memory.unwrap_or_default());
+                if let Some(picture) = memory {
+                    keeping.written_ms = picture.confirmed_ms;
+                    keeping.confirmation.set(picture.confirmed_ms);
+                    desired.restore(picture);
+                }
             }
             Some(Err(error)) => {
                 tracing::warn!(%error, "cannot start the thread that writes the cache file; after a restart this agent starts without it");
@@ -57,6 +68,11 @@ pub(super) struct Keeping {
     /// The time of the next write.
     due: Option<Instant>,
     handed_over: Option<Instant>,
+    /// The time at which to write a state without changes.
+    refresh: Option<Instant>,
+    confirmation: Confirmation,
+    /// The confirmation that the file contains.
+    written_ms: u64,
     /// Whether nothing is known of what the node served before this process.
     blind: bool,
     /// The reason why the kernel is not touched.
@@ -121,6 +137,11 @@ impl Keeping {
         self.hands_off.is_some()
     }
 
+    /// Returns when a control plane last confirmed the state.
+    pub(super) fn confirmation(&self) -> &Confirmation {
+        &self.confirmation
+    }
+
     /// Returns what is served although the control plane does not send it like this.
     pub(super) fn held(&self, desired: &Desired) -> Option<Held> {
         self.hands_off.clone().or_else(|| desired.held())
@@ -138,17 +159,18 @@ impl Keeping {
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        self.due
+        [self.due, self.refresh].into_iter().flatten().min()
     }
 
     pub(super) fn is_due(&self, now: Now) -> bool {
-        self.due.is_some_and(|at| at <= now.instant)
+        self.due().is_some_and(|at| at <= now.instant)
     }
 
-    /// Hands the served state to the keeper.
+    /// Hands the served state to the keeper, if the file does not have it.
     pub(super) fn hand_over(&mut self, desired: &Desired, now: Instant) {
-        self.due = None;
-        if let (Some(keeper), Some(picture)) = (&self.keeper, picture(desired)) {
+        self.refresh = Some(now + REFRESH);
+        let picture = self.unwritten(desired);
+        if let (Some(keeper), Some(picture)) = (&self.keeper, picture) {
             let objects = u32::try_from(picture.objects.len()).unwrap_or(u32::MAX);
             self.handed_over = Some(now + INTERVAL.max(INTERVAL_OF_ONE * objects));
             keeper.take(picture);
@@ -157,20 +179,25 @@ impl Keeping {
 
     /// Writes what is not written yet, at the end of the engine.
     pub(super) fn close(&mut self, desired: &Desired) {
-        let last = self.due.take().and_then(|_| picture(desired));
+        let last = self.unwritten(desired);
         if let Some(keeper) = self.keeper.take() {
             keeper.close(last);
         }
     }
-}
 
-/// Returns a picture; `None` before the first snapshot.
-fn picture(desired: &Desired) -> Option<Picture> {
-    Some(Picture {
-        position: desired.position()?,
-        digest: desired.digest(),
-        objects: desired.memory().collect(),
-    })
+    /// Returns the served state, if it or its confirmation is newer than the file; `None` also if
+    /// nothing is in effect.
+    fn unwritten(&mut self, desired: &Desired) -> Option<Picture> {
+        let confirmed_ms = self.confirmation.get();
+        let changed = self.due.take().is_some();
+        let news = changed || confirmed_ms != self.written_ms;
+        if !news || self.hands_off() {
+            return None;
+        }
+        let picture = desired.picture(confirmed_ms)?;
+        self.written_ms = confirmed_ms;
+        Some(picture)
+    }
 }
 
 fn tell(held: &Held) {

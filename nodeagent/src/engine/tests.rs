@@ -1,5 +1,6 @@
 //! Tests of the engine: with time as an argument, and once with its thread.
 
+mod alone;
 mod followers;
 mod keeping;
 mod meddling;

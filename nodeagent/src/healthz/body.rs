@@ -5,12 +5,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::{Condition, conditions, is_healthy};
+use super::{Condition, conditions, is_healthy, stale_since};
 use crate::connection::Connection;
-use crate::report::{FamilyReport, Report};
-
-/// Go's zero time, which kube-proxy prints for events that never happened.
-const NEVER: &str = "0001-01-01T00:00:00Z";
+use crate::report::{FamilyReport, Report, time};
 
 /// The body of an answer.
 #[derive(Debug, Serialize)]
@@ -49,6 +46,9 @@ struct FamilyBody {
 struct Details {
     node_known: bool,
     control_plane: ControlPlane,
+    /// The time since which no control plane confirms what the node serves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stale_since: Option<String>,
     errors: Errors,
     kernel: Kernel,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -172,6 +172,7 @@ impl Body {
             let error = family.error.as_ref()?;
             Some(error.reason.clone())
         });
+        let stale_since = stale_since(report, &connection).map(time);
         self.details = Some(Details {
             node_known: report.node.is_some_and(|node| node.known),
             control_plane: ControlPlane {
@@ -179,6 +180,7 @@ impl Body {
                 since: time(connection.since_ms),
                 reason: connection.reason,
             },
+            stale_since,
             errors: Errors { v4, v6 },
             kernel: Kernel {
                 v4: KernelFamily::new(&report.families[0]),
@@ -198,16 +200,4 @@ impl Body {
         // The value has only text, numbers and fixed keys, so nothing can fail.
         serde_json::to_string(self).unwrap_or_default()
     }
-}
-
-/// Formats a time as Go's `time.Time` becomes JSON: RFC 3339 in UTC, without zeros at the end of a
-/// fraction. 0 = never.
-pub(super) fn time(ms: u64) -> String {
-    if ms == 0 {
-        return NEVER.to_owned();
-    }
-    let ms = i64::try_from(ms).unwrap_or(i64::MAX);
-    jiff::Timestamp::from_millisecond(ms)
-        .unwrap_or(jiff::Timestamp::MAX)
-        .to_string()
 }

@@ -2,9 +2,9 @@
 
 use http_body_util::BodyExt;
 
-use super::body::{Body, time};
+use super::body::Body;
 use super::*;
-use crate::report::Standing;
+use crate::report::{Standing, time};
 
 fn standing(since: Instant) -> Option<Standing> {
     Some(Standing {
@@ -247,4 +247,38 @@ async fn livez_fails_only_when_the_engine_is_hung() {
     let (status, _, body) = respond(&health, "/livez").await;
     assert_eq!(status, 503);
     assert!(body.contains(r#""healthy":false,"status""#), "{body}");
+}
+
+#[test]
+fn a_state_is_stale_while_no_control_plane_confirms_it() {
+    let connection = |live| Connection {
+        live,
+        since_ms: 5,
+        reason: String::new(),
+    };
+    let mut report = report(&ready(), &ready());
+    assert_eq!(
+        stale_since(&report, &connection(false)),
+        None,
+        "nothing is served"
+    );
+    report.held = Some(crate::desired::Position {
+        epoch: 1,
+        revision: 1,
+    });
+    assert_eq!(stale_since(&report, &connection(true)), None);
+    assert_eq!(stale_since(&report, &connection(false)), Some(5));
+    // A control plane that welcomes the agent and sends nothing confirms nothing.
+    report.stale_since_ms = Some(3);
+    for live in [true, false] {
+        assert_eq!(stale_since(&report, &connection(live)), Some(3));
+        let mut body = Body::new(&report, Instant::now(), 10);
+        body.add_details(&report, connection(live));
+        let json = body.to_json();
+        assert!(
+            json.contains("\"staleSince\":\"1970-01-01T00:00:00.003Z\""),
+            "{json}"
+        );
+        assert!(json.contains("\"healthy\":true"), "{json}");
+    }
 }

@@ -9,10 +9,9 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::counters::{Distribution, Gauge};
+use super::numbers::Numbers;
 use super::{FamilyCounters, Histogram, Sources};
-use crate::desired::{Counts, Position};
 use crate::healthz::Outcomes;
-use crate::report::Report;
 use kplane_dataplane::backend::iptables::PacketCounts;
 use kplane_dataplane::backend::{Failures, RuleCounts};
 use kplane_dataplane::conntrack::{ConntrackTotals, bucket_bound};
@@ -279,56 +278,9 @@ fn searches(totals: &ConntrackTotals) -> Distribution {
     (totals.duration_sum.as_secs_f64(), counts.collect())
 }
 
-/// The numbers of a report, copied so that the engine can publish the next report.
-struct Numbers {
-    /// The revisions held, applied and verified; 0 = nothing in the current epoch.
-    revisions: [u64; 3],
-    programmed: [bool; 2],
-    failing: [bool; 2],
-    verified_at_ms: [u64; 2],
-    repairs: [u64; 2],
-    failed: u64,
-    degraded: u64,
-    counts: Counts,
-    /// The numbers of Services that are not named, and that have no endpoints any more.
-    held: [u64; 2],
-    syncs_ok: u64,
-    syncs_failed: u64,
-    unknown_kinds: u64,
-}
-
-impl Numbers {
-    fn of(report: &Report) -> Self {
-        // A position of another epoch means nothing in this one.
-        let epoch = report.held.map(|held| held.epoch);
-        let revision = |position: Option<Position>| {
-            let here = position.filter(|position| Some(position.epoch) == epoch);
-            here.map_or(0, |position| position.revision)
-        };
-        let degraded = report.failures.iter().filter(|f| f.degraded).count() as u64;
-        let families = report.families.each_ref();
-        Self {
-            revisions: [report.held, report.applied, report.verified].map(revision),
-            programmed: families.map(|family| family.programmed),
-            failing: families.map(|family| family.error.is_some()),
-            verified_at_ms: families.map(|family| family.verified_at_ms),
-            repairs: families.map(|family| family.repairs.count),
-            failed: report.failures.len() as u64 - degraded,
-            degraded,
-            counts: report.counts,
-            held: report.keeps.as_ref().map_or([0; 2], |held| {
-                [held.services, held.without_endpoints].map(|count| count as u64)
-            }),
-            syncs_ok: report.syncs_ok,
-            syncs_failed: report.syncs_failed,
-            unknown_kinds: report.unknown_kinds,
-        }
-    }
-}
-
 impl Collector for Agent {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
-        let report = Numbers::of(&self.0.reports.borrow());
+        let report = Numbers::of(&self.0.reports.borrow(), &self.0.connection.borrow());
         self.state(&mut to, &report)?;
         self.work(&mut to, &report)?;
         self.service_health(&mut to)?;
@@ -392,6 +344,11 @@ impl Agent {
             "1 if the agent is connected to the control plane",
         )
         .gauge(to, [(&[] as &Labels<'_>, connected)])?;
+        Name(
+            "kplane_agent_stale_since_timestamp_seconds",
+            "Time since which no control plane confirms what the node serves; 0 while one does",
+        )
+        .gauge(to, [(&[] as &Labels<'_>, seconds(report.stale_since_ms))])?;
         let [unnamed, bare] = report.held.map(float);
         let held: [(&Labels<'_>, f64); 2] = [
             (&[("lacks", "name")], unnamed),
@@ -446,6 +403,11 @@ impl Agent {
             "Changes by other programs that the agent repaired",
         )
         .counter(to, FAMILIES.into_iter().zip(report.repairs.map(float)))?;
+        Name(
+            "kplane_agent_snapshots",
+            "Snapshots taken; an agent that connects again with an unchanged state needs none",
+        )
+        .counter(to, [(&[] as &Labels<'_>, float(report.snapshots))])?;
         Name(
             "kplane_agent_unknown_objects",
             "Objects of kinds that this version does not know",

@@ -18,7 +18,7 @@ use tonic::Status;
 
 use super::transport::Presented;
 use super::{Link, Lost, Shared};
-use crate::desired::{Collector, Position, Refusal, Update};
+use crate::desired::{Collector, Position, Refusal, Update, now_ms};
 use crate::engine::Stopped;
 use crate::report::{Report, micros, servers};
 use kplane_dataplane::backend::{Inspection, ServerCounts};
@@ -86,13 +86,13 @@ enum Event {
 }
 
 impl Live {
-    pub(super) fn new(link: Link, epoch: u64, reports: watch::Receiver<Report>) -> Self {
+    pub(super) fn new(link: Link, collector: Collector, reports: watch::Receiver<Report>) -> Self {
         let now = Instant::now();
         Self {
             link,
-            epoch,
+            epoch: collector.epoch(),
             reports,
-            collector: Collector::new(epoch),
+            collector,
             submission: None,
             question: None,
             servers_told: Default::default(),
@@ -207,6 +207,10 @@ impl Live {
                     upstream_age_ms = heartbeat.upstream_age_ms,
                     "heartbeat"
                 );
+                // Updates are read one by one, so the engine has all that came before.
+                if self.received.is_some() {
+                    shared.engine.confirmation().set(now_ms());
+                }
             }
             Some(server_message::Kind::ComeBackLater(later)) => return Err(later.into()),
             Some(server_message::Kind::Welcome(_)) => {

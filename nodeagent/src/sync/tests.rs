@@ -12,8 +12,9 @@ use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use super::*;
-use crate::desired::Position;
 use crate::desired::fixture::{EPOCH, Plane, svc};
+use crate::desired::{Position, Resume};
+use crate::engine::Command;
 use crate::report::Report;
 use kplane_dataplane::backend::noop;
 

@@ -31,13 +31,18 @@ impl Agent {
     }
 
     pub(crate) fn start_with(manifests: &Path, flags: &[&str]) -> Self {
-        let mut child = binary(&["--standalone", "--manifests"])
+        let mut command = binary(&["--standalone", "--manifests"]);
+        command
             .arg(manifests)
             .args(["--node-name", "n1", "--log-format", "json"])
             .args(["--status-bind-address", ""])
-            .args(flags)
-            .spawn()
-            .unwrap();
+            .args(flags);
+        Self::spawn(command)
+    }
+
+    /// Starts a program whose standard error is piped.
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let log = BufReader::new(child.stderr.take().unwrap()).lines();
         Self { child, log }
     }

@@ -7,6 +7,7 @@
 )]
 
 mod agent;
+mod alone;
 mod claim;
 mod cleanup;
 mod leftovers;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use kplane_tests::cluster::objects;
 use kplane_tests::wait::eventually;
 use serde_json::json;
@@ -28,6 +28,21 @@ pub(crate) fn credentials_that_do_not_work_are_said_to() -> Result<()> {
         says(world, &poor, &["403", "services"])?;
         says(world, &closed, &["cannot be reached"])?;
         api.delete("ServiceAccount", "default/poor")
+    })
+}
+
+/// The account of deploy/kubernetes/rbac.yaml may read what identifies the cluster.
+pub(crate) fn control_planes_know_their_cluster() -> Result<()> {
+    with_world(|world| {
+        let namespace = world.api().get("Namespace", "kube-system")?;
+        let namespace = namespace.context("a cluster without kube-system")?;
+        let uid = namespace["metadata"]["uid"].as_str().unwrap_or_default();
+        eventually(DEADLINE, "the control plane has read it", || {
+            let log = world.logged("plane-0")?;
+            let told = log.contains("identified the cluster") && log.contains(uid);
+            ensure!(told && !uid.is_empty(), "{uid:?}: {log}");
+            Ok(())
+        })
     })
 }
 

@@ -55,6 +55,7 @@ const TESTS: &[Test] = tests![
     identity::known_agents_come_back_while_the_api_server_is_away,
     identity::replicas_make_one_authority_and_keep_it,
     input::credentials_that_do_not_work_are_said_to,
+    input::control_planes_know_their_cluster,
     input::a_kubeconfig_that_is_none_is_one_line,
     input::absurd_objects_do_not_harm_their_neighbours,
     kpctl::each_missing_piece_on_the_way_to_the_control_plane_is_named,

@@ -11,6 +11,7 @@
 
 mod addresses;
 mod affinity;
+mod alone;
 mod churn;
 mod combined;
 mod coming_from_kube_proxy;
@@ -131,6 +132,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     restart::a_table_with_another_layouts_number_is_replaced,
     restart::cleanup_removes_both_tables_and_may_be_repeated,
     emptied::a_start_beside_an_emptied_folder_cuts_nobody_off,
+    alone::a_reboot_without_a_control_plane_is_served_from_the_cache,
     coming_from_kube_proxy::i4_nothing_fails_while_its_nftables_rules_are_replaced,
     coming_from_kube_proxy::i4_nothing_fails_while_its_legacy_iptables_rules_are_replaced,
     coming_from_kube_proxy::i4_nothing_fails_while_its_nft_iptables_rules_are_replaced,

@@ -27,8 +27,8 @@ use crate::support::{At, Client, Seen, Setup, World, ask, ep, svc};
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The host of control planes, and their port.
-const CONTROL: [&str; 2] = ["172.30.0.2", "fd30::2"];
-const CONTROL_PORT: u16 = 7443;
+pub(crate) const CONTROL: [&str; 2] = ["172.30.0.2", "fd30::2"];
+pub(crate) const CONTROL_PORT: u16 = 7443;
 
 const WEB: &str = "
 apiVersion: v1
@@ -198,7 +198,7 @@ fn node_object() -> String {
 }
 
 /// A control plane; its streams break when it is dropped.
-fn plane(control: &NetNs, folder: &Path, admission: &Admission) -> Result<Runtime> {
+pub(crate) fn plane(control: &NetNs, folder: &Path, admission: &Admission) -> Result<Runtime> {
     let config = control_plane::Config {
         source: control_plane::Origin::Manifests(folder.to_owned()),
         agent_listen: Some(SocketAddr::from(([0, 0, 0, 0], CONTROL_PORT))),
@@ -228,7 +228,11 @@ fn agent_config() -> Result<Config> {
         "--node-name",
         "node-1",
     ];
-    let ports = ["--healthz-bind-address=", "--metrics-bind-address="];
+    let ports = [
+        "--healthz-bind-address=",
+        "--metrics-bind-address=",
+        "--cache-dir=",
+    ];
     let checked = Flags::try_parse_from(line.into_iter().chain(ports))?.check()?;
     let Task::Run(config) = checked.task else {
         bail!("not an agent");

@@ -1,7 +1,6 @@
 //! Tests of Services that are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use kplane_model::{DesiredKey, DesiredObject, Family, ServiceKey, ServiceName, TrafficPolicy};
 use kplane_proto::v1::Confidence::{self, Confirmed, Partial, Unspecified as Whole};
@@ -324,14 +323,11 @@ fn facts_of_the_node_stay_with_what_is_kept() {
 #[test]
 fn what_is_remembered_counts_as_if_it_had_been_there() {
     let before = holding(&served(0..40));
-    let memory: Vec<_> = before.memory().map(|one| one.object).collect();
+    let memory = before.picture(1).unwrap();
     let started = |confidence, objects| {
         let mut desired = Desired::default();
-        desired.remember(memory.iter().cloned());
-        assert_eq!(
-            (desired.position(), desired.resume(), desired.held()),
-            (None, None, None)
-        );
+        desired.restore(memory.clone());
+        assert_eq!((desired.position(), desired.held()), (None, None));
         let mut plane = plane(7, confidence, objects);
         let touched = desired.apply(plane.snapshot_update()).unwrap();
         assert_eq!(desired.resume().unwrap().digest, plane.digest());
@@ -349,7 +345,9 @@ fn what_is_remembered_counts_as_if_it_had_been_there() {
         enabled: false,
         ..CliffGuard::default()
     });
-    desired.remember(memory.iter().cloned().chain(memory.iter().cloned()));
+    let mut twice = memory.clone();
+    twice.objects.extend(memory.objects);
+    desired.restore(twice);
     desired
         .apply(plane(7, Whole, vec![node("z")]).snapshot_update())
         .unwrap();
@@ -513,7 +511,10 @@ proptest! {
             }
             // The cache file leads to the same state after a start.
             let mut started = Desired::new(guard);
-            started.remember(desired.memory().map(|one| Arc::clone(&one.object)));
+            started.restore(desired.picture(1).unwrap());
+            if let Some(resume) = started.resume() {
+                prop_assert_eq!((Some(resume), None), (desired.resume(), desired.held()));
+            }
             started.apply(story.plane.snapshot_update()).unwrap();
             if *confidence != Whole {
                 prop_assert_eq!(planned(&started), plans_after);

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::cache::Cache;
 
-fn services(count: u8) -> Vec<DesiredObject> {
+pub(super) fn services(count: u8) -> Vec<DesiredObject> {
     let service = |number: u8| {
         let DesiredObject::Service(mut program) = svc(&format!("s{number}"), &["10.0.0.1:80"])
         else {
@@ -20,23 +20,24 @@ fn services(count: u8) -> Vec<DesiredObject> {
     (0..count).map(service).collect()
 }
 
-fn at(folder: &TempDir) -> Recall {
+pub(super) fn at(folder: &TempDir) -> Recall {
     Recall {
         cache: Some(Cache::new(folder.path(), "n1".into())),
+        alone: Some(AloneSettings::default()),
         ..Recall::default()
     }
 }
 
 impl Rig {
     /// Changes to another control plane, with these objects.
-    fn fail_over(&mut self, confidence: Confidence, objects: Vec<DesiredObject>) {
+    pub(super) fn fail_over(&mut self, confidence: Confidence, objects: Vec<DesiredObject>) {
         let epoch = self.plane.epoch + 1;
         self.plane = Plane::new(objects);
         (self.plane.epoch, self.plane.confidence) = (epoch, confidence);
         self.snapshot();
     }
 
-    fn held(&self) -> Option<usize> {
+    pub(super) fn held(&self) -> Option<usize> {
         self.core.report().keeps.map(|held| held.services)
     }
 }
@@ -86,7 +87,10 @@ fn what_changes_is_written_down_every_few_seconds() {
     keeping.changed(false, after(5));
     assert_eq!(keeping.due(), Some(after(10)));
     keeping.hand_over(&desired, after(10));
-    assert_eq!(keeping.due(), None);
+    let refresh = after(10) + 3_600 * SECOND;
+    assert_eq!(keeping.due(), Some(refresh));
+    keeping.hand_over(&desired, refresh);
+    assert_eq!(keeping.due(), Some(refresh + 3_600 * SECOND));
     keeping.changed(false, after(11));
     assert_eq!(keeping.due(), Some(after(60)));
     keeping.changed(true, after(12));
@@ -95,9 +99,11 @@ fn what_changes_is_written_down_every_few_seconds() {
         Some(after(12)),
         "what was approved does not come back"
     );
+    keeping.confirmation().set(12);
     keeping.close(&desired);
-    let (remembered, _) = at(&folder).begin();
-    assert_eq!(remembered.memory().count(), 3);
+    let (remembered, keeping) = at(&folder).begin();
+    assert_eq!(remembered.resume(), desired.resume());
+    assert_eq!(keeping.confirmation().get(), 12);
 
     let (_, mut nowhere) = Recall::default().begin();
     nowhere.changed(true, begin);

@@ -212,3 +212,85 @@ fn every_loss_has_its_remedy() {
         assert_eq!(lost.retry(), retry, "{lost}");
     }
 }
+
+/// A control plane that says which cluster it is of.
+fn welcome_to(server: &Server, cluster: &str) {
+    server.say(server_message::Kind::Welcome(pb::Welcome {
+        protocol_version: PROTOCOL_VERSION,
+        epoch: EPOCH,
+        cluster_id: cluster.into(),
+        ..pb::Welcome::default()
+    }));
+}
+
+/// An agent that has just started with the file of an earlier process.
+fn remembering(cluster: &str) -> (Rig, mpsc::Receiver<Command>, watch::Sender<Report>) {
+    let (engine, inbox, publish) = Engine::scripted();
+    let position = Position {
+        epoch: EPOCH,
+        revision: 3,
+    };
+    publish.send_modify(|report| {
+        report.cluster = cluster.into();
+        report.resume = Some(Resume {
+            position,
+            digest: kplane_model::Digest::default(),
+        });
+    });
+    (Rig::with(engine, 0), inbox, publish)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cache_of_another_cluster_is_no_state_to_resume_from() {
+    let (mut rig, mut inbox, _reports) = remembering("a");
+    let first = rig.opened().await;
+    assert!(first.hello.resume.is_some() && first.hello.from_cache);
+    welcome_to(&first, "b");
+    first.closed().await;
+    let second = rig.opened().await;
+    assert!(second.hello.resume.is_none() && !second.hello.from_cache);
+    let reason = rig.connection.borrow().reason.clone();
+    assert!(
+        reason.contains("\"b\"") && reason.contains("\"a\""),
+        "{reason}"
+    );
+    // This stream stays, and the engine learns the cluster.
+    let long = "b".repeat(100);
+    welcome_to(&second, &long);
+    second.update(Plane::new([svc("a", &[])]).snapshot());
+    let (update, _taken) = inbox.recv().await.unwrap();
+    assert_eq!(*update.cluster, long[..64]);
+    assert!(rig.connection.borrow().live);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_that_one_side_does_not_know_is_no_other_one() {
+    for (ours, theirs) in [("a", "a"), ("a", ""), ("", "a")] {
+        let (mut rig, mut inbox, _reports) = remembering(ours);
+        let server = rig.opened().await;
+        welcome_to(&server, theirs);
+        server.update(Plane::new([svc("a", &[])]).delta());
+        let (update, _taken) = inbox.recv().await.unwrap();
+        assert_eq!(&*update.cluster, theirs);
+    }
+}
+
+/// Only a control plane that has sent its state can confirm it.
+#[tokio::test(start_paused = true)]
+async fn a_heartbeat_confirms_what_was_sent_before() {
+    let mut rig = Rig::new();
+    let beat = || server_message::Kind::Heartbeat(pb::Heartbeat::default());
+    let mut server = rig.opened().await;
+    server.welcome(EPOCH);
+    server.say(beat());
+    server.say(server_message::Kind::Ping(pb::Ping { token: 1 }));
+    while !matches!(server.heard().await, Some(agent_message::Kind::Pong(_))) {}
+    assert_eq!(rig.engine.confirmation().get(), 0);
+    server.update(Plane::new([svc("a", &[])]).snapshot());
+    server.applied(1).await;
+    rig.engine.confirmation().set(1);
+    server.say(beat());
+    server.say(server_message::Kind::Ping(pb::Ping { token: 2 }));
+    while !matches!(server.heard().await, Some(agent_message::Kind::Pong(_))) {}
+    assert!(rig.engine.confirmation().get() > 1);
+}

@@ -1,0 +1,134 @@
+//! The state that an earlier process served, as the cache file holds it. It is remembered at first: the
+//! control plane may continue from it, and a snapshot is compared with it. It comes into effect with the
+//! first update, or without one while no control plane answers.
+
+use std::sync::Arc;
+
+use kplane_model::{DesiredKey, DesiredObject, Digest, ObjectHash};
+
+use super::held::Backing;
+use super::{Desired, Position, Slot, Standing, Touched};
+
+/// Everything that an agent serves at one moment, for the cache file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    /// The last update that the agent took.
+    pub position: Position,
+    /// The digest of the objects as the control plane last sent them. Held objects are not part of it.
+    pub digest: Digest,
+    /// The time when a control plane last confirmed this state, milliseconds since 1970; 0 = not known.
+    pub confirmed_ms: u64,
+    /// The cluster of the last control plane that named its cluster; empty = not known.
+    pub cluster: Arc<str>,
+    /// All objects.
+    pub objects: Vec<Remembered>,
+}
+
+/// An object of a [`Picture`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    /// The object as it is served.
+    pub object: Arc<DesiredObject>,
+    /// The hash of the object as the control plane last sent it; in a file that was read, of what the file has.
+    pub hash: ObjectHash,
+    /// Whether the control plane does not send the object like this (any more).
+    pub held: bool,
+}
+
+impl Desired {
+    /// Remembers the state that an earlier process served. Called before the first update.
+    ///
+    /// The control plane may continue from this state only if it is exactly what the control plane sent.
+    /// It is not if something is held, invalid, or not understood by this version: then only a snapshot
+    /// makes it complete.
+    pub fn restore(&mut self, picture: Picture) {
+        for one in picture.objects {
+            self.count(&one.object, u64::wrapping_add);
+            let key = one.object.key();
+            let backing = match one.held {
+                true => Backing::Unnamed,
+                false => Backing::Named,
+            };
+            let slot = Slot {
+                hash: one.hash,
+                object: Some(one.object),
+                backing,
+            };
+            if let Some(twice) = self.objects.insert(key, slot) {
+                let twice = twice.object.iter();
+                twice.for_each(|old| self.count(old, u64::wrapping_sub));
+            }
+        }
+        let mut sum = Digest::default();
+        self.objects.values().for_each(|slot| sum.add(slot.hash));
+        let mut slots = self.objects.values();
+        let nothing_held = slots.all(|slot| slot.backing == Backing::Named);
+        self.exact = nothing_held && sum == picture.digest;
+        self.digest = picture.digest;
+        self.positions = vec![picture.position];
+        self.cluster = picture.cluster;
+        self.note_all_sizes();
+    }
+
+    /// Returns the state in effect, which a control plane confirmed at this time; `None` if there is none.
+    /// Costs one pointer for each object.
+    #[must_use]
+    pub fn picture(&self, confirmed_ms: u64) -> Option<Picture> {
+        let remembered = self.objects.values().filter_map(|slot| {
+            Some(Remembered {
+                object: slot.object.clone()?,
+                hash: slot.hash,
+                held: slot.backing != Backing::Named,
+            })
+        });
+        Some(Picture {
+            position: self.position()?,
+            digest: self.digest,
+            confirmed_ms,
+            cluster: self.cluster(),
+            objects: remembered.collect(),
+        })
+    }
+
+    /// Returns whether an earlier process served a Service. A state without any is no reason to change
+    /// the kernel: no real cluster is empty.
+    #[must_use]
+    pub fn remembers_services(&self) -> bool {
+        let mut keys = self.objects.keys();
+        let remembered = self.standing == Standing::Remembered;
+        remembered && keys.any(|key| matches!(key, DesiredKey::Service(_)))
+    }
+
+    /// Puts the remembered state into effect, because no control plane answers.
+    pub fn serve_restored(&mut self) {
+        if self.standing == Standing::Remembered && !self.positions.is_empty() {
+            self.standing = Standing::Stale;
+        }
+    }
+
+    /// Returns whether the state in effect is that of an earlier process, which no control plane has
+    /// confirmed since.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.standing == Standing::Stale
+    }
+
+    /// Returns the cluster of the last control plane that named its cluster; empty = not known.
+    #[must_use]
+    pub fn cluster(&self) -> Arc<str> {
+        self.cluster.clone()
+    }
+
+    /// Records the sizes of all Services.
+    fn note_all_sizes(&mut self) {
+        let services = self.objects.keys().filter_map(|key| match key {
+            DesiredKey::Service(key) => Some(key.clone()),
+            DesiredKey::Local(_) | DesiredKey::Node => None,
+        });
+        let mut all = Touched {
+            services: services.collect(),
+            ..Touched::default()
+        };
+        self.note_sizes(&mut all);
+    }
+}

@@ -1,0 +1,103 @@
+//! Decides when the agent serves from its cache file because no control plane answers.
+//!
+//! ```text
+//! start --an update----------------------> the file is a memory only
+//! start --GRACE_EMPTY, nothing serves----> served from the file --an update--> as ever
+//! start --GRACE_SERVING, all else--------> served from the file --an update--> as ever
+//! ```
+//!
+//! The file is at most as new as what the previous process left in the kernel, and older if that process
+//! was killed within seconds after a change. So an agent whose kernel still serves waits longer for a
+//! control plane. A node that serves nothing gains from the first moment.
+
+use std::time::{Duration, Instant};
+
+use kplane_dataplane::leftovers::{Ports, Rival, running};
+
+use crate::desired::Desired;
+
+/// Time for a control plane to answer while the data path has no Services, as after a reboot.
+const GRACE_EMPTY: Duration = Duration::from_millis(400);
+/// Time for a control plane to answer while the data path has the Services of an earlier process.
+const GRACE_SERVING: Duration = Duration::from_secs(2);
+/// Time between two checks for a kube-proxy that runs. While it does, it serves the node, and with newer
+/// data than the file has.
+const RIVAL_LOOK: Duration = Duration::from_secs(10);
+
+/// Settings of serving from the cache file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AloneSettings {
+    /// The ports on which a kube-proxy may listen; `None` = ignore kube-proxy.
+    pub kube_proxy: Option<Ports>,
+}
+
+/// The wait for a control plane.
+#[derive(Debug, Default)]
+pub(super) struct Alone {
+    settings: AloneSettings,
+    begun: Option<Instant>,
+    /// The end of the wait; `None` = the file is not served, or served already.
+    due: Option<Instant>,
+    /// Whether the log says that a kube-proxy runs.
+    told: bool,
+}
+
+impl Alone {
+    /// Begins to wait, if there is something to serve.
+    pub(super) fn begin(settings: Option<AloneSettings>, desired: &Desired, now: Instant) -> Self {
+        let settings = settings.filter(|_| desired.remembers_services());
+        Self {
+            settings: settings.unwrap_or_default(),
+            begun: settings.map(|_| now),
+            due: settings.map(|_| now + GRACE_EMPTY),
+            told: false,
+        }
+    }
+
+    /// Records that a control plane has answered.
+    pub(super) fn answered(&mut self) {
+        self.due = None;
+    }
+
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.due.is_some_and(|at| at <= now)
+    }
+
+    /// Decides whether to serve from the file now, at the end of a wait. `serving` returns whether the data
+    /// path has Services, which may take a while.
+    pub(super) fn decide(&mut self, now: Instant, serving: impl FnOnce() -> bool) -> bool {
+        let patient = self.begun.take().map(|begun| begun + GRACE_SERVING);
+        if let Some(later) = patient.filter(|later| now < *later)
+            && serving()
+        {
+            self.due = Some(later);
+            return false;
+        }
+        if self.kube_proxy_runs() {
+            self.due = Some(now + RIVAL_LOOK);
+            return false;
+        }
+        self.due = None;
+        true
+    }
+
+    fn kube_proxy_runs(&mut self) -> bool {
+        let certain = |rival: &Rival| matches!(rival, Rival::Process(_) | Rival::Answers(..));
+        let rival = self.settings.kube_proxy.and_then(running).filter(certain);
+        if let Some(rival) = &rival
+            && !self.told
+        {
+            tracing::warn!(
+                evidence = %rival,
+                "no control plane answers, but kube-proxy runs on this node: the agent does not serve from its \
+                 cache file while it does"
+            );
+            self.told = true;
+        }
+        rival.is_some()
+    }
+}
