@@ -90,7 +90,7 @@ fn steal(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let (victim, owner) = (victim.name.to_string(), owner.name.to_string());
     let answer = stage.impersonate(&victim, &owner)?;
     aside!("a thief with the certificate of {owner} says that it is {victim}:");
-    let refusal = answer.find("the certificate is of node");
+    let refusal = answer.find("the credential is of node");
     let refused = refusal.is_some();
     aside!(
         "{}",
