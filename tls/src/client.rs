@@ -7,7 +7,7 @@ use rustls::ClientConfig;
 use rustls::client::ResolvesClientCert;
 use rustls::version::TLS13;
 
-use crate::files::{FileError, KeyPair, authorities, read};
+use crate::files::{FileError, Files, KeyPair, authorities, read};
 use crate::{ALPN, provider};
 
 /// The authorities that a server's certificate may come from, in PEM.
@@ -48,6 +48,53 @@ pub enum Identity {
     Pair(KeyPair),
     /// A certificate that another library has loaded.
     Loaded(Arc<dyn ResolvesClientCert>),
+}
+
+/// The files of a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientFiles {
+    /// File of the authorities of servers. No other authority counts, not even those of the system.
+    pub authorities: PathBuf,
+    /// The client's own certificate and key, if it has one.
+    pub pair: Option<KeyPair>,
+}
+
+impl ClientFiles {
+    /// Returns the files that options name; `None` without authorities.
+    #[must_use]
+    pub fn of_options(
+        authorities: Option<&PathBuf>,
+        certificate: Option<&PathBuf>,
+        key: Option<&PathBuf>,
+    ) -> Option<Self> {
+        let pair = certificate.cloned().zip(key.cloned());
+        let pair = pair.map(|(certificate, key)| KeyPair { certificate, key });
+        Some(Self {
+            authorities: authorities?.clone(),
+            pair,
+        })
+    }
+}
+
+impl Files for ClientFiles {
+    type Config = ClientConfig;
+
+    fn paths(&self) -> Vec<&Path> {
+        let pair = self
+            .pair
+            .iter()
+            .flat_map(|pair| [&pair.certificate, &pair.key]);
+        let all = [&self.authorities].into_iter().chain(pair);
+        all.map(PathBuf::as_path).collect()
+    }
+
+    fn load(&self) -> Result<Arc<ClientConfig>, FileError> {
+        let identity = match &self.pair {
+            None => Identity::Anonymous,
+            Some(pair) => Identity::Pair(pair.clone()),
+        };
+        client_config(&Authorities::read(&self.authorities)?, &identity)
+    }
 }
 
 /// Returns a client's configuration. No other authority counts than the given ones, not even those of the system.

@@ -9,9 +9,8 @@ use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{VerifierBuilderError, WantsServerCert, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
+use rustls::{ConfigBuilder, RootCertStore, ServerConfig};
 
-use crate::client::{Authorities, Identity, client_config};
 use crate::{ALPN, provider};
 
 /// Most bytes of a file. A bundle of a hundred authorities has a tenth of that.
@@ -228,53 +227,6 @@ fn server(
 fn with_protocol(mut config: ServerConfig) -> Arc<ServerConfig> {
     config.alpn_protocols = vec![ALPN.to_vec()];
     Arc::new(config)
-}
-
-/// The files of a client.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientFiles {
-    /// File of the authorities of servers. No other authority counts, not even those of the system.
-    pub authorities: PathBuf,
-    /// The client's own certificate and key, if it has one.
-    pub pair: Option<KeyPair>,
-}
-
-impl ClientFiles {
-    /// Returns the files that options name; `None` without authorities.
-    #[must_use]
-    pub fn of_options(
-        authorities: Option<&PathBuf>,
-        certificate: Option<&PathBuf>,
-        key: Option<&PathBuf>,
-    ) -> Option<Self> {
-        let pair = certificate.cloned().zip(key.cloned());
-        let pair = pair.map(|(certificate, key)| KeyPair { certificate, key });
-        Some(Self {
-            authorities: authorities?.clone(),
-            pair,
-        })
-    }
-}
-
-impl Files for ClientFiles {
-    type Config = ClientConfig;
-
-    fn paths(&self) -> Vec<&Path> {
-        let pair = self
-            .pair
-            .iter()
-            .flat_map(|pair| [&pair.certificate, &pair.key]);
-        let all = [&self.authorities].into_iter().chain(pair);
-        all.map(PathBuf::as_path).collect()
-    }
-
-    fn load(&self) -> Result<Arc<ClientConfig>, FileError> {
-        let identity = match &self.pair {
-            None => Identity::Anonymous,
-            Some(pair) => Identity::Pair(pair.clone()),
-        };
-        client_config(&Authorities::read(&self.authorities)?, &identity)
-    }
 }
 
 /// Returns the authorities in PEM; at least one. `file` is for errors.

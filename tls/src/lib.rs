@@ -18,9 +18,9 @@ mod token;
 #[cfg(test)]
 mod tests;
 
-pub use client::{Authorities, Identity, client_config};
+pub use client::{Authorities, ClientFiles, Identity, client_config};
 pub use connect::{Wire, bare, explain, greet, is_this_machine};
-pub use files::{ClientFiles, FileError, Files, KeyPair, ServerFiles, ServerPems, der, read};
+pub use files::{FileError, Files, KeyPair, ServerFiles, ServerPems, der, read};
 pub use follow::{Follower, INTERVAL, Publisher, published};
 pub use subject::{Subject, ends_at};
 pub use token::{Token, TokenFile};
