@@ -1,6 +1,7 @@
 //! The control plane's HTTP port: liveness, readiness and metrics.
 //!
-//! Ready means that every kind has been listed once; agents get nothing before. The control plane
+//! Ready means that every kind has been listed once, and that the ports have their certificates; agents get nothing
+//! before. The control plane
 //! stays ready when the API server goes away later, because it then serves what it knows. It also
 //! stays ready while it holds objects that its source no longer names, or doubts its source. In
 //! this state it serves more, not less; another replica would do no better, and agents without any
@@ -23,7 +24,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use self::ports::Ports;
-use crate::doors::Door;
+use crate::doors::{Cover, Door};
 use crate::hub::Hub;
 use crate::identity::Gate;
 use crate::source::upstream::KindState;
@@ -37,13 +38,16 @@ const STALE_AFTER: Duration = Duration::from_secs(45);
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
     hub: Arc<Hub>,
+    /// The doors of the agents' port and of the status API's port.
+    doors: [Arc<Door>; 2],
     guests: Arc<Guests>,
     registry: Arc<Registry>,
 }
 
 impl Admin {
     /// Creates the handler with the doors of the agents' port and of the status API's port.
-    pub(crate) fn new(hub: Arc<Hub>, gate: Arc<Gate>, [agents, status]: [Arc<Door>; 2]) -> Self {
+    pub(crate) fn new(hub: Arc<Hub>, gate: Arc<Gate>, doors: [Arc<Door>; 2]) -> Self {
+        let [agents, status] = doors.clone();
         let guests = Guests::new(MAX_CONNECTIONS);
         let ports = Ports {
             agents,
@@ -54,6 +58,7 @@ impl Admin {
         let registry = Arc::new(metrics::registry(Arc::clone(&hub), ports));
         Self {
             hub,
+            doors,
             guests,
             registry,
         }
@@ -80,12 +85,20 @@ impl Admin {
     }
 
     fn readiness(&self, verbose: bool) -> Answer {
-        let ready = self.hub.store.head().borrow().synced;
+        let waits = |door: &Arc<Door>| door.cover() == Cover::Waiting;
+        let ready = self.hub.store.head().borrow().synced && !self.doors.iter().any(waits);
         let mut body = String::new();
         if verbose || !ready {
             for (kind, state) in self.hub.upstream.kinds() {
                 // Writing to a string cannot fail.
                 let _ = writeln!(body, "{kind}: {}", describe(&state));
+            }
+            for door in self
+                .doors
+                .iter()
+                .filter(|door| door.cover() != Cover::Closed)
+            {
+                let _ = writeln!(body, "port for {}: {}", door.what(), door.cover());
             }
             let doubt = self.hub.store.trust();
             if doubt.is_partial() {

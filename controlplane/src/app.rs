@@ -32,7 +32,7 @@ use tracing::warn;
 use self::protection::{Secured, is_exposed};
 use crate::admin::Admin;
 use crate::admission::Admission;
-use crate::doors::{Door, Limits, Occupancy};
+use crate::doors::{Cover, Door, Limits, Occupancy};
 use crate::hub::Hub;
 use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
@@ -336,6 +336,7 @@ fn serve(
         );
     }
     let (stop, door) = (shutdown.clone(), Arc::clone(door));
+    door.set_cover(Cover::Waiting);
     tasks.spawn(async move {
         let tls = match tls {
             None => None,

@@ -5,7 +5,7 @@
 //! ConfigMap kplane-ca          ca.crt: the authorities that agents and kpctl must accept
 //! ```
 //!
-//! Replicas need no leader: each looks once a minute, decides by [`papers`] alone, and writes with the version that it
+//! Replicas need no leader: each looks once a minute, decides by the pure `papers.rs` alone, and writes with the version that it
 //! read. Of two that write, one gets a conflict and reads again.
 
 mod papers;

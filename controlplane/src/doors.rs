@@ -131,6 +131,33 @@ pub struct Counts {
     pub handshakes: u64,
 }
 
+/// The protection of a port at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cover {
+    /// Nothing listens.
+    #[default]
+    Closed,
+    /// Connections wait until there are certificates.
+    Waiting,
+    /// Connections are in plain text.
+    PlainText,
+    /// Connections are inside TLS.
+    Tls,
+}
+
+impl std::fmt::Display for Cover {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Closed => "closed",
+            Self::Waiting => "waiting for certificates; see the log",
+            Self::PlainText => {
+                "plain text: any machine that reaches the port can pose as any node or user"
+            }
+            Self::Tls => "TLS",
+        })
+    }
+}
+
 /// The admission of connections at one port.
 #[derive(Debug)]
 pub struct Door {
@@ -139,6 +166,7 @@ pub struct Door {
     limits: Limits,
     book: Mutex<Book>,
     said: Mutex<Option<Instant>>,
+    cover: Mutex<Cover>,
     refused: AtomicU64,
     displaced: AtomicU64,
     expired: AtomicU64,
@@ -157,6 +185,7 @@ impl Door {
             limits,
             book: Mutex::default(),
             said: Mutex::default(),
+            cover: Mutex::default(),
             refused: AtomicU64::new(0),
             displaced: AtomicU64::new(0),
             expired: AtomicU64::new(0),
@@ -170,6 +199,17 @@ impl Door {
     #[must_use]
     pub fn what(&self) -> &'static str {
         self.what
+    }
+
+    /// Returns the protection at the moment.
+    #[must_use]
+    pub fn cover(&self) -> Cover {
+        *self.cover.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records the protection.
+    pub(crate) fn set_cover(&self, cover: Cover) {
+        *self.cover.lock().unwrap_or_else(PoisonError::into_inner) = cover;
     }
 
     /// Returns the counters.
@@ -196,6 +236,10 @@ impl Door {
         listener: TcpListener,
         tls: Option<Follower<ServerConfig>>,
     ) -> impl Stream<Item = std::io::Result<Wire>> + Send + use<> {
+        self.set_cover(match tls {
+            Some(_) => Cover::Tls,
+            None => Cover::PlainText,
+        });
         let door = Arc::clone(self);
         let greeted = self.admitted(listener).map(move |connection| {
             let (door, config) = (Arc::clone(&door), tls.as_ref().map(Follower::current));

@@ -15,13 +15,19 @@ use crate::source::{Batch, Event, Located};
 
 /// A control plane without agents, whose readiness and metrics are served.
 async fn served() -> (mpsc::Sender<Batch>, Arc<Hub>, std::net::SocketAddr) {
+    let doors = ["agents", "the status API"].map(|what| Door::new(what, Limits::STATUS));
+    served_with(doors).await
+}
+
+async fn served_with(
+    doors: [Arc<Door>; 2],
+) -> (mpsc::Sender<Batch>, Arc<Hub>, std::net::SocketAddr) {
     let (sink, batches) = mpsc::channel(1);
     let (admission, guard) = (Admission::default(), CliffGuard::default());
     let (hub, index) = Hub::new(1, "test", admission, guard, batches);
     tokio::spawn(index);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let doors = ["agents", "the status API"].map(|what| Door::new(what, Limits::STATUS));
     let gate = Gate::open(&identity::Config::default(), Arc::clone(&hub), None).unwrap();
     tokio::spawn(Admin::new(Arc::clone(&hub), gate, doors).serve(listener));
     (sink, hub, address)
@@ -96,6 +102,28 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
         assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
     }
     assert_eq!(get(address, "/other").await.unwrap().status, 404);
+}
+
+/// A control plane whose ports wait for certificates serves nobody.
+#[tokio::test]
+async fn not_ready_without_certificates() {
+    let doors = ["agents", "the status API"].map(|what| Door::new(what, Limits::STATUS));
+    let (_sink, hub, address) = served_with(doors.clone()).await;
+    hub.store.set_synced();
+    for (cover, status, line) in [
+        (
+            Cover::Waiting,
+            503,
+            "port for agents: waiting for certificates",
+        ),
+        (Cover::PlainText, 200, "port for agents: plain text"),
+        (Cover::Tls, 200, "port for agents: TLS"),
+    ] {
+        doors[0].set_cover(cover);
+        let reply = get(address, "/readyz?verbose").await.unwrap();
+        assert_eq!(reply.status, status, "{cover:?}");
+        assert!(reply.body.contains(line), "{}", reply.body);
+    }
 }
 
 /// Doubts and held objects are reported and do not change readiness: see the top of `admin`.
