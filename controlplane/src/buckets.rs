@@ -56,6 +56,14 @@ impl<K: Eq + Hash> Buckets<K> {
         self.bucket(caller).take(amount)
     }
 
+    /// Returns whether a caller's bucket has something left.
+    pub fn has(&mut self, caller: &K) -> bool {
+        self.by_caller.get_mut(caller).is_none_or(|bucket| {
+            bucket.fill();
+            bucket.left > 0
+        })
+    }
+
     /// Takes one from a caller's bucket, now or later; returns the time until then. `None` if that is longer than
     /// `patience`.
     pub fn reserve(&mut self, caller: K, patience: Duration) -> Option<Duration> {
@@ -166,7 +174,10 @@ mod tests {
         let taken = (0..100).filter(|_| buckets.take("a", 1).is_ok());
         assert_eq!(taken.count(), 10);
         assert_eq!(buckets.take("b", 10), Ok(0));
-        advance(Duration::from_secs(3)).await;
+        assert!(!buckets.has(&"b") && buckets.has(&"c"));
+        advance(Duration::from_secs(1)).await;
+        assert!(buckets.has(&"b"));
+        advance(Duration::from_secs(2)).await;
         assert_eq!(buckets.take("a", 3), Ok(90));
         assert_eq!(buckets.take("a", 4), Err(Duration::from_secs(4)));
         advance(Duration::from_secs(3_600)).await;

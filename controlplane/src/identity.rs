@@ -17,6 +17,7 @@
 //! | ServiceAccount token for kplane, of an agent's account, bound to node N | serves N alone | by its rights |
 //! | any other certificate or token | refused | by its rights |
 
+mod agent;
 mod audit;
 mod claims;
 mod gate;

@@ -16,6 +16,8 @@ mod views;
 pub use agent::AgentServer;
 pub use desired::DesiredServer;
 pub use guarded::Guarded;
+#[cfg(test)]
+pub(crate) use guarded::spawn_watch;
 pub(crate) use pages::node_states;
 pub use status::StatusServer;
 

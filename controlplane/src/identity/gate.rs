@@ -3,13 +3,14 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use kplane_model::NodeName;
 use kplane_tls::{FileError, Follower, Token};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep_until};
 
 use super::audit::{Audit, AuditLog, Entry};
 use super::refusal::Refusals;
@@ -100,7 +101,7 @@ pub enum GateError {
 #[derive(Debug)]
 pub struct Gate {
     pub(super) hub: Arc<Hub>,
-    accounts: Vec<String>,
+    pub(super) accounts: Vec<String>,
     tokens: Option<Tokens>,
     reviews: Option<Arc<Reviews>>,
     listed: Option<Follower<TokenTable>>,
@@ -217,9 +218,24 @@ impl Visitor {
         Some(self.who.as_ref()?.subject.name.as_str())
     }
 
-    /// Returns the time at which the proof of the identity ends.
-    pub(super) fn until(&self) -> Option<std::time::SystemTime> {
-        self.who.as_ref()?.until
+    /// Returns when the proof of the identity ends, by a clock that does not step: a step ends no open stream.
+    pub(super) fn end(&self) -> Option<Instant> {
+        let left = self.who.as_ref()?.until?.duration_since(SystemTime::now());
+        Some(Instant::now() + left.unwrap_or_default())
+    }
+
+    /// Waits until the proof of the identity ends, if it does.
+    pub async fn ended(&self) -> Refusal {
+        match self.end() {
+            Some(end) => sleep_until(end).await,
+            None => std::future::pending().await,
+        }
+        let refusal = Refusal::new(
+            Reason::Ended,
+            "the credential has ended; connect with a renewed one",
+        );
+        self.refused("watch", &refusal);
+        refusal
     }
 
     /// Charges the caller for a question to the status API. Questions cost more where answers are large, or where
@@ -337,7 +353,7 @@ impl Visitor {
     async fn identify(&self) -> Result<Option<Arc<Identity>>, Refusal> {
         let gate = &self.gate;
         if let Caller::Certificate(subject, until) = self.connection.caller() {
-            if until.is_some_and(|until| until <= std::time::SystemTime::now()) {
+            if until.is_some_and(|until| until <= SystemTime::now()) {
                 let text = "the certificate has ended; use the renewed one in a new connection";
                 return Err(Refusal::new(Reason::Ended, text));
             }
@@ -370,7 +386,8 @@ impl Visitor {
             return Err(Refusal::new(Reason::BadCredential, text));
         };
         let served = |node: &str| gate.hub.fleet.record(node).is_some();
-        tokens.check(self.port, token, served).await.map(Some)
+        let from = network(self.connection.peer().ip());
+        tokens.check(self.port, token, from, served).await.map(Some)
     }
 
     /// Counts a refusal, and writes it to the audit log.
@@ -398,73 +415,6 @@ impl Visitor {
             action,
             ..Entry::default()
         }
-    }
-}
-
-impl Gate {
-    /// Checks that an identity is that of a node's agent.
-    fn is_agent(&self, who: &Identity, node: &NodeName) -> Result<(), Refusal> {
-        let name = &who.subject.name;
-        match who.node(&self.accounts) {
-            Some(own) if own == &**node => Ok(()),
-            Some(own) => Err(Refusal::new(
-                Reason::OtherNode,
-                format!(
-                    "the credential is of node {own:?} and does not allow its owner to speak for node {node:?}; check \
-                     the agent's --node-name and its credential"
-                ),
-            )),
-            None if matches!(who.proof, Proof::ApiToken { .. }) => Err(Refusal::new(
-                Reason::NotAnAgent,
-                format!(
-                    "{name:?} is not an agent: the token must be of a ServiceAccount that --agent-service-account of \
-                     the control plane names ({}), and of a pod on a node",
-                    self.accounts.join(", ")
-                ),
-            )),
-            None => Err(Refusal::new(
-                Reason::NotAnAgent,
-                format!(
-                    "the credential of {name:?} names no node: that of an agent is of the user system:node:NAME in \
-                     the group system:nodes (a certificate with CN=system:node:NAME, O=system:nodes)"
-                ),
-            )),
-        }
-    }
-
-    /// Checks that a token is bound to the Node that exists now, and not to an earlier one of the same name. The API
-    /// server does not compare them for tokens of pods.
-    async fn is_same_node(&self, who: &Identity, node: &NodeName) -> Result<(), Refusal> {
-        let Some(bound) = who.binding().and_then(|binding| binding.uid) else {
-            return Ok(());
-        };
-        let Ok(Some(uid)) = self.hub.node_uid(node.clone()).await else {
-            // The Node is unknown: `is_still_there` or the session decides about that.
-            return Ok(());
-        };
-        if uid == bound {
-            return Ok(());
-        }
-        Err(Refusal::new(
-            Reason::NoSuchNode,
-            format!(
-                "the token is bound to an earlier Node {node:?}, with UID {bound}: the Node was deleted and made \
-                 again; restart the agent's pod"
-            ),
-        ))
-    }
-
-    /// Checks that a node has not been deleted.
-    fn is_still_there(&self, node: &NodeName) -> Result<(), Refusal> {
-        let hub = &self.hub;
-        let is_known = !hub.names_are_nodes() || !hub.store.head().borrow().synced;
-        if is_known || hub.store.knows(node) {
-            return Ok(());
-        }
-        Err(Refusal::new(
-            Reason::NoSuchNode,
-            format!("the Node {node:?} was deleted"),
-        ))
     }
 }
 

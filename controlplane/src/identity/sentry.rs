@@ -3,12 +3,12 @@
 //! The sentry checks the identity again and again, because a pod, a node or a listed token may be gone. It does
 //! nothing while the API server is away: an agent that was admitted stays.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use kplane_model::NodeName;
 use kplane_tls::Token;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Reason, Refusal, Visitor};
@@ -79,7 +79,7 @@ async fn watch(
     node: NodeName,
     mut renewed: mpsc::Receiver<Token>,
 ) -> Refusal {
-    let mut end = visitor.until().map(instant);
+    let mut end = visitor.end();
     loop {
         let pause = rand::random_range(RECHECK[0]..RECHECK[1]);
         let ends = async {
@@ -98,7 +98,7 @@ async fn watch(
             Some(token) = renewed.recv() => {
                 match visitor.again(&node, Some(token)).await {
                     Ok(newer) => {
-                        end = newer.until().map(instant);
+                        end = newer.end();
                         visitor = newer;
                     }
                     // The identity of before stays until it ends.
@@ -116,10 +116,4 @@ async fn watch(
             },
         }
     }
-}
-
-/// Returns when a time of the wall clock comes, by a clock that does not step: a step ends no open stream.
-fn instant(until: SystemTime) -> Instant {
-    let left = until.duration_since(SystemTime::now());
-    Instant::now() + left.unwrap_or_default()
 }

@@ -203,6 +203,25 @@ async fn a_stream_ends_with_its_certificate() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_watch_ends_with_its_credential() {
+    let folder = TempDir::new().unwrap();
+    let gate = gate(folder.path(), None);
+    let connection = Occupancy::of(certificate("alice", &[], Duration::from_secs(600)));
+    let visitor = gate
+        .visit(Port::Status, &connection, &HeaderMap::new())
+        .await;
+    let visitor = visitor.unwrap();
+    let early = timeout(Duration::from_secs(590), visitor.ended()).await;
+    assert!(early.is_err(), "{early:?}");
+    let (outbox, mut answers) = mpsc::channel::<Result<(), tonic::Status>>(1);
+    let watch = std::future::pending();
+    crate::server::spawn_watch(Some(visitor), outbox, watch).unwrap();
+    let last = answers.recv().await.unwrap().unwrap_err();
+    assert_eq!(last.code(), tonic::Code::Unauthenticated);
+    assert!(answers.recv().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_token_that_is_no_longer_listed_loses_its_stream_within_a_minute() {
     let folder = TempDir::new().unwrap();
     let gate = gate(folder.path(), None);

@@ -10,6 +10,7 @@
 //! back to each token ([`super::Sentry`]), so that a token that only the keys verified is reviewed soon after.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -22,6 +23,7 @@ use super::claims::{self, Parts};
 use super::keys::{Checked, Keys};
 use super::reviews::{self, Review, Reviews};
 use super::{Identity, Port, Reason, Refusal};
+use crate::buckets::{Buckets, Rate};
 
 /// Time for which a review counts. The API server itself may be wrong for as long (its cache of successes).
 const FRESH: Duration = Duration::from_secs(10);
@@ -29,6 +31,14 @@ const FRESH: Duration = Duration::from_secs(10);
 const REVIEWS: usize = 16;
 /// Most tokens that are remembered: those of the largest fleet during a rotation. About 1 KiB each.
 const MAX_KNOWN: usize = 32_768;
+
+/// Wrong tokens from an address, each of which costs the API server a review.
+const GUESSES: Rate = Rate {
+    burst: 20,
+    refill: Duration::from_secs(1),
+};
+/// Most addresses whose wrong tokens are counted; further ones share theirs.
+const MAX_ADDRESSES: usize = 4_096;
 
 /// The hash of a token.
 type TokenId = [u8; 32];
@@ -40,6 +50,8 @@ pub(super) struct Tokens {
     pub(super) keys: Keys,
     known: Mutex<HashMap<TokenId, Known>>,
     permits: Semaphore,
+    /// Wrong tokens that addresses may still try.
+    guesses: Mutex<Buckets<IpAddr>>,
 }
 
 /// A token that was accepted.
@@ -68,15 +80,17 @@ impl Tokens {
             keys: Keys::default(),
             known: Mutex::default(),
             permits: Semaphore::new(REVIEWS),
+            guesses: Mutex::new(Buckets::new(GUESSES, MAX_ADDRESSES)),
         }
     }
 
-    /// Returns the owner of a token. `has_served` returns whether the agent of a node was admitted before: such an
+    /// Returns the owner of a token that came from an address. `has_served` returns whether the agent of a node was admitted before: such an
     /// agent is not locked out while the API server is away.
     pub(super) async fn check(
         &self,
         port: Port,
         token: &Token,
+        from: IpAddr,
         has_served: impl Fn(&str) -> bool,
     ) -> Result<Arc<Identity>, Refusal> {
         let id = id_of(token);
@@ -90,6 +104,10 @@ impl Tokens {
         }
         let parts = claims::parse(token);
         let verified = self.verify(port, parts.as_ref())?;
+        if verified.is_none() && !self.guesses().has(&from) {
+            let text = "too many wrong tokens came from this address; try again in a few seconds";
+            return Err(Refusal::new(Reason::TooMuch, text));
+        }
         let Ok(_permit) = self.permits.try_acquire() else {
             return self.without_review(id, known, verified, "too many reviews at the moment");
         };
@@ -107,6 +125,8 @@ impl Tokens {
             }
             Ok(Review::Rejected) => {
                 self.lock().remove(&id);
+                // The bucket may be empty: other requests took the last.
+                let _ = self.guesses().take(from, 1);
                 Err(Refusal::new(Reason::BadCredential, rejected(port)))
             }
             Err(unanswered) => {
@@ -178,6 +198,11 @@ impl Tokens {
         }
         known.insert(id, entry);
         identity
+    }
+
+    fn guesses(&self) -> MutexGuard<'_, Buckets<IpAddr>> {
+        // A bucket is changed as a whole, so a panic elsewhere leaves it usable.
+        self.guesses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<TokenId, Known>> {

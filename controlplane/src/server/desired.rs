@@ -9,6 +9,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::attendance::Attendance;
+use super::guarded::spawn_watch;
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
 use crate::publish::{Cursor, Piece};
@@ -37,24 +38,18 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
         let visitor = request.extensions().get::<Visitor>().cloned();
         let node = request.into_inner().node_name;
-        let permit = match &visitor {
-            Some(visitor) => {
-                visitor.may(&Right::ReadDesired(node.clone())).await?;
-                Some(visitor.watch()?)
-            }
-            None => None,
-        };
+        if let Some(visitor) = &visitor {
+            visitor.may(&Right::ReadDesired(node.clone())).await?;
+        }
         if !self.hub.store.knows(&node) && self.hub.fleet.record(&node).is_none() {
             return Err(Status::not_found(format!(
                 "no node named {node:?} is known"
             )));
         }
         let (outbox, stream) = mpsc::channel(1);
+        let last = outbox.clone();
         let watch = watch(Arc::clone(&self.hub), node, outbox);
-        tokio::spawn(async move {
-            watch.await;
-            drop(permit);
-        });
+        spawn_watch(visitor, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
+use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -41,6 +42,32 @@ fn right_for(path: &str) -> Option<Right> {
         "/kplane.v1.DesiredStateService/WatchNode" => None,
         _ => Some(Right::ReadStatus),
     }
+}
+
+/// Starts a watch, which ends with the caller's credential. A caller in the same process has none.
+///
+/// # Errors
+/// [`Refusal`] when there are too many watches.
+pub(crate) fn spawn_watch<T: Send + 'static>(
+    visitor: Option<Visitor>,
+    outbox: mpsc::Sender<Result<T, Status>>,
+    watch: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), Refusal> {
+    let permit = visitor.as_ref().map(Visitor::watch).transpose()?;
+    let ended = async move {
+        match visitor {
+            Some(visitor) => visitor.ended().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::spawn(async move {
+        tokio::select! {
+            () = watch => {}
+            refusal = ended => drop(outbox.send(Err(refusal.into())).await),
+        }
+        drop(permit);
+    });
+    Ok(())
 }
 
 /// Admits a request, and marks its connection as in use.

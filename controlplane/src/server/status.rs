@@ -11,6 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
+use super::guarded::spawn_watch;
 use super::pages::Picture;
 use super::{questions, views};
 use crate::doors::Occupancy;
@@ -56,15 +57,12 @@ impl StatusService for StatusServer {
         request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<Self::WatchFleetStream>, Status> {
         charge(&request, nodes_cost(&self.hub))?;
-        let permit = request.extensions().get::<Visitor>().map(Visitor::watch);
-        let permit = permit.transpose()?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
         let (outbox, stream) = mpsc::channel(1);
         let nodes = nodes_of(&request.into_inner());
+        let last = outbox.clone();
         let watch = watch(Arc::clone(&self.hub), nodes, outbox);
-        tokio::spawn(async move {
-            watch.await;
-            drop(permit);
-        });
+        spawn_watch(visitor, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 

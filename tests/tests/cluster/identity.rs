@@ -208,6 +208,15 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
                 .collect::<Result<_>>()?;
             ensure!(found == wanted, "{what}: {found:?} instead of {wanted:?}");
         }
+        // A caller that tries tokens is stopped; callers whose tokens the cluster signed are not.
+        let guess = plane.caller(None, Some("guess"))?;
+        eventually(DEADLINE, "wrong tokens are too many", || {
+            let code = guess.call(Method::GetFleet)?;
+            ensure!(code == Code::ResourceExhausted, "{code:?}");
+            anyhow::Ok(())
+        })?;
+        let code = plane.caller(None, Some(&reader))?.call(Method::GetFleet)?;
+        ensure!(code == Yes, "{code:?}");
         audited(world)?;
         for name in ["reader", "operator"] {
             api.delete("ClusterRoleBinding", name)?;
