@@ -64,12 +64,6 @@ impl<K: Eq + Hash> Buckets<K> {
         })
     }
 
-    /// Takes one from a caller's bucket, now or later; returns the time until then. `None` if that is longer than
-    /// `patience`.
-    pub fn reserve(&mut self, caller: K, patience: Duration) -> Option<Duration> {
-        self.bucket(caller).reserve(patience)
-    }
-
     fn bucket(&mut self, caller: K) -> &mut Bucket {
         let rate = self.rate;
         let whole = rate.refill * rate.burst;
@@ -124,23 +118,6 @@ impl Bucket {
         Ok(std::mem::take(&mut self.refused))
     }
 
-    /// Takes one, now or later; returns the time until then. Each call comes after those before it. `None` takes
-    /// nothing: the time is longer than `patience`.
-    pub fn reserve(&mut self, patience: Duration) -> Option<Duration> {
-        self.fill();
-        if self.left > 0 {
-            self.left -= 1;
-            return Some(Duration::ZERO);
-        }
-        let turn = self.filled + self.rate.refill;
-        let wait = turn.saturating_duration_since(Instant::now());
-        if wait > patience {
-            return None;
-        }
-        self.filled = turn;
-        Some(wait)
-    }
-
     /// Puts back what has come since the last time.
     fn fill(&mut self) {
         let rate = self.rate;
@@ -183,21 +160,6 @@ mod tests {
         advance(Duration::from_secs(3_600)).await;
         assert_eq!(buckets.take("a", 1_000), Ok(1));
         assert!(buckets.take("a", 1).is_err());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn those_who_wait_get_their_turn_one_after_another() {
-        let mut bucket = Bucket::new(RATE);
-        let mut reserve = || Some(bucket.reserve(Duration::from_secs(3))?.as_secs());
-        let waits: Vec<_> = (0..15).map(|_| reserve()).collect();
-        assert_eq!(waits[..10], [Some(0); 10]);
-        assert_eq!(waits[10..], [Some(1), Some(2), Some(3), None, None]);
-        assert!(bucket.take(1).is_err());
-        advance(Duration::from_secs(2)).await;
-        let mut reserve = || Some(bucket.reserve(Duration::from_secs(3))?.as_secs());
-        assert_eq!(reserve(), Some(2));
-        advance(Duration::from_secs(100)).await;
-        assert_eq!(reserve(), Some(0));
     }
 
     #[tokio::test(start_paused = true)]

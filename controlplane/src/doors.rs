@@ -67,7 +67,7 @@ pub struct Limits {
     pub waiting: usize,
     /// Maximum number that wait from one address.
     pub waiting_per_address: usize,
-    /// Maximum number of TLS handshakes a second from one address. Further ones wait for their turn.
+    /// Maximum number of TLS handshakes a second from one address. Further ones are closed at once.
     pub handshakes_per_second: u32,
 }
 
@@ -79,7 +79,7 @@ impl Limits {
         per_address: 12_000,
         waiting: 4_096,
         waiting_per_address: 1_024,
-        handshakes_per_second: 500,
+        handshakes_per_second: 1_000,
     };
 
     /// Limits for the status API.

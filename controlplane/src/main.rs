@@ -90,7 +90,7 @@ struct Args {
     max_connections_per_address: usize,
 
     /// Maximum number of TLS handshakes a second with agents from one IPv4 address, or from one IPv6 /64. Further ones
-    /// wait.
+    /// are closed at once, and agents try again.
     #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.handshakes_per_second)]
     max_handshakes_per_second: u32,
 

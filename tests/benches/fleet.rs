@@ -124,8 +124,23 @@ async fn newest(fleet: &mut [watch::Receiver<Seen>], before: u64) -> u64 {
     newest
 }
 
-/// An agent that takes updates, and answers pings.
+/// An agent that connects until it is served, after growing random pauses as real ones do.
 async fn agent(certs: PathBuf, name: String, seen: watch::Sender<Seen>) {
+    for attempt in 1_u64.. {
+        if stream(&certs, &name, &seen).await.is_ok() || seen.borrow().0 > 0 {
+            return;
+        }
+        let pause = rand::random_range(0..100 << attempt.min(6));
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+    }
+}
+
+/// A stream that takes updates, and answers pings.
+async fn stream(
+    certs: &Path,
+    name: &str,
+    seen: &watch::Sender<Seen>,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let pair = |kind: &str| certs.join(format!("nodes/{name}.{kind}"));
     let files = ClientFiles {
         authorities: certs.join("ca.crt"),
@@ -134,7 +149,7 @@ async fn agent(certs: PathBuf, name: String, seen: watch::Sender<Seen>) {
             key: pair("key"),
         }),
     };
-    let config = files.load().unwrap();
+    let config = files.load()?;
     let address = SocketAddr::from(([127, 0, 0, 1], AGENT_PORT));
     let connect = move |_| {
         let config = Arc::clone(&config);
@@ -147,19 +162,19 @@ async fn agent(certs: PathBuf, name: String, seen: watch::Sender<Seen>) {
     };
     let endpoint = Endpoint::from_static("https://localhost");
     let channel = endpoint.connect_with_connector(tower::service_fn(connect));
-    let channel = channel.await.unwrap();
+    let channel = channel.await?;
     let (outbox, messages) = mpsc::channel(4);
     let send = |kind| outbox.try_send(AgentMessage { kind: Some(kind) }).is_ok();
     let hello = Hello {
         protocol_version: kplane_proto::PROTOCOL_VERSION,
-        node_name: name,
+        node_name: name.to_owned(),
         ..Hello::default()
     };
     assert!(send(agent_message::Kind::Hello(hello)));
     let mut client = AgentServiceClient::new(channel);
-    let answer = client.sync(ReceiverStream::new(messages)).await.unwrap();
+    let answer = client.sync(ReceiverStream::new(messages)).await?;
     let mut stream = answer.into_inner();
-    while let Some(message) = stream.message().await.unwrap() {
+    while let Some(message) = stream.message().await? {
         match message.kind {
             Some(server_message::Kind::Update(pb::Update { end: Some(end), .. })) => {
                 seen.send_replace((end.revision, Instant::now()));
@@ -171,6 +186,7 @@ async fn agent(certs: PathBuf, name: String, seen: watch::Sender<Seen>) {
             _ => {}
         }
     }
+    Ok(())
 }
 
 async fn start(certs: &Path, manifests: &Path) -> Plane {

@@ -189,15 +189,6 @@ impl Connection {
         &self.entry.0
     }
 
-    /// Waits until the connection has to end although nothing reads or writes.
-    pub(super) async fn ended(&mut self) {
-        std::future::poll_fn(|cx| match self.check(cx) {
-            Ok(()) => Poll::Pending,
-            Err(_) => Poll::Ready(()),
-        })
-        .await;
-    }
-
     /// Fails once the connection has to end. Both reading and writing call this, because a peer may
     /// do only one of them.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use kplane_tls::{ServerConfig, Subject, ends_at, explain};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use super::{Caller, Connection, Door, Occupancy, PATIENCE, network};
+use super::{Caller, Connection, Door, Occupancy, network};
 
 /// Maximum time of a handshake. A peer on a slow link needs less than a second.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -32,25 +32,22 @@ impl Door {
     /// Performs a handshake. A failure ends the connection, and is counted and logged.
     pub(super) async fn handshake(
         self: Arc<Self>,
-        mut connection: Connection,
+        connection: Connection,
         config: Arc<ServerConfig>,
     ) -> Option<Wire> {
         let occupancy = connection.occupancy().clone();
-        let wait = {
+        let taken = {
             let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-            turns.reserve(network(occupancy.peer().ip()), PATIENCE)
+            turns.take(network(occupancy.peer().ip()), 1)
         };
-        let Some(wait) = wait else {
+        // Refused at once: connections that waited would make room for newer ones before their turn comes.
+        if taken.is_err() {
             self.handshakes.fetch_add(1, Ordering::Relaxed);
             self.complain(
                 occupancy.peer(),
                 "too many TLS handshakes from this address; see --max-handshakes-per-second",
             );
             return None;
-        };
-        tokio::select! {
-            () = sleep(wait) => {}
-            () = connection.ended() => return None,
         }
         let accepted = timeout(HANDSHAKE, TlsAcceptor::from(config).accept(connection)).await;
         let accepted = accepted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
