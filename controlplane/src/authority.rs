@@ -5,8 +5,8 @@
 //! ConfigMap kplane-ca          ca.crt: the authorities that agents and kpctl must accept
 //! ```
 //!
-//! Replicas need no leader: each looks once a minute, decides by the pure `papers.rs` alone, and writes with the version that it
-//! read. Of two that write, one gets a conflict and reads again.
+//! Replicas need no leader: each looks once a minute, decides by the pure `papers.rs` alone, and writes with the version
+//! that it read. Of two that write, one gets a conflict and reads again.
 
 mod papers;
 
@@ -38,6 +38,8 @@ const CLIENT_CA: &str = "client-ca-file";
 
 /// Interval at which the objects are read.
 const LOOK: Duration = Duration::from_secs(60);
+/// Longest wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -68,7 +70,7 @@ enum AuthorityError {
     Use(#[from] FileError),
 }
 
-/// What serving needs: the papers, and the authorities of clients.
+/// The papers and the authorities of clients, which serving needs.
 #[derive(PartialEq, Eq)]
 struct Serving {
     papers: Papers,
@@ -307,6 +309,7 @@ impl Authority {
                     resource,
                     group,
                 },
+                PATIENCE,
                 request,
             )
             .await

@@ -134,7 +134,7 @@ pub struct Counts {
 /// The protection of a port at the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cover {
-    /// Nothing listens.
+    /// No listener.
     #[default]
     Closed,
     /// Connections wait until there are certificates.

@@ -151,6 +151,13 @@ impl Hub {
         self.source == kubernetes::NAME
     }
 
+    /// Returns whether a name is certainly no Node: all Nodes are known, and none has it.
+    #[must_use]
+    pub fn lacks_node(&self, name: &str) -> bool {
+        let knows_all = self.names_are_nodes() && self.store.head().borrow().synced;
+        knows_all && !self.store.knows(name)
+    }
+
     /// Returns the time for which changes at the source's origin may have been missed: since the
     /// stalest kind was known to be current, or since the source's last message. Zero before the
     /// source begins.

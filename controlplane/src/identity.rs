@@ -42,7 +42,8 @@ pub use sentry::Sentry;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use kplane_tls::Subject;
+use kplane_tls::{Subject, Token};
+use ring::digest::{SHA256, digest};
 
 use crate::k8s::Uid;
 
@@ -90,7 +91,28 @@ pub struct NodeBinding {
     pub uid: Option<Uid>,
 }
 
+/// The hash of a token, by which caches and tables find it.
+type TokenId = [u8; 32];
+
+/// Returns the hash of a whole token. The time of a search by it depends on no token's text.
+fn token_id(token: &Token) -> TokenId {
+    let mut id = TokenId::default();
+    id.copy_from_slice(digest(&SHA256, token.as_str().as_bytes()).as_ref());
+    id
+}
+
 impl Identity {
+    /// Creates an identity without a UID and further attributes, which lasts until the operator takes it away.
+    fn lasting(subject: Subject, proof: Proof) -> Self {
+        Self {
+            subject,
+            uid: String::new(),
+            extra: BTreeMap::new(),
+            proof,
+            until: None,
+        }
+    }
+
     /// Returns the node for which the caller may speak. `accounts` are the user names of agents' ServiceAccounts.
     #[must_use]
     pub fn node(&self, accounts: &[String]) -> Option<&str> {

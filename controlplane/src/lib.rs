@@ -4,6 +4,7 @@ mod admin;
 pub mod admission;
 pub mod app;
 pub mod authority;
+mod bounded;
 pub mod buckets;
 pub mod certs;
 pub mod check;

@@ -16,7 +16,7 @@ pub(crate) enum Error {
     /// The kubeconfig, the API server or the cluster leads to no control plane.
     #[error(transparent)]
     Kubernetes(#[from] kubernetes::Error),
-    /// Nothing answers at an address.
+    /// An address without an answer.
     #[error("cannot connect to {to}: {cause}. {advice}")]
     Connect {
         to: String,

@@ -40,7 +40,7 @@ pub enum BuildError {
     /// A file about identities or rights cannot be used.
     #[error(transparent)]
     Gate(#[from] GateError),
-    /// There is no cluster in which the control plane could keep its own certificates.
+    /// The lack of a cluster in which the control plane could keep its own certificates.
     #[error(
         "--certificates-in needs objects from an API server: give --kubeconfig or --in-cluster"
     )]

@@ -10,11 +10,11 @@ use k8s_openapi::api::events::v1::Event as ApiEvent;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
-use tokio::time::timeout;
 
 use super::{Event, MAX_NOTE};
+use crate::bounded::make_room;
 use crate::k8s::{Kind, Uid};
-use crate::kubernetes::{Api, Asked, Failure};
+use crate::kubernetes::{Api, Asked, Failure, Unanswered};
 
 /// Value of `reportingController`.
 const CONTROLLER: &str = "kplane";
@@ -48,6 +48,20 @@ pub(super) enum Unwritten {
     Refused(Asked, Failure),
     /// The server may take it later.
     Later(Asked, Failure),
+}
+
+/// Decides whether to try again.
+impl From<Unanswered> for Unwritten {
+    fn from(Unanswered { asked, failure }: Unanswered) -> Self {
+        match failure {
+            Failure::Forbidden(_)
+            | Failure::NotServed
+            | Failure::Gone
+            | Failure::Refused { .. }
+            | Failure::Malformed(_) => Self::Refused(asked, failure),
+            _ => Self::Later(asked, failure),
+        }
+    }
 }
 
 /// A writer of events.
@@ -102,10 +116,13 @@ impl Writer {
         let (params, patch) = (PatchParams::default(), Patch::Merge(series));
         let events = self.events(event);
         let request = events.patch(name, &params, &patch);
-        match answered(request.await_in_time().await) {
-            Ok(()) => Ok(true),
-            Err(Failure::NotServed) => Ok(false),
-            Err(failure) => Err(self.failed(PATCH, failure).await),
+        match self.api.ask(PATCH, PATIENCE, request).await {
+            Ok(_) => Ok(true),
+            Err(Unanswered {
+                failure: Failure::NotServed,
+                ..
+            }) => Ok(false),
+            Err(unanswered) => Err(unanswered.into()),
         }
     }
 
@@ -114,28 +131,12 @@ impl Writer {
         let params = PostParams::default();
         let events = self.events(event);
         let request = events.create(&params, &written);
-        match answered(request.await_in_time().await) {
+        match self.api.ask(CREATE, PATIENCE, request).await {
+            Ok(_) => Ok(()),
             // Another replica, or an earlier process, wrote the same event, so this one is not
             // needed.
-            Ok(()) | Err(Failure::Refused { code: 409, .. }) => Ok(()),
-            Err(failure) => Err(self.failed(CREATE, failure).await),
-        }
-    }
-
-    /// Decides whether to try again; reads the credentials again when they caused the failure.
-    async fn failed(&self, asked: Asked, failure: Failure) -> Unwritten {
-        if failure.wants_new_credentials()
-            && let Err(error) = self.api.renew().await
-        {
-            tracing::debug!(%error, "cannot read the credentials for events again");
-        }
-        match failure {
-            Failure::Forbidden(_)
-            | Failure::NotServed
-            | Failure::Gone
-            | Failure::Refused { .. }
-            | Failure::Malformed(_) => Unwritten::Refused(asked, failure),
-            _ => Unwritten::Later(asked, failure),
+            Err(unanswered) if unanswered.is_conflict() => Ok(()),
+            Err(unanswered) => Err(unanswered.into()),
         }
     }
 
@@ -184,14 +185,10 @@ impl Writer {
     }
 
     fn forget(&mut self, now: Instant) {
-        let fresh = |at: Instant| now.saturating_duration_since(at) < REMEMBERED_FOR;
-        if self.written.len() >= REMEMBERED {
-            self.written.retain(|_, (_, at)| fresh(*at));
-        }
-        if self.written.len() >= REMEMBERED {
-            // There are too many events: repeated ones are written as new instead of being counted.
-            self.written.clear();
-        }
+        // Events that are forgotten are written as new ones instead of being counted.
+        make_room(&mut self.written, REMEMBERED, |(_, at)| {
+            now.saturating_duration_since(*at) < REMEMBERED_FOR
+        });
     }
 }
 
@@ -199,25 +196,5 @@ fn namespace(event: &Event) -> &str {
     match &*event.object.namespace {
         "" => NODE_NAMESPACE,
         namespace => namespace,
-    }
-}
-
-/// A request with a limited waiting time for the answer.
-trait InTime: Future + Sized {
-    async fn await_in_time(self) -> Option<Self::Output> {
-        timeout(PATIENCE, self).await.ok()
-    }
-}
-
-impl<F: Future> InTime for F {}
-
-fn answered<T>(answer: Option<Result<T, kube::Error>>) -> Result<(), Failure> {
-    match answer {
-        None => Err(Failure::Silent(PATIENCE)),
-        Some(Ok(_)) => Ok(()),
-        Some(Err(kube::Error::Api(status))) => {
-            Err(Failure::of_status(status.code, &status.message, None))
-        }
-        Some(Err(error)) => Err(Failure::of_client(&error)),
     }
 }

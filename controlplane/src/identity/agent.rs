@@ -63,9 +63,7 @@ impl Gate {
 
     /// Checks that a node has not been deleted.
     pub(super) fn is_still_there(&self, node: &NodeName) -> Result<(), Refusal> {
-        let hub = &self.hub;
-        let is_known = !hub.names_are_nodes() || !hub.store.head().borrow().synced;
-        if is_known || hub.store.knows(node) {
+        if !self.hub.lacks_node(node) {
             return Ok(());
         }
         Err(Refusal::new(

@@ -129,18 +129,14 @@ impl Claims {
             name: node.name.clone(),
             uid: Uid::parse(&node.uid),
         });
+        let subject = Subject {
+            name: self.sub.clone(),
+            groups: groups.to_vec(),
+        };
+        let for_kplane = self.aud.has_kplane();
         Some(Identity {
-            subject: Subject {
-                name: self.sub.clone(),
-                groups: groups.to_vec(),
-            },
-            uid: String::new(),
-            extra: std::collections::BTreeMap::default(),
-            proof: Proof::ApiToken {
-                node,
-                for_kplane: self.aud.has_kplane(),
-            },
             until: self.until(),
+            ..Identity::lasting(subject, Proof::ApiToken { node, for_kplane })
         })
     }
 }

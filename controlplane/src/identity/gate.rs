@@ -66,7 +66,7 @@ pub struct Config {
 /// Default of [`Config::watches`].
 pub const WATCHES: usize = 256;
 
-/// What a caller of the status API may ask: an answer about a small fleet costs 1.
+/// Questions of a caller to the status API: an answer about a small fleet costs 1.
 const QUESTIONS: Rate = Rate {
     burst: 2_000,
     refill: Duration::from_millis(2),
@@ -103,7 +103,6 @@ pub struct Gate {
     pub(super) hub: Arc<Hub>,
     pub(super) accounts: Vec<String>,
     tokens: Option<Tokens>,
-    reviews: Option<Arc<Reviews>>,
     listed: Option<Follower<TokenTable>>,
     rights: Rights,
     audit: Audit,
@@ -150,8 +149,7 @@ impl Gate {
         Ok(Arc::new(Self {
             hub,
             accounts: config.agent_accounts.clone(),
-            tokens: reviews.clone().map(Tokens::new),
-            reviews,
+            tokens: reviews.map(Tokens::new),
             listed: listed.transpose()?,
             rights,
             audit: Audit::open(&config.audit).map_err(GateError::Audit)?,
@@ -169,8 +167,8 @@ impl Gate {
 
     /// Follows the API server's keys until the control plane ends.
     pub async fn follow_keys(self: Arc<Self>) {
-        if let (Some(tokens), Some(reviews)) = (&self.tokens, &self.reviews) {
-            tokens.keys.follow(reviews).await;
+        if let Some(tokens) = &self.tokens {
+            tokens.follow_keys().await;
         }
     }
 
@@ -358,11 +356,8 @@ impl Visitor {
                 return Err(Refusal::new(Reason::Ended, text));
             }
             return Ok(Some(Arc::new(Identity {
-                subject: subject.clone(),
-                uid: String::new(),
-                extra: std::collections::BTreeMap::default(),
-                proof: Proof::Certificate,
                 until: *until,
+                ..Identity::lasting(subject.clone(), Proof::Certificate)
             })));
         }
         if *self.connection.caller() == Caller::PlainText {

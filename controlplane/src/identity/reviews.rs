@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{
@@ -17,6 +18,8 @@ use super::{AUDIENCE, Identity, NodeBinding, Proof, Right};
 use crate::k8s::Uid;
 use crate::kubernetes::{Api, Asked, Failure, Unanswered};
 
+/// Longest wait for an answer. The caller's connection waits meanwhile.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Prefix of the attributes that the API server adds to users.
 const EXTRA: &str = "authentication.kubernetes.io/";
 
@@ -76,7 +79,10 @@ impl Reviews {
         };
         let client: kube::Api<TokenReview> = kube::Api::all(self.0.client());
         let params = PostParams::default();
-        let answer = self.0.ask(TOKENS, client.create(&params, &review)).await?;
+        let answer = self
+            .0
+            .ask(TOKENS, PATIENCE, client.create(&params, &review))
+            .await?;
         let status = answer.status.unwrap_or_default();
         let audiences = status.audiences.unwrap_or_default();
         // An API server that knows no audiences answers without any (TokenReviewStatus.audiences).
@@ -110,7 +116,10 @@ impl Reviews {
         };
         let client: kube::Api<SubjectAccessReview> = kube::Api::all(self.0.client());
         let params = PostParams::default();
-        let answer = self.0.ask(RIGHTS, client.create(&params, &review)).await?;
+        let answer = self
+            .0
+            .ask(RIGHTS, PATIENCE, client.create(&params, &review))
+            .await?;
         let status = answer.status.unwrap_or_default();
         Ok(match status.allowed && status.denied != Some(true) {
             true => Ok(()),
@@ -131,16 +140,14 @@ impl Reviews {
             asked: KEYS,
             failure: Failure::Malformed(error.to_string()),
         })?;
-        self.0.ask(KEYS, self.0.client().request(request)).await
+        self.0
+            .ask(KEYS, PATIENCE, self.0.client().request(request))
+            .await
     }
 }
 
 /// Returns the identity of a reviewed token's owner. `until` is the end of the token.
-pub(super) fn identity(
-    user: UserInfo,
-    for_kplane: bool,
-    until: Option<std::time::SystemTime>,
-) -> Identity {
+pub(super) fn identity(user: UserInfo, for_kplane: bool, until: Option<SystemTime>) -> Identity {
     let extra = user.extra.unwrap_or_default();
     let first = |name: &str| {
         let values = extra.get(&format!("{EXTRA}{name}"))?;

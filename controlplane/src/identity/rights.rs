@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::reviews::Reviews;
 use super::rules::Rules;
 use super::{Identity, Proof, Reason, Refusal};
+use crate::bounded::make_room;
 
 /// Group whose members, known by a certificate or a listed token, have all rights, even while the API server is away.
 pub const ADMINS: &str = "kplane:admins";
@@ -174,12 +175,7 @@ impl Decisions {
 
     fn remember(&self, question: Question, outcome: Result<(), String>) {
         let mut recent = self.lock();
-        if recent.len() >= MAX_DECISIONS {
-            recent.retain(|_, decision| decision.is_fresh());
-        }
-        if recent.len() >= MAX_DECISIONS {
-            recent.clear();
-        }
+        make_room(&mut recent, MAX_DECISIONS, Decision::is_fresh);
         let at = Instant::now();
         recent.insert(question, Decision { at, outcome });
     }

@@ -244,9 +244,9 @@ async fn a_renewed_token_keeps_the_stream() {
     fs::write(&file, both).unwrap();
     tokio::time::sleep(INTERVAL * 2).await;
     // The token of another owner changes nothing.
-    sentry.renew(kplane_tls::Token::parse("alice").unwrap());
+    sentry.renew(Token::parse("alice").unwrap());
     tokio::time::sleep(Duration::from_secs(2)).await;
-    sentry.renew(kplane_tls::Token::parse("node-1-new").unwrap());
+    sentry.renew(Token::parse("node-1-new").unwrap());
     tokio::time::sleep(Duration::from_secs(2)).await;
     fs::write(&file, "node-1-new,system:node:n1,1,system:nodes\n").unwrap();
     let hour = Duration::from_secs(3_600);
@@ -291,7 +291,6 @@ mod signatures {
 
     use base64::Engine as _;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-    use kplane_tls::Token;
     use ring::rand::SystemRandom;
     use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
     use serde_json::{Value, json};

@@ -8,13 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kplane_tls::{FileError, Files, Subject, Token, read};
-use ring::digest::{SHA256, digest};
 
-use super::{Identity, Proof};
+use super::{Identity, Proof, TokenId, token_id};
 
-/// The owners of tokens, by the hash of the token: the time of a search depends on no token's text.
+/// The owners of tokens.
 #[derive(Debug, Default)]
-pub(super) struct TokenTable(HashMap<[u8; 32], Arc<Identity>>);
+pub(super) struct TokenTable(HashMap<TokenId, Arc<Identity>>);
 
 impl TokenTable {
     /// Parses the content of a file. Errors name the line, never its content.
@@ -46,17 +45,15 @@ impl TokenTable {
             };
             let groups = record.get(3).unwrap_or_default().split(',').map(str::trim);
             let groups = groups.filter(|group| !group.is_empty()).map(str::to_owned);
-            let identity = Identity {
-                subject: Subject {
-                    name: name.to_owned(),
-                    groups: groups.collect(),
-                },
-                uid: uid.to_owned(),
-                extra: std::collections::BTreeMap::default(),
-                proof: Proof::ListedToken,
-                until: None,
+            let subject = Subject {
+                name: name.to_owned(),
+                groups: groups.collect(),
             };
-            if table.insert(hash(&token), Arc::new(identity)).is_some() {
+            let identity = Identity {
+                uid: uid.to_owned(),
+                ..Identity::lasting(subject, Proof::ListedToken)
+            };
+            if table.insert(token_id(&token), Arc::new(identity)).is_some() {
                 return Err(format!(
                     "line {line} repeats the token of an earlier line; give each user a token"
                 ));
@@ -67,14 +64,8 @@ impl TokenTable {
 
     /// Returns the owner of a token.
     pub(super) fn owner(&self, token: &Token) -> Option<Arc<Identity>> {
-        self.0.get(&hash(token)).cloned()
+        self.0.get(&token_id(token)).cloned()
     }
-}
-
-fn hash(token: &Token) -> [u8; 32] {
-    let mut hash = [0; 32];
-    hash.copy_from_slice(digest(&SHA256, token.as_str().as_bytes()).as_ref());
-    hash
 }
 
 /// The path of a file with a [`TokenTable`].

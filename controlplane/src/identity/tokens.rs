@@ -15,14 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use kplane_tls::Token;
-use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::claims::{self, Parts};
 use super::keys::{Checked, Keys};
 use super::reviews::{self, Review, Reviews};
-use super::{Identity, Port, Reason, Refusal};
+use super::{Identity, Port, Reason, Refusal, TokenId, token_id};
+use crate::bounded::make_room;
 use crate::buckets::{Buckets, Rate};
 
 /// Time for which a review counts. The API server itself may be wrong for as long (its cache of successes).
@@ -40,14 +40,11 @@ const GUESSES: Rate = Rate {
 /// Most addresses whose wrong tokens are counted; further ones share theirs.
 const MAX_ADDRESSES: usize = 4_096;
 
-/// The hash of a token.
-type TokenId = [u8; 32];
-
 /// The tokens of a cluster.
 #[derive(Debug)]
 pub(super) struct Tokens {
     reviews: Arc<Reviews>,
-    pub(super) keys: Keys,
+    keys: Keys,
     known: Mutex<HashMap<TokenId, Known>>,
     permits: Semaphore,
     /// Wrong tokens that addresses may still try.
@@ -84,8 +81,13 @@ impl Tokens {
         }
     }
 
-    /// Returns the owner of a token that came from an address. `has_served` returns whether the agent of a node was admitted before: such an
-    /// agent is not locked out while the API server is away.
+    /// Follows the published keys. Never returns.
+    pub(super) async fn follow_keys(&self) {
+        self.keys.follow(&self.reviews).await;
+    }
+
+    /// Returns the owner of a token that came from an address. `has_served` returns whether the agent of a node was
+    /// admitted before: such an agent is not locked out while the API server is away.
     pub(super) async fn check(
         &self,
         port: Port,
@@ -93,7 +95,7 @@ impl Tokens {
         from: IpAddr,
         has_served: impl Fn(&str) -> bool,
     ) -> Result<Arc<Identity>, Refusal> {
-        let id = id_of(token);
+        let id = token_id(token);
         let known = self
             .lock()
             .get(&id)
@@ -189,12 +191,11 @@ impl Tokens {
             reviewed,
         };
         let mut known = self.lock();
-        if known.len() >= MAX_KNOWN && !known.contains_key(&id) {
-            known.retain(|_, known| !known.is_over() && known.is_fresh());
-        }
-        if known.len() >= MAX_KNOWN {
-            // More tokens than any fleet has within seconds; each is checked again when it comes back.
-            known.clear();
+        if !known.contains_key(&id) {
+            // A token that has to go is checked again when it comes back.
+            make_room(&mut known, MAX_KNOWN, |known| {
+                !known.is_over() && known.is_fresh()
+            });
         }
         known.insert(id, entry);
         identity
@@ -209,12 +210,6 @@ impl Tokens {
         // Entries are replaced as a whole, so a panic elsewhere leaves them usable.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn id_of(token: &Token) -> TokenId {
-    let mut id = [0; 32];
-    id.copy_from_slice(digest(&SHA256, token.as_str().as_bytes()).as_ref());
-    id
 }
 
 fn rejected(port: Port) -> &'static str {

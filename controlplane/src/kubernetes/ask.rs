@@ -6,9 +6,6 @@ use tokio::time::timeout;
 
 use super::{Api, Asked, Failure};
 
-/// Longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
-
 /// A request that got no answer. The text says what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the API server {}", failure.explain(*asked))]
@@ -28,22 +25,24 @@ impl Unanswered {
 }
 
 impl Api {
-    /// Waits for the answer to a request. Reads the credentials again when they caused a failure.
+    /// Waits for the answer to a request, for `patience` at most. Reads the credentials again when they caused a
+    /// failure.
     ///
     /// # Errors
     /// [`Unanswered`].
     pub async fn ask<T>(
         &self,
         asked: Asked,
+        patience: Duration,
         request: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Unanswered> {
-        let failure = match timeout(PATIENCE, request).await {
+        let failure = match timeout(patience, request).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(kube::Error::Api(status))) => {
                 Failure::of_status(status.code, &status.message, None)
             }
             Ok(Err(error)) => self.failure(&error),
-            Err(_) => Failure::Silent(PATIENCE),
+            Err(_) => Failure::Silent(patience),
         };
         if failure.wants_new_credentials()
             && let Err(error) = self.renew().await

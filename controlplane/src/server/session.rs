@@ -77,8 +77,8 @@ pub(super) async fn run(
         None => Sentry::idle(),
     };
     // An agent in the same process is trusted: the cluster may even lack its Node.
-    let needs_node = hub.names_are_nodes() && peer.connection.is_some();
-    if needs_node && hub.store.head().borrow().synced {
+    let needs_node = peer.connection.is_some();
+    if needs_node {
         must_be_node(&hub, &node)?;
     }
     let _attendance = Attendance::begin(&hub, &node);
@@ -160,7 +160,7 @@ fn is_label(text: &str) -> bool {
 /// Refuses a name that is no Node of the cluster: a client with such a name gets nothing. A new
 /// Node becomes known within a moment, and agents try again.
 fn must_be_node(hub: &Hub, name: &NodeName) -> Result<(), Status> {
-    if hub.store.knows(name) {
+    if !hub.lacks_node(name) {
         return Ok(());
     }
     Err(Status::not_found(format!(
@@ -240,7 +240,7 @@ impl AgentStream<'_> {
             tokio::select! {
                 permit = outbox.reserve(), if has_work => {
                     let permit = permit.map_err(|_| Status::cancelled("the agent disconnected"))?;
-                    if self.resume.is_some() && self.needs_node && self.head.borrow().synced {
+                    if self.resume.is_some() && self.needs_node {
                         must_be_node(self.hub, &self.node)?;
                     }
                     permit.send(Ok(encode(self.next_message())));

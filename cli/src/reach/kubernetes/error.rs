@@ -96,7 +96,7 @@ pub(super) struct Cluster {
     proxy: Option<String>,
     /// Namespace of the control plane.
     namespace: String,
-    /// How to run kubectl with the same cluster.
+    /// The start of kubectl's command line for the same cluster.
     kubectl: String,
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::{Batch, Upstream};
 use crate::kubernetes::{Api, Asked, Failure};
@@ -51,9 +51,11 @@ pub(super) async fn identify(api: Arc<Api>, upstream: Upstream, sink: mpsc::Send
 
 async fn uid(api: &Api) -> Result<String, Failure> {
     let namespaces = kube::Api::<Namespace>::all(api.client());
-    let answer = timeout(PATIENCE, namespaces.get_metadata(NAMESPACE)).await;
-    let answer = answer.map_err(|_| Failure::Silent(PATIENCE))?;
-    let namespace = answer.map_err(|error| api.failure(&error))?;
-    let uid = namespace.metadata.uid;
+    let request = namespaces.get_metadata(NAMESPACE);
+    let namespace = api.ask(ASKED, PATIENCE, request).await;
+    let uid = namespace
+        .map_err(|unanswered| unanswered.failure)?
+        .metadata
+        .uid;
     uid.ok_or_else(|| Failure::Malformed(format!("namespace {NAMESPACE} has no UID")))
 }
