@@ -16,23 +16,17 @@ use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
 
 use clap::Subcommand;
 use kplane_tls::Subject;
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
-use time::{Duration, OffsetDateTime};
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 
 use crate::identity::ADMINS;
+use crate::issue::{self, DAY, Pair};
 
-/// Lifetime of an authority.
-const AUTHORITY: Duration = Duration::days(3_650);
 /// Lifetime of all other certificates.
-const CERTIFICATE: Duration = Duration::days(365);
-/// Certificates are valid from this long ago, for machines whose clocks are late.
-const CLOCKS: Duration = Duration::hours(1);
+const CERTIFICATE: Duration = Duration::from_secs(365 * DAY);
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -138,15 +132,8 @@ fn init(dir: &Path, hosts: &[String]) -> Result<Vec<PathBuf>, CertsError> {
     folder(dir)?;
     let mut written = Vec::new();
     if !dir.join("ca.key").exists() {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "kplane");
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        lasts(&mut params, AUTHORITY);
-        let failed = make("of the authority");
-        let key = KeyPair::generate().map_err(&failed)?;
-        let certificate = params.self_signed(&key).map_err(&failed)?;
-        written.extend(save(dir, "ca", &certificate.pem(), &key)?);
+        let made = Pair::authority(SystemTime::now()).map_err(make("of the authority"))?;
+        written.extend(save(dir, "ca", &made)?);
     }
     let authority = authority(dir)?;
     let names = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
@@ -196,16 +183,11 @@ fn many(
 fn issue(
     dir: &Path,
     name: &str,
-    mut params: CertificateParams,
+    params: CertificateParams,
     authority: &Issuer<'_, KeyPair>,
 ) -> Result<[PathBuf; 2], CertsError> {
-    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.use_authority_key_identifier_extension = true;
-    lasts(&mut params, CERTIFICATE);
-    let failed = make(name);
-    let key = KeyPair::generate().map_err(&failed)?;
-    let certificate = params.signed_by(&key, authority).map_err(&failed)?;
-    save(dir, name, &certificate.pem(), &key)
+    let made = issue::issue(authority, params, SystemTime::now(), CERTIFICATE);
+    save(dir, name, &made.map_err(make(name))?)
 }
 
 /// Reads the authority of a folder.
@@ -214,9 +196,9 @@ fn authority(dir: &Path) -> Result<Issuer<'static, KeyPair>, CertsError> {
         let path = dir.join(name);
         fs::read_to_string(&path).map_err(|source| CertsError::Read { path, source })
     };
-    let failed = make("with the authority");
-    let key = KeyPair::from_pem(&read("ca.key")?).map_err(&failed)?;
-    Issuer::from_ca_cert_pem(&read("ca.crt")?, key).map_err(&failed)
+    let (key, certificate) = (read("ca.key")?, read("ca.crt")?);
+    let pair = Pair { certificate, key };
+    pair.issuer().map_err(make("with the authority"))
 }
 
 fn make(what: &str) -> impl Fn(rcgen::Error) -> CertsError {
@@ -225,12 +207,6 @@ fn make(what: &str) -> impl Fn(rcgen::Error) -> CertsError {
         what: what.clone(),
         source,
     }
-}
-
-fn lasts(params: &mut CertificateParams, lifetime: Duration) {
-    let now = OffsetDateTime::now_utc();
-    params.not_before = now.saturating_sub(CLOCKS);
-    params.not_after = now.saturating_add(lifetime);
 }
 
 /// Checks a name that becomes part of a file name.
@@ -256,16 +232,11 @@ fn folder(path: &Path) -> Result<(), CertsError> {
 }
 
 /// Writes a certificate and its key.
-fn save(
-    dir: &Path,
-    name: &str,
-    certificate: &str,
-    key: &KeyPair,
-) -> Result<[PathBuf; 2], CertsError> {
+fn save(dir: &Path, name: &str, made: &Pair) -> Result<[PathBuf; 2], CertsError> {
     let files = ["crt", "key"].map(|kind| dir.join(format!("{name}.{kind}")));
     let [certificate_file, key_file] = &files;
-    write(key_file, &key.serialize_pem(), 0o600)?;
-    write(certificate_file, certificate, 0o644)?;
+    write(key_file, &made.key, 0o600)?;
+    write(certificate_file, &made.certificate, 0o644)?;
     Ok(files)
 }
 

@@ -11,4 +11,4 @@ mod failure;
 
 pub use access::{Access, AccessError, Api, TRAP};
 pub use ask::Unanswered;
-pub use failure::{Asked, Failure, one_line};
+pub use failure::{Asked, Failure};

@@ -16,6 +16,7 @@ pub mod fleet;
 pub mod hub;
 pub mod identity;
 pub mod index;
+mod issue;
 pub mod k8s;
 pub mod kubernetes;
 pub mod publish;

@@ -19,6 +19,7 @@ mod samples;
 mod scheduler;
 pub mod select;
 mod service;
+mod text;
 
 pub use bounds::{Allowance, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES, ServiceSize};
 pub use cidr::{Cidr, ParseCidrError};
@@ -36,3 +37,4 @@ pub use reserved::{
 };
 pub use scheduler::IpvsScheduler;
 pub use service::{Endpoint, ServicePort, TrafficPolicy};
+pub use text::one_line;

@@ -87,7 +87,7 @@ fn main() {
 async fn agent_alone(ns: NetNs, workload: Workload) -> String {
     let services = workload.services;
     let store = Store::new(EPOCH);
-    let all = (0..services).map(|n| workload.service(n, None)).collect();
+    let all = workload.all();
     let started = Instant::now();
     publish(&store, all);
     let encode = started.elapsed();

@@ -113,10 +113,7 @@ impl Bench {
             companions: false,
         };
         let store = Store::new(EPOCH);
-        publish(
-            &store,
-            (0..services).map(|n| workload.service(n, None)).collect(),
-        );
+        publish(&store, workload.all());
         let mut cursor = Cursor::at(0);
         let (snapshot, _) = collect(&store, NODE, &mut cursor).unwrap();
         let (node, backend) = (NodeSettings::default(), Settings::default());

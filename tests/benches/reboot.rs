@@ -67,10 +67,7 @@ async fn remember(folder: &Path, services: u32) {
         companions: false,
     };
     let store = Store::new(EPOCH);
-    publish(
-        &store,
-        (0..services).map(|n| workload.service(n, None)).collect(),
-    );
+    publish(&store, workload.all());
     let (snapshot, _) = collect(&store, NODE, &mut Cursor::at(0)).unwrap();
     let recall = Recall {
         cache: Some(Cache::new(folder, NODE.into())),

@@ -4,6 +4,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use http::HeaderValue;
+use http::header::InvalidHeaderValue;
+
 use crate::files::{FileError, Files, read};
 
 /// Prefix of the value of the header `authorization`.
@@ -52,10 +55,14 @@ impl Token {
         Self::parse(token.trim())
     }
 
-    /// Returns the value of the header `authorization`. Mark it as sensitive.
-    #[must_use]
-    pub fn to_header(&self) -> String {
-        format!("{SCHEME}{}", self.0)
+    /// Returns the value of the header `authorization`, marked so that no log shows it.
+    ///
+    /// # Errors
+    /// None happens: a token consists of characters that a header may have.
+    pub fn to_header(&self) -> Result<HeaderValue, InvalidHeaderValue> {
+        let mut value = HeaderValue::try_from(format!("{SCHEME}{}", self.0))?;
+        value.set_sensitive(true);
+        Ok(value)
     }
 
     /// Returns the text.
@@ -112,7 +119,12 @@ mod tests {
         let long = format!("Bearer {}", "x".repeat(Token::MAX_BYTES + 1));
         assert_eq!(text(&long), None);
         let token = Token::parse("secret").unwrap();
-        assert_eq!(Token::of_header(&token.to_header()), Some(token.clone()));
+        let header = token.to_header().unwrap();
+        assert!(header.is_sensitive());
+        assert_eq!(
+            Token::of_header(header.to_str().unwrap()),
+            Some(token.clone())
+        );
         assert!(!format!("{token:?}").contains("secret"));
 
         let folder = tempfile::tempdir().unwrap();

@@ -1,20 +1,16 @@
 //! The certificates of a control plane that makes its own, and their renewal. No I/O.
 //!
-//! An authority is renewed in three steps, so that nobody meets a certificate of an authority that he does not
+//! An authority is renewed in three steps, so that no client meets a certificate of an authority that it does not
 //! know: the new one is published; a day later it signs; the old one stays published until it ends.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use kplane_tls::ends_at;
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
-use time::OffsetDateTime;
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair};
 
-/// Lifetime of an authority.
-const AUTHORITY: Duration = Duration::from_secs(3_650 * DAY);
+use crate::issue::{AUTHORITY, DAY, Pair, issue};
+
 /// Time before its end at which an authority gets a successor.
 const SUCCESSION: Duration = Duration::from_secs(730 * DAY);
 /// Time for which a successor is only published. Volumes of ConfigMaps follow within minutes.
@@ -23,9 +19,6 @@ const SETTLING: Duration = Duration::from_secs(DAY);
 const SERVING: Duration = Duration::from_secs(90 * DAY);
 /// Time before its end at which a serving certificate is renewed.
 const RENEWAL: Duration = Duration::from_secs(30 * DAY);
-/// Certificates are valid from this long ago, for machines whose clocks are late.
-const CLOCKS: Duration = Duration::from_secs(3_600);
-const DAY: u64 = 86_400;
 
 /// Keys of the Secret's data. `ca.crt`, `tls.crt` and `tls.key` are those of Secrets of the type kubernetes.io/tls.
 const SIGNER: [&str; 2] = ["ca.crt", "ca.key"];
@@ -47,24 +40,10 @@ pub(super) struct Papers {
     pub(super) server: Pair,
 }
 
-/// A certificate and its key, in PEM.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Pair {
-    pub(super) certificate: String,
-    pub(super) key: String,
-}
-
-/// Shows no key.
-impl std::fmt::Debug for Pair {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.certificate)
-    }
-}
-
 impl Papers {
     /// Makes an authority and a certificate for names.
     pub(super) fn new(names: &[String], now: SystemTime) -> Result<Self, rcgen::Error> {
-        let signer = authority(now)?;
+        let signer = Pair::authority(now)?;
         Ok(Self {
             server: serving(&signer, names, now)?,
             signer,
@@ -150,7 +129,7 @@ impl Papers {
             }
         } else if left(&self.signer.certificate) < SUCCESSION {
             return Ok(Some(Self {
-                successor: Some(authority(now)?),
+                successor: Some(Pair::authority(now)?),
                 ..self.clone()
             }));
         }
@@ -180,40 +159,12 @@ fn end(certificate: &str) -> Option<SystemTime> {
     ends_at(&der)
 }
 
-fn authority(now: SystemTime) -> Result<Pair, rcgen::Error> {
-    let mut params = CertificateParams::default();
-    params.distinguished_name.push(DnType::CommonName, "kplane");
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    lasts(&mut params, now, AUTHORITY);
-    let key = KeyPair::generate()?;
-    Ok(Pair {
-        certificate: params.self_signed(&key)?.pem(),
-        key: key.serialize_pem(),
-    })
-}
-
 fn serving(signer: &Pair, names: &[String], now: SystemTime) -> Result<Pair, rcgen::Error> {
-    let issuer = KeyPair::from_pem(&signer.key)?;
-    let issuer = Issuer::from_ca_cert_pem(&signer.certificate, issuer)?;
     let mut params = CertificateParams::new(names)?;
-    params
-        .distinguished_name
-        .push(DnType::CommonName, "kp-controlplane");
-    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    let name = "kp-controlplane";
+    params.distinguished_name.push(DnType::CommonName, name);
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    params.use_authority_key_identifier_extension = true;
-    lasts(&mut params, now, SERVING);
-    let key = KeyPair::generate()?;
-    Ok(Pair {
-        certificate: params.signed_by(&key, &issuer)?.pem(),
-        key: key.serialize_pem(),
-    })
-}
-
-fn lasts(params: &mut CertificateParams, now: SystemTime, lifetime: Duration) {
-    params.not_before = OffsetDateTime::from(now - CLOCKS);
-    params.not_after = OffsetDateTime::from(now + lifetime);
+    issue(&signer.issuer()?, params, now, SERVING)
 }
 
 #[cfg(test)]

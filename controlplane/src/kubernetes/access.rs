@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kplane_model::one_line;
 use kube::Config;
 use kube::config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use tokio::time::Instant;
 
 use super::connector;
-use super::failure::{Failure, one_line};
+use super::failure::Failure;
 
 /// Minimum time between two attempts to read the credentials again.
 const RENEW_EVERY: Duration = Duration::from_secs(5);

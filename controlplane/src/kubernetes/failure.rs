@@ -3,8 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-/// Longest server text that is quoted, in characters.
-const MAX_QUOTED: usize = 300;
+use kplane_model::one_line;
 
 /// The request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,19 +216,6 @@ impl Failure {
 impl From<&io::Error> for Failure {
     fn from(error: &io::Error) -> Self {
         Self::Broken(one_line(&error.to_string()))
-    }
-}
-
-/// Makes foreign text fit for kplane's own lines: without control characters, and limited in
-/// length.
-#[must_use]
-pub fn one_line(text: &str) -> String {
-    let words = text.split(|c: char| c.is_whitespace() || c.is_control());
-    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
-    let line = words.join(" ");
-    match line.char_indices().nth(MAX_QUOTED) {
-        Some((end, _)) => format!("{}...", &line[..end]),
-        None => line,
     }
 }
 

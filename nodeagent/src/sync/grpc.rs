@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use http::header::AUTHORIZATION;
 use kp_controlplane::dial::{Dialer, literal, resolve};
 use kplane_proto::v1::AgentMessage;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
@@ -13,7 +14,6 @@ use kplane_tls::{ClientConfig, Follower, Token};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
-use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 
 use super::transport::{Link, OUTBOX, OpenError, Presented, Transport};
@@ -170,13 +170,10 @@ impl Transport for Grpc {
         let _ = outbox.try_send(hello);
         let mut request = Request::new(ReceiverStream::new(messages));
         let token = self.credentials.token.as_ref().map(Presented::of);
-        if let Some(token) = &token {
-            let header = token.token().to_header().parse::<MetadataValue<Ascii>>();
-            // A token consists of characters that a header may have.
-            if let Ok(mut header) = header {
-                header.set_sensitive(true);
-                request.metadata_mut().insert("authorization", header);
-            }
+        let header = token.as_ref().map(|token| token.token().to_header());
+        if let Some(Ok(header)) = header {
+            let headers = request.metadata_mut().as_mut();
+            headers.insert(AUTHORIZATION, header);
         }
         let answer = AgentServiceClient::new(channel).sync(request).await;
         match answer {

@@ -43,6 +43,11 @@ impl Workload {
         endpoints
     }
 
+    /// Returns all Services.
+    pub fn all(self) -> Vec<(ServiceKey, Option<Published>)> {
+        (0..self.services).map(|n| self.service(n, None)).collect()
+    }
+
     /// Returns a Service; `last` takes the place of its last endpoint.
     #[expect(clippy::unwrap_used, reason = "a benchmark may panic")]
     pub fn service(self, n: u32, last: Option<Endpoint>) -> (ServiceKey, Option<Published>) {

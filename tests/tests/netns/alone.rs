@@ -17,9 +17,10 @@ use kplane_tests::client::Probe;
 use kplane_tests::wait::eventually;
 use tokio::runtime::Runtime;
 
+use crate::emptied;
 use crate::own_way::{CONTROL, CONTROL_PORT, plane};
 use crate::support::under_test::UnderTest;
-use crate::support::{Client, TARGET, World, node_name, pod_ips};
+use crate::support::{Client, World, node_name};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -120,17 +121,7 @@ fn file(folder: &Path, number: u64) -> std::path::PathBuf {
 
 /// Adds a Service with a file of its own.
 fn add(folder: &Path, number: u64) -> Result<()> {
-    let [pod, _] = pod_ips(1, 1);
-    let text = format!(
-        "{{apiVersion: v1, kind: Service, metadata: {{name: s{number}, namespace: shop}}, \
-         spec: {{clusterIP: 10.96.7.{number}, clusterIPs: [10.96.7.{number}], \
-         ports: [{{port: 80, protocol: TCP}}]}}}}\n\
-         ---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: \
-         s{number}-1, namespace: shop, labels: {{kubernetes.io/service-name: s{number}}}}}, \
-         addressType: IPv4, ports: [{{name: '', port: {TARGET}, protocol: TCP}}], \
-         endpoints: [{{addresses: ['{pod}'], conditions: {{ready: true}}}}]}}\n"
-    );
-    Ok(fs::write(file(folder, number), text)?)
+    Ok(fs::write(file(folder, number), emptied::yaml(number))?)
 }
 
 /// An agent in the calling thread's namespace.

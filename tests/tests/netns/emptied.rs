@@ -1,6 +1,6 @@
 //! A whole agent that begins anew beside a folder that was emptied meanwhile: connections go on.
 
-use std::fmt::Write as _;
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -23,22 +23,22 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// As many as it takes for a cliff.
 const SERVICES: usize = 12;
 
-fn manifests() -> Result<String> {
+fn manifests() -> String {
+    (0..SERVICES).map(yaml).collect()
+}
+
+/// Returns a Service at `10.96.7.NUMBER`, port 80, with one endpoint, as YAML documents.
+pub(crate) fn yaml(number: impl Display) -> String {
     let [pod, _] = pod_ips(1, 1);
-    let mut text = String::new();
-    for number in 0..SERVICES {
-        write!(
-            text,
-            "---\n{{apiVersion: v1, kind: Service, metadata: {{name: s{number}, namespace: shop}}, \
-             spec: {{clusterIP: 10.96.7.{number}, clusterIPs: [10.96.7.{number}], \
-             ports: [{{port: 80, protocol: TCP}}]}}}}\n\
-             ---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: \
-             s{number}-1, namespace: shop, labels: {{kubernetes.io/service-name: s{number}}}}}, \
-             addressType: IPv4, ports: [{{name: '', port: {TARGET}, protocol: TCP}}], \
-             endpoints: [{{addresses: ['{pod}'], conditions: {{ready: true}}}}]}}\n"
-        )?;
-    }
-    Ok(text)
+    format!(
+        "---\n{{apiVersion: v1, kind: Service, metadata: {{name: s{number}, namespace: shop}}, \
+         spec: {{clusterIP: 10.96.7.{number}, clusterIPs: [10.96.7.{number}], \
+         ports: [{{port: 80, protocol: TCP}}]}}}}\n\
+         ---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: \
+         s{number}-1, namespace: shop, labels: {{kubernetes.io/service-name: s{number}}}}}, \
+         addressType: IPv4, ports: [{{name: '', port: {TARGET}, protocol: TCP}}], \
+         endpoints: [{{addresses: ['{pod}'], conditions: {{ready: true}}}}]}}\n"
+    )
 }
 
 fn config(manifests: &Path, cache: &str, backend: UnderTest) -> Result<Config> {
@@ -91,7 +91,7 @@ pub(crate) fn a_start_beside_an_emptied_folder_cuts_nobody_off() -> Result<()> {
     let (folder, cache) = (tempfile::tempdir()?, tempfile::tempdir()?);
     let cache = cache.path().to_string_lossy();
     let file = folder.path().join("services.yaml");
-    fs::write(&file, manifests()?)?;
+    fs::write(&file, manifests())?;
     let backend = UnderTest::current()?;
     let world = World::without_agents()?;
     let client = world.net.ns(Client::Outside)?;

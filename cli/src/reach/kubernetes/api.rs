@@ -5,12 +5,13 @@ use std::fmt;
 
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
+use kplane_model::one_line;
 use kube::Client;
 use kube::client::{Body, UpgradeConnectionError};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::error::{innermost, one_line};
+use crate::reach::root_cause;
 
 /// Largest answer in bytes: a hundred pods take a tenth of that.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
@@ -115,7 +116,7 @@ impl Problem {
                 reason: one_line(&error.to_string()),
             },
             error => {
-                let text = one_line(&innermost(error));
+                let text = one_line(&root_cause(error));
                 match is_about_certificates(&text) {
                     true => Self::Certificate(text),
                     false => Self::Unreachable(text),

@@ -3,15 +3,15 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use kplane_model::one_line;
+
 use super::NAME;
 use super::api::Problem;
+
 use super::kubeconfig::{KubeconfigError, Selected};
 use super::login::LoginError;
 use super::pods::NoPod;
 use crate::args::Place;
-
-/// Longest text of a server that is quoted, in characters.
-const MAX_QUOTED: usize = 300;
 
 /// Advice for readers who meant no cluster at all.
 const ELSEWHERE: &str = "--server 127.0.0.1 asks a control plane on this machine";
@@ -219,20 +219,4 @@ impl Cluster {
             transient: true,
         }
     }
-}
-
-/// Makes foreign text fit for one line: without control characters, and limited in length.
-pub(super) fn one_line(text: &str) -> String {
-    let words = text.split(|c: char| c.is_whitespace() || c.is_control());
-    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
-    let line = words.join(" ");
-    match line.char_indices().nth(MAX_QUOTED) {
-        Some((end, _)) => format!("{}...", &line[..end]),
-        None => line,
-    }
-}
-
-/// Returns the root cause of an error.
-pub(super) fn innermost(error: &(dyn StdError + 'static)) -> String {
-    crate::reach::root_cause(error)
 }

@@ -4,11 +4,11 @@ use std::io;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use kplane_model::one_line;
 use kplane_tls::{ClientConfig, Wire, greet};
 use kube::{Api, Client};
 
 use super::api::{Asked, Problem};
-use super::error::one_line;
 use crate::args::STATUS_PORT;
 use crate::reach::plane_cause;
 

@@ -6,11 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hyper_util::client::proxy::matcher::Matcher;
+use kplane_model::one_line;
 use kplane_tls::is_this_machine;
 use kube::Config;
 use kube::config::{AuthInfo, Cluster, Context, Kubeconfig, KubeconfigError as KubeError};
 
-use super::error::one_line;
 use crate::args::{KUBECONFIG, Place};
 
 /// Largest kubeconfig in bytes.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Request, Response};
+use kplane_model::one_line;
 use kplane_tls::{FileError, ResolvesClientCert, Token, is_this_machine};
 use kube::client::{AuthError, Body, ConfigExt as _};
 use kube::config::{AuthInfo, ExecConfig};
@@ -17,9 +18,8 @@ use secrecy::ExposeSecret as _;
 use tokio::task::spawn_blocking;
 use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
 
-use super::error::{innermost, one_line};
 use super::kubeconfig::{self, KubeconfigError, Selected};
-use crate::reach::token;
+use crate::reach::root_cause;
 
 /// A user of a cluster.
 pub(super) struct Login {
@@ -83,7 +83,7 @@ pub(super) async fn login(selected: Selected, limit: Duration) -> Result<Login, 
     config.default_retry = false;
     let explain = Explain::new(&place, &config.auth_info);
     let header = match own_token(&config.auth_info, &place)? {
-        Some(token) => token::header(&token),
+        Some(token) => token.to_header().ok(),
         None => made_header(&config, &explain).await?,
     };
     let mut token = None;
@@ -149,7 +149,7 @@ async fn made_header(
     let answer = layer.layer(nowhere).oneshot(Request::new(Body::empty()));
     let answer = answer
         .await
-        .map_err(|error| explain.other(&innermost(&*error)))?;
+        .map_err(|error| explain.other(&root_cause(&*error)))?;
     Ok(answer.into_body())
 }
 
@@ -199,7 +199,7 @@ impl Explain {
                 place,
                 reason: "it must be http://, https:// or socks5://".to_owned(),
             },
-            error => self.other(&innermost(error)),
+            error => self.other(&root_cause(error)),
         }
     }
 

@@ -13,8 +13,10 @@ use super::endpoints::Shapes;
 use super::parse::{self, Line, Read, Status};
 use super::resource::{Resource, escaped};
 use super::transport::{Page, PageRequest, Said, Transport, Unreadable, Watch, WatchFrom};
+use kplane_model::one_line;
+
 use crate::k8s::ObjectId;
-use crate::kubernetes::{Api, Failure, one_line};
+use crate::kubernetes::{Api, Failure};
 
 /// Maximum wait for the beginning of an answer, and between two pieces of a list: a loaded server
 /// takes seconds for a large one.

@@ -11,8 +11,10 @@ use serde_json::value::RawValue;
 use super::endpoints::LegacyEndpoints;
 use super::resource::Resource;
 use super::transport::Unreadable;
+use kplane_model::one_line;
+
 use crate::k8s::Object;
-use crate::kubernetes::{Failure, one_line};
+use crate::kubernetes::Failure;
 
 /// Annotation of the bookmark that ends the first part of a streaming list.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";

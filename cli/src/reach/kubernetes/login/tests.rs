@@ -56,7 +56,8 @@ impl World {
 
     async fn token(&self, user: &Value) -> Option<String> {
         let login = self.login(user, "https://192.0.2.1").await.ok().unwrap();
-        Some(login.token?.to_header())
+        let header = login.token?.to_header().unwrap();
+        Some(header.to_str().unwrap().to_owned())
     }
 
     async fn error(&self, user: &Value) -> String {
