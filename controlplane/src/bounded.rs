@@ -1,0 +1,19 @@
+//! Maps that hold what happened lately, in bounded memory.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash};
+
+/// Makes room for one more entry in a map of at most `most`: removes the entries that are not worth keeping, and all of
+/// them if that is not enough.
+pub(crate) fn make_room<K: Eq + Hash, V, S: BuildHasher>(
+    map: &mut HashMap<K, V, S>,
+    most: usize,
+    keep: impl Fn(&V) -> bool,
+) {
+    if map.len() >= most {
+        map.retain(|_, value| keep(value));
+    }
+    if map.len() >= most {
+        map.clear();
+    }
+}
