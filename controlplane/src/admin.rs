@@ -17,13 +17,17 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use kplane_http::metrics::Format;
-use kplane_http::{Answer, Guests, TEXT, answer, not_found, serve};
+use kplane_http::{Answer, Guests, TEXT, answer, not_found, serve, serve_inside};
+use kplane_tls::{ServerConfig, explain};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 
 use self::ports::Ports;
+use crate::app::Secured;
 use crate::doors::{Cover, Door};
 use crate::hub::Hub;
 use crate::identity::Gate;
@@ -64,10 +68,26 @@ impl Admin {
         }
     }
 
-    /// Answers requests forever.
-    pub(crate) async fn serve(self, listener: TcpListener) {
+    /// Answers requests forever; inside TLS as soon as there are certificates, if there are to be any.
+    pub(crate) async fn serve(self, listener: TcpListener, tls: Option<Secured>) {
         let guests = Arc::clone(&self.guests);
-        serve(listener, &guests, move |request| self.respond(request)).await;
+        let respond = move |request: &Request<Incoming>| self.respond(request);
+        let Some(secured) = tls else {
+            return serve(listener, &guests, respond).await;
+        };
+        let Some(follower) = secured.await else {
+            return;
+        };
+        let greet = move |stream| {
+            let config = for_pages(&follower.current());
+            async move {
+                TlsAcceptor::from(config)
+                    .accept(stream)
+                    .await
+                    .map_err(explain)
+            }
+        };
+        serve_inside(listener, &guests, greet, respond).await;
     }
 
     fn respond<B>(&self, request: &Request<B>) -> Answer {
@@ -116,6 +136,13 @@ impl Admin {
         body.push_str(verdict);
         answer(status, TEXT, body)
     }
+}
+
+/// Returns the configuration of the gRPC ports for pages: HTTP/1.1, with or without a certificate of the client.
+fn for_pages(config: &Arc<ServerConfig>) -> Arc<ServerConfig> {
+    let mut config = ServerConfig::clone(config);
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Arc::new(config)
 }
 
 /// Describes the freshness of a kind: its age, and the problem, if there is one.

@@ -5,6 +5,7 @@ mod protection;
 
 pub use error::{BuildError, TaskError};
 pub use protection::Protection;
+pub(crate) use protection::Secured;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -29,7 +30,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Status};
 use tracing::warn;
 
-use self::protection::{Secured, is_exposed};
+use self::protection::is_exposed;
 use crate::admin::Admin;
 use crate::admission::Admission;
 use crate::doors::{Cover, Door, Limits, Occupancy};
@@ -67,6 +68,8 @@ pub struct Config {
     pub status_listen: Option<SocketAddr>,
     /// Address of readiness checks and metrics.
     pub http_listen: Option<SocketAddr>,
+    /// Whether readiness checks and metrics are inside TLS, with the certificate of the other ports.
+    pub http_tls: bool,
     /// Protection of the ports of agents and of the status API.
     pub protection: Protection,
     /// Limits on connections of agents; lowered to what the limit of open files allows.
@@ -124,6 +127,9 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let protection = config.protection;
     protection.check(config.agent_listen, "agents")?;
     protection.check(config.status_listen, "the status API")?;
+    if config.http_tls && matches!(protection, Protection::PlainText { .. }) {
+        return Err(BuildError::NoCertificate);
+    }
     let agents = listen(config.agent_listen, "agents")?;
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
@@ -136,6 +142,9 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         &mut tasks,
     )
     .await?;
+    let plain_text = protection.plain_text([("agents", &agents), ("the status API", &status)]);
+    // Nobody else sets it.
+    let _ = hub.plain_text_ports.set(plain_text);
     let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
     let tls = secure(protection, &gate, api, &hub, &mut tasks)?;
     let shutdown = hub.shutdown.clone();
@@ -162,7 +171,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let status_addr = serve(
         status,
         status_door,
-        tls,
+        tls.clone(),
         status_router(&hub, &gate)?,
         &mut tasks,
         &shutdown,
@@ -170,13 +179,8 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
     if let Some(http) = http {
         let admin = Admin::new(Arc::clone(&hub), Arc::clone(&gate), doors);
-        tasks.spawn(async move {
-            tokio::select! {
-                () = admin.serve(http) => {}
-                () = shutdown.cancelled() => {}
-            }
-            Ok(())
-        });
+        let tls = tls.filter(|_| config.http_tls);
+        tasks.spawn(until(admin.serve(http, tls), shutdown));
     }
     Ok(Bound {
         agent_addr,

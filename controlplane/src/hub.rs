@@ -1,6 +1,6 @@
 //! State that the parts of a control plane share, and the task that owns the index.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{Issue, NodeName, ServiceName};
@@ -35,6 +35,8 @@ pub struct Hub {
     pub upstream: Upstream,
     /// Start time of the process's service.
     pub started_at: SystemTime,
+    /// Ports that other machines reach in plain text, human-readable; the wiring sets them once.
+    pub plain_text_ports: OnceLock<Vec<String>>,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
@@ -114,6 +116,7 @@ impl Hub {
             source,
             upstream: Upstream::default(),
             started_at,
+            plain_text_ports: OnceLock::new(),
             shutdown: CancellationToken::new(),
             summary,
             queries,

@@ -77,6 +77,10 @@ struct Args {
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7445")]
     http_listen: SocketAddr,
 
+    /// Serve /livez, /readyz and /metrics inside TLS, with the certificate of the other ports.
+    #[arg(long)]
+    http_tls: bool,
+
     #[command(flatten)]
     tls: TlsFlags,
 
@@ -419,11 +423,13 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let (mut terminate, mut interrupt) = (terminate?, interrupt?);
     let admission = args.admission();
     let agent_limits = args.agent_limits();
+    let local_by_default = args.agent_listen.is_none() && args.agent_listen().ip().is_loopback();
     let bound = app::build(app::Config {
         source: args.origin(),
         agent_listen: Some(args.agent_listen()),
         status_listen: Some(args.status_listen),
         http_listen: Some(args.http_listen),
+        http_tls: args.http_tls,
         protection: args.tls.protection(args.in_cluster),
         identity: args.tls.identity(),
         agent_limits,
@@ -435,6 +441,12 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let [agents, status, http] = [bound.agent_addr, bound.status_addr, bound.http_addr]
         .map(|at| at.map_or_else(|| "nowhere".to_owned(), |at| at.to_string()));
     info!(agents, status, http, "serving");
+    if local_by_default {
+        info!(
+            "agents on other machines cannot connect, since there are no certificates: give --tls-cert-file and \
+             --client-ca-file (`kp-controlplane certs init` makes them), and --agent-listen"
+        );
+    }
     let shutdown = bound.shutdown_token();
     tokio::spawn(async move {
         tokio::select! {

@@ -40,6 +40,7 @@ async fn control_plane(agent_limits: Limits) -> (Bound, tempfile::TempDir) {
         agent_listen: any,
         status_listen: any,
         http_listen: any,
+        http_tls: false,
         protection: kp_controlplane::app::Protection::PlainText { exposed: true },
         identity: kp_controlplane::identity::Config::default(),
         agent_limits,

@@ -44,6 +44,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         agent_listen: None,
         status_listen: None,
         http_listen: None,
+        http_tls: false,
         protection: kp_controlplane::app::Protection::PlainText { exposed: true },
         identity: kp_controlplane::identity::Config::default(),
         agent_limits: kp_controlplane::doors::Limits::AGENTS,

@@ -38,6 +38,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         agent_listen: None,
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
         http_listen: None,
+        http_tls: false,
         protection: kp_controlplane::app::Protection::PlainText { exposed: true },
         identity: kp_controlplane::identity::Config::default(),
         agent_limits: kp_controlplane::doors::Limits::AGENTS,

@@ -24,6 +24,8 @@ pub use port::{BindError, Port, REBIND};
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::future::ready;
+use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,6 +39,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
@@ -155,20 +158,50 @@ pub async fn serve<R>(listener: TcpListener, guests: &Guests, respond: R)
 where
     R: Fn(&Request<Incoming>) -> Answer + Clone + Send + Sync + 'static,
 {
+    serve_inside(listener, guests, |stream| ready(Ok(stream)), respond).await;
+}
+
+/// Answers requests as [`serve`] does, inside what `greet` makes of a connection: a session of TLS.
+pub async fn serve_inside<G, F, S, R>(listener: TcpListener, guests: &Guests, greet: G, respond: R)
+where
+    G: Fn(TcpStream) -> F,
+    F: Future<Output = io::Result<S>> + Send + 'static,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    R: Fn(&Request<Incoming>) -> Answer + Clone + Send + Sync + 'static,
+{
     let mut acceptor = Acceptor::new(listener, "health checks and metrics");
     loop {
         let (stream, from) = acceptor.accept(&guests.failures).await;
-        guests.admit(from.ip(), connection(stream, respond.clone()));
+        guests.admit(from.ip(), connection(greet(stream), respond.clone()));
     }
 }
 
-async fn connection<R>(stream: TcpStream, respond: R)
+async fn connection<S, R>(greeted: impl Future<Output = io::Result<S>>, respond: R)
 where
-    R: Fn(&Request<Incoming>) -> Answer + Send + 'static,
+    S: AsyncRead + AsyncWrite + Unpin,
+    R: Fn(&Request<Incoming>) -> Answer,
+{
+    let answered = async {
+        let stream = greeted.await?;
+        answer_one(stream, respond).await.map_err(io::Error::other)
+    };
+    match tokio::time::timeout(CONNECTION, answered).await {
+        Ok(Ok(())) => {}
+        // The client caused the failure, so a debug message is enough.
+        Ok(Err(error)) => tracing::debug!(%error, "a client of the HTTP server"),
+        Err(_) => tracing::debug!("a client of the HTTP server took too long"),
+    }
+}
+
+/// Answers the one request of a connection.
+async fn answer_one<S, R>(stream: S, respond: R) -> hyper::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    R: Fn(&Request<Incoming>) -> Answer,
 {
     let service = service_fn(move |request| {
         let answer = respond(&request);
-        std::future::ready(Ok::<_, Infallible>(answer))
+        ready(Ok::<_, Infallible>(answer))
     });
     let mut protocol = http1::Builder::new();
     protocol
@@ -179,11 +212,7 @@ where
         // Header names are written as Go writes them, for load balancers that compare bytes.
         .title_case_headers(true)
         .keep_alive(false);
-    let served = protocol.serve_connection(TokioIo::new(stream), service);
-    match tokio::time::timeout(CONNECTION, served).await {
-        Ok(Ok(())) => {}
-        // The client caused the failure, so a debug message is enough.
-        Ok(Err(error)) => tracing::debug!(%error, "a client of the HTTP server"),
-        Err(_) => tracing::debug!("a client of the HTTP server took too long"),
-    }
+    protocol
+        .serve_connection(TokioIo::new(stream), service)
+        .await
 }

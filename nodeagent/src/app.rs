@@ -316,6 +316,7 @@ async fn connect(
                 agent_listen: None,
                 status_listen: status,
                 http_listen: None,
+                http_tls: false,
                 // The flags are checked: they allow the address.
                 protection: kp_controlplane::app::Protection::PlainText { exposed: true },
                 agent_limits: kp_controlplane::doors::Limits::AGENTS,

@@ -101,6 +101,7 @@ async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_pla
         agent_listen: agents,
         status_listen: None,
         http_listen: None,
+        http_tls: false,
         protection: control_plane::Protection::PlainText { exposed: true },
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
         admission: Admission::default(),

@@ -20,8 +20,9 @@ use kp_nodeagent::config::{Config, Flags, Task};
 use kplane_dataplane::backend::Kind;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
-use kplane_tls::{ClientFiles, Files as _, KeyPair, ServerFiles, greet};
+use kplane_tls::{ClientConfig, ClientFiles, Files as _, KeyPair, ServerFiles, greet};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
@@ -96,7 +97,8 @@ impl Plane {
             source: control_plane::Origin::Manifests(manifests.path().to_owned()),
             agent_listen: any,
             status_listen: any,
-            http_listen: None,
+            http_listen: any,
+            http_tls: true,
             protection: control_plane::Protection::Files(certs.server()),
             agent_limits: Limits::AGENTS,
             admission: Admission::default(),
@@ -361,6 +363,7 @@ async fn plain_text_is_refused_on_addresses_of_others() {
         agent_listen: Some(listen.parse().unwrap()),
         status_listen: None,
         http_listen: None,
+        http_tls: false,
         protection: control_plane::Protection::PlainText { exposed: insecure },
         agent_limits: Limits::AGENTS,
         admission: Admission::default(),
@@ -409,4 +412,32 @@ fn keys_are_private_and_names_are_names() {
     let (dir, names) = (nowhere.path().to_owned(), vec!["n1".to_owned()]);
     let error = certs::run(&Command::Node { dir, names }).unwrap_err();
     assert!(error.to_string().contains("certs init"), "{error}");
+}
+
+#[tokio::test]
+async fn health_is_served_inside_tls_to_callers_without_a_certificate() {
+    let certs = Certs::new();
+    let plane = Plane::start(&certs).await;
+    let address = plane.bound.http_addr.unwrap();
+    assert!(
+        kplane_http::client::get(address, "/livez").await.is_none(),
+        "plain text"
+    );
+    let files = ClientFiles {
+        authorities: certs.file("ca.crt"),
+        pair: None,
+    };
+    let mut config = ClientConfig::clone(&files.load().unwrap());
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let stream = TcpStream::connect(address).await.unwrap();
+    let config = Some(config.into());
+    let mut stream = greet(stream, config, "localhost").await.unwrap();
+    stream
+        .write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    assert!(answer.ends_with("ok\n"), "{answer}");
 }

@@ -43,6 +43,8 @@ pub(crate) struct ControlPlaneView {
     pub(crate) confidence: ConfidenceView,
     /// The reason why the control plane's data is incomplete; `null` when it is complete.
     pub(crate) doubt: Option<String>,
+    /// Ports that other machines reach in plain text.
+    pub(crate) plain_text_ports: Vec<String>,
     /// The Services that it holds; `null` when it serves exactly what its source names.
     pub(crate) held: Option<HeldView>,
 }
@@ -71,6 +73,7 @@ impl From<pb::ControlPlaneStatus> for ControlPlaneView {
             confidence: status.confidence().into(),
             doubt: Some(status.doubt).filter(|doubt| !doubt.is_empty()),
             held: status.held.map(HeldView::from),
+            plain_text_ports: status.plain_text_ports,
             version: status.version,
             epoch: format!("{:016x}", status.epoch),
             revision: status.revision,
@@ -251,10 +254,18 @@ impl FleetView {
             let picture = Span::new(format!("incomplete: {doubt}"), Tone::Warn);
             long_field("Data", &picture, canvas)
         });
+        let plain_text = (!plane.plain_text_ports.is_empty()).then(|| {
+            let ports = plane.plain_text_ports.join(", ");
+            let danger = format!(
+                "{ports}: any machine that reaches these ports can pose as any node or user (--insecure)"
+            );
+            long_field("Plain text", &Span::new(danger, Tone::Bad), canvas)
+        });
         let held = plane.held.iter();
         let held = held.map(|held| held_text("Held", held, plane.time, canvas));
         [
             field("Control plane", &about, canvas),
+            plain_text.unwrap_or_default(),
             field("Source", &source, canvas),
             doubt.chain(held).collect(),
             field("Revision", &revision, canvas),

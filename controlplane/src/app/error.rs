@@ -40,6 +40,11 @@ pub enum BuildError {
     /// A file about identities or rights cannot be used.
     #[error(transparent)]
     Gate(#[from] GateError),
+    /// TLS for the pages of health and metrics, without any certificate.
+    #[error(
+        "--http-tls needs a certificate: give --tls-cert-file and --tls-private-key-file, or --certificates-in"
+    )]
+    NoCertificate,
     /// The lack of a cluster in which the control plane could keep its own certificates.
     #[error(
         "--certificates-in needs objects from an API server: give --kubeconfig or --in-cluster"

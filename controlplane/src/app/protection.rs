@@ -8,6 +8,8 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
 use kplane_tls::{FileError, Follower, ServerConfig, ServerFiles, published};
 
+use tokio::net::TcpListener;
+
 use super::BuildError;
 use crate::authority::Authority;
 use crate::kubernetes::Api;
@@ -32,7 +34,7 @@ pub enum Protection {
 }
 
 /// The configuration of TLS as soon as there is one.
-pub(super) type Secured = Shared<BoxFuture<'static, Option<Follower<ServerConfig>>>>;
+pub(crate) type Secured = Shared<BoxFuture<'static, Option<Follower<ServerConfig>>>>;
 
 impl Protection {
     /// Refuses plain text on an address that other machines reach.
@@ -48,6 +50,21 @@ impl Protection {
             None => Ok(()),
             Some(address) => Err(BuildError::PlainText { address, purpose }),
         }
+    }
+
+    /// Returns the ports that other machines reach in plain text, human-readable.
+    pub(super) fn plain_text<const N: usize>(
+        &self,
+        ports: [(&str, &Option<TcpListener>); N],
+    ) -> Vec<String> {
+        if !matches!(self, Self::PlainText { .. }) {
+            return Vec::new();
+        }
+        let addresses = ports.into_iter().filter_map(|(what, listener)| {
+            let address = listener.as_ref()?.local_addr().ok()?;
+            is_exposed(&address).then(|| format!("{what} on {address}"))
+        });
+        addresses.collect()
     }
 
     /// Returns whether clients may come with certificates.
@@ -90,4 +107,25 @@ impl Protection {
 /// Returns whether other machines reach an address.
 pub(super) fn is_exposed(address: &SocketAddr) -> bool {
     !address.ip().is_loopback()
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn plain_text_is_named_where_other_machines_reach_it() {
+        let outside = Some(TcpListener::bind("0.0.0.0:0").await.unwrap());
+        let inside = Some(TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let address = outside.as_ref().unwrap().local_addr().unwrap();
+        let ports = [("agents", &outside), ("pages", &inside), ("none", &None)];
+        let named = Protection::PlainText { exposed: true }.plain_text(ports);
+        assert_eq!(named, [format!("agents on {address}")]);
+        let own = Protection::Own {
+            namespace: "kplane".to_owned(),
+            client_ca: None,
+        };
+        assert!(own.plain_text(ports).is_empty());
+    }
 }

@@ -45,6 +45,7 @@ pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
         held: summary.held.as_deref().map(held),
         confidence: confidence(&trust).into(),
         doubt: trust.doubt().to_owned(),
+        plain_text_ports: hub.plain_text_ports.get().cloned().unwrap_or_default(),
     }
 }
 

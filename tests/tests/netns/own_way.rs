@@ -206,6 +206,7 @@ pub(crate) fn plane(control: &NetNs, folder: &Path, admission: &Admission) -> Re
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
         cliff_guard: kp_controlplane::index::CliffGuard::default(),
         http_listen: None,
+        http_tls: false,
         protection: control_plane::Protection::PlainText { exposed: true },
         admission: admission.clone(),
         events: false,

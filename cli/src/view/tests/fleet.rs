@@ -58,6 +58,28 @@ fn a_control_plane_that_holds() {
 }
 
 #[test]
+fn a_control_plane_in_plain_text() {
+    let mut fleet = samples::healthy_fleet();
+    fleet.nodes.clear();
+    let ports = ["agents on 0.0.0.0:7443", "the status API on 0.0.0.0:7444"];
+    let status_of_plane = fleet.control_plane.as_mut().unwrap();
+    status_of_plane.plain_text_ports = ports.map(str::to_owned).to_vec();
+    expect![[r#"
+        Control plane   0.1.0, up 3h5m
+        Plain text      agents on 0.0.0.0:7443, the status API on 0.0.0.0:7444: any
+                        machine that reaches these ports can pose as any node or user
+                        (--insecure)
+        Source          manifests, last contact 2s ago
+        Revision        4711, 12s ago, 10000 services, 20000 endpoints
+        Nodes           none
+
+        Next
+          no agent has connected yet: start kp-nodeagent on every node
+    "#]]
+    .assert_eq(&status(fleet));
+}
+
+#[test]
 fn what_there_is_to_approve() {
     let mut fleet = samples::holding_fleet();
     let report = fleet.nodes[1].report.as_mut().unwrap();
