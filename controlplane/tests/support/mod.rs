@@ -41,6 +41,7 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Connects; fails if the control plane does not accept the agent.
+    #[allow(dead_code, reason = "tests with TLS have connections of their own")]
     pub(crate) async fn connect(address: SocketAddr, hello: Hello) -> Result<Self, Status> {
         let stream = TcpStream::connect(address).await?;
         Self::over(stream, hello).await
