@@ -24,6 +24,7 @@ use kp_controlplane::publish::{Publication, Published};
 use kplane_http::client::{get, until};
 use kplane_model::{Endpoint, EndpointAddr, ServiceKey, ServicePort};
 use kplane_proto::v1::server_message;
+use kplane_rig::flood::{HEADERS, PREFACE, client_hello, opened, opened_and_reset};
 use kplane_rig::usage;
 use kplane_tls::{ClientConfig, ClientFiles, Files as _, Wire, greet};
 use secure::Certs;
@@ -32,7 +33,6 @@ use support::{DEADLINE, Peer, hello};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
-use tokio_rustls::rustls::ClientConnection;
 use tokio_util::task::AbortOnDropHandle;
 
 /// The address from which floods come.
@@ -167,19 +167,11 @@ async fn closed(stream: &mut (impl Wire + ?Sized)) {
         .expect("the connection is closed");
 }
 
-/// Returns the first bytes of a handshake.
-fn client_hello(certs: &Certs) -> Vec<u8> {
-    let name = "localhost".try_into().unwrap();
-    let mut client = ClientConnection::new(client(certs, "n2"), name).unwrap();
-    let mut bytes = Vec::new();
-    client.write_tls(&mut bytes).unwrap();
-    bytes
-}
-
 #[tokio::test]
 async fn connections_that_trickle_a_handshake_hold_up_nobody() {
     let mut stage = Stage::build(LIMITS).await;
-    let (to, hello) = (agents(&stage.bound), client_hello(&stage.certs));
+    let to = agents(&stage.bound);
+    let hello = client_hello(client(&stage.certs, "n2")).await.unwrap();
     let trickles = (0..CROWD).map(|_| {
         let hello = hello.clone();
         tokio::spawn(async move {
@@ -259,35 +251,21 @@ async fn handshakes_beyond_the_rate_are_refused_and_those_of_others_are_not() {
     stage.connections().await;
 }
 
-// === HTTP/2, by hand (RFC 9113) ===
-
-/// The connection preface of a client, with empty SETTINGS.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-}
-
-/// Returns the headers of an agent's request (RFC 7541, section 6.2.2), which goes on.
-fn headers(stream: u32) -> Vec<u8> {
-    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    let fields = [
-        // :method POST, :scheme https
-        vec![0x83, 0x87],
-        // :path, :authority, content-type, by their numbers
-        [vec![0x04], text("/kplane.v1.AgentService/Sync")].concat(),
-        [vec![0x01], text("localhost")].concat(),
-        [vec![0x0f, 0x10], text("application/grpc")].concat(),
-        [vec![0x00], text("te"), text("trailers")].concat(),
-    ];
-    let end_headers = 4;
-    frame(1, end_headers, stream, &fields.concat())
-}
-
-fn reset(stream: u32) -> Vec<u8> {
-    let cancel = 8_u32;
-    frame(3, 0, stream, &cancel.to_be_bytes())
+/// Waits for the begin of an answer: the stream was a valid one.
+async fn is_answered(wire: &mut dyn Wire) {
+    let frames = async {
+        loop {
+            let mut head = [0; 9];
+            wire.read_exact(&mut head).await.unwrap();
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut payload = vec![0; usize::try_from(length).unwrap()];
+            wire.read_exact(&mut payload).await.unwrap();
+            if head[3] == HEADERS {
+                break;
+            }
+        }
+    };
+    timeout(DEADLINE, frames).await.unwrap();
 }
 
 /// An agent with a certificate that opens streams and resets them at once (CVE-2023-44487).
@@ -301,11 +279,13 @@ async fn streams_that_are_reset_at_once_end_their_connection() {
     for _ in 0..20 {
         let stream = from_elsewhere(to).await.unwrap();
         let mut wire = wire(&stage.certs, "n2", stream).await;
-        wire.write_all(PREFACE).await.unwrap();
+        wire.write_all(&[PREFACE, &opened(1)].concat())
+            .await
+            .unwrap();
+        is_answered(&mut *wire).await;
         let ended = async {
-            for number in (1..).step_by(2).take(50_000) {
-                let both = [headers(number), reset(number)].concat();
-                if wire.write_all(&both).await.is_err() {
+            for number in (3..).step_by(2).take(50_000) {
+                if wire.write_all(&opened_and_reset(number)).await.is_err() {
                     break;
                 }
                 streams += 1;
