@@ -127,7 +127,12 @@ pub(crate) fn the_authority_gets_a_successor_while_agents_work() -> Result<()> {
                 change(api, &mut made)?;
                 let known = greets(&first, &trusted).and_then(|()| greets(&second, &trusted));
                 failed = failed.take().or(known.err());
-                greets(plane, &successor.0)
+                let strict = plane.caller_who_trusts(&successor.0, &other);
+                ensure!(
+                    strict.speak_for("node-2")?.is_ok(),
+                    "the old authority signs"
+                );
+                anyhow::Ok(())
             })?;
             failed.map_or(Ok(()), Err)?;
         }
