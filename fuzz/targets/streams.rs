@@ -6,7 +6,7 @@
 
 #![no_main]
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
 use http_body::Frame;
@@ -41,6 +41,18 @@ apiVersion: v1
 kind: Node
 metadata: {name: n1}
 ";
+
+/// What the source says: the objects, and nothing else.
+static BATCH: LazyLock<Batch> = LazyLock::new(|| {
+    let objects = parse(OBJECTS.into()).objects.into_iter();
+    let objects = objects.map(|located| Event::InitApply(Box::new(located)));
+    let events = Kind::ALL.into_iter().map(Event::Init).chain(objects);
+    let events = events.chain(Kind::ALL.into_iter().map(Event::InitDone));
+    Batch {
+        events: events.collect(),
+        observed_at: SystemTime::now(),
+    }
+});
 
 /// Most bytes of a message, as at the port of agents.
 const MAX_MESSAGE_BYTES: usize = 256 << 10;
@@ -78,15 +90,7 @@ async fn hub() -> (Arc<Hub>, mpsc::Sender<Batch>) {
     let (admission, guard) = (Admission::default(), CliffGuard::default());
     let (hub, index) = Hub::new(1, "fuzzing", admission, guard, batches);
     tokio::spawn(index);
-    let objects = parse(OBJECTS.into()).objects.into_iter();
-    let objects = objects.map(|located| Event::InitApply(Box::new(located)));
-    let events = Kind::ALL.into_iter().map(Event::Init).chain(objects);
-    let events = events.chain(Kind::ALL.into_iter().map(Event::InitDone));
-    let batch = Batch {
-        events: events.collect(),
-        observed_at: SystemTime::now(),
-    };
-    source.send(batch).await.unwrap();
+    source.send(BATCH.clone()).await.unwrap();
     let synced = hub.store.head().wait_for(|head| head.synced).await.is_ok();
     assert!(synced);
     (hub, source)

@@ -422,107 +422,149 @@ impl Probes {
 
 // === tests ===
 
+/// Agents with certificates of one authority, and another authority.
+struct Stage {
+    old: Certs,
+    new: Certs,
+    of_plane: Volume,
+    of_agent: Volume,
+    plane: Arc<Plane>,
+    relay: Relay,
+    /// The agent of n1, whose connection can be cut, and that of n2.
+    agents: [app::Bound; 2],
+    _folder: TempDir,
+}
+
+/// Returns the files of a control plane.
+fn server(certificate: &Certs, key: &Certs, authorities: &[u8]) -> [(&'static str, Vec<u8>); 3] {
+    [
+        ("server.crt", certificate.read("server.crt")),
+        ("server.key", key.read("server.key")),
+        ("ca.crt", authorities.to_vec()),
+    ]
+}
+
+/// Returns the files of the agent of n1.
+fn client(own: &Certs, authorities: &[u8]) -> [(&'static str, Vec<u8>); 3] {
+    [
+        ("n1.crt", own.read("nodes/n1.crt")),
+        ("n1.key", own.read("nodes/n1.key")),
+        ("ca.crt", authorities.to_vec()),
+    ]
+}
+
+impl Stage {
+    async fn build() -> Self {
+        let folder = TempDir::new().unwrap();
+        let (old, new) = (Certs::new(), Certs::new());
+        let authority = old.read("ca.crt");
+        let of_plane = Volume::new(folder.path().join("plane"), &server(&old, &old, &authority));
+        let of_agent = Volume::new(folder.path().join("agent"), &client(&old, &authority));
+        let plane = Plane::start(folder.path(), &of_plane, identity::Config::default()).await;
+        let plane = Arc::new(plane);
+        let relay = Relay::start(plane.agents()).await;
+        let flags = |pair: KeyPair| {
+            let names = ["client-certificate", "client-key", "certificate-authority"];
+            let files = [pair.certificate, pair.key, of_agent.file("ca.crt")];
+            names.into_iter().zip(files).collect::<Vec<_>>()
+        };
+        let own = KeyPair {
+            certificate: of_agent.file("n1.crt"),
+            key: of_agent.file("n1.key"),
+        };
+        let agents = [
+            agent(&plane, "n1", relay.address, &flags(own)).await,
+            agent(&plane, "n2", plane.agents(), &flags(old.pair("nodes/n2"))).await,
+        ];
+        Self {
+            old,
+            new,
+            of_plane,
+            of_agent,
+            plane,
+            relay,
+            agents,
+            _folder: folder,
+        }
+    }
+
+    /// Returns a caller who trusts what the agent trusts.
+    fn caller(&self, certs: &Certs, name: &str) -> Caller {
+        Caller {
+            authorities: self.of_agent.file("ca.crt"),
+            pair: Some(certs.pair(name)),
+            token: None,
+        }
+    }
+
+    /// Returns a user who trusts the new authority alone.
+    fn modern(&self, certs: &Certs) -> Caller {
+        let authorities = self.new.0.path().join("ca.crt");
+        let caller = self.caller(certs, "users/alice");
+        Caller {
+            authorities,
+            ..caller
+        }
+    }
+
+    fn callers(&self, certs: &Certs) -> [Caller; 2] {
+        ["users/alice", "nodes/n9"].map(|name| self.caller(certs, name))
+    }
+
+    fn streams(&self) -> [Option<SystemTime>; 2] {
+        ["n1", "n2"].map(|node| self.plane.stream(node))
+    }
+}
+
 #[tokio::test]
 async fn every_certificate_may_be_replaced_while_agents_work() {
-    let folder = TempDir::new().unwrap();
-    let (old, new) = (Certs::new(), Certs::new());
+    let stage = Stage::build().await;
+    let (old, new, plane) = (&stage.old, &stage.new, &stage.plane);
     let both = [old.read("ca.crt"), new.read("ca.crt")].concat();
-    let server = |certificate: &Certs, key: &Certs, authorities: &[u8]| {
-        let certificate = certificate.read("server.crt");
-        let files = [certificate, key.read("server.key"), authorities.to_vec()];
-        ["server.crt", "server.key", "ca.crt"]
-            .into_iter()
-            .zip(files)
-            .collect::<Vec<_>>()
-    };
-    let client = |own: &Certs, authorities: &[u8]| {
-        let files = [
-            own.read("nodes/n1.crt"),
-            own.read("nodes/n1.key"),
-            authorities.to_vec(),
-        ];
-        ["n1.crt", "n1.key", "ca.crt"]
-            .into_iter()
-            .zip(files)
-            .collect::<Vec<_>>()
-    };
-    let of_plane = Volume::new(
-        folder.path().join("plane"),
-        &server(&old, &old, &old.read("ca.crt")),
-    );
-    let of_agent = Volume::new(
-        folder.path().join("agent"),
-        &client(&old, &old.read("ca.crt")),
-    );
-    let plane = Plane::start(folder.path(), &of_plane, identity::Config::default()).await;
-    let plane = Arc::new(plane);
-    let relay = Relay::start(plane.agents()).await;
-    let files = |pair: KeyPair| {
-        let names = ["client-certificate", "client-key", "certificate-authority"];
-        let files = [pair.certificate, pair.key, of_agent.file("ca.crt")];
-        names.into_iter().zip(files).collect::<Vec<_>>()
-    };
-    let own = KeyPair {
-        certificate: of_agent.file("n1.crt"),
-        key: of_agent.file("n1.key"),
-    };
-    let moving = agent(&plane, "n1", relay.address, &files(own)).await;
-    let staying = agent(&plane, "n2", plane.agents(), &files(old.pair("nodes/n2"))).await;
-    let since = ["n1", "n2"].map(|node| plane.stream(node));
-    let caller = |authorities: PathBuf, certs: &Certs, name: &str| Caller {
-        authorities,
-        pair: Some(certs.pair(name)),
-        token: None,
-    };
-    let callers = |certs: &Certs| {
-        ["users/alice", "nodes/n9"].map(|name| caller(of_agent.file("ca.crt"), certs, name))
-    };
-    let probes = Probes::start(&plane, callers(&old));
+    let since = stage.streams();
+    let probes = Probes::start(plane, stage.callers(old));
 
     // The authorities of clients: both. Then those of servers, and the agent's own certificate.
-    of_plane.replace(&server(&old, &old, &both));
-    let newcomer = caller(of_agent.file("ca.crt"), &new, "users/alice");
+    stage.of_plane.replace(&server(old, old, &both));
+    let newcomer = stage.caller(new, "users/alice");
     until("the new authority counts", async || {
-        newcomer.asks(&plane).await.is_ok()
+        newcomer.asks(plane).await.is_ok()
     })
     .await;
-    of_agent.replace(&client(&new, &both));
-    probes.change(|now| *now = callers(&new)).await;
+    stage.of_agent.replace(&client(new, &both));
+    probes.change(|now| *now = stage.callers(new)).await;
 
     // The server's certificate, and later its key: the previous pair serves meanwhile.
-    of_plane.replace(&server(&new, &old, &both));
+    stage.of_plane.replace(&server(new, old, &both));
     sleep(INTERVAL * 2).await;
-    let modern = caller(new.0.path().join("ca.crt"), &new, "users/alice");
-    assert!(
-        modern.asks(&plane).await.is_err(),
-        "a certificate without its key"
-    );
-    of_plane.replace(&server(&new, &new, &both));
+    let modern = stage.modern(new);
+    let early = modern.asks(plane).await;
+    assert!(early.is_err(), "a certificate without its key");
+    stage.of_plane.replace(&server(new, new, &both));
     until("the new certificate serves", async || {
-        modern.asks(&plane).await.is_ok()
+        modern.asks(plane).await.is_ok()
     })
     .await;
-    assert_eq!(["n1", "n2"].map(|node| plane.stream(node)), since);
-    relay.cut(&plane, "n1").await;
+    assert_eq!(stage.streams(), since);
+    stage.relay.cut(plane, "n1").await;
 
     // The old authority goes.
-    of_plane.replace(&server(&new, &new, &new.read("ca.crt")));
-    let outdated = caller(new.0.path().join("ca.crt"), &old, "users/alice");
+    let last = server(new, new, &new.read("ca.crt"));
+    stage.of_plane.replace(&last);
+    let outdated = stage.modern(old);
     until("the old authority is gone", async || {
-        outdated.asks(&plane).await.is_err()
+        outdated.asks(plane).await.is_err()
     })
     .await;
-    relay.cut(&plane, "n1").await;
-    assert_eq!(
-        plane.stream("n2"),
-        since[1],
-        "a stream stays with its certificate"
-    );
+    stage.relay.cut(plane, "n1").await;
+    let now = stage.streams();
+    assert_eq!(now[1], since[1], "a stream stays with its certificate");
 
     probes.have_not_failed();
     drop(probes);
     assert_eq!(plane.refusals(), 0);
-    plane.is_complete(&[&moving, &staying]).await;
+    let [moving, staying] = &stage.agents;
+    plane.is_complete(&[moving, staying]).await;
 }
 
 /// The tokens and the rights of the callers: those of before, those of afterwards, or both.

@@ -9,11 +9,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use kplane_tests::cluster::Api;
 use kplane_tests::wait::eventually;
-use serde_json::json;
+use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::identity::{pod_token, tidy};
-use crate::support::secure::{OWN_NAME, SecurePlane};
+use crate::support::secure::{Following, OWN_NAME, SecurePlane};
 use crate::support::with_world;
 use crate::support::world::{DEADLINE, NAMESPACE, product};
 
@@ -41,6 +41,25 @@ impl Successor {
     fn read(&self, file: &str) -> Result<String> {
         fs::read_to_string(self.0.join(file)).context("a file of the successor")
     }
+
+    /// Returns the change of the Secret by which clients learn of the successor.
+    fn published(&self) -> Result<Value> {
+        Ok(json!({ "stringData": {
+            "next-ca.crt": self.read("ca.crt")?, "next-ca.key": self.read("ca.key")?,
+        }}))
+    }
+
+    /// Returns the change of the Secret after which the successor signs.
+    fn signing(&self, predecessor: &str) -> Result<Value> {
+        Ok(json!({
+            "data": { "next-ca.crt": null, "next-ca.key": null },
+            "stringData": {
+                "ca.crt": self.read("ca.crt")?, "ca.key": self.read("ca.key")?,
+                "tls.crt": self.read("server.crt")?, "tls.key": self.read("server.key")?,
+                "previous-ca.crt": predecessor,
+            },
+        }))
+    }
 }
 
 /// Returns the authorities that agents accept.
@@ -50,7 +69,7 @@ fn bundle(api: &Api) -> Result<String> {
     bundle.context("no bundle")
 }
 
-/// Makes a Service; returns its name.
+/// Makes a Service, and notes its name.
 fn change(api: &Api, made: &mut Vec<String>) -> Result<()> {
     std::thread::sleep(PAUSE);
     let name = format!("rotation-{}", made.len());
@@ -59,6 +78,18 @@ fn change(api: &Api, made: &mut Vec<String>) -> Result<()> {
         "spec": { "ports": [{ "port": 80 }] },
     }))?;
     made.push(name);
+    Ok(())
+}
+
+/// Wants a stream to be open, and all Services to have come.
+fn has_missed_nothing(stream: &Following, made: &[String]) -> Result<()> {
+    eventually(DEADLINE, "no change is missed", || {
+        let seen = stream.services();
+        let missed: Vec<_> = made.iter().filter(|name| !seen.contains(*name)).collect();
+        ensure!(missed.is_empty(), "{missed:?} of {}", made.len());
+        anyhow::Ok(())
+    })?;
+    ensure!(!stream.is_over(), "the stream has ended");
     Ok(())
 }
 
@@ -89,18 +120,12 @@ pub(crate) fn the_authority_gets_a_successor_while_agents_work() -> Result<()> {
 
         // The successor is published. A replica that starts does it at once.
         let successor = Successor::make(&trusted)?;
-        api.patch(
-            "Secret",
-            SECRET,
-            &json!({ "stringData": {
-                "next-ca.crt": successor.read("ca.crt")?, "next-ca.key": successor.read("ca.key")?,
-            }}),
-        )?;
+        api.patch("Secret", SECRET, &successor.published()?)?;
         let second = start(1)?;
-        let mut made = Vec::new();
+        let (mut made, mut failed) = (Vec::new(), None);
         let both = eventually(DEADLINE, "the successor is published", || {
             change(api, &mut made)?;
-            greets(&first, &trusted)?;
+            failed = failed.take().or(greets(&first, &trusted).err());
             let both = bundle(api)?;
             ensure!(both.contains(&old) && both != old, "{both}");
             anyhow::Ok(both)
@@ -111,18 +136,8 @@ pub(crate) fn the_authority_gets_a_successor_while_agents_work() -> Result<()> {
         })?;
 
         // It signs: the old authority stays in the bundle.
-        api.patch(
-            "Secret",
-            SECRET,
-            &json!({ "data": { "next-ca.crt": null, "next-ca.key": null },
-            "stringData": {
-                "ca.crt": successor.read("ca.crt")?, "ca.key": successor.read("ca.key")?,
-                "tls.crt": successor.read("server.crt")?, "tls.key": successor.read("server.key")?,
-                "previous-ca.crt": old,
-            }}),
-        )?;
+        api.patch("Secret", SECRET, &successor.signing(&old)?)?;
         for plane in [&first, &second] {
-            let mut failed = None;
             eventually(READ, "the successor signs", || {
                 change(api, &mut made)?;
                 let known = greets(&first, &trusted).and_then(|()| greets(&second, &trusted));
@@ -134,15 +149,9 @@ pub(crate) fn the_authority_gets_a_successor_while_agents_work() -> Result<()> {
                 );
                 anyhow::Ok(())
             })?;
-            failed.map_or(Ok(()), Err)?;
         }
-        eventually(DEADLINE, "no change is missed", || {
-            let seen = stream.services();
-            let missed: Vec<_> = made.iter().filter(|name| !seen.contains(*name)).collect();
-            ensure!(missed.is_empty(), "{missed:?} of {}", made.len());
-            anyhow::Ok(())
-        })?;
-        ensure!(!stream.is_over(), "the stream has ended");
+        failed.map_or(Ok(()), Err)?;
+        has_missed_nothing(&stream, &made)?;
         tidy(api)
     })
 }
