@@ -79,7 +79,7 @@ impl Flood {
                 }
             }
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
