@@ -108,17 +108,21 @@ impl Stage {
         Peer::over(newcomer, hello("n3")).await.unwrap();
     }
 
-    /// Wants the number of connections to be within the limits; returns it.
-    async fn connections(&self) -> usize {
+    /// Returns a number from the metrics.
+    async fn metric(&self, series: &str) -> usize {
         let metrics = get(self.bound.http_addr.unwrap(), "/metrics")
             .await
             .unwrap();
-        let line = "kplane_controlplane_connections{port=\"agents\"} ";
-        let lines = metrics.body.lines();
-        let count = lines.filter_map(|other| other.strip_prefix(line)).next();
-        let count = count.unwrap().parse().unwrap();
+        let mut lines = metrics.body.lines();
+        let value = lines.find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        value.unwrap().parse().unwrap()
+    }
+
+    /// Wants the number of connections to be within the limits.
+    async fn is_bounded(&self) {
+        let open = "kplane_controlplane_connections{port=\"agents\"}";
+        let count = self.metric(open).await;
         assert!(count <= LIMITS.per_address + OTHERS, "{count} connections");
-        count
     }
 
     /// Waits until the flood has no connection any more.
@@ -188,13 +192,16 @@ async fn connections_that_trickle_a_handshake_hold_up_nobody() {
     let trickles: Vec<_> = trickles.collect();
     // Those that are too many make room; the others run out of time, whatever they send meanwhile.
     while trickles.iter().any(|trickle| !trickle.is_finished()) {
-        stage.connections().await;
+        stage.is_bounded().await;
         stage.serves_others().await;
         sleep(Duration::from_millis(50)).await;
     }
     for trickle in trickles {
         trickle.await.unwrap();
     }
+    let displaced =
+        "kplane_controlplane_connections_closed_total{port=\"agents\",reason=\"displaced\"}";
+    assert!(stage.metric(displaced).await > 0);
     stage.calms_down().await;
 }
 
@@ -218,7 +225,7 @@ async fn connections_that_are_reset_leave_nothing_behind() {
     };
     let flood = AbortOnDropHandle::new(tokio::spawn(flood));
     while !flood.is_finished() {
-        stage.connections().await;
+        stage.is_bounded().await;
         stage.serves_others().await;
     }
     stage.calms_down().await;
@@ -293,7 +300,7 @@ async fn streams_that_are_reset_at_once_end_their_connection() {
         };
         timeout(DEADLINE, ended).await.unwrap();
         closed(&mut *wire).await;
-        stage.connections().await;
+        stage.is_bounded().await;
         stage.serves_others().await;
     }
     let grown = usage::memory(&own).unwrap().now.saturating_sub(before);
