@@ -57,7 +57,8 @@ impl Book {
     }
 
     /// Admits a connection if there is room, or if a waiting connection can be closed for it: the oldest whose peer is
-    /// silent, or else the oldest, once it had its time.
+    /// silent, or else the oldest, once it had its time. When the door is full, an address with more waiting connections
+    /// than the others gives one up at once.
     pub(super) fn admit(&mut self, from: IpAddr, limits: &Limits) -> Verdict {
         let from = network(from);
         let here = self.addresses.get(&from);
@@ -72,7 +73,9 @@ impl Book {
             None => (self.silent.first(), self.waiting.keys().next()),
         };
         let any_waits = oldest.is_some();
-        let goes = silent.or_else(|| oldest.filter(|oldest| self.had_its_time(**oldest)));
+        let goes = silent
+            .or_else(|| oldest.filter(|oldest| self.had_its_time(**oldest)))
+            .or_else(|| self.of_largest_crowd(waiting + 1).filter(|_| !crowded));
         let goes = goes.copied();
         let Some(goes) = goes.and_then(|goes| self.leave(goes)) else {
             return Verdict::Refused(if any_waits {
@@ -84,6 +87,14 @@ impl Book {
             });
         };
         Verdict::InsteadOf(goes, self.enter(from))
+    }
+
+    /// Returns the oldest waiting connection of the address with most of them, if these are more than `than`. So no
+    /// address takes the places of others.
+    fn of_largest_crowd(&self, than: usize) -> Option<&u64> {
+        let crowds = self.addresses.values().map(|address| &address.waiting);
+        let largest = crowds.max_by_key(|waiting| waiting.len())?;
+        largest.first().filter(|_| largest.len() > than)
     }
 
     fn had_its_time(&self, number: u64) -> bool {

@@ -65,10 +65,14 @@ async fn peers_that_have_spoken_get_their_time() {
     assert_eq!(admit(&mut book, a), None);
     assert_eq!(admit(&mut book, b), Some((4, None)));
     book.speaks(4);
-    assert_eq!(admit(&mut book, c), None);
-    tokio::time::advance(Duration::from_secs(5)).await;
+    // The door is full, and one address has more connections than the newcomer would have.
     assert_eq!(admit(&mut book, c), Some((5, Some(peer(a)))));
-    assert_eq!(admit(&mut book, a), Some((6, Some(peer(c)))));
+    book.speaks(5);
+    let d = "10.0.0.4";
+    assert_eq!(admit(&mut book, d), None);
+    tokio::time::advance(Duration::from_secs(5)).await;
+    assert_eq!(admit(&mut book, d), Some((6, Some(peer(a)))));
+    assert_eq!(admit(&mut book, a), Some((7, Some(peer(d)))));
 }
 
 #[test]

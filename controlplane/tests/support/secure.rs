@@ -82,6 +82,7 @@ impl Certs {
             source: Origin::Manifests(manifests),
             agent_listen: any,
             status_listen: any,
+            http_tls: false,
             http_listen: any,
             protection: Protection::Files(ServerFiles {
                 pair: self.pair("server"),
