@@ -199,10 +199,14 @@ async fn connections_that_trickle_a_handshake_hold_up_nobody() {
     for trickle in trickles {
         trickle.await.unwrap();
     }
-    // An address that floods refuses itself.
-    let refused =
-        "kplane_controlplane_connections_closed_total{port=\"agents\",reason=\"refused\"}";
-    assert!(stage.metric(refused).await > 0);
+    // Some made room before they had sent anything; or others were refused.
+    let mut turned_away = 0;
+    for reason in ["displaced", "refused"] {
+        let closed = "kplane_controlplane_connections_closed_total";
+        let name = format!("{closed}{{port=\"agents\",reason=\"{reason}\"}}");
+        turned_away += stage.metric(&name).await;
+    }
+    assert!(turned_away > 0);
     stage.calms_down().await;
 }
 
