@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use floods::beside_floods;
 use hyper_util::rt::TokioIo;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
@@ -31,6 +32,9 @@ const CHANGES: usize = 20;
 const DEADLINE: Duration = Duration::from_secs(120);
 const AGENT_PORT: u16 = 7443;
 
+#[path = "fleet/floods.rs"]
+mod floods;
+
 /// The last revision that an agent has, and when it came.
 type Seen = (u64, Instant);
 
@@ -44,15 +48,29 @@ fn main() {
         "agents", "connected", "CPU", "memory each", "p50", "p90", "p99", "max", "CPU per agent"
     );
     for agents in AGENTS {
-        let ns = NetNs::new("fleet").unwrap();
-        let _inside = ns.enter().unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(measure(agents));
+        apart(measure(agents));
     }
+    println!(
+        "\n{} agents beside floods from another address\n",
+        AGENTS[0]
+    );
+    println!(
+        "{:>12} | {:>11} {:>11} | change at all agents: {:>8} {:>8} {:>8} {:>8} {:>8}",
+        "flood", "connections", "CPU a second", "p50", "p90", "p99", "max", "p99"
+    );
+    apart(beside_floods(AGENTS[0]));
+}
+
+/// Runs a measurement in a network of its own.
+fn apart(measurement: impl Future<Output = ()>) {
+    let ns = NetNs::new("fleet").unwrap();
+    let _inside = ns.enter().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(measurement);
 }
 
 /// A control plane, which ends with this value.
@@ -65,43 +83,86 @@ impl Drop for Plane {
     }
 }
 
-async fn measure(agents: u32) {
-    let folder = TempDir::new().unwrap();
-    let certs = folder.path().join("certs");
-    let manifests = folder.path().join("objects");
-    fs::create_dir(&manifests).unwrap();
-    write_objects(&manifests, agents);
-    write_endpoint(&manifests, 1);
-    let names: Vec<String> = (0..agents).map(|number| format!("n{number}")).collect();
-    make_certs(&certs, &names);
-    let plane = start(&certs, &manifests).await;
-    let pid = [plane.0.id()];
-    let before = (usage::memory(&pid).unwrap(), usage::cpu(&pid).unwrap());
+/// A control plane with simulated agents.
+struct Fleet {
+    // Fields drop in order: the control plane before its files.
+    plane: Plane,
+    seen: Vec<watch::Receiver<Seen>>,
+    certs: PathBuf,
+    manifests: PathBuf,
+    revision: u64,
+    /// Number of the last change.
+    change: u8,
+    _folder: TempDir,
+}
 
-    let begun = Instant::now();
-    let mut fleet = Vec::new();
-    for name in &names {
-        let (seen, follow) = watch::channel((0, begun));
-        tokio::spawn(agent(certs.clone(), name.clone(), seen));
-        fleet.push(follow);
+impl Fleet {
+    /// Starts a control plane that knows the agents, and nobody else.
+    async fn start(agents: u32) -> Self {
+        let folder = TempDir::new().unwrap();
+        let certs = folder.path().join("certs");
+        let manifests = folder.path().join("objects");
+        fs::create_dir(&manifests).unwrap();
+        write_objects(&manifests, agents);
+        write_endpoint(&manifests, 1);
+        make_certs(&certs, &names(agents));
+        Self {
+            plane: start(&certs, &manifests).await,
+            seen: Vec::new(),
+            certs,
+            manifests,
+            revision: 0,
+            change: 1,
+            _folder: folder,
+        }
     }
-    let mut revision = newest(&mut fleet, 0).await;
+
+    /// Connects all agents, and waits until they have everything.
+    async fn connect(&mut self, agents: u32) {
+        let begun = Instant::now();
+        for name in names(agents) {
+            let (seen, follow) = watch::channel((0, begun));
+            tokio::spawn(agent(self.certs.clone(), name, seen));
+            self.seen.push(follow);
+        }
+        self.revision = newest(&mut self.seen, 0).await;
+    }
+
+    /// Changes an endpoint again and again; returns the sorted times until each agent had each change, and the CPU
+    /// time of the control plane.
+    async fn change(&mut self) -> (Vec<Duration>, Duration) {
+        let pid = [self.plane.0.id()];
+        let (mut latencies, mut spent) = (Vec::new(), Duration::ZERO);
+        for _ in 0..CHANGES {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let cpu = usage::cpu(&pid).unwrap();
+            let changed = Instant::now();
+            self.change += 1;
+            write_endpoint(&self.manifests, self.change);
+            self.revision = newest(&mut self.seen, self.revision).await;
+            let arrived = self.seen.iter().map(|seen| seen.borrow().1 - changed);
+            latencies.extend(arrived);
+            spent += usage::cpu(&pid).unwrap() - cpu;
+        }
+        latencies.sort_unstable();
+        (latencies, spent)
+    }
+}
+
+fn names(agents: u32) -> Vec<String> {
+    (0..agents).map(|number| format!("n{number}")).collect()
+}
+
+async fn measure(agents: u32) {
+    let mut fleet = Fleet::start(agents).await;
+    let pid = [fleet.plane.0.id()];
+    let before = (usage::memory(&pid).unwrap(), usage::cpu(&pid).unwrap());
+    let begun = Instant::now();
+    fleet.connect(agents).await;
     let connected = begun.elapsed();
     let (memory, cpu) = (usage::memory(&pid).unwrap(), usage::cpu(&pid).unwrap());
     let each = (memory.now - before.0.now) / 1_024 / u64::from(agents);
-
-    let (mut latencies, mut spent) = (Vec::new(), Duration::ZERO);
-    for change in 0..CHANGES {
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let cpu = usage::cpu(&pid).unwrap();
-        let changed = Instant::now();
-        write_endpoint(&manifests, u8::try_from(change + 2).unwrap());
-        revision = newest(&mut fleet, revision).await;
-        let arrived = fleet.iter().map(|seen| seen.borrow().1 - changed);
-        latencies.extend(arrived);
-        spent += usage::cpu(&pid).unwrap() - cpu;
-    }
-    latencies.sort_unstable();
+    let (latencies, spent) = fleet.change().await;
     let per_agent = spent / u32::try_from(CHANGES).unwrap() / agents;
     println!(
         "{agents:>7} | {:>9} {:>11} {:>7} KiB |                       {} {:>12}",
