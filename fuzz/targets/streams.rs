@@ -118,7 +118,11 @@ impl Stream {
         let body = StreamBody::new(UnboundedReceiverStream::new(frames));
         let decoder = SharedCodec.decoder();
         let messages = Streaming::new_request(decoder, body, None, Some(MAX_MESSAGE_BYTES));
-        let answers = agents.sync(Request::new(messages)).await.unwrap().into_inner();
+        let answers = agents
+            .sync(Request::new(messages))
+            .await
+            .unwrap()
+            .into_inner();
         Self { outbox, answers }
     }
 

@@ -27,7 +27,8 @@ static SIGNER: LazyLock<EcdsaKeyPair> = LazyLock::new(|| {
 static KEYS: LazyLock<KeySet> = LazyLock::new(|| {
     let point = SIGNER.public_key().as_ref();
     let [x, y] = [&point[1..33], &point[33..]].map(|half| URL_SAFE_NO_PAD.encode(half));
-    let keys = format!(r#"{{"keys":[{{"kty":"EC","crv":"P-256","kid":"k","x":"{x}","y":"{y}"}}]}}"#);
+    let keys =
+        format!(r#"{{"keys":[{{"kty":"EC","crv":"P-256","kid":"k","x":"{x}","y":"{y}"}}]}}"#);
     KeySet::new(String::new(), serde_json::from_str(&keys).unwrap())
 });
 
@@ -85,7 +86,9 @@ fn signed(claims: &[u8]) {
     let header = r#"{"alg":"ES256","kid":"k"}"#;
     let [one, two] = [header.as_bytes(), claims].map(|part| URL_SAFE_NO_PAD.encode(part));
     let message = format!("{one}.{two}");
-    let signature = SIGNER.sign(&SystemRandom::new(), message.as_bytes()).unwrap();
+    let signature = SIGNER
+        .sign(&SystemRandom::new(), message.as_bytes())
+        .unwrap();
     if message.len() + 200 > Token::MAX_BYTES {
         return;
     }
@@ -110,7 +113,11 @@ fn rules(text: &[u8]) {
         name: "a".to_owned(),
         groups: vec!["g".to_owned()],
     };
-    for right in [Right::ReadStatus, Right::ReadDesired("n".to_owned()), Right::Act] {
+    for right in [
+        Right::ReadStatus,
+        Right::ReadDesired("n".to_owned()),
+        Right::Act,
+    ] {
         let _ = rules.allow(&subject, &right);
     }
 }
