@@ -192,7 +192,7 @@ fn config(certs: &Path, node: &str) -> Arc<ClientConfig> {
 
 /// Measures changes without a flood and beside each.
 pub(super) async fn beside_floods(agents: u32) {
-    let mut fleet = Fleet::start(agents).await;
+    let mut fleet = Fleet::start(agents, 1).await;
     fleet.connect(agents).await;
     let config = config(&fleet.certs, "n0");
     let hello = Arc::new(client_hello(Arc::clone(&config)).await.unwrap());
