@@ -9,11 +9,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use kplane_model::{Digest, NodeName};
 use kplane_proto::PROTOCOL_VERSION;
+use kplane_proto::shared::frame;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
 };
 use kplane_tls::Token;
-use prost::Message;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tonic::{Status, Streaming};
@@ -182,7 +182,7 @@ fn welcome(hub: &Hub) -> server_message::Kind {
 }
 
 fn encode(kind: server_message::Kind) -> Bytes {
-    ServerMessage { kind: Some(kind) }.encode_to_vec().into()
+    frame(&ServerMessage { kind: Some(kind) })
 }
 
 async fn send(outbox: &Outbox, kind: server_message::Kind) -> Result<(), Status> {
