@@ -14,6 +14,7 @@ mod table;
 mod text;
 mod time;
 mod view;
+mod wait;
 mod watch;
 
 use std::process::ExitCode;

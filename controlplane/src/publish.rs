@@ -11,6 +11,7 @@ mod log;
 mod state;
 mod store;
 mod triggers;
+mod watermarks;
 
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ mod tests;
 pub use cursor::{Cursor, Piece, PieceEnd};
 pub use store::{Head, Store};
 pub use triggers::Sent;
+pub use watermarks::{Followed, Moment};
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;

@@ -13,7 +13,7 @@ use tracing::info;
 
 use super::guarded::spawn_watch;
 use super::pages::Picture;
-use super::{questions, views};
+use super::{convergence, questions, views};
 use crate::doors::Occupancy;
 use crate::hub::{Approved, Closing, Hub, Seen};
 use crate::identity::{Right, Visitor};
@@ -99,6 +99,23 @@ impl StatusService for StatusServer {
         let answers = questions::ask_all(&self.hub.fleet, &name).await;
         let description = views::description(&self.hub, &name, &detail, answers);
         Ok(Response::new(description))
+    }
+
+    type WatchConvergenceStream = ReceiverStream<Result<pb::Convergence, Status>>;
+
+    async fn watch_convergence(
+        &self,
+        request: Request<pb::ConvergenceRequest>,
+    ) -> Result<Response<Self::WatchConvergenceStream>, Status> {
+        charge(&request, nodes_cost(&self.hub))?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let request = request.into_inner();
+        let name = ServiceName::new(&request.namespace, &request.name);
+        let (outbox, stream) = mpsc::channel(1);
+        let last = outbox.clone();
+        let watch = convergence::watch(Arc::clone(&self.hub), name, outbox);
+        spawn_watch(visitor, last, watch)?;
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn approve(

@@ -1,0 +1,284 @@
+//! `WatchConvergence` over real sockets, with agents that lag, fail, take back and disconnect.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
+
+mod support;
+
+use std::net::SocketAddr;
+use std::time::SystemTime;
+
+use kp_controlplane::admission::Admission;
+use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::index::CliffGuard;
+use kp_controlplane::publish::{Publication, Published};
+use kp_controlplane::trust::Trust;
+use kplane_http::client::get;
+use kplane_model::{ServiceKey, ServicePort};
+use kplane_proto::v1::status_service_client::StatusServiceClient;
+use kplane_proto::v1::{
+    self as pb, AgentMessage, LagState, ServiceState, agent_message, server_message,
+};
+use tokio::time::{Instant, timeout};
+use tonic::Streaming;
+
+use support::{DEADLINE, Peer, hello};
+
+async fn control_plane() -> (Bound, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let any = Some("127.0.0.1:0".parse().unwrap());
+    let config = Config {
+        source: Origin::Manifests(folder.path().to_owned()),
+        agent_listen: any,
+        status_listen: any,
+        http_listen: any,
+        http_tls: false,
+        protection: kp_controlplane::app::Protection::PlainText { exposed: true },
+        identity: kp_controlplane::identity::Config::default(),
+        agent_limits: kp_controlplane::doors::Limits::AGENTS,
+        cliff_guard: CliffGuard::default(),
+        admission: Admission::default(),
+        events: false,
+    };
+    let bound = build(config).await.unwrap();
+    let mut head = bound.hub().store.head();
+    let synced = head.wait_for(|head| head.synced);
+    timeout(DEADLINE, synced).await.unwrap().unwrap();
+    // The folder is empty, and that is meant.
+    bound.hub().store.set_trust(Trust::Whole);
+    (bound, folder)
+}
+
+/// Publishes Service shop/web with this port number, or its deletion.
+fn publish(bound: &Bound, port: Option<u16>) -> u64 {
+    let key = ServiceKey::sample("shop", "web");
+    let published = port.map(|number| {
+        let port = ServicePort {
+            port: number,
+            ..ServicePort::sample(key.clone())
+        };
+        Published::new(port, &[])
+    });
+    bound.hub().store.publish(Publication {
+        services: vec![(key, published)],
+        nodes: Vec::new(),
+        service_cidrs: None,
+        observed_at: SystemTime::now(),
+        triggers: Vec::new(),
+    })
+}
+
+/// An agent that reports what the test says.
+struct Agent {
+    peer: Peer,
+    epoch: u64,
+}
+
+impl Agent {
+    async fn connect(bound: &Bound, node: &str) -> Self {
+        let address = bound.agent_addr.unwrap();
+        let peer = Peer::connect(address, hello(node)).await.unwrap();
+        let epoch = bound.hub().store.epoch();
+        Self { peer, epoch }
+    }
+
+    /// Reads updates up to a revision.
+    async fn reach(&mut self, revision: u64) {
+        loop {
+            let message = self.peer.next().await.unwrap();
+            if let server_message::Kind::Update(update) = message
+                && update.end.is_some_and(|end| end.revision >= revision)
+            {
+                return;
+            }
+        }
+    }
+
+    async fn report(&self, applied: u64, verified: u64) {
+        self.say(pb::Report {
+            applied_revision: applied,
+            verified_revision: verified,
+            ..pb::Report::default()
+        })
+        .await;
+    }
+
+    async fn say(&self, report: pb::Report) {
+        let report = pb::Report {
+            epoch: self.epoch,
+            ..report
+        };
+        let kind = Some(agent_message::Kind::Report(report));
+        self.peer.send.send(AgentMessage { kind }).await.unwrap();
+    }
+}
+
+/// A watch of one Service.
+struct Watch(Streaming<pb::Convergence>);
+
+impl Watch {
+    async fn begin(status: SocketAddr, name: &str) -> Self {
+        let address = format!("http://{status}");
+        let mut client = StatusServiceClient::connect(address).await.unwrap();
+        let request = pb::ConvergenceRequest {
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+        };
+        Self(
+            client
+                .watch_convergence(request)
+                .await
+                .unwrap()
+                .into_inner(),
+        )
+    }
+
+    async fn next(&mut self) -> pb::Convergence {
+        let next = timeout(DEADLINE, self.0.message()).await;
+        next.expect("an answer in time").unwrap().unwrap()
+    }
+
+    /// Waits until these numbers of nodes are programmed and verified.
+    async fn until(&mut self, programmed: u64, verified: u64) -> pb::Convergence {
+        let until = Instant::now() + DEADLINE;
+        loop {
+            let answer = self.next().await;
+            if (answer.programmed, answer.verified) == (programmed, verified) {
+                return answer;
+            }
+            assert!(Instant::now() < until, "{answer:?}");
+        }
+    }
+}
+
+fn lags(answer: &pb::Convergence) -> Vec<(&str, LagState)> {
+    let laggards = answer.laggards.iter();
+    laggards.map(|l| (l.node.as_str(), l.state())).collect()
+}
+
+#[tokio::test]
+async fn a_change_is_followed_into_every_kernel() {
+    let (bound, _folder) = control_plane().await;
+    let status = bound.status_addr.unwrap();
+    let old = publish(&bound, Some(80));
+    let mut watch = Watch::begin(status, "web").await;
+    let first = watch.next().await;
+    assert_eq!((first.state(), first.nodes), (ServiceState::Served, 0));
+    let mut agents = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        let mut agent = Agent::connect(&bound, name).await;
+        agent.reach(old).await;
+        agent.report(old, old).await;
+        agents.push(agent);
+    }
+    let all = watch.until(4, 4).await;
+    assert_eq!((all.nodes, lags(&all).len(), &all.durations), (4, 0, &None));
+
+    let new = publish(&bound, Some(81));
+    for agent in &mut agents {
+        agent.reach(new).await;
+    }
+    let [a, b, mut c, d] = agents.try_into().ok().unwrap();
+    a.report(new, new).await;
+    drop(d);
+    let failure = pb::ObjectFailure {
+        key: Some((&ServiceKey::sample("shop", "web")).into()),
+        reason: "the port is taken".to_owned(),
+        since_ms: 1,
+        ..pb::ObjectFailure::default()
+    };
+    c.say(pb::Report {
+        applied_revision: new,
+        verified_revision: new,
+        failures: vec![failure],
+        ..pb::Report::default()
+    })
+    .await;
+    let some = loop {
+        let answer = watch.until(1, 1).await;
+        let states = lags(&answer);
+        if states.contains(&("d", LagState::Disconnected))
+            && states.contains(&("c", LagState::Failing))
+        {
+            break answer;
+        }
+    };
+    assert_eq!(some.wanted_revision, new);
+    assert!(lags(&some).contains(&("b", LagState::Behind)), "{some:?}");
+    assert_eq!(some.laggards[0].reason, "the port is taken");
+    assert_eq!(some.durations.unwrap().nodes, 1);
+
+    // Applied, read back, taken back.
+    b.report(new, old).await;
+    let read = watch.until(2, 1).await;
+    assert!(
+        lags(&read).contains(&("b", LagState::Unverified)),
+        "{read:?}"
+    );
+    b.report(new, new).await;
+    watch.until(2, 2).await;
+    b.report(old, old).await;
+    assert!(lags(&watch.until(1, 1).await).contains(&("b", LagState::Behind)));
+    b.report(new, new).await;
+    c.report(new, new).await;
+    c.peer.is_answered().await;
+    let d = Agent::connect(&bound, "d").await;
+    d.report(new, new).await;
+    let all = watch.until(4, 4).await;
+    assert_eq!((all.laggards.len(), all.laggards_omitted), (0, 0));
+    let durations = all.durations.unwrap();
+    assert_eq!(
+        durations.nodes, 3,
+        "the failed one did not hold it at that revision"
+    );
+    assert!(durations.p50_ms <= durations.p99_ms && durations.p99_ms <= durations.max_ms);
+    assert!(
+        durations.max_ms <= all.now_ms - all.changed_at_ms,
+        "{all:?}"
+    );
+
+    let gone = publish(&bound, None);
+    let deleted = watch.until(0, 0).await;
+    assert_eq!(deleted.state(), ServiceState::Deleted);
+    for agent in [&a, &b, &c, &d] {
+        agent.report(gone, gone).await;
+    }
+    assert_eq!(watch.until(4, 4).await.state(), ServiceState::Deleted);
+
+    let metrics = get(bound.http_addr.unwrap(), "/metrics")
+        .await
+        .unwrap()
+        .body;
+    // The change, and the deletion.
+    let line = "kplane_controlplane_change_programmed_duration_seconds_count 7";
+    assert!(metrics.lines().any(|l| l == line), "{metrics}");
+    let send = "kplane_controlplane_change_hop_duration_seconds_count{hop=\"send\"}";
+    assert!(metrics.contains(send), "{metrics}");
+}
+
+/// Agents report all the time about other Services; a watch hears only of its own.
+#[tokio::test]
+async fn a_quiet_service_causes_few_answers_and_an_unknown_one_does_not_end_the_watch() {
+    let (bound, _folder) = control_plane().await;
+    let status = bound.status_addr.unwrap();
+    let mut watch = Watch::begin(status, "api").await;
+    let answer = watch.next().await;
+    assert_eq!((answer.state(), answer.nodes), (ServiceState::Unknown, 0));
+    assert!(answer.reason.contains("does not exist"), "{answer:?}");
+    let agent = Agent::connect(&bound, "a").await;
+    agent.report(1, 1).await;
+    watch.until(1, 1).await;
+    let began = Instant::now();
+    let answers = loop {
+        agent.report(1, 1).await;
+        let quiet = timeout(std::time::Duration::from_millis(20), watch.0.message());
+        if let Ok(answer) = quiet.await {
+            break answer.unwrap().unwrap();
+        }
+    };
+    assert!(began.elapsed().as_millis() >= 1_500, "{answers:?}");
+}
