@@ -24,8 +24,8 @@ const PROGRAM: &str = "kpctl";
 /// The name of this program when kubectl runs it as `kubectl-kplane`.
 const PLUGIN: &str = "kubectl kplane";
 
-/// Longest time to wait for an answer, unless --timeout says otherwise.
-const ANSWER: &str = "10s";
+/// Longest time to wait for an answer, unless --timeout says otherwise; `wait` never waits longer for one.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// Longest time that `wait` takes, unless --timeout says otherwise.
 const GOAL: Duration = Duration::from_secs(60);
@@ -75,7 +75,7 @@ pub(crate) struct Options {
     pub(crate) identity: Identity,
     /// Longest time to wait for an answer, such as 10s, 500ms or 1m; for `wait` the longest time to
     /// reach the goal, 60s unless given
-    #[arg(long, global = true, default_value = ANSWER, value_name = "DURATION")]
+    #[arg(long, global = true, default_value = "10s", value_name = "DURATION")]
     #[arg(value_parser = parse_timeout, help_heading = GLOBAL)]
     pub(crate) timeout: Duration,
     /// The longest time to reach a goal.
@@ -95,6 +95,10 @@ impl Options {
     fn complete(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         if matches.value_source("timeout") != Some(ValueSource::DefaultValue) {
             self.goal = self.timeout;
+        }
+        if matches.subcommand_name() == Some("wait") {
+            // The time until the goal is no time to wait for an answer.
+            self.timeout = self.timeout.min(ANSWER);
         }
         self.place.settle(matches)?;
         self.identity.fit(self.place.server.as_mut())

@@ -149,6 +149,8 @@ async fn wait(cli: &Cli, args: &WaitArgs) -> Result<Verdict, Failure> {
     for name in &names {
         services.push(waiter.until(name, args.goal, args.threshold).await?);
     }
+    // The line with the progress goes away.
+    drop(waiter);
     let view = WaitView::new(args.goal, args.threshold, cli.options.goal, services);
     show(cli, &view)?;
     Ok(match view.reached {

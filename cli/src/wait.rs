@@ -56,7 +56,7 @@ impl<W: Write> Waiter<W> {
                     if is_over || view.has_reached(goal, threshold) {
                         return Ok(view);
                     }
-                    self.progress.show(&view.line());
+                    self.progress.show(&view.short_line());
                     last = Some(view);
                 }
                 Ok(Err(error)) if last.is_none() && is_over => return Err(error.into()),

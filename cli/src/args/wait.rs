@@ -71,11 +71,13 @@ impl FromStr for Threshold {
     /// Parses a share such as `99%` or `99.5`.
     fn from_str(text: &str) -> Result<Self, String> {
         let number = text.strip_suffix('%').unwrap_or(text);
-        let percent = number.parse::<f64>().ok();
-        let percent = percent.filter(|percent| (0.001..=100.0).contains(percent));
-        let percent = percent.ok_or("expected a share such as 99% or 99.5%, 100% at most")?;
-        // In range after the check, and whole after rounding.
-        Ok(Self((percent * 1_000.0).round() as u32))
+        let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+        let digits = format!("{whole}{part:0<3}");
+        let are_digits = part.len() <= 3 && digits.bytes().all(|b| b.is_ascii_digit());
+        let share = digits.parse().ok().filter(|_| are_digits);
+        let share = share.filter(|share| (1..=Self::ALL).contains(share));
+        let share = share.ok_or("expected a share such as 99% or 99.5%, 100% at most")?;
+        Ok(Self(share))
     }
 }
 
@@ -158,6 +160,9 @@ mod tests {
             ("99.99%", Some(5_000)),
             ("0.001%", Some(1)),
             ("0", None),
+            ("99.9999%", None),
+            ("-1%", None),
+            ("", None),
             ("101%", None),
             ("NaN", None),
             ("most", None),

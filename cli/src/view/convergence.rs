@@ -13,6 +13,9 @@ use crate::time::Time;
 /// Most laggards in the header of a description, before it refers to `-o wide`.
 const SHOWN: usize = 5;
 
+/// The state of a node whose agent keeps Services that the source does not name.
+const HOLDING: &str = "Holding";
+
 /// The state of a Service, or `Unspecified` for values that a newer server may add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum ServiceStateView {
@@ -97,7 +100,7 @@ impl From<pb::Laggard> for LaggardView {
             pb::LagState::Disconnected => "Disconnected",
             pb::LagState::Failing => "Failing",
             pb::LagState::Behind => "Behind",
-            pb::LagState::Holding => "Holding",
+            pb::LagState::Holding => HOLDING,
             pb::LagState::Unverified => "Unverified",
             pb::LagState::Unspecified => "Unknown",
         };
@@ -159,23 +162,26 @@ impl ConvergenceView {
         format!("service/{}/{}", self.namespace, self.name)
     }
 
+    /// Returns whether an agent keeps Services that the source does not name, perhaps this one.
+    pub(crate) fn is_held(&self) -> bool {
+        self.laggards.iter().any(|laggard| laggard.state == HOLDING)
+    }
+
     /// Returns the state on one line.
     pub(crate) fn line(&self) -> String {
-        let nodes = format!(
-            "of {} of {} nodes",
-            grouped(self.programmed),
-            grouped(self.nodes)
-        );
+        format!("{}{}", self.short_line(), self.times())
+    }
+
+    /// Returns the state on one line, without the times of the last change.
+    pub(crate) fn short_line(&self) -> String {
         let object = self.object();
+        let (programmed, nodes) = (grouped(self.programmed), grouped(self.nodes));
         match self.state {
             ServiceStateView::Served => {
-                format!("{object}: in the kernel {nodes}{}", self.times())
+                format!("{object}: in the kernel of {programmed} of {nodes} nodes")
             }
             ServiceStateView::Deleted => {
-                format!(
-                    "{object}: deleted; gone from the kernel {nodes}{}",
-                    self.times()
-                )
+                format!("{object}: deleted; gone from the kernel of {programmed} of {nodes} nodes")
             }
             ServiceStateView::Unknown => format!("{object}: not served: {}", self.reason),
             ServiceStateView::Uncertain | ServiceStateView::Unspecified => {

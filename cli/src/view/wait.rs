@@ -62,31 +62,27 @@ impl WaitView {
         }
     }
 
-    /// Returns the steps for the Services that have not reached the goal, at most one for each state.
+    /// Returns the steps for the Services that have not reached the goal, at most one of each kind.
     fn next_steps(&self, program: &str) -> Vec<String> {
-        let missing = || self.services.iter().filter(|service| !service.reached);
-        let in_state = |states: &[ServiceStateView]| {
-            missing()
-                .map(|service| &service.convergence)
-                .find(|convergence| states.contains(&convergence.state))
-        };
-        let mut steps = Vec::new();
-        if let Some(served) = in_state(&[ServiceStateView::Served]) {
-            let (namespace, name) = (&served.namespace, &served.name);
-            steps.push(format!("{program} describe service {namespace}/{name}"));
-        }
-        if let Some(unknown) = in_state(&[ServiceStateView::Unknown]) {
-            steps.push(format!("{program} get services -n {}", unknown.namespace));
-        }
-        let rest = [
-            ServiceStateView::Deleted,
-            ServiceStateView::Uncertain,
-            ServiceStateView::Unspecified,
-        ];
-        if in_state(&rest).is_some() {
-            steps.push(format!("{program} status"));
-        }
-        steps
+        let missing = self.services.iter().filter(|service| !service.reached);
+        let steps = missing.map(|service| {
+            let of = &service.convergence;
+            match of.state {
+                _ if of.is_held() => (0, format!("{program} approve")),
+                ServiceStateView::Served => (
+                    1,
+                    format!("{program} describe service {}/{}", of.namespace, of.name),
+                ),
+                ServiceStateView::Unknown if self.wanted.0 != Goal::Deleted => {
+                    (2, format!("{program} get services -n {}", of.namespace))
+                }
+                _ => (3, format!("{program} status")),
+            }
+        });
+        let mut steps: Vec<_> = steps.collect();
+        steps.sort_by_key(|(kind, _)| *kind);
+        steps.dedup_by_key(|(kind, _)| *kind);
+        steps.into_iter().map(|(_, step)| step).collect()
     }
 }
 

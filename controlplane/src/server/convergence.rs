@@ -20,7 +20,7 @@ use crate::trust::Trust;
 
 /// Maximum number of laggards in an answer.
 const LISTED: usize = 20;
-/// Longest reason of a laggard, in bytes; agents send no longer ones.
+/// Longest reason in an answer, in bytes; agents send no longer ones.
 const REASON_BYTES: usize = 300;
 /// Share of the time that a watch may spend on its answers: one part in this many.
 const SHARE: u32 = 10;
@@ -151,12 +151,11 @@ impl Tally {
             since_ms: 0,
             reason: format!("read back at revision {verified} of {wanted}"),
         });
-        let cut = lag.reason.floor_char_boundary(REASON_BYTES);
         self.laggards.push(pb::Laggard {
             node: node.to_string(),
             state: lag.state.into(),
             since_ms: lag.since_ms,
-            reason: lag.reason[..cut].to_owned(),
+            reason: cut(&lag.reason),
             revision: applied,
             wanted_revision: wanted,
         });
@@ -211,7 +210,7 @@ pub(super) fn convergence(hub: &Hub, followed: &mut Followed) -> pb::Convergence
         namespace: name.namespace.to_string(),
         name: name.name.to_string(),
         state: state.into(),
-        reason,
+        reason: cut(&reason),
         wanted_revision: tally.wanted,
         changed_at_ms: moment.map_or(0, |moment| millis(moment.observed_at)),
         nodes: tally.nodes,
@@ -260,6 +259,10 @@ fn state(hub: &Hub, followed: &Followed) -> (ServiceState, String) {
                 .to_owned(),
         ),
     }
+}
+
+fn cut(reason: &str) -> String {
+    reason[..reason.floor_char_boundary(REASON_BYTES)].to_owned()
 }
 
 fn summary(durations: &Durations) -> pb::ChangeDurations {

@@ -23,6 +23,9 @@ pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum time between two answers of a watch, so that ages stay current.
 pub(super) const WATCH_REFRESH: Duration = Duration::from_secs(2);
 
+/// Longest name of an object, in bytes: a DNS subdomain (RFC 1123), as in the API server.
+const MAX_NAME: usize = 253;
+
 /// The server of the status API.
 #[derive(Clone, Debug)]
 pub struct StatusServer {
@@ -110,6 +113,11 @@ impl StatusService for StatusServer {
         charge(&request, nodes_cost(&self.hub))?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let request = request.into_inner();
+        if request.namespace.len().max(request.name.len()) > MAX_NAME {
+            return Err(Status::invalid_argument(
+                "the name is longer than names are",
+            ));
+        }
         let name = ServiceName::new(&request.namespace, &request.name);
         let (outbox, stream) = mpsc::channel(1);
         let last = outbox.clone();

@@ -300,6 +300,8 @@ pub(super) fn description(
     mut servers: Answers,
 ) -> pb::ServiceDescription {
     let picture = Picture::now(hub);
+    let mut followed = Followed::new(name.clone());
+    hub.store.follow(&mut followed);
     pb::ServiceDescription {
         ports: detail
             .ports
@@ -312,7 +314,7 @@ pub(super) fn description(
                 servers: servers.remove(node),
                 ..node_service(
                     hub,
-                    name,
+                    &followed,
                     detail,
                     &facts.unwrap_or_else(|| stranger(node)),
                     record,
@@ -321,7 +323,7 @@ pub(super) fn description(
             .collect(),
         issues: Issues::bounded(&detail.issues).listed,
         now_ms: millis(SystemTime::now()),
-        convergence: Some(convergence(hub, &mut Followed::new(name.clone()))),
+        convergence: Some(convergence(hub, &mut followed)),
     }
 }
 
@@ -335,17 +337,13 @@ fn stranger(name: &NodeName) -> Arc<NodeFacts> {
 
 fn node_service(
     hub: &Hub,
-    name: &ServiceName,
+    followed: &Followed,
     detail: &ServiceDetail,
     node: &NodeFacts,
     record: Option<&AgentRecord>,
 ) -> pb::NodeServiceStatus {
-    let wanted = detail
-        .ports
-        .iter()
-        .map(|view| hub.store.wanted_of(&node.name, &view.port.key))
-        .max();
-    let wanted = wanted.unwrap_or(0);
+    let name = followed.service();
+    let wanted = hub.store.wanted_of_service(&node.name, followed);
     let report = report_of(&hub.store, record);
     let applied = report.map_or(0, |r| r.applied_revision);
     let missing = lag(hub, name, record, wanted).map(|lag| lag.reason);
