@@ -408,14 +408,18 @@ fn wait_at_a_terminal_shows_its_progress_and_outlives_the_control_plane() {
             assert!(read > 0, "no {wanted:?} in {text:?}");
             text.push_str(&String::from_utf8_lossy(&some[..read]));
         }
+        text = text.split_off(text.find(wanted).unwrap() + wanted.len());
     };
-    read_until("\rservice/shop/web: in the kernel of 4,987 of 5,000 nodes\u{1b}[K");
+    let progress = "\rservice/shop/web: in the kernel of 4,987 of 5,000 nodes\u{1b}[K";
+    read_until(progress);
     drop(plane);
     read_until("trying again");
     let plane = ControlPlane::start_at(address, samples::healthy_fleet());
+    plane.convergence.send_replace(samples::lagging());
+    read_until(progress);
     plane.convergence.send_replace(samples::converged());
     // The progress is gone before the result is shown.
-    read_until("\u{1b}[K\u{1b}[32mservice/shop/web: in the kernel of 5,000 of 5,000 nodes");
+    read_until("\r\u{1b}[K\u{1b}[32mservice/shop/web: in the kernel of 5,000 of 5,000 nodes");
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 

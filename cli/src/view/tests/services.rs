@@ -226,15 +226,8 @@ fn describe_service_as_it_should_be() {
         Affinity        by client address for 3h
         Health port     32000
         IPVS scheduler  mh
-        Nodes           in the kernel of 4,987 of 5,000 nodes; p50 9ms, p99 40ms, max
+        Nodes           in the kernel of 5,000 of 5,000 nodes; p50 9ms, p99 40ms, max
                         1.3s
-        Lagging         node-c: Failing for 14m: node port 30080 is in use by another
-                        program (pid 4242, /usr/bin/haproxy); stop it or choose another
-                        port
-                        node-d: Disconnected for 1m: applied revision 4650 of 4711; the
-                        agent is not connected
-                        node-e: NoAgent for 30s: no agent has connected for this node
-                        and 10 more
 
         Port http 80/TCP (IPv4), node port 30080, revision 4711
           ENDPOINT          NODE    STATE     NODES  HINTS
