@@ -14,7 +14,7 @@ use jiff::SignedDuration;
 use kplane_model::ServiceName;
 
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
-pub(crate) use wait::{Goal, Threshold, WaitArgs};
+pub(crate) use wait::WaitArgs;
 
 use crate::output::Format;
 

@@ -7,6 +7,7 @@ mod args;
 mod client;
 mod commands;
 mod failure;
+mod goal;
 mod output;
 mod reach;
 mod style;

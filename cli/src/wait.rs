@@ -6,9 +6,9 @@ use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use tokio::time::{Instant, timeout_at};
 
-use crate::args::{Goal, Threshold};
 use crate::client::{ConvergenceStream, Error};
 use crate::failure::Failure;
+use crate::goal::{Goal, Threshold};
 use crate::output::{Output, Progress};
 use crate::view::convergence::ConvergenceView;
 use crate::watch::Link;

@@ -4,7 +4,7 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::{latency, progress};
-use crate::args::{Goal, Threshold};
+use crate::goal::{Goal, Threshold};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, grouped, long_field};

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::convergence::{ConvergenceView, ServiceStateView};
 use super::{API_VERSION, View, next_steps_text};
-use crate::args::{Goal, Threshold};
+
+use crate::goal::{Goal, Threshold};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, grouped, paragraph};
 use crate::time::human;

@@ -10,7 +10,7 @@ use super::super::fleet::FleetView;
 use super::super::services::ServiceListView;
 use super::super::version::VersionView;
 use super::super::wait::WaitView;
-use crate::args::Goal;
+use crate::goal::Goal;
 use kpctl_samples as samples;
 
 fn check(view: &impl Serialize, expected: &ExpectFile) {

@@ -163,6 +163,11 @@ fn describe_service() {
           fix Service shop/checkout in shop.yaml, document 2, line 14
     "#]]
     .assert_eq(&table(&view));
+}
+
+#[test]
+fn describe_service_in_full() {
+    let view = DescriptionView::new("shop", "web", samples::description());
     expect![[r#"
         Service         shop/web
         Cluster IP      10.96.0.10, fd00:10:96::a

@@ -9,7 +9,7 @@ use super::super::convergence::ConvergenceView;
 use super::super::describe::DescriptionView;
 use super::super::testing::{table, wide};
 use super::super::wait::WaitView;
-use crate::args::Goal;
+use crate::goal::Goal;
 use kpctl_samples as samples;
 
 fn waited(goal: Goal, threshold: &str, services: Vec<pb::Convergence>) -> WaitView {
