@@ -102,8 +102,11 @@ impl Client {
             name: name.name.to_string(),
         };
         let mut stub = self.stub.clone();
-        let stream = self.ask(stub.watch_convergence(request)).await?;
-        Ok(ConvergenceStream(Messages::new(stream, self)))
+        match self.ask(stub.watch_convergence(request)).await {
+            Ok(stream) => Ok(ConvergenceStream(Messages::new(stream, self))),
+            Err(Error::NotStatus { server }) => Err(Error::NoConvergence { server }),
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns the Services of one namespace, or of all.

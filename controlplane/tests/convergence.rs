@@ -24,11 +24,12 @@ use kplane_proto::v1::{
     self as pb, AgentMessage, LagState, ServiceState, agent_message, server_message,
 };
 use tokio::time::{Instant, timeout};
-use tonic::Streaming;
+use tonic::{Code, Status, Streaming};
 
 use support::{DEADLINE, Peer, hello};
 
-async fn control_plane() -> (Bound, tempfile::TempDir) {
+/// Starts a control plane with an empty folder, which answers this many watches at a time.
+async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let any = Some("127.0.0.1:0".parse().unwrap());
     let config = Config {
@@ -38,7 +39,10 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
         http_listen: any,
         http_tls: false,
         protection: kp_controlplane::app::Protection::PlainText { exposed: true },
-        identity: kp_controlplane::identity::Config::default(),
+        identity: kp_controlplane::identity::Config {
+            watches,
+            ..Default::default()
+        },
         agent_limits: kp_controlplane::doors::Limits::AGENTS,
         cliff_guard: CliffGuard::default(),
         admission: Admission::default(),
@@ -122,19 +126,18 @@ struct Watch(Streaming<pb::Convergence>);
 
 impl Watch {
     async fn begin(status: SocketAddr, name: &str) -> Self {
+        Self::try_begin(status, name).await.unwrap()
+    }
+
+    async fn try_begin(status: SocketAddr, name: &str) -> Result<Self, Status> {
         let address = format!("http://{status}");
         let mut client = StatusServiceClient::connect(address).await.unwrap();
         let request = pb::ConvergenceRequest {
             namespace: "shop".to_owned(),
             name: name.to_owned(),
         };
-        Self(
-            client
-                .watch_convergence(request)
-                .await
-                .unwrap()
-                .into_inner(),
-        )
+        let stream = client.watch_convergence(request).await?;
+        Ok(Self(stream.into_inner()))
     }
 
     async fn next(&mut self) -> pb::Convergence {
@@ -162,7 +165,7 @@ fn lags(answer: &pb::Convergence) -> Vec<(&str, LagState)> {
 
 #[tokio::test]
 async fn a_change_is_followed_into_every_kernel() {
-    let (bound, _folder) = control_plane().await;
+    let (bound, _folder) = control_plane(1).await;
     let status = bound.status_addr.unwrap();
     let old = publish(&bound, Some(80));
     let mut watch = Watch::begin(status, "web").await;
@@ -263,7 +266,7 @@ async fn a_change_is_followed_into_every_kernel() {
 /// Agents report all the time about other Services; a watch hears only of its own.
 #[tokio::test]
 async fn a_quiet_service_causes_few_answers_and_an_unknown_one_does_not_end_the_watch() {
-    let (bound, _folder) = control_plane().await;
+    let (bound, _folder) = control_plane(1).await;
     let status = bound.status_addr.unwrap();
     let mut watch = Watch::begin(status, "api").await;
     let answer = watch.next().await;
@@ -280,5 +283,26 @@ async fn a_quiet_service_causes_few_answers_and_an_unknown_one_does_not_end_the_
             break answer.unwrap().unwrap();
         }
     };
-    assert!(began.elapsed().as_millis() >= 1_500, "{answers:?}");
+    assert!(began.elapsed().as_millis() >= 1_000, "{answers:?}");
+}
+
+#[tokio::test]
+async fn it_counts_as_a_watch_and_a_name_has_a_limit() {
+    let (bound, _folder) = control_plane(1).await;
+    let status = bound.status_addr.unwrap();
+    let long = Watch::try_begin(status, &"n".repeat(254)).await;
+    assert_eq!(long.err().unwrap().code(), Code::InvalidArgument);
+    let mut watch = Watch::begin(status, "web").await;
+    watch.next().await;
+    let one_more = Watch::try_begin(status, "web").await;
+    assert_eq!(one_more.err().unwrap().code(), Code::ResourceExhausted);
+    drop(watch);
+    let until = Instant::now() + DEADLINE;
+    while Watch::try_begin(status, "web").await.is_err() {
+        assert!(
+            Instant::now() < until,
+            "a watch that has ended does not count"
+        );
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
 }

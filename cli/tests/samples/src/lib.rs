@@ -416,9 +416,19 @@ pub fn lagging() -> pb::Convergence {
     let failing = "node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it \
                    or choose another port";
     let away = "applied revision 4650 of 4711; the agent is not connected";
-    let mut unverified = laggard("node-g", pb::LagState::Unverified, 0, "read back at revision 4650 of 4711");
+    let mut unverified = laggard(
+        "node-g",
+        pb::LagState::Unverified,
+        0,
+        "read back at revision 4650 of 4711",
+    );
     (unverified.since_ms, unverified.revision) = (0, 4711);
-    let mut absent = laggard("node-e", pb::LagState::NoAgent, 30, "no agent has connected for this node");
+    let mut absent = laggard(
+        "node-e",
+        pb::LagState::NoAgent,
+        30,
+        "no agent has connected for this node",
+    );
     absent.revision = 0;
     pb::Convergence {
         state: pb::ServiceState::Served.into(),
