@@ -163,45 +163,50 @@ fn lags(answer: &pb::Convergence) -> Vec<(&str, LagState)> {
     laggards.map(|l| (l.node.as_str(), l.state())).collect()
 }
 
-#[tokio::test]
-async fn a_change_is_followed_into_every_kernel() {
-    let (bound, _folder) = control_plane(1).await;
-    let status = bound.status_addr.unwrap();
-    let old = publish(&bound, Some(80));
-    let mut watch = Watch::begin(status, "web").await;
-    let first = watch.next().await;
-    assert_eq!((first.state(), first.nodes), (ServiceState::Served, 0));
+/// Connects agents that hold and have read back this revision.
+async fn agents<const N: usize>(bound: &Bound, names: [&str; N], revision: u64) -> [Agent; N] {
     let mut agents = Vec::new();
-    for name in ["a", "b", "c", "d"] {
-        let mut agent = Agent::connect(&bound, name).await;
-        agent.reach(old).await;
-        agent.report(old, old).await;
+    for name in names {
+        let mut agent = Agent::connect(bound, name).await;
+        agent.reach(revision).await;
+        agent.report(revision, revision).await;
         agents.push(agent);
     }
-    let all = watch.until(4, 4).await;
-    assert_eq!((all.nodes, lags(&all).len(), &all.durations), (4, 0, &None));
+    agents.try_into().ok().unwrap()
+}
 
-    let new = publish(&bound, Some(81));
-    for agent in &mut agents {
-        agent.reach(new).await;
-    }
-    let [a, b, mut c, d] = agents.try_into().ok().unwrap();
-    a.report(new, new).await;
-    drop(d);
+/// Returns a report that shop/web is not in the kernel.
+fn failed(revision: u64) -> pb::Report {
     let failure = pb::ObjectFailure {
         key: Some((&ServiceKey::sample("shop", "web")).into()),
         reason: "the port is taken".to_owned(),
         since_ms: 1,
         ..pb::ObjectFailure::default()
     };
-    c.say(pb::Report {
-        applied_revision: new,
-        verified_revision: new,
+    pb::Report {
+        applied_revision: revision,
+        verified_revision: revision,
         failures: vec![failure],
         ..pb::Report::default()
-    })
-    .await;
-    let some = loop {
+    }
+}
+
+#[tokio::test]
+async fn nodes_that_lag_are_named_with_their_reasons() {
+    let (bound, _folder) = control_plane(1).await;
+    let old = publish(&bound, Some(80));
+    let mut watch = Watch::begin(bound.status_addr.unwrap(), "web").await;
+    let first = watch.next().await;
+    assert_eq!((first.state(), first.nodes), (ServiceState::Served, 0));
+    let [a, _b, c, d] = agents(&bound, ["a", "b", "c", "d"], old).await;
+    let all = watch.until(4, 4).await;
+    assert_eq!((all.nodes, lags(&all).len(), &all.durations), (4, 0, &None));
+
+    let new = publish(&bound, Some(81));
+    a.report(new, new).await;
+    c.say(failed(new)).await;
+    drop(d);
+    let answer = loop {
         let answer = watch.until(1, 1).await;
         let states = lags(&answer);
         if states.contains(&("d", LagState::Disconnected))
@@ -210,34 +215,63 @@ async fn a_change_is_followed_into_every_kernel() {
             break answer;
         }
     };
-    assert_eq!(some.wanted_revision, new);
-    assert!(lags(&some).contains(&("b", LagState::Behind)), "{some:?}");
-    assert_eq!(some.laggards[0].reason, "the port is taken");
-    assert_eq!(some.durations.unwrap().nodes, 1);
-
-    // Applied, read back, taken back.
-    b.report(new, old).await;
-    let read = watch.until(2, 1).await;
+    assert_eq!(answer.wanted_revision, new);
     assert!(
-        lags(&read).contains(&("b", LagState::Unverified)),
-        "{read:?}"
+        lags(&answer).contains(&("b", LagState::Behind)),
+        "{answer:?}"
     );
+    assert_eq!(answer.laggards[0].reason, "the port is taken");
+    assert_eq!(answer.durations.unwrap().nodes, 1);
+}
+
+#[tokio::test]
+async fn what_an_agent_takes_back_no_longer_counts() {
+    let (bound, _folder) = control_plane(1).await;
+    let old = publish(&bound, Some(80));
+    let mut watch = Watch::begin(bound.status_addr.unwrap(), "web").await;
+    let [agent] = agents(&bound, ["a"], old).await;
+    watch.until(1, 1).await;
+    let new = publish(&bound, Some(81));
+    assert_eq!(lags(&watch.until(0, 0).await), [("a", LagState::Behind)]);
+    agent.report(new, old).await;
+    assert_eq!(
+        lags(&watch.until(1, 0).await),
+        [("a", LagState::Unverified)]
+    );
+    agent.report(new, new).await;
+    watch.until(1, 1).await;
+    agent.report(old, old).await;
+    assert_eq!(lags(&watch.until(0, 0).await), [("a", LagState::Behind)]);
+    agent.report(new, new).await;
+    assert_eq!(
+        watch.until(1, 1).await.durations.unwrap().nodes,
+        1,
+        "counted once"
+    );
+}
+
+#[tokio::test]
+async fn a_change_is_followed_into_every_kernel_and_a_deletion_out_of_it() {
+    let (bound, _folder) = control_plane(1).await;
+    let old = publish(&bound, Some(80));
+    let mut watch = Watch::begin(bound.status_addr.unwrap(), "web").await;
+    let [mut a, mut b, away] = agents(&bound, ["a", "b", "c"], old).await;
+    watch.until(3, 3).await;
+    drop(away);
+    let new = publish(&bound, Some(81));
+    for agent in [&mut a, &mut b] {
+        agent.reach(new).await;
+    }
+    a.report(new, new).await;
+    b.say(failed(new)).await;
     b.report(new, new).await;
-    watch.until(2, 2).await;
-    b.report(old, old).await;
-    assert!(lags(&watch.until(1, 1).await).contains(&("b", LagState::Behind)));
-    b.report(new, new).await;
+    b.peer.is_answered().await;
+    let c = Agent::connect(&bound, "c").await;
     c.report(new, new).await;
-    c.peer.is_answered().await;
-    let d = Agent::connect(&bound, "d").await;
-    d.report(new, new).await;
-    let all = watch.until(4, 4).await;
+    let all = watch.until(3, 3).await;
     assert_eq!((all.laggards.len(), all.laggards_omitted), (0, 0));
     let durations = all.durations.unwrap();
-    assert_eq!(
-        durations.nodes, 3,
-        "the failed one did not hold it at that revision"
-    );
+    assert_eq!(durations.nodes, 2, "b failed at that revision");
     assert!(durations.p50_ms <= durations.p99_ms && durations.p99_ms <= durations.max_ms);
     assert!(
         durations.max_ms <= all.now_ms - all.changed_at_ms,
@@ -247,20 +281,20 @@ async fn a_change_is_followed_into_every_kernel() {
     let gone = publish(&bound, None);
     let deleted = watch.until(0, 0).await;
     assert_eq!(deleted.state(), ServiceState::Deleted);
-    for agent in [&a, &b, &c, &d] {
+    for agent in [&a, &b, &c] {
         agent.report(gone, gone).await;
     }
-    assert_eq!(watch.until(4, 4).await.state(), ServiceState::Deleted);
+    assert_eq!(watch.until(3, 3).await.state(), ServiceState::Deleted);
 
     let metrics = get(bound.http_addr.unwrap(), "/metrics")
         .await
         .unwrap()
         .body;
-    // The change, and the deletion.
-    let line = "kplane_controlplane_change_programmed_duration_seconds_count 7";
+    // Two nodes for the change, and three for the deletion.
+    let line = "kplane_controlplane_change_programmed_duration_seconds_count 5";
     assert!(metrics.lines().any(|l| l == line), "{metrics}");
-    let send = "kplane_controlplane_change_hop_duration_seconds_count{hop=\"send\"}";
-    assert!(metrics.contains(send), "{metrics}");
+    let send = "kplane_controlplane_change_hop_duration_seconds_count{hop=\"send\"} 0";
+    assert!(!metrics.contains(send), "{metrics}");
 }
 
 /// Agents report all the time about other Services; a watch hears only of its own.

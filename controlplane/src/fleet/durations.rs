@@ -136,7 +136,7 @@ mod tests {
                 let bound = bound_of(bucket);
                 if bucket < bucket_of(Duration::MAX) {
                     assert!(bound >= duration, "{duration:?} {bound:?}");
-                    let slack = duration / 8 + Duration::from_nanos(2 * UNIT_NANOS as u64);
+                    let slack = duration / 8 + MS / 32;
                     assert!(bound <= duration + slack, "{duration:?} {bound:?}");
                 }
             }
