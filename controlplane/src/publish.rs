@@ -8,6 +8,7 @@
 mod blob;
 mod cursor;
 mod log;
+mod shelf;
 mod state;
 mod store;
 mod triggers;
@@ -17,6 +18,7 @@ mod watermarks;
 mod tests;
 
 pub use cursor::{Cursor, Piece, PieceEnd};
+pub use shelf::Walk;
 pub use store::{Head, Store};
 pub use triggers::Sent;
 pub use watermarks::{Followed, Moment};

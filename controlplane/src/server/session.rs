@@ -27,7 +27,7 @@ use crate::doors::Occupancy;
 use crate::fleet::{NotBegun, Session};
 use crate::hub::Hub;
 use crate::identity::{Sentry, Visitor};
-use crate::publish::{Cursor, Head, Piece};
+use crate::publish::{Cursor, Head, Piece, Walk};
 
 /// Maximum time until an agent that connects has sent its Hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -98,6 +98,7 @@ pub(super) async fn run(
         cursor: Cursor::at(0),
         resume: Some(hello.resume.clone()),
         snapshot: false,
+        walk: Walk::default(),
         trust_told: 0,
         control: Control::default(),
         questions: Questions::new(questions),
@@ -216,6 +217,8 @@ struct AgentStream<'a> {
     resume: Option<Option<pb::ResumeToken>>,
     /// The next piece begins a snapshot.
     snapshot: bool,
+    /// Messages of a snapshot that other agents get as well.
+    walk: Walk,
     /// [`Head::trust`] of the last update that the agent got.
     trust_told: u64,
     control: Control,
@@ -243,7 +246,7 @@ impl AgentStream<'_> {
                     if self.resume.is_some() && self.needs_node {
                         must_be_node(self.hub, &self.node)?;
                     }
-                    permit.send(Ok(encode(self.next_message())));
+                    permit.send(Ok(self.next_message()));
                 }
                 () = sleep_until(self.pause.unwrap_or(self.last_heard)), if self.pause.is_some() => {
                     self.pause = None;
@@ -310,38 +313,49 @@ impl AgentStream<'_> {
         Ok(())
     }
 
-    fn next_message(&mut self) -> server_message::Kind {
+    /// Returns the next message, encoded.
+    fn next_message(&mut self) -> Bytes {
+        match self.next_control() {
+            Some(kind) => encode(kind),
+            None => self.next_piece(),
+        }
+    }
+
+    fn next_control(&mut self) -> Option<server_message::Kind> {
         if let Some(token) = self.control.pong.take() {
-            return server_message::Kind::Pong(pb::Pong { token });
+            return Some(server_message::Kind::Pong(pb::Pong { token }));
         }
         if let Some(inspect) = self.control.inspect.take() {
-            return server_message::Kind::Inspect(inspect);
+            return Some(server_message::Kind::Inspect(inspect));
         }
         if std::mem::take(&mut self.control.heartbeat) {
             let age = self.hub.upstream_age();
-            return server_message::Kind::Heartbeat(pb::Heartbeat {
+            return Some(server_message::Kind::Heartbeat(pb::Heartbeat {
                 revision: self.head.borrow().revision,
                 upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
-            });
+            }));
         }
-        if std::mem::take(&mut self.control.ping) {
-            return server_message::Kind::Ping(pb::Ping {
-                token: millis(std::time::SystemTime::now()),
-            });
-        }
-        self.next_piece()
+        std::mem::take(&mut self.control.ping).then(|| {
+            let token = millis(std::time::SystemTime::now());
+            server_message::Kind::Ping(pb::Ping { token })
+        })
     }
 
-    fn next_piece(&mut self) -> server_message::Kind {
+    fn next_piece(&mut self) -> Bytes {
         if let Some(token) = self.resume.take() {
             self.start(token.as_ref());
+        }
+        if let Some(message) = self.walk.next(&mut self.cursor) {
+            self.snapshot = false;
+            return message;
         }
         let piece = self.hub.store.collect(&self.node, &mut self.cursor);
         if let Some(end) = &piece.end {
             self.trust_told = end.trust_changes;
             self.session.sent(end.revision);
         }
-        server_message::Kind::Update(update(piece, std::mem::take(&mut self.snapshot)))
+        let update = update(piece, std::mem::take(&mut self.snapshot));
+        encode(server_message::Kind::Update(update))
     }
 
     /// Finds the shortest way from the state that the agent holds to the desired state.
@@ -355,6 +369,9 @@ impl AgentStream<'_> {
         });
         self.snapshot = cursor.is_none();
         self.cursor = cursor.unwrap_or(Cursor::at(0));
+        if self.snapshot {
+            self.walk = store.walk(&self.node);
+        }
         info!(node = %self.node, snapshot = self.snapshot, "sync begins");
     }
 }
