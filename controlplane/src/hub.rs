@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::admission::Admission;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Hop};
 use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::publish::{Publication, Store};
@@ -247,7 +247,14 @@ impl IndexOwner {
     }
 
     fn apply(&mut self, batch: Batch) {
+        let waited = batch.observed_at.elapsed().unwrap_or_default();
+        let started = Instant::now();
         let outcome = self.index.apply(batch);
+        if outcome.publication.is_some() {
+            let timings = &self.hub.fleet.timings;
+            timings.hop(Hop::Queue, waited);
+            timings.hop(Hop::Index, started.elapsed());
+        }
         if outcome.held_more {
             self.hub.upstream.look_again();
         }
@@ -290,10 +297,12 @@ impl IndexOwner {
 
     fn publish(&self, publication: Publication, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
+        let started = Instant::now();
         let revision = self.hub.store.publish(publication);
         if revision == before {
             return;
         }
+        self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());
         summary.revision_at = Some(SystemTime::now());
         let Totals {
             services,

@@ -352,6 +352,7 @@ impl AgentStream<'_> {
         let piece = self.hub.store.collect(&self.node, &mut self.cursor);
         if let Some(end) = &piece.end {
             self.trust_told = end.trust_changes;
+            self.session.sent(end.revision);
         }
         let update = update(piece, std::mem::take(&mut self.snapshot));
         encode(server_message::Kind::Update(update))
