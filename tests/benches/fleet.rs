@@ -21,7 +21,7 @@ use kplane_tests::netns::NetNs;
 use kplane_tls::{ClientFiles, Files as _, KeyPair, greet};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tempfile::TempDir;
-use tokio::net::TcpStream;
+use tokio::net::TcpSocket;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Endpoint;
@@ -35,6 +35,8 @@ const CHANGES: usize = 20;
 /// Nothing here takes longer.
 const DEADLINE: Duration = Duration::from_secs(120);
 const AGENT_PORT: u16 = 7443;
+/// Address of the first agent: 127.1.0.1.
+const OWN: u32 = 0x7f01_0001;
 const READINESS: ([u8; 4], u16) = ([127, 0, 0, 1], 7445);
 
 #[path = "fleet/floods.rs"]
@@ -225,10 +227,15 @@ async fn stream(
     };
     let config = files.load()?;
     let address = SocketAddr::from(([127, 0, 0, 1], AGENT_PORT));
+    // As in a cluster, each agent has an address of its own.
+    let number: u32 = name.trim_start_matches('n').parse()?;
+    let own = std::net::Ipv4Addr::from(OWN + number);
     let connect = move |_| {
         let config = Arc::clone(&config);
         async move {
-            let stream = TcpStream::connect(address).await?;
+            let socket = TcpSocket::new_v4()?;
+            socket.bind((own, 0).into())?;
+            let stream = socket.connect(address).await?;
             greet(stream, Some(config), "localhost")
                 .await
                 .map(TokioIo::new)

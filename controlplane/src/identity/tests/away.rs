@@ -215,3 +215,32 @@ async fn many_unknown_agents_do_not_get_in_while_the_api_server_is_away() {
     )
     .await;
 }
+
+/// Measures what an agent's token costs: `cargo test --release -p kp-controlplane --lib token_check -- --ignored
+/// --nocapture`.
+#[tokio::test(start_paused = true)]
+#[ignore = "a measurement"]
+async fn token_check_costs() {
+    let cluster = Cluster::start().await;
+    let token = cluster.token("n1", 1);
+    let _served = cluster.serve("n1");
+    let mut known = Vec::new();
+    let mut verified = Vec::new();
+    for round in 0..2_000 {
+        let begun = std::time::Instant::now();
+        cluster.greet("n1", &token).await.unwrap();
+        known.push(begun.elapsed());
+        // A token that was not seen before, while the API server is away: the keys decide.
+        let other = cluster.token("n1", round + 2);
+        cluster.script().away = true;
+        let begun = std::time::Instant::now();
+        cluster.greet("n1", &other).await.unwrap();
+        verified.push(begun.elapsed());
+        cluster.script().away = false;
+    }
+    for (what, mut times) in [("known", known), ("verified by keys", verified)] {
+        times.sort_unstable();
+        let [p50, p99] = [1_000, 1_980].map(|place| times[place]);
+        println!("token {what}: p50 {p50:?}, p99 {p99:?}");
+    }
+}
