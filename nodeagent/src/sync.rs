@@ -1,10 +1,11 @@
 //! The client of the stream from the control plane.
 //!
 //! ```text
-//! Connecting ---Welcome---------------> Live
-//! Connecting ---refused, timed out----> Disconnected
-//! Live --------broken, silent, refused> Disconnected
-//! Disconnected -after a while---------> Connecting
+//! Waiting ------after a while-----------> Finding
+//! Finding ------names resolved----------> Connecting (the first replica of a round)
+//! Connecting ---Welcome-----------------> Live
+//! Connecting ---refused, timed out------> Connecting (the next replica), or Waiting
+//! Live ---------broken, silent, refused-> Waiting
 //! ```
 //!
 //! The client owns the connection, and no part of the desired state: complete updates go to the
@@ -13,14 +14,17 @@
 
 mod grpc;
 mod live;
+mod replicas;
 mod transport;
 
 #[cfg(test)]
 mod tests;
 
 pub use grpc::{Credentials, Grpc};
+pub use replicas::{Found, Replica};
 pub use transport::{Link, OUTBOX, OpenError, Presented, Transport};
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,19 +34,19 @@ use kplane_proto::v1 as pb;
 use kplane_proto::v1::{agent_message, server_message};
 use kplane_proto::{DIGEST_SCHEMA, PROTOCOL_VERSION};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
 use self::live::Live;
+use self::replicas::{Next, Replicas};
 use crate::connection::Connection;
 use crate::desired::{Collector, Refusal, Remedy, now_ms};
 use crate::engine::{Engine, Stopped};
-use kplane_dataplane::backoff::Backoff;
 
-/// First and longest upper bound of the wait before connecting again.
-const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+/// Longest wait for the resolution of names if replicas are known from before.
+const RESOLUTION: Duration = Duration::from_secs(1);
 
-/// Longest time from the first packet to Welcome, including name resolution.
+/// Longest time from the first packet to Welcome.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// Time after which a stream counts as healthy; the pause after it is short again.
@@ -50,6 +54,9 @@ const HEALTHY: Duration = Duration::from_secs(60);
 
 /// Longest pause that a control plane may ask of an agent.
 const LONGEST_ABSENCE: Duration = Duration::from_secs(300);
+
+/// Most different reasons that are remembered so that each is logged once.
+const MAX_COMPLAINTS: usize = 64;
 
 /// Longest identity of a cluster, in bytes; the UID of an object has 36.
 const MAX_CLUSTER: usize = 64;
@@ -81,12 +88,12 @@ pub struct Client<T> {
     transport: T,
     identity: Identity,
     shared: Shared,
-    backoff: Backoff,
+    replicas: Replicas,
     /// Whether to ask for a snapshot, because the agent's state is in doubt.
     fresh: bool,
     connection: watch::Sender<Connection>,
-    /// The last reason in the log; the same reason is not logged again.
-    complaint: String,
+    /// The last reasons in the log, since the last stream; the same reason is not logged again.
+    complaints: BTreeSet<String>,
 }
 
 /// The state that outlives a stream and is reported on the next one.
@@ -102,8 +109,9 @@ struct Shared {
 
 #[derive(Debug)]
 enum State {
-    Disconnected { wait: Duration },
-    Connecting,
+    Waiting(Duration),
+    Finding,
+    Connecting(Replica),
     Live(Box<Live>),
 }
 
@@ -138,11 +146,12 @@ enum Lost {
 /// The reaction to a lost stream.
 #[derive(Debug, PartialEq, Eq)]
 enum Retry {
-    /// Connect again after a growing pause.
+    /// Connect to the next replica, or after a growing pause.
     Backoff,
-    /// Connect again after a growing pause, and ask for a snapshot.
+    /// Connect to the next replica, or after a growing pause, and ask for a snapshot.
     Fresh,
-    /// Connect again after the pause that was asked for, plus up to half of it.
+    /// Connect to another replica at once. Leave this one alone for the time that it asked for, plus up to
+    /// half of it.
     After(Duration),
     /// The process cannot go on.
     Never(Stopped),
@@ -178,6 +187,7 @@ impl<T: Transport> Client<T> {
             reason: String::new(),
         };
         Self {
+            replicas: Replicas::new(identity.node.clone()),
             transport,
             identity,
             shared: Shared {
@@ -186,10 +196,9 @@ impl<T: Transport> Client<T> {
                 round_trip: Duration::ZERO,
                 triggers_told: 0,
             },
-            backoff: RECONNECT,
             fresh: false,
             connection: watch::Sender::new(disconnected),
-            complaint: String::new(),
+            complaints: BTreeSet::new(),
         }
     }
 
@@ -201,7 +210,7 @@ impl<T: Transport> Client<T> {
 
     /// Runs until the engine stops; safe to drop at any time.
     pub async fn run(mut self) -> Stopped {
-        let mut state = State::Connecting;
+        let mut state = State::Finding;
         loop {
             state = match self.step(state).await {
                 Ok(next) => next,
@@ -212,17 +221,27 @@ impl<T: Transport> Client<T> {
 
     async fn step(&mut self, state: State) -> Result<State, Stopped> {
         match state {
-            State::Disconnected { wait } => {
+            State::Waiting(wait) => {
                 sleep(wait).await;
-                Ok(State::Connecting)
+                Ok(State::Finding)
             }
-            State::Connecting => match timeout(HANDSHAKE, self.connect()).await {
+            State::Finding => {
+                self.find().await;
+                Ok(self.next_replica())
+            }
+            State::Connecting(replica) => match timeout(HANDSHAKE, self.connect(replica)).await {
                 Ok(Ok(live)) => {
                     self.connected(true);
                     Ok(State::Live(Box::new(live)))
                 }
-                Ok(Err(lost)) => self.disconnect(&lost),
-                Err(_) => self.disconnect(&Lost::NoWelcome),
+                Ok(Err(lost)) => {
+                    self.disconnect(&lost)?;
+                    Ok(self.next_replica())
+                }
+                Err(_) => {
+                    self.disconnect(&Lost::NoWelcome)?;
+                    Ok(self.next_replica())
+                }
             },
             State::Live(mut live) => match live.step(&mut self.shared).await {
                 Ok(progress) => {
@@ -233,16 +252,44 @@ impl<T: Transport> Client<T> {
                 }
                 Err(lost) => {
                     if live.age() >= HEALTHY {
-                        self.backoff.reset();
+                        self.replicas.healthy();
                     }
-                    self.disconnect(&lost)
+                    let retry = self.disconnect(&lost)?;
+                    let sent_away = matches!(retry, Retry::After(_));
+                    let wait = self.replicas.ended(sent_away, Instant::now());
+                    Ok(State::Waiting(wait))
                 }
             },
         }
     }
 
-    async fn connect(&mut self) -> Result<Live, Lost> {
-        let mut link = self.transport.open(self.hello()).await?;
+    /// Resolves the names of the replicas, and reserves their addresses before the first connection.
+    async fn find(&mut self) {
+        let found = self.transport.find();
+        let found = match self.replicas.any() {
+            true => timeout(RESOLUTION, found).await.unwrap_or_default(),
+            false => found.await,
+        };
+        for failure in self.replicas.begin_round(found, Instant::now()) {
+            self.complain(&failure.to_string());
+        }
+        let places = self.replicas.places();
+        if !places.is_empty() {
+            self.shared
+                .engine
+                .reserve(|reserved| reserved.peers = places);
+        }
+    }
+
+    fn next_replica(&mut self) -> State {
+        match self.replicas.next(Instant::now()) {
+            Next::Try(replica) => State::Connecting(replica),
+            Next::Wait(wait) => State::Waiting(wait),
+        }
+    }
+
+    async fn connect(&mut self, replica: Replica) -> Result<Live, Lost> {
+        let mut link = self.transport.open(replica, self.hello()).await?;
         let first = match link.inbox.next().await {
             Some(Ok(message)) => message.kind,
             Some(Err(status)) => return Err(Lost::Broken(Box::new(status))),
@@ -259,6 +306,7 @@ impl<T: Transport> Client<T> {
                 }
                 let cluster = self.check_cluster(&welcome.cluster_id)?;
                 tracing::info!(
+                    %replica,
                     epoch = format!("{:016x}", welcome.epoch),
                     server_version = welcome.server_version,
                     "connected to the control plane"
@@ -315,38 +363,43 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    fn disconnect(&mut self, lost: &Lost) -> Result<State, Stopped> {
+    /// Records that there is no stream, and why; returns what to do about it.
+    fn disconnect(&mut self, lost: &Lost) -> Result<Retry, Stopped> {
         self.connected(false);
-        self.transport.rotate();
-        let wait = match lost.retry() {
+        let retry = lost.retry();
+        match retry {
             Retry::Never(stopped) => return Err(stopped),
-            Retry::Backoff => self.backoff.full_jitter(),
-            Retry::Fresh => {
-                self.fresh = true;
-                self.backoff.full_jitter()
-            }
-            Retry::After(after) => after + rand::random_range(Duration::ZERO..=after / 2),
-        };
-        let reason = lost.to_string();
-        let wait_ms = wait.as_millis();
-        if reason == self.complaint {
-            tracing::debug!(reason, wait_ms, "still not connected");
-        } else {
-            tracing::warn!(
-                reason,
-                wait_ms,
-                "not connected to the control plane; the kernel keeps its rules"
-            );
-            self.connection
-                .send_modify(|connection| connection.reason.clone_from(&reason));
-            self.complaint = reason;
+            Retry::Backoff => {}
+            Retry::Fresh => self.fresh = true,
+            Retry::After(after) => self.replicas.rest(after, Instant::now()),
         }
-        Ok(State::Disconnected { wait })
+        self.complain(&lost.to_string());
+        Ok(retry)
+    }
+
+    /// Records the reason why there is no stream, and logs it once.
+    fn complain(&mut self, reason: &str) {
+        self.connection.send_if_modified(|connection| {
+            let changed = connection.reason != reason;
+            reason.clone_into(&mut connection.reason);
+            changed
+        });
+        if !self.complaints.insert(reason.to_owned()) {
+            tracing::debug!(reason, "still not connected");
+            return;
+        }
+        if self.complaints.len() > MAX_COMPLAINTS {
+            self.complaints.clear();
+        }
+        tracing::warn!(
+            reason,
+            "not connected to the control plane; the kernel keeps its rules"
+        );
     }
 
     fn connected(&mut self, live: bool) {
         if live {
-            self.complaint.clear();
+            self.complaints.clear();
         }
         self.connection.send_if_modified(|connection| {
             let changed = connection.live != live;

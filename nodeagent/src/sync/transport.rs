@@ -8,6 +8,8 @@ use kplane_tls::{Follower, Token};
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use super::replicas::{Found, Replica};
+
 /// Most messages of the agent that wait for the stream: a pong, a ping and a report. Newer state
 /// waits elsewhere, and the latest is sent once there is room.
 pub const OUTBOX: usize = 3;
@@ -58,14 +60,17 @@ impl Presented {
     }
 }
 
-/// Opens streams.
+/// Finds replicas of the control plane, and opens streams to them.
 pub trait Transport: Send + 'static {
-    /// Opens a stream whose first message is `hello`.
-    fn open(&mut self, hello: AgentMessage)
-    -> impl Future<Output = Result<Link, OpenError>> + Send;
+    /// Resolves the names of all configured URLs.
+    fn find(&self) -> impl Future<Output = Vec<Found>> + Send + 'static;
 
-    /// Makes the next address current, because the current one failed.
-    fn rotate(&mut self);
+    /// Opens a stream to a replica. The first message is `hello`.
+    fn open(
+        &mut self,
+        replica: Replica,
+        hello: AgentMessage,
+    ) -> impl Future<Output = Result<Link, OpenError>> + Send;
 }
 
 /// The reason why a stream cannot be opened.
