@@ -10,12 +10,13 @@ use tracing::{info, warn};
 
 use crate::admission::Admission;
 use crate::fleet::Fleet;
+use crate::freshness::Freshness;
 use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::publish::{Publication, Store};
-use crate::source::Batch;
 use crate::source::kubernetes;
 use crate::source::upstream::{Upstream, log_new};
+use crate::source::{Batch, Event};
 use crate::trust::Trust;
 
 /// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
@@ -123,6 +124,7 @@ impl Hub {
         });
         let owner = IndexOwner {
             index: Index::new(admission).guarded(guard).started_at(started_at),
+            freshness: Freshness::default(),
             hub: Arc::clone(&hub),
             summary: summary_tx,
         };
@@ -223,6 +225,8 @@ impl Hub {
 
 struct IndexOwner {
     index: Index,
+    /// The versions of the source up to which the index knows everything.
+    freshness: Freshness,
     hub: Arc<Hub>,
     summary: watch::Sender<Arc<Summary>>,
 }
@@ -247,6 +251,11 @@ impl IndexOwner {
     }
 
     fn apply(&mut self, batch: Batch) {
+        for event in &batch.events {
+            if let Event::Version(kind, versions) = event {
+                self.freshness.set(*kind, *versions);
+            }
+        }
         let outcome = self.index.apply(batch);
         if outcome.held_more {
             self.hub.upstream.look_again();
@@ -283,6 +292,8 @@ impl IndexOwner {
         }
         self.believe(trust);
         if self.index.is_synced() {
+            // The objects of these versions are published now, or are as before.
+            self.hub.store.set_freshness(&self.freshness);
             self.hub.store.set_synced();
         }
         self.summary.send_replace(Arc::new(summary));
@@ -290,7 +301,7 @@ impl IndexOwner {
 
     fn publish(&self, publication: Publication, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
-        let revision = self.hub.store.publish(publication);
+        let revision = self.hub.store.publish_as_of(publication, &self.freshness);
         if revision == before {
             return;
         }

@@ -13,6 +13,7 @@ pub mod dial;
 pub mod doors;
 pub mod events;
 pub mod fleet;
+pub mod freshness;
 pub mod hub;
 pub mod identity;
 pub mod index;

@@ -14,6 +14,8 @@
 
 mod grpc;
 mod live;
+mod lost;
+mod older;
 mod replicas;
 mod transport;
 
@@ -35,12 +37,13 @@ use kplane_proto::v1::{agent_message, server_message};
 use kplane_proto::{DIGEST_SCHEMA, PROTOCOL_VERSION};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::Status;
 
-use self::live::Live;
-use self::replicas::{Next, Replicas};
+use self::live::{Live, Progress};
+use self::lost::{Lost, Retry};
+use self::older::INSISTENCE;
+use self::replicas::{CUT_OFF, Next, Replicas};
 use crate::connection::Connection;
-use crate::desired::{Collector, Refusal, Remedy, now_ms};
+use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
 
 /// Longest wait for the resolution of names if replicas are known from before.
@@ -52,8 +55,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Time after which a stream counts as healthy; the pause after it is short again.
 const HEALTHY: Duration = Duration::from_secs(60);
 
-/// Longest pause that a control plane may ask of an agent.
-const LONGEST_ABSENCE: Duration = Duration::from_secs(300);
+/// Time for which reports name a control plane that showed an older state.
+const NOTICE: Duration = Duration::from_secs(600);
 
 /// Most different reasons that are remembered so that each is logged once.
 const MAX_COMPLAINTS: usize = 64;
@@ -105,6 +108,17 @@ struct Shared {
     round_trip: Duration,
     /// The number of the last trigger that was sent to a control plane.
     triggers_told: u64,
+    /// The last remark about control planes that show an older state, for reports.
+    notice: Option<Notice>,
+}
+
+/// A remark for reports.
+#[derive(Debug)]
+struct Notice {
+    text: String,
+    since_ms: u64,
+    /// The time after which reports are without it.
+    until: Instant,
 }
 
 #[derive(Debug)]
@@ -115,68 +129,6 @@ enum State {
     Live(Box<Live>),
 }
 
-/// The reason why a stream ended, or never began.
-#[derive(Debug, thiserror::Error)]
-enum Lost {
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    #[error("no welcome within {HANDSHAKE:?}")]
-    NoWelcome,
-    #[error("the control plane asks the agent to come back in {after:?} ({reason})")]
-    ComeBackLater { after: Duration, reason: String },
-    #[error("the control plane violates the protocol: {0}")]
-    Protocol(String),
-    #[error(
-        "the control plane belongs to cluster {theirs:?}, and this node served cluster {ours:?}: the agent asks it for \
-         a complete snapshot"
-    )]
-    OtherCluster { ours: Arc<str>, theirs: Arc<str> },
-    #[error("the control plane closed the stream")]
-    Closed,
-    #[error("the stream broke: {}", transport::describe(.0))]
-    Broken(Box<Status>),
-    #[error("no message from the control plane for {0:?}")]
-    Silent(Duration),
-    #[error("update refused: {0}")]
-    Refused(#[from] Refusal),
-    #[error(transparent)]
-    Engine(#[from] Stopped),
-}
-
-/// The reaction to a lost stream.
-#[derive(Debug, PartialEq, Eq)]
-enum Retry {
-    /// Connect to the next replica, or after a growing pause.
-    Backoff,
-    /// Connect to the next replica, or after a growing pause, and ask for a snapshot.
-    Fresh,
-    /// Connect to another replica at once. Leave this one alone for the time that it asked for, plus up to
-    /// half of it.
-    After(Duration),
-    /// The process cannot go on.
-    Never(Stopped),
-}
-
-impl Lost {
-    fn retry(&self) -> Retry {
-        match self {
-            Self::Open(_)
-            | Self::NoWelcome
-            | Self::Protocol(_)
-            | Self::Closed
-            | Self::Broken(_)
-            | Self::Silent(_) => Retry::Backoff,
-            Self::OtherCluster { .. } => Retry::Fresh,
-            Self::ComeBackLater { after, .. } => Retry::After(*after),
-            Self::Refused(refusal) => match refusal.remedy() {
-                Remedy::Snapshot => Retry::Fresh,
-                Remedy::Reconnect => Retry::Backoff,
-            },
-            Self::Engine(stopped) => Retry::Never(*stopped),
-        }
-    }
-}
-
 impl<T: Transport> Client<T> {
     /// Creates a client that is not connected yet.
     #[must_use]
@@ -185,6 +137,7 @@ impl<T: Transport> Client<T> {
             live: false,
             since_ms: now_ms(),
             reason: String::new(),
+            older_states: 0,
         };
         Self {
             replicas: Replicas::new(identity.node.clone()),
@@ -195,6 +148,7 @@ impl<T: Transport> Client<T> {
                 unknown_messages: 0,
                 round_trip: Duration::ZERO,
                 triggers_told: 0,
+                notice: None,
             },
             fresh: false,
             connection: watch::Sender::new(disconnected),
@@ -244,23 +198,29 @@ impl<T: Transport> Client<T> {
                 }
             },
             State::Live(mut live) => match live.step(&mut self.shared).await {
-                Ok(progress) => {
-                    if progress == live::Progress::UpdateTaken {
-                        self.fresh = false;
-                    }
+                Ok(Progress::UpdateTaken) => {
+                    self.fresh = false;
+                    self.replicas.taken();
                     Ok(State::Live(live))
                 }
-                Err(lost) => {
-                    if live.age() >= HEALTHY {
-                        self.replicas.healthy();
-                    }
-                    let retry = self.disconnect(&lost)?;
-                    let sent_away = matches!(retry, Retry::After(_));
-                    let wait = self.replicas.ended(sent_away, Instant::now());
-                    Ok(State::Waiting(wait))
+                Ok(Progress::UpstreamAge(age)) if self.replicas.leaves(age, Instant::now()) => {
+                    self.ended(&live, &Lost::CutOff(age))
                 }
+                Ok(_) => Ok(State::Live(live)),
+                Err(lost) => self.ended(&live, &lost),
             },
         }
+    }
+
+    /// Handles the end of a stream.
+    fn ended(&mut self, live: &Live, lost: &Lost) -> Result<State, Stopped> {
+        if live.age() >= HEALTHY {
+            self.replicas.healthy();
+        }
+        let retry = self.disconnect(lost)?;
+        let sent_away = matches!(retry, Retry::After(_) | Retry::Elsewhere);
+        let wait = self.replicas.ended(sent_away, Instant::now());
+        Ok(State::Waiting(wait))
     }
 
     /// Resolves the names of the replicas, and reserves their addresses before the first connection.
@@ -305,13 +265,15 @@ impl<T: Transport> Client<T> {
                     )));
                 }
                 let cluster = self.check_cluster(&welcome.cluster_id)?;
+                let mut collector = Collector::of_cluster(welcome.epoch, cluster);
+                collector.hear(&welcome.freshness);
+                let collector = self.check_freshness(collector, &mut link).await?;
                 tracing::info!(
                     %replica,
                     epoch = format!("{:016x}", welcome.epoch),
                     server_version = welcome.server_version,
                     "connected to the control plane"
                 );
-                let collector = Collector::of_cluster(welcome.epoch, cluster);
                 Ok(Live::new(link, collector, self.shared.engine.reports()))
             }
             Some(server_message::Kind::ComeBackLater(later)) => Err(later.into()),
@@ -330,6 +292,46 @@ impl<T: Transport> Client<T> {
             true => Err(Lost::OtherCluster { ours, theirs }),
             false => Ok(theirs),
         }
+    }
+
+    /// Returns the collector of a stream whose control plane shows no older state than the node holds, or
+    /// one that the node takes because all control planes do.
+    async fn check_freshness(
+        &mut self,
+        mut collector: Collector,
+        link: &mut Link,
+    ) -> Result<Collector, Lost> {
+        let reports = self.shared.engine.reports();
+        let lag = |collector: &Collector| collector.lag(&reports.borrow());
+        if lag(&collector).is_none() {
+            return Ok(collector);
+        }
+        // The first heartbeat says whether the control plane is in touch with its source.
+        let heartbeat = loop {
+            match link.inbox.next().await {
+                Some(Ok(pb::ServerMessage {
+                    kind: Some(server_message::Kind::Heartbeat(heartbeat)),
+                })) => break heartbeat,
+                Some(Ok(_)) => {}
+                Some(Err(status)) => return Err(Lost::Broken(Box::new(status))),
+                None => return Err(Lost::Closed),
+            }
+        };
+        collector.hear(&heartbeat.freshness);
+        let Some(lag) = lag(&collector) else {
+            return Ok(collector);
+        };
+        let in_touch = Duration::from_millis(heartbeat.upstream_age_ms) < CUT_OFF;
+        if !in_touch || !self.replicas.believes_older(Instant::now()) {
+            return Err(Lost::Behind { lag, in_touch });
+        }
+        let why = format!(
+            "all control planes have shown an older state of the cluster for {INSISTENCE:?}, so the node takes it. Was the \
+             API server restored from a backup?"
+        );
+        tracing::warn!(%lag, "{why}");
+        self.notice(&why);
+        Ok(collector.going_back(true))
     }
 
     fn hello(&self) -> pb::AgentMessage {
@@ -372,9 +374,28 @@ impl<T: Transport> Client<T> {
             Retry::Backoff => {}
             Retry::Fresh => self.fresh = true,
             Retry::After(after) => self.replicas.rest(after, Instant::now()),
+            Retry::Elsewhere => {}
+            Retry::Behind { in_touch } => {
+                self.replicas.shows_older(in_touch, Instant::now());
+                self.notice(&lost.to_string());
+                self.connection
+                    .send_modify(|connection| connection.older_states += 1);
+            }
         }
         self.complain(&lost.to_string());
         Ok(retry)
+    }
+
+    /// Records a remark about the current replica for reports.
+    fn notice(&mut self, text: &str) {
+        let replica = self.replicas.current();
+        let replica = replica.map_or_else(String::new, |replica| replica.to_string());
+        let since_ms = self.shared.notice.as_ref().map(|notice| notice.since_ms);
+        self.shared.notice = Some(Notice {
+            text: format!("{replica}: {text}"),
+            since_ms: since_ms.unwrap_or_else(now_ms),
+            until: Instant::now() + NOTICE,
+        });
     }
 
     /// Records the reason why there is no stream, and logs it once.
@@ -408,19 +429,10 @@ impl<T: Transport> Client<T> {
                     live,
                     since_ms: now_ms(),
                     reason: String::new(),
+                    ..*connection
                 };
             }
             changed
         });
-    }
-}
-
-impl From<pb::ComeBackLater> for Lost {
-    fn from(later: pb::ComeBackLater) -> Self {
-        let after = Duration::from_millis(later.after_ms.into());
-        Self::ComeBackLater {
-            after: after.min(LONGEST_ABSENCE),
-            reason: later.reason,
-        }
     }
 }

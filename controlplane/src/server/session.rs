@@ -15,7 +15,7 @@ use kplane_proto::v1::{
 use kplane_tls::Token;
 use prost::Message;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
@@ -25,9 +25,10 @@ use super::{confidence, millis};
 use crate::buckets::{Bucket, Rate};
 use crate::doors::Occupancy;
 use crate::fleet::{NotBegun, Session};
+use crate::freshness::Freshness;
 use crate::hub::Hub;
 use crate::identity::{Sentry, Visitor};
-use crate::publish::{Cursor, Head, Piece};
+use crate::publish::{Cursor, Head, Piece, PieceEnd};
 
 /// Maximum time until an agent that connects has sent its Hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -91,15 +92,22 @@ pub(super) async fn run(
         Err(error @ NotBegun::Taken(_)) => return send(outbox, come_back_later(&error)).await,
     };
     let _occupied = peer.connection.as_ref().map(Occupancy::occupy);
-    send(outbox, welcome(&hub)).await?;
+    let freshness = hub.store.freshness();
+    send(outbox, welcome(&hub, &freshness)).await?;
     let stream = AgentStream {
+        told: freshness,
         head: hub.store.head(),
         // Until something is sent, the cursor is only the agent's claim: see `AgentStream::resume`.
         cursor: Cursor::at(0),
         resume: Some(hello.resume.clone()),
         snapshot: false,
         trust_told: 0,
-        control: Control::default(),
+        // The agent learns at once how fresh this replica is.
+        control: Control {
+            heartbeat: true,
+            ping: true,
+            ..Control::default()
+        },
         questions: Questions::new(questions),
         last_heard: Instant::now(),
         sentry,
@@ -169,7 +177,7 @@ fn must_be_node(hub: &Hub, name: &NodeName) -> Result<(), Status> {
     )))
 }
 
-fn welcome(hub: &Hub) -> server_message::Kind {
+fn welcome(hub: &Hub, freshness: &Freshness) -> server_message::Kind {
     server_message::Kind::Welcome(pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
         capabilities: 0,
@@ -177,6 +185,7 @@ fn welcome(hub: &Hub) -> server_message::Kind {
         epoch: hub.store.epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
         cluster_id: hub.upstream.cluster_id().to_owned(),
+        freshness: freshness.news(&Freshness::default()),
     })
 }
 
@@ -216,6 +225,8 @@ struct AgentStream<'a> {
     resume: Option<Option<pb::ResumeToken>>,
     /// The next piece begins a snapshot.
     snapshot: bool,
+    /// The freshness that the agent was told last.
+    told: Arc<Freshness>,
     /// [`Head::trust`] of the last update that the agent got.
     trust_told: u64,
     control: Control,
@@ -233,7 +244,7 @@ impl AgentStream<'_> {
         mut inbound: Streaming<AgentMessage>,
         outbox: &Outbox,
     ) -> Result<(), Status> {
-        let mut beat = interval(HEARTBEAT);
+        let mut beat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let has_work = !self.control.is_empty() || self.has_piece();
@@ -319,9 +330,11 @@ impl AgentStream<'_> {
         }
         if std::mem::take(&mut self.control.heartbeat) {
             let age = self.hub.upstream_age();
+            let freshness = self.news(self.hub.store.freshness());
             return server_message::Kind::Heartbeat(pb::Heartbeat {
                 revision: self.head.borrow().revision,
                 upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+                freshness,
             });
         }
         if std::mem::take(&mut self.control.ping) {
@@ -336,11 +349,20 @@ impl AgentStream<'_> {
         if let Some(token) = self.resume.take() {
             self.start(token.as_ref());
         }
-        let piece = self.hub.store.collect(&self.node, &mut self.cursor);
-        if let Some(end) = &piece.end {
+        let mut piece = self.hub.store.collect(&self.node, &mut self.cursor);
+        let end = piece.end.take().map(|end| {
             self.trust_told = end.trust_changes;
-        }
-        server_message::Kind::Update(update(piece, std::mem::take(&mut self.snapshot)))
+            let freshness = self.news(Arc::clone(&end.freshness));
+            update_end(end, freshness)
+        });
+        server_message::Kind::Update(update(piece, std::mem::take(&mut self.snapshot), end))
+    }
+
+    /// Returns what the agent was not told of the freshness.
+    fn news(&mut self, freshness: Arc<Freshness>) -> Vec<pb::KindVersion> {
+        let news = freshness.news(&self.told);
+        self.told = freshness;
+        news
     }
 
     /// Finds the shortest way from the state that the agent holds to the desired state.
@@ -358,18 +380,23 @@ impl AgentStream<'_> {
     }
 }
 
-fn update(piece: Piece, snapshot: bool) -> pb::Update {
+fn update(piece: Piece, snapshot: bool, end: Option<pb::UpdateEnd>) -> pb::Update {
     pb::Update {
         objects: piece.objects,
         deleted: piece.deleted.iter().map(Into::into).collect(),
         snapshot,
-        end: piece.end.map(|end| pb::UpdateEnd {
-            revision: end.revision,
-            digest: end.digest.to_bytes().to_vec(),
-            changed_at_ms: end.changed_at.map_or(0, millis),
-            triggers: end.triggers.into_iter().map(Into::into).collect(),
-            confidence: confidence(&end.trust).into(),
-            doubt: end.trust.doubt().to_owned(),
-        }),
+        end,
+    }
+}
+
+fn update_end(end: PieceEnd, freshness: Vec<pb::KindVersion>) -> pb::UpdateEnd {
+    pb::UpdateEnd {
+        revision: end.revision,
+        digest: end.digest.to_bytes().to_vec(),
+        changed_at_ms: end.changed_at.map_or(0, millis),
+        triggers: end.triggers.into_iter().map(Into::into).collect(),
+        confidence: confidence(&end.trust).into(),
+        doubt: end.trust.doubt().to_owned(),
+        freshness,
     }
 }

@@ -5,6 +5,7 @@
 //! The agent tries all replicas in this order without a pause: a round. Names are resolved again for
 //! each round, and rounds are apart by a growing random time.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,10 +15,23 @@ use kplane_dataplane::backoff::Backoff;
 use kplane_model::{Digest, NodeName, ObjectHash};
 use tokio::time::Instant;
 
+use super::older::Older;
 use super::transport::OpenError;
 
 /// First and longest upper bound of the wait before another round.
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+
+/// Age of a replica's data from which the agent looks for a replica with newer data. Control planes are in
+/// touch with their sources every 10 s at least and say so every 5 s, so agents leave one that is cut off
+/// within 20 s.
+pub(super) const CUT_OFF: Duration = Duration::from_secs(13);
+
+/// First and longest time for which the agent stays with the freshest of several replicas that are all cut
+/// off, before it asks the others again.
+const STAY: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(120));
+
+/// Greatest age of data that is told apart.
+const OLDEST: Duration = Duration::from_secs(24 * 3_600);
 
 /// A replica of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,7 +66,23 @@ pub(super) struct Replicas {
     current: Option<Replica>,
     /// Replicas that asked the agent to stay away, and until when.
     resting: BTreeMap<Replica, Instant>,
+    /// Replicas that said that they are cut off from their source.
+    cut_off: BTreeMap<Replica, CutOff>,
+    /// The time for which the agent stays with a replica that is cut off.
+    stay: Duration,
+    /// All replicas were cut off when they were last asked.
+    settled: bool,
+    older: Older,
     backoff: Backoff,
+}
+
+/// A replica that was cut off from its source when it was asked.
+#[derive(Clone, Copy, Debug)]
+struct CutOff {
+    /// The time up to which its data was current.
+    current_at: Instant,
+    /// The time at which it said so.
+    said_at: Instant,
 }
 
 impl Replicas {
@@ -64,6 +94,10 @@ impl Replicas {
             round: VecDeque::new(),
             current: None,
             resting: BTreeMap::new(),
+            cut_off: BTreeMap::new(),
+            stay: STAY.0,
+            settled: false,
+            older: Older::default(),
             backoff: RECONNECT,
         }
     }
@@ -84,18 +118,28 @@ impl Replicas {
         let order = self.order();
         self.resting
             .retain(|replica, until| order.contains(replica) && *until > now);
+        self.cut_off.retain(|replica, _| order.contains(replica));
+        self.older.retain(|replica| order.contains(replica));
+        let mut round = order;
+        round.retain(|replica| !self.resting.contains_key(replica));
         // The replica whose stream has just ended is the one most likely to be gone.
-        let (last, first): (Vec<_>, Vec<_>) = order
-            .into_iter()
-            .filter(|replica| !self.resting.contains_key(replica))
-            .partition(|replica| Some(*replica) == self.current);
-        self.round = first.into_iter().chain(last).collect();
+        round.sort_by_key(|replica| Some(*replica) == self.current);
+        round.sort_by_key(|replica| {
+            let cut_off = self.known_cut_off(*replica, now);
+            cut_off.map(|cut_off| Reverse(cut_off.current_at))
+        });
+        self.round = round.into();
         failures
     }
 
     /// Returns whether any replica is known.
     pub(super) fn any(&self) -> bool {
         self.known.iter().any(|known| !known.is_empty())
+    }
+
+    /// Returns the replica that was tried last, or has the stream.
+    pub(super) fn current(&self) -> Option<Replica> {
+        self.current
     }
 
     /// Returns the addresses of all known replicas.
@@ -137,10 +181,75 @@ impl Replicas {
     }
 
     /// Returns whether there is a replica other than the current one that the agent may try.
-    pub(super) fn has_other(&self, now: Instant) -> bool {
-        let rests = |replica: &Replica| self.resting.get(replica).is_some_and(|at| *at > now);
-        let mut known = self.known.iter().flatten();
-        known.any(|replica| Some(*replica) != self.current && !rests(replica))
+    fn has_other(&self, now: Instant) -> bool {
+        self.others(now).next().is_some()
+    }
+
+    fn others(&self, now: Instant) -> impl Iterator<Item = Replica> {
+        let rests = move |replica: &Replica| self.resting.get(replica).is_some_and(|at| *at > now);
+        let known = self.known.iter().flatten().copied();
+        let others =
+            known.filter(|replica| self.current.is_none_or(|at| at.place != replica.place));
+        others.filter(move |replica| !rests(replica))
+    }
+
+    /// Records the age of the current replica's data; returns whether to leave it. The agent leaves a
+    /// replica that is cut off for one that may be in touch, or whose data is clearly newer. If all are cut
+    /// off, it stays with the freshest, and asks the others again after a growing time.
+    pub(super) fn leaves(&mut self, age: Duration, now: Instant) -> bool {
+        let Some(current) = self.current else {
+            return false;
+        };
+        if age < CUT_OFF {
+            self.cut_off.remove(&current);
+            self.stay = STAY.0;
+            self.settled = false;
+            return false;
+        }
+        let ours = CutOff {
+            current_at: now - age.min(OLDEST),
+            said_at: now,
+        };
+        self.cut_off.insert(current, ours);
+        let better = |other| {
+            let theirs = self.known_cut_off(other, now);
+            theirs.is_none_or(|theirs| theirs.current_at >= ours.current_at + CUT_OFF)
+        };
+        let leaves = self.others(now).any(better);
+        if leaves {
+            let stay = self.stay;
+            self.cut_off.retain(|_, known| now - known.said_at < stay);
+            if self.settled {
+                self.stay = STAY.1.min(2 * stay);
+            }
+        }
+        self.settled = !leaves;
+        leaves
+    }
+
+    /// Returns what a replica said of being cut off, if that was not long ago.
+    fn known_cut_off(&self, replica: Replica, now: Instant) -> Option<CutOff> {
+        let known = self.cut_off.get(&replica).copied();
+        known.filter(|known| now - known.said_at < self.stay)
+    }
+
+    /// Records that the current replica shows an older state than the node holds. `in_touch` says whether
+    /// the replica is in touch with its source.
+    pub(super) fn shows_older(&mut self, in_touch: bool, now: Instant) {
+        if let Some(current) = self.current {
+            self.older.shown(current, in_touch, now);
+        }
+    }
+
+    /// Records that the node took an update of the current replica.
+    pub(super) fn taken(&mut self) {
+        self.older.taken();
+    }
+
+    /// Returns whether the node takes an older state, because all replicas show one.
+    pub(super) fn believes_older(&self, now: Instant) -> bool {
+        let rests = self.resting.values().any(|until| *until > now);
+        !rests && self.older.is_believed(now)
     }
 
     /// Returns the wait until the next round: until a replica may be tried, or else a random time whose

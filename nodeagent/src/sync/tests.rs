@@ -12,10 +12,12 @@ use kplane_proto::v1::{AgentMessage, ServerMessage};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Status;
 
+use super::lost::LONGEST_ABSENCE;
 use super::*;
 use crate::desired::fixture::{EPOCH, Plane, svc};
-use crate::desired::{Position, Resume};
+use crate::desired::{Position, Refusal, Resume};
 use crate::engine::Command;
 use crate::report::Report;
 use kplane_dataplane::backend::noop;
