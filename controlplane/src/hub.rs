@@ -9,11 +9,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::admission::Admission;
+use crate::draining::Draining;
 use crate::fleet::Fleet;
 use crate::freshness::Freshness;
 use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::publish::{Publication, Store};
+use crate::snapshots::Snapshots;
 use crate::source::kubernetes;
 use crate::source::upstream::{Upstream, log_new};
 use crate::source::{Batch, Event};
@@ -38,6 +40,10 @@ pub struct Hub {
     pub started_at: SystemTime,
     /// Ports that other machines reach in plain text, human-readable; the wiring sets them once.
     pub plain_text_ports: OnceLock<Vec<String>>,
+    /// Whether agents are told to leave, because the control plane is about to end.
+    pub draining: Draining,
+    /// Admission of agents that need a snapshot.
+    pub snapshots: Snapshots,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
@@ -118,6 +124,8 @@ impl Hub {
             upstream: Upstream::default(),
             started_at,
             plain_text_ports: OnceLock::new(),
+            draining: Draining::default(),
+            snapshots: Snapshots::default(),
             shutdown: CancellationToken::new(),
             summary,
             queries,

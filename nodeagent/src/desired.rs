@@ -316,7 +316,7 @@ impl Desired {
     }
 
     /// Returns whether the state of an update is older than the state before, and is taken all the same:
-    /// it is of another cluster, or all replicas show an older one.
+    /// it is of another cluster, or all replicas show an older one (invariant: forward).
     fn check_freshness(&self, update: &Update) -> Result<bool, Refusal> {
         let known = !self.cluster.is_empty() && !update.cluster.is_empty();
         if known && self.cluster != update.cluster {

@@ -23,8 +23,7 @@ mod transport;
 mod tests;
 
 pub use grpc::{Credentials, Grpc};
-pub use replicas::{Found, Replica};
-pub use transport::{Link, OUTBOX, OpenError, Presented, Transport};
+pub use transport::{Found, Link, OUTBOX, OpenError, Presented, Replica, Transport};
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -302,7 +301,7 @@ impl<T: Transport> Client<T> {
         link: &mut Link,
     ) -> Result<Collector, Lost> {
         let reports = self.shared.engine.reports();
-        let lag = |collector: &Collector| collector.lag(&reports.borrow());
+        let lag = |collector: &Collector| live::lag(collector, &reports.borrow());
         if lag(&collector).is_none() {
             return Ok(collector);
         }

@@ -10,11 +10,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use kp_controlplane::admission::Admission;
 use kp_controlplane::app as control_plane;
+use kp_controlplane::hub::Hub;
 use kp_controlplane::index::CliffGuard;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
@@ -47,6 +49,7 @@ struct Plane {
     runtime: Runtime,
     address: SocketAddr,
     epoch: u64,
+    hub: Arc<Hub>,
 }
 
 impl Plane {
@@ -69,9 +72,11 @@ impl Plane {
             let runtime = Runtime::new().unwrap();
             let bound = runtime.block_on(control_plane::build(config)).unwrap();
             let address = bound.agent_addr.unwrap();
-            let epoch = bound.hub().store.epoch();
+            let hub = Arc::clone(bound.hub());
+            let epoch = hub.store.epoch();
             runtime.spawn(bound.wait());
             Self {
+                hub,
                 runtime,
                 address,
                 epoch,
@@ -170,4 +175,35 @@ async fn agents_spread_over_control_planes_and_leave_a_dead_one_without_a_snapsh
     }
     drop(agents);
     fourth.kill();
+}
+
+/// Control planes are replaced one after the other: their agents go to the others before they end.
+#[tokio::test]
+async fn agents_leave_a_control_plane_that_drains_before_it_ends() {
+    let folder = manifests();
+    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+    let (one, other) = (
+        Plane::start(folder.path(), anywhere),
+        Plane::start(folder.path(), anywhere),
+    );
+    let addresses = [one.address, other.address];
+    let both = BTreeSet::from([one.epoch, other.epoch]);
+    let mut agents = Vec::new();
+    for number in 0..8 {
+        let agent = agent(&format!("node-{number}"), &addresses).await;
+        follows(&agent, &both).await;
+        agents.push(agent);
+    }
+    let started = Instant::now();
+    one.hub.draining.begin(DEADLINE).await;
+    assert!(
+        started.elapsed() < DEADLINE / 2,
+        "it ends when all have left"
+    );
+    for agent in &agents {
+        let report = follows(agent, &BTreeSet::from([other.epoch])).await;
+        assert_eq!(report.snapshots, 1);
+    }
+    one.kill();
+    other.kill();
 }

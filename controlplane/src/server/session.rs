@@ -24,6 +24,7 @@ use super::questions::Questions;
 use super::{confidence, millis};
 use crate::buckets::{Bucket, Rate};
 use crate::doors::Occupancy;
+use crate::draining;
 use crate::fleet::{NotBegun, Session};
 use crate::freshness::Freshness;
 use crate::hub::Hub;
@@ -73,6 +74,10 @@ pub(super) async fn run(
         return Err(Status::invalid_argument("the first message must be Hello"));
     };
     let node = check_hello(&hello)?;
+    let mut draining = hub.draining.follow();
+    if hub.draining.is_on() {
+        return send(outbox, farewell(&hub)).await;
+    }
     let sentry = match &peer.visitor {
         Some(visitor) => visitor.speak_for(&node).await?,
         None => Sentry::idle(),
@@ -122,8 +127,17 @@ pub(super) async fn run(
     tokio::select! {
         result = stream.serve(inbound, outbox) => result,
         () = hub.shutdown.cancelled() => Err(closing()),
+        () = draining::turn(&mut draining) => tokio::select! {
+            sent = send(outbox, farewell(&hub)) => sent,
+            () = hub.shutdown.cancelled() => Err(closing()),
+        },
         _ = superseded => Err(Status::aborted("the agent has opened a newer stream")),
     }
+}
+
+/// Asks the agent to leave: the control plane is about to end.
+fn farewell(hub: &Hub) -> server_message::Kind {
+    server_message::Kind::ComeBackLater(hub.draining.farewell())
 }
 
 fn closing() -> Status {
@@ -254,7 +268,12 @@ impl AgentStream<'_> {
                     if self.resume.is_some() && self.needs_node {
                         must_be_node(self.hub, &self.node)?;
                     }
-                    permit.send(Ok(encode(self.next_message())));
+                    let message = self.next_message();
+                    let is_last = matches!(message, server_message::Kind::ComeBackLater(_));
+                    permit.send(Ok(encode(message)));
+                    if is_last {
+                        return Ok(());
+                    }
                 }
                 () = sleep_until(self.pause.unwrap_or(self.last_heard)), if self.pause.is_some() => {
                     self.pause = None;
@@ -346,8 +365,13 @@ impl AgentStream<'_> {
     }
 
     fn next_piece(&mut self) -> server_message::Kind {
-        if let Some(token) = self.resume.take() {
-            self.start(token.as_ref());
+        if let Some(token) = self.resume.take()
+            && let Err(wait) = self.start(token.as_ref())
+        {
+            return server_message::Kind::ComeBackLater(pb::ComeBackLater {
+                after_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
+                reason: "too many agents need a snapshot at the same time".to_owned(),
+            });
         }
         let mut piece = self.hub.store.collect(&self.node, &mut self.cursor);
         let end = piece.end.take().map(|end| {
@@ -366,7 +390,10 @@ impl AgentStream<'_> {
     }
 
     /// Finds the shortest way from the state that the agent holds to the desired state.
-    fn start(&mut self, token: Option<&pb::ResumeToken>) {
+    ///
+    /// # Errors
+    /// The agent needs a snapshot, as too many others do; the time after which it is to come back.
+    fn start(&mut self, token: Option<&pb::ResumeToken>) -> Result<(), Duration> {
         let store = &self.hub.store;
         let usable = token.filter(|t| t.schema == kplane_proto::DIGEST_SCHEMA);
         let cursor = usable.and_then(|token| {
@@ -375,8 +402,12 @@ impl AgentStream<'_> {
             store.resume(&self.node, Digest::from_bytes(digest), revision)
         });
         self.snapshot = cursor.is_none();
+        if self.snapshot {
+            self.hub.snapshots.admit()?;
+        }
         self.cursor = cursor.unwrap_or(Cursor::at(0));
         info!(node = %self.node, snapshot = self.snapshot, "sync begins");
+        Ok(())
     }
 }
 

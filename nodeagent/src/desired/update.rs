@@ -8,9 +8,7 @@ use kplane_model::{Digest, Family};
 use kplane_proto::v1 as pb;
 use prost::Message;
 
-use crate::report::Report;
-
-use super::{Confidence, Lag, Offer};
+use super::{Confidence, Freshness, Lag, Offer};
 
 /// Most bytes of objects in one update: 1,000,000 Services of 200 bytes. The limit also bounds the
 /// memory that a faulty control plane can make an agent use.
@@ -210,14 +208,13 @@ impl Collector {
         self.offer.hear(told);
     }
 
-    /// Returns by what this stream shows an older state than a report says that the node holds, if it does.
-    /// States of different clusters do not compare.
+    /// Returns by what this stream shows an older state than the one that a node of this cluster holds, if
+    /// it does. States of different clusters do not compare.
     #[must_use]
-    pub fn lag(&self, report: &Report) -> Option<Lag> {
-        let ours = &report.cluster;
-        let same = ours.is_empty() || self.cluster.is_empty() || *ours == self.cluster;
+    pub fn lag(&self, cluster: &str, held: &Freshness) -> Option<Lag> {
+        let same = cluster.is_empty() || self.cluster.is_empty() || *cluster == *self.cluster;
         let may_not = same && !self.may_go_back;
-        self.offer.lag(&report.freshness).filter(|_| may_not)
+        self.offer.lag(held).filter(|_| may_not)
     }
 
     /// Takes a piece; returns the update that it completes.

@@ -17,8 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
 
-use super::replicas::{Found, Replica};
-use super::transport::{Link, OUTBOX, OpenError, Presented, Transport};
+use super::transport::{Found, Link, OUTBOX, OpenError, Presented, Replica, Transport};
 use kplane_dataplane::chain;
 
 /// Longest wait for a TCP connection to one address.

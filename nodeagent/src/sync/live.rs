@@ -19,7 +19,7 @@ use tonic::Status;
 use super::replicas::CUT_OFF;
 use super::transport::Presented;
 use super::{Link, Lost, Notice, Shared};
-use crate::desired::{Collector, Position, Refusal, Update, now_ms};
+use crate::desired::{Collector, Lag, Position, Refusal, Update, now_ms};
 use crate::engine::Stopped;
 use crate::report::{Report, micros, servers};
 use kplane_dataplane::backend::{Inspection, ServerCounts};
@@ -226,7 +226,7 @@ impl Live {
         let age = Duration::from_millis(heartbeat.upstream_age_ms);
         tracing::trace!(revision = heartbeat.revision, ?age, "heartbeat");
         self.collector.hear(&heartbeat.freshness);
-        if let Some(lag) = self.collector.lag(&self.reports.borrow()) {
+        if let Some(lag) = lag(&self.collector, &self.reports.borrow()) {
             let in_touch = age < CUT_OFF;
             return Err(Lost::Behind { lag, in_touch });
         }
@@ -312,6 +312,11 @@ impl Live {
         report.round_trip_us = micros(shared.round_trip);
         report
     }
+}
+
+/// Returns by what a stream shows an older state than a report says that the node holds, if it does.
+pub(super) fn lag(collector: &Collector, report: &Report) -> Option<Lag> {
+    collector.lag(&report.cluster, &report.freshness)
 }
 
 impl Due {

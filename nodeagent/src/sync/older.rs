@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::replicas::Replica;
+use super::transport::Replica;
 
 /// Shortest time for which all replicas must show an older state before the agent takes it.
 pub(super) const INSISTENCE: Duration = Duration::from_secs(60);

@@ -7,7 +7,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use kplane_model::{Digest, NodeName, ObjectHash};
 use tokio::time::Instant;
 
 use super::older::Older;
-use super::transport::OpenError;
+use super::transport::{Found, OpenError, Replica};
 
 /// First and longest upper bound of the wait before another round.
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
@@ -32,18 +31,6 @@ const STAY: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs
 
 /// Greatest age of data that is told apart.
 const OLDEST: Duration = Duration::from_secs(24 * 3_600);
-
-/// A replica of the control plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Replica {
-    /// Its address; `None` = in the same process.
-    pub place: Option<SocketAddr>,
-    /// The index of the configured URL that led to it.
-    pub url: usize,
-}
-
-/// The replicas to which one URL leads, or the reason why that is not known.
-pub type Found = Result<Vec<Replica>, OpenError>;
 
 /// The next step of an agent without a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,15 +268,6 @@ fn score(node: &NodeName, replica: &Replica) -> [u8; 16] {
     let mut score = Digest::default();
     score.add(ObjectHash::of(format!("{node} {replica}").as_bytes()));
     score.to_bytes()
-}
-
-impl fmt::Display for Replica {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.place {
-            Some(place) => write!(f, "{place}"),
-            None => f.write_str("this process"),
-        }
-    }
 }
 
 #[cfg(test)]

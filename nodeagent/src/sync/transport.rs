@@ -1,5 +1,7 @@
 //! The transport between agent and control plane. Tests use a script in its place.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::stream::BoxStream;
@@ -8,7 +10,26 @@ use kplane_tls::{Follower, Token};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::replicas::{Found, Replica};
+/// A replica of the control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Replica {
+    /// Its address; `None` = in the same process.
+    pub place: Option<SocketAddr>,
+    /// The index of the configured URL that led to it.
+    pub url: usize,
+}
+
+/// The replicas to which one URL leads, or the reason why that is not known.
+pub type Found = Result<Vec<Replica>, OpenError>;
+
+impl fmt::Display for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.place {
+            Some(place) => write!(f, "{place}"),
+            None => f.write_str("this process"),
+        }
+    }
+}
 
 /// Most messages of the agent that wait for the stream: a pong, a ping and a report. Newer state
 /// waits elsewhere, and the latest is sent once there is room.
