@@ -1,4 +1,4 @@
-//! Maps that hold what happened lately, in bounded memory.
+//! Maps that hold what happened lately, and lists from outside, in bounded memory.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
@@ -16,4 +16,10 @@ pub(crate) fn make_room<K: Eq + Hash, V, S: BuildHasher>(
     if map.len() >= most {
         map.clear();
     }
+}
+
+/// Cuts a list, and gives the memory behind its end back.
+pub(crate) fn cut<T>(list: &mut Vec<T>, most: usize) {
+    list.truncate(most);
+    list.shrink_to_fit();
 }

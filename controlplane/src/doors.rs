@@ -5,8 +5,10 @@
 //! request to the status API. A connection that waits too long is closed, whatever its peer does
 //! meanwhile: send nothing, half of a preface, or a request without its first message. A connection
 //! whose stream or request is over is closed as well, even if its peer does not read that. When too
-//! many connections wait, the oldest of them is closed, so that clients that hold connections open
-//! cannot lock out others. A connection in use is never closed for a newer one.
+//! many connections wait, the oldest whose peer has sent nothing is closed, so that clients that hold
+//! connections open cannot lock out others. If all peers have sent something, the oldest is closed
+//! once it had some seconds; until then new connections are refused, and their peers try again. A
+//! connection in use is never closed for a newer one.
 
 mod book;
 mod connection;

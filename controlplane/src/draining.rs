@@ -1,4 +1,4 @@
-//! The end of a control plane that is told to stop: its agents leave in waves, and then it ends.
+//! The end of a control plane that is asked to stop: its agents leave in waves, and then it ends.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 /// other replicas are not overrun.
 const EACH: Duration = Duration::from_millis(2);
 
-/// Share of the whole time in which agents are told to leave, in percent. The rest is for messages on
+/// Share of the whole time in which agents are asked to leave, in percent. The rest is for messages on
 /// their way.
 const TELLING: u32 = 80;
 
@@ -38,7 +38,7 @@ impl Default for Draining {
 }
 
 impl Draining {
-    /// Tells all agents to leave, and new ones to stay away; returns when they have left, or after
+    /// Asks all agents to leave, and new ones to stay away; returns when they have left, or after
     /// this time.
     pub async fn begin(&self, time: Duration) {
         let agents = u32::try_from(self.0.receiver_count()).unwrap_or(u32::MAX);
@@ -56,13 +56,13 @@ impl Draining {
         }
     }
 
-    /// Returns whether agents are told to leave.
+    /// Returns whether agents are asked to leave.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.borrow().is_some()
     }
 
-    /// Returns a receiver for a stream. The stream holds it until its agent has been told to leave.
+    /// Returns a receiver for a stream. The stream holds it until its agent has been asked to leave.
     pub(crate) fn follow(&self) -> watch::Receiver<Option<Window>> {
         self.0.subscribe()
     }
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns when each of some agents is told to leave, and when the control plane ends.
+    /// Returns when each of some agents is asked to leave, and when the control plane ends.
     async fn drain(agents: usize, time: Duration) -> (Vec<Duration>, Duration) {
         let draining = Arc::<Draining>::default();
         let start = Instant::now();

@@ -2,6 +2,7 @@
 
 pub(crate) mod holding;
 mod latencies;
+mod size;
 #[cfg(test)]
 mod tests;
 
@@ -26,8 +27,6 @@ const QUESTIONS: usize = 8;
 const MAX_DEPRECATION_BYTES: usize = 256;
 /// Longest version or backend name that an agent may state, in bytes.
 const MAX_LABEL_BYTES: usize = 64;
-/// Maximum number of address families in a report.
-const FAMILIES: usize = 2;
 /// Maximum number of strangers: agents whose names are no Nodes. As many as a fleet may have, since a manifest
 /// folder need not contain Nodes.
 const MAX_STRANGERS: usize = 10_000;
@@ -35,8 +34,6 @@ const MAX_STRANGERS: usize = 10_000;
 const REMEMBERED: Duration = Duration::from_secs(600);
 /// Interval between two scans for strangers to forget.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Maximum number of draining real servers in a report; agents report at most as many.
-const DRAINS: usize = 16;
 
 /// Time without an attempt after which a rival counts as gone: a live rival tries again every few seconds.
 const RIVAL_REMEMBERED: Duration = Duration::from_secs(60);
@@ -366,16 +363,6 @@ fn label(text: &str, max_bytes: usize) -> String {
     label
 }
 
-/// Cuts off what exceeds the limits of kplane's agents, so that no report takes more memory.
-fn bound(report: &mut Report) {
-    report.families.truncate(FAMILIES);
-    let servers = report.families.iter_mut();
-    for stats in servers.filter_map(|family| family.servers.as_mut()) {
-        stats.drains.truncate(DRAINS);
-    }
-    holding::bound(report);
-}
-
 impl Session {
     /// Starts a stream's session for a node and ends the previous session: its receiver fails. The other receiver
     /// yields questions to the agent.
@@ -461,7 +448,7 @@ impl Session {
     pub fn report(&self, mut report: Report) {
         let programmed =
             latencies::take_programmed(&mut report, &self.fleet.store, SystemTime::now());
-        bound(&mut report);
+        size::bound(&mut report);
         // Listing again does not resolve a doubt: the source does that on its own, or the operator must.
         if report.held.is_some() && self.fleet.store.trust() == Trust::Whole {
             self.fleet.upstream.look_again();

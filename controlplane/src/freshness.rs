@@ -31,7 +31,7 @@ impl Freshness {
         self.0.get(&kind).copied()
     }
 
-    /// Returns the kinds that differ from what a stream was told, for the wire.
+    /// Returns the kinds that differ from what a stream has sent, for the wire.
     #[must_use]
     pub fn news(&self, told: &Self) -> Vec<pb::KindVersion> {
         let kinds = self.0.iter();

@@ -40,7 +40,7 @@ pub struct Hub {
     pub started_at: SystemTime,
     /// Ports that other machines reach in plain text, human-readable; the wiring sets them once.
     pub plain_text_ports: OnceLock<Vec<String>>,
-    /// Whether agents are told to leave, because the control plane is about to end.
+    /// Whether agents are asked to leave, because the control plane is about to end.
     pub draining: Draining,
     /// Admission of agents that need a snapshot.
     pub snapshots: Snapshots,

@@ -34,10 +34,14 @@ mod tokens;
 mod tests;
 
 pub use audit::{Audit, AuditLog};
+pub use claims::Parts;
 pub use gate::{Config, Gate, GateError, Port, Visitor, WATCHES};
+pub use keys::{Checked, KeySet, Published};
 pub use refusal::{Reason, Refusal};
 pub use rights::{ADMINS, Right};
+pub use rules::Rules;
 pub use sentry::Sentry;
+pub use token_file::TokenTable;
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;

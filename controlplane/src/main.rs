@@ -100,7 +100,7 @@ struct Args {
     max_handshakes_per_second: u32,
 
     /// Maximum number of snapshots of the desired state that the control plane begins a second. Further agents that need
-    /// one are told when to come back. Agents that still hold what they must hold need none.
+    /// one are asked to come back later. Agents that still hold what they must hold need none.
     #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.snapshots_per_second)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     max_snapshots_per_second: u32,

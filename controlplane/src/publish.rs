@@ -8,6 +8,7 @@
 mod blob;
 mod cursor;
 mod log;
+mod shelf;
 mod state;
 mod store;
 mod triggers;
@@ -16,6 +17,7 @@ mod triggers;
 mod tests;
 
 pub use cursor::{Cursor, Piece, PieceEnd};
+pub use shelf::Walk;
 pub use store::{Head, Store};
 pub use triggers::Sent;
 

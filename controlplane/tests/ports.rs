@@ -94,6 +94,32 @@ async fn who_brings_nothing_is_closed() {
     .await;
 }
 
+/// Bytes that come one by one buy no time.
+#[tokio::test(start_paused = true)]
+async fn who_trickles_is_closed() {
+    let (bound, _folder) = control_plane(Limits::AGENTS).await;
+    for port in [bound.agent_addr, bound.status_addr] {
+        let since = Instant::now();
+        let stream = TcpStream::connect(port.unwrap()).await.unwrap();
+        let (mut reader, mut writer) = stream.into_split();
+        let mut answer = Vec::new();
+        let trickle = async {
+            for byte in PREFACE {
+                // Its end shows in the other direction, too.
+                let _ = writer.write_all(&[*byte]).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = trickle => {}
+            // A reset is an end as well.
+            _ = reader.read_to_end(&mut answer) => {}
+        }
+        assert!(since.elapsed() < PATIENCE + Duration::from_secs(2));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_never_says_hello_is_told_and_closed() {
     let (bound, _folder) = control_plane(Limits::AGENTS).await;

@@ -7,9 +7,20 @@ use kplane_rig::cluster::Programs;
 use kplane_rig::vm::{self, Vm};
 
 /// Debian packages, besides those for [`vm`]: the program that shows that one is there, and its package.
-/// Only tests need them: `nft` is an oracle for kplane's own netlink code, the others make what kube-proxy
-/// leaves behind.
-const PACKAGES: [(&str, &str); 2] = [("nft", "nftables"), ("iptables", "iptables")];
+/// Only tests need them: `nft` is an oracle for kplane's own netlink code, `iptables` makes what kube-proxy
+/// leaves behind, `openssl` is a foreign client.
+const PACKAGES: [(&str, &str); 3] = [
+    ("nft", "nftables"),
+    ("iptables", "iptables"),
+    ("openssl", "openssl"),
+];
+/// Modules of Debian's Python, and their packages: another foreign client.
+const MODULES: [(&str, &str); 2] = [
+    ("grpc", "python3-grpcio"),
+    ("google.protobuf", "python3-protobuf"),
+];
+/// Debian's Python. Another one on the `PATH` would not find Debian's modules.
+const PYTHON: &str = "/usr/bin/python3";
 
 /// Installs what is missing.
 pub(crate) fn install() -> Result<()> {
@@ -17,6 +28,7 @@ pub(crate) fn install() -> Result<()> {
         .iter()
         .chain(&vm::PROGRAMS)
         .filter(|(program, _)| !has(program))
+        .chain(MODULES.iter().filter(|(module, _)| !has_module(module)))
         .map(|(_, package)| *package)
         .collect();
     if !missing.is_empty() {
@@ -35,6 +47,13 @@ fn has(program: &str) -> bool {
         .stderr(Stdio::null())
         .status();
     version.is_ok()
+}
+
+fn has_module(module: &str) -> bool {
+    let mut import = Command::new(PYTHON);
+    import.arg("-c").arg(format!("import {module}"));
+    let found = import.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    found.is_ok_and(|status| status.success())
 }
 
 fn install_packages(packages: &[&str]) -> Result<()> {

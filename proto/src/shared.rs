@@ -5,7 +5,7 @@
 
 use bytes::{BufMut, Bytes};
 use tonic::Status;
-use tonic::codec::{Codec, EncodeBuf, Encoder};
+use tonic::codec::{BufferSettings, Codec, EncodeBuf, Encoder};
 use tonic_prost::{ProstCodec, ProstDecoder};
 
 use crate::v1::{AgentMessage, ServerMessage};
@@ -25,6 +25,16 @@ mod generated {
 
 pub use generated::agent_service_server::{AgentService, AgentServiceServer};
 
+/// Size of a stream's buffer in each direction, in bytes. It holds what most messages need, and grows for others:
+/// tonic's default of 8 KiB would be most of what an idle agent costs.
+const BUFFER: usize = 1024;
+/// Size of an encoded batch of messages at which a stream lets others go on, in bytes; tonic's default.
+const YIELD: usize = 32 * 1024;
+
+fn buffers() -> BufferSettings {
+    BufferSettings::new(BUFFER, YIELD)
+}
+
 /// Decodes `AgentMessage`s; sends encoded `ServerMessage`s as they are.
 #[derive(Debug, Default)]
 pub struct SharedCodec;
@@ -40,7 +50,7 @@ impl Codec for SharedCodec {
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        ProstCodec::<ServerMessage, AgentMessage>::default().decoder()
+        ProstCodec::<ServerMessage, AgentMessage>::raw_decoder(buffers())
     }
 }
 
@@ -55,5 +65,9 @@ impl Encoder for SharedEncoder {
     fn encode(&mut self, item: Bytes, buf: &mut EncodeBuf<'_>) -> Result<(), Status> {
         buf.put(item);
         Ok(())
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        buffers()
     }
 }

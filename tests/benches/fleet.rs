@@ -10,7 +10,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use floods::beside_floods;
 use hyper_util::rt::TokioIo;
+use kplane_http::client::becomes;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
 use kplane_rig::usage;
@@ -24,12 +26,19 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Endpoint;
 
-const AGENTS: [u32; 2] = [1_000, 10_000];
+/// Numbers of agents, and of Services that each gets.
+const FLEETS: [(u32, u32); 4] = [(1_000, 1), (10_000, 1), (5_000, 10_000), (10_000, 10_000)];
+/// Agents beside floods.
+const BESIDE: u32 = 1_000;
 /// Changes of one endpoint.
 const CHANGES: usize = 20;
 /// Nothing here takes longer.
 const DEADLINE: Duration = Duration::from_secs(120);
 const AGENT_PORT: u16 = 7443;
+const READINESS: ([u8; 4], u16) = ([127, 0, 0, 1], 7445);
+
+#[path = "fleet/floods.rs"]
+mod floods;
 
 /// The last revision that an agent has, and when it came.
 type Seen = (u64, Instant);
@@ -40,19 +49,40 @@ fn main() {
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
     println!("agents with mutual TLS at one control plane, all on one machine\n");
     println!(
-        "{:>7} | {:>9} {:>11} {:>11} | change at all agents: {:>8} {:>8} {:>8} {:>8} {:>12}",
-        "agents", "connected", "CPU", "memory each", "p50", "p90", "p99", "max", "CPU per agent"
+        "{:>7} {:>8} | {:>9} {:>11} {:>8} {:>11} | change at all agents: {:>8} {:>8} {:>8} {:>8} {:>12}",
+        "agents",
+        "Services",
+        "connected",
+        "CPU",
+        "memory",
+        "each",
+        "p50",
+        "p90",
+        "p99",
+        "max",
+        "CPU per agent"
     );
-    for agents in AGENTS {
-        let ns = NetNs::new("fleet").unwrap();
-        let _inside = ns.enter().unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(measure(agents));
+    for (agents, services) in FLEETS {
+        apart(measure(agents, services));
     }
+    println!("\n{BESIDE} agents beside floods from another address\n");
+    println!(
+        "{:>12} | {:>11} {:>11} | change at all agents: {:>8} {:>8} {:>8} {:>8} {:>8}",
+        "flood", "connections", "CPU a second", "p50", "p90", "p99", "max", "p99"
+    );
+    apart(beside_floods(BESIDE));
+}
+
+/// Runs a measurement in a network of its own.
+fn apart(measurement: impl Future<Output = ()>) {
+    let ns = NetNs::new("fleet").unwrap();
+    let _inside = ns.enter().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(measurement);
 }
 
 /// A control plane, which ends with this value.
@@ -65,48 +95,92 @@ impl Drop for Plane {
     }
 }
 
-async fn measure(agents: u32) {
-    let folder = TempDir::new().unwrap();
-    let certs = folder.path().join("certs");
-    let manifests = folder.path().join("objects");
-    fs::create_dir(&manifests).unwrap();
-    write_objects(&manifests, agents);
-    write_endpoint(&manifests, 1);
-    let names: Vec<String> = (0..agents).map(|number| format!("n{number}")).collect();
-    make_certs(&certs, &names);
-    let plane = start(&certs, &manifests).await;
-    let pid = [plane.0.id()];
-    let before = (usage::memory(&pid).unwrap(), usage::cpu(&pid).unwrap());
+/// A control plane with simulated agents.
+struct Fleet {
+    // Fields drop in order: the control plane before its files.
+    plane: Plane,
+    seen: Vec<watch::Receiver<Seen>>,
+    certs: PathBuf,
+    manifests: PathBuf,
+    revision: u64,
+    /// Number of the last change.
+    change: u8,
+    _folder: TempDir,
+}
 
-    let begun = Instant::now();
-    let mut fleet = Vec::new();
-    for name in &names {
-        let (seen, follow) = watch::channel((0, begun));
-        tokio::spawn(agent(certs.clone(), name.clone(), seen));
-        fleet.push(follow);
+impl Fleet {
+    /// Starts a control plane that knows the agents, and nobody else.
+    async fn start(agents: u32, services: u32) -> Self {
+        let folder = TempDir::new().unwrap();
+        let certs = folder.path().join("certs");
+        let manifests = folder.path().join("objects");
+        fs::create_dir(&manifests).unwrap();
+        write_objects(&manifests, agents, services);
+        write_endpoint(&manifests, 1);
+        make_certs(&certs, &names(agents));
+        Self {
+            plane: start(&certs, &manifests).await,
+            seen: Vec::new(),
+            certs,
+            manifests,
+            revision: 0,
+            change: 1,
+            _folder: folder,
+        }
     }
-    let mut revision = newest(&mut fleet, 0).await;
+
+    /// Connects all agents, and waits until they have everything.
+    async fn connect(&mut self, agents: u32) {
+        let begun = Instant::now();
+        for name in names(agents) {
+            let (seen, follow) = watch::channel((0, begun));
+            tokio::spawn(agent(self.certs.clone(), name, seen));
+            self.seen.push(follow);
+        }
+        self.revision = newest(&mut self.seen, 0).await;
+    }
+
+    /// Changes an endpoint again and again; returns the sorted times until each agent had each change, and the CPU
+    /// time of the control plane.
+    async fn change(&mut self) -> (Vec<Duration>, Duration) {
+        let pid = [self.plane.0.id()];
+        let (mut latencies, mut spent) = (Vec::new(), Duration::ZERO);
+        for _ in 0..CHANGES {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let cpu = usage::cpu(&pid).unwrap();
+            let changed = Instant::now();
+            self.change += 1;
+            write_endpoint(&self.manifests, self.change);
+            self.revision = newest(&mut self.seen, self.revision).await;
+            let arrived = self.seen.iter().map(|seen| seen.borrow().1 - changed);
+            latencies.extend(arrived);
+            spent += usage::cpu(&pid).unwrap() - cpu;
+        }
+        latencies.sort_unstable();
+        (latencies, spent)
+    }
+}
+
+fn names(agents: u32) -> Vec<String> {
+    (0..agents).map(|number| format!("n{number}")).collect()
+}
+
+async fn measure(agents: u32, services: u32) {
+    let mut fleet = Fleet::start(agents, services).await;
+    let pid = [fleet.plane.0.id()];
+    let before = (usage::memory(&pid).unwrap(), usage::cpu(&pid).unwrap());
+    let begun = Instant::now();
+    fleet.connect(agents).await;
     let connected = begun.elapsed();
     let (memory, cpu) = (usage::memory(&pid).unwrap(), usage::cpu(&pid).unwrap());
     let each = (memory.now - before.0.now) / 1_024 / u64::from(agents);
-
-    let (mut latencies, mut spent) = (Vec::new(), Duration::ZERO);
-    for change in 0..CHANGES {
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let cpu = usage::cpu(&pid).unwrap();
-        let changed = Instant::now();
-        write_endpoint(&manifests, u8::try_from(change + 2).unwrap());
-        revision = newest(&mut fleet, revision).await;
-        let arrived = fleet.iter().map(|seen| seen.borrow().1 - changed);
-        latencies.extend(arrived);
-        spent += usage::cpu(&pid).unwrap() - cpu;
-    }
-    latencies.sort_unstable();
+    let (latencies, spent) = fleet.change().await;
     let per_agent = spent / u32::try_from(CHANGES).unwrap() / agents;
     println!(
-        "{agents:>7} | {:>9} {:>11} {:>7} KiB |                       {} {:>12}",
+        "{agents:>7} {services:>8} | {:>9} {:>11} {:>4} MiB {:>7} KiB |                       {} {:>12}",
         show(connected),
         show(cpu - before.1),
+        memory.now >> 20,
         each,
         percentiles(&latencies),
         show(per_agent),
@@ -195,7 +269,11 @@ async fn start(certs: &Path, manifests: &Path) -> Plane {
     // The benchmark is in target/PROFILE/deps.
     let program = program.ancestors().nth(2).unwrap().join("kp-controlplane");
     let child = Command::new(program)
-        .args(["--http-listen", "127.0.0.1:7445", "--audit-log="])
+        .args([
+            "--http-listen",
+            &SocketAddr::from(READINESS).to_string(),
+            "--audit-log=",
+        ])
         .args(["--manifests".as_ref(), manifests.as_os_str()])
         .args(["--tls-cert-file".as_ref(), file("server.crt").as_os_str()])
         .args([
@@ -208,15 +286,9 @@ async fn start(certs: &Path, manifests: &Path) -> Plane {
         .spawn()
         .unwrap();
     let plane = Plane(child);
-    let address = SocketAddr::from(([127, 0, 0, 1], AGENT_PORT));
-    let up = async {
-        while TcpStream::connect(address).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        // Until the objects are read.
-        tokio::time::sleep(Duration::from_secs(2)).await;
-    };
-    tokio::time::timeout(DEADLINE, up).await.unwrap();
+    becomes(READINESS.into(), "/readyz", 200).await;
+    // Until work that the start has left over is done.
+    tokio::time::sleep(Duration::from_secs(2)).await;
     plane
 }
 
@@ -228,11 +300,23 @@ fn make_certs(folder: &Path, nodes: &[String]) {
     run(&Command::Node { dir, names }).unwrap();
 }
 
-fn write_objects(folder: &Path, nodes: u32) {
+/// Writes Nodes, the Service whose endpoint changes, and further Services with two endpoints each.
+fn write_objects(folder: &Path, nodes: u32, services: u32) {
     let mut text = String::from(
         "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\n\
          spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, port: 80}]}\n",
     );
+    for number in 1..services {
+        let [_, _, high, low] = number.to_be_bytes();
+        text += &format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{number}, namespace: bench}}\n\
+             spec: {{clusterIP: 10.97.{high}.{low}, ports: [{{name: http, port: 80}}]}}\n---\n\
+             apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
+             metadata: {{name: s{number}-1, namespace: bench, labels: {{kubernetes.io/service-name: s{number}}}}}\n\
+             ports: [{{name: http, port: 8080}}]\n\
+             endpoints: [{{addresses: [10.245.{high}.{low}]}}, {{addresses: [10.246.{high}.{low}]}}]\n"
+        );
+    }
     for node in 0..nodes {
         text += &format!("---\napiVersion: v1\nkind: Node\nmetadata: {{name: n{node}}}\n");
     }

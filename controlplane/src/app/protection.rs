@@ -110,7 +110,6 @@ pub(super) fn is_exposed(address: &SocketAddr) -> bool {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

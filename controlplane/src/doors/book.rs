@@ -2,8 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::{Limits, Occupancy};
+
+/// Time for which a connection whose peer has spoken makes no room for newer ones. When a whole fleet connects, work
+/// that has begun would otherwise be thrown away, and begin again.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// The connections of a door.
 #[derive(Debug, Default)]
@@ -12,8 +19,16 @@ pub(super) struct Book {
     /// All connections by number, which grows with time, with their addresses.
     open: HashMap<u64, IpAddr>,
     /// The waiting connections.
-    waiting: BTreeMap<u64, Occupancy>,
+    waiting: BTreeMap<u64, Waiting>,
+    /// Those of them whose peers have not spoken.
+    silent: BTreeSet<u64>,
     addresses: HashMap<IpAddr, Address>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    connection: Occupancy,
+    since: Instant,
 }
 
 /// The connections from one address.
@@ -21,6 +36,7 @@ pub(super) struct Book {
 struct Address {
     open: usize,
     waiting: BTreeSet<u64>,
+    silent: BTreeSet<u64>,
 }
 
 /// The decision about a new connection.
@@ -40,29 +56,50 @@ impl Book {
         (self.open.len(), self.waiting.len())
     }
 
-    /// Admits a connection if there is room, or if a waiting connection can be closed for it.
+    /// Admits a connection if there is room, or if a waiting connection can be closed for it: the oldest whose peer is
+    /// silent, or else the oldest, once it had its time. When the door is full, an address with more waiting connections
+    /// than the others gives one up at once.
     pub(super) fn admit(&mut self, from: IpAddr, limits: &Limits) -> Verdict {
         let from = network(from);
         let here = self.addresses.get(&from);
         let (open, waiting) = here.map_or((0, 0), |here| (here.open, here.waiting.len()));
         let crowded = open >= limits.per_address || waiting >= limits.waiting_per_address;
         let full = self.open.len() >= limits.connections || self.waiting.len() >= limits.waiting;
-        let oldest = if crowded {
-            here.and_then(|here| here.waiting.first()).copied()
-        } else {
-            self.waiting.keys().next().copied()
-        };
         if !crowded && !full {
             return Verdict::Admitted(self.enter(from));
         }
-        let Some(goes) = oldest.and_then(|oldest| self.leave(oldest)) else {
-            return Verdict::Refused(if crowded {
+        let (silent, oldest) = match here.filter(|_| crowded) {
+            Some(here) => (here.silent.first(), here.waiting.first()),
+            None => (self.silent.first(), self.waiting.keys().next()),
+        };
+        let any_waits = oldest.is_some();
+        let goes = silent
+            .or_else(|| oldest.filter(|oldest| self.had_its_time(**oldest)))
+            .or_else(|| self.of_largest_crowd(waiting + 1).filter(|_| !crowded));
+        let goes = goes.copied();
+        let Some(goes) = goes.and_then(|goes| self.leave(goes)) else {
+            return Verdict::Refused(if any_waits {
+                "too many peers connect at the same time; they try again"
+            } else if crowded {
                 "too many connections from this address; see --max-connections-per-address"
             } else {
                 "too many connections; see --max-connections"
             });
         };
         Verdict::InsteadOf(goes, self.enter(from))
+    }
+
+    /// Returns the oldest waiting connection of the address with most of them, if these are more than `than`. So no
+    /// address takes the places of others.
+    fn of_largest_crowd(&self, than: usize) -> Option<&u64> {
+        let crowds = self.addresses.values().map(|address| &address.waiting);
+        let largest = crowds.max_by_key(|waiting| waiting.len())?;
+        largest.first().filter(|_| largest.len() > than)
+    }
+
+    fn had_its_time(&self, number: u64) -> bool {
+        let waiting = self.waiting.get(&number);
+        waiting.is_some_and(|waiting| waiting.since.elapsed() >= GRACE)
     }
 
     fn enter(&mut self, from: IpAddr) -> u64 {
@@ -75,19 +112,36 @@ impl Book {
     /// Records that a connection waits, or waits again. Does nothing for an unknown connection.
     pub(super) fn waits(&mut self, number: u64, connection: &Occupancy) {
         if let Some(from) = self.open.get(&number) {
-            self.waiting.insert(number, connection.clone());
+            let waiting = Waiting {
+                connection: connection.clone(),
+                since: Instant::now(),
+            };
+            self.waiting.insert(number, waiting);
+            self.silent.insert(number);
             let here = self.addresses.entry(*from).or_default();
             here.waiting.insert(number);
+            here.silent.insert(number);
         }
+    }
+
+    /// Records that the peer of a connection has sent something.
+    pub(super) fn speaks(&mut self, number: u64) {
+        let from = self.open.get(&number);
+        if let Some(here) = from.and_then(|from| self.addresses.get_mut(from)) {
+            here.silent.remove(&number);
+        }
+        self.silent.remove(&number);
     }
 
     /// Records that a connection is in use.
     pub(super) fn is_used(&mut self, number: u64) -> Option<Occupancy> {
+        self.speaks(number);
         let from = self.open.get(&number)?;
         if let Some(here) = self.addresses.get_mut(from) {
             here.waiting.remove(&number);
         }
-        self.waiting.remove(&number)
+        let waiting = self.waiting.remove(&number);
+        waiting.map(|waiting| waiting.connection)
     }
 
     /// Removes a connection that is gone or about to be. Returns it if it was waiting.

@@ -24,6 +24,8 @@ pub struct Connection {
     stream: TcpStream,
     /// Time at which it has waited for too long.
     deadline: Pin<Box<Sleep>>,
+    /// The peer has sent something.
+    spoken: bool,
     entry: Entry,
 }
 
@@ -181,6 +183,7 @@ impl Connection {
         Self {
             stream,
             deadline: Box::pin(deadline),
+            spoken: false,
             entry: Entry(occupancy),
         }
     }
@@ -242,7 +245,14 @@ impl AsyncRead for Connection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check(cx)?;
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if !self.spoken && buffer.filled().len() > before {
+            self.spoken = true;
+            let shared = &self.occupancy().0;
+            shared.door.book().speaks(shared.number);
+        }
+        read
     }
 }
 

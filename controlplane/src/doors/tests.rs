@@ -51,6 +51,31 @@ fn the_oldest_that_waits_goes_and_who_is_in_use_stays() {
     assert_eq!(book.sizes(), (3, 3));
 }
 
+#[tokio::test(start_paused = true)]
+async fn peers_that_have_spoken_get_their_time() {
+    let (mut book, door) = (Book::default(), Door::new("tests", LIMITS));
+    let admit = |book: &mut Book, from| admit(book, &door, from);
+    let (a, b, c) = ("10.0.0.1", "10.0.0.2", "10.0.0.3");
+    assert_eq!(admit(&mut book, a), Some((1, None)));
+    assert_eq!(admit(&mut book, a), Some((2, None)));
+    book.speaks(1);
+    // The oldest is at work, so the silent one goes.
+    assert_eq!(admit(&mut book, a), Some((3, Some(peer(a)))));
+    assert_eq!(book.sizes(), (2, 2));
+    book.speaks(3);
+    assert_eq!(admit(&mut book, a), None);
+    assert_eq!(admit(&mut book, b), Some((4, None)));
+    book.speaks(4);
+    // The door is full, and one address has more connections than the newcomer would have.
+    assert_eq!(admit(&mut book, c), Some((5, Some(peer(a)))));
+    book.speaks(5);
+    let d = "10.0.0.4";
+    assert_eq!(admit(&mut book, d), None);
+    tokio::time::advance(Duration::from_secs(5)).await;
+    assert_eq!(admit(&mut book, d), Some((6, Some(peer(a)))));
+    assert_eq!(admit(&mut book, a), Some((7, Some(peer(d)))));
+}
+
 #[test]
 fn an_address_whose_connections_are_all_in_use_gets_no_more() {
     let (mut book, door) = (Book::default(), Door::new("tests", LIMITS));

@@ -1,6 +1,8 @@
 //! Objects that agents serve although the control plane's picture does not name them.
 
-use kplane_proto::v1::{Held, Report};
+use kplane_proto::v1::Held;
+
+use crate::bounded::cut;
 
 /// Maximum number of example names in a report; agents send at most as many.
 const EXAMPLES: usize = 8;
@@ -10,15 +12,13 @@ const MAX_NAME: usize = 127;
 const MAX_REASON: usize = 300;
 
 /// Cuts off what exceeds the limits of kplane's agents.
-pub(super) fn bound(report: &mut Report) {
-    if let Some(held) = &mut report.held {
-        held.examples.truncate(EXAMPLES);
-        for name in &mut held.examples {
-            name.truncate(name.floor_char_boundary(MAX_NAME));
-        }
-        let reason = held.reason.floor_char_boundary(MAX_REASON);
-        held.reason.truncate(reason);
+pub(super) fn bound(held: &mut Held) {
+    cut(&mut held.examples, EXAMPLES);
+    for name in &mut held.examples {
+        name.truncate(name.floor_char_boundary(MAX_NAME));
     }
+    let reason = held.reason.floor_char_boundary(MAX_REASON);
+    held.reason.truncate(reason);
 }
 
 /// Returns whether the agent does not touch its kernel, because it does not know what the kernel
@@ -82,16 +82,12 @@ mod tests {
 
     #[test]
     fn no_agent_has_more_memory_than_ours_need() {
-        let mut report = Report {
-            held: Some(Held {
-                reason: "ä".repeat(5_000),
-                examples: vec!["n".repeat(5_000); 100],
-                ..Held::default()
-            }),
-            ..Report::default()
+        let mut held = Held {
+            reason: "ä".repeat(5_000),
+            examples: vec!["n".repeat(5_000); 100],
+            ..Held::default()
         };
-        bound(&mut report);
-        let held = report.held.unwrap();
+        bound(&mut held);
         assert_eq!((held.reason.len(), held.examples.len()), (300, 8));
         assert!(held.examples.iter().all(|name| name.len() == 127));
     }

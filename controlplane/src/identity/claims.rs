@@ -17,7 +17,7 @@ const AUTHENTICATED: &str = "system:authenticated";
 
 /// A token, taken apart. Nothing in it is proven.
 #[derive(Debug)]
-pub(super) struct Parts<'a> {
+pub struct Parts<'a> {
     pub(super) header: Header,
     pub(super) claims: Claims,
     /// The bytes that the signature covers.
@@ -92,18 +92,28 @@ impl Audiences {
     }
 }
 
-/// Takes a token apart; `None` if it is no JSON Web Token.
-pub(super) fn parse(token: &Token) -> Option<Parts<'_>> {
-    let text = token.as_str();
-    let (signed, signature) = text.rsplit_once('.')?;
-    let (header, claims) = signed.split_once('.')?;
-    let decode = |part: &str| URL_SAFE_NO_PAD.decode(part).ok();
-    Some(Parts {
-        header: serde_json::from_slice(&decode(header)?).ok()?,
-        claims: serde_json::from_slice(&decode(claims)?).ok()?,
-        signed,
-        signature: decode(signature)?,
-    })
+impl<'a> Parts<'a> {
+    /// Takes a token apart; `None` if it is no JSON Web Token.
+    #[must_use]
+    pub fn parse(token: &'a Token) -> Option<Self> {
+        let text = token.as_str();
+        let (signed, signature) = text.rsplit_once('.')?;
+        let (header, claims) = signed.split_once('.')?;
+        let decode = |part: &str| URL_SAFE_NO_PAD.decode(part).ok();
+        Some(Self {
+            header: serde_json::from_slice(&decode(header)?).ok()?,
+            claims: serde_json::from_slice(&decode(claims)?).ok()?,
+            signed,
+            signature: decode(signature)?,
+        })
+    }
+
+    /// Returns the identity of a ServiceAccount, as a TokenReview would; `None` for any other user. The caller has
+    /// verified the signature.
+    #[must_use]
+    pub fn identity(&self) -> Option<Identity> {
+        self.claims.identity()
+    }
 }
 
 impl Claims {
@@ -112,8 +122,6 @@ impl Claims {
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(self.exp?))
     }
 
-    /// Returns the identity of a ServiceAccount, as a TokenReview would; `None` for any other user. The caller has
-    /// verified the signature.
     pub(super) fn identity(&self) -> Option<Identity> {
         let account = self.sub.strip_prefix("system:serviceaccount:")?;
         let (namespace, name) = account.split_once(':')?;

@@ -39,7 +39,7 @@ pub(super) struct Keys {
 
 /// The keys of one answer.
 #[derive(Debug, Default)]
-pub(super) struct KeySet {
+pub struct KeySet {
     issuer: String,
     by_id: HashMap<String, Key>,
 }
@@ -58,7 +58,7 @@ enum Key {
 
 /// The outcome of a check.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Checked {
+pub enum Checked {
     /// The keys signed the token, and it is valid now.
     Valid,
     /// The token is invalid for this reason.
@@ -69,7 +69,7 @@ pub(super) enum Checked {
 
 /// A set of keys in JSON.
 #[derive(Debug, Deserialize)]
-pub(super) struct Published {
+pub struct Published {
     keys: Vec<PublishedKey>,
 }
 
@@ -90,7 +90,8 @@ struct PublishedKey {
 impl KeySet {
     /// Creates a set from the API server's answers. Keys of kinds that ServiceAccount tokens do not have are left
     /// out.
-    pub(super) fn new(issuer: String, published: Published) -> Self {
+    #[must_use]
+    pub fn new(issuer: String, published: Published) -> Self {
         let keys = published.keys.into_iter().take(MAX_KEYS);
         let by_id = keys.filter_map(|key| Some((key.kid.clone(), Key::read(&key)?)));
         Self {
@@ -100,7 +101,8 @@ impl KeySet {
     }
 
     /// Checks a token of the API server.
-    pub(super) fn check(&self, parts: &Parts<'_>, now: SystemTime) -> Checked {
+    #[must_use]
+    pub fn check(&self, parts: &Parts<'_>, now: SystemTime) -> Checked {
         if self.by_id.is_empty() {
             return Checked::Unknown;
         }

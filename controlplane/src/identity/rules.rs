@@ -24,7 +24,7 @@ const ANY: &str = "*";
 /// Rules that allow something. What no rule allows is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Rules {
+pub struct Rules {
     #[serde(default)]
     rules: Vec<Rule>,
 }
@@ -43,7 +43,10 @@ struct Rule {
 
 impl Rules {
     /// Parses the content of a file. Verbs that mean nothing are errors: they are misspelt.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// The problem with the file.
+    pub fn parse(text: &str) -> Result<Self, String> {
         let rules: Self = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         for rule in &rules.rules {
             if rule.users.is_empty() && rule.groups.is_empty() {
@@ -65,7 +68,8 @@ impl Rules {
     }
 
     /// Returns whether a rule gives a user a right.
-    pub(super) fn allow(&self, subject: &Subject, right: &Right) -> bool {
+    #[must_use]
+    pub fn allow(&self, subject: &Subject, right: &Right) -> bool {
         let (verb, path) = (right.verb(), right.path());
         self.rules.iter().any(|rule| {
             let groups = &rule.groups;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use kplane_model::NodeName;
 use kplane_tls::Token;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{sleep, sleep_until};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Reason, Refusal, Visitor};
@@ -25,7 +25,7 @@ pub struct Sentry(Option<Post>);
 
 #[derive(Debug)]
 struct Post {
-    renewals: mpsc::Sender<Token>,
+    renewals: watch::Sender<Option<Token>>,
     ended: oneshot::Receiver<Refusal>,
     _task: AbortOnDropHandle<()>,
 }
@@ -39,7 +39,7 @@ impl Sentry {
 
     /// Starts the checks of an agent's identity.
     pub(super) fn post(visitor: Visitor, node: NodeName) -> Self {
-        let (renewals, renewed) = mpsc::channel(1);
+        let (renewals, renewed) = watch::channel(None);
         let (end, ended) = oneshot::channel();
         let task = tokio::spawn(async move {
             let refusal = watch(visitor, node, renewed).await;
@@ -53,11 +53,10 @@ impl Sentry {
         }))
     }
 
-    /// Hands over the newer token of the agent. A token that comes while another is checked is dropped: the agent
-    /// sends its latest again.
+    /// Hands over the newer token of the agent, which sends each token once.
     pub fn renew(&self, token: Token) {
         if let Some(post) = &self.0 {
-            let _ = post.renewals.try_send(token);
+            post.renewals.send_replace(Some(token));
         }
     }
 
@@ -75,45 +74,89 @@ impl Sentry {
 }
 
 async fn watch(
-    mut visitor: Visitor,
+    visitor: Visitor,
     node: NodeName,
-    mut renewed: mpsc::Receiver<Token>,
+    mut renewals: watch::Receiver<Option<Token>>,
 ) -> Refusal {
-    let mut end = visitor.end();
+    let mut watched = Watched {
+        end: visitor.end(),
+        visitor,
+        node,
+        renewed: None,
+    };
     loop {
         let pause = rand::random_range(RECHECK[0]..RECHECK[1]);
         let ends = async {
-            match end {
+            match watched.end {
                 Some(end) => sleep_until(end).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            () = ends => {
+            () = ends => if !watched.renew().await {
                 let text = "the credential has ended; the agent must connect with a renewed one";
-                let refusal = Refusal::new(Reason::Ended, text);
-                visitor.refused(&format!("speak for node {node}"), &refusal);
-                return refusal;
-            }
-            Some(token) = renewed.recv() => {
-                match visitor.again(&node, Some(token)).await {
-                    Ok(newer) => {
-                        end = newer.end();
-                        visitor = newer;
-                    }
-                    // The identity of before stays until it ends.
-                    Err(refusal) => visitor.refused(&format!("renew for node {node}"), &refusal),
-                }
+                return watched.over(Refusal::new(Reason::Ended, text));
+            },
+            Ok(()) = renewals.changed() => {
+                watched.renewed.clone_from(&renewals.borrow_and_update());
+                watched.renew().await;
                 sleep(RENEWAL_PAUSE).await;
             }
-            () = sleep(pause) => match visitor.again(&node, None).await {
-                Ok(same) => visitor = same,
-                Err(refusal) if refusal.reason == Reason::Unavailable => {}
-                Err(refusal) => {
-                    visitor.refused(&format!("speak for node {node}"), &refusal);
-                    return refusal;
+            () = sleep(pause) => {
+                if !watched.renew().await && let Err(refusal) = watched.check().await {
+                    return watched.over(refusal);
                 }
-            },
+            }
         }
+    }
+}
+
+/// The identity that is watched.
+#[derive(Debug)]
+struct Watched {
+    visitor: Visitor,
+    node: NodeName,
+    end: Option<Instant>,
+    /// A newer token that is not accepted yet: an agent may have it before this control plane can check it.
+    renewed: Option<Token>,
+}
+
+impl Watched {
+    /// Takes over the newer token, if there is one and it is accepted by now.
+    async fn renew(&mut self) -> bool {
+        let Some(token) = self.renewed.clone() else {
+            return false;
+        };
+        match self.visitor.again(&self.node, Some(token)).await {
+            Ok(newer) => {
+                self.end = newer.end();
+                self.visitor = newer;
+                self.renewed = None;
+                true
+            }
+            // The identity of before stays until it ends.
+            Err(refusal) => {
+                let action = format!("renew for node {}", self.node);
+                self.visitor.refused(&action, &refusal);
+                false
+            }
+        }
+    }
+
+    /// Checks the identity again. While nobody can check it, it counts.
+    async fn check(&mut self) -> Result<(), Refusal> {
+        match self.visitor.again(&self.node, None).await {
+            Ok(same) => self.visitor = same,
+            Err(refusal) if refusal.reason == Reason::Unavailable => {}
+            Err(refusal) => return Err(refusal),
+        }
+        Ok(())
+    }
+
+    /// Records the reason why the agent may not speak for its node any more.
+    fn over(&self, refusal: Refusal) -> Refusal {
+        let action = format!("speak for node {}", self.node);
+        self.visitor.refused(&action, &refusal);
+        refusal
     }
 }

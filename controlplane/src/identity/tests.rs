@@ -1,5 +1,8 @@
 //! Callers at the gate of a control plane without a cluster: certificates and listed tokens.
 
+mod away;
+mod signatures;
+
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -258,6 +261,23 @@ async fn a_renewed_token_keeps_the_stream() {
     assert_eq!(renewals.unwrap().2, 1);
 }
 
+/// The agent sends a token once, perhaps before the control plane knows it.
+#[tokio::test(start_paused = true)]
+async fn a_renewed_token_that_is_listed_later_keeps_the_stream() {
+    let folder = TempDir::new().unwrap();
+    let gate = gate(folder.path(), None);
+    let mut sentry = admitted(&gate, Caller::Anonymous, &bearer("node-1")).await;
+    sentry.renew(Token::parse("node-1-new").unwrap());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let file = folder.path().join("tokens.csv");
+    let both = format!("{TOKENS}node-1-new,system:node:n1,1,system:nodes\n");
+    fs::write(&file, both).unwrap();
+    let minute = Duration::from_secs(60);
+    assert!(timeout(minute, sentry.ended()).await.is_err());
+    fs::write(&file, "node-1-new,system:node:n1,1,system:nodes\n").unwrap();
+    assert!(timeout(minute * 60, sentry.ended()).await.is_err());
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_agent_of_a_deleted_node_loses_its_stream_within_a_minute() {
     let hub = hub(kubernetes::NAME);
@@ -284,147 +304,4 @@ async fn the_agent_of_a_deleted_node_loses_its_stream_within_a_minute() {
     publish(false);
     let refusal = timeout(Duration::from_secs(60), sentry.ended()).await;
     assert_eq!(refusal.unwrap().reason, Reason::NoSuchNode);
-}
-
-mod signatures {
-    //! Tokens against published keys.
-
-    use base64::Engine as _;
-    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-    use ring::rand::SystemRandom;
-    use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
-    use serde_json::{Value, json};
-
-    use super::super::claims;
-    use super::super::keys::{Checked, KeySet};
-    use super::*;
-
-    const ISSUER: &str = "https://issuer.example";
-
-    /// A key of an API server.
-    struct Signer(EcdsaKeyPair);
-
-    impl Signer {
-        fn new() -> Self {
-            let (algorithm, random) = (&ECDSA_P256_SHA256_FIXED_SIGNING, SystemRandom::new());
-            let key = EcdsaKeyPair::generate_pkcs8(algorithm, &random).unwrap();
-            Self(EcdsaKeyPair::from_pkcs8(algorithm, key.as_ref(), &random).unwrap())
-        }
-
-        fn published(&self, kid: &str) -> KeySet {
-            let point = self.0.public_key().as_ref();
-            let [x, y] = [&point[1..33], &point[33..]].map(|half| URL_SAFE_NO_PAD.encode(half));
-            let keys = json!({"keys": [
-                {"kty": "oct", "kid": kid, "k": "c2VjcmV0"},
-                {"kty": "EC", "crv": "P-256", "kid": kid, "x": x, "y": y},
-            ]});
-            KeySet::new(ISSUER.to_owned(), serde_json::from_value(keys).unwrap())
-        }
-
-        fn token(&self, header: &Value, claims: &Value) -> Token {
-            let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-            let signed = format!("{}.{}", encode(header), encode(claims));
-            let signature = self
-                .0
-                .sign(&SystemRandom::new(), signed.as_bytes())
-                .unwrap();
-            let signature = URL_SAFE_NO_PAD.encode(signature.as_ref());
-            Token::parse(&format!("{signed}.{signature}")).unwrap()
-        }
-    }
-
-    fn claims(seconds: i64) -> Value {
-        let now = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap()
-            .as_secs();
-        json!({
-            "iss": ISSUER, "sub": "system:serviceaccount:kplane:kplane-nodeagent", "aud": ["kplane"],
-            "nbf": now - 60, "exp": now.saturating_add_signed(seconds),
-            "kubernetes.io": {"node": {"name": "n1", "uid": "11111111-2222-3333-4444-555555555555"}},
-        })
-    }
-
-    fn check(keys: &KeySet, token: &Token) -> Checked {
-        keys.check(&claims::parse(token).unwrap(), SystemTime::now())
-    }
-
-    #[test]
-    fn only_what_a_key_signed_is_valid() {
-        let (signer, other) = (Signer::new(), Signer::new());
-        let keys = signer.published("k1");
-        let header = json!({"alg": "ES256", "kid": "k1"});
-        let good = signer.token(&header, &claims(600));
-        assert_eq!(check(&keys, &good), Checked::Valid);
-        let identity = claims::parse(&good).unwrap().claims.identity().unwrap();
-        let accounts = ["system:serviceaccount:kplane:kplane-nodeagent".to_owned()];
-        assert_eq!(identity.node(&accounts), Some("n1"));
-        assert_eq!(identity.node(&[]), None);
-
-        let invalid = |token: Token| {
-            let checked = check(&keys, &token);
-            assert!(matches!(checked, Checked::Invalid(_)), "{checked:?}");
-        };
-        invalid(other.token(&header, &claims(600)));
-        invalid(signer.token(&json!({"alg": "none", "kid": "k1"}), &claims(600)));
-        invalid(signer.token(&json!({"alg": "HS256", "kid": "k1"}), &claims(600)));
-        invalid(signer.token(&json!({"alg": "RS256", "kid": "k1"}), &claims(600)));
-        invalid(signer.token(&header, &claims(-1)));
-        let mut foreign = claims(600);
-        foreign["iss"] = json!("https://other.example");
-        invalid(signer.token(&header, &foreign));
-        let mut endless = claims(600);
-        endless.as_object_mut().unwrap().remove("exp");
-        invalid(signer.token(&header, &endless));
-        let mut early = claims(600);
-        early["nbf"] = early["exp"].clone();
-        invalid(signer.token(&header, &early));
-        // Another node under the same signature.
-        let mut stolen = claims(600);
-        stolen["kubernetes.io"]["node"]["name"] = json!("n2");
-        let (_, signature) = good.as_str().rsplit_once('.').unwrap();
-        let forged = signer.token(&header, &stolen);
-        let (signed, _) = forged.as_str().rsplit_once('.').unwrap();
-        invalid(Token::parse(&format!("{signed}.{signature}")).unwrap());
-
-        assert_eq!(
-            check(
-                &keys,
-                &signer.token(&json!({"alg": "ES256", "kid": "k2"}), &claims(600))
-            ),
-            Checked::Unknown
-        );
-        assert_eq!(check(&KeySet::default(), &good), Checked::Unknown);
-    }
-
-    #[test]
-    fn what_is_no_token_of_an_account_is_nobody() {
-        for text in [
-            "",
-            "a.b",
-            "a.b.c",
-            "e30.e30.",
-            "e30.W10.",
-            "....",
-            "e30.e30.!",
-        ] {
-            let parsed = Token::parse(text);
-            let parts = parsed.as_ref().and_then(claims::parse);
-            assert!(
-                parts.is_none_or(|parts| parts.claims.identity().is_none()),
-                "{text}"
-            );
-        }
-        let mut user = claims(600);
-        for subject in [
-            "alice",
-            "system:serviceaccount:",
-            "system:serviceaccount:a",
-            "system:serviceaccount::b",
-        ] {
-            user["sub"] = json!(subject);
-            let claims: claims::Claims = serde_json::from_value(user.clone()).unwrap();
-            assert_eq!(claims.identity(), None, "{subject}");
-        }
-    }
 }

@@ -13,11 +13,14 @@ use super::{Identity, Proof, TokenId, token_id};
 
 /// The owners of tokens.
 #[derive(Debug, Default)]
-pub(super) struct TokenTable(HashMap<TokenId, Arc<Identity>>);
+pub struct TokenTable(HashMap<TokenId, Arc<Identity>>);
 
 impl TokenTable {
-    /// Parses the content of a file. Errors name the line, never its content.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
+    /// Parses the content of a file.
+    ///
+    /// # Errors
+    /// The problem with a line. The text names the line, never its content.
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let mut reader = csv::ReaderBuilder::new();
         let reader = reader.has_headers(false).flexible(true).comment(Some(b'#'));
         let mut table = HashMap::new();
@@ -63,7 +66,8 @@ impl TokenTable {
     }
 
     /// Returns the owner of a token.
-    pub(super) fn owner(&self, token: &Token) -> Option<Arc<Identity>> {
+    #[must_use]
+    pub fn owner(&self, token: &Token) -> Option<Arc<Identity>> {
         self.0.get(&token_id(token)).cloned()
     }
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! token --cache, reviewed a moment ago--> identity
 //!       --review by the API server-----> identity, or rejected
-//!       --published keys---------------> identity, while there are too many reviews or no API server
+//!       --published keys---------------> identity, while there are too many reviews; or while there is no API server,
+//!                                        of an agent that was admitted before
 //! ```
 //!
 //! The cache is found by a hash of the whole token, so a forged signature finds nothing. The streams of agents come
@@ -11,6 +12,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -18,7 +20,7 @@ use kplane_tls::Token;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::claims::{self, Parts};
+use super::claims::Parts;
 use super::keys::{Checked, Keys};
 use super::reviews::{self, Review, Reviews};
 use super::{Identity, Port, Reason, Refusal, TokenId, token_id};
@@ -47,6 +49,8 @@ pub(super) struct Tokens {
     keys: Keys,
     known: Mutex<HashMap<TokenId, Known>>,
     permits: Semaphore,
+    /// The last review got no answer.
+    unanswered: AtomicBool,
     /// Wrong tokens that addresses may still try.
     guesses: Mutex<Buckets<IpAddr>>,
 }
@@ -77,6 +81,7 @@ impl Tokens {
             keys: Keys::default(),
             known: Mutex::default(),
             permits: Semaphore::new(REVIEWS),
+            unanswered: AtomicBool::new(false),
             guesses: Mutex::new(Buckets::new(GUESSES, MAX_ADDRESSES)),
         }
     }
@@ -104,13 +109,19 @@ impl Tokens {
         if let Some(known) = known.as_ref().filter(|known| known.is_fresh()) {
             return Ok(Arc::clone(&known.identity));
         }
-        let parts = claims::parse(token);
+        let parts = Parts::parse(token);
         let verified = self.verify(port, parts.as_ref())?;
         if verified.is_none() && !self.guesses().has(&from) {
             let text = "too many wrong tokens came from this address; try again in a few seconds";
             return Err(Refusal::new(Reason::TooMuch, text));
         }
+        let served = |identity: &Identity| {
+            let node = identity.binding().map(|node| node.name.as_str());
+            node.is_some_and(&has_served)
+        };
         let Ok(_permit) = self.permits.try_acquire() else {
+            let answers = !self.unanswered.load(Ordering::Relaxed);
+            let verified = verified.filter(|identity| answers || served(identity));
             return self.without_review(id, known, verified, "too many reviews at the moment");
         };
         let for_kplane = match port {
@@ -119,7 +130,9 @@ impl Tokens {
                 .as_ref()
                 .is_some_and(|parts| parts.claims.aud.has_kplane()),
         };
-        match self.reviews.token(token, for_kplane).await {
+        let review = self.reviews.token(token, for_kplane).await;
+        self.unanswered.store(review.is_err(), Ordering::Relaxed);
+        match review {
             Ok(Review::Accepted(user)) => {
                 let until = parts.and_then(|parts| parts.claims.until());
                 let identity = reviews::identity(*user, for_kplane, until);
@@ -132,10 +145,7 @@ impl Tokens {
                 Err(Refusal::new(Reason::BadCredential, rejected(port)))
             }
             Err(unanswered) => {
-                let verified = verified.filter(|identity| {
-                    let node = identity.binding().map(|node| node.name.as_str());
-                    node.is_some_and(&has_served)
-                });
+                let verified = verified.filter(served);
                 self.without_review(id, known, verified, &unanswered.to_string())
             }
         }
@@ -156,7 +166,7 @@ impl Tokens {
             (Checked::Valid, Port::Agents) if !parts.claims.aud.has_kplane() => {
                 Err(bad(rejected(port)))
             }
-            (Checked::Valid, _) => Ok(parts.claims.identity()),
+            (Checked::Valid, _) => Ok(parts.identity()),
             (Checked::Invalid(_) | Checked::Unknown, _) => Ok(None),
         }
     }

@@ -184,6 +184,23 @@ impl Api {
         })
     }
 
+    /// Creates a connection whose client answers for the server.
+    #[cfg(test)]
+    pub(crate) fn of(client: kube::Client) -> Self {
+        let server = "https://192.0.2.1".to_owned();
+        Self {
+            access: Access::Anonymous {
+                master: server.clone(),
+            },
+            own_mark: 0,
+            current: Mutex::new(Current {
+                client,
+                server,
+                renewed_at: Instant::now(),
+            }),
+        }
+    }
+
     /// Returns the current client. Call this again for each piece of work.
     #[must_use]
     pub fn client(&self) -> kube::Client {

@@ -13,7 +13,7 @@ use crate::trust::Trust;
 
 /// Size of a message in bytes up to which objects are collected: far below every limit, and large
 /// enough that framing costs nothing.
-const PIECE_BYTES: usize = 64 * 1024;
+pub(super) const PIECE_BYTES: usize = 64 * 1024;
 
 /// Approximate size of a deleted key in a message, in bytes.
 const DELETED_BYTES: usize = 64;
@@ -23,8 +23,10 @@ const DELETED_BYTES: usize = 64;
 pub struct Cursor {
     /// Revision that the agent holds completely; 0 = nothing.
     base: u64,
-    /// Newest revision whose changes have been collected since.
-    position: u64,
+    /// Newest revision whose changes of shared objects have been collected since.
+    shared: u64,
+    /// Newest revision whose changes of the node's own objects have been collected since.
+    own: u64,
     /// Newest revision when collecting began.
     started: u64,
 }
@@ -35,9 +37,16 @@ impl Cursor {
     pub fn at(revision: u64) -> Self {
         Self {
             base: revision,
-            position: revision,
+            shared: revision,
+            own: revision,
             started: 0,
         }
+    }
+
+    /// Moves behind shared objects up to a revision, which an agent without anything got as they were at `state`.
+    pub(super) fn pass(&mut self, revision: u64, state: u64) {
+        self.shared = revision;
+        self.started = state;
     }
 
     /// Returns whether changes up to `head` have not been collected, or collecting is not complete.
@@ -48,7 +57,7 @@ impl Cursor {
 
     /// Returns whether nothing has been collected since the agent's last complete state.
     fn is_fresh(&self) -> bool {
-        self.base == self.position
+        self.base == self.shared && self.base == self.own
     }
 
     /// Returns whether a deletion must be named. An agent that begins from nothing needs it only if
@@ -102,7 +111,9 @@ impl State {
             if bytes >= PIECE_BYTES {
                 return piece;
             }
-            cursor.position = revision;
+            // Both kinds of objects come in the order of their changes.
+            cursor.shared = cursor.shared.max(revision);
+            cursor.own = cursor.own.max(revision);
             match object {
                 Some(object) => {
                     bytes += object.len();
@@ -138,7 +149,7 @@ impl State {
     ) -> impl Iterator<Item = (u64, DesiredKey, Option<Bytes>)> {
         let mut shared = self
             .log
-            .after(cursor.position)
+            .after(cursor.shared)
             .map(move |(revision, key)| {
                 let shared = self.shared.get(key);
                 (
@@ -150,8 +161,8 @@ impl State {
             // If not, another variant changed, and the agent already holds this one.
             .filter(move |(_, _, blob)| blob.is_none_or(|blob| blob.revision > cursor.base))
             .peekable();
-        let mut own = view.log.after(cursor.position).peekable();
-        let mut stranger = self.stranger_after(view, cursor.position);
+        let mut own = view.log.after(cursor.own).peekable();
+        let mut stranger = self.stranger_after(view, cursor.own);
         std::iter::from_fn(move || {
             let next_own = own.peek().map_or(u64::MAX, |(revision, _)| *revision);
             let next_shared = shared.peek().map_or(u64::MAX, |(revision, _, _)| *revision);
@@ -164,6 +175,8 @@ impl State {
                     Some((revision, DesiredKey::Service(key.clone()), object))
                 }
                 None => own.next().map(|(revision, key)| {
+                    // A variant for the node is in both logs.
+                    shared.next_if(|(same, _, _)| *same == revision);
                     let blob = self.own_blob(view, node, key);
                     (revision, key.clone(), blob.map(|blob| blob.bytes.clone()))
                 }),

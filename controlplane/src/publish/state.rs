@@ -219,6 +219,12 @@ impl State {
         let before = self.shared.remove(key);
         let for_nodes = before.iter().flat_map(|before| before.by_node.keys());
         let for_nodes: Vec<NodeName> = for_nodes.cloned().collect();
+        self.forget_variants(
+            key,
+            for_nodes
+                .iter()
+                .filter(|node| !encoded.by_node.contains_key(*node)),
+        );
         if let Some(before) = &before {
             self.count_digests(before, false);
         }
@@ -270,16 +276,41 @@ impl State {
                 .collect()
         };
         let by_zone = blobs(encoded.by_zone, before.as_ref().map(|s| &s.by_zone));
-        let by_node = blobs(encoded.by_node, before.as_ref().map(|s| &s.by_node));
+        let by_node: BTreeMap<NodeName, Blob> =
+            blobs(encoded.by_node, before.as_ref().map(|s| &s.by_node));
         if changed {
             self.revision = revision;
             self.log.note(key.clone(), revision);
+            self.note_variants(key, by_node.keys(), revision);
         }
         Shared {
             default,
             by_zone,
             by_node,
             local_nodes: encoded.local.into_iter().map(|(node, _)| node).collect(),
+        }
+    }
+
+    /// Records variants for nodes among these nodes' own objects: an agent without anything gets what all nodes share
+    /// from the shelf, which has no variants for nodes.
+    fn note_variants<'a>(
+        &mut self,
+        key: &ServiceKey,
+        nodes: impl Iterator<Item = &'a NodeName>,
+        revision: u64,
+    ) {
+        for node in nodes {
+            let view = view_of(&mut self.views, node, self.freed_at);
+            view.log.note(DesiredKey::Service(key.clone()), revision);
+        }
+    }
+
+    /// Forgets variants for these nodes. Every agent learns from the shared log what replaces them.
+    fn forget_variants<'a>(&mut self, key: &ServiceKey, nodes: impl Iterator<Item = &'a NodeName>) {
+        for node in nodes {
+            if let Some(view) = self.views.get_mut(node) {
+                view.log.forget(&DesiredKey::Service(key.clone()));
+            }
         }
     }
 
@@ -323,6 +354,7 @@ impl State {
         for node in &shared.local_nodes {
             self.take_local(node, &local);
         }
+        self.forget_variants(key, shared.by_node.keys());
         for node in shared.local_nodes.iter().chain(shared.by_node.keys()) {
             self.free_if_vacant(node);
         }

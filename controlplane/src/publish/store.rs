@@ -1,14 +1,15 @@
 //! The store, which the index writes and every stream reads.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::SystemTime;
 
-use kplane_model::{Digest, NodeFacts, NodeName, ServiceKey};
+use kplane_model::{Digest, NodeFacts, NodeName, ServiceKey, ZoneName};
 use tokio::sync::watch;
 
 use super::blob::Encoded;
-use super::cursor::{Cursor, Piece};
+use super::cursor::{Cursor, PIECE_BYTES, Piece};
+use super::shelf::{Shelf, Walk};
 use super::state::{FIRST_REVISION, State, view_of};
 use super::{Publication, Trigger};
 use crate::freshness::Freshness;
@@ -34,6 +35,8 @@ pub struct Head {
 pub struct Store {
     epoch: u64,
     state: RwLock<State>,
+    /// Encoded snapshots by zone; one for all zones without variants of their own.
+    shelves: Mutex<HashMap<Option<ZoneName>, Arc<Shelf>>>,
     head: watch::Sender<Head>,
 }
 
@@ -44,6 +47,7 @@ impl Store {
         Self {
             epoch,
             state: RwLock::default(),
+            shelves: Mutex::default(),
             head: watch::Sender::new(Head {
                 revision: FIRST_REVISION,
                 ..Head::default()
@@ -191,6 +195,29 @@ impl Store {
     #[must_use]
     pub fn collect(&self, node: &str, cursor: &mut Cursor) -> Piece {
         self.read().collect(node, cursor)
+    }
+
+    /// Returns the way of an agent without anything: it takes the messages of the walk, then collects the rest. The
+    /// first message begins a snapshot, if there is one.
+    #[must_use]
+    pub fn walk(&self, node: &str) -> Walk {
+        self.walk_in_messages(node, PIECE_BYTES)
+    }
+
+    /// Returns the way of an agent without anything, in messages of at least so many bytes.
+    pub(super) fn walk_in_messages(&self, node: &str, bytes: usize) -> Walk {
+        let state = self.read();
+        if state.shared.is_empty() {
+            return Walk::default();
+        }
+        let zone = state.views.get(node).and_then(|view| view.zone.clone());
+        let zone = zone.filter(|zone| state.zone_digests.contains_key(zone));
+        // One task encodes; others that need the same wait for it.
+        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        shelves.retain(|_, shelf| shelf.is_fresh(&state));
+        let new = || Arc::new(Shelf::new(&state, zone.as_deref(), bytes));
+        let shelf = shelves.entry(zone.clone()).or_insert_with(new);
+        Walk::along(shelf)
     }
 
     /// Returns the cursor from which an agent may continue. The agent holds objects with this

@@ -11,7 +11,9 @@ use kplane_model::{
     ObjectHash, Protocol, ServiceKey, ServicePort, ServiceProgram,
 };
 use kplane_proto::convert::decode_object;
+use kplane_proto::v1 as pb;
 use proptest::prelude::*;
+use prost::Message as _;
 
 use super::*;
 
@@ -62,6 +64,8 @@ fn publication(
 struct Agent {
     node: &'static str,
     cursor: Cursor,
+    /// Messages of a snapshot that other agents get as well.
+    walk: Walk,
     objects: HashMap<DesiredKey, (DesiredObject, Bytes)>,
 }
 
@@ -70,17 +74,39 @@ impl Agent {
         Self {
             node,
             cursor: Cursor::at(0),
+            walk: Walk::default(),
             objects: HashMap::new(),
+        }
+    }
+
+    /// Begins anew, with messages of one object each.
+    fn restart(node: &'static str, store: &Store) -> Self {
+        Self {
+            walk: store.walk_in_messages(node, 1),
+            ..Self::new(node)
+        }
+    }
+
+    fn take(&mut self, objects: Vec<Bytes>) {
+        for bytes in objects {
+            let object = decode_object(bytes.clone()).unwrap().unwrap();
+            self.objects.insert(object.key(), (object, bytes));
         }
     }
 
     /// Takes one piece; true when it was the last.
     fn step(&mut self, store: &Store) -> bool {
-        let piece = store.collect(self.node, &mut self.cursor);
-        for bytes in piece.objects {
-            let object = decode_object(bytes.clone()).unwrap().unwrap();
-            self.objects.insert(object.key(), (object, bytes));
+        if let Some(message) = self.walk.next(&mut self.cursor) {
+            let message = pb::ServerMessage::decode(message).unwrap();
+            let Some(pb::server_message::Kind::Update(update)) = message.kind else {
+                panic!("{message:?}");
+            };
+            assert_eq!(update.snapshot, self.objects.is_empty());
+            self.take(update.objects);
+            return false;
         }
+        let piece = store.collect(self.node, &mut self.cursor);
+        self.take(piece.objects);
         for key in &piece.deleted {
             self.objects.remove(key);
         }
@@ -236,7 +262,7 @@ proptest! {
                 Step::Restart(n) => {
                     store.leave(&NODES[n].into());
                     store.attend(&NODES[n].into());
-                    agents[n] = Agent::new(NODES[n]);
+                    agents[n] = Agent::restart(NODES[n], &store);
                 }
             }
         }

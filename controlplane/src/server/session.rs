@@ -29,7 +29,7 @@ use crate::fleet::{NotBegun, Session};
 use crate::freshness::Freshness;
 use crate::hub::Hub;
 use crate::identity::{Sentry, Visitor};
-use crate::publish::{Cursor, Head, Piece, PieceEnd};
+use crate::publish::{Cursor, Head, Piece, PieceEnd, Walk};
 
 /// Maximum time until an agent that connects has sent its Hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -106,6 +106,7 @@ pub(super) async fn run(
         cursor: Cursor::at(0),
         resume: Some(hello.resume.clone()),
         snapshot: false,
+        walk: Walk::default(),
         trust_told: 0,
         // The agent learns at once how fresh this replica is.
         control: Control {
@@ -239,7 +240,9 @@ struct AgentStream<'a> {
     resume: Option<Option<pb::ResumeToken>>,
     /// The next piece begins a snapshot.
     snapshot: bool,
-    /// The freshness that the agent was told last.
+    /// Messages of a snapshot that other agents get as well.
+    walk: Walk,
+    /// The freshness that the agent received last.
     told: Arc<Freshness>,
     /// [`Head::trust`] of the last update that the agent got.
     trust_told: u64,
@@ -268,12 +271,11 @@ impl AgentStream<'_> {
                     if self.resume.is_some() && self.needs_node {
                         must_be_node(self.hub, &self.node)?;
                     }
-                    let message = self.next_message();
-                    let is_last = matches!(message, server_message::Kind::ComeBackLater(_));
-                    permit.send(Ok(encode(message)));
-                    if is_last {
+                    if let Some(later) = self.begin() {
+                        permit.send(Ok(encode(later)));
                         return Ok(());
                     }
+                    permit.send(Ok(self.next_message()));
                 }
                 () = sleep_until(self.pause.unwrap_or(self.last_heard)), if self.pause.is_some() => {
                     self.pause = None;
@@ -340,38 +342,51 @@ impl AgentStream<'_> {
         Ok(())
     }
 
-    fn next_message(&mut self) -> server_message::Kind {
+    /// Begins to send the desired state, once that is due; returns the message that sends the agent away if
+    /// it needs a snapshot, as too many others do.
+    fn begin(&mut self) -> Option<server_message::Kind> {
+        let token = self.resume.take_if(|_| self.control.is_empty())?;
+        let wait = self.start(token.as_ref()).err()?;
+        Some(server_message::Kind::ComeBackLater(pb::ComeBackLater {
+            after_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
+            reason: "too many agents need a snapshot at the same time".to_owned(),
+        }))
+    }
+
+    /// Returns the next message, encoded.
+    fn next_message(&mut self) -> Bytes {
+        match self.next_control() {
+            Some(kind) => encode(kind),
+            None => self.next_piece(),
+        }
+    }
+
+    fn next_control(&mut self) -> Option<server_message::Kind> {
         if let Some(token) = self.control.pong.take() {
-            return server_message::Kind::Pong(pb::Pong { token });
+            return Some(server_message::Kind::Pong(pb::Pong { token }));
         }
         if let Some(inspect) = self.control.inspect.take() {
-            return server_message::Kind::Inspect(inspect);
+            return Some(server_message::Kind::Inspect(inspect));
         }
         if std::mem::take(&mut self.control.heartbeat) {
             let age = self.hub.upstream_age();
             let freshness = self.news(self.hub.store.freshness());
-            return server_message::Kind::Heartbeat(pb::Heartbeat {
+            return Some(server_message::Kind::Heartbeat(pb::Heartbeat {
                 revision: self.head.borrow().revision,
                 upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
                 freshness,
-            });
+            }));
         }
-        if std::mem::take(&mut self.control.ping) {
-            return server_message::Kind::Ping(pb::Ping {
-                token: millis(std::time::SystemTime::now()),
-            });
-        }
-        self.next_piece()
+        std::mem::take(&mut self.control.ping).then(|| {
+            let token = millis(std::time::SystemTime::now());
+            server_message::Kind::Ping(pb::Ping { token })
+        })
     }
 
-    fn next_piece(&mut self) -> server_message::Kind {
-        if let Some(token) = self.resume.take()
-            && let Err(wait) = self.start(token.as_ref())
-        {
-            return server_message::Kind::ComeBackLater(pb::ComeBackLater {
-                after_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
-                reason: "too many agents need a snapshot at the same time".to_owned(),
-            });
+    fn next_piece(&mut self) -> Bytes {
+        if let Some(message) = self.walk.next(&mut self.cursor) {
+            self.snapshot = false;
+            return message;
         }
         let mut piece = self.hub.store.collect(&self.node, &mut self.cursor);
         let end = piece.end.take().map(|end| {
@@ -379,10 +394,11 @@ impl AgentStream<'_> {
             let freshness = self.news(Arc::clone(&end.freshness));
             update_end(end, freshness)
         });
-        server_message::Kind::Update(update(piece, std::mem::take(&mut self.snapshot), end))
+        let update = update(piece, std::mem::take(&mut self.snapshot), end);
+        encode(server_message::Kind::Update(update))
     }
 
-    /// Returns what the agent was not told of the freshness.
+    /// Returns the part of the freshness that the agent has not received.
     fn news(&mut self, freshness: Arc<Freshness>) -> Vec<pb::KindVersion> {
         let news = freshness.news(&self.told);
         self.told = freshness;
@@ -406,6 +422,9 @@ impl AgentStream<'_> {
             self.hub.snapshots.admit()?;
         }
         self.cursor = cursor.unwrap_or(Cursor::at(0));
+        if self.snapshot {
+            self.walk = store.walk(&self.node);
+        }
         info!(node = %self.node, snapshot = self.snapshot, "sync begins");
         Ok(())
     }

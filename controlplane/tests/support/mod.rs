@@ -8,6 +8,7 @@ use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
 };
+use kplane_tls::Wire;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -40,13 +41,14 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Connects; fails if the control plane does not accept the agent.
+    #[allow(dead_code, reason = "tests with TLS have connections of their own")]
     pub(crate) async fn connect(address: SocketAddr, hello: Hello) -> Result<Self, Status> {
         let stream = TcpStream::connect(address).await?;
         Self::over(stream, hello).await
     }
 
     /// Sends Hello over a connection.
-    pub(crate) async fn over(stream: TcpStream, hello: Hello) -> Result<Self, Status> {
+    pub(crate) async fn over(stream: impl Wire + 'static, hello: Hello) -> Result<Self, Status> {
         let mut stream = Some(stream);
         let connector = tower::service_fn(move |_| {
             let stream = stream.take().ok_or(std::io::ErrorKind::NotConnected);

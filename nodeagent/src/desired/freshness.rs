@@ -1,6 +1,6 @@
 //! How much of its source a state contains: decides which of two replicas shows an older one. Pure.
 //!
-//! A control plane tells for each kind up to which version it has seen all changes, and the version of
+//! A control plane reports for each kind up to which version it has seen all changes, and the version of
 //! the newest change among them. The agent remembers the latter of the state that it holds. A replica
 //! that has not seen that change shows an older state.
 

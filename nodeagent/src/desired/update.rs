@@ -159,7 +159,7 @@ impl Refusal {
 pub struct Collector {
     epoch: u64,
     cluster: Arc<str>,
-    /// What the stream has told so far.
+    /// The versions of the source that the stream has reported so far.
     offer: Offer,
     may_go_back: bool,
     snapshot: bool,
@@ -203,7 +203,7 @@ impl Collector {
         }
     }
 
-    /// Takes in what a message tells of the versions of the source.
+    /// Takes in the versions of the source that a message reports.
     pub fn hear(&mut self, told: &[pb::KindVersion]) {
         self.offer.hear(told);
     }

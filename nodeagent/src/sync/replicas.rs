@@ -29,7 +29,7 @@ pub(super) const CUT_OFF: Duration = Duration::from_secs(13);
 /// off, before it asks the others again.
 const STAY: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(120));
 
-/// Greatest age of data that is told apart.
+/// Greatest age of data that makes a difference.
 const OLDEST: Duration = Duration::from_secs(24 * 3_600);
 
 /// The next step of an agent without a stream.

@@ -1,7 +1,7 @@
 //! kplane's test rig: real packets between real network namespaces, as root or as an ordinary user.
 //!
 //! Read in this order: [`topology`] builds nodes, pods and an outside client; [`echo`] answers in
-//! pods; [`client`], [`load`] and [`sctp`] ask, and [`ask`] asks in any protocol; [`capture`] records the
+//! pods; [`client`], [`load`] and [`sctp`] ask, and [`ask`] asks in any protocol; [`flood`] is hostile; [`capture`] records the
 //! wire; [`wait`] is the only way to wait. [`status`] queries a control plane, and [`cluster`] runs a real
 //! Kubernetes API server. Below them are [`netns`], [`mounts`], [`link`], [`sysctl`] and [`process`].
 //!
@@ -39,6 +39,7 @@ pub mod capture;
 pub mod client;
 pub mod cluster;
 pub mod echo;
+pub mod flood;
 pub mod harness;
 pub mod histogram;
 pub mod kernel;

@@ -1,18 +1,25 @@
 //! Links, addresses and routes of one namespace, over rtnetlink.
 
+use std::fs;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd as _};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::TryStreamExt as _;
 use kplane_model::{Cidr, Family};
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags};
-use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkMessage};
+use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, State};
 use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
 use rtnetlink::{
     Error, Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection,
 };
 use tokio::runtime::{Builder, Runtime};
+
+use crate::wait::eventually;
+
+/// Longest that a link may take to carry packets on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A connection to the namespace in which it was opened, usable from any thread.
 #[derive(Debug)]
@@ -50,13 +57,28 @@ impl Netlink {
     /// # Errors
     /// The link does not exist.
     pub fn index(&self, link: &str) -> Result<u32> {
+        Ok(self.link(link)?.header.index)
+    }
+
+    fn link(&self, link: &str) -> Result<LinkMessage> {
         let request = self.handle.link().get().match_name(link.to_owned());
         let found = async { request.execute().try_next().await };
         let message = self.wait(found).with_context(|| format!("link {link}"))?;
-        Ok(message
-            .with_context(|| format!("no link {link}"))?
-            .header
-            .index)
+        message.with_context(|| format!("no link {link}"))
+    }
+
+    /// Waits until a link with both ends up carries packets. The end that came up first does so a moment later than the
+    /// other, and on a busy machine that is long enough to lose packets.
+    ///
+    /// # Errors
+    /// There is no such link, or it stays down.
+    pub fn carries(&self, link: &str) -> Result<()> {
+        let up = LinkAttribute::OperState(State::Up);
+        eventually(DEADLINE, &format!("{link} carries packets"), || {
+            let attributes = self.link(link)?.attributes;
+            ensure!(attributes.contains(&up), "{link} is not up");
+            Ok(())
+        })
     }
 
     /// Creates a bridge, up, that forwards from the start and does not snoop on multicast.
@@ -210,6 +232,27 @@ impl Netlink {
     fn wait<T>(&self, answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         self.runtime.block_on(answer)
     }
+}
+
+/// Waits until the calling thread's namespace answers its neighbours' questions for IPv6 addresses. The kernel begins
+/// that a moment after an address was added.
+///
+/// # Errors
+/// The kernel does not begin.
+pub fn answers_neighbours(ips: &[IpAddr]) -> Result<()> {
+    let v6 = ips.iter().filter_map(|ip| match ip {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(ip) => Some(ip.octets()),
+    });
+    // The solicited-node multicast addresses (RFC 4291, section 2.7.1), as the kernel prints them.
+    let groups: Vec<_> = v6
+        .map(|[.., a, b, c]| format!("ff0200000000000000000001ff{a:02x}{b:02x}{c:02x}"))
+        .collect();
+    eventually(DEADLINE, "neighbours are answered", || {
+        let joined = fs::read_to_string("/proc/thread-self/net/igmp6")?;
+        let lacks = groups.iter().find(|group| !joined.contains(*group));
+        lacks.map_or(Ok(()), |group| bail!("no member of {group}"))
+    })
 }
 
 impl Route {

@@ -2,6 +2,7 @@
 //! elsewhere.
 
 use std::env;
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -26,6 +27,18 @@ pub fn require_netns() -> Result<bool> {
 pub fn require_tool(name: &str) -> Result<bool> {
     let found = is_on_path(name).then_some(());
     let found = available(found.with_context(|| format!("{name} is not on the PATH")))?;
+    Ok(found.is_some())
+}
+
+/// Returns whether a command ends well, which shows that `what` is installed; use like [`require_netns`].
+///
+/// # Errors
+/// It does not, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
+pub fn require_command(command: &mut Command, what: &str) -> Result<bool> {
+    let output = command.output();
+    let ends_well = output.is_ok_and(|output| output.status.success());
+    let found = ends_well.then_some(());
+    let found = available(found.with_context(|| format!("{what} cannot be used")))?;
     Ok(found.is_some())
 }
 

@@ -20,7 +20,7 @@ kplane_rig::main!(
     topology::a_pod_may_have_any_address,
     topology::nodes_come_late,
     topology::host_pods_have_the_nodes_addresses,
-    topology::building_is_fast,
+    topology::many_pods_are_built,
     traffic::servers_stop_gracefully,
     traffic::servers_start_and_stop_while_programs_start,
     traffic::load_counts_what_fails,

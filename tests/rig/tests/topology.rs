@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use kplane_model::{Cidr, Family};
@@ -151,7 +151,8 @@ pub(crate) fn host_pods_have_the_nodes_addresses() -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn building_is_fast() -> Result<()> {
+/// Prints how long a large topology takes; a busy machine takes several times as long as a quiet one.
+pub(crate) fn many_pods_are_built() -> Result<()> {
     const NODES: u8 = 6;
     const PODS_PER_NODE: u8 = 10;
     let start = Instant::now();
@@ -164,6 +165,5 @@ pub(crate) fn building_is_fast() -> Result<()> {
     drop(topology);
     let dropped = start.elapsed() - built;
     println!("6 nodes {nodes:?}, with 60 pods {built:?}, dropped in {dropped:?}");
-    ensure!(built < Duration::from_secs(3), "{built:?}");
     Ok(())
 }

@@ -20,7 +20,13 @@ const AGENT: &str = "kplane-nodeagent";
 const API_AUDIENCE: &str = "https://kubernetes.default.svc.cluster.local";
 
 /// Creates a Pod of an account on a node; returns its token for an audience.
-fn pod_token(api: &Api, account: &str, pod: &str, node: &str, audience: &str) -> Result<String> {
+pub(crate) fn pod_token(
+    api: &Api,
+    account: &str,
+    pod: &str,
+    node: &str,
+    audience: &str,
+) -> Result<String> {
     let mut object = objects::pod(KPLANE, pod, "agent", node);
     object["spec"]["serviceAccountName"] = json!(account);
     let object = api.apply(&object)?;
@@ -65,7 +71,7 @@ fn secure(world: &World) -> Result<SecurePlane> {
 }
 
 /// Deletes what a test made in the agents' namespace.
-fn tidy(api: &Api) -> Result<()> {
+pub(crate) fn tidy(api: &Api) -> Result<()> {
     for pod in api.list("Pod", Some(KPLANE))? {
         let name = pod["metadata"]["name"].as_str().context("no name")?;
         let now = json!({ "gracePeriodSeconds": 0 });

@@ -10,6 +10,7 @@ mod kpctl;
 mod random;
 mod replicas;
 mod rig;
+mod rotation;
 mod services;
 mod support;
 mod workloads;
@@ -56,6 +57,7 @@ const TESTS: &[Test] = tests![
     identity::users_have_the_rights_that_the_cluster_gives_them,
     identity::known_agents_come_back_while_the_api_server_is_away,
     identity::replicas_make_one_authority_and_keep_it,
+    rotation::the_authority_gets_a_successor_while_agents_work,
     input::credentials_that_do_not_work_are_said_to,
     input::control_planes_know_their_cluster,
     input::a_kubeconfig_that_is_none_is_one_line,

@@ -25,6 +25,7 @@ pub(crate) fn an_agent_leaves_a_replica_that_is_cut_off_and_never_goes_back() ->
             .cluster
             .account_kubeconfig("kplane/kplane-controlplane")?;
         let mut planes = Vec::new();
+        prepare(world)?;
         for (replica, mark) in REPLICAS {
             let mark = format!("--own-mark={mark}");
             planes.push(world.plane_with(replica, &kubeconfig, &[mark])?);
@@ -81,17 +82,22 @@ fn serving(planes: &[Plane]) -> Result<usize> {
     at.context("no replica has the agent")
 }
 
-/// Drops all packets between a replica and the API server, in the namespace of the control planes.
-fn cut(world: &World, mark: u32) -> Result<()> {
+/// Gives both directions of a replica's connections to the API server its mark. The control planes and
+/// the API server share a namespace, so all packets pass one chain.
+fn prepare(world: &World) -> Result<()> {
     nft(world, "add table inet cut")?;
-    nft(
-        world,
-        "add chain inet cut out { type filter hook output priority 0; }",
-    )?;
-    nft(
-        world,
-        &format!("add rule inet cut out meta mark {mark} drop"),
-    )
+    let hook = "{ type filter hook output priority 0; }";
+    nft(world, &format!("add chain inet cut out {hook}"))?;
+    for (_, mark) in REPLICAS {
+        let rule = format!("add rule inet cut out meta mark {mark} ct mark set {mark}");
+        nft(world, &rule)?;
+    }
+    Ok(())
+}
+
+/// Drops all packets between a replica and the API server.
+fn cut(world: &World, mark: u32) -> Result<()> {
+    nft(world, &format!("add rule inet cut out ct mark {mark} drop"))
 }
 
 fn heal(world: &World) -> Result<()> {

@@ -113,8 +113,12 @@ impl Server {
             upstream_age_ms: age.as_millis().try_into().unwrap(),
             ..pb::Heartbeat::default()
         });
-        // The client may have left.
-        let _ = self.send.send(Ok(ServerMessage { kind: Some(beat) }));
+        self.try_say(beat);
+    }
+
+    /// Says something to a client that may have left.
+    fn try_say(&self, kind: server_message::Kind) {
+        let _ = self.send.send(Ok(ServerMessage { kind: Some(kind) }));
     }
 }
 
@@ -307,7 +311,7 @@ async fn lives(server: &mut Server, age: impl Fn(Duration) -> Duration, time: Du
                 None => return false,
                 Some(agent_message::Kind::Ping(ping)) => {
                     let token = ping.token;
-                    server.say(server_message::Kind::Pong(pb::Pong { token }));
+                    server.try_say(server_message::Kind::Pong(pb::Pong { token }));
                 }
                 Some(_) => {}
             },

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use kplane_model::Cidr;
 
 use super::host::{Host, LINK};
-use crate::link::Netlink;
+use crate::link::{Netlink, answers_neighbours};
 use crate::netns::NetNs;
 
 /// The fabric's bridge.
@@ -53,17 +53,22 @@ impl Fabric {
         pod_cidrs: Vec<Cidr>,
     ) -> Result<Host> {
         let ns = NetNs::new(name)?;
-        let port = format!("port{}", self.ports);
         self.ports += 1;
+        let port = format!("port{}", self.ports);
+        let own = link_local(self.ports);
         self.netlink.veth(&port, &ns, LINK)?;
         self.netlink.attach(&port, BRIDGE)?;
         let netlink = ns.netlink()?;
         netlink.up(LINK)?;
+        netlink.add_address(LINK, own, 64)?;
         for ip in &ips {
             let cidr = self.cidrs.iter().find(|cidr| cidr.contains(*ip));
             let cidr = cidr.with_context(|| format!("{name}: {ip} is outside the fabric"))?;
             netlink.add_address(LINK, *ip, cidr.prefix_len())?;
         }
+        netlink.carries(LINK)?;
+        self.netlink.carries(&port)?;
+        ns.run(|| answers_neighbours(&ips))?;
         Ok(Host {
             name: name.to_owned(),
             ns,
@@ -72,6 +77,14 @@ impl Fabric {
             pod_cidrs,
         })
     }
+}
+
+/// Returns an address from which a host asks for its neighbours at once. The kernel gives each link such an address,
+/// but a busy kernel makes it usable late: until then it sends no question for a packet that it forwards.
+fn link_local(port: u32) -> IpAddr {
+    let [high, low] =
+        [port >> 16, port & 0xffff].map(|half| u16::try_from(half).unwrap_or(u16::MAX));
+    IpAddr::from([0xfe80, 0, 0, 0, 0, 1, high, low])
 }
 
 /// Returns the address of the fabric in a prefix: the second (its first is even, unless the prefix

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use kplane_model::{Cidr, Family};
 
 use super::pod::Pod;
-use crate::link::{Netlink, Route};
+use crate::link::{Netlink, Route, answers_neighbours};
 use crate::netns::NetNs;
 
 /// A node's address on each pod link, for IPv6 (for IPv4 it is the node's own).
@@ -106,7 +106,10 @@ impl Host {
             self.netlink.add_address(link, GATEWAY_V6, 64)?;
             inside.add_route(&Route::default_via(GATEWAY_V6).dev(LINK))?;
         }
-        Ok(())
+        inside.carries(LINK)?;
+        self.netlink.carries(link)?;
+        let ips = &pod.ips;
+        pod.ns.run(|| answers_neighbours(ips))
     }
 
     /// Returns the pod's addresses that other nodes do not route here by this node's prefixes.

@@ -1,17 +1,23 @@
 //! A control plane with TLS, and callers of its ports with any credentials.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use hyper_util::rt::TokioIo;
+use kplane_model::DesiredObject;
+use kplane_proto::convert::decode_object;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::desired_state_service_client::DesiredStateServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
-use kplane_proto::v1::{self as pb, AgentMessage, Hello, ServerMessage, agent_message};
+use kplane_proto::v1::{
+    self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
+};
 use kplane_tests::cluster::guard::Guard;
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
@@ -20,6 +26,7 @@ use kplane_tls::{ClientFiles, Files as _, KeyPair, greet};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
@@ -35,7 +42,7 @@ const ANSWER: Duration = Duration::from_secs(15);
 static INSTANCES: AtomicU64 = AtomicU64::new(1);
 
 /// The name in certificates that a control plane makes itself.
-const OWN_NAME: &str = "kplane-controlplane.kplane.svc";
+pub(crate) const OWN_NAME: &str = "kplane-controlplane.kplane.svc";
 
 /// A control plane with TLS on both gRPC ports.
 pub(crate) struct SecurePlane {
@@ -54,6 +61,8 @@ pub(crate) struct SecurePlane {
 /// A caller with credentials.
 pub(crate) struct Caller<'a> {
     plane: &'a SecurePlane,
+    /// File of the authorities that the caller trusts.
+    authorities: PathBuf,
     pair: Option<KeyPair>,
     token: Option<String>,
 }
@@ -178,9 +187,20 @@ impl SecurePlane {
         });
         Ok(Caller {
             plane: self,
+            authorities: self.certs.join("ca.crt"),
             pair,
             token: token.map(str::to_owned),
         })
+    }
+
+    /// Returns a caller with a token, who trusts the authorities of `ca.crt` in a folder.
+    pub(crate) fn caller_who_trusts(&self, folder: &Path, token: &str) -> Caller<'_> {
+        Caller {
+            plane: self,
+            authorities: folder.join("ca.crt"),
+            pair: None,
+            token: Some(token.to_owned()),
+        }
     }
 }
 
@@ -208,11 +228,11 @@ fn make_certs(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-impl Caller<'_> {
+impl<'a> Caller<'a> {
     /// Connects anew, as a program that starts does.
     async fn connect(&self, to: SocketAddr) -> Result<Channel, Status> {
         let files = ClientFiles {
-            authorities: self.plane.certs.join("ca.crt"),
+            authorities: self.authorities.clone(),
             pair: self.pair.clone(),
         };
         let config = files
@@ -284,7 +304,7 @@ impl Caller<'_> {
     }
 
     /// Opens a stream as the agent of a node, and waits for its Welcome.
-    pub(crate) fn speak_for(&self, node: &str) -> Result<Result<Stream<'_>, Status>> {
+    pub(crate) fn speak_for(&self, node: &str) -> Result<Result<Stream<'a>, Status>> {
         let open = async {
             let channel = self.connect(self.plane.agents).await?;
             let (outbox, messages) = mpsc::channel(4);
@@ -326,7 +346,59 @@ fn code(status: &Status) -> Code {
     status.code()
 }
 
+/// A stream that is read in the background.
+pub(crate) struct Following {
+    services: Arc<Mutex<BTreeSet<String>>>,
+    /// Ends with the runtime of the control plane at the latest.
+    task: JoinHandle<()>,
+}
+
+impl Following {
+    /// Returns the names of all Services that have come so far.
+    pub(crate) fn services(&self) -> BTreeSet<String> {
+        self.services
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Returns whether the stream has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.task.is_finished()
+    }
+}
+
 impl Stream<'_> {
+    /// Goes on to read the stream in the background, and answers every message.
+    pub(crate) fn follow(mut self) -> Following {
+        let services = Arc::<Mutex<BTreeSet<String>>>::default();
+        let seen = Arc::clone(&services);
+        let runtime = &self.plane.runtime;
+        let task = runtime.spawn(async move {
+            while let Ok(Some(message)) = self.inbox.message().await {
+                let kind = Some(agent_message::Kind::Ping(pb::Ping { token: 1 }));
+                let _ = self.outbox.try_send(AgentMessage { kind });
+                let Some(server_message::Kind::Update(update)) = message.kind else {
+                    continue;
+                };
+                let objects = update.objects.into_iter().map(decode_object);
+                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                seen.extend(
+                    objects
+                        .flatten()
+                        .flatten()
+                        .filter_map(|object| match object {
+                            DesiredObject::Service(program) => {
+                                Some(program.port.key.service.name.to_string())
+                            }
+                            _ => None,
+                        }),
+                );
+            }
+        });
+        Following { services, task }
+    }
+
     /// Reads until the stream ends, and answers nothing but pings; returns the status at the end.
     pub(crate) fn end(mut self, within: Duration) -> Result<Status> {
         let read = async {

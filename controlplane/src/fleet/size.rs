@@ -1,0 +1,73 @@
+//! The size of a report. A message of a hostile agent is as short as any, and yet can unfold into a thousand times the
+//! memory, because each empty element of a list takes two bytes on the wire.
+
+use kplane_proto::v1::Report;
+
+use super::holding;
+use crate::bounded::cut;
+
+/// Maximum number of address families in a report.
+const FAMILIES: usize = 2;
+/// Maximum number of draining real servers in a report; agents report at most as many.
+const DRAINS: usize = 16;
+/// Maximum number of failures in a report; agents report fewer.
+const FAILURES: usize = 512;
+
+/// Cuts off what exceeds the limits of kplane's agents, so that no report takes more memory.
+pub(super) fn bound(report: &mut Report) {
+    cut(&mut report.families, FAMILIES);
+    cut(&mut report.failures, FAILURES);
+    let servers = report.families.iter_mut();
+    for stats in servers.filter_map(|family| family.servers.as_mut()) {
+        cut(&mut stats.drains, DRAINS);
+    }
+    if let Some(held) = &mut report.held {
+        holding::bound(held);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kplane_proto::v1::{FamilyStatus, Held, ServerStats};
+    use prost::Message as _;
+
+    use super::*;
+
+    #[test]
+    fn a_report_that_unfolds_is_cut_and_its_memory_is_given_back() {
+        const MANY: usize = 100_000;
+        let servers = ServerStats {
+            drains: vec![Default::default(); MANY],
+            ..ServerStats::default()
+        };
+        let family = FamilyStatus {
+            servers: Some(servers),
+            ..FamilyStatus::default()
+        };
+        let mut families = vec![FamilyStatus::default(); MANY];
+        families[0] = family;
+        let wire = Report {
+            families,
+            failures: vec![Default::default(); MANY],
+            held: Some(Held {
+                examples: vec![String::new(); MANY],
+                ..Held::default()
+            }),
+            ..Report::default()
+        };
+        let mut report = Report::decode(&*wire.encode_to_vec()).unwrap();
+        bound(&mut report);
+        let drains = &report.families[0].servers.as_ref().unwrap().drains;
+        let examples = &report.held.as_ref().unwrap().examples;
+        let lists = [
+            (report.families.len(), report.families.capacity()),
+            (report.failures.len(), report.failures.capacity()),
+            (drains.len(), drains.capacity()),
+            (examples.len(), examples.capacity()),
+        ];
+        assert_eq!(
+            lists,
+            [FAMILIES, FAILURES, DRAINS, 8].map(|most| (most, most))
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! Encoded snapshots that many agents share.
+//!
+//! An agent without anything needs all shared objects. A shelf has them as messages that were encoded once. The agent
+//! gets these first, and then the rest from the logs: its own objects, and what changed since.
+
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use kplane_proto::v1::{ServerMessage, Update, server_message};
+use prost::Message as _;
+
+use super::cursor::Cursor;
+use super::state::State;
+
+/// A shelf is used until one object in this many changed; agents get changed objects twice.
+const STALE_SHARE: usize = 32;
+
+/// The shared objects at a revision, as nodes of one zone get them.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    /// The revision.
+    revision: u64,
+    messages: Vec<Encoded>,
+}
+
+#[derive(Debug)]
+struct Encoded {
+    message: Bytes,
+    /// Revision of the last object in the message.
+    upto: u64,
+}
+
+/// An agent's way along a shelf. It does not keep the shelf, so that agents that stopped reading cost no memory; an
+/// agent whose shelf is gone gets the rest from the logs.
+#[derive(Debug, Default)]
+pub struct Walk {
+    shelf: Weak<Shelf>,
+    next: usize,
+}
+
+impl Shelf {
+    /// Encodes the shared objects as nodes of a zone get them, in messages of at least `size` bytes.
+    pub(super) fn new(state: &State, zone: Option<&str>, size: usize) -> Self {
+        let mut shelf = Self {
+            revision: state.revision,
+            messages: Vec::new(),
+        };
+        let (mut objects, mut bytes, mut upto) = (Vec::new(), 0, 0);
+        for (revision, key) in state.log.after(0) {
+            let Some(shared) = state.shared.get(key) else {
+                continue;
+            };
+            let object = shared.resolve_zone(zone).bytes.clone();
+            bytes += object.len();
+            objects.push(object);
+            upto = revision;
+            if bytes >= size {
+                shelf.put(std::mem::take(&mut objects), upto);
+                bytes = 0;
+            }
+        }
+        if !objects.is_empty() {
+            shelf.put(objects, upto);
+        }
+        shelf
+    }
+
+    fn put(&mut self, objects: Vec<Bytes>, upto: u64) {
+        let update = Update {
+            objects,
+            snapshot: self.messages.is_empty(),
+            ..Update::default()
+        };
+        let kind = Some(server_message::Kind::Update(update));
+        let message = ServerMessage { kind }.encode_to_vec().into();
+        self.messages.push(Encoded { message, upto });
+    }
+
+    /// Returns whether few objects changed since.
+    pub(super) fn is_fresh(&self, state: &State) -> bool {
+        let some = state.shared.len() / STALE_SHARE + 1;
+        state.log.after(self.revision).take(some).count() < some
+    }
+}
+
+impl Walk {
+    pub(super) fn along(shelf: &Arc<Shelf>) -> Self {
+        Self {
+            shelf: Arc::downgrade(shelf),
+            next: 0,
+        }
+    }
+
+    /// Returns the next message, and moves the cursor behind its objects. `None` when the logs have the rest.
+    pub fn next(&mut self, cursor: &mut Cursor) -> Option<Bytes> {
+        let shelf = self.shelf.upgrade()?;
+        let Some(encoded) = shelf.messages.get(self.next) else {
+            self.shelf = Weak::new();
+            return None;
+        };
+        self.next += 1;
+        let is_last = self.next == shelf.messages.len();
+        let upto = if is_last {
+            shelf.revision
+        } else {
+            encoded.upto
+        };
+        cursor.pass(upto, shelf.revision);
+        Some(encoded.message.clone())
+    }
+}
