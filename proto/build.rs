@@ -4,7 +4,6 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use prost::Message;
-use tonic_build::manual;
 
 const FILES: [&str; 5] = [
     "kplane/v1/objects.proto",
@@ -26,28 +25,5 @@ fn main() -> Result<(), Box<dyn Error>> {
         .bytes(".kplane.v1.LocalEndpoints")
         .skip_debug([".kplane.v1.Renewal"])
         .compile_fds(descriptors)?;
-    shared_agent_server();
     Ok(())
-}
-
-/// Generates a second server for `AgentService` whose answers are already encoded: objects are
-/// encoded once, not once per agent.
-fn shared_agent_server() {
-    let sync = manual::Method::builder()
-        .name("sync")
-        .route_name("Sync")
-        .input_type("crate::v1::AgentMessage")
-        .output_type("bytes::Bytes")
-        .codec_path("crate::shared::SharedCodec")
-        .client_streaming()
-        .server_streaming()
-        .build();
-    let service = manual::Service::builder()
-        .name("AgentService")
-        .package("kplane.v1")
-        .method(sync)
-        .build();
-    manual::Builder::new()
-        .build_client(false)
-        .compile(&[service]);
 }

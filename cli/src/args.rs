@@ -1,17 +1,20 @@
 //! The command line, parsed and validated: its values can be used without further checks.
 
 mod connection;
+mod wait;
 
 use std::path::Path;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
+use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use jiff::SignedDuration;
 use kplane_model::ServiceName;
 
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
+pub(crate) use wait::WaitArgs;
 
 use crate::output::Format;
 
@@ -20,6 +23,12 @@ const PROGRAM: &str = "kpctl";
 
 /// The name of this program when kubectl runs it as `kubectl-kplane`.
 const PLUGIN: &str = "kubectl kplane";
+
+/// Longest time to wait for an answer, unless --timeout says otherwise; `wait` never waits longer for one.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Longest time that `wait` takes, unless --timeout says otherwise.
+const GOAL: Duration = Duration::from_secs(60);
 
 /// Heading of options that have no other one.
 const GLOBAL: &str = "Global options";
@@ -39,7 +48,7 @@ How the control plane is found:
 Exit codes:
   0  done            3  status --check: not in sync, or errors in the input
   1  server error    4  approve: not approved
-  2  wrong usage
+  2  wrong usage     1  wait: the goal was not reached in time
 
 Examples:
   kpctl status                                  in the cluster of your kubeconfig
@@ -64,10 +73,14 @@ pub(crate) struct Options {
     pub(crate) place: Place,
     #[command(flatten)]
     pub(crate) identity: Identity,
-    /// Longest time to wait for an answer, such as 10s, 500ms or 1m
+    /// Longest time to wait for an answer, such as 10s, 500ms or 1m; for `wait` the longest time to
+    /// reach the goal, 60s unless given
     #[arg(long, global = true, default_value = "10s", value_name = "DURATION")]
     #[arg(value_parser = parse_timeout, help_heading = GLOBAL)]
     pub(crate) timeout: Duration,
+    /// The longest time to reach a goal.
+    #[arg(skip = GOAL)]
+    pub(crate) goal: Duration,
     /// Output format: table (fits the terminal), wide (shows everything), json or yaml
     #[arg(short, long, global = true, value_enum, default_value = "table")]
     #[arg(value_name = "FORMAT", hide_possible_values = true, help_heading = GLOBAL)]
@@ -80,6 +93,13 @@ pub(crate) struct Options {
 impl Options {
     /// Checks that the options fit each other, and settles which control plane they mean.
     fn complete(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        if matches.value_source("timeout") != Some(ValueSource::DefaultValue) {
+            self.goal = self.timeout;
+        }
+        if matches.subcommand_name() == Some("wait") {
+            // The time until the goal is no time to wait for an answer.
+            self.timeout = self.timeout.min(ANSWER);
+        }
         self.place.settle(matches)?;
         self.identity.fit(self.place.server.as_mut())
     }
@@ -126,6 +146,21 @@ Examples:
   kpctl describe service shop/web"
     )]
     Describe(DescribeCommand),
+    /// Wait until Services have reached the kernels of all nodes
+    #[command(after_help = "\
+A node counts when its kernel holds the newest state of the Service and its agent is connected.
+Agents read the kernel back a minute or more after a change, so --for=verified takes that long. A
+Service that does not exist yet is waited for.
+
+Examples:
+  kpctl wait service/shop/web                       in every kernel within 60s
+  kpctl wait svc/web -n shop --for=verified --timeout 5m
+  kpctl wait svc/shop/web --threshold 99%           some nodes may be away
+  kpctl wait svc/shop/web svc/shop/api --for=deleted
+  kpctl wait svc/shop/web -o json | jq '.services[].laggards'
+
+Exit codes: 0 the goal is reached, 1 it was not reached in time, or the control plane did not answer")]
+    Wait(WaitArgs),
     /// Approve deletions that kplane holds back
     #[command(after_help = "\
 The control plane and its agents keep objects whose disappearance looks like a mistake: the source
@@ -273,22 +308,27 @@ pub(crate) struct ServiceArgs {
 impl ServiceArgs {
     /// Returns the Service, or the error in its name.
     pub(crate) fn name(&self) -> Result<ServiceName, clap::Error> {
-        let (in_name, name) = match self.service.split_once('/') {
-            Some((namespace, name)) => (Some(namespace), name),
-            None => (None, self.service.as_str()),
-        };
-        let wrong = |why: &str| {
-            let text = format!("'{}' {why}", self.service);
-            Err(error(ErrorKind::ValueValidation, &text))
-        };
-        match (in_name, self.namespace.as_deref()) {
-            (Some(""), _) => wrong("has no namespace before the '/'"),
-            (Some(a), Some(b)) if a != b => wrong(&format!("is not in the namespace of -n {b}")),
-            _ if name.is_empty() || name.contains('/') => {
-                wrong("is not a Service: write NAMESPACE/NAME")
-            }
-            (a, b) => Ok(ServiceName::new(a.or(b).unwrap_or("default"), name)),
+        service_name(&self.service, self.namespace.as_deref())
+    }
+}
+
+/// Returns the Service with this name, in the namespace of -n if the name has none.
+fn service_name(service: &str, namespace: Option<&str>) -> Result<ServiceName, clap::Error> {
+    let (in_name, name) = match service.split_once('/') {
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (None, service),
+    };
+    let wrong = |why: &str| {
+        let text = format!("'{service}' {why}");
+        Err(error(ErrorKind::ValueValidation, &text))
+    };
+    match (in_name, namespace) {
+        (Some(""), _) => wrong("has no namespace before the '/'"),
+        (Some(a), Some(b)) if a != b => wrong(&format!("is not in the namespace of -n {b}")),
+        _ if name.is_empty() || name.contains('/') => {
+            wrong("is not a Service: write NAMESPACE/NAME")
         }
+        (a, b) => Ok(ServiceName::new(a.or(b).unwrap_or("default"), name)),
     }
 }
 

@@ -87,11 +87,26 @@ impl Client {
             .ask(stub.watch_fleet(pb::GetFleetRequest::default()))
             .await?;
         Ok(FleetStream {
-            stream,
-            client: self.clone(),
+            messages: Messages::new(stream, self),
             pages: Pages::default(),
-            started: false,
         })
+    }
+
+    /// Returns how far a Service has come in the fleet, now and after each change.
+    pub(crate) async fn watch_convergence(
+        &self,
+        name: &ServiceName,
+    ) -> Result<ConvergenceStream, Error> {
+        let request = pb::ConvergenceRequest {
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+        };
+        let mut stub = self.stub.clone();
+        match self.ask(stub.watch_convergence(request)).await {
+            Ok(stream) => Ok(ConvergenceStream(Messages::new(stream, self))),
+            Err(Error::NotStatus { server }) => Err(Error::NoConvergence { server }),
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns the Services of one namespace, or of all.
@@ -207,28 +222,25 @@ impl Pages {
     }
 }
 
-/// A stream of pictures of the fleet.
-pub(crate) struct FleetStream {
-    stream: Streaming<pb::Fleet>,
+/// The messages of a watch.
+struct Messages<T> {
+    stream: Streaming<T>,
     client: Client,
-    /// The pages of the next picture.
-    pages: Pages,
     started: bool,
 }
 
-impl FleetStream {
-    /// Returns the next picture. The first one must come within the timeout; later ones may take any
-    /// time. Nothing is lost when the future is dropped.
-    pub(crate) async fn next(&mut self) -> Result<pb::Fleet, Error> {
-        loop {
-            let page = self.page().await?;
-            if let Some(fleet) = self.pages.add(page) {
-                return fleet.map_err(|cause| self.client.lost(cause));
-            }
+impl<T> Messages<T> {
+    fn new(stream: Streaming<T>, client: &Client) -> Self {
+        Self {
+            stream,
+            client: client.clone(),
+            started: false,
         }
     }
 
-    async fn page(&mut self) -> Result<pb::Fleet, Error> {
+    /// Returns the next message. The first one must come within the timeout; later ones may take any time. Nothing is
+    /// lost when the future is dropped.
+    async fn next(&mut self) -> Result<T, Error> {
         let message = if self.started {
             self.stream.message().await
         } else {
@@ -237,10 +249,39 @@ impl FleetStream {
         };
         self.started = true;
         match message {
-            Ok(Some(fleet)) => Ok(fleet),
+            Ok(Some(message)) => Ok(message),
             Ok(None) => Err(self.client.lost("the server ended the stream")),
             Err(status) => Err(self.client.refused(&status)),
         }
+    }
+}
+
+/// A stream of pictures of the fleet.
+pub(crate) struct FleetStream {
+    messages: Messages<pb::Fleet>,
+    /// The pages of the next picture.
+    pages: Pages,
+}
+
+impl FleetStream {
+    /// Returns the next picture, in time as [`Messages::next`].
+    pub(crate) async fn next(&mut self) -> Result<pb::Fleet, Error> {
+        loop {
+            let page = self.messages.next().await?;
+            if let Some(fleet) = self.pages.add(page) {
+                return fleet.map_err(|cause| self.messages.client.lost(cause));
+            }
+        }
+    }
+}
+
+/// A stream about the convergence of one Service.
+pub(crate) struct ConvergenceStream(Messages<pb::Convergence>);
+
+impl ConvergenceStream {
+    /// Returns the next state, in time as [`Messages::next`].
+    pub(crate) async fn next(&mut self) -> Result<pb::Convergence, Error> {
+        self.0.next().await
     }
 }
 

@@ -5,8 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use kplane_proto::v1 as pb;
+use tokio::time::Instant;
 
-use crate::args::{self, Cli, Command, DescribeCommand, GetCommand, ListArgs};
+use crate::args::{self, Cli, Command, DescribeCommand, GetCommand, ListArgs, WaitArgs};
 use crate::client::{self, Client};
 use crate::failure::Failure;
 use crate::output::Output;
@@ -19,6 +20,8 @@ use crate::view::fleet::FleetView;
 use crate::view::nodes::NodeListView;
 use crate::view::services::ServiceListView;
 use crate::view::version::VersionView;
+use crate::view::wait::WaitView;
+use crate::wait::Waiter;
 use crate::watch;
 
 /// Time after which a person at a terminal hears what takes so long.
@@ -33,12 +36,15 @@ pub(crate) enum Verdict {
     CheckFailed,
     /// Exit code 4: the user did not approve.
     Declined,
+    /// Exit code 1: the goal was not reached in time.
+    NotReached,
 }
 
 impl From<Verdict> for ExitCode {
     fn from(verdict: Verdict) -> Self {
         match verdict {
             Verdict::Done => Self::SUCCESS,
+            Verdict::NotReached => Self::FAILURE,
             Verdict::CheckFailed => Self::from(3),
             Verdict::Declined => Self::from(4),
         }
@@ -68,6 +74,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             let view = DescriptionView::new(&name.namespace, &name.name, description);
             show(&cli, &view)
         }
+        Command::Wait(args) => wait(&cli, args).await,
         Command::Approve { yes } => approve(&cli, *yes).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();
@@ -130,6 +137,26 @@ async fn list<V: View>(
         return Ok(Verdict::Done);
     }
     show(cli, &view(client.services(namespace).await?, namespace))
+}
+
+/// Waits for Services, and shows how far they have come in the end.
+async fn wait(cli: &Cli, args: &WaitArgs) -> Result<Verdict, Failure> {
+    let names = args.names()?;
+    let deadline = Instant::now() + cli.options.goal;
+    let link = watch::Link::new(connect(cli).await?);
+    let mut waiter = Waiter::new(link, deadline, output(cli, false));
+    let mut services = Vec::new();
+    for name in &names {
+        services.push(waiter.until(name, args.goal, args.threshold).await?);
+    }
+    // The line with the progress goes away.
+    drop(waiter);
+    let view = WaitView::new(args.goal, args.threshold, cli.options.goal, services);
+    show(cli, &view)?;
+    Ok(match view.reached {
+        true => Verdict::Done,
+        false => Verdict::NotReached,
+    })
 }
 
 /// Shows what is held, asks for approval, and sends it.

@@ -7,6 +7,7 @@ mod args;
 mod client;
 mod commands;
 mod failure;
+mod goal;
 mod output;
 mod reach;
 mod style;
@@ -14,6 +15,7 @@ mod table;
 mod text;
 mod time;
 mod view;
+mod wait;
 mod watch;
 
 use std::process::ExitCode;

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use unicode_width::UnicodeWidthStr;
 
 use crate::style::{Canvas, Tone};
-use crate::text::{Span, paragraph};
+use crate::text::{Span, elide, paragraph};
 use crate::view::View;
 
 /// Width of a table where there is no terminal.
@@ -232,6 +232,49 @@ fn fitting(text: &str, columns: usize, height: usize) -> (usize, usize) {
     match within(height.saturating_sub(1)) {
         all if all == ends.len() => (all, all),
         _ => (ends.len(), within(height.saturating_sub(2))),
+    }
+}
+
+/// A line on standard error that is written over itself, for a user at a terminal; nothing elsewhere. The line goes
+/// away with the value.
+pub(crate) struct Progress {
+    columns: Option<usize>,
+    shown: bool,
+}
+
+impl Progress {
+    /// Creates the line.
+    pub(crate) fn stderr() -> Self {
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let size = terminal_size::terminal_size_of(io::stderr());
+        let columns = size.map_or(DEFAULT_COLUMNS, |(width, _)| width.0.into());
+        Self {
+            columns: (!dumb && io::stderr().is_terminal()).then_some(columns),
+            shown: false,
+        }
+    }
+
+    /// Shows a text in place of the one before.
+    pub(crate) fn show(&mut self, text: &str) {
+        if let Some(columns) = self.columns {
+            let text = Span::plain(text).text;
+            let text = elide(&text, columns.saturating_sub(1), "..");
+            anstream::eprint!("\r{text}{CLEAR_LINE}");
+            self.shown = true;
+        }
+    }
+
+    /// Removes the line.
+    pub(crate) fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            anstream::eprint!("\r{CLEAR_LINE}");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 

@@ -175,6 +175,14 @@ pub(crate) fn plural(count: usize, noun: &str) -> String {
     format!("{count} {noun}{s}")
 }
 
+/// Returns a number with commas between its thousands: `12,345`.
+pub(crate) fn grouped(number: u64) -> String {
+    match number {
+        0..1_000 => number.to_string(),
+        _ => format!("{},{:03}", grouped(number / 1_000), number % 1_000),
+    }
+}
+
 /// Returns a count for a narrow column: exact up to five digits, then `120k`, `1.2M`.
 pub(crate) fn short_count(count: u64) -> String {
     match count {
@@ -222,6 +230,12 @@ mod tests {
     fn foreign_text_cannot_drive_the_terminal() {
         let span = Span::plain("a\u{1b}[2Jb\nc\u{202e}d\u{9b}e");
         assert_eq!(span.text, "a?[2Jb c?d?e");
+    }
+
+    #[test]
+    fn large_numbers_are_grouped() {
+        let numbers = [0, 999, 1_000, 1_002_034].map(grouped);
+        assert_eq!(numbers, ["0", "999", "1,000", "1,002,034"]);
     }
 
     #[test]

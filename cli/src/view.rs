@@ -5,6 +5,7 @@
 //! other units are in the name. `README.md` lists the fields.
 
 pub(crate) mod approve;
+pub(crate) mod convergence;
 pub(crate) mod describe;
 pub(crate) mod endpoints;
 pub(crate) mod fleet;
@@ -13,6 +14,7 @@ pub(crate) mod nodes;
 pub(crate) mod servers;
 pub(crate) mod services;
 pub(crate) mod version;
+pub(crate) mod wait;
 
 #[cfg(test)]
 pub(crate) mod testing;

@@ -96,7 +96,7 @@ impl Link {
     }
 
     /// Returns the connection, or makes a new one.
-    async fn client(&mut self) -> Result<Client, Error> {
+    pub(crate) async fn client(&mut self) -> Result<Client, Error> {
         if let Some(client) = &self.client {
             return Ok(client.clone());
         }
@@ -105,7 +105,7 @@ impl Link {
     }
 
     /// Notes that the connection has brought an answer.
-    fn prove(&mut self) {
+    pub(crate) fn prove(&mut self) {
         (self.proven, self.started) = (true, true);
     }
 
@@ -117,7 +117,7 @@ impl Link {
 
     /// Drops the connection, and waits a moment. Returns an error that a new connection cannot help against, and any
     /// error before the first answer.
-    async fn outage<W: Write>(
+    pub(crate) async fn outage<W: Write>(
         &mut self,
         error: Error,
         output: &mut Output<W>,

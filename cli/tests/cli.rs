@@ -267,11 +267,175 @@ fn watch_outlives_the_control_plane() {
     assert!(watch.stdout.next().contains("\"revision\":4712"));
 }
 
+/// Waits until this many watches follow the convergence.
+fn followed(plane: &ControlPlane, watches: usize) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while plane.convergence.receiver_count() < watches {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn wait_ends_when_the_goal_is_reached() {
+    let plane = healthy();
+    plane.convergence.send_replace(samples::lagging());
+    let mut wait = Running::start(&mut kpctl(plane.address, &["wait", "service/shop/web"]));
+    followed(&plane, 1);
+    plane.convergence.send_replace(samples::converged());
+    assert_eq!(
+        wait.stdout.next(),
+        "service/shop/web: in the kernel of 5,000 of 5,000 nodes; p50 9ms, p99 40ms, max"
+    );
+    assert_eq!(wait.stdout.next(), "  1.3s");
+    assert_eq!(wait.wait().code(), Some(0));
+}
+
+#[test]
+fn wait_that_does_not_reach_its_goal_names_the_laggards_and_the_next_step() {
+    let plane = healthy();
+    plane.convergence.send_replace(samples::lagging());
+    let args = ["wait", "svc/web", "-n", "shop", "--timeout", "1s"];
+    let done = done(plane.address, &args);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(1), ""), "{done:?}");
+    for expected in [
+        "not programmed within 1s: service/shop/web: in the kernel of 4,987 of 5,000",
+        "\nnode-c  Failing       14m    4650/4711\n  node port 30080 is in use",
+        "\nnode-d  Disconnected  1m ",
+        "\nand 10 more nodes\n",
+        "\n  kpctl describe service shop/web\n",
+    ] {
+        assert!(
+            done.stdout.contains(expected),
+            "{expected}:\n{}",
+            done.stdout
+        );
+    }
+    assert!(!done.stdout.contains("node-g"), "{}", done.stdout);
+    assert!(
+        done.stdout.lines().all(|line| line.len() <= 80),
+        "{}",
+        done.stdout
+    );
+}
+
+#[test]
+fn wait_exit_codes() {
+    let plane = healthy();
+    // What is reached is reached at once.
+    let code = |args: &[&str], expected| {
+        let limit = ["--timeout", if expected == 0 { "30s" } else { "100ms" }];
+        let args = [&["wait"], args, &limit[..]].concat();
+        assert_eq!(done(plane.address, &args).code, Some(expected), "{args:?}");
+    };
+    plane.convergence.send_replace(samples::lagging());
+    for (args, expected) in [
+        (&["svc/web"][..], 1),
+        (&["svc/web", "--threshold", "99.8%"], 1),
+        (&["svc/web", "--threshold", "99.7%"], 0),
+        (&["svc/web", "--for", "verified", "--threshold", "99%"], 1),
+        (&["svc/web", "--for=verified", "--threshold", "98"], 0),
+        (&["svc/web", "--for=deleted", "--threshold=1%"], 1),
+        (&["svc", "web", "shop/api", "--threshold", "99%"], 0),
+        (&["shop/web"], 2),
+        (&["pod/web"], 2),
+        (&["svc/web", "--threshold", "0%"], 2),
+        (&["svc/web", "--for=ready"], 2),
+        (&[], 2),
+    ] {
+        code(args, expected);
+    }
+    plane.convergence.send_replace(pb::Convergence {
+        state: pb::ServiceState::Deleted.into(),
+        ..samples::converged()
+    });
+    code(&["svc/web", "--for=deleted"], 0);
+    code(&["svc/web"], 1);
+    plane.convergence.send_replace(pb::Convergence {
+        state: pb::ServiceState::Uncertain.into(),
+        ..samples::converged()
+    });
+    code(&["svc/web", "--for=deleted"], 1);
+    assert!(error(1, nobody(), &["wait", "svc/web"]).contains("connection refused"));
+    let other = ControlPlane::start_other();
+    let old = error(1, other.address, &["wait", "svc/web"]);
+    assert!(old.contains("older than this kpctl"), "{old}");
+}
+
+#[test]
+fn wait_prints_one_document_of_the_last_state() {
+    let plane = healthy();
+    plane.convergence.send_replace(samples::lagging());
+    let args = ["wait", "svc/a", "svc/b", "--timeout", "1s", "-o"];
+    let json = done(plane.address, &[&args[..], &["json"]].concat());
+    assert_eq!(json.code, Some(1), "{json:?}");
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(
+        (&json["kind"], &json["reached"]),
+        (&"Wait".into(), &false.into())
+    );
+    assert_eq!(json["services"][1]["name"], "b");
+    assert_eq!(json["services"][0]["programmed"], 4_987);
+    let yaml = done(plane.address, &[&args[..], &["yaml"]].concat()).stdout;
+    let yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
+    assert_eq!(yaml, json);
+}
+
+/// A terminal shows how far it is, also that the first answer has arrived.
+#[test]
+fn wait_at_a_terminal_shows_its_progress_and_outlives_the_control_plane() {
+    let plane = healthy();
+    let address = plane.address;
+    plane.convergence.send_replace(samples::lagging());
+    let mut command = std::process::Command::new("script");
+    let kpctl = env!("CARGO_BIN_EXE_kpctl");
+    command
+        .args([
+            "-qec",
+            &format!("{kpctl} wait svc/shop/web --timeout 25s"),
+            "/dev/null",
+        ])
+        .env("KPLANE_SERVER", address.to_string())
+        .env("TERM", "xterm")
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped());
+    let Ok(mut child) = command.spawn() else {
+        eprintln!("skipped: there is no `script` program");
+        return;
+    };
+    // The command ends by itself.
+    let mut output = child.stdout.take().unwrap();
+    let mut text = String::new();
+    let mut read_until = |wanted: &str| {
+        let mut some = [0; 512];
+        while !text.contains(wanted) {
+            let read = std::io::Read::read(&mut output, &mut some).unwrap();
+            assert!(read > 0, "no {wanted:?} in {text:?}");
+            text.push_str(&String::from_utf8_lossy(&some[..read]));
+        }
+        text = text.split_off(text.find(wanted).unwrap() + wanted.len());
+    };
+    let progress = "\rservice/shop/web: in the kernel of 4,987 of 5,000 nodes\u{1b}[K";
+    read_until(progress);
+    drop(plane);
+    read_until("trying again");
+    let plane = ControlPlane::start_at(address, samples::healthy_fleet());
+    plane.convergence.send_replace(samples::lagging());
+    read_until(progress);
+    plane.convergence.send_replace(samples::converged());
+    // The progress is gone before the result is shown.
+    read_until("\r\u{1b}[K\u{1b}[32mservice/shop/web: in the kernel of 5,000 of 5,000 nodes");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
 #[test]
 fn describe_knows_what_was_meant() {
     let plane = healthy();
     let text = text(plane.address, &["describe", "service", "shop/web"]);
-    assert!(text.contains("2/3 hold the newest state"), "{text}");
+    assert!(
+        text.contains("in the kernel of 4,987 of 5,000 nodes"),
+        "{text}"
+    );
     let error = |service| error(1, plane.address, &["describe", "service", service]);
     assert_eq!(
         error("shop/wbe"),

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use kplane_proto::MAX_MESSAGE_BYTES;
 use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
@@ -367,8 +366,7 @@ fn server() -> Server {
 
 fn agent_router(hub: &Arc<Hub>, gate: &Arc<Gate>) -> Router {
     let service = AgentServiceServer::new(AgentServer::new(Arc::clone(hub), Arc::clone(gate)));
-    // The control plane keeps agents' reports, so their size is limited.
-    server().add_service(service.max_decoding_message_size(MAX_MESSAGE_BYTES))
+    server().add_service(service)
 }
 
 fn status_router(hub: &Arc<Hub>, gate: &Arc<Gate>) -> Result<Router, BuildError> {

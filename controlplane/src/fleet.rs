@@ -1,12 +1,18 @@
 //! The agents' reports, and which agents are connected.
 
+mod durations;
 pub(crate) mod holding;
 mod latencies;
+mod rival;
 mod size;
 #[cfg(test)]
 mod tests;
+mod timings;
 
+pub use durations::Durations;
 pub use latencies::{Latencies, LatencySummary, Programmed};
+pub use rival::Rival;
+pub use timings::{Hop, Timings};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +26,7 @@ use tokio::time::interval;
 use crate::hub::Hub;
 
 use crate::trust::Trust;
+use rival::peer_ip;
 
 /// Maximum number of questions that wait for one agent; further ones are dropped.
 const QUESTIONS: usize = 8;
@@ -35,14 +42,13 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 /// Interval between two scans for strangers to forget.
 const SWEEP: Duration = Duration::from_secs(60);
 
-/// Time without an attempt after which a rival counts as gone: a live rival tries again every few seconds.
-const RIVAL_REMEMBERED: Duration = Duration::from_secs(60);
-
 /// All agents by node. Their streams write the records; the status API reads them.
 #[derive(Debug, Default)]
 pub struct Fleet {
     agents: Mutex<Agents>,
     changes: watch::Sender<u64>,
+    /// The time that changes take.
+    pub timings: Timings,
 }
 
 #[derive(Debug, Default)]
@@ -95,19 +101,10 @@ pub struct AgentRecord {
     pub verified_at: SystemTime,
     /// Durations from recent changes in the cluster until the node's kernel held them.
     pub latencies: Latencies,
+    /// Newest revision that the kernel was known to hold, for the measurement of later ones; 0 = none.
+    pub(crate) measured_to: u64,
     /// Another agent that asked to speak for the node while this agent did.
     pub rival: Option<Rival>,
-}
-
-/// An agent that claims a node for which another agent speaks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rival {
-    /// The rival's address.
-    pub peer: String,
-    /// Time of its first attempt.
-    pub since: SystemTime,
-    /// Time of its last attempt.
-    pub last: SystemTime,
 }
 
 /// A question to an agent about one Service.
@@ -125,6 +122,7 @@ pub struct Session {
     fleet: Arc<Hub>,
     node: NodeName,
     number: u64,
+    sent: Option<timings::Sent>,
 }
 
 /// The session of a stream that may speak for a node; a receiver that fails when another stream takes over the
@@ -329,23 +327,6 @@ fn verified(report: &Report) -> Option<u64> {
     families.filter(|at| *at > 0).min()
 }
 
-impl Rival {
-    fn peer_ip(&self) -> &str {
-        peer_ip(&self.peer)
-    }
-
-    /// Returns whether the rival still tries to connect.
-    #[must_use]
-    pub fn is_there(&self, now: SystemTime) -> bool {
-        now.duration_since(self.last).unwrap_or_default() < RIVAL_REMEMBERED
-    }
-}
-
-/// Returns the address of a peer without its port, which differs for each connection.
-fn peer_ip(peer: &str) -> &str {
-    peer.rsplit_once(':').map_or(peer, |(ip, _)| ip)
-}
-
 impl AgentRecord {
     /// Returns the time since the control plane last learned of a comparison of the agent's kernel with the
     /// desired state; `None` for agents that do not report comparisons.
@@ -395,13 +376,9 @@ impl Session {
             tracing::info!(%node, "the agent opened a new stream; its older stream ends");
         }
         // The old stream's report stays visible until the new stream reports.
-        let (report, latencies) = before
-            .map(|before| {
-                (
-                    before.record.report.clone(),
-                    before.record.latencies.clone(),
-                )
-            })
+        let (report, latencies, measured_to) = before
+            .map(|before| Arc::unwrap_or_clone(before.record))
+            .map(|record| (record.report, record.latencies, record.measured_to))
             .unwrap_or_default();
         let record = AgentRecord {
             connected: true,
@@ -417,6 +394,7 @@ impl Session {
             applied_at: now,
             verified_at: now,
             latencies,
+            measured_to,
             rival: None,
         };
         agents.by_node.insert(
@@ -435,6 +413,7 @@ impl Session {
             fleet: Arc::clone(hub),
             node: node.clone(),
             number,
+            sent: None,
         };
         Ok((session, superseded, asked))
     }
@@ -453,7 +432,11 @@ impl Session {
         if report.held.is_some() && self.fleet.store.trust() == Trust::Whole {
             self.fleet.upstream.look_again();
         }
+        let report = Arc::new(report);
+        let applied = timings::applied(&report, &self.fleet.store);
+        let mut advanced = None;
         self.update(|record| {
+            advanced = applied.and_then(|a| Some((timings::advance(record, a)?, a)));
             record.latencies.remember(programmed);
             let applied = |r: &Report| (r.epoch, r.applied_revision);
             if record.report.as_deref().map(applied) != Some(applied(&report)) {
@@ -462,8 +445,11 @@ impl Session {
             if record.report.as_deref().map(verified) != Some(verified(&report)) {
                 record.verified_at = SystemTime::now();
             }
-            record.report = Some(Arc::new(report));
+            record.report = Some(Arc::clone(&report));
         });
+        if let Some((before, applied)) = advanced {
+            self.measure(&report, before, applied);
+        }
         self.fleet.fleet.changed();
     }
 

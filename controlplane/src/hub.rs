@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use crate::admission::Admission;
 use crate::draining::Draining;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
 use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
@@ -264,7 +264,14 @@ impl IndexOwner {
                 self.freshness.set(*kind, *versions);
             }
         }
+        let waited = batch.observed_at.elapsed().unwrap_or_default();
+        let started = Instant::now();
         let outcome = self.index.apply(batch);
+        if outcome.publication.is_some() {
+            let timings = &self.hub.fleet.timings;
+            timings.hop(Hop::Queue, waited);
+            timings.hop(Hop::Index, started.elapsed());
+        }
         if outcome.held_more {
             self.hub.upstream.look_again();
         }
@@ -309,10 +316,12 @@ impl IndexOwner {
 
     fn publish(&self, publication: Publication, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
+        let started = Instant::now();
         let revision = self.hub.store.publish_as_of(publication, &self.freshness);
         if revision == before {
             return;
         }
+        self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());
         summary.revision_at = Some(SystemTime::now());
         let Totals {
             services,

@@ -12,6 +12,7 @@ mod shelf;
 mod state;
 mod store;
 mod triggers;
+mod watermarks;
 
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ pub use cursor::{Cursor, Piece, PieceEnd};
 pub use shelf::Walk;
 pub use store::{Head, Store};
 pub use triggers::Sent;
+pub use watermarks::{Followed, Moment};
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;

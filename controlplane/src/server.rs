@@ -2,6 +2,7 @@
 
 mod agent;
 mod attendance;
+mod convergence;
 mod desired;
 mod guarded;
 mod issues;

@@ -176,7 +176,12 @@ async fn describe(bound: &Bound) -> Vec<pb::NodeServiceStatus> {
     };
     let server = StatusServer::new(Arc::clone(bound.hub()));
     let described = server.describe_service(Request::new(request)).await;
-    described.unwrap().into_inner().nodes
+    let described = described.unwrap().into_inner();
+    let summary = described.convergence.unwrap();
+    let programmed = described.nodes.iter().filter(|node| node.programmed);
+    assert_eq!(summary.programmed, programmed.count() as u64);
+    assert_eq!(summary.nodes, described.nodes.len() as u64);
+    described.nodes
 }
 
 fn server_of(name: &str) -> pb::VirtualServer {

@@ -19,7 +19,7 @@ use kp_controlplane::k8s::Kind;
 use kp_controlplane::server::{AgentServer, StatusServer};
 use kp_controlplane::source::manifests::parse;
 use kp_controlplane::source::{Batch, Event};
-use kplane_proto::shared::{AgentService, SharedCodec};
+use kplane_proto::shared::{AgentService, decoder};
 use kplane_proto::v1::status_service_server::StatusService;
 use kplane_proto::v1::{self as pb, AgentMessage, ServerMessage, agent_message, server_message};
 use libfuzzer_sys::fuzz_target;
@@ -28,7 +28,6 @@ use prost::bytes::{BufMut, Bytes, BytesMut};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
-use tonic::codec::Codec;
 use tonic::{Request, Status, Streaming};
 
 const OBJECTS: &str = "
@@ -116,13 +115,11 @@ impl Stream {
     async fn open(agents: &AgentServer) -> Self {
         let (outbox, frames) = mpsc::unbounded_channel();
         let body = StreamBody::new(UnboundedReceiverStream::new(frames));
-        let decoder = SharedCodec.decoder();
-        let messages = Streaming::new_request(decoder, body, None, Some(MAX_MESSAGE_BYTES));
+        let messages = Streaming::new_request(decoder(), body, None, Some(MAX_MESSAGE_BYTES));
         let answers = agents
             .sync(Request::new(messages))
             .await
-            .unwrap()
-            .into_inner();
+            .unwrap();
         Self { outbox, answers }
     }
 
@@ -166,7 +163,7 @@ impl Stream {
             status.describe_service(request).await.unwrap();
         });
         while let Some(Ok(answer)) = self.answers.next().await {
-            let message = ServerMessage::decode(answer).unwrap();
+            let message = ServerMessage::decode(answer.slice(5..)).unwrap();
             if matches!(message.kind, Some(server_message::Kind::Inspect(_))) {
                 break;
             }

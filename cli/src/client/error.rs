@@ -26,6 +26,12 @@ pub(crate) enum Error {
          port 7444"
     )]
     NotStatus { server: String },
+    /// The address belongs to another service, or to a control plane from before this request.
+    #[error(
+        "{server} does not offer StatusService/WatchConvergence. Use the control plane's status \
+         address, port 7444; a control plane that is older than this kpctl must be updated"
+    )]
+    NoConvergence { server: String },
     /// The Service does not exist.
     #[error("no Service {name}{}", did_you_mean(similar))]
     NoService {
@@ -48,7 +54,10 @@ impl Error {
         match self {
             Self::Reach(error) => error.is_transient(),
             Self::Lost { .. } | Self::Timeout { .. } => true,
-            Self::NotStatus { .. } | Self::NoService { .. } | Self::Refused { .. } => false,
+            Self::NotStatus { .. }
+            | Self::NoConvergence { .. }
+            | Self::NoService { .. }
+            | Self::Refused { .. } => false,
         }
     }
 

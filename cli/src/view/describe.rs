@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
+use super::convergence::ConvergenceView;
 use super::endpoints::EndpointView;
 use super::servers::{self, ServiceServersView};
 use super::services::{PortView, ServiceView, affinity};
@@ -93,6 +94,8 @@ pub(crate) struct DescriptionView {
     pub(crate) name: String,
     /// The Service; `null` when nothing of it is served.
     pub(crate) service: Option<ServiceView>,
+    /// How far the newest state has come; `null` when the control plane does not tell.
+    pub(crate) convergence: Option<ConvergenceView>,
     pub(crate) nodes: Vec<ServiceNodeView>,
     pub(crate) issues: Vec<IssueView>,
     /// The current time, for ages.
@@ -109,6 +112,7 @@ impl DescriptionView {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             service: ServiceView::group(description.ports).pop(),
+            convergence: description.convergence.map(ConvergenceView::from),
             nodes: nodes.collect(),
             issues: IssueView::list(description.issues),
             now: Time::from_wire(description.now_ms),
@@ -128,6 +132,16 @@ impl DescriptionView {
             let nothing = Span::new("none is served", Tone::Warn);
             out.push_str(&field("Ports", &[nothing], canvas));
         }
+        out.push_str(&self.summary(canvas));
+        out.push_str(&field("IPVS", &servers::totals(&self.nodes), canvas));
+        out
+    }
+
+    /// Returns on how many nodes the kernel holds the newest state, and why not on the others.
+    fn summary(&self, canvas: &Canvas) -> String {
+        if let Some(convergence) = &self.convergence {
+            return convergence.fields(canvas);
+        }
         let (programmed, all) = (self.programmed(), self.nodes.len());
         let tone = if programmed == all {
             Tone::Good
@@ -135,9 +149,7 @@ impl DescriptionView {
             Tone::Warn
         };
         let text = format!("{programmed}/{all} hold the newest state");
-        out.push_str(&field("Nodes", &[Span::new(text, tone)], canvas));
-        out.push_str(&field("IPVS", &servers::totals(&self.nodes), canvas));
-        out
+        field("Nodes", &[Span::new(text, tone)], canvas)
     }
 
     fn next_steps(&self, canvas: &Canvas) -> Vec<String> {

@@ -4,3 +4,4 @@ mod fields;
 mod fleet;
 mod servers;
 mod services;
+mod wait;

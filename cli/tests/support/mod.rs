@@ -27,6 +27,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 pub(crate) struct ControlPlane {
     pub(crate) address: SocketAddr,
     pub(crate) fleet: watch::Sender<pb::Fleet>,
+    /// What is told of every Service, whatever its name.
+    pub(crate) convergence: watch::Sender<pb::Convergence>,
     pub(crate) lock: Lock,
     _runtime: Runtime,
 }
@@ -39,27 +41,24 @@ impl ControlPlane {
 
     /// Serves this fleet at this address.
     pub(crate) fn start_at(address: SocketAddr, fleet: pb::Fleet) -> Self {
-        let fleet = watch::Sender::new(fleet);
+        let canned = Canned {
+            fleet: watch::Sender::new(fleet),
+            convergence: watch::Sender::default(),
+        };
         let lock = Lock::default();
         let inside = lock.clone();
         let check = move |request: Request<()>| inside.check(request);
-        let service = StatusServiceServer::with_interceptor(Canned(fleet.clone()), check);
-        Self::serve(address, fleet, lock, Routes::new(service))
+        let service = StatusServiceServer::with_interceptor(canned.clone(), check);
+        Self::serve(address, canned, lock, Routes::new(service))
     }
 
     /// A gRPC server that is something else.
     pub(crate) fn start_other() -> Self {
-        let fleet = watch::Sender::default();
-        let lock = Lock::default();
-        Self::serve(([127, 0, 0, 1], 0).into(), fleet, lock, Routes::default())
+        let (canned, lock) = (Canned::default(), Lock::default());
+        Self::serve(([127, 0, 0, 1], 0).into(), canned, lock, Routes::default())
     }
 
-    fn serve(
-        address: SocketAddr,
-        fleet: watch::Sender<pb::Fleet>,
-        lock: Lock,
-        routes: Routes,
-    ) -> Self {
+    fn serve(address: SocketAddr, canned: Canned, lock: Lock, routes: Routes) -> Self {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -73,7 +72,8 @@ impl ControlPlane {
         runtime.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
         Self {
             address,
-            fleet,
+            fleet: canned.fleet,
+            convergence: canned.convergence,
             lock,
             _runtime: runtime,
         }
@@ -112,7 +112,11 @@ impl Lock {
 }
 
 /// The canned answers.
-struct Canned(watch::Sender<pb::Fleet>);
+#[derive(Clone, Default)]
+struct Canned {
+    fleet: watch::Sender<pb::Fleet>,
+    convergence: watch::Sender<pb::Convergence>,
+}
 
 #[tonic::async_trait]
 impl StatusService for Canned {
@@ -120,7 +124,7 @@ impl StatusService for Canned {
         &self,
         _: Request<pb::GetFleetRequest>,
     ) -> Result<Response<pb::Fleet>, Status> {
-        Ok(Response::new(self.0.borrow().clone()))
+        Ok(Response::new(self.fleet.borrow().clone()))
     }
 
     type WatchFleetStream = Pin<Box<dyn Stream<Item = Result<pb::Fleet, Status>> + Send>>;
@@ -129,7 +133,7 @@ impl StatusService for Canned {
         &self,
         _: Request<pb::GetFleetRequest>,
     ) -> Result<Response<Self::WatchFleetStream>, Status> {
-        let fleets = WatchStream::new(self.0.subscribe());
+        let fleets = WatchStream::new(self.fleet.subscribe());
         // Nobody hears of an empty fleet: for tests of the deadline.
         let fleets = fleets.filter(|fleet| *fleet != pb::Fleet::default());
         Ok(Response::new(Box::pin(fleets.map(Ok))))
@@ -159,6 +163,24 @@ impl StatusService for Canned {
         }
     }
 
+    type WatchConvergenceStream =
+        Pin<Box<dyn Stream<Item = Result<pb::Convergence, Status>> + Send>>;
+
+    async fn watch_convergence(
+        &self,
+        request: Request<pb::ConvergenceRequest>,
+    ) -> Result<Response<Self::WatchConvergenceStream>, Status> {
+        let pb::ConvergenceRequest { namespace, name } = request.into_inner();
+        let answers = WatchStream::new(self.convergence.subscribe());
+        let answers = answers.filter(|answer| *answer != pb::Convergence::default());
+        let answers = answers.map(move |answer| pb::Convergence {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            ..answer
+        });
+        Ok(Response::new(Box::pin(answers.map(Ok))))
+    }
+
     /// Lets go what was seen, and refuses if it is more.
     async fn approve(
         &self,
@@ -167,7 +189,7 @@ impl StatusService for Canned {
         let seen = request.into_inner();
         let mut done = pb::ApproveResponse::default();
         let mut refused = false;
-        self.0.send_modify(|fleet| {
+        self.fleet.send_modify(|fleet| {
             let plane = fleet.control_plane.as_mut().unwrap();
             let held = plane.held.take_if(|held| held.services <= seen.services);
             refused = plane.held.is_some();
@@ -257,7 +279,7 @@ impl Running {
     }
 
     /// Its output has ended: so will it.
-    fn wait(&mut self) -> ExitStatus {
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
 }

@@ -32,6 +32,7 @@ impl Collector for Plane {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         self.published(&mut to)?;
         self.agents(&mut to)?;
+        self.timings(&mut to)?;
         self.upstream(&mut to)
     }
 }
@@ -106,6 +107,26 @@ impl Plane {
             "Agents that needed a snapshot: begun, and refused because too many needed one",
         )
         .counter(to, series)
+    }
+
+    fn timings(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let timings = &self.0.fleet.timings;
+        let hops = timings.hops();
+        let labels: Vec<_> = hops.iter().map(|(hop, _)| [("hop", *hop)]).collect();
+        let hops = labels.iter().zip(&hops);
+        Name(
+            "kplane_controlplane_change_hop_duration_seconds",
+            "Time that a change takes at each hop on its way to a kernel",
+        )
+        .histogram(
+            to,
+            hops.map(|(labels, (_, durations))| (&labels[..], durations.distribution())),
+        )?;
+        Name(
+            "kplane_controlplane_change_programmed_duration_seconds",
+            "Time from a change until the control plane had a node's report that its kernel holds it",
+        )
+        .histogram(to, [(ALONE, timings.programmed().distribution())])
     }
 
     fn upstream(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -90,6 +90,8 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
         "kplane_controlplane_held_without_endpoints 0",
         "kplane_controlplane_picture_partial 0",
         "kplane_controlplane_nodes{state=\"in_sync\"} 0",
+        "kplane_controlplane_change_programmed_duration_seconds_count 0",
+        "kplane_controlplane_change_hop_duration_seconds_bucket{le=\"0.001\",hop=\"kernel\"} 0",
         "kplane_controlplane_source_synced{kind=\"Service\"} 1",
         "kplane_controlplane_source_lists_total{kind=\"Service\"} 0",
         "# TYPE kplane_controlplane_source_failures_total counter",

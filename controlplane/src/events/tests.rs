@@ -57,6 +57,7 @@ fn agent() -> AgentRecord {
         verified_at: at(0),
         rival: None,
         latencies: crate::fleet::Latencies::default(),
+        measured_to: 0,
     }
 }
 

@@ -260,11 +260,6 @@ impl State {
         }
         // An agent that holds nothing lacks the first publication.
         let revision = revision.max(FIRST_REVISION);
-        // The last publication that begins at or before the first missing revision.
-        let after = self
-            .times
-            .partition_point(|(first, _)| *first <= revision + 1);
-        let (_, at) = self.times.get(after.checked_sub(1)?)?;
-        Some(*at)
+        Some(self.moment_of(revision + 1)?.observed_at)
     }
 }

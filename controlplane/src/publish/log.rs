@@ -50,6 +50,13 @@ impl<K: Eq + Hash> Log<K> {
         self.by_revision.range(from..).map(|(r, k)| (*r, &**k))
     }
 
+    /// Returns the keys whose last change is after revision `after` and not after `up_to`, newest change first.
+    /// `after` must be the smaller one.
+    pub(super) fn between(&self, after: u64, up_to: u64) -> impl Iterator<Item = (u64, &K)> {
+        let between = self.by_revision.range(after.saturating_add(1)..=up_to);
+        between.rev().map(|(r, k)| (*r, &**k))
+    }
+
     /// Returns all keys, newest change first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = (u64, &K)> {
         self.by_revision.iter().rev().map(|(r, k)| (*r, &**k))

@@ -6,8 +6,8 @@
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
+use kplane_proto::shared::frame;
 use kplane_proto::v1::{ServerMessage, Update, server_message};
-use prost::Message as _;
 
 use super::cursor::Cursor;
 use super::state::State;
@@ -72,7 +72,7 @@ impl Shelf {
             ..Update::default()
         };
         let kind = Some(server_message::Kind::Update(update));
-        let message = ServerMessage { kind }.encode_to_vec().into();
+        let message = frame(&ServerMessage { kind });
         self.messages.push(Encoded { message, upto });
     }
 
@@ -91,7 +91,7 @@ impl Walk {
         }
     }
 
-    /// Returns the next message, and moves the cursor behind its objects. `None` when the logs have the rest.
+    /// Returns the next message with its frame, and moves the cursor behind its objects. `None` when the logs have the rest.
     pub fn next(&mut self, cursor: &mut Cursor) -> Option<Bytes> {
         let shelf = self.shelf.upgrade()?;
         let Some(encoded) = shelf.messages.get(self.next) else {

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use bytes::Bytes;
 use kplane_model::{
@@ -12,6 +11,7 @@ use kplane_model::{
 use super::blob::{Encoded, encode};
 use super::log::Log;
 use super::triggers::Triggers;
+use super::watermarks::Moment;
 use crate::freshness::Freshness;
 use crate::trust::Trust;
 
@@ -47,8 +47,8 @@ pub(super) struct State {
     /// Revision at which the configuration of nodes without a Node object last changed. No object
     /// has this revision.
     pub(super) strangers_revision: u64,
-    /// First revision of each publication, and the time at which its change was observed.
-    pub(super) times: VecDeque<(u64, SystemTime)>,
+    /// The latest publications, newest last.
+    pub(super) times: VecDeque<Moment>,
     pub(super) triggers: Triggers,
     /// Trust in the picture, and the number of its changes.
     pub(super) trust: Trust,

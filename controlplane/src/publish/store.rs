@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use kplane_model::{Digest, NodeFacts, NodeName, ServiceKey, ZoneName};
 use tokio::sync::watch;
@@ -11,7 +11,7 @@ use super::blob::Encoded;
 use super::cursor::{Cursor, PIECE_BYTES, Piece};
 use super::shelf::{Shelf, Walk};
 use super::state::{FIRST_REVISION, State, view_of};
-use super::{Publication, Trigger};
+use super::{Moment, Publication, Trigger};
 use crate::freshness::Freshness;
 use crate::trust::Trust;
 
@@ -174,7 +174,11 @@ impl Store {
     ) -> u64 {
         let revision = state.revision;
         if revision >= first {
-            state.times.push_back((first, observed_at));
+            state.times.push_back(Moment {
+                first,
+                observed_at,
+                published_at: Instant::now(),
+            });
             if state.times.len() > REMEMBERED_TIMES {
                 state.times.pop_front();
             }

@@ -97,7 +97,7 @@ impl Agent {
     /// Takes one piece; true when it was the last.
     fn step(&mut self, store: &Store) -> bool {
         if let Some(message) = self.walk.next(&mut self.cursor) {
-            let message = pb::ServerMessage::decode(message).unwrap();
+            let message = pb::ServerMessage::decode(&message[5..]).unwrap();
             let Some(pb::server_message::Kind::Update(update)) = message.kind else {
                 panic!("{message:?}");
             };

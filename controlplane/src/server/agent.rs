@@ -7,7 +7,7 @@ use kplane_proto::shared::AgentService;
 use kplane_proto::v1::AgentMessage;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Status, Streaming};
 use tracing::{Instrument, debug, info_span};
 
 use super::session;
@@ -34,14 +34,13 @@ impl AgentServer {
     }
 }
 
-#[tonic::async_trait]
 impl AgentService for AgentServer {
-    type SyncStream = ReceiverStream<Result<Bytes, Status>>;
+    type Frames = ReceiverStream<Result<Bytes, Status>>;
 
     async fn sync(
         &self,
         request: Request<Streaming<AgentMessage>>,
-    ) -> Result<Response<Self::SyncStream>, Status> {
+    ) -> Result<Self::Frames, Status> {
         let connection = request.extensions().get::<Occupancy>().cloned();
         let visitor = match &connection {
             Some(connection) => {
@@ -69,6 +68,6 @@ impl AgentService for AgentServer {
             }
         };
         tokio::spawn(session.instrument(span));
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(ReceiverStream::new(stream))
     }
 }

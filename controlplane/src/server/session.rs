@@ -9,11 +9,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use kplane_model::{Digest, NodeName};
 use kplane_proto::PROTOCOL_VERSION;
+use kplane_proto::shared::frame;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
 };
 use kplane_tls::Token;
-use prost::Message;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 use tonic::{Status, Streaming};
@@ -205,7 +205,7 @@ fn welcome(hub: &Hub, freshness: &Freshness) -> server_message::Kind {
 }
 
 fn encode(kind: server_message::Kind) -> Bytes {
-    ServerMessage { kind: Some(kind) }.encode_to_vec().into()
+    frame(&ServerMessage { kind: Some(kind) })
 }
 
 async fn send(outbox: &Outbox, kind: server_message::Kind) -> Result<(), Status> {
@@ -391,6 +391,7 @@ impl AgentStream<'_> {
         let mut piece = self.hub.store.collect(&self.node, &mut self.cursor);
         let end = piece.end.take().map(|end| {
             self.trust_told = end.trust_changes;
+            self.session.sent(end.revision);
             let freshness = self.news(Arc::clone(&end.freshness));
             update_end(end, freshness)
         });

@@ -13,7 +13,7 @@ use tracing::info;
 
 use super::guarded::spawn_watch;
 use super::pages::Picture;
-use super::{questions, views};
+use super::{convergence, questions, views};
 use crate::doors::Occupancy;
 use crate::hub::{Approved, Closing, Hub, Seen};
 use crate::identity::{Right, Visitor};
@@ -22,6 +22,9 @@ use crate::identity::{Right, Visitor};
 pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum time between two answers of a watch, so that ages stay current.
 pub(super) const WATCH_REFRESH: Duration = Duration::from_secs(2);
+
+/// Longest name of an object, in bytes: a DNS subdomain (RFC 1123), as in the API server.
+const MAX_NAME: usize = 253;
 
 /// The server of the status API.
 #[derive(Clone, Debug)]
@@ -99,6 +102,28 @@ impl StatusService for StatusServer {
         let answers = questions::ask_all(&self.hub.fleet, &name).await;
         let description = views::description(&self.hub, &name, &detail, answers);
         Ok(Response::new(description))
+    }
+
+    type WatchConvergenceStream = ReceiverStream<Result<pb::Convergence, Status>>;
+
+    async fn watch_convergence(
+        &self,
+        request: Request<pb::ConvergenceRequest>,
+    ) -> Result<Response<Self::WatchConvergenceStream>, Status> {
+        charge(&request, nodes_cost(&self.hub))?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let request = request.into_inner();
+        if request.namespace.len().max(request.name.len()) > MAX_NAME {
+            return Err(Status::invalid_argument(
+                "the name is longer than names are",
+            ));
+        }
+        let name = ServiceName::new(&request.namespace, &request.name);
+        let (outbox, stream) = mpsc::channel(1);
+        let last = outbox.clone();
+        let watch = convergence::watch(Arc::clone(&self.hub), name, outbox);
+        spawn_watch(visitor, last, watch)?;
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn approve(

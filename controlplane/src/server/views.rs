@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 
+use super::convergence::{convergence, failure_of, lag, report_of};
 use super::issues::Issues;
 use super::pages::Picture;
 use super::questions::Answers;
@@ -13,7 +14,7 @@ use super::{confidence, millis};
 use crate::fleet::{AgentRecord, LatencySummary, holding};
 use crate::hub::Hub;
 use crate::index::{Held, PortView, ServiceDetail};
-use crate::publish::Store;
+use crate::publish::{Followed, Store};
 
 /// Time without a comparison after which a kernel's state counts as unknown. An agent compares every five minutes
 /// and reports that; this is three times as long.
@@ -299,6 +300,8 @@ pub(super) fn description(
     mut servers: Answers,
 ) -> pb::ServiceDescription {
     let picture = Picture::now(hub);
+    let mut followed = Followed::new(name.clone());
+    hub.store.follow(&mut followed);
     pb::ServiceDescription {
         ports: detail
             .ports
@@ -311,7 +314,7 @@ pub(super) fn description(
                 servers: servers.remove(node),
                 ..node_service(
                     hub,
-                    name,
+                    &followed,
                     detail,
                     &facts.unwrap_or_else(|| stranger(node)),
                     record,
@@ -320,6 +323,7 @@ pub(super) fn description(
             .collect(),
         issues: Issues::bounded(&detail.issues).listed,
         now_ms: millis(SystemTime::now()),
+        convergence: Some(convergence(hub, &mut followed)),
     }
 }
 
@@ -333,21 +337,16 @@ fn stranger(name: &NodeName) -> Arc<NodeFacts> {
 
 fn node_service(
     hub: &Hub,
-    name: &ServiceName,
+    followed: &Followed,
     detail: &ServiceDetail,
     node: &NodeFacts,
     record: Option<&AgentRecord>,
 ) -> pb::NodeServiceStatus {
-    let wanted = detail
-        .ports
-        .iter()
-        .map(|view| hub.store.wanted_of(&node.name, &view.port.key))
-        .max();
-    let wanted = wanted.unwrap_or(0);
-    let report = record.and_then(|r| r.report.as_deref());
-    let report = report.filter(|r| r.epoch == hub.store.epoch());
+    let name = followed.service();
+    let wanted = hub.store.wanted_of_service(&node.name, followed);
+    let report = report_of(&hub.store, record);
     let applied = report.map_or(0, |r| r.applied_revision);
-    let missing = not_programmed(name, record, report, wanted);
+    let missing = lag(hub, name, record, wanted).map(|lag| lag.reason);
     let programmed = missing.is_none();
     let degraded = || {
         let failure = report.and_then(|report| failure_of(name, report, true));
@@ -372,48 +371,6 @@ fn node_service(
             }),
         servers: None,
     }
-}
-
-/// Returns the failure that an agent reports for a Service: not served, or (`degraded`) not served in every
-/// respect.
-fn failure_of<'a>(
-    name: &ServiceName,
-    report: &'a pb::Report,
-    degraded: bool,
-) -> Option<&'a pb::ObjectFailure> {
-    let is_its = |key: &pb::ServiceKey| key.namespace == *name.namespace && key.name == *name.name;
-    let mut failures = report.failures.iter().filter(|f| f.degraded == degraded);
-    failures.find(|f| f.key.as_ref().is_some_and(is_its))
-}
-
-/// Returns the reason why a node does not hold the newest state of a Service, if it does not.
-fn not_programmed(
-    name: &ServiceName,
-    record: Option<&AgentRecord>,
-    report: Option<&pb::Report>,
-    wanted: u64,
-) -> Option<String> {
-    let Some(record) = record else {
-        return Some("no agent has connected for this node".to_owned());
-    };
-    let Some(report) = report else {
-        return Some("the agent has not reported to this control plane yet".to_owned());
-    };
-    if let Some(failure) = failure_of(name, report, false) {
-        return Some(failure.reason.clone());
-    }
-    if report.applied_revision >= wanted {
-        let unknown = "unknown: the agent is not connected; its last report said that it holds the \
-                       newest state";
-        return (!record.connected).then(|| unknown.to_owned());
-    }
-    let behind = format!("applied revision {} of {wanted}", report.applied_revision);
-    let family = report.families.iter().find(|f| !f.error.is_empty());
-    Some(match (record.connected, family) {
-        (false, _) => format!("{behind}; the agent is not connected"),
-        (true, Some(family)) => format!("{behind}; {}", family.error),
-        (true, None) => behind,
-    })
 }
 
 fn node_endpoints(view: &PortView, node: &NodeFacts) -> pb::NodeEndpoints {

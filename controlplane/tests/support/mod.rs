@@ -31,7 +31,7 @@ pub(crate) fn hello(node: &str) -> Hello {
 
 /// An agent that was accepted. Answers pings while the test reads its messages.
 pub(crate) struct Peer {
-    send: mpsc::Sender<AgentMessage>,
+    pub(crate) send: mpsc::Sender<AgentMessage>,
     receive: Streaming<ServerMessage>,
     /// The connection; it ends with the agent.
     _channel: Channel,

@@ -61,8 +61,12 @@ impl Name {
         for (labels, (sum, counts)) in series {
             // The count is the sum of the printed buckets, so that both always agree.
             let count = counts.iter().map(|(_, n)| n).sum();
-            let mut one = metric.encode_family(&labels)?;
-            one.encode_histogram::<NoLabelSet>(sum, count, &counts, None)?;
+            if labels.is_empty() {
+                metric.encode_histogram::<NoLabelSet>(sum, count, &counts, None)?;
+            } else {
+                let mut one = metric.encode_family(&labels)?;
+                one.encode_histogram::<NoLabelSet>(sum, count, &counts, None)?;
+            }
         }
         Ok(())
     }

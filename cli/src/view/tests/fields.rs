@@ -9,6 +9,8 @@ use super::super::endpoints::EndpointListView;
 use super::super::fleet::FleetView;
 use super::super::services::ServiceListView;
 use super::super::version::VersionView;
+use super::super::wait::WaitView;
+use crate::goal::Goal;
 use kpctl_samples as samples;
 
 fn check(view: &impl Serialize, expected: &ExpectFile) {
@@ -74,6 +76,15 @@ fn description() {
     description.nodes = description.nodes.split_off(2);
     let view = DescriptionView::new("shop", "web", description);
     check(&view, &expect_file!["golden/description.json"]);
+}
+
+#[test]
+fn wait() {
+    let services = vec![samples::lagging().into()];
+    let threshold = "99.9%".parse().unwrap();
+    let limit = std::time::Duration::from_secs(60);
+    let view = WaitView::new(Goal::Programmed, threshold, limit, services);
+    check(&view, &expect_file!["golden/wait.json"]);
 }
 
 #[test]

@@ -126,7 +126,15 @@ fn describe_service() {
         Affinity        by client address for 3h
         Health port     32000
         IPVS scheduler  mh
-        Nodes           2/3 hold the newest state
+        Nodes           in the kernel of 4,987 of 5,000 nodes; p50 9ms, p99 40ms, max
+                        1.3s
+        Lagging         node-c: Failing for 14m: node port 30080 is in use by another
+                        program (pid 4242, /usr/bin/haproxy); stop it or choose another
+                        port
+                        node-d: Disconnected for 1m: applied revision 4650 of 4711; the
+                        agent is not connected
+                        node-e: NoAgent for 30s: no agent has connected for this node
+                        and 10 more
 
         Port http 80/TCP (IPv4), node port 30080, revision 4711
           ENDPOINT          NODE    STATE     NODES  HINTS
@@ -155,6 +163,11 @@ fn describe_service() {
           fix Service shop/checkout in shop.yaml, document 2, line 14
     "#]]
     .assert_eq(&table(&view));
+}
+
+#[test]
+fn describe_service_in_full() {
+    let view = DescriptionView::new("shop", "web", samples::description());
     expect![[r#"
         Service         shop/web
         Cluster IP      10.96.0.10, fd00:10:96::a
@@ -164,7 +177,11 @@ fn describe_service() {
         Affinity        by client address for 3h
         Health port     32000
         IPVS scheduler  mh
-        Nodes           2/3 hold the newest state
+        Nodes           in the kernel of 4,987 of 5,000 nodes; p50 9ms, p99 40ms, max 1.3s
+        Lagging         node-c: Failing for 14m: node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port
+                        node-d: Disconnected for 1m: applied revision 4650 of 4711; the agent is not connected
+                        node-e: NoAgent for 30s: no agent has connected for this node
+                        and 10 more
 
         Port http 80/TCP (IPv4), node port 30080, revision 4711
           ENDPOINT          NODE    STATE     NODES  HINTS
@@ -204,6 +221,7 @@ fn describe_service_as_it_should_be() {
     description.ports.truncate(1);
     description.nodes.truncate(2);
     description.issues.clear();
+    description.convergence = Some(samples::converged());
     expect![[r#"
         Service         shop/web
         Cluster IP      10.96.0.10
@@ -213,7 +231,8 @@ fn describe_service_as_it_should_be() {
         Affinity        by client address for 3h
         Health port     32000
         IPVS scheduler  mh
-        Nodes           2/2 hold the newest state
+        Nodes           in the kernel of 5,000 of 5,000 nodes; p50 9ms, p99 40ms, max
+                        1.3s
 
         Port http 80/TCP (IPv4), node port 30080, revision 4711
           ENDPOINT          NODE    STATE     NODES  HINTS
@@ -235,6 +254,7 @@ fn describe_service_of_which_nothing_is_served() {
         nodes: Vec::new(),
         issues: samples::issues().split_off(1),
         now_ms: 0,
+        convergence: None,
     };
     expect![[r#"
         Service         shop/checkout
@@ -311,7 +331,15 @@ fn describe_service_with_long_names() {
         Affinity        by client address for 3h
         Health port     32000
         IPVS scheduler  mh
-        Nodes           1/1 hold the newest state
+        Nodes           in the kernel of 4,987 of 5,000 nodes; p50 9ms, p99 40ms, max
+                        1.3s
+        Lagging         node-c: Failing for 14m: node port 30080 is in use by another
+                        program (pid 4242, /usr/bin/haproxy); stop it or choose another
+                        port
+                        node-d: Disconnected for 1m: applied revision 4650 of 4711; the
+                        agent is not connected
+                        node-e: NoAgent for 30s: no agent has connected for this node
+                        and 10 more
 
         Port port-port-port- 80/TCP (IPv6), node port 30080, revision 4711
           ENDPOINT                                       NODE               STATE  NODES

@@ -399,6 +399,73 @@ pub fn description() -> pb::ServiceDescription {
         ],
         issues: issues().split_off(1),
         now_ms: NOW_MS,
+        convergence: Some(lagging()),
+    }
+}
+
+/// `shop/web` in the kernel of 4,987 of 5,000 nodes; three of the others are listed, and one that is not verified.
+pub fn lagging() -> pb::Convergence {
+    let laggard = |node: &str, state: pb::LagState, seconds, reason: &str| pb::Laggard {
+        node: node.to_owned(),
+        state: state.into(),
+        since_ms: ago(seconds),
+        reason: reason.to_owned(),
+        revision: 4650,
+        wanted_revision: 4711,
+    };
+    let failing = "node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it \
+                   or choose another port";
+    let away = "applied revision 4650 of 4711; the agent is not connected";
+    let mut unverified = laggard(
+        "node-g",
+        pb::LagState::Unverified,
+        0,
+        "read back at revision 4650 of 4711",
+    );
+    (unverified.since_ms, unverified.revision) = (0, 4711);
+    let mut absent = laggard(
+        "node-e",
+        pb::LagState::NoAgent,
+        30,
+        "no agent has connected for this node",
+    );
+    absent.revision = 0;
+    pb::Convergence {
+        state: pb::ServiceState::Served.into(),
+        wanted_revision: 4711,
+        changed_at_ms: ago(192),
+        programmed: 4_987,
+        verified: 4_900,
+        laggards: vec![
+            laggard("node-c", pb::LagState::Failing, 840, failing),
+            laggard("node-d", pb::LagState::Disconnected, 60, away),
+            absent,
+            unverified,
+        ],
+        laggards_omitted: 96,
+        ..converged()
+    }
+}
+
+/// `shop/web` in the kernel of all nodes, and read back.
+pub fn converged() -> pb::Convergence {
+    pb::Convergence {
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+        state: pb::ServiceState::Served.into(),
+        wanted_revision: 4711,
+        changed_at_ms: ago(192),
+        nodes: 5_000,
+        programmed: 5_000,
+        verified: 5_000,
+        durations: Some(pb::ChangeDurations {
+            nodes: 4_987,
+            p50_ms: 9,
+            p99_ms: 40,
+            max_ms: 1_340,
+        }),
+        now_ms: NOW_MS,
+        ..Default::default()
     }
 }
 

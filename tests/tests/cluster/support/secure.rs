@@ -74,17 +74,19 @@ pub(crate) enum Method {
     WatchFleet,
     ListServices,
     DescribeService,
+    WatchConvergence,
     WatchNode,
     Approve,
 }
 
 impl Method {
     /// All methods: those that read, the one about a node, the one that acts.
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::GetFleet,
         Self::WatchFleet,
         Self::ListServices,
         Self::DescribeService,
+        Self::WatchConvergence,
         Self::WatchNode,
         Self::Approve,
     ];
@@ -285,6 +287,11 @@ impl<'a> Caller<'a> {
                         .describe_service(self.request(describe))
                         .await
                         .map(drop)
+                }
+                Method::WatchConvergence => {
+                    let service = pb::ConvergenceRequest::default();
+                    let watch = status.watch_convergence(self.request(service));
+                    watch.await.map(drop)
                 }
                 Method::Approve => {
                     let approve = pb::ApproveRequest::default();

@@ -1,0 +1,187 @@
+//! A histogram of durations of any length, in a few bytes.
+
+use std::time::Duration;
+
+/// Durations are counted in units of 1/64 ms, so that powers of two are bounds of whole milliseconds.
+const UNIT_NANOS: u128 = 1_000_000 / 64;
+/// Number of buckets into which each doubling is divided: durations are exact to an eighth.
+const PARTS: u64 = 8;
+/// Longest duration with a bucket of its own, in units: 35 minutes.
+const LONGEST: u64 = (1 << 27) - 1;
+/// The bounds in a printed histogram are these powers of two, in units: 0.125 ms to 17 minutes.
+const BOUNDS: std::ops::RangeInclusive<u32> = 3..=26;
+
+/// A histogram. Only buckets that are not empty take memory, and there are 200 at most.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Durations {
+    /// Number and count of each bucket, sorted.
+    buckets: Vec<(u16, u32)>,
+    count: u64,
+    sum: Duration,
+    longest: Duration,
+}
+
+impl Durations {
+    /// Adds a duration.
+    pub fn add(&mut self, duration: Duration) {
+        let bucket = bucket_of(duration);
+        match self
+            .buckets
+            .binary_search_by_key(&bucket, |(number, _)| *number)
+        {
+            Ok(at) => self.buckets[at].1 = self.buckets[at].1.saturating_add(1),
+            Err(at) => self.buckets.insert(at, (bucket, 1)),
+        }
+        self.count += 1;
+        self.sum = self.sum.saturating_add(duration);
+        self.longest = self.longest.max(duration);
+    }
+
+    /// Returns the number of durations.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Returns the longest duration.
+    #[must_use]
+    pub fn longest(&self) -> Duration {
+        self.longest
+    }
+
+    /// Returns the duration that this many percent of all do not exceed, rounded up by an eighth at most; zero
+    /// without any.
+    #[must_use]
+    pub fn percentile(&self, percent: u64) -> Duration {
+        let rank = (self.count * percent).div_ceil(100).max(1);
+        let mut counted = 0;
+        let found = self.buckets.iter().find(|(_, count)| {
+            counted += u64::from(*count);
+            counted >= rank
+        });
+        found.map_or(self.longest, |(bucket, _)| {
+            bound_of(*bucket).min(self.longest)
+        })
+    }
+
+    /// Returns the sum in seconds, and the number of durations up to each bound in seconds and above the one before.
+    #[must_use]
+    pub fn distribution(&self) -> (f64, Vec<(f64, u64)>) {
+        let mut rest = self.buckets.iter().peekable();
+        let mut up_to = |limit: u64| {
+            let mut sum = 0;
+            while let Some((_, count)) = rest.next_if(|(bucket, _)| last_of(*bucket) < limit) {
+                sum += u64::from(*count);
+            }
+            sum
+        };
+        let bounds = BOUNDS.map(|power| 1_u64 << power);
+        let mut counts: Vec<_> = bounds.map(|b| (seconds_of(b), up_to(b))).collect();
+        counts.push((f64::MAX, up_to(u64::MAX)));
+        (self.sum.as_secs_f64(), counts)
+    }
+}
+
+/// Returns the bucket of a duration: the first ones hold one unit each, and later ones an eighth of a doubling.
+fn bucket_of(duration: Duration) -> u16 {
+    let units = duration.as_nanos().div_ceil(UNIT_NANOS);
+    // A bound belongs to the bucket below it.
+    let units = u64::try_from(units).unwrap_or(u64::MAX);
+    let units = units.saturating_sub(1).min(LONGEST);
+    let doublings = u64::from((units / PARTS).checked_ilog2().unwrap_or(0));
+    let bucket = PARTS * doublings + (units >> doublings);
+    u16::try_from(bucket).unwrap_or(u16::MAX)
+}
+
+/// Returns the last unit of a bucket, counted from 0.
+fn last_of(bucket: u16) -> u64 {
+    let bucket = u64::from(bucket);
+    let doublings = (bucket / PARTS).saturating_sub(1);
+    ((bucket - PARTS * doublings + 1) << doublings) - 1
+}
+
+/// Returns the longest duration of a bucket.
+fn bound_of(bucket: u16) -> Duration {
+    let nanos = u128::from(last_of(bucket) + 1) * UNIT_NANOS;
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+fn seconds_of(units: u64) -> f64 {
+    let nanos = u128::from(units) * UNIT_NANOS;
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn of(all: impl IntoIterator<Item = Duration>) -> Durations {
+        let mut durations = Durations::default();
+        all.into_iter().for_each(|one| durations.add(one));
+        durations
+    }
+
+    #[test]
+    fn buckets_are_in_order_and_no_wider_than_an_eighth() {
+        let mut before = None;
+        for exponent in 0..36 {
+            for part in 0..16_u64 {
+                let nanos = (1_u64 << exponent) * 16 / 16 + part * (1 << exponent) / 16;
+                let duration = Duration::from_nanos(nanos * 1_000);
+                let bucket = bucket_of(duration);
+                assert!(before <= Some(bucket), "{duration:?}");
+                before = Some(bucket);
+                let bound = bound_of(bucket);
+                if bucket < bucket_of(Duration::MAX) {
+                    assert!(bound >= duration, "{duration:?} {bound:?}");
+                    let slack = duration / 8 + MS / 32;
+                    assert!(bound <= duration + slack, "{duration:?} {bound:?}");
+                }
+            }
+        }
+        assert_eq!(bucket_of(Duration::ZERO), 0);
+        assert!(bucket_of(Duration::MAX) < 200);
+    }
+
+    #[test]
+    fn percentiles() {
+        let none = Durations::default();
+        assert_eq!((none.count(), none.percentile(50)), (0, Duration::ZERO));
+        let one = of([7 * MS]);
+        assert_eq!([one.percentile(50), one.percentile(99)], [7 * MS; 2]);
+        let most = of((0..99).map(|_| 8 * MS).chain([5_000 * MS]));
+        assert_eq!([most.percentile(50), most.percentile(99)], [8 * MS; 2]);
+        assert_eq!(most.percentile(100), 5_000 * MS);
+        assert_eq!(most.longest(), 5_000 * MS);
+        let spread = of((1..=1_000).map(|n| n * MS));
+        for percent in [10, 50, 90, 99] {
+            let exact = MS * u32::try_from(percent * 10).unwrap();
+            let found = spread.percentile(percent);
+            assert!(
+                found >= exact && found <= exact * 9 / 8,
+                "{percent}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_printed_histogram_has_bounds_of_whole_powers_and_counts_all() {
+        let all = of([MS / 100, MS, 2 * MS, 2 * MS + MS / 64, 3_600_000 * MS]);
+        let (sum, counts) = all.distribution();
+        assert!((sum - 3_600.005).abs() < 0.001, "{sum}");
+        let some: Vec<_> = counts.iter().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(
+            some,
+            [
+                &(0.000_125, 1),
+                &(0.001, 1),
+                &(0.002, 1),
+                &(0.004, 1),
+                &(f64::MAX, 1)
+            ]
+        );
+        assert_eq!(counts.len(), 25);
+    }
+}

@@ -1,0 +1,148 @@
+//! The place of a Service's newest state in the order of changes: which revision a node must hold, and when it was
+//! published. All of it is computed on request.
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::{Instant, SystemTime};
+
+use kplane_model::{ServiceKey, ServiceName};
+
+use super::Store;
+use super::state::State;
+
+/// Maximum number of changes that are checked when an agent reports a newer revision. An agent that was away for
+/// longer is measured by the newest ones.
+const PASSED: usize = 1_024;
+
+/// The time of one publication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// First revision of the publication.
+    pub first: u64,
+    /// Time at which the control plane observed the first of its changes.
+    pub observed_at: SystemTime,
+    /// Time at which streams could read it.
+    pub published_at: Instant,
+}
+
+/// The ServicePorts of one Service that the store has, or had since a reader began to follow the Service. The store
+/// itself remembers a deleted one for as long as agents may need to learn of it.
+#[derive(Clone, Debug)]
+pub struct Followed {
+    service: ServiceName,
+    keys: BTreeSet<ServiceKey>,
+    /// Revision up to which changes have been read.
+    seen: u64,
+    served: bool,
+}
+
+impl Followed {
+    /// Begins to follow a Service.
+    #[must_use]
+    pub fn new(service: ServiceName) -> Self {
+        Self {
+            service,
+            keys: BTreeSet::new(),
+            seen: 0,
+            served: false,
+        }
+    }
+
+    /// Returns the name of the Service.
+    #[must_use]
+    pub fn service(&self) -> &ServiceName {
+        &self.service
+    }
+
+    /// Returns whether a port of the Service is published.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        self.served
+    }
+
+    /// Returns whether a port of the Service is published, or is known to be deleted.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        !self.keys.is_empty()
+    }
+}
+
+impl Store {
+    /// Reads the changes since the last call: all of them at first, and few afterwards.
+    pub fn follow(&self, followed: &mut Followed) {
+        let state = self.read();
+        for (_, key) in state.log.after(followed.seen) {
+            if key.service == followed.service && !followed.keys.contains(key) {
+                followed.keys.insert(key.clone());
+            }
+        }
+        followed.seen = state.revision;
+        let mut keys = followed.keys.iter();
+        followed.served = keys.any(|key| state.shared.contains_key(key));
+    }
+
+    /// Returns the revision of the newest change of a Service that concerns a node, deletions included; 0 = none.
+    #[must_use]
+    pub fn wanted_of_service(&self, node: &str, followed: &Followed) -> u64 {
+        let state = self.read();
+        let keys = followed.keys.iter();
+        let wanted = keys.map(|key| state.wanted_of(node, key)).max();
+        wanted.unwrap_or(0)
+    }
+
+    /// Returns the publication with this revision, if it is still remembered.
+    #[must_use]
+    pub fn moment_of(&self, revision: u64) -> Option<Moment> {
+        self.read().moment_of(revision)
+    }
+
+    /// Returns the publications that brought a node something new after revision `after` and up to `up_to`, oldest
+    /// first. Changes of the ServicePorts in `except` do not count.
+    #[must_use]
+    pub fn passed(
+        &self,
+        node: &str,
+        after: u64,
+        up_to: u64,
+        except: &HashSet<ServiceKey>,
+    ) -> Vec<Moment> {
+        if after >= up_to {
+            return Vec::new();
+        }
+        self.read().passed(node, after, up_to, except)
+    }
+}
+
+impl State {
+    /// Returns the last publication that begins at or before a revision.
+    pub(super) fn moment_of(&self, revision: u64) -> Option<Moment> {
+        let after = self.times.partition_point(|m| m.first <= revision);
+        self.times.get(after.checked_sub(1)?).copied()
+    }
+
+    fn passed(
+        &self,
+        node: &str,
+        after: u64,
+        up_to: u64,
+        except: &HashSet<ServiceKey>,
+    ) -> Vec<Moment> {
+        let view = self.views.get(node);
+        let zone = view.and_then(|view| view.zone.as_deref());
+        let concerns = |key: &ServiceKey| {
+            let variant = self.shared.get(key).map(|s| s.resolve(node, zone));
+            variant.is_none_or(|blob| blob.revision > after) && !except.contains(key)
+        };
+        let shared = self.log.between(after, up_to);
+        let shared = shared.filter(|(_, key)| concerns(key)).map(|(r, _)| r);
+        let own = view.into_iter().flat_map(|v| v.log.between(after, up_to));
+        let own = own.map(|(revision, _)| revision);
+        let revisions = shared.take(PASSED).chain(own.take(PASSED));
+        let mut passed: Vec<Moment> = revisions.filter_map(|r| self.moment_of(r)).collect();
+        passed.sort_unstable_by_key(|moment| moment.first);
+        passed.dedup_by_key(|moment| moment.first);
+        passed
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,325 @@
+//! How far the newest state of one Service has come in the fleet. Computed on request from the agents' latest reports
+//! and the store, so that it costs nothing when nobody asks.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use kplane_model::{NodeFacts, NodeName, ServiceName};
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::{LagState, ServiceState};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use super::millis;
+use super::pages::Picture;
+use super::status::{WATCH_PAUSE, WATCH_REFRESH};
+use crate::fleet::{AgentRecord, Durations, holding};
+use crate::hub::Hub;
+use crate::publish::{Followed, Store};
+use crate::trust::Trust;
+
+/// Maximum number of laggards in an answer.
+const LISTED: usize = 20;
+/// Longest reason in an answer, in bytes; agents send no longer ones.
+const REASON_BYTES: usize = 300;
+/// Share of the time that a watch may spend on its answers: one part in this many.
+const SHARE: u32 = 10;
+
+/// The reason why a node does not hold the newest state of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Lag {
+    pub(super) state: LagState,
+    /// Start of the state, milliseconds since 1970.
+    pub(super) since_ms: u64,
+    pub(super) reason: String,
+}
+
+impl Lag {
+    fn new(state: LagState, since: SystemTime, reason: impl Into<String>) -> Self {
+        Self {
+            state,
+            since_ms: millis(since),
+            reason: reason.into(),
+        }
+    }
+}
+
+/// Returns the failure that an agent reports for a Service: not served, or (`degraded`) not served in every
+/// respect.
+pub(super) fn failure_of<'a>(
+    name: &ServiceName,
+    report: &'a pb::Report,
+    degraded: bool,
+) -> Option<&'a pb::ObjectFailure> {
+    let is_its = |key: &pb::ServiceKey| key.namespace == *name.namespace && key.name == *name.name;
+    let mut failures = report.failures.iter().filter(|f| f.degraded == degraded);
+    failures.find(|f| f.key.as_ref().is_some_and(is_its))
+}
+
+/// Returns the report of an agent, if it is about this control plane's revisions.
+pub(super) fn report_of<'a>(
+    store: &Store,
+    record: Option<&'a AgentRecord>,
+) -> Option<&'a pb::Report> {
+    let report = record.and_then(|record| record.report.as_deref());
+    report.filter(|report| report.epoch == store.epoch())
+}
+
+/// Returns the reason why a node does not hold revision `wanted` of a Service, if it does not.
+pub(super) fn lag(
+    hub: &Hub,
+    name: &ServiceName,
+    record: Option<&AgentRecord>,
+    wanted: u64,
+) -> Option<Lag> {
+    let Some(record) = record else {
+        let reason = "no agent has connected for this node";
+        return Some(Lag::new(LagState::NoAgent, hub.started_at, reason));
+    };
+    let not_connected = |reason: &str| Lag::new(LagState::Disconnected, record.since, reason);
+    let Some(report) = report_of(&hub.store, Some(record)) else {
+        let reason = "the agent has not reported to this control plane yet";
+        return Some(if record.connected {
+            Lag::new(LagState::Behind, record.since, reason)
+        } else {
+            not_connected(reason)
+        });
+    };
+    if let Some(failure) = failure_of(name, report, false) {
+        return Some(Lag {
+            state: LagState::Failing,
+            since_ms: failure.since_ms,
+            reason: failure.reason.clone(),
+        });
+    }
+    if report.applied_revision >= wanted {
+        let unknown = "unknown: the agent is not connected; its last report said that it holds the \
+                       newest state";
+        return (!record.connected).then(|| not_connected(unknown));
+    }
+    let behind = format!("applied revision {} of {wanted}", report.applied_revision);
+    let family = report.families.iter().find(|f| !f.error.is_empty());
+    Some(match (record.connected, family) {
+        (false, _) => not_connected(&format!("{behind}; the agent is not connected")),
+        (true, Some(family)) => Lag {
+            state: LagState::Failing,
+            since_ms: family.error_since_ms,
+            reason: format!("{behind}; {}", family.error),
+        },
+        (true, None) => {
+            let since = hub.store.changed_after(report.applied_revision);
+            Lag::new(LagState::Behind, since.unwrap_or(record.since), behind)
+        }
+    })
+}
+
+/// Returns the reason why a node may still serve a Service that the control plane does not know.
+fn lag_of_unknown(hub: &Hub, name: &ServiceName, record: Option<&AgentRecord>) -> Option<Lag> {
+    let held = report_of(&hub.store, record).and_then(|report| report.held.as_ref());
+    let holds = held.map(|held| Lag {
+        state: LagState::Holding,
+        since_ms: held.since_ms,
+        reason: holding::describe(held),
+    });
+    // The first update of a control plane is a complete picture without the Service.
+    lag(hub, name, record, 1).or(holds)
+}
+
+/// The counts over the fleet, and the nodes that lag.
+#[derive(Debug, Default)]
+struct Tally {
+    nodes: u64,
+    programmed: u64,
+    verified: u64,
+    wanted: u64,
+    laggards: Vec<pb::Laggard>,
+}
+
+impl Tally {
+    /// Counts one node that must hold revision `wanted`.
+    fn add(&mut self, node: &NodeName, applied: u64, verified: u64, wanted: u64, lag: Option<Lag>) {
+        self.nodes += 1;
+        self.wanted = self.wanted.max(wanted);
+        self.programmed += u64::from(lag.is_none());
+        let is_verified = lag.is_none() && verified >= wanted;
+        self.verified += u64::from(is_verified);
+        if is_verified {
+            return;
+        }
+        let lag = lag.unwrap_or_else(|| Lag {
+            state: LagState::Unverified,
+            since_ms: 0,
+            reason: format!("read back at revision {verified} of {wanted}"),
+        });
+        self.laggards.push(pb::Laggard {
+            node: node.to_string(),
+            state: lag.state.into(),
+            since_ms: lag.since_ms,
+            reason: cut(&lag.reason),
+            revision: applied,
+            wanted_revision: wanted,
+        });
+    }
+
+    /// Returns the laggards that an answer lists, and the number of the others.
+    fn laggards(mut self) -> (Vec<pb::Laggard>, u64) {
+        let rank = |one: &pb::Laggard| {
+            let unverified = one.state() == LagState::Unverified;
+            (unverified, one.since_ms, one.node.clone())
+        };
+        self.laggards.sort_by_cached_key(rank);
+        let omitted = self.laggards.len().saturating_sub(LISTED);
+        self.laggards.truncate(LISTED);
+        (self.laggards, omitted as u64)
+    }
+}
+
+/// Returns whether a node counts: not if its Node object is gone, and its agent with it.
+fn counts(hub: &Hub, record: Option<&AgentRecord>, facts: Option<&NodeFacts>) -> bool {
+    let exists = facts.is_some_and(|facts| facts.known);
+    let connected = record.is_some_and(|record| record.connected);
+    exists || connected || !hub.names_are_nodes()
+}
+
+/// Returns how far the newest state of a Service has come at this moment.
+pub(super) fn convergence(hub: &Hub, followed: &mut Followed) -> pb::Convergence {
+    hub.store.follow(followed);
+    let name = followed.service().clone();
+    let (state, reason) = state(hub, followed);
+    let unknown = !followed.is_known();
+    let picture = Picture::now(hub);
+    let mut tally = Tally::default();
+    for (node, record, facts) in picture.nodes() {
+        if !counts(hub, record, facts.as_deref()) {
+            continue;
+        }
+        let wanted = hub.store.wanted_of_service(node, followed);
+        let lag = match unknown {
+            true => lag_of_unknown(hub, &name, record),
+            false => lag(hub, &name, record, wanted.max(1)),
+        };
+        let report = report_of(&hub.store, record);
+        let applied = report.map_or(0, |report| report.applied_revision);
+        let verified = report.map_or(0, |report| report.verified_revision);
+        tally.add(node, applied, verified, wanted, lag);
+    }
+    let moment = hub.store.moment_of(tally.wanted);
+    let moment = moment.filter(|_| tally.wanted > 0);
+    let durations = moment.and_then(|m| hub.fleet.timings.of_change(m.first));
+    let mut answer = pb::Convergence {
+        namespace: name.namespace.to_string(),
+        name: name.name.to_string(),
+        state: state.into(),
+        reason: cut(&reason),
+        wanted_revision: tally.wanted,
+        changed_at_ms: moment.map_or(0, |moment| millis(moment.observed_at)),
+        nodes: tally.nodes,
+        programmed: tally.programmed,
+        verified: tally.verified,
+        durations: durations.as_ref().map(summary),
+        now_ms: millis(SystemTime::now()),
+        ..pb::Convergence::default()
+    };
+    (answer.laggards, answer.laggards_omitted) = tally.laggards();
+    answer
+}
+
+/// Returns the state of a Service, and the reason if it is not served.
+fn state(hub: &Hub, followed: &Followed) -> (ServiceState, String) {
+    if followed.is_served() {
+        return (ServiceState::Served, String::new());
+    }
+    if followed.is_known() {
+        let reason = "the Service is deleted, or has no ports any more".to_owned();
+        return (ServiceState::Deleted, reason);
+    }
+    if !hub.store.head().borrow().synced {
+        let reason = "the control plane has not read its source yet".to_owned();
+        return (ServiceState::Uncertain, reason);
+    }
+    let name = followed.service();
+    let refused = hub.issues().iter().find_map(|issue| {
+        let object = &issue.object;
+        let is_its = object.kind == "Service"
+            && *object.namespace == *name.namespace
+            && *object.name == *name.name;
+        is_its.then(|| issue.reason.clone())
+    });
+    if let Some(reason) = refused {
+        return (ServiceState::Unknown, reason);
+    }
+    match hub.store.trust() {
+        Trust::Partial(doubt) => (
+            ServiceState::Uncertain,
+            format!("the source was not read completely: {doubt}"),
+        ),
+        Trust::Whole | Trust::Confirmed => (
+            ServiceState::Unknown,
+            "no Service of this name needs programming: it does not exist, or is headless or of type ExternalName"
+                .to_owned(),
+        ),
+    }
+}
+
+fn cut(reason: &str) -> String {
+    reason[..reason.floor_char_boundary(REASON_BYTES)].to_owned()
+}
+
+fn summary(durations: &Durations) -> pb::ChangeDurations {
+    let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    pb::ChangeDurations {
+        nodes: durations.count(),
+        p50_ms: ms(durations.percentile(50)),
+        p99_ms: ms(durations.percentile(99)),
+        max_ms: ms(durations.longest()),
+    }
+}
+
+/// Sends the convergence of a Service now and after each change, until the client has gone.
+pub(super) async fn watch(
+    hub: Arc<Hub>,
+    name: ServiceName,
+    outbox: mpsc::Sender<Result<pb::Convergence, Status>>,
+) {
+    let mut agents = hub.fleet.changes();
+    let mut head = hub.store.head();
+    let mut summary = hub.summary();
+    let mut followed = Followed::new(name);
+    let mut last: Option<(pb::Convergence, Instant)> = None;
+    loop {
+        let started = Instant::now();
+        let answer = convergence(&hub, &mut followed);
+        let cost = started.elapsed();
+        let is_news = last.as_ref().is_none_or(|(told, at)| {
+            at.elapsed() >= WATCH_REFRESH || !is_same(told.clone(), &answer)
+        });
+        if is_news {
+            last = Some((answer.clone(), Instant::now()));
+            if outbox.send(Ok(answer)).await.is_err() {
+                return;
+            }
+        }
+        // A large fleet makes answers dear; then they come less often.
+        tokio::time::sleep(WATCH_PAUSE.max(cost * SHARE)).await;
+        let alive = tokio::select! {
+            changed = agents.changed() => changed.is_ok(),
+            changed = head.changed() => changed.is_ok(),
+            changed = summary.changed() => changed.is_ok(),
+            () = tokio::time::sleep(WATCH_REFRESH) => true,
+            () = outbox.closed() => false,
+            () = hub.shutdown.cancelled() => false,
+        };
+        if !alive {
+            return;
+        }
+    }
+}
+
+/// Returns whether two answers differ in their time only.
+fn is_same(mut told: pb::Convergence, now: &pb::Convergence) -> bool {
+    told.now_ms = now.now_ms;
+    told == *now
+}
+
+#[cfg(test)]
+mod tests;
