@@ -11,6 +11,7 @@ pub(crate) mod endpoints;
 pub(crate) mod fleet;
 mod next;
 pub(crate) mod nodes;
+mod plane;
 pub(crate) mod servers;
 pub(crate) mod services;
 pub(crate) mod version;
