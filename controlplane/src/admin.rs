@@ -106,8 +106,13 @@ impl Admin {
 
     fn readiness(&self, verbose: bool) -> Answer {
         let waits = |door: &Arc<Door>| door.cover() == Cover::Waiting;
-        let ready = self.hub.store.head().borrow().synced && !self.doors.iter().any(waits);
+        let draining = self.hub.draining.is_on();
+        let synced = self.hub.store.head().borrow().synced;
+        let ready = synced && !draining && !self.doors.iter().any(waits);
         let mut body = String::new();
+        if draining {
+            body.push_str("agents: leaving, because this control plane is about to stop\n");
+        }
         if verbose || !ready {
             for (kind, state) in self.hub.upstream.kinds() {
                 // Writing to a string cannot fail.

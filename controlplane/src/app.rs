@@ -146,6 +146,8 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let _ = hub.plain_text_ports.set(plain_text);
     let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
     let tls = secure(protection, &gate, api, &hub, &mut tasks)?;
+    hub.snapshots
+        .limit(config.agent_limits.snapshots_per_second);
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub, &gate);

@@ -37,6 +37,7 @@ use tracing::{debug, warn};
 
 use self::book::{Book, Verdict};
 use crate::buckets::{Buckets, Rate};
+use crate::snapshots::PER_SECOND;
 
 /// Maximum time that a connection may wait. It is longer than the time that an agent may take for
 /// its Hello, so that an agent that is too slow gets an answer.
@@ -71,6 +72,8 @@ pub struct Limits {
     pub waiting_per_address: usize,
     /// Maximum number of TLS handshakes a second from one address. Further ones are closed at once.
     pub handshakes_per_second: u32,
+    /// Maximum number of snapshots that begin a second, for all addresses together.
+    pub snapshots_per_second: u32,
 }
 
 impl Limits {
@@ -82,6 +85,7 @@ impl Limits {
         waiting: 4_096,
         waiting_per_address: 1_024,
         handshakes_per_second: 1_000,
+        snapshots_per_second: PER_SECOND,
     };
 
     /// Limits for the status API.
@@ -91,6 +95,7 @@ impl Limits {
         waiting: 64,
         waiting_per_address: 32,
         handshakes_per_second: 50,
+        snapshots_per_second: PER_SECOND,
     };
 
     /// Returns the rate of handshakes from one address: those of some seconds may come at once.

@@ -9,13 +9,16 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::admission::Admission;
+use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
+use crate::freshness::Freshness;
 use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::publish::{Publication, Store};
-use crate::source::Batch;
+use crate::snapshots::Snapshots;
 use crate::source::kubernetes;
 use crate::source::upstream::{Upstream, log_new};
+use crate::source::{Batch, Event};
 use crate::trust::Trust;
 
 /// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
@@ -37,6 +40,10 @@ pub struct Hub {
     pub started_at: SystemTime,
     /// Ports that other machines reach in plain text, human-readable; the wiring sets them once.
     pub plain_text_ports: OnceLock<Vec<String>>,
+    /// Whether agents are asked to leave, because the control plane is about to end.
+    pub draining: Draining,
+    /// Admission of agents that need a snapshot.
+    pub snapshots: Snapshots,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
@@ -117,12 +124,15 @@ impl Hub {
             upstream: Upstream::default(),
             started_at,
             plain_text_ports: OnceLock::new(),
+            draining: Draining::default(),
+            snapshots: Snapshots::default(),
             shutdown: CancellationToken::new(),
             summary,
             queries,
         });
         let owner = IndexOwner {
             index: Index::new(admission).guarded(guard).started_at(started_at),
+            freshness: Freshness::default(),
             hub: Arc::clone(&hub),
             summary: summary_tx,
         };
@@ -223,6 +233,8 @@ impl Hub {
 
 struct IndexOwner {
     index: Index,
+    /// The versions of the source up to which the index knows everything.
+    freshness: Freshness,
     hub: Arc<Hub>,
     summary: watch::Sender<Arc<Summary>>,
 }
@@ -247,6 +259,11 @@ impl IndexOwner {
     }
 
     fn apply(&mut self, batch: Batch) {
+        for event in &batch.events {
+            if let Event::Version(kind, versions) = event {
+                self.freshness.set(*kind, *versions);
+            }
+        }
         let waited = batch.observed_at.elapsed().unwrap_or_default();
         let started = Instant::now();
         let outcome = self.index.apply(batch);
@@ -290,6 +307,8 @@ impl IndexOwner {
         }
         self.believe(trust);
         if self.index.is_synced() {
+            // The objects of these versions are published now, or are as before.
+            self.hub.store.set_freshness(&self.freshness);
             self.hub.store.set_synced();
         }
         self.summary.send_replace(Arc::new(summary));
@@ -298,7 +317,7 @@ impl IndexOwner {
     fn publish(&self, publication: Publication, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
         let started = Instant::now();
-        let revision = self.hub.store.publish(publication);
+        let revision = self.hub.store.publish_as_of(publication, &self.freshness);
         if revision == before {
             return;
         }

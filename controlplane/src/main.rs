@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
@@ -15,11 +16,11 @@ use kp_controlplane::doors::Limits;
 use kp_controlplane::identity::{self, AuditLog, WATCHES};
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kp_controlplane::kubernetes::Access;
+use kp_controlplane::signals::Signals;
 use kp_controlplane::source::kubernetes;
 use kp_controlplane::{app, certs, check};
 use kplane_model::Cidr;
 use kplane_tls::{KeyPair, ServerFiles};
-use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
@@ -97,6 +98,18 @@ struct Args {
     /// are closed at once, and agents try again.
     #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.handshakes_per_second)]
     max_handshakes_per_second: u32,
+
+    /// Maximum number of snapshots of the desired state that the control plane begins a second. Further agents that need
+    /// one are asked to come back later. Agents that still hold what they must hold need none.
+    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.snapshots_per_second)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    max_snapshots_per_second: u32,
+
+    /// Longest time in which agents leave, in seconds, after SIGTERM or SIGINT. They leave in waves, to another replica
+    /// if there is one. A second signal ends the control plane at once.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=600))]
+    drain: u64,
 
     /// Whether Services may have externalIPs; like AllowServiceExternalIPs of kube-proxy.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
@@ -327,6 +340,7 @@ impl Args {
             connections: self.max_connections,
             per_address: self.max_connections_per_address,
             handshakes_per_second: self.max_handshakes_per_second,
+            snapshots_per_second: self.max_snapshots_per_second,
             ..Limits::AGENTS
         }
     }
@@ -417,12 +431,10 @@ fn start_log(format: LogFormat) {
 }
 
 async fn serve(args: Args) -> anyhow::Result<()> {
-    // Signals are handled from the start, so that none is missed.
-    let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
-    let [terminate, interrupt] = signals;
-    let (mut terminate, mut interrupt) = (terminate?, interrupt?);
+    let signals = Signals::listen()?;
     let admission = args.admission();
     let agent_limits = args.agent_limits();
+    let drain = Duration::from_secs(args.drain);
     let local_by_default = args.agent_listen.is_none() && args.agent_listen().ip().is_loopback();
     let bound = app::build(app::Config {
         source: args.origin(),
@@ -447,15 +459,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
              --client-ca-file (`kp-controlplane certs init` makes them), and --agent-listen"
         );
     }
-    let shutdown = bound.shutdown_token();
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        info!("shutting down; agents keep their rules");
-        shutdown.cancel();
-    });
+    tokio::spawn(signals.follow(Arc::clone(bound.hub()), drain));
     Ok(bound.wait().await?)
 }
 

@@ -23,6 +23,7 @@ use std::time::SystemTime;
 use kplane_model::Issue;
 use tokio::sync::mpsc;
 
+use crate::freshness::Versions;
 use crate::k8s::{Kind, Object, ObjectId};
 
 /// An object and its human-readable place, such as `shop.yaml, document 2, line 14`; empty when the
@@ -62,6 +63,8 @@ pub enum Event {
     /// All current reasons why unknown objects may exist, human-readable; replaces the earlier
     /// ones.
     Doubts(Vec<String>),
+    /// All changes of a kind up to a version have been passed on.
+    Version(Kind, Versions),
     /// Nothing changed, but the source is in touch with its origin (upstream freshness).
     Alive,
 }

@@ -50,6 +50,7 @@ const LIMITS: Limits = Limits {
     waiting: 64,
     waiting_per_address: 32,
     handshakes_per_second: 1_000,
+    snapshots_per_second: 500,
 };
 
 /// A control plane, and an agent that is connected.

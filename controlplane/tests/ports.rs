@@ -173,6 +173,7 @@ async fn who_has_asked_something_may_stay() {
 async fn silent_connections_make_room_for_agents_and_agents_for_nobody() {
     let limits = Limits {
         handshakes_per_second: 500,
+        snapshots_per_second: 500,
         connections: 32,
         per_address: 24,
         waiting: 16,

@@ -149,7 +149,7 @@ pub async fn build_with(
     let engine = Engine::start(open, settings, followers, recall).await?;
     let mut tasks = JoinSet::new();
     let (transport, status_addr) =
-        connect(config.source, config.cliff_guard, own, &engine, &mut tasks).await?;
+        connect(config.source, config.cliff_guard, own, &mut tasks).await?;
     let identity = Identity::new(config.node_name);
     announce(&identity, &engine);
     let client = Client::new(transport, identity, engine.clone());
@@ -282,7 +282,6 @@ async fn connect(
     source: Source,
     guard: desired::CliffGuard,
     own: OwnPlaces,
-    engine: &Engine,
     tasks: &mut Tasks,
 ) -> Result<(Grpc, Option<SocketAddr>), BuildError> {
     match source {
@@ -299,9 +298,7 @@ async fn connect(
                 server_name: server_name.map(Into::into),
                 token: token.transpose()?,
             };
-            let engine = engine.clone();
-            let peers = move |peers| engine.reserve(|reserved| reserved.peers = peers);
-            let transport = Grpc::remote(endpoints, own.dialer(), credentials, peers);
+            let transport = Grpc::remote(endpoints, own.dialer(), credentials);
             Ok((transport, None))
         }
         Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),

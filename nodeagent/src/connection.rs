@@ -9,4 +9,6 @@ pub struct Connection {
     pub since_ms: u64,
     /// The reason why there is no connection, human-readable; empty while there is one.
     pub reason: String,
+    /// The number of times that a control plane showed an older state than the node holds, since the start.
+    pub older_states: u64,
 }

@@ -6,10 +6,13 @@
 //!   omissions are trusted. Objects that are kept because an omission is not trusted are served and
 //!   marked: see `held`.
 //! * (epoch, revision) never goes back within an epoch, whichever replica the agent uses.
+//! * Across epochs no state is taken of which the source's versions are older (see `freshness`), unless
+//!   the stream has found that all replicas show an older one.
 //! * An invalid object replaces nothing. The previous object stays, and the report names the invalid
 //!   one until it becomes valid or goes away.
 
 mod commit;
+mod freshness;
 mod guard;
 mod held;
 mod oversized;
@@ -22,6 +25,7 @@ pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;
 
+pub use freshness::{Freshness, Lag, Offer};
 pub use guard::{CliffGuard, Confidence};
 pub use held::Held;
 pub use restored::{Picture, Remembered};
@@ -63,6 +67,8 @@ pub struct Desired {
     standing: Standing,
     /// The cluster of the last control plane that named its cluster; empty = not known.
     cluster: Arc<str>,
+    /// The newest changes of the source that the state contains.
+    freshness: Freshness,
     counts: [Counts; 2],
     oversized: Oversized,
     guard: CliffGuard,
@@ -254,6 +260,7 @@ impl Desired {
     /// [`Refusal`]: nothing of the update was taken.
     pub fn apply(&mut self, update: Update) -> Result<Touched, Refusal> {
         self.check_position(&update)?;
+        let goes_back = self.check_freshness(&update)?;
         let Update {
             snapshot,
             position,
@@ -262,6 +269,7 @@ impl Desired {
             confidence,
             doubt,
             cluster,
+            offer,
             ..
         } = update;
         let staged = Staged::convert(update.changes);
@@ -276,6 +284,10 @@ impl Desired {
         self.digest = digest;
         self.exact = exact;
         self.standing = Standing::Confirmed;
+        match goes_back {
+            true => self.freshness.replace(&offer),
+            false => self.freshness.join(&offer),
+        }
         if !cluster.is_empty() {
             self.cluster = cluster;
         }
@@ -300,6 +312,19 @@ impl Desired {
         match held {
             Some(held) if got.revision < held.revision => Err(Refusal::Older { held: *held, got }),
             _ => Ok(()),
+        }
+    }
+
+    /// Returns whether the state of an update is older than the state before, and is taken all the same:
+    /// it is of another cluster, or all replicas show an older one (invariant: forward).
+    fn check_freshness(&self, update: &Update) -> Result<bool, Refusal> {
+        let known = !self.cluster.is_empty() && !update.cluster.is_empty();
+        if known && self.cluster != update.cluster {
+            return Ok(true);
+        }
+        match update.offer.lag(&self.freshness) {
+            Some(lag) if !update.may_go_back => Err(Refusal::Behind(lag)),
+            lag => Ok(lag.is_some()),
         }
     }
 

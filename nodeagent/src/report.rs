@@ -11,7 +11,7 @@ use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
-use crate::desired::{Counts, Held, Position, Reject, Resume};
+use crate::desired::{Counts, Freshness, Held, Position, Reject, Resume};
 use kplane_dataplane::backend::{RuleCounts, ServerCounts};
 
 /// Most failures that a report names.
@@ -46,6 +46,8 @@ pub struct Report {
     pub stale_since_ms: Option<u64>,
     /// The cluster of the last control plane that named its cluster; empty = not known.
     pub cluster: Arc<str>,
+    /// The newest changes of the source that the state contains.
+    pub freshness: Freshness,
     /// The position that the kernel holds, except for `failures`. Never more than it holds.
     pub applied: Option<Position>,
     /// The position at which the kernel was last read back and compared.

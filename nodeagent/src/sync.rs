@@ -1,10 +1,11 @@
 //! The client of the stream from the control plane.
 //!
 //! ```text
-//! Connecting ---Welcome---------------> Live
-//! Connecting ---refused, timed out----> Disconnected
-//! Live --------broken, silent, refused> Disconnected
-//! Disconnected -after a while---------> Connecting
+//! Waiting ------after a while-----------> Finding
+//! Finding ------names resolved----------> Connecting (the first replica of a round)
+//! Connecting ---Welcome-----------------> Live
+//! Connecting ---refused, timed out------> Connecting (the next replica), or Waiting
+//! Live ---------broken, silent, refused-> Waiting
 //! ```
 //!
 //! The client owns the connection, and no part of the desired state: complete updates go to the
@@ -13,14 +14,18 @@
 
 mod grpc;
 mod live;
+mod lost;
+mod older;
+mod replicas;
 mod transport;
 
 #[cfg(test)]
 mod tests;
 
 pub use grpc::{Credentials, Grpc};
-pub use transport::{Link, OUTBOX, OpenError, Presented, Transport};
+pub use transport::{Found, Link, OUTBOX, OpenError, Presented, Replica, Transport};
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,26 +35,30 @@ use kplane_proto::v1 as pb;
 use kplane_proto::v1::{agent_message, server_message};
 use kplane_proto::{DIGEST_SCHEMA, PROTOCOL_VERSION};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
-use tonic::Status;
+use tokio::time::{Instant, sleep, timeout};
 
-use self::live::Live;
+use self::live::{Live, Progress};
+use self::lost::{Lost, Retry};
+use self::older::INSISTENCE;
+use self::replicas::{CUT_OFF, Next, Replicas};
 use crate::connection::Connection;
-use crate::desired::{Collector, Refusal, Remedy, now_ms};
+use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
-use kplane_dataplane::backoff::Backoff;
 
-/// First and longest upper bound of the wait before connecting again.
-const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+/// Longest wait for the resolution of names if replicas are known from before.
+const RESOLUTION: Duration = Duration::from_secs(1);
 
-/// Longest time from the first packet to Welcome, including name resolution.
+/// Longest time from the first packet to Welcome.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// Time after which a stream counts as healthy; the pause after it is short again.
 const HEALTHY: Duration = Duration::from_secs(60);
 
-/// Longest pause that a control plane may ask of an agent.
-const LONGEST_ABSENCE: Duration = Duration::from_secs(300);
+/// Time for which reports name a control plane that showed an older state.
+const NOTICE: Duration = Duration::from_secs(600);
+
+/// Most different reasons that are remembered so that each is logged once.
+const MAX_COMPLAINTS: usize = 64;
 
 /// Longest identity of a cluster, in bytes; the UID of an object has 36.
 const MAX_CLUSTER: usize = 64;
@@ -81,12 +90,12 @@ pub struct Client<T> {
     transport: T,
     identity: Identity,
     shared: Shared,
-    backoff: Backoff,
+    replicas: Replicas,
     /// Whether to ask for a snapshot, because the agent's state is in doubt.
     fresh: bool,
     connection: watch::Sender<Connection>,
-    /// The last reason in the log; the same reason is not logged again.
-    complaint: String,
+    /// The last reasons in the log, since the last stream; the same reason is not logged again.
+    complaints: BTreeSet<String>,
 }
 
 /// The state that outlives a stream and is reported on the next one.
@@ -98,74 +107,25 @@ struct Shared {
     round_trip: Duration,
     /// The number of the last trigger that was sent to a control plane.
     triggers_told: u64,
+    /// The last remark about control planes that show an older state, for reports.
+    notice: Option<Notice>,
+}
+
+/// A remark for reports.
+#[derive(Debug)]
+struct Notice {
+    text: String,
+    since_ms: u64,
+    /// The time after which reports are without it.
+    until: Instant,
 }
 
 #[derive(Debug)]
 enum State {
-    Disconnected { wait: Duration },
-    Connecting,
+    Waiting(Duration),
+    Finding,
+    Connecting(Replica),
     Live(Box<Live>),
-}
-
-/// The reason why a stream ended, or never began.
-#[derive(Debug, thiserror::Error)]
-enum Lost {
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    #[error("no welcome within {HANDSHAKE:?}")]
-    NoWelcome,
-    #[error("the control plane asks the agent to come back in {after:?} ({reason})")]
-    ComeBackLater { after: Duration, reason: String },
-    #[error("the control plane violates the protocol: {0}")]
-    Protocol(String),
-    #[error(
-        "the control plane belongs to cluster {theirs:?}, and this node served cluster {ours:?}: the agent asks it for \
-         a complete snapshot"
-    )]
-    OtherCluster { ours: Arc<str>, theirs: Arc<str> },
-    #[error("the control plane closed the stream")]
-    Closed,
-    #[error("the stream broke: {}", transport::describe(.0))]
-    Broken(Box<Status>),
-    #[error("no message from the control plane for {0:?}")]
-    Silent(Duration),
-    #[error("update refused: {0}")]
-    Refused(#[from] Refusal),
-    #[error(transparent)]
-    Engine(#[from] Stopped),
-}
-
-/// The reaction to a lost stream.
-#[derive(Debug, PartialEq, Eq)]
-enum Retry {
-    /// Connect again after a growing pause.
-    Backoff,
-    /// Connect again after a growing pause, and ask for a snapshot.
-    Fresh,
-    /// Connect again after the pause that was asked for, plus up to half of it.
-    After(Duration),
-    /// The process cannot go on.
-    Never(Stopped),
-}
-
-impl Lost {
-    fn retry(&self) -> Retry {
-        match self {
-            Self::Open(_)
-            | Self::NoWelcome
-            | Self::Protocol(_)
-            | Self::Closed
-            | Self::Broken(_)
-            | Self::Silent(_) => Retry::Backoff,
-            Self::OtherCluster { .. } => Retry::Fresh,
-            Self::ComeBackLater { after, .. } => Retry::After(*after),
-            Self::Refused(refusal) => match refusal.remedy() {
-                Remedy::Snapshot => Retry::Fresh,
-                Remedy::Reconnect => Retry::Backoff,
-            },
-            Self::Engine(stopped) => Retry::Never(*stopped),
-        }
-    }
 }
 
 impl<T: Transport> Client<T> {
@@ -176,8 +136,10 @@ impl<T: Transport> Client<T> {
             live: false,
             since_ms: now_ms(),
             reason: String::new(),
+            older_states: 0,
         };
         Self {
+            replicas: Replicas::new(identity.node.clone()),
             transport,
             identity,
             shared: Shared {
@@ -185,11 +147,11 @@ impl<T: Transport> Client<T> {
                 unknown_messages: 0,
                 round_trip: Duration::ZERO,
                 triggers_told: 0,
+                notice: None,
             },
-            backoff: RECONNECT,
             fresh: false,
             connection: watch::Sender::new(disconnected),
-            complaint: String::new(),
+            complaints: BTreeSet::new(),
         }
     }
 
@@ -201,7 +163,7 @@ impl<T: Transport> Client<T> {
 
     /// Runs until the engine stops; safe to drop at any time.
     pub async fn run(mut self) -> Stopped {
-        let mut state = State::Connecting;
+        let mut state = State::Finding;
         loop {
             state = match self.step(state).await {
                 Ok(next) => next,
@@ -212,37 +174,81 @@ impl<T: Transport> Client<T> {
 
     async fn step(&mut self, state: State) -> Result<State, Stopped> {
         match state {
-            State::Disconnected { wait } => {
+            State::Waiting(wait) => {
                 sleep(wait).await;
-                Ok(State::Connecting)
+                Ok(State::Finding)
             }
-            State::Connecting => match timeout(HANDSHAKE, self.connect()).await {
+            State::Finding => {
+                self.find().await;
+                Ok(self.next_replica())
+            }
+            State::Connecting(replica) => match timeout(HANDSHAKE, self.connect(replica)).await {
                 Ok(Ok(live)) => {
                     self.connected(true);
                     Ok(State::Live(Box::new(live)))
                 }
-                Ok(Err(lost)) => self.disconnect(&lost),
-                Err(_) => self.disconnect(&Lost::NoWelcome),
+                Ok(Err(lost)) => {
+                    self.disconnect(&lost)?;
+                    Ok(self.next_replica())
+                }
+                Err(_) => {
+                    self.disconnect(&Lost::NoWelcome)?;
+                    Ok(self.next_replica())
+                }
             },
             State::Live(mut live) => match live.step(&mut self.shared).await {
-                Ok(progress) => {
-                    if progress == live::Progress::UpdateTaken {
-                        self.fresh = false;
-                    }
+                Ok(Progress::UpdateTaken) => {
+                    self.fresh = false;
+                    self.replicas.taken();
                     Ok(State::Live(live))
                 }
-                Err(lost) => {
-                    if live.age() >= HEALTHY {
-                        self.backoff.reset();
-                    }
-                    self.disconnect(&lost)
+                Ok(Progress::UpstreamAge(age)) if self.replicas.leaves(age, Instant::now()) => {
+                    self.ended(&live, &Lost::CutOff(age))
                 }
+                Ok(_) => Ok(State::Live(live)),
+                Err(lost) => self.ended(&live, &lost),
             },
         }
     }
 
-    async fn connect(&mut self) -> Result<Live, Lost> {
-        let mut link = self.transport.open(self.hello()).await?;
+    /// Handles the end of a stream.
+    fn ended(&mut self, live: &Live, lost: &Lost) -> Result<State, Stopped> {
+        if live.age() >= HEALTHY {
+            self.replicas.healthy();
+        }
+        let retry = self.disconnect(lost)?;
+        let sent_away = matches!(retry, Retry::After(_) | Retry::Elsewhere);
+        let wait = self.replicas.ended(sent_away, Instant::now());
+        Ok(State::Waiting(wait))
+    }
+
+    /// Resolves the names of the replicas, and reserves their addresses before the first connection.
+    async fn find(&mut self) {
+        let found = self.transport.find();
+        let found = match self.replicas.any() {
+            true => timeout(RESOLUTION, found).await.unwrap_or_default(),
+            false => found.await,
+        };
+        for failure in self.replicas.begin_round(found, Instant::now()) {
+            self.complain(&failure.to_string());
+        }
+        let places = self.replicas.places();
+        if !places.is_empty() {
+            self.shared
+                .engine
+                .reserve(|reserved| reserved.peers = places);
+        }
+    }
+
+    fn next_replica(&mut self) -> State {
+        match self.replicas.next(Instant::now()) {
+            Next::Try(replica) => State::Connecting(replica),
+            Next::Wait(wait) => State::Waiting(wait),
+        }
+    }
+
+    async fn connect(&mut self, replica: Replica) -> Result<Live, Lost> {
+        let mut link = self.transport.open(replica, self.hello()).await?;
         let first = match link.inbox.next().await {
             Some(Ok(message)) => message.kind,
             Some(Err(status)) => return Err(Lost::Broken(Box::new(status))),
@@ -258,12 +264,15 @@ impl<T: Transport> Client<T> {
                     )));
                 }
                 let cluster = self.check_cluster(&welcome.cluster_id)?;
+                let mut collector = Collector::of_cluster(welcome.epoch, cluster);
+                collector.hear(&welcome.freshness);
+                let collector = self.check_freshness(collector, &mut link).await?;
                 tracing::info!(
+                    %replica,
                     epoch = format!("{:016x}", welcome.epoch),
                     server_version = welcome.server_version,
                     "connected to the control plane"
                 );
-                let collector = Collector::of_cluster(welcome.epoch, cluster);
                 Ok(Live::new(link, collector, self.shared.engine.reports()))
             }
             Some(server_message::Kind::ComeBackLater(later)) => Err(later.into()),
@@ -282,6 +291,46 @@ impl<T: Transport> Client<T> {
             true => Err(Lost::OtherCluster { ours, theirs }),
             false => Ok(theirs),
         }
+    }
+
+    /// Returns the collector of a stream whose control plane shows no older state than the node holds, or
+    /// one that the node takes because all control planes do.
+    async fn check_freshness(
+        &mut self,
+        mut collector: Collector,
+        link: &mut Link,
+    ) -> Result<Collector, Lost> {
+        let reports = self.shared.engine.reports();
+        let lag = |collector: &Collector| live::lag(collector, &reports.borrow());
+        if lag(&collector).is_none() {
+            return Ok(collector);
+        }
+        // The first heartbeat says whether the control plane is in touch with its source.
+        let heartbeat = loop {
+            match link.inbox.next().await {
+                Some(Ok(pb::ServerMessage {
+                    kind: Some(server_message::Kind::Heartbeat(heartbeat)),
+                })) => break heartbeat,
+                Some(Ok(_)) => {}
+                Some(Err(status)) => return Err(Lost::Broken(Box::new(status))),
+                None => return Err(Lost::Closed),
+            }
+        };
+        collector.hear(&heartbeat.freshness);
+        let Some(lag) = lag(&collector) else {
+            return Ok(collector);
+        };
+        let in_touch = Duration::from_millis(heartbeat.upstream_age_ms) < CUT_OFF;
+        if !in_touch || !self.replicas.believes_older(Instant::now()) {
+            return Err(Lost::Behind { lag, in_touch });
+        }
+        let why = format!(
+            "all control planes have shown an older state of the cluster for {INSISTENCE:?}, so the node takes it. Was the \
+             API server restored from a backup?"
+        );
+        tracing::warn!(%lag, "{why}");
+        self.notice(&why);
+        Ok(collector.going_back(true))
     }
 
     fn hello(&self) -> pb::AgentMessage {
@@ -315,38 +364,62 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    fn disconnect(&mut self, lost: &Lost) -> Result<State, Stopped> {
+    /// Records that there is no stream, and why; returns what to do about it.
+    fn disconnect(&mut self, lost: &Lost) -> Result<Retry, Stopped> {
         self.connected(false);
-        self.transport.rotate();
-        let wait = match lost.retry() {
+        let retry = lost.retry();
+        match retry {
             Retry::Never(stopped) => return Err(stopped),
-            Retry::Backoff => self.backoff.full_jitter(),
-            Retry::Fresh => {
-                self.fresh = true;
-                self.backoff.full_jitter()
+            Retry::Backoff => {}
+            Retry::Fresh => self.fresh = true,
+            Retry::After(after) => self.replicas.rest(after, Instant::now()),
+            Retry::Elsewhere => {}
+            Retry::Behind { in_touch } => {
+                self.replicas.shows_older(in_touch, Instant::now());
+                self.notice(&lost.to_string());
+                self.connection
+                    .send_modify(|connection| connection.older_states += 1);
             }
-            Retry::After(after) => after + rand::random_range(Duration::ZERO..=after / 2),
-        };
-        let reason = lost.to_string();
-        let wait_ms = wait.as_millis();
-        if reason == self.complaint {
-            tracing::debug!(reason, wait_ms, "still not connected");
-        } else {
-            tracing::warn!(
-                reason,
-                wait_ms,
-                "not connected to the control plane; the kernel keeps its rules"
-            );
-            self.connection
-                .send_modify(|connection| connection.reason.clone_from(&reason));
-            self.complaint = reason;
         }
-        Ok(State::Disconnected { wait })
+        self.complain(&lost.to_string());
+        Ok(retry)
+    }
+
+    /// Records a remark about the current replica for reports.
+    fn notice(&mut self, text: &str) {
+        let replica = self.replicas.current();
+        let replica = replica.map_or_else(String::new, |replica| replica.to_string());
+        let since_ms = self.shared.notice.as_ref().map(|notice| notice.since_ms);
+        self.shared.notice = Some(Notice {
+            text: format!("{replica}: {text}"),
+            since_ms: since_ms.unwrap_or_else(now_ms),
+            until: Instant::now() + NOTICE,
+        });
+    }
+
+    /// Records the reason why there is no stream, and logs it once.
+    fn complain(&mut self, reason: &str) {
+        self.connection.send_if_modified(|connection| {
+            let changed = connection.reason != reason;
+            reason.clone_into(&mut connection.reason);
+            changed
+        });
+        if !self.complaints.insert(reason.to_owned()) {
+            tracing::debug!(reason, "still not connected");
+            return;
+        }
+        if self.complaints.len() > MAX_COMPLAINTS {
+            self.complaints.clear();
+        }
+        tracing::warn!(
+            reason,
+            "not connected to the control plane; the kernel keeps its rules"
+        );
     }
 
     fn connected(&mut self, live: bool) {
         if live {
-            self.complaint.clear();
+            self.complaints.clear();
         }
         self.connection.send_if_modified(|connection| {
             let changed = connection.live != live;
@@ -355,19 +428,10 @@ impl<T: Transport> Client<T> {
                     live,
                     since_ms: now_ms(),
                     reason: String::new(),
+                    ..*connection
                 };
             }
             changed
         });
-    }
-}
-
-impl From<pb::ComeBackLater> for Lost {
-    fn from(later: pb::ComeBackLater) -> Self {
-        let after = Duration::from_millis(later.after_ms.into());
-        Self::ComeBackLater {
-            after: after.min(LONGEST_ABSENCE),
-            reason: later.reason,
-        }
     }
 }

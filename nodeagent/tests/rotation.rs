@@ -145,6 +145,7 @@ impl Plane {
             agent_listen: any,
             status_listen: any,
             http_listen: None,
+            http_tls: false,
             protection: control_plane::Protection::Files(ServerFiles {
                 pair,
                 client_authorities: Some(files.file("ca.crt")),

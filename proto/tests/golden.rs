@@ -277,6 +277,7 @@ fn from_server() -> Vec<(&'static str, server_message::Kind)> {
             }],
             confidence: Confidence::Confirmed.into(),
             doubt: "a file is missing".into(),
+            freshness: Vec::new(),
         }),
     };
     vec![
@@ -294,6 +295,7 @@ fn from_server() -> Vec<(&'static str, server_message::Kind)> {
             server_message::Kind::Heartbeat(Heartbeat {
                 revision: 1,
                 upstream_age_ms: 2,
+                freshness: Vec::new(),
             }),
         ),
         ("server-ping", server_message::Kind::Ping(Ping { token: 1 })),

@@ -96,7 +96,17 @@ impl Plane {
             "kplane_controlplane_nodes",
             "Nodes by the state of their agent",
         )
-        .gauge(to, series)
+        .gauge(to, series)?;
+        let counts = self.0.snapshots.counts();
+        let series: [(&Labels<'_>, f64); 2] = [
+            (&[("result", "begun")], counts.begun as f64),
+            (&[("result", "refused")], counts.refused as f64),
+        ];
+        Name(
+            "kplane_controlplane_snapshots",
+            "Agents that needed a snapshot: begun, and refused because too many needed one",
+        )
+        .counter(to, series)
     }
 
     fn timings(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -12,6 +12,7 @@ use super::*;
 
 const LIMITS: Limits = Limits {
     handshakes_per_second: 500,
+    snapshots_per_second: 500,
     connections: 6,
     per_address: 4,
     waiting: 3,

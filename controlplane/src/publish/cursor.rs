@@ -1,5 +1,6 @@
 //! An agent's position, and the objects that it lacks.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -7,6 +8,7 @@ use kplane_model::{DesiredKey, Digest, ServiceKey};
 
 use super::state::{Blob, FIRST_REVISION, State, View};
 use super::triggers::Sent;
+use crate::freshness::Freshness;
 use crate::trust::Trust;
 
 /// Size of a message in bytes up to which objects are collected: far below every limit, and large
@@ -91,6 +93,8 @@ pub struct PieceEnd {
     pub trust: Trust,
     /// Value of [`Head::trust`](super::Head::trust) that belongs to `trust`.
     pub trust_changes: u64,
+    /// The versions of the source that the state contains.
+    pub freshness: Arc<Freshness>,
 }
 
 /// Read access; everything here is relative to a node.
@@ -129,6 +133,7 @@ impl State {
             triggers: self.triggers_for(node, cursor.base),
             trust: self.trust.clone(),
             trust_changes: self.trust_changes,
+            freshness: Arc::clone(&self.freshness),
         });
         *cursor = Cursor::at(self.revision);
         piece

@@ -12,6 +12,7 @@ use super::blob::{Encoded, encode};
 use super::log::Log;
 use super::triggers::Triggers;
 use super::watermarks::Moment;
+use crate::freshness::Freshness;
 use crate::trust::Trust;
 
 /// Maximum number of deleted keys that are remembered for agents that reconnect. An agent that
@@ -52,6 +53,8 @@ pub(super) struct State {
     /// Trust in the picture, and the number of its changes.
     pub(super) trust: Trust,
     pub(super) trust_changes: u64,
+    /// The versions of the source that the state contains.
+    pub(super) freshness: Arc<Freshness>,
 }
 
 /// A deleted key, remembered in one log.
@@ -189,6 +192,7 @@ impl Default for State {
             triggers: Triggers::default(),
             trust: Trust::default(),
             trust_changes: 0,
+            freshness: Arc::default(),
         }
     }
 }

@@ -12,6 +12,7 @@ use super::cursor::{Cursor, PIECE_BYTES, Piece};
 use super::shelf::{Shelf, Walk};
 use super::state::{FIRST_REVISION, State, view_of};
 use super::{Moment, Publication, Trigger};
+use crate::freshness::Freshness;
 use crate::trust::Trust;
 
 /// Maximum number of publications whose time is remembered, to compute the age of the oldest
@@ -93,9 +94,28 @@ impl Store {
         self.read().trust.clone()
     }
 
-    /// Publishes changes; objects that equal the published ones are left out. Returns the newest
-    /// revision.
-    pub fn publish(&self, mut publication: Publication) -> u64 {
+    /// Sets the versions of the source that the published state contains.
+    pub fn set_freshness(&self, freshness: &Freshness) {
+        if *self.read().freshness != *freshness {
+            self.write().freshness = Arc::new(freshness.clone());
+        }
+    }
+
+    /// Returns the versions of the source that the published state contains.
+    #[must_use]
+    pub fn freshness(&self) -> Arc<Freshness> {
+        Arc::clone(&self.read().freshness)
+    }
+
+    /// Publishes changes of a source without versions; see [`Store::publish_as_of`].
+    pub fn publish(&self, publication: Publication) -> u64 {
+        let freshness = self.freshness();
+        self.publish_as_of(publication, &freshness)
+    }
+
+    /// Publishes changes; objects that equal the published ones are left out. The state afterwards
+    /// contains these versions of the source. Returns the newest revision.
+    pub fn publish_as_of(&self, mut publication: Publication, freshness: &Freshness) -> u64 {
         // Each one is dropped when it has been encoded, because there are many at a start.
         let encoded: Vec<_> = std::mem::take(&mut publication.services)
             .into_iter()
@@ -120,6 +140,9 @@ impl Store {
         }
         if let Some(cidrs) = &publication.service_cidrs {
             state.set_service_cidrs(cidrs);
+        }
+        if *state.freshness != *freshness {
+            state.freshness = Arc::new(freshness.clone());
         }
         self.finish(state, first, publication.observed_at)
     }

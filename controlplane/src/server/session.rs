@@ -15,7 +15,7 @@ use kplane_proto::v1::{
 };
 use kplane_tls::Token;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
@@ -24,10 +24,12 @@ use super::questions::Questions;
 use super::{confidence, millis};
 use crate::buckets::{Bucket, Rate};
 use crate::doors::Occupancy;
+use crate::draining;
 use crate::fleet::{NotBegun, Session};
+use crate::freshness::Freshness;
 use crate::hub::Hub;
 use crate::identity::{Sentry, Visitor};
-use crate::publish::{Cursor, Head, Piece, Walk};
+use crate::publish::{Cursor, Head, Piece, PieceEnd, Walk};
 
 /// Maximum time until an agent that connects has sent its Hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -72,6 +74,10 @@ pub(super) async fn run(
         return Err(Status::invalid_argument("the first message must be Hello"));
     };
     let node = check_hello(&hello)?;
+    let mut draining = hub.draining.follow();
+    if hub.draining.is_on() {
+        return send(outbox, farewell(&hub)).await;
+    }
     let sentry = match &peer.visitor {
         Some(visitor) => visitor.speak_for(&node).await?,
         None => Sentry::idle(),
@@ -91,8 +97,10 @@ pub(super) async fn run(
         Err(error @ NotBegun::Taken(_)) => return send(outbox, come_back_later(&error)).await,
     };
     let _occupied = peer.connection.as_ref().map(Occupancy::occupy);
-    send(outbox, welcome(&hub)).await?;
+    let freshness = hub.store.freshness();
+    send(outbox, welcome(&hub, &freshness)).await?;
     let stream = AgentStream {
+        told: freshness,
         head: hub.store.head(),
         // Until something is sent, the cursor is only the agent's claim: see `AgentStream::resume`.
         cursor: Cursor::at(0),
@@ -100,7 +108,12 @@ pub(super) async fn run(
         snapshot: false,
         walk: Walk::default(),
         trust_told: 0,
-        control: Control::default(),
+        // The agent learns at once how fresh this replica is.
+        control: Control {
+            heartbeat: true,
+            ping: true,
+            ..Control::default()
+        },
         questions: Questions::new(questions),
         last_heard: Instant::now(),
         sentry,
@@ -115,8 +128,17 @@ pub(super) async fn run(
     tokio::select! {
         result = stream.serve(inbound, outbox) => result,
         () = hub.shutdown.cancelled() => Err(closing()),
+        () = draining::turn(&mut draining) => tokio::select! {
+            sent = send(outbox, farewell(&hub)) => sent,
+            () = hub.shutdown.cancelled() => Err(closing()),
+        },
         _ = superseded => Err(Status::aborted("the agent has opened a newer stream")),
     }
+}
+
+/// Asks the agent to leave: the control plane is about to end.
+fn farewell(hub: &Hub) -> server_message::Kind {
+    server_message::Kind::ComeBackLater(hub.draining.farewell())
 }
 
 fn closing() -> Status {
@@ -170,7 +192,7 @@ fn must_be_node(hub: &Hub, name: &NodeName) -> Result<(), Status> {
     )))
 }
 
-fn welcome(hub: &Hub) -> server_message::Kind {
+fn welcome(hub: &Hub, freshness: &Freshness) -> server_message::Kind {
     server_message::Kind::Welcome(pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
         capabilities: 0,
@@ -178,6 +200,7 @@ fn welcome(hub: &Hub) -> server_message::Kind {
         epoch: hub.store.epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
         cluster_id: hub.upstream.cluster_id().to_owned(),
+        freshness: freshness.news(&Freshness::default()),
     })
 }
 
@@ -219,6 +242,8 @@ struct AgentStream<'a> {
     snapshot: bool,
     /// Messages of a snapshot that other agents get as well.
     walk: Walk,
+    /// The freshness that the agent received last.
+    told: Arc<Freshness>,
     /// [`Head::trust`] of the last update that the agent got.
     trust_told: u64,
     control: Control,
@@ -236,7 +261,7 @@ impl AgentStream<'_> {
         mut inbound: Streaming<AgentMessage>,
         outbox: &Outbox,
     ) -> Result<(), Status> {
-        let mut beat = interval(HEARTBEAT);
+        let mut beat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let has_work = !self.control.is_empty() || self.has_piece();
@@ -245,6 +270,10 @@ impl AgentStream<'_> {
                     let permit = permit.map_err(|_| Status::cancelled("the agent disconnected"))?;
                     if self.resume.is_some() && self.needs_node {
                         must_be_node(self.hub, &self.node)?;
+                    }
+                    if let Some(later) = self.begin() {
+                        permit.send(Ok(encode(later)));
+                        return Ok(());
                     }
                     permit.send(Ok(self.next_message()));
                 }
@@ -313,6 +342,17 @@ impl AgentStream<'_> {
         Ok(())
     }
 
+    /// Begins to send the desired state, once that is due; returns the message that sends the agent away if
+    /// it needs a snapshot, as too many others do.
+    fn begin(&mut self) -> Option<server_message::Kind> {
+        let token = self.resume.take_if(|_| self.control.is_empty())?;
+        let wait = self.start(token.as_ref()).err()?;
+        Some(server_message::Kind::ComeBackLater(pb::ComeBackLater {
+            after_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
+            reason: "too many agents need a snapshot at the same time".to_owned(),
+        }))
+    }
+
     /// Returns the next message, encoded.
     fn next_message(&mut self) -> Bytes {
         match self.next_control() {
@@ -330,9 +370,11 @@ impl AgentStream<'_> {
         }
         if std::mem::take(&mut self.control.heartbeat) {
             let age = self.hub.upstream_age();
+            let freshness = self.news(self.hub.store.freshness());
             return Some(server_message::Kind::Heartbeat(pb::Heartbeat {
                 revision: self.head.borrow().revision,
                 upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+                freshness,
             }));
         }
         std::mem::take(&mut self.control.ping).then(|| {
@@ -342,24 +384,33 @@ impl AgentStream<'_> {
     }
 
     fn next_piece(&mut self) -> Bytes {
-        if let Some(token) = self.resume.take() {
-            self.start(token.as_ref());
-        }
         if let Some(message) = self.walk.next(&mut self.cursor) {
             self.snapshot = false;
             return message;
         }
-        let piece = self.hub.store.collect(&self.node, &mut self.cursor);
-        if let Some(end) = &piece.end {
+        let mut piece = self.hub.store.collect(&self.node, &mut self.cursor);
+        let end = piece.end.take().map(|end| {
             self.trust_told = end.trust_changes;
             self.session.sent(end.revision);
-        }
-        let update = update(piece, std::mem::take(&mut self.snapshot));
+            let freshness = self.news(Arc::clone(&end.freshness));
+            update_end(end, freshness)
+        });
+        let update = update(piece, std::mem::take(&mut self.snapshot), end);
         encode(server_message::Kind::Update(update))
     }
 
+    /// Returns the part of the freshness that the agent has not received.
+    fn news(&mut self, freshness: Arc<Freshness>) -> Vec<pb::KindVersion> {
+        let news = freshness.news(&self.told);
+        self.told = freshness;
+        news
+    }
+
     /// Finds the shortest way from the state that the agent holds to the desired state.
-    fn start(&mut self, token: Option<&pb::ResumeToken>) {
+    ///
+    /// # Errors
+    /// The agent needs a snapshot, as too many others do; the time after which it is to come back.
+    fn start(&mut self, token: Option<&pb::ResumeToken>) -> Result<(), Duration> {
         let store = &self.hub.store;
         let usable = token.filter(|t| t.schema == kplane_proto::DIGEST_SCHEMA);
         let cursor = usable.and_then(|token| {
@@ -368,26 +419,35 @@ impl AgentStream<'_> {
             store.resume(&self.node, Digest::from_bytes(digest), revision)
         });
         self.snapshot = cursor.is_none();
+        if self.snapshot {
+            self.hub.snapshots.admit()?;
+        }
         self.cursor = cursor.unwrap_or(Cursor::at(0));
         if self.snapshot {
             self.walk = store.walk(&self.node);
         }
         info!(node = %self.node, snapshot = self.snapshot, "sync begins");
+        Ok(())
     }
 }
 
-fn update(piece: Piece, snapshot: bool) -> pb::Update {
+fn update(piece: Piece, snapshot: bool, end: Option<pb::UpdateEnd>) -> pb::Update {
     pb::Update {
         objects: piece.objects,
         deleted: piece.deleted.iter().map(Into::into).collect(),
         snapshot,
-        end: piece.end.map(|end| pb::UpdateEnd {
-            revision: end.revision,
-            digest: end.digest.to_bytes().to_vec(),
-            changed_at_ms: end.changed_at.map_or(0, millis),
-            triggers: end.triggers.into_iter().map(Into::into).collect(),
-            confidence: confidence(&end.trust).into(),
-            doubt: end.trust.doubt().to_owned(),
-        }),
+        end,
+    }
+}
+
+fn update_end(end: PieceEnd, freshness: Vec<pb::KindVersion>) -> pb::UpdateEnd {
+    pb::UpdateEnd {
+        revision: end.revision,
+        digest: end.digest.to_bytes().to_vec(),
+        changed_at_ms: end.changed_at.map_or(0, millis),
+        triggers: end.triggers.into_iter().map(Into::into).collect(),
+        confidence: confidence(&end.trust).into(),
+        doubt: end.trust.doubt().to_owned(),
+        freshness,
     }
 }

@@ -11,6 +11,8 @@
 //!       object             u32 length, bytes: an encoded Object
 //! confirmed                u64, milliseconds since 1970: a control plane last confirmed this state
 //! cluster                  u32 length, bytes: see Welcome.cluster_id
+//! number of kinds          u32
+//! each: kind, version      u32 length, bytes each: the newest change of the source in this state
 //! checksum                 16 bytes: SipHash-1-3-128 of all before it
 //! ```
 //!
@@ -28,7 +30,7 @@ use kplane_proto::convert::{decode_object, encode_object};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 use super::file::FileError;
-use crate::desired::{Picture, Position, Remembered};
+use crate::desired::{Freshness, Picture, Position, Remembered};
 
 const MAGIC: &[u8] = b"kplane desired state\n";
 
@@ -65,6 +67,11 @@ pub(super) fn encode(to: &mut dyn Write, node: &str, picture: &Picture) -> io::R
     }
     to.write_all(&picture.confirmed_ms.to_be_bytes())?;
     to.block(picture.cluster.as_bytes())?;
+    to.write_all(&length(picture.freshness.kinds().len())?)?;
+    for (kind, version) in picture.freshness.kinds() {
+        to.block(kind.as_bytes())?;
+        to.block(version.as_bytes())?;
+    }
     let sum = to.sum.finish128().as_u128();
     to.inner.write_all(&sum.to_be_bytes())
 }
@@ -116,14 +123,32 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<Loaded, FileError> {
         true => (0, Bytes::new()),
         false => (long(&mut rest)?, block(&mut rest)?),
     };
+    let freshness = match rest.is_empty() {
+        true => Freshness::default(),
+        false => freshness(&mut rest)?,
+    };
     let picture = Picture {
         position,
         digest: Digest::from_bytes(digest),
         confirmed_ms,
         cluster: String::from_utf8_lossy(&cluster).into(),
+        freshness,
         objects,
     };
     Ok(Loaded { picture, skipped })
+}
+
+fn freshness(from: &mut Bytes) -> Result<Freshness, FileError> {
+    let count = number(from)?;
+    let mut kinds = Vec::new();
+    for _ in 0..count {
+        let text = |block: Bytes| String::from_utf8_lossy(&block).into_owned();
+        kinds.push((text(block(from)?), text(block(from)?)));
+    }
+    let kinds = kinds.iter();
+    Ok(Freshness::of(
+        kinds.map(|(kind, version)| (&**kind, &**version)),
+    ))
 }
 
 /// Appends the checksum to the content of a file.

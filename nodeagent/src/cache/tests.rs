@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::desired::fixture::{key_of, local, node, svc, svc6};
-use crate::desired::{Desired, Position, Remembered};
+use crate::desired::{Desired, Freshness, Position, Remembered};
 
 fn objects() -> Vec<DesiredObject> {
     vec![
@@ -36,6 +36,7 @@ fn picture(objects: Vec<DesiredObject>) -> Picture {
         digest: Digest::default(),
         confirmed_ms: 9,
         cluster: "c1".into(),
+        freshness: Freshness::of([("Node", "12"), ("Service", "345")].into_iter()),
         objects: remembered.collect(),
     }
 }
@@ -120,8 +121,16 @@ fn a_picture_is_read_as_it_was_written() {
     assert_eq!(Cache::parse(bytes.clone(), "n1").unwrap(), before);
     let later = sealed(bytes.clone(), |bytes| bytes.extend(b"a field of later"));
     assert_eq!(Cache::parse(later, "n1").unwrap(), before);
+    // Before there was freshness, files ended after the cluster.
+    let tail = 5 * size_of::<u32>() + "Node12Service345".len();
+    let earlier = sealed(bytes.clone(), |bytes| bytes.truncate(bytes.len() - tail));
+    let before = Picture {
+        freshness: Freshness::default(),
+        ..before
+    };
+    assert_eq!(Cache::parse(earlier, "n1").unwrap(), before);
     // Before there were cluster and confirmation, files ended after the objects.
-    let tail = size_of::<u64>() + size_of::<u32>() + "c1".len();
+    let tail = tail + size_of::<u64>() + size_of::<u32>() + "c1".len();
     let earlier = sealed(bytes, |bytes| bytes.truncate(bytes.len() - tail));
     let expected = Picture {
         confirmed_ms: 0,
@@ -171,8 +180,9 @@ fn one_object_that_makes_no_sense_stops_no_other() {
     assert_eq!((loaded.picture.objects.len(), loaded.skipped), (1, 1));
 }
 
-/// `cache-1` is a file of the release before files had cluster and confirmation, written by that release.
-/// `cache-2` is the same state as this version writes it.
+/// `cache-1` is a file of the release before files had cluster and confirmation, and `cache-2` of the one
+/// before they had freshness, written by these releases. `cache-3` is the same state as this version
+/// writes it.
 #[test]
 fn files_of_the_last_release_are_read() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
@@ -183,17 +193,24 @@ fn files_of_the_last_release_are_read() {
         cluster: "0b9f4a3e-5f0c-4c6b-9a53-1d2f7c1f8e55".into(),
         ..before.clone()
     };
+    let second = fs::read(folder.join("cache-2")).unwrap();
+    assert_eq!(Cache::parse(second.clone(), "n1").unwrap(), expected);
+    let expected = Picture {
+        freshness: Freshness::of([("Node", "12"), ("Service", "345")].into_iter()),
+        ..expected
+    };
     let mut written = Vec::new();
     format::encode(&mut written, "n1", &expected).unwrap();
-    let file = folder.join("cache-2");
+    let file = folder.join("cache-3");
     if !file.exists() && std::env::var_os("KPLANE_WRITE_GOLDEN").is_some() {
         fs::write(&file, &written).unwrap();
     }
     let golden = fs::read(&file).unwrap();
     assert_eq!(golden, written, "the format has changed");
     assert_eq!(Cache::parse(golden.clone(), "n1").unwrap(), expected);
-    // The earlier release reads the later file: it ignores what follows the objects.
+    // The earlier releases read the later file: they ignore what follows the fields that they know.
     assert!(golden.starts_with(&earlier[..earlier.len() - 16]));
+    assert!(golden.starts_with(&second[..second.len() - 16]));
 
     let kinds = before.objects.iter().map(|one| match &*one.object {
         DesiredObject::Service(program) => program.port.key.to_string(),

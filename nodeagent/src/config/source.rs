@@ -83,8 +83,9 @@ impl ApiFlags<'_> {
 /// Flags of the source.
 #[derive(Debug, Args)]
 pub(super) struct SourceFlags {
-    /// Address of a control plane, such as `https://kplane.example:7443`. Repeat the flag for replicas: when one
-    /// fails, the agent connects to the next.
+    /// Addresses of the control plane's replicas, such as `https://kplane.example:7443`, separated by commas. A name
+    /// stands for all its addresses. Each agent has its own order of the replicas: when one fails, the agent connects to
+    /// the next.
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
     #[arg(env = "KPLANE_CONTROL_PLANE", hide_env = true)]
     control_plane: Vec<String>,

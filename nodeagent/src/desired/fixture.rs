@@ -89,6 +89,7 @@ pub(crate) struct Plane {
     /// The confidence of every update.
     pub(crate) confidence: pb::Confidence,
     pub(crate) doubt: String,
+    pub(crate) freshness: Vec<pb::KindVersion>,
 }
 
 impl Plane {
@@ -102,6 +103,7 @@ impl Plane {
             triggers: Vec::new(),
             confidence: pb::Confidence::Unspecified,
             doubt: String::new(),
+            freshness: Vec::new(),
         };
         for object in objects {
             plane.put(&object);
@@ -142,6 +144,7 @@ impl Plane {
             triggers: self.triggers.clone(),
             confidence: self.confidence.into(),
             doubt: self.doubt.clone(),
+            freshness: self.freshness.clone(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kplane_model::{DesiredKey, DesiredObject, Digest, ObjectHash};
 
 use super::held::Backing;
-use super::{Desired, Position, Slot, Standing, Touched};
+use super::{Desired, Freshness, Position, Slot, Standing, Touched};
 
 /// Everything that an agent serves at one moment, for the cache file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Picture {
     pub confirmed_ms: u64,
     /// The cluster of the last control plane that named its cluster; empty = not known.
     pub cluster: Arc<str>,
+    /// The newest changes of the source that the state contains.
+    pub freshness: Freshness,
     /// All objects.
     pub objects: Vec<Remembered>,
 }
@@ -67,6 +69,7 @@ impl Desired {
         self.digest = picture.digest;
         self.positions = vec![picture.position];
         self.cluster = picture.cluster;
+        self.freshness = picture.freshness;
         self.note_all_sizes();
     }
 
@@ -86,6 +89,7 @@ impl Desired {
             digest: self.digest,
             confirmed_ms,
             cluster: self.cluster(),
+            freshness: self.freshness.clone(),
             objects: remembered.collect(),
         })
     }
@@ -117,6 +121,12 @@ impl Desired {
     #[must_use]
     pub fn cluster(&self) -> Arc<str> {
         self.cluster.clone()
+    }
+
+    /// Returns the newest changes of the source that the state contains.
+    #[must_use]
+    pub fn freshness(&self) -> &Freshness {
+        &self.freshness
     }
 
     /// Records the sizes of all Services.

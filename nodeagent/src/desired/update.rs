@@ -8,7 +8,7 @@ use kplane_model::{Digest, Family};
 use kplane_proto::v1 as pb;
 use prost::Message;
 
-use super::Confidence;
+use super::{Confidence, Freshness, Lag, Offer};
 
 /// Most bytes of objects in one update: 1,000,000 Services of 200 bytes. The limit also bounds the
 /// memory that a faulty control plane can make an agent use.
@@ -42,6 +42,10 @@ pub struct Update {
     pub doubt: String,
     /// The cluster of the control plane; empty = not known.
     pub cluster: Arc<str>,
+    /// The versions of the source that the control plane shows.
+    pub offer: Offer,
+    /// Whether the update is taken even if it shows an older state of the cluster.
+    pub may_go_back: bool,
     /// The changes, in the order in which they came.
     pub changes: Vec<Change>,
     /// The position after the update.
@@ -94,6 +98,9 @@ pub enum Refusal {
         /// The position of the update.
         got: Position,
     },
+    /// The control plane shows an older state of the cluster than the one that this node holds.
+    #[error(transparent)]
+    Behind(Lag),
     /// The update is a delta, but the agent has no state to which it could belong.
     #[error("revision {} is a difference, but no snapshot came before it", position.revision)]
     NoSnapshot {
@@ -140,7 +147,9 @@ impl Refusal {
     pub fn remedy(&self) -> Remedy {
         match self {
             Self::NoSnapshot { .. } | Self::Digest { .. } => Remedy::Snapshot,
-            Self::Older { .. } | Self::Malformed { .. } | Self::TooLarge => Remedy::Reconnect,
+            Self::Older { .. } | Self::Behind(_) | Self::Malformed { .. } | Self::TooLarge => {
+                Remedy::Reconnect
+            }
         }
     }
 }
@@ -150,6 +159,9 @@ impl Refusal {
 pub struct Collector {
     epoch: u64,
     cluster: Arc<str>,
+    /// The versions of the source that the stream has reported so far.
+    offer: Offer,
+    may_go_back: bool,
     snapshot: bool,
     changes: Vec<Change>,
     bytes: usize,
@@ -168,6 +180,8 @@ impl Collector {
         Self {
             epoch,
             cluster,
+            offer: Offer::default(),
+            may_go_back: false,
             snapshot: false,
             changes: Vec::new(),
             bytes: 0,
@@ -178,6 +192,29 @@ impl Collector {
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Sets whether updates of this stream are taken even if they show an older state of the cluster.
+    #[must_use]
+    pub fn going_back(self, may_go_back: bool) -> Self {
+        Self {
+            may_go_back,
+            ..self
+        }
+    }
+
+    /// Takes in the versions of the source that a message reports.
+    pub fn hear(&mut self, told: &[pb::KindVersion]) {
+        self.offer.hear(told);
+    }
+
+    /// Returns by what this stream shows an older state than the one that a node of this cluster holds, if
+    /// it does. States of different clusters do not compare.
+    #[must_use]
+    pub fn lag(&self, cluster: &str, held: &Freshness) -> Option<Lag> {
+        let same = cluster.is_empty() || self.cluster.is_empty() || *cluster == *self.cluster;
+        let may_not = same && !self.may_go_back;
+        self.offer.lag(held).filter(|_| may_not)
     }
 
     /// Takes a piece; returns the update that it completes.
@@ -204,12 +241,15 @@ impl Collector {
         let digest = <[u8; 16]>::try_from(&end.digest[..]).map_err(|_| Refusal::Malformed {
             len: end.digest.len(),
         })?;
+        self.offer.hear(&end.freshness);
         let collected = std::mem::replace(self, self.anew());
         Ok(Some(Update {
             snapshot: collected.snapshot,
             confidence: end.confidence().into(),
             doubt: end.doubt[..end.doubt.floor_char_boundary(MAX_DOUBT)].to_owned(),
             cluster: collected.cluster,
+            offer: collected.offer,
+            may_go_back: collected.may_go_back,
             changes: collected.changes,
             position: Position {
                 epoch: collected.epoch,
@@ -227,7 +267,11 @@ impl Collector {
 impl Collector {
     /// Returns an empty collector for the same stream.
     fn anew(&self) -> Self {
-        Self::of_cluster(self.epoch, self.cluster.clone())
+        Self {
+            offer: self.offer.clone(),
+            may_go_back: self.may_go_back,
+            ..Self::of_cluster(self.epoch, self.cluster.clone())
+        }
     }
 }
 

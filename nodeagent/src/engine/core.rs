@@ -390,6 +390,7 @@ impl Core {
             verified: self.common(Pipeline::verified),
             stale_since_ms,
             cluster: self.desired.cluster(),
+            freshness: self.desired.freshness().clone(),
             failures: stale
                 .into_iter()
                 .chain(rejected)

@@ -182,6 +182,7 @@ async fn g1_paths_and_what_is_counted() {
         live: true,
         since_ms: 1,
         reason: String::new(),
+        older_states: 0,
     });
     let health = Health {
         reports,
@@ -226,6 +227,7 @@ async fn livez_fails_only_when_the_engine_is_hung() {
         live: false,
         since_ms: 1,
         reason: String::new(),
+        older_states: 0,
     });
     let health = Health {
         reports: seen,
@@ -255,6 +257,7 @@ fn a_state_is_stale_while_no_control_plane_confirms_it() {
         live,
         since_ms: 5,
         reason: String::new(),
+        older_states: 0,
     };
     let mut report = report(&ready(), &ready());
     assert_eq!(

@@ -409,6 +409,11 @@ impl Agent {
         )
         .counter(to, [(&[] as &Labels<'_>, float(report.snapshots))])?;
         Name(
+            "kplane_agent_older_states",
+            "Times that a control plane showed an older state than the node holds; such a state is not applied",
+        )
+        .counter(to, [(&[] as &Labels<'_>, float(report.older_states))])?;
+        Name(
             "kplane_agent_unknown_objects",
             "Objects of kinds that this version does not know",
         )

@@ -23,6 +23,8 @@ pub(super) struct Numbers {
     pub(super) syncs_ok: u64,
     pub(super) syncs_failed: u64,
     pub(super) unknown_kinds: u64,
+    /// The number of times that a control plane showed an older state.
+    pub(super) older_states: u64,
 }
 
 impl Numbers {
@@ -52,6 +54,7 @@ impl Numbers {
             syncs_ok: report.syncs_ok,
             syncs_failed: report.syncs_failed,
             unknown_kinds: report.unknown_kinds,
+            older_states: connection.older_states,
         }
     }
 }

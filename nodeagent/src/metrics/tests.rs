@@ -47,6 +47,7 @@ gauge kplane_agent_family_verified_timestamp_seconds ip_family
 gauge kplane_agent_held_services lacks
 counter kplane_agent_kernel_bytes_total ip_family
 counter kplane_agent_kernel_operations_total ip_family
+counter kplane_agent_older_states_total
 gauge kplane_agent_revision state
 counter kplane_agent_service_health_listen_failures_total
 gauge kplane_agent_service_health_servers state
@@ -86,6 +87,7 @@ impl Rig {
             live: true,
             since_ms: 1,
             reason: String::new(),
+            older_states: 0,
         });
         let conntrack = ConntrackCounts::default();
         let sources = Sources {

@@ -100,6 +100,7 @@ impl Rig {
             live: true,
             since_ms: 1,
             reason: String::new(),
+            older_states: 0,
         });
         let health = Health {
             reports: follow,

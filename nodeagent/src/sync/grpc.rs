@@ -1,11 +1,12 @@
 //! The production transport: gRPC over TCP, or over a channel of the caller.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::{FutureExt, StreamExt};
+use http::Uri;
 use http::header::AUTHORIZATION;
 use kp_controlplane::dial::{Dialer, literal, resolve};
 use kplane_proto::v1::AgentMessage;
@@ -16,7 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
 
-use super::transport::{Link, OUTBOX, OpenError, Presented, Transport};
+use super::transport::{Found, Link, OUTBOX, OpenError, Presented, Replica, Transport};
 use kplane_dataplane::chain;
 
 /// Longest wait for a TCP connection to one address.
@@ -30,35 +31,20 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::fro
 /// waits at the control plane, where newer state replaces older.
 const WINDOW: u32 = 2 * 256 * 1024;
 
-/// The location of a control plane.
+/// The way to a control plane.
 #[derive(Clone, Debug)]
 enum Target {
-    /// A replica, connected anew each time: names are resolved again, and a dead connection is never
-    /// reused.
-    Remote(Box<Remote>),
+    /// A URL. Each stream has a connection of its own: a dead one is never reused.
+    Remote(Box<Endpoint>),
     /// A control plane in the same process.
     Memory(Channel),
 }
 
-/// A replica of a control plane.
-#[derive(Clone, Debug)]
-struct Remote {
-    endpoint: Endpoint,
-    /// The addresses to which its name was last resolved; empty if not known.
-    places: BTreeSet<SocketAddr>,
-}
-
-/// Receives the addresses of the control planes before each connection attempt.
-type Peers = Box<dyn Fn(BTreeSet<SocketAddr>) + Send>;
-
-/// gRPC to one of several control planes.
+/// gRPC to the replicas of a control plane.
 pub struct Grpc {
     targets: Vec<Target>,
-    /// Index of the target in use.
-    current: usize,
     dialer: Dialer,
     credentials: Credentials,
-    peers: Peers,
 }
 
 /// The credentials of an agent, and the way to check those of a control plane.
@@ -73,15 +59,9 @@ pub struct Credentials {
 }
 
 impl Grpc {
-    /// Creates a transport to replicas of a control plane, over kplane's own connections. Agents begin at a random replica, so that they spread. `peers` gets all known addresses before each attempt.
+    /// Creates a transport to the replicas to which these URLs lead, over kplane's own connections.
     #[must_use]
-    pub fn remote(
-        endpoints: Vec<Endpoint>,
-        dialer: Dialer,
-        credentials: Credentials,
-        peers: impl Fn(BTreeSet<SocketAddr>) + Send + 'static,
-    ) -> Self {
-        let current = rand::random_range(0..endpoints.len().max(1));
+    pub fn remote(endpoints: Vec<Endpoint>, dialer: Dialer, credentials: Credentials) -> Self {
         let tuned = endpoints.into_iter().map(|endpoint| {
             let endpoint = endpoint
                 .connect_timeout(CONNECT_TIMEOUT)
@@ -91,18 +71,12 @@ impl Grpc {
                 .initial_stream_window_size(WINDOW)
                 .initial_connection_window_size(WINDOW)
                 .tcp_nodelay(true);
-            let ip = literal(endpoint.uri());
-            let port = endpoint.uri().port_u16();
-            let place = ip.zip(port).map(|(ip, port)| SocketAddr::new(ip, port));
-            let places = place.into_iter().collect();
-            Target::Remote(Box::new(Remote { endpoint, places }))
+            Target::Remote(Box::new(endpoint))
         });
         Self {
             targets: tuned.collect(),
-            current,
             dialer,
             credentials,
-            peers: Box::new(peers),
         }
     }
 
@@ -111,60 +85,72 @@ impl Grpc {
     pub fn memory(channel: Channel) -> Self {
         Self {
             targets: vec![Target::Memory(channel)],
-            current: 0,
             dialer: Dialer::new(0),
             credentials: Credentials::default(),
-            peers: Box::new(drop),
         }
     }
 
-    /// Returns the known addresses of all control planes.
-    fn places(&self) -> BTreeSet<SocketAddr> {
-        let remotes = self.targets.iter().filter_map(|target| match target {
-            Target::Remote(remote) => Some(&remote.places),
-            Target::Memory(_) => None,
-        });
-        remotes.flatten().copied().collect()
+    /// Connects to a replica.
+    async fn connect(&self, replica: Replica) -> Result<Channel, OpenError> {
+        let endpoint = match self.targets.get(replica.url) {
+            Some(Target::Remote(endpoint)) => endpoint,
+            Some(Target::Memory(channel)) => return Ok(channel.clone()),
+            None => return Err(cannot_connect(&replica, "no control plane is configured")),
+        };
+        let tls = self.credentials.tls.as_ref().map(Follower::current);
+        let server_name = self.credentials.server_name.clone();
+        let places = replica.place.into_iter().collect();
+        let connected = endpoint
+            .connect_with_connector(self.dialer.to(places, tls, server_name))
+            .await;
+        connected.map_err(|error| cannot_connect(&self.address(replica), &chain(&error)))
     }
 
-    /// Resolves the current target's name, and connects to it.
-    async fn connect(&mut self) -> (String, Result<Channel, String>) {
-        let tls = self.credentials.tls.as_ref().map(Follower::current);
-        let dialer = self.dialer;
-        let remote = match self.targets.get_mut(self.current) {
-            None => {
-                return (
-                    String::new(),
-                    Err("no control plane is configured".to_owned()),
-                );
+    /// Returns a replica's URL, and its address if the URL does not show it.
+    fn address(&self, replica: Replica) -> String {
+        match self.targets.get(replica.url) {
+            Some(Target::Remote(endpoint)) if literal(endpoint.uri()).is_some() => {
+                endpoint.uri().to_string()
             }
-            Some(Target::Memory(channel)) => {
-                return ("this process".to_owned(), Ok(channel.clone()));
-            }
-            Some(Target::Remote(remote)) => remote,
-        };
-        let endpoint = remote.endpoint.clone();
-        let address = endpoint.uri().to_string();
-        let places = match resolve(endpoint.uri()).await {
-            Ok(places) => places,
-            Err(error) => return (address, Err(chain(&error))),
-        };
-        remote.places = places.iter().copied().collect();
-        (self.peers)(self.places());
-        let connected = endpoint
-            .connect_with_connector(dialer.to(places, tls, self.credentials.server_name.clone()))
-            .await;
-        (address, connected.map_err(|error| chain(&error)))
+            Some(Target::Remote(endpoint)) => format!("{} ({replica})", endpoint.uri()),
+            Some(Target::Memory(_)) | None => replica.to_string(),
+        }
     }
 }
 
+fn cannot_connect(address: &impl ToString, reason: &str) -> OpenError {
+    OpenError::Connect {
+        address: address.to_string(),
+        reason: reason.to_owned(),
+    }
+}
+
+/// Returns the replicas at all addresses of a URL.
+async fn look_up(url: usize, uri: Uri) -> Found {
+    let places = resolve(&uri).await;
+    let places = places.map_err(|error| cannot_connect(&uri, &chain(&error)))?;
+    let replicas = places.into_iter().map(|place| Replica {
+        place: Some(place),
+        url,
+    });
+    Ok(replicas.collect())
+}
+
 impl Transport for Grpc {
-    async fn open(&mut self, hello: AgentMessage) -> Result<Link, OpenError> {
-        let (address, channel) = self.connect().await;
-        let channel = match channel {
-            Ok(channel) => channel,
-            Err(reason) => return Err(OpenError::Connect { address, reason }),
-        };
+    fn find(&self) -> impl Future<Output = Vec<Found>> + Send + 'static {
+        let found = self
+            .targets
+            .iter()
+            .enumerate()
+            .map(|(url, target)| match target {
+                Target::Remote(endpoint) => look_up(url, endpoint.uri().clone()).boxed(),
+                Target::Memory(_) => ready(Ok(vec![Replica { place: None, url }])).boxed(),
+            });
+        join_all(found.collect::<Vec<_>>())
+    }
+
+    async fn open(&mut self, replica: Replica, hello: AgentMessage) -> Result<Link, OpenError> {
+        let channel = self.connect(replica).await?;
         let (outbox, messages) = mpsc::channel(OUTBOX);
         // The channel has room, since nothing was sent before.
         let _ = outbox.try_send(hello);
@@ -183,13 +169,9 @@ impl Transport for Grpc {
                 token,
             }),
             Err(status) => Err(OpenError::Refused {
-                address,
+                address: self.address(replica),
                 status: Box::new(status),
             }),
         }
-    }
-
-    fn rotate(&mut self) {
-        self.current = (self.current + 1) % self.targets.len().max(1);
     }
 }

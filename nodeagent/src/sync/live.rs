@@ -16,9 +16,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
+use super::replicas::CUT_OFF;
 use super::transport::Presented;
-use super::{Link, Lost, Shared};
-use crate::desired::{Collector, Position, Refusal, Update, now_ms};
+use super::{Link, Lost, Notice, Shared};
+use crate::desired::{Collector, Lag, Position, Refusal, Update, now_ms};
 use crate::engine::Stopped;
 use crate::report::{Report, micros, servers};
 use kplane_dataplane::backend::{Inspection, ServerCounts};
@@ -73,6 +74,8 @@ pub(super) enum Progress {
     Nothing,
     /// The engine took a complete update.
     UpdateTaken,
+    /// The control plane said how long ago its source was last in touch with its origin.
+    UpstreamAge(Duration),
 }
 
 enum Event {
@@ -119,7 +122,7 @@ impl Live {
         match self.event().await {
             Event::Heard(Some(Ok(message))) => {
                 self.heard = Instant::now();
-                self.message(message, shared)?;
+                return self.message(message, shared);
             }
             Event::Heard(Some(Err(status))) => return Err(Lost::Broken(Box::new(status))),
             Event::Heard(None) | Event::Room(Err(_)) => return Err(Lost::Closed),
@@ -141,6 +144,8 @@ impl Live {
                 self.due.renewal |= self.link.token.as_ref().is_some_and(Presented::is_stale);
                 // A change of the servers wakes no receiver: see `Report::servers`.
                 self.due.report |= self.reports.borrow().servers != self.servers_told;
+                let over = |notice: &mut Notice| notice.until <= self.next_ping;
+                self.due.report |= shared.notice.take_if(over).is_some();
             }
             Event::Silent => return Err(Lost::Silent(SILENCE)),
             Event::Reported(Ok(())) => self.due.report = true,
@@ -184,7 +189,11 @@ impl Live {
         }
     }
 
-    fn message(&mut self, message: pb::ServerMessage, shared: &mut Shared) -> Result<(), Lost> {
+    fn message(
+        &mut self,
+        message: pb::ServerMessage,
+        shared: &mut Shared,
+    ) -> Result<Progress, Lost> {
         match message.kind {
             Some(server_message::Kind::Update(piece)) => {
                 if let Some(update) = self.collector.push(piece)? {
@@ -202,15 +211,7 @@ impl Live {
             }
             Some(server_message::Kind::Inspect(inspect)) => self.ask(&inspect, shared),
             Some(server_message::Kind::Heartbeat(heartbeat)) => {
-                tracing::trace!(
-                    revision = heartbeat.revision,
-                    upstream_age_ms = heartbeat.upstream_age_ms,
-                    "heartbeat"
-                );
-                // Updates are read one by one, so the engine has all that came before.
-                if self.received.is_some() {
-                    shared.engine.confirmation().set(now_ms());
-                }
+                return self.heartbeat(&heartbeat, shared);
             }
             Some(server_message::Kind::ComeBackLater(later)) => return Err(later.into()),
             Some(server_message::Kind::Welcome(_)) => {
@@ -218,7 +219,22 @@ impl Live {
             }
             None => shared.unknown_messages += 1,
         }
-        Ok(())
+        Ok(Progress::Nothing)
+    }
+
+    fn heartbeat(&mut self, heartbeat: &pb::Heartbeat, shared: &Shared) -> Result<Progress, Lost> {
+        let age = Duration::from_millis(heartbeat.upstream_age_ms);
+        tracing::trace!(revision = heartbeat.revision, ?age, "heartbeat");
+        self.collector.hear(&heartbeat.freshness);
+        if let Some(lag) = lag(&self.collector, &self.reports.borrow()) {
+            let in_touch = age < CUT_OFF;
+            return Err(Lost::Behind { lag, in_touch });
+        }
+        // Updates are read one by one, so the engine has all that came before.
+        if self.received.is_some() {
+            shared.engine.confirmation().set(now_ms());
+        }
+        Ok(Progress::UpstreamAge(age))
     }
 
     /// Hands a complete update to the engine, and reports at once that it arrived.
@@ -285,10 +301,22 @@ impl Live {
             }
             report.received_revision = report.received_revision.max(received.revision);
         }
+        let notice = shared.notice.as_ref().map(|notice| pb::ObjectFailure {
+            key: None,
+            reason: notice.text.clone(),
+            since_ms: notice.since_ms,
+            degraded: true,
+        });
+        report.failures.extend(notice);
         report.unknown_kinds += shared.unknown_messages;
         report.round_trip_us = micros(shared.round_trip);
         report
     }
+}
+
+/// Returns by what a stream shows an older state than a report says that the node holds, if it does.
+pub(super) fn lag(collector: &Collector, report: &Report) -> Option<Lag> {
+    collector.lag(&report.cluster, &report.freshness)
 }
 
 impl Due {

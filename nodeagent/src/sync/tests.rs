@@ -1,8 +1,10 @@
 //! Tests of the client against a scripted control plane. Time is paused.
 
 mod connection;
+mod replicas;
 mod updates;
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -10,10 +12,12 @@ use kplane_proto::v1::{AgentMessage, ServerMessage};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Status;
 
+use super::lost::LONGEST_ABSENCE;
 use super::*;
 use crate::desired::fixture::{EPOCH, Plane, svc};
-use crate::desired::{Position, Resume};
+use crate::desired::{Position, Refusal, Resume};
 use crate::engine::Command;
 use crate::report::Report;
 use kplane_dataplane::backend::noop;
@@ -26,19 +30,49 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Hands each stream that the client opens to the test.
 struct Scripted {
     opened: mpsc::UnboundedSender<Server>,
+    /// The replicas that can be found, and those that refuse connections.
+    stage: Arc<Mutex<Stage>>,
+}
+
+/// The replicas of the control plane.
+#[derive(Default)]
+struct Stage {
+    replicas: Vec<Replica>,
+    /// Replicas that refuse connections.
+    dead: BTreeSet<Replica>,
     /// The number of streams that are refused before one is opened.
     refusals: u32,
-    rotations: watch::Sender<u32>,
+    refused: u32,
+    /// The number of times that names were resolved.
+    looks: u32,
+}
+
+/// A replica at an address of its own.
+fn at(number: u8) -> Replica {
+    Replica {
+        place: Some(([10, 0, 0, number], 7443).into()),
+        url: 0,
+    }
 }
 
 impl Transport for Scripted {
-    async fn open(&mut self, hello: AgentMessage) -> Result<Link, OpenError> {
-        if self.refusals > 0 {
-            self.refusals -= 1;
-            return Err(OpenError::Connect {
-                address: "nowhere".into(),
-                reason: "refused".into(),
-            });
+    fn find(&self) -> impl Future<Output = Vec<Found>> + Send + 'static {
+        let mut stage = self.stage.lock().unwrap();
+        stage.looks += 1;
+        std::future::ready(vec![Ok(stage.replicas.clone())])
+    }
+
+    async fn open(&mut self, replica: Replica, hello: AgentMessage) -> Result<Link, OpenError> {
+        {
+            let mut stage = self.stage.lock().unwrap();
+            if stage.refusals > 0 || stage.dead.contains(&replica) {
+                stage.refusals = stage.refusals.saturating_sub(1);
+                stage.refused += 1;
+                return Err(OpenError::Connect {
+                    address: "nowhere".into(),
+                    reason: "refused".into(),
+                });
+            }
         }
         let (outbox, inbox) = mpsc::channel(OUTBOX);
         let (send, messages) = mpsc::unbounded_channel();
@@ -46,6 +80,7 @@ impl Transport for Scripted {
             panic!("the first message is no Hello: {hello:?}");
         };
         let server = Server {
+            at: replica,
             hello,
             opened_at: Instant::now(),
             send,
@@ -60,14 +95,11 @@ impl Transport for Scripted {
             token: None,
         })
     }
-
-    fn rotate(&mut self) {
-        self.rotations.send_modify(|count| *count += 1);
-    }
 }
 
 /// The control plane's end of one stream. Dropping it closes the stream.
 struct Server {
+    at: Replica,
     hello: pb::Hello,
     opened_at: Instant,
     send: mpsc::UnboundedSender<Result<ServerMessage, Status>>,
@@ -145,11 +177,11 @@ impl Server {
     }
 }
 
-/// The streams that a client opens, its engine, and how often it went to the next address.
+/// The streams that a client opens, and its engine.
 struct Rig {
     servers: mpsc::UnboundedReceiver<Server>,
     engine: Engine,
-    rotations: watch::Receiver<u32>,
+    stage: Arc<Mutex<Stage>>,
     connection: watch::Receiver<Connection>,
     client: tokio::task::JoinHandle<Stopped>,
 }
@@ -160,18 +192,27 @@ impl Rig {
     }
 
     fn with(engine: Engine, refusals: u32) -> Self {
+        let rig = Self::among(engine, [at(1)]);
+        rig.stage.lock().unwrap().refusals = refusals;
+        rig
+    }
+
+    /// A client that finds these replicas.
+    fn among(engine: Engine, replicas: impl IntoIterator<Item = Replica>) -> Self {
         let (opened, servers) = mpsc::unbounded_channel();
-        let (rotations, rotated) = watch::channel(0);
+        let stage = Arc::new(Mutex::new(Stage {
+            replicas: replicas.into_iter().collect(),
+            ..Stage::default()
+        }));
         let transport = Scripted {
             opened,
-            refusals,
-            rotations,
+            stage: stage.clone(),
         };
         let client = Client::new(transport, Identity::new("n1".into()), engine.clone());
         Self {
             servers,
             engine,
-            rotations: rotated,
+            stage,
             connection: client.connection(),
             client: tokio::spawn(client.run()),
         }

@@ -1,5 +1,7 @@
 //! The transport between agent and control plane. Tests use a script in its place.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::stream::BoxStream;
@@ -7,6 +9,27 @@ use kplane_proto::v1::{AgentMessage, ServerMessage};
 use kplane_tls::{Follower, Token};
 use tokio::sync::mpsc;
 use tonic::Status;
+
+/// A replica of the control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Replica {
+    /// Its address; `None` = in the same process.
+    pub place: Option<SocketAddr>,
+    /// The index of the configured URL that led to it.
+    pub url: usize,
+}
+
+/// The replicas to which one URL leads, or the reason why that is not known.
+pub type Found = Result<Vec<Replica>, OpenError>;
+
+impl fmt::Display for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.place {
+            Some(place) => write!(f, "{place}"),
+            None => f.write_str("this process"),
+        }
+    }
+}
 
 /// Most messages of the agent that wait for the stream: a pong, a ping and a report. Newer state
 /// waits elsewhere, and the latest is sent once there is room.
@@ -58,14 +81,17 @@ impl Presented {
     }
 }
 
-/// Opens streams.
+/// Finds replicas of the control plane, and opens streams to them.
 pub trait Transport: Send + 'static {
-    /// Opens a stream whose first message is `hello`.
-    fn open(&mut self, hello: AgentMessage)
-    -> impl Future<Output = Result<Link, OpenError>> + Send;
+    /// Resolves the names of all configured URLs.
+    fn find(&self) -> impl Future<Output = Vec<Found>> + Send + 'static;
 
-    /// Makes the next address current, because the current one failed.
-    fn rotate(&mut self);
+    /// Opens a stream to a replica. The first message is `hello`.
+    fn open(
+        &mut self,
+        replica: Replica,
+        hello: AgentMessage,
+    ) -> impl Future<Output = Result<Link, OpenError>> + Send;
 }
 
 /// The reason why a stream cannot be opened.

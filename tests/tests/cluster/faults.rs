@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::steady::Steady;
-use crate::support::world::{BINDING, grant};
+use crate::support::world::{BINDING, DEADLINE, NODES, grant};
 use crate::support::{World, with_world};
 
 /// Crashes of the API server in a row.
@@ -140,7 +140,13 @@ pub(crate) fn an_older_etcd_is_followed_and_resurrects_nothing_else() -> Result<
         world.cluster.restore(&saved)?;
         std::fs::remove_dir_all(&saved).context("the saved state")?;
         ensure!(api.get("Service", "default/made-later")?.is_none());
-        world.settle()?;
+        // Agents do not go back before their control planes have insisted for a minute, or the versions of the
+        // restored server have passed those that the nodes hold.
+        world.settle_within(3 * DEADLINE)?;
+        for (node, _) in NODES {
+            let log = world.logged(node)?;
+            ensure!(log.contains("shows an older state of the cluster"), "{log}");
+        }
         // Changes after the old state count as well, although their revisions were used before.
         serve(api, "changed-later", 65, 1)?;
         world.settle()?;

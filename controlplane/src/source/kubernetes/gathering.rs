@@ -21,6 +21,8 @@ pub(super) struct Gathering {
     /// an object may come several times.
     differing: BTreeMap<ObjectId, Object>,
     unreadable: Vec<Unreadable>,
+    /// The newest resource version among the objects.
+    changed: u64,
 }
 
 impl Gathering {
@@ -40,12 +42,16 @@ impl Gathering {
     /// Takes in a page; returns the events to pass on at once.
     pub(super) fn page(&mut self, memory: &Memory, page: Page) -> Vec<Event> {
         self.unreadable.extend(page.unreadable);
+        self.changed = self.changed.max(page.changed);
         let puts = page.objects.into_iter();
         puts.filter_map(|object| self.put(memory, object)).collect()
     }
 
     /// Takes in a part of a streaming list; returns the event to pass on at once.
     pub(super) fn said(&mut self, memory: &Memory, said: Said) -> Option<Event> {
+        if !matches!(said, Said::Bookmark { .. }) {
+            self.changed = self.changed.max(said.version());
+        }
         match said {
             Said::Put(object, _) => self.put(memory, object),
             Said::Gone(id, _) => {
@@ -117,7 +123,7 @@ impl Gathering {
             };
             applied(self.differing).chain(first).chain(second).collect()
         };
-        memory.replace(version, self.named);
+        memory.replace(version, self.changed, self.named);
         (events, self.unreadable)
     }
 

@@ -92,6 +92,7 @@ impl Transport for Http {
         let mut page = Page {
             version: raw.version,
             next: raw.next,
+            changed: raw.changed,
             ..Page::default()
         };
         for item in raw.items {

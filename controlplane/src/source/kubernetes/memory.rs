@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::transport::Unreadable;
+use crate::freshness::Versions;
 use crate::k8s::{Kind, Object, ObjectId};
 
 /// Number of lists that must agree before a doubtful one counts.
@@ -62,6 +63,8 @@ pub(super) struct Memory {
     known: Census,
     /// The newest resource version that was seen.
     seen: u64,
+    /// Resource version of the newest change that is known, or less: a list does not show deletions.
+    changed: u64,
     doubt: Option<Doubt>,
 }
 
@@ -115,6 +118,7 @@ impl Memory {
             hasher: RandomState::new(),
             known: Census::default(),
             seen: 0,
+            changed: 0,
             doubt: None,
         }
     }
@@ -127,6 +131,20 @@ impl Memory {
     /// Records that everything up to a resource version was seen.
     pub(super) fn advance(&mut self, version: u64) {
         self.seen = self.seen.max(version);
+    }
+
+    /// Records a change with this resource version.
+    pub(super) fn change(&mut self, version: u64) {
+        self.advance(version);
+        self.changed = self.changed.max(version);
+    }
+
+    /// Returns the versions up to which everything has been passed on to the index.
+    pub(super) fn versions(&self) -> Versions {
+        Versions {
+            seen: self.seen,
+            changed: self.changed,
+        }
     }
 
     /// Records that an object was passed on to the index.
@@ -219,8 +237,13 @@ impl Memory {
         }
     }
 
-    /// Replaces the known state by an accepted list, even if the list is older.
-    pub(super) fn replace(&mut self, version: u64, named: Census) {
+    /// Replaces the known state by an accepted list, even if the list is older. `changed` is the newest
+    /// version among its objects.
+    pub(super) fn replace(&mut self, version: u64, changed: u64, named: Census) {
+        // Deletions that only the list shows came after everything that was seen before.
+        let deleted = self.unnamed(&named).next().map(|_| self.seen + 1);
+        let before = (version >= self.seen).then_some(self.changed.max(deleted.unwrap_or(0)));
+        self.changed = changed.max(before.unwrap_or(0)).min(version);
         self.known = named;
         self.seen = version;
         self.doubt = None;

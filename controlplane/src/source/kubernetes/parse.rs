@@ -35,6 +35,8 @@ pub(super) enum Read {
 pub(super) struct RawPage {
     pub(super) version: u64,
     pub(super) next: Option<String>,
+    /// The newest version among the items.
+    pub(super) changed: u64,
     pub(super) items: Vec<Result<Read, Unreadable>>,
 }
 
@@ -113,8 +115,13 @@ pub(super) struct Status {
 pub(super) fn page(resource: &Resource, body: &[u8]) -> Result<RawPage, Failure> {
     let page: ListPage<'_> = serde_json::from_slice(body).map_err(malformed)?;
     let items = page.items.unwrap_or_default();
+    let version_of = |raw: &&RawValue| {
+        let peek: Peek = serde_json::from_str(raw.get()).ok()?;
+        version(&peek.metadata.resource_version).ok()
+    };
     Ok(RawPage {
         version: version(&page.metadata.resource_version)?,
+        changed: items.iter().filter_map(version_of).max().unwrap_or(0),
         next: page.metadata.next.filter(|next| !next.is_empty()),
         items: items.into_iter().map(|raw| object(resource, raw)).collect(),
     })

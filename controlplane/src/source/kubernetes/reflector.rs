@@ -39,8 +39,8 @@ const PAGE: u32 = 500;
 /// Maximum number of events that are passed on at a time.
 const CHUNK: usize = 1_024;
 /// Silence after which a watch is probed: the server must be reachable, and not behind the known
-/// state.
-const PROBE_AFTER: Duration = Duration::from_secs(20);
+/// state. Agents leave a replica that has not been in touch for 13 s, so this is well below that.
+const PROBE_AFTER: Duration = Duration::from_secs(8);
 /// Silence after which a watch is opened again. Servers send a bookmark every minute.
 const WATCH_SILENCE: Duration = Duration::from_secs(75);
 /// Silence after which the beginning of a streaming list is given up. A server without streaming
@@ -251,6 +251,7 @@ impl<T: Transport> Reflector<T> {
         said: Vec<Said>,
     ) -> Result<State<T::Watch>, Closed> {
         let mut events = Vec::with_capacity(said.len());
+        let versions = self.memory.versions();
         for one in said {
             if let Said::Bookmark { version, .. } = one
                 && version < self.memory.seen()
@@ -269,6 +270,9 @@ impl<T: Transport> Reflector<T> {
             watching.probe_at = now + PROBE_AFTER;
         }
         self.report.current(now);
+        if self.memory.versions() != versions {
+            events.push(self.version());
+        }
         self.tell(events).await?;
         self.tell_doubt().await?;
         Ok(State::Watching(watching))
@@ -276,10 +280,7 @@ impl<T: Transport> Reflector<T> {
 
     /// Applies one event of a watch. A replay changes nothing.
     fn change(&mut self, said: Said) -> Option<Event> {
-        let (Said::Put(_, version)
-        | Said::Gone(_, version)
-        | Said::Unreadable(_, version)
-        | Said::Bookmark { version, .. }) = said;
+        let version = said.version();
         let seen = self.memory.seen();
         // Legacy Endpoints become several slices of the same version.
         let several = *self.transport.resource() == Resource::Endpoints;
@@ -287,7 +288,10 @@ impl<T: Transport> Reflector<T> {
             self.report.replay();
             return None;
         }
-        self.memory.advance(version);
+        match said {
+            Said::Bookmark { .. } => self.memory.advance(version),
+            _ => self.memory.change(version),
+        }
         match said {
             Said::Put(object, _) => {
                 self.memory.put(&object);
@@ -341,6 +345,11 @@ impl<T: Transport> Reflector<T> {
                 Ok(State::Watching(watching))
             }
         }
+    }
+
+    /// Returns the event that all changes so far have been passed on.
+    pub(super) fn version(&self) -> Event {
+        Event::Version(self.kind, self.memory.versions())
     }
 
     fn went_back(&mut self, version: u64) -> State<T::Watch> {

@@ -35,6 +35,8 @@ pub(super) struct Page {
     /// Resource version of the whole list, not only of this page.
     pub(super) version: u64,
     pub(super) next: Option<String>,
+    /// The newest resource version among the objects of this page.
+    pub(super) changed: u64,
     pub(super) objects: Vec<Object>,
     pub(super) unreadable: Vec<Unreadable>,
 }
@@ -68,6 +70,18 @@ pub(super) enum Said {
         /// The initial list of a streaming list is complete.
         initial_end: bool,
     },
+}
+
+impl Said {
+    /// Returns the resource version of the event.
+    pub(super) fn version(&self) -> u64 {
+        match self {
+            Self::Put(_, version)
+            | Self::Gone(_, version)
+            | Self::Unreadable(_, version)
+            | Self::Bookmark { version, .. } => *version,
+        }
+    }
 }
 
 /// Access to the API server for one resource.

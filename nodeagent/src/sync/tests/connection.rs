@@ -131,7 +131,7 @@ async fn connecting_again_backs_off_to_ten_seconds() {
     // Ceilings 0.1 + .. + 6.4 s, then 33 times 10 s: half of it on average.
     let took = server.opened_at - started;
     assert!(took > 60 * SECOND && took < 345 * SECOND, "{took:?}");
-    assert_eq!(*rig.rotations.borrow(), 40);
+    assert_eq!(rig.stage.lock().unwrap().refused, 40);
     assert!(!rig.connection.borrow().live);
 }
 

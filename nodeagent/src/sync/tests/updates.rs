@@ -70,7 +70,11 @@ async fn a_reconnect_resumes_from_what_is_held() {
         (DIGEST_SCHEMA, EPOCH, 1)
     );
     assert_eq!(resume.digest, plane.digest().to_bytes());
-    assert_eq!(*rig.rotations.borrow(), 1, "another replica was asked");
+    assert_eq!(
+        rig.stage.lock().unwrap().looks,
+        2,
+        "names are resolved again"
+    );
 }
 
 #[tokio::test(start_paused = true)]

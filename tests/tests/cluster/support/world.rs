@@ -162,7 +162,8 @@ impl World {
         for (replica, (node, _)) in (0_u16..).zip(NODES) {
             let plane = world.plane(replica, &kubeconfig)?;
             world.planes.push(plane);
-            world.start_agent(node, SocketAddr::new(address, agent_port(replica)))?;
+            let place = SocketAddr::new(address, agent_port(replica));
+            world.start_agent(node, &format!("http://{place}"))?;
         }
         world.settle().map_err(|error| world.explain(&error))?;
         Ok(world)
@@ -185,6 +186,16 @@ impl World {
 
     /// Starts another replica of the control plane with any kubeconfig.
     pub(crate) fn plane(&self, replica: u16, kubeconfig: &Path) -> Result<Plane> {
+        self.plane_with(replica, kubeconfig, &[])
+    }
+
+    /// Starts another replica with further flags.
+    pub(crate) fn plane_with(
+        &self,
+        replica: u16,
+        kubeconfig: &Path,
+        flags: &[String],
+    ) -> Result<Plane> {
         let ns = self.topology.host("control")?.ns();
         let local = |port| SocketAddr::new(IpAddr::from([127, 0, 0, 1]), port);
         let status = local(agent_port(replica) + 1);
@@ -196,7 +207,8 @@ impl World {
             .arg(kubeconfig)
             .arg(format!("--agent-listen=0.0.0.0:{}", agent_port(replica)))
             .arg(format!("--status-listen={status}"))
-            .arg(format!("--http-listen={}", local(agent_port(replica) + 2)));
+            .arg(format!("--http-listen={}", local(agent_port(replica) + 2)))
+            .args(flags);
         Ok(Plane {
             process: self.guards[0].start(plane)?,
             status: Status::at(ns, status)?,
@@ -205,18 +217,31 @@ impl World {
 
     /// Starts a node's agent anew, at any replica of the control plane.
     pub(crate) fn restart_agent(&mut self, node: &'static str, replica: u16) -> Result<()> {
+        self.restart_agent_among(node, &[replica])
+    }
+
+    /// Starts a node's agent anew, with several replicas of the control plane.
+    pub(crate) fn restart_agent_among(
+        &mut self,
+        node: &'static str,
+        replicas: &[u16],
+    ) -> Result<()> {
         // Killed before its successor begins.
         drop(self.agents.remove(node));
         let control = self.topology.host("control")?.ip(Family::V4)?;
-        self.start_agent(node, SocketAddr::new(control, agent_port(replica)))
+        let planes = replicas.iter().map(|replica| {
+            let place = SocketAddr::new(control, agent_port(*replica));
+            format!("http://{place}")
+        });
+        self.start_agent(node, &planes.collect::<Vec<_>>().join(","))
     }
 
-    fn start_agent(&mut self, node: &'static str, plane: SocketAddr) -> Result<()> {
+    fn start_agent(&mut self, node: &'static str, planes: &str) -> Result<()> {
         let guard = Guard::new(self.topology.node(node)?.ns())?;
         let mut agent = self.program(&product()?.node_agent, node)?;
         agent
             .arg("--insecure")
-            .arg(format!("--control-plane=http://{plane}"))
+            .arg(format!("--control-plane={planes}"))
             .arg(format!("--node-name={node}"))
             .arg("--cache-dir=")
             .arg(CLUSTER_CIDR);
@@ -248,8 +273,13 @@ impl World {
 
     /// Waits until each agent's kernel holds what a fresh start makes of the API's objects.
     pub(crate) fn settle(&self) -> Result<()> {
+        self.settle_within(DEADLINE)
+    }
+
+    /// Waits for longer than [`World::settle`], or less.
+    pub(crate) fn settle_within(&self, deadline: Duration) -> Result<()> {
         let mut known: Option<(Value, Vec<Tables>)> = None;
-        eventually(DEADLINE, "kernels hold what the API says", || {
+        eventually(deadline, "kernels hold what the API says", || {
             let objects = oracle::listing(self.api())?;
             if known.as_ref().is_none_or(|(listed, _)| *listed != objects) {
                 let tables = NODES.map(|(node, _)| self.expected(node, &objects));

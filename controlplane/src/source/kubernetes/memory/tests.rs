@@ -28,7 +28,7 @@ fn census(memory: &Memory, numbers: impl IntoIterator<Item = usize>) -> Census {
 fn memory(kind: Kind, count: usize) -> Memory {
     let mut memory = Memory::new(kind);
     let named = census(&memory, 0..count);
-    memory.replace(100, named);
+    memory.replace(100, 0, named);
     memory
 }
 
@@ -64,7 +64,7 @@ fn a_list_from_the_past_counts_when_two_more_say_so() {
         assert_eq!(hold.pause, BACKWARDS_PAUSE);
     }
     assert_eq!(memory.judge(91, &named, now), Verdict::Confirmed);
-    memory.replace(91, named);
+    memory.replace(91, 0, named);
     assert_eq!(memory.seen(), 91);
 }
 

@@ -154,7 +154,8 @@ impl<T: Transport> Reflector<T> {
         confirmed: bool,
     ) -> Result<State<T::Watch>, Closed> {
         let (first, empty) = (list.is_first(), list.len() == 0);
-        let (events, unreadable) = list.accept(self.kind, &mut self.memory, version, confirmed);
+        let (mut events, unreadable) = list.accept(self.kind, &mut self.memory, version, confirmed);
+        events.push(self.version());
         self.synced = true;
         self.report.listed(&unreadable, first);
         self.second_look.listed(first, empty);

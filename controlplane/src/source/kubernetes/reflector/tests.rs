@@ -5,6 +5,7 @@ mod looks;
 mod script;
 
 use super::*;
+use crate::source::kubernetes::transport::Page;
 use script::{Rig, Step, bookmark, changed, end, gone, page, put, unreadable};
 
 /// The whole life: a streaming list, changes, and the end of a watch.
@@ -228,10 +229,11 @@ async fn quiet_watches_are_probed_and_silent_ones_replaced() {
     let before = Instant::now();
     rig.told_until("apply b").await;
     assert_eq!(before.elapsed(), WATCH_SILENCE);
-    assert_eq!(
-        rig.asked(),
-        ["stream", "probe", "probe", "probe", "watch 10"]
-    );
+    let probes = WATCH_SILENCE.as_secs() / PROBE_AFTER.as_secs();
+    let mut asked = vec!["stream"];
+    asked.extend((0..probes).map(|_| "probe"));
+    asked.push("watch 10");
+    assert_eq!(rig.asked(), asked);
     assert!(rig.upstream.age().unwrap() <= PROBE_AFTER);
 }
 
@@ -277,6 +279,65 @@ async fn a_server_that_went_back_in_time_is_believed_when_it_insists() {
         ["stream", "probe", "stream", "stream", "stream"]
     );
     assert_eq!(rig.state().trouble, None);
+}
+
+/// What was passed on is known by version: the version of the newest change stays where it is when
+/// only a bookmark or an equal list comes, and a list that lacks objects proves a later deletion.
+#[tokio::test(start_paused = true)]
+async fn versions_are_told_after_what_they_contain() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([
+        Step::Say(vec![put("a", 5), put("b", 3), end(10)]),
+        Step::Say(vec![put("c", 12)]),
+        Step::Say(vec![bookmark(20)]),
+        Step::Say(vec![gone("c", 21)]),
+        Step::Fail(Failure::Gone),
+    ]);
+    rig.watch([
+        Step::Say(vec![put("a", 5), put("b", 3), end(30)]),
+        Step::Fail(Failure::Gone),
+    ]);
+    rig.watch([
+        Step::Say(vec![put("b", 3), end(40)]),
+        Step::Fail(Failure::Gone),
+    ]);
+    // Another server, which lags behind: nothing of it counts.
+    rig.watch([Step::Say(vec![put("a", 5), end(25)]), Step::Hang]);
+    rig.start();
+    rig.told_by_list(3).await;
+    rig.pass(Duration::from_secs(1)).await;
+    let told = [(10, 5), (12, 12), (20, 12), (21, 21), (30, 21), (40, 31)];
+    assert_eq!(rig.versions, told);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_in_pages_tells_the_newest_version_of_its_objects() {
+    let mut rig = Rig::new(Resource::Slices);
+    rig.no_watch(Failure::of_status(400, "", None));
+    let changed = |changed, next| page(10, &["a"], next).map(|page| Page { changed, ..page });
+    rig.page(changed(7, Some("more")));
+    rig.page(changed(4, None));
+    rig.watch([Step::Hang]);
+    rig.start();
+    rig.told_until("done").await;
+    assert_eq!(rig.versions, [(10, 7)]);
+}
+
+/// A server that was restored from a backup is believed when it insists, and the versions go back.
+#[tokio::test(start_paused = true)]
+async fn versions_go_back_with_the_server() {
+    let mut rig = Rig::new(Resource::Services);
+    rig.watch([
+        Step::Say(vec![put("a", 5), put("b", 90), end(100)]),
+        Step::Hang,
+    ]);
+    rig.probes(50);
+    for version in [50, 50, 51] {
+        rig.watch([Step::Say(vec![put("a", 4), end(version)]), Step::Hang]);
+    }
+    rig.start();
+    rig.told_by_list(2).await;
+    assert_eq!(rig.versions, [(100, 90), (51, 4)]);
 }
 
 /// Another replica lags behind: its list is not passed on, not even a part.

@@ -136,6 +136,8 @@ pub(super) struct Rig {
     pub(super) shows_looks: bool,
     /// Doubts that were passed on, in order.
     pub(super) doubts: Vec<Option<String>>,
+    /// Versions up to which everything was passed on, with that of the newest change.
+    pub(super) versions: Vec<(u64, u64)>,
 }
 
 impl Rig {
@@ -158,6 +160,7 @@ impl Rig {
             events: VecDeque::new(),
             shows_looks: false,
             doubts: Vec::new(),
+            versions: Vec::new(),
         }
     }
 
@@ -245,7 +248,13 @@ impl Rig {
         let shown = told
             .events
             .iter()
-            .filter(|event| self.shows_looks || !matches!(event, Event::Looked(_)));
+            .filter(|event| self.shows_looks || !matches!(event, Event::Looked(_)))
+            .filter(|event| !matches!(event, Event::Version(..)));
+        let versions = told.events.iter().filter_map(|event| match event {
+            Event::Version(_, versions) => Some((versions.seen, versions.changed)),
+            _ => None,
+        });
+        self.versions.extend(versions);
         self.events.extend(shown.map(name));
     }
 }
@@ -262,7 +271,11 @@ fn name(event: &Event) -> String {
         Event::InitDone(_) => "done".to_owned(),
         Event::Apply(located) => format!("apply {}", located.object.metadata().name),
         Event::Delete(id) => format!("delete {}", id.name),
-        Event::Issues(_) | Event::ApiServer(_) | Event::Doubts(_) | Event::Alive => {
+        Event::Issues(_)
+        | Event::ApiServer(_)
+        | Event::Doubts(_)
+        | Event::Version(..)
+        | Event::Alive => {
             panic!("{event:?}")
         }
     }
@@ -272,6 +285,7 @@ pub(super) fn page(version: u64, names: &[&str], next: Option<&str>) -> Result<P
     Ok(Page {
         version,
         next: next.map(str::to_owned),
+        changed: 0,
         objects: names.iter().map(|name| object(name)).collect(),
         unreadable: Vec::new(),
     })

@@ -1,0 +1,209 @@
+//! Several control planes and several agents, over real sockets. Only the kernel is missing.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use kp_controlplane::admission::Admission;
+use kp_controlplane::app as control_plane;
+use kp_controlplane::hub::Hub;
+use kp_controlplane::index::CliffGuard;
+use kp_nodeagent::app;
+use kp_nodeagent::config::{Config, Flags, Task};
+use kp_nodeagent::report::Report;
+use kplane_dataplane::backend::Kind;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+/// Longest that anything may take on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+const WEB: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ports: [{port: 80, protocol: TCP}]
+";
+
+fn manifests() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("web.yaml"), WEB).unwrap();
+    folder
+}
+
+/// A control plane whose death takes its connections along, as that of a process does.
+struct Plane {
+    runtime: Runtime,
+    address: SocketAddr,
+    epoch: u64,
+    hub: Arc<Hub>,
+}
+
+impl Plane {
+    /// Builds one on a thread of its own, since a runtime may not start within another.
+    fn start(folder: &Path, address: SocketAddr) -> Self {
+        let config = control_plane::Config {
+            source: control_plane::Origin::Manifests(folder.to_owned()),
+            agent_listen: Some(address),
+            status_listen: None,
+            http_listen: None,
+            http_tls: false,
+            protection: control_plane::Protection::PlainText { exposed: true },
+            agent_limits: kp_controlplane::doors::Limits::AGENTS,
+            admission: Admission::default(),
+            cliff_guard: CliffGuard::default(),
+            events: false,
+            identity: kp_controlplane::identity::Config::default(),
+        };
+        let start = || {
+            let runtime = Runtime::new().unwrap();
+            let bound = runtime.block_on(control_plane::build(config)).unwrap();
+            let address = bound.agent_addr.unwrap();
+            let hub = Arc::clone(bound.hub());
+            let epoch = hub.store.epoch();
+            runtime.spawn(bound.wait());
+            Self {
+                hub,
+                runtime,
+                address,
+                epoch,
+            }
+        };
+        std::thread::scope(|scope| scope.spawn(start).join().unwrap())
+    }
+
+    fn kill(self) {
+        std::thread::scope(|scope| scope.spawn(|| drop(self.runtime)).join().unwrap());
+    }
+}
+
+/// An address at which nothing listens.
+fn unused() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// Starts an agent that knows control planes at these addresses.
+async fn agent(node: &str, addresses: &[SocketAddr]) -> app::Bound {
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    let list = addresses.join(",");
+    let line = [
+        "kp-nodeagent",
+        "--control-plane",
+        &list,
+        "--node-name",
+        node,
+    ];
+    let checked = Flags::try_parse_from(line).unwrap().check().unwrap();
+    let Task::Run(config) = checked.task else {
+        panic!("not an agent");
+    };
+    let config = Config {
+        backend: Kind::Noop,
+        healthz: None,
+        metrics: None,
+        cache_dir: None,
+        ..*config
+    };
+    app::build(config).await.unwrap()
+}
+
+/// Waits until the agent is in sync with one of these control planes; returns its report.
+async fn follows(agent: &app::Bound, epochs: &BTreeSet<u64>) -> Report {
+    let mut reports = agent.reports();
+    let follows = |report: &Report| {
+        let held = report.held.filter(|held| epochs.contains(&held.epoch));
+        held.is_some() && report.applied == held
+    };
+    let report = tokio::time::timeout(DEADLINE, reports.wait_for(follows)).await;
+    report.expect("no such report in time").unwrap().clone()
+}
+
+/// One of three is killed, and a fourth appears: only the agents move that must, and none of them
+/// needs a snapshot.
+#[tokio::test]
+async fn agents_spread_over_control_planes_and_leave_a_dead_one_without_a_snapshot() {
+    let folder = manifests();
+    let later = unused();
+    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+    let mut planes: Vec<_> = (0..3)
+        .map(|_| Plane::start(folder.path(), anywhere))
+        .collect();
+    let mut addresses: Vec<_> = planes.iter().map(|plane| plane.address).collect();
+    addresses.push(later);
+    let epochs = |planes: &[Plane]| -> BTreeSet<u64> { planes.iter().map(|p| p.epoch).collect() };
+    let mut agents = BTreeMap::new();
+    for number in 0..24 {
+        let node = format!("node-{number}");
+        let agent = agent(&node, &addresses).await;
+        let report = follows(&agent, &epochs(&planes)).await;
+        agents.insert(node, (report.held.unwrap().epoch, agent));
+    }
+    let used: BTreeSet<_> = agents.values().map(|(epoch, _)| *epoch).collect();
+    assert_eq!(used, epochs(&planes), "every control plane has agents");
+
+    let victim = planes.remove(0);
+    let dead = victim.epoch;
+    victim.kill();
+    for (node, (epoch, agent)) in &mut agents {
+        let report = follows(agent, &epochs(&planes)).await;
+        let now = report.held.unwrap().epoch;
+        assert!(now == *epoch || *epoch == dead, "{node} moved without need");
+        assert_eq!(report.snapshots, 1, "{node}");
+        *epoch = now;
+    }
+
+    // A fourth comes at an address that did not answer until now, and then the other two go.
+    let fourth = Plane::start(folder.path(), later);
+    planes.into_iter().for_each(Plane::kill);
+    for (node, (_, agent)) in &agents {
+        let report = follows(agent, &BTreeSet::from([fourth.epoch])).await;
+        assert_eq!(report.snapshots, 1, "{node}");
+    }
+    drop(agents);
+    fourth.kill();
+}
+
+/// Control planes are replaced one after the other: their agents go to the others before they end.
+#[tokio::test]
+async fn agents_leave_a_control_plane_that_drains_before_it_ends() {
+    let folder = manifests();
+    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+    let (one, other) = (
+        Plane::start(folder.path(), anywhere),
+        Plane::start(folder.path(), anywhere),
+    );
+    let addresses = [one.address, other.address];
+    let both = BTreeSet::from([one.epoch, other.epoch]);
+    let mut agents = Vec::new();
+    for number in 0..8 {
+        let agent = agent(&format!("node-{number}"), &addresses).await;
+        follows(&agent, &both).await;
+        agents.push(agent);
+    }
+    let started = Instant::now();
+    one.hub.draining.begin(DEADLINE).await;
+    assert!(
+        started.elapsed() < DEADLINE / 2,
+        "it ends when all have left"
+    );
+    for agent in &agents {
+        let report = follows(agent, &BTreeSet::from([other.epoch])).await;
+        assert_eq!(report.snapshots, 1);
+    }
+    one.kill();
+    other.kill();
+}

@@ -1,0 +1,112 @@
+//! Several replicas of the control plane for one agent, with a real API server.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use kplane_tests::wait::eventually;
+
+use crate::faults::{addresses, serve};
+use crate::support::world::{Plane, reaches};
+use crate::support::{World, with_world};
+
+/// The replicas of this test, and the marks of their connections to the API server.
+const REPLICAS: [(u16, u32); 2] = [(6, 0x56), (7, 0x57)];
+const NODE: &str = "node-1";
+/// The time within which agents leave a replica that is cut off from the API server.
+const LEFT_WITHIN: Duration = Duration::from_secs(20);
+
+/// A replica loses its API server: its agent goes to the other one. That one is killed: the agent does
+/// not go back to the older state of the first, until the first has caught up.
+pub(crate) fn an_agent_leaves_a_replica_that_is_cut_off_and_never_goes_back() -> Result<()> {
+    with_world(|world| {
+        let kubeconfig = world
+            .cluster
+            .account_kubeconfig("kplane/kplane-controlplane")?;
+        let mut planes = Vec::new();
+        prepare(world)?;
+        for (replica, mark) in REPLICAS {
+            let mark = format!("--own-mark={mark}");
+            planes.push(world.plane_with(replica, &kubeconfig, &[mark])?);
+        }
+        world.restart_agent_among(NODE, &REPLICAS.map(|(replica, _)| replica))?;
+        let to = serve(world.api(), "moving", 90, 2)?;
+        world.leads(NODE, to, &addresses(90, 2))?;
+
+        let first = serving(&planes)?;
+        let cut_at = Instant::now();
+        cut(world, REPLICAS[first].1)?;
+        serve(world.api(), "moving", 90, 4)?;
+        world.leads(NODE, to, &addresses(90, 4))?;
+        let took = cut_at.elapsed();
+        ensure!(took <= LEFT_WITHIN, "left after {took:?}");
+        ensure!(serving(&planes)? != first);
+
+        drop(planes.remove(1 - first));
+        eventually(
+            LEFT_WITHIN,
+            "the agent asks the replica that is cut off",
+            || {
+                let log = world.logged(NODE)?;
+                ensure!(log.contains("shows an older state of the cluster"), "{log}");
+                Ok::<_, anyhow::Error>(())
+            },
+        )?;
+        // Far more attempts than an agent makes where it believes that the API server went back.
+        let until = Instant::now() + LEFT_WITHIN / 2;
+        while Instant::now() < until {
+            let now = reaches(world.ns(NODE)?, to)?;
+            ensure!(now == addresses(90, 4), "it went back to {now:?}");
+            thread::sleep(Duration::from_millis(50));
+        }
+
+        heal(world)?;
+        serve(world.api(), "moving", 90, 3)?;
+        world.leads(NODE, to, &addresses(90, 3))?;
+        world.restart_agent(NODE, 0)?;
+        world.settle()
+    })
+}
+
+/// Returns which replica has the agent.
+fn serving(planes: &[Plane]) -> Result<usize> {
+    let mut at = None;
+    for (index, plane) in planes.iter().enumerate() {
+        let fleet = plane.fleet()?;
+        let node = fleet.nodes.iter().find(|node| node.name == NODE);
+        if node.is_some_and(|node| !node.peer.is_empty()) {
+            at = Some(index);
+        }
+    }
+    at.context("no replica has the agent")
+}
+
+/// Gives both directions of a replica's connections to the API server its mark. The control planes and
+/// the API server share a namespace, so all packets pass one chain.
+fn prepare(world: &World) -> Result<()> {
+    nft(world, "add table inet cut")?;
+    let hook = "{ type filter hook output priority 0; }";
+    nft(world, &format!("add chain inet cut out {hook}"))?;
+    for (_, mark) in REPLICAS {
+        let rule = format!("add rule inet cut out meta mark {mark} ct mark set {mark}");
+        nft(world, &rule)?;
+    }
+    Ok(())
+}
+
+/// Drops all packets between a replica and the API server.
+fn cut(world: &World, mark: u32) -> Result<()> {
+    nft(world, &format!("add rule inet cut out ct mark {mark} drop"))
+}
+
+fn heal(world: &World) -> Result<()> {
+    nft(world, "delete table inet cut")
+}
+
+fn nft(world: &World, line: &str) -> Result<()> {
+    let mut command = Command::new("nft");
+    command.arg(line);
+    world.topology.host("control")?.ns().output(command)?;
+    Ok(())
+}
