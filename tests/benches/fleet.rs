@@ -203,7 +203,9 @@ async fn newest(fleet: &mut [watch::Receiver<Seen>], before: u64) -> u64 {
 /// An agent that connects until it is served, after growing random pauses as real ones do.
 async fn agent(certs: PathBuf, name: String, seen: watch::Sender<Seen>) {
     for attempt in 1_u64.. {
-        if stream(&certs, &name, &seen).await.is_ok() || seen.borrow().0 > 0 {
+        // Whatever the reason: an agent that was not served comes back.
+        let _ = stream(&certs, &name, &seen).await;
+        if seen.borrow().0 > 0 {
             return;
         }
         let pause = rand::random_range(0..100 << attempt.min(6));
@@ -259,6 +261,10 @@ async fn stream(
         match message.kind {
             Some(server_message::Kind::Update(pb::Update { end: Some(end), .. })) => {
                 seen.send_replace((end.revision, Instant::now()));
+            }
+            Some(server_message::Kind::ComeBackLater(later)) => {
+                tokio::time::sleep(Duration::from_millis(later.after_ms.into())).await;
+                return Ok(());
             }
             Some(server_message::Kind::Ping(ping)) => {
                 let pong = pb::Pong { token: ping.token };

@@ -307,7 +307,7 @@ impl<'a> Caller<'a> {
         };
         let answer = self.plane.wait(ANSWER, call)?;
         let answer = answer.with_context(|| format!("{method:?}"))?;
-        Ok(answer.map_or_else(|status| code(&status), |()| Code::Ok))
+        Ok(answer.map_or_else(|status| status.code(), |()| Code::Ok))
     }
 
     /// Opens a stream as the agent of a node, and waits for its Welcome.
@@ -341,16 +341,8 @@ impl<'a> Caller<'a> {
     /// Opens a stream as the agent of a node; returns the status.
     pub(crate) fn hello(&self, node: &str) -> Result<Code> {
         let opened = self.speak_for(node)?;
-        Ok(opened.map_or_else(|status| code(&status), |_| Code::Ok))
+        Ok(opened.map_or_else(|status| status.code(), |_| Code::Ok))
     }
-}
-
-/// Returns a status' code; prints one that no rule of the control plane gives.
-fn code(status: &Status) -> Code {
-    if status.code() == Code::Unknown {
-        eprintln!("{status:?}");
-    }
-    status.code()
 }
 
 /// A stream that is read in the background.
