@@ -83,6 +83,26 @@ pub struct Config {
     pub identity: identity::Config,
 }
 
+impl Config {
+    /// Creates the configuration of a control plane that listens nowhere and has all defaults.
+    #[must_use]
+    pub fn new(source: Origin) -> Self {
+        Self {
+            source,
+            agent_listen: None,
+            status_listen: None,
+            http_listen: None,
+            http_tls: false,
+            protection: Protection::PlainText { exposed: false },
+            agent_limits: Limits::AGENTS,
+            admission: Admission::default(),
+            cliff_guard: CliffGuard::default(),
+            events: false,
+            identity: identity::Config::default(),
+        }
+    }
+}
+
 /// The origin of objects.
 #[derive(Clone, Debug)]
 pub enum Origin {

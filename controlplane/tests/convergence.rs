@@ -12,9 +12,7 @@ mod support;
 use std::net::SocketAddr;
 use std::time::SystemTime;
 
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::index::CliffGuard;
 use kp_controlplane::publish::{Publication, Published};
 use kp_controlplane::trust::Trust;
 use kplane_http::client::get;
@@ -33,20 +31,14 @@ async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let any = Some("127.0.0.1:0".parse().unwrap());
     let config = Config {
-        source: Origin::Manifests(folder.path().to_owned()),
         agent_listen: any,
         status_listen: any,
         http_listen: any,
-        http_tls: false,
-        protection: kp_controlplane::app::Protection::PlainText { exposed: true },
         identity: kp_controlplane::identity::Config {
             watches,
             ..Default::default()
         },
-        agent_limits: kp_controlplane::doors::Limits::AGENTS,
-        cliff_guard: CliffGuard::default(),
-        admission: Admission::default(),
-        events: false,
+        ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };
     let bound = build(config).await.unwrap();
     let mut head = bound.hub().store.head();

@@ -8,7 +8,6 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::hub::{Seen, Summary};
 use kp_controlplane::index::{CliffGuard, Guarded, Held};
@@ -71,17 +70,8 @@ impl Plane {
         let folder = tempfile::tempdir().unwrap();
         fill(&Folder(folder.path().to_owned()));
         let config = Config {
-            source: Origin::Manifests(folder.path().to_owned()),
-            agent_listen: None,
-            status_listen: None,
-            http_listen: None,
-            http_tls: false,
-            protection: kp_controlplane::app::Protection::PlainText { exposed: true },
-            identity: kp_controlplane::identity::Config::default(),
-            agent_limits: kp_controlplane::doors::Limits::AGENTS,
-            admission: Admission::default(),
             cliff_guard,
-            events: false,
+            ..Config::new(Origin::Manifests(folder.path().to_owned()))
         };
         let bound = build(config).await.unwrap();
         let mut head = bound.hub().store.head();
@@ -276,17 +266,7 @@ async fn a_service_that_cannot_be_served_is_no_doubt() {
 async fn a_folder_that_is_not_there_is_no_start() {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
-        source: Origin::Manifests(folder.path().join("nowhere")),
-        agent_listen: None,
-        status_listen: None,
-        http_listen: None,
-        http_tls: false,
-        protection: kp_controlplane::app::Protection::PlainText { exposed: true },
-        identity: kp_controlplane::identity::Config::default(),
-        agent_limits: kp_controlplane::doors::Limits::AGENTS,
-        admission: Admission::default(),
-        cliff_guard: CliffGuard::default(),
-        events: false,
+        ..Config::new(Origin::Manifests(folder.path().join("nowhere")))
     };
     // The control plane ends without having served any agent: agents keep their state.
     let bound = build(config).await.unwrap();

@@ -12,10 +12,8 @@ mod support;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::doors::{Limits, PATIENCE};
-use kp_controlplane::index::CliffGuard;
 use kplane_http::client::{get, until};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
@@ -36,17 +34,11 @@ async fn control_plane(agent_limits: Limits) -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let any = Some("127.0.0.1:0".parse().unwrap());
     let config = Config {
-        source: Origin::Manifests(folder.path().to_owned()),
         agent_listen: any,
         status_listen: any,
         http_listen: any,
-        http_tls: false,
-        protection: kp_controlplane::app::Protection::PlainText { exposed: true },
-        identity: kp_controlplane::identity::Config::default(),
         agent_limits,
-        cliff_guard: CliffGuard::default(),
-        admission: Admission::default(),
-        events: false,
+        ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };
     let bound = build(config).await.unwrap();
     let mut head = bound.hub().store.head();

@@ -6,9 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::index::CliffGuard;
 use kp_controlplane::server::StatusServer;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
@@ -40,17 +38,7 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("web.yaml"), WEB).unwrap();
     let config = Config {
-        source: Origin::Manifests(folder.path().to_owned()),
-        agent_listen: None,
-        status_listen: None,
-        http_listen: None,
-        http_tls: false,
-        protection: kp_controlplane::app::Protection::PlainText { exposed: true },
-        identity: kp_controlplane::identity::Config::default(),
-        agent_limits: kp_controlplane::doors::Limits::AGENTS,
-        admission: Admission::default(),
-        cliff_guard: CliffGuard::default(),
-        events: false,
+        ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };
     let bound = build(config).await.unwrap();
     let mut head = bound.hub().store.head();

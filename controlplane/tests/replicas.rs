@@ -7,11 +7,9 @@ use std::net::SocketAddr;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant, SystemTime};
 
-use kp_controlplane::admission::Admission;
-use kp_controlplane::app::{Bound, Config, Origin, Protection, build};
+use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::doors::Limits;
 use kp_controlplane::freshness::{Freshness, Versions};
-use kp_controlplane::index::CliffGuard;
 use kp_controlplane::k8s::Kind;
 use kp_controlplane::publish::{Publication, Published};
 use kplane_model::{ServiceKey, ServicePort};
@@ -36,20 +34,12 @@ const DEADLINE: Duration = Duration::from_secs(30);
 async fn control_plane(snapshots_per_second: u32) -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
-        source: Origin::Manifests(folder.path().to_owned()),
-        agent_listen: None,
-        status_listen: None,
         http_listen: Some("127.0.0.1:0".parse().unwrap()),
-        http_tls: false,
-        protection: Protection::PlainText { exposed: true },
-        identity: kp_controlplane::identity::Config::default(),
         agent_limits: Limits {
             snapshots_per_second,
             ..Limits::AGENTS
         },
-        admission: Admission::default(),
-        cliff_guard: CliffGuard::default(),
-        events: false,
+        ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };
     let bound = build(config).await.unwrap();
     let mut head = bound.hub().store.head();

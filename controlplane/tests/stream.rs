@@ -7,9 +7,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::index::CliffGuard;
 use kp_controlplane::publish::{Publication, Published};
 use kp_controlplane::trust::Trust;
 use kplane_model::{
@@ -34,17 +32,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 async fn control_plane() -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
-        source: Origin::Manifests(PathBuf::from(folder.path())),
-        agent_listen: None,
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
-        http_listen: None,
-        http_tls: false,
-        protection: kp_controlplane::app::Protection::PlainText { exposed: true },
-        identity: kp_controlplane::identity::Config::default(),
-        agent_limits: kp_controlplane::doors::Limits::AGENTS,
-        admission: Admission::default(),
-        cliff_guard: CliffGuard::default(),
-        events: false,
+        ..Config::new(Origin::Manifests(PathBuf::from(folder.path())))
     };
     let bound = build(config).await.unwrap();
     let mut head = bound.hub().store.head();

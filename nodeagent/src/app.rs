@@ -309,14 +309,9 @@ async fn connect(
             reserved,
         } => {
             let config = kp_controlplane::app::Config {
-                source: origin,
-                agent_listen: None,
                 status_listen: status,
-                http_listen: None,
-                http_tls: false,
                 // The flags are checked: they allow the address.
                 protection: kp_controlplane::app::Protection::PlainText { exposed: true },
-                agent_limits: kp_controlplane::doors::Limits::AGENTS,
                 admission: Admission {
                     external_ips,
                     reserved: own.for_all_nodes(status).with_listed(&reserved),
@@ -324,7 +319,7 @@ async fn connect(
                 },
                 cliff_guard: guard_within(guard),
                 events: true,
-                identity: kp_controlplane::identity::Config::default(),
+                ..kp_controlplane::app::Config::new(origin)
             };
             let control_plane = kp_controlplane::app::build(config).await?;
             let transport = Grpc::memory(control_plane.connect_in_memory());

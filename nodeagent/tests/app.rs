@@ -15,10 +15,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::convert::ExternalIps;
-use kp_controlplane::index::CliffGuard;
 use kp_controlplane::server::StatusServer;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Source, Task};
@@ -97,17 +95,8 @@ fn config(node: &str, source: Source) -> Config {
 
 async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_plane::Bound {
     let config = control_plane::Config {
-        source: control_plane::Origin::Manifests(folder.to_owned()),
         agent_listen: agents,
-        status_listen: None,
-        http_listen: None,
-        http_tls: false,
-        protection: control_plane::Protection::PlainText { exposed: true },
-        agent_limits: kp_controlplane::doors::Limits::AGENTS,
-        admission: Admission::default(),
-        cliff_guard: CliffGuard::default(),
-        events: false,
-        identity: kp_controlplane::identity::Config::default(),
+        ..control_plane::Config::new(control_plane::Origin::Manifests(folder.to_owned()))
     };
     control_plane::build(config).await.unwrap()
 }

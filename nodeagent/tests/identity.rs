@@ -9,12 +9,9 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use hyper_util::rt::TokioIo;
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::certs::{self, Command};
-use kp_controlplane::doors::Limits;
 use kp_controlplane::identity::{Port, Reason};
-use kp_controlplane::index::CliffGuard;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kplane_dataplane::backend::Kind;
@@ -94,17 +91,15 @@ impl Plane {
         std::fs::write(manifests.path().join("web.yaml"), service).unwrap();
         let any = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         let bound = control_plane::build(control_plane::Config {
-            source: control_plane::Origin::Manifests(manifests.path().to_owned()),
             agent_listen: any,
             status_listen: any,
             http_listen: any,
             http_tls: true,
             protection: control_plane::Protection::Files(certs.server()),
-            agent_limits: Limits::AGENTS,
-            admission: Admission::default(),
-            cliff_guard: CliffGuard::default(),
-            events: false,
             identity,
+            ..control_plane::Config::new(control_plane::Origin::Manifests(
+                manifests.path().to_owned(),
+            ))
         });
         Self {
             bound: bound.await.unwrap(),
@@ -359,17 +354,9 @@ async fn certificates_may_be_renewed_under_way() {
 #[tokio::test]
 async fn plain_text_is_refused_on_addresses_of_others() {
     let config = |listen: &str, insecure| control_plane::Config {
-        source: control_plane::Origin::Manifests("/dev/null".into()),
         agent_listen: Some(listen.parse().unwrap()),
-        status_listen: None,
-        http_listen: None,
-        http_tls: false,
         protection: control_plane::Protection::PlainText { exposed: insecure },
-        agent_limits: Limits::AGENTS,
-        admission: Admission::default(),
-        cliff_guard: CliffGuard::default(),
-        events: false,
-        identity: kp_controlplane::identity::Config::default(),
+        ..control_plane::Config::new(control_plane::Origin::Manifests("/dev/null".into()))
     };
     let error = control_plane::build(config("0.0.0.0:0", false))
         .await

@@ -14,10 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::hub::Hub;
-use kp_controlplane::index::CliffGuard;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kp_nodeagent::report::Report;
@@ -56,17 +54,8 @@ impl Plane {
     /// Builds one on a thread of its own, since a runtime may not start within another.
     fn start(folder: &Path, address: SocketAddr) -> Self {
         let config = control_plane::Config {
-            source: control_plane::Origin::Manifests(folder.to_owned()),
             agent_listen: Some(address),
-            status_listen: None,
-            http_listen: None,
-            http_tls: false,
-            protection: control_plane::Protection::PlainText { exposed: true },
-            agent_limits: kp_controlplane::doors::Limits::AGENTS,
-            admission: Admission::default(),
-            cliff_guard: CliffGuard::default(),
-            events: false,
-            identity: kp_controlplane::identity::Config::default(),
+            ..control_plane::Config::new(control_plane::Origin::Manifests(folder.to_owned()))
         };
         let start = || {
             let runtime = Runtime::new().unwrap();

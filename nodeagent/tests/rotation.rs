@@ -13,12 +13,9 @@ use std::time::{Duration, SystemTime};
 
 use clap::Parser as _;
 use hyper_util::rt::TokioIo;
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::certs::{self, Command};
-use kp_controlplane::doors::Limits;
 use kp_controlplane::identity::{self, Port, Reason};
-use kp_controlplane::index::CliffGuard;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kplane_dataplane::backend::Kind;
@@ -141,20 +138,14 @@ impl Plane {
             key: files.file("server.key"),
         };
         let bound = control_plane::build(control_plane::Config {
-            source: control_plane::Origin::Manifests(manifests.clone()),
             agent_listen: any,
             status_listen: any,
-            http_listen: None,
-            http_tls: false,
             protection: control_plane::Protection::Files(ServerFiles {
                 pair,
                 client_authorities: Some(files.file("ca.crt")),
             }),
-            agent_limits: Limits::AGENTS,
-            admission: Admission::default(),
-            cliff_guard: CliffGuard::default(),
-            events: false,
             identity,
+            ..control_plane::Config::new(control_plane::Origin::Manifests(manifests.clone()))
         });
         let bound = bound.await.unwrap();
         let changing = manifests.clone();

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
 use kplane_tls::{FileError, Follower, ServerConfig, ServerFiles, published};
-
 use tokio::net::TcpListener;
 
 use super::BuildError;

@@ -4,12 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin, Protection, build};
 use kp_controlplane::certs::{self, Command};
 use kp_controlplane::doors::Limits;
 use kp_controlplane::identity;
-use kp_controlplane::index::CliffGuard;
 use kplane_tls::{KeyPair, ServerFiles};
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -79,10 +77,8 @@ impl Certs {
         fs::write(manifests.join("web.yaml"), OBJECTS).unwrap();
         let any = Some("127.0.0.1:0".parse().unwrap());
         let config = Config {
-            source: Origin::Manifests(manifests),
             agent_listen: any,
             status_listen: any,
-            http_tls: false,
             http_listen: any,
             protection: Protection::Files(ServerFiles {
                 pair: self.pair("server"),
@@ -90,9 +86,7 @@ impl Certs {
             }),
             identity,
             agent_limits,
-            cliff_guard: CliffGuard::default(),
-            admission: Admission::default(),
-            events: false,
+            ..Config::new(Origin::Manifests(manifests))
         };
         let bound = build(config).await.unwrap();
         let mut head = bound.hub().store.head();

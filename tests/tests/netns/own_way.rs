@@ -200,17 +200,10 @@ fn node_object() -> String {
 /// A control plane; its streams break when it is dropped.
 pub(crate) fn plane(control: &NetNs, folder: &Path, admission: &Admission) -> Result<Runtime> {
     let config = control_plane::Config {
-        source: control_plane::Origin::Manifests(folder.to_owned()),
         agent_listen: Some(SocketAddr::from(([0, 0, 0, 0], CONTROL_PORT))),
-        status_listen: None,
-        agent_limits: kp_controlplane::doors::Limits::AGENTS,
-        cliff_guard: kp_controlplane::index::CliffGuard::default(),
-        http_listen: None,
-        http_tls: false,
         protection: control_plane::Protection::PlainText { exposed: true },
         admission: admission.clone(),
-        events: false,
-        identity: kp_controlplane::identity::Config::default(),
+        ..control_plane::Config::new(control_plane::Origin::Manifests(folder.to_owned()))
     };
     let _inside = control.enter()?;
     let runtime = Runtime::new()?;
