@@ -12,7 +12,7 @@ mod timings;
 pub use durations::Durations;
 pub use latencies::{Latencies, LatencySummary, Programmed};
 pub use rival::Rival;
-pub use timings::{Hop, Timings};
+pub use timings::{Dispatch, Hop, Timings};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -122,7 +122,7 @@ pub struct Session {
     fleet: Arc<Hub>,
     node: NodeName,
     number: u64,
-    sent: Option<timings::Sent>,
+    dispatch: Arc<Dispatch>,
 }
 
 /// The session of a stream that may speak for a node; a receiver that fails when another stream takes over the
@@ -413,9 +413,15 @@ impl Session {
             fleet: Arc::clone(hub),
             node: node.clone(),
             number,
-            sent: None,
+            dispatch: Dispatch::new(hub),
         };
         Ok((session, superseded, asked))
+    }
+
+    /// Returns where the stream notes what it sends.
+    #[must_use]
+    pub fn dispatch(&self) -> Arc<Dispatch> {
+        Arc::clone(&self.dispatch)
     }
 
     /// Records that a message arrived from the agent.

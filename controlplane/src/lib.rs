@@ -27,3 +27,4 @@ pub mod signals;
 pub mod snapshots;
 pub mod source;
 pub mod trust;
+mod wire;

@@ -6,6 +6,7 @@
 //! bytes and catches up with the latest state.
 
 mod blob;
+mod common;
 mod cursor;
 mod log;
 mod shelf;
@@ -17,6 +18,7 @@ mod watermarks;
 #[cfg(test)]
 mod tests;
 
+pub use common::{Mark, Ready, message, update_end};
 pub use cursor::{Cursor, Piece, PieceEnd};
 pub use shelf::Walk;
 pub use store::{Head, Store};

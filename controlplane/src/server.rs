@@ -4,8 +4,10 @@ mod agent;
 mod attendance;
 mod convergence;
 mod desired;
+mod feed;
 mod guarded;
 mod issues;
+mod mailbox;
 mod pages;
 mod questions;
 mod session;
@@ -22,23 +24,4 @@ pub(crate) use guarded::spawn_watch;
 pub(crate) use pages::node_states;
 pub use status::StatusServer;
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use kplane_proto::v1::Confidence;
-
-use crate::trust::Trust;
-
-/// Returns the trust in the picture for the wire.
-fn confidence(trust: &Trust) -> Confidence {
-    match trust {
-        Trust::Partial(_) => Confidence::Partial,
-        Trust::Whole => Confidence::Unspecified,
-        Trust::Confirmed => Confidence::Confirmed,
-    }
-}
-
-/// Returns milliseconds since 1970, 0 for times before.
-fn millis(at: SystemTime) -> u64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
+use crate::wire::{confidence, millis};

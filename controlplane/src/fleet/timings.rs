@@ -3,7 +3,7 @@
 //! Memory is bounded by constants: there is one histogram for each hop, and one for each of the latest publications.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{NodeName, ServiceKey};
@@ -11,6 +11,7 @@ use kplane_proto::v1::Report;
 
 use super::durations::Durations;
 use super::{AgentRecord, Session};
+use crate::hub::Hub;
 use crate::publish::{Moment, Store};
 
 /// Maximum number of publications whose durations are remembered: 200 s of 20 changes a second, in some 300 bytes each.
@@ -84,9 +85,16 @@ struct Kept {
 
 /// The last update that a stream took.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
+struct Sent {
     revision: u64,
     at: Instant,
+}
+
+/// What a stream sent: the stream notes it, and the stream's session measures reports by it.
+#[derive(Debug)]
+pub struct Dispatch {
+    hub: Arc<Hub>,
+    last: Mutex<Option<Sent>>,
 }
 
 impl Timings {
@@ -151,20 +159,32 @@ pub(super) fn advance(record: &mut AgentRecord, applied: u64) -> Option<u64> {
     (before > 0 && applied > before).then_some(before)
 }
 
-impl Session {
+impl Dispatch {
+    pub(super) fn new(hub: &Arc<Hub>) -> Arc<Self> {
+        let (hub, last) = (Arc::clone(hub), Mutex::default());
+        Arc::new(Self { hub, last })
+    }
+
     /// Notes that the stream takes the end of an update to this revision.
-    pub fn sent(&mut self, revision: u64) {
+    pub fn sent(&self, revision: u64) {
         let at = Instant::now();
-        let before = self.sent.replace(Sent { revision, at });
+        let before = self.lock().replace(Sent { revision, at });
         // The first update of a stream may be a snapshot, and says nothing about changes.
         let lacked = before.filter(|sent| sent.revision < revision);
-        let published = lacked.and_then(|sent| self.fleet.store.moment_of(sent.revision + 1));
+        let published = lacked.and_then(|sent| self.hub.store.moment_of(sent.revision + 1));
         if let Some(moment) = published {
             let waited = at.saturating_duration_since(moment.published_at);
-            self.fleet.fleet.timings.hop(Hop::Send, waited);
+            self.hub.fleet.timings.hop(Hop::Send, waited);
         }
     }
 
+    fn lock(&self) -> MutexGuard<'_, Option<Sent>> {
+        // Each write leaves it usable.
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Session {
     /// Measures what a report says to be new in the kernel.
     pub(super) fn measure(&self, report: &Report, before: u64, applied: u64) {
         let timings = &self.fleet.fleet.timings;
@@ -191,7 +211,8 @@ impl Session {
         }
         let rest = stats.total_us.saturating_sub(of_parts);
         timings.hop(Hop::Agent, Duration::from_micros(rest));
-        if let Some(sent) = self.sent.filter(|sent| sent.revision == applied) {
+        let sent = *self.dispatch.lock();
+        if let Some(sent) = sent.filter(|sent| sent.revision == applied) {
             let inside = Duration::from_micros(stats.total_us);
             timings.hop(Hop::Transfer, sent.at.elapsed().saturating_sub(inside));
         }

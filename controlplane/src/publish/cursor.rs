@@ -55,8 +55,13 @@ impl Cursor {
         self.base < head
     }
 
+    /// Returns the revision that the agent holds completely; 0 = nothing.
+    pub(super) fn base(&self) -> u64 {
+        self.base
+    }
+
     /// Returns whether nothing has been collected since the agent's last complete state.
-    fn is_fresh(&self) -> bool {
+    pub(super) fn is_fresh(&self) -> bool {
         self.base == self.shared && self.base == self.own
     }
 

@@ -8,6 +8,7 @@ use kplane_model::{Digest, NodeFacts, NodeName, ServiceKey, ZoneName};
 use tokio::sync::watch;
 
 use super::blob::Encoded;
+use super::common::{Commons, Ready};
 use super::cursor::{Cursor, PIECE_BYTES, Piece};
 use super::shelf::{Shelf, Walk};
 use super::state::{FIRST_REVISION, State, view_of};
@@ -37,6 +38,8 @@ pub struct Store {
     state: RwLock<State>,
     /// Encoded snapshots by zone; one for all zones without variants of their own.
     shelves: Mutex<HashMap<Option<ZoneName>, Arc<Shelf>>>,
+    /// Encoded updates that agents share.
+    pub(super) commons: Mutex<Commons>,
     head: watch::Sender<Head>,
 }
 
@@ -48,6 +51,7 @@ impl Store {
             epoch,
             state: RwLock::default(),
             shelves: Mutex::default(),
+            commons: Mutex::default(),
             head: watch::Sender::new(Head {
                 revision: FIRST_REVISION,
                 ..Head::default()
@@ -199,6 +203,21 @@ impl Store {
     #[must_use]
     pub fn collect(&self, node: &str, cursor: &mut Cursor) -> Piece {
         self.read().collect(node, cursor)
+    }
+
+    /// Returns the whole update of an agent which was told this freshness last, and moves the cursor behind it. `None`
+    /// if the update is not one that agents share; then [`Store::collect`] has it.
+    #[must_use]
+    pub fn take_common(
+        &self,
+        node: &str,
+        cursor: &mut Cursor,
+        told: &Arc<Freshness>,
+    ) -> Option<Ready> {
+        let state = self.read();
+        // One task encodes; others that need the same wait for it.
+        let mut commons = self.commons.lock().unwrap_or_else(PoisonError::into_inner);
+        commons.take(&state, node, cursor, told)
     }
 
     /// Returns the way of an agent without anything: it takes the messages of the walk, then collects the rest. The

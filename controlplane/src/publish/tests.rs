@@ -105,7 +105,13 @@ impl Agent {
             self.take(update.objects);
             return false;
         }
+        let mut cursor = self.cursor;
+        let ready = store.take_common(self.node, &mut cursor, &store.freshness());
         let piece = store.collect(self.node, &mut self.cursor);
+        if let Some(ready) = ready {
+            assert_eq!(cursor, self.cursor);
+            assert_same(&ready, &piece);
+        }
         self.take(piece.objects);
         for key in &piece.deleted {
             self.objects.remove(key);
@@ -136,6 +142,22 @@ impl Agent {
         }
         digest
     }
+}
+
+/// Compares the update that an agent shares with others with what it lacks.
+fn assert_same(shared: &Ready, piece: &Piece) {
+    let rest = shared.rest.as_deref().unwrap_or_default();
+    let message = [&shared.first[5..], rest].concat();
+    let message = pb::ServerMessage::decode(&message[..]).unwrap();
+    let Some(pb::server_message::Kind::Update(update)) = message.kind else {
+        panic!("{message:?}");
+    };
+    let (end, expected) = (update.end.unwrap(), piece.end.as_ref().unwrap());
+    assert_eq!(update.objects, piece.objects);
+    let deleted: Vec<pb::ObjectKey> = piece.deleted.iter().map(Into::into).collect();
+    assert_eq!(update.deleted, deleted);
+    assert_eq!(end.revision, expected.revision);
+    assert_eq!(end.digest, expected.digest.to_bytes());
 }
 
 /// A plain model of the cluster.

@@ -2,22 +2,17 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use kplane_proto::shared::AgentService;
 use kplane_proto::v1::AgentMessage;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status, Streaming};
 use tracing::{Instrument, debug, info_span};
 
+use super::feed::Feed;
+use super::mailbox::mailbox;
 use super::session;
 use crate::doors::Occupancy;
 use crate::hub::Hub;
 use crate::identity::{Gate, Port};
-
-/// Number of encoded messages that wait for a stream. Together with the transport's own window this
-/// limits the cost of a slow agent: two messages of about 64 KiB at most.
-const OUTBOX: usize = 1;
 
 /// The server of agents' streams.
 #[derive(Clone, Debug)]
@@ -35,7 +30,7 @@ impl AgentServer {
 }
 
 impl AgentService for AgentServer {
-    type Frames = ReceiverStream<Result<Bytes, Status>>;
+    type Frames = Feed;
 
     async fn sync(
         &self,
@@ -51,7 +46,8 @@ impl AgentService for AgentServer {
         };
         let address = connection.as_ref().map(|c| c.peer().to_string());
         let address = address.unwrap_or_default();
-        let (outbox, stream) = mpsc::channel(OUTBOX);
+        let (postman, mailbox) = mailbox();
+        let (feed, gone) = Feed::new(mailbox);
         let hub = Arc::clone(&self.hub);
         let span = info_span!("agent", peer = address);
         let peer = session::Peer {
@@ -61,13 +57,13 @@ impl AgentService for AgentServer {
         };
         let inbound = request.into_inner();
         let session = async move {
-            if let Err(status) = session::run(hub, peer, inbound, &outbox).await {
+            let end = session::run(hub, peer, inbound, &postman, gone).await;
+            if let Err(status) = &end {
                 debug!(%status, "stream ended");
-                // The agent may be gone already.
-                let _ = outbox.send(Err(status)).await;
             }
+            postman.end(end);
         };
         tokio::spawn(session.instrument(span));
-        Ok(ReceiverStream::new(stream))
+        Ok(feed)
     }
 }

@@ -1,14 +1,11 @@
 //! Measurements from reports.
 
-use std::sync::Arc;
-
 use kplane_model::ServicePort;
 use kplane_proto::v1::{Hello, ObjectFailure, SyncStats};
 use tokio::sync::mpsc;
 
 use super::*;
 use crate::admission::Admission;
-use crate::hub::Hub;
 use crate::index::CliffGuard;
 use crate::publish::{Publication, Published};
 
@@ -122,9 +119,9 @@ fn a_service_that_failed_does_not_count() {
 #[test]
 fn hops_add_up() {
     let hub = hub();
-    let mut session = begin(&hub, "a");
+    let session = begin(&hub, "a");
     let first = publish(&hub, "first", 9);
-    session.sent(first);
+    session.dispatch().sent(first);
     session.report(applied(first));
     let hops = || {
         let hops = hub.fleet.timings.hops();
@@ -136,7 +133,7 @@ fn hops_add_up() {
     };
     assert_eq!(hops(), [], "a snapshot says nothing about changes");
     let second = publish(&hub, "second", 8);
-    session.sent(second);
+    session.dispatch().sent(second);
     let report = Report {
         last_sync: Some(SyncStats {
             revision: second,

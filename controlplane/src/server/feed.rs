@@ -1,0 +1,272 @@
+//! What an agent's stream sends.
+//!
+//! The connection asks for the next message when it has room for one. So a change wakes nothing but connections, the
+//! latest state wins, and an agent that reads slowly costs others nothing.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use kplane_model::{Digest, NodeName};
+use kplane_proto::shared::frame;
+use kplane_proto::v1::{self as pb, ServerMessage, server_message};
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::WatchStream;
+use tonic::Status;
+use tracing::info;
+
+use super::mailbox::{Item, Mailbox};
+use super::session::must_be_node;
+use crate::fleet::Dispatch;
+use crate::freshness::Freshness;
+use crate::hub::Hub;
+use crate::publish::{self, Cursor, Head, Mark, Piece, Walk, update_end};
+
+/// The messages of one agent's stream, encoded.
+#[derive(Debug)]
+pub struct Feed {
+    mailbox: Mailbox,
+    /// Desired state, once the agent is welcome.
+    updates: Option<Updates>,
+    ended: bool,
+    /// The session ends when this is dropped.
+    _stream_lives: oneshot::Sender<()>,
+}
+
+impl Feed {
+    /// Creates a stream, and a receiver that fails when the stream is gone.
+    pub(super) fn new(mailbox: Mailbox) -> (Self, oneshot::Receiver<()>) {
+        let (lives, gone) = oneshot::channel();
+        let feed = Self {
+            mailbox,
+            updates: None,
+            ended: false,
+            _stream_lives: lives,
+        };
+        (feed, gone)
+    }
+
+    /// Returns the message of the session's next item; `None` at the end.
+    fn mail(&mut self, item: Item) -> Option<Result<Bytes, Status>> {
+        let kind = match item {
+            Item::Open(open) => {
+                let (welcome, updates) = *open;
+                self.updates = Some(updates);
+                server_message::Kind::Welcome(welcome)
+            }
+            Item::Send(kind) => kind,
+            Item::Heartbeat => server_message::Kind::Heartbeat(self.updates.as_mut()?.heartbeat()),
+            Item::End(Ok(last)) => {
+                self.ended = true;
+                last?
+            }
+            Item::End(Err(status)) => {
+                self.ended = true;
+                return Some(Err(status));
+            }
+        };
+        Some(Ok(encode(kind)))
+    }
+}
+
+impl Stream for Feed {
+    type Item = Result<Bytes, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let feed = &mut *self;
+        if feed.ended {
+            return Poll::Ready(None);
+        }
+        // No other message may come between the two parts of one.
+        if let Some(rest) = feed
+            .updates
+            .as_mut()
+            .and_then(|updates| updates.rest.take())
+        {
+            return Poll::Ready(Some(Ok(rest)));
+        }
+        if let Poll::Ready(item) = feed.mailbox.poll(cx) {
+            return Poll::Ready(feed.mail(item));
+        }
+        let Some(updates) = &mut feed.updates else {
+            return Poll::Pending;
+        };
+        let next = ready!(updates.poll_next(cx));
+        // An agent that was sent away, or is refused, gets nothing else.
+        feed.ended = !matches!(next, Ok(Next::Message(_)));
+        Poll::Ready(Some(next.map(|next| match next {
+            Next::Message(bytes) | Next::Last(bytes) => bytes,
+        })))
+    }
+}
+
+/// A message, and whether another one may follow.
+enum Next {
+    Message(Bytes),
+    Last(Bytes),
+}
+
+/// The desired state of one agent, message by message.
+#[derive(Debug)]
+pub(super) struct Updates {
+    hub: Arc<Hub>,
+    node: NodeName,
+    /// The node must be known before the agent gets anything.
+    needs_node: bool,
+    changes: WatchStream<Head>,
+    head: Head,
+    cursor: Cursor,
+    /// The state that the agent claims to hold, until the first piece is due.
+    resume: Option<Option<pb::ResumeToken>>,
+    /// The next piece begins a snapshot.
+    snapshot: bool,
+    /// Messages of a snapshot that other agents get as well.
+    walk: Walk,
+    /// The freshness that the agent received last.
+    told: Arc<Freshness>,
+    /// [`Head::trust`] of the last update that the agent got.
+    trust_told: u64,
+    /// The second part of a message whose first part was sent.
+    rest: Option<Bytes>,
+    dispatch: Arc<Dispatch>,
+}
+
+impl Updates {
+    /// Creates the updates of an agent that claims to hold a state, and was told this freshness.
+    pub(super) fn new(
+        hub: &Arc<Hub>,
+        node: NodeName,
+        needs_node: bool,
+        resume: Option<pb::ResumeToken>,
+        told: Arc<Freshness>,
+        dispatch: Arc<Dispatch>,
+    ) -> Self {
+        let changes = hub.store.head();
+        let head = *changes.borrow();
+        Self {
+            head,
+            changes: WatchStream::from_changes(changes),
+            hub: Arc::clone(hub),
+            node,
+            needs_node,
+            // Until something is sent, the cursor is only the agent's claim: see `start`.
+            cursor: Cursor::at(0),
+            resume: Some(resume),
+            snapshot: false,
+            walk: Walk::default(),
+            told,
+            trust_told: 0,
+            rest: None,
+            dispatch,
+        }
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Next, Status>> {
+        while !self.has_piece() {
+            let head = ready!(Pin::new(&mut self.changes).poll_next(cx));
+            self.head = head.ok_or_else(|| Status::unavailable("no more changes"))?;
+        }
+        if let Some(token) = self.resume.take() {
+            if self.needs_node {
+                must_be_node(&self.hub, &self.node)?;
+            }
+            if let Err(wait) = self.start(token.as_ref()) {
+                return Poll::Ready(Ok(Next::Last(encode(sent_away(wait)))));
+            }
+        }
+        Poll::Ready(Ok(Next::Message(self.next_piece())))
+    }
+
+    /// Returns whether there is news about the desired state: always true at first.
+    fn has_piece(&self) -> bool {
+        let behind = self.cursor.is_behind(self.head.revision) || self.trust_told < self.head.trust;
+        self.head.synced && (self.resume.is_some() || behind)
+    }
+
+    fn heartbeat(&mut self) -> pb::Heartbeat {
+        let age = self.hub.upstream_age();
+        let freshness = self.news(self.hub.store.freshness());
+        pb::Heartbeat {
+            revision: self.head.revision,
+            upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+            freshness,
+        }
+    }
+
+    fn next_piece(&mut self) -> Bytes {
+        let store = &self.hub.store;
+        if let Some(message) = self.walk.next(&mut self.cursor) {
+            self.snapshot = false;
+            return message;
+        }
+        if let Some(ready) = store.take_common(&self.node, &mut self.cursor, &self.told) {
+            self.ended_at(&ready.mark);
+            self.rest = ready.rest;
+            return ready.first;
+        }
+        let mut piece = store.collect(&self.node, &mut self.cursor);
+        let end = piece.end.take().map(|end| self.end(end));
+        let snapshot = std::mem::take(&mut self.snapshot);
+        publish::message(Piece { end: None, ..piece }, snapshot, end)
+    }
+
+    fn end(&mut self, end: publish::PieceEnd) -> pb::UpdateEnd {
+        let news = end.freshness.news(&self.told);
+        self.ended_at(&Mark {
+            revision: end.revision,
+            trust_changes: end.trust_changes,
+            freshness: Arc::clone(&end.freshness),
+        });
+        update_end(end, news)
+    }
+
+    /// Notes that the agent gets the end of an update.
+    fn ended_at(&mut self, mark: &Mark) {
+        self.trust_told = mark.trust_changes;
+        self.told = Arc::clone(&mark.freshness);
+        self.dispatch.sent(mark.revision);
+    }
+
+    /// Returns the part of the freshness that the agent has not received.
+    fn news(&mut self, freshness: Arc<Freshness>) -> Vec<pb::KindVersion> {
+        let news = freshness.news(&self.told);
+        self.told = freshness;
+        news
+    }
+
+    /// Finds the shortest way from the state that the agent holds to the desired state.
+    ///
+    /// # Errors
+    /// The agent needs a snapshot, as too many others do; the time after which it is to come back.
+    fn start(&mut self, token: Option<&pb::ResumeToken>) -> Result<(), Duration> {
+        let store = &self.hub.store;
+        let usable = token.filter(|t| t.schema == kplane_proto::DIGEST_SCHEMA);
+        let cursor = usable.and_then(|token| {
+            let digest = <[u8; 16]>::try_from(token.digest.as_slice()).ok()?;
+            let revision = (token.epoch == store.epoch()).then_some(token.revision);
+            store.resume(&self.node, Digest::from_bytes(digest), revision)
+        });
+        self.snapshot = cursor.is_none();
+        if self.snapshot {
+            self.hub.snapshots.admit()?;
+            self.walk = store.walk(&self.node);
+        }
+        self.cursor = cursor.unwrap_or(Cursor::at(0));
+        info!(node = %self.node, snapshot = self.snapshot, "sync begins");
+        Ok(())
+    }
+}
+
+fn sent_away(wait: Duration) -> server_message::Kind {
+    server_message::Kind::ComeBackLater(pb::ComeBackLater {
+        after_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
+        reason: "too many agents need a snapshot at the same time".to_owned(),
+    })
+}
+
+fn encode(kind: server_message::Kind) -> Bytes {
+    frame(&ServerMessage { kind: Some(kind) })
+}
