@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{Issue, NodeName, ServiceName};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant as Moment, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -14,6 +15,7 @@ use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
 use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
+use crate::pace::Pace;
 use crate::publish::{Publication, Store};
 use crate::snapshots::Snapshots;
 use crate::source::kubernetes;
@@ -135,6 +137,7 @@ impl Hub {
             freshness: Freshness::default(),
             hub: Arc::clone(&hub),
             summary: summary_tx,
+            pace: Pace::new(Moment::now()),
         };
         (hub, owner.run(batches, queries_rx))
     }
@@ -237,13 +240,16 @@ struct IndexOwner {
     freshness: Freshness,
     hub: Arc<Hub>,
     summary: watch::Sender<Arc<Summary>>,
+    pace: Pace,
 }
 
 impl IndexOwner {
     async fn run(mut self, mut batches: mpsc::Receiver<Batch>, mut queries: mpsc::Receiver<Query>) {
         loop {
+            let due = self.pace.due();
             tokio::select! {
                 biased;
+                () = sleep_until(due.unwrap_or_else(Moment::now)), if due.is_some() => self.announce(),
                 batch = batches.recv() => match batch {
                     Some(batch) => self.apply(batch),
                     None => break,
@@ -251,11 +257,18 @@ impl IndexOwner {
                 Some(query) = queries.recv() => self.answer(query),
             }
         }
+        self.announce();
         // The source has ended (standard input, for example). The task continues to answer
         // questions.
         while let Some(query) = queries.recv().await {
             self.answer(query);
         }
+    }
+
+    /// Announces everything that is published.
+    fn announce(&mut self) {
+        self.hub.store.announce();
+        self.pace.announced(Moment::now());
     }
 
     fn apply(&mut self, batch: Batch) {
@@ -314,12 +327,15 @@ impl IndexOwner {
         self.summary.send_replace(Arc::new(summary));
     }
 
-    fn publish(&self, publication: Publication, summary: &mut Summary) {
+    fn publish(&mut self, publication: Publication, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
         let started = Instant::now();
-        let revision = self.hub.store.publish_as_of(publication, &self.freshness);
+        let revision = self.hub.store.stage(publication, &self.freshness);
         if revision == before {
             return;
+        }
+        if self.pace.change(Moment::now()) {
+            self.announce();
         }
         self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());
         summary.revision_at = Some(SystemTime::now());
@@ -382,3 +398,6 @@ impl IndexOwner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,21 +41,25 @@ pub struct Store {
     /// Encoded updates that agents share.
     pub(super) commons: Mutex<Commons>,
     head: watch::Sender<Head>,
+    /// The head as agents' streams know it.
+    announced: watch::Sender<Head>,
 }
 
 impl Store {
     /// Creates an empty store. `epoch` is random for each start of the control plane.
     #[must_use]
     pub fn new(epoch: u64) -> Self {
+        let head = Head {
+            revision: FIRST_REVISION,
+            ..Head::default()
+        };
         Self {
             epoch,
             state: RwLock::default(),
             shelves: Mutex::default(),
             commons: Mutex::default(),
-            head: watch::Sender::new(Head {
-                revision: FIRST_REVISION,
-                ..Head::default()
-            }),
+            head: watch::Sender::new(head),
+            announced: watch::Sender::new(head),
         }
     }
 
@@ -71,10 +75,26 @@ impl Store {
         self.head.subscribe()
     }
 
-    /// Marks everything published so far as a complete picture.
+    /// Returns a receiver of the newest state that agents' streams are to send.
+    #[must_use]
+    pub fn announcements(&self) -> watch::Receiver<Head> {
+        self.announced.subscribe()
+    }
+
+    /// Makes agents' streams send the newest state.
+    pub fn announce(&self) {
+        self.announced.send_if_modified(|announced| {
+            let head = *self.head.borrow();
+            std::mem::replace(announced, head) != head
+        });
+    }
+
+    /// Marks everything published so far as a complete picture, and announces it.
     pub fn set_synced(&self) {
-        self.head
-            .send_if_modified(|head| !std::mem::replace(&mut head.synced, true));
+        let first = |head: &mut Head| !std::mem::replace(&mut head.synced, true);
+        if self.head.send_if_modified(first) {
+            self.announce();
+        }
     }
 
     /// Sets the trust in the picture. Streams send it with their next update, or with an empty
@@ -90,6 +110,7 @@ impl Store {
         drop(state);
         self.head
             .send_modify(|head| head.trust = head.trust.max(changes));
+        self.announce();
     }
 
     /// Returns the trust in the picture.
@@ -117,9 +138,16 @@ impl Store {
         self.publish_as_of(publication, &freshness)
     }
 
+    /// Publishes changes as [`Store::stage`] does, and announces them.
+    pub fn publish_as_of(&self, publication: Publication, freshness: &Freshness) -> u64 {
+        let revision = self.stage(publication, freshness);
+        self.announce();
+        revision
+    }
+
     /// Publishes changes; objects that equal the published ones are left out. The state afterwards
-    /// contains these versions of the source. Returns the newest revision.
-    pub fn publish_as_of(&self, mut publication: Publication, freshness: &Freshness) -> u64 {
+    /// contains these versions of the source. Streams send it after [`Store::announce`]. Returns the newest revision.
+    pub fn stage(&self, mut publication: Publication, freshness: &Freshness) -> u64 {
         // Each one is dropped when it has been encoded, because there are many at a start.
         let encoded: Vec<_> = std::mem::take(&mut publication.services)
             .into_iter()
@@ -168,8 +196,7 @@ impl Store {
         state.free_if_vacant(name);
     }
 
-    /// Records when the changes since revision `first` were observed, and announces the newest
-    /// revision.
+    /// Records when the changes since revision `first` were observed, and moves the head.
     fn finish(
         &self,
         mut state: RwLockWriteGuard<'_, State>,
@@ -189,8 +216,7 @@ impl Store {
         }
         state.forget_old_tombstones();
         drop(state);
-        // The revision never goes back: another call may have announced a newer one since the lock
-        // was released.
+        // The revision never goes back: another call may have moved the head since the lock was released.
         self.head.send_if_modified(|head| {
             let newer = revision > head.revision;
             head.revision = head.revision.max(revision);

@@ -144,7 +144,7 @@ impl Updates {
         told: Arc<Freshness>,
         dispatch: Arc<Dispatch>,
     ) -> Self {
-        let changes = hub.store.head();
+        let changes = hub.store.announcements();
         let head = *changes.borrow();
         Self {
             head,

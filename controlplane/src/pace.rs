@@ -1,0 +1,107 @@
+//! When changes are announced to agents: at once while they are few, and together while they are many. Pure.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Interval of changes that are all announced at once: 20 a second.
+const EACH: Duration = Duration::from_millis(50);
+
+/// Number of changes in a burst that are announced at once.
+const BURST: u32 = 5;
+
+/// Maximum time that a change waits for others.
+const TOGETHER: Duration = Duration::from_millis(100);
+
+/// The rate of announcements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// Time to which the announcements so far reach, at one for each interval.
+    spent: Instant,
+    due: Option<Instant>,
+}
+
+impl Pace {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            spent: now,
+            due: None,
+        }
+    }
+
+    /// Notes a change; returns whether it is to be announced at once. If not, [`Pace::due`] says when.
+    pub(crate) fn change(&mut self, now: Instant) -> bool {
+        if self.due.is_some() {
+            return false;
+        }
+        let spent = self.spent.max(now);
+        let at_once = spent - now <= EACH * (BURST - 1);
+        if at_once {
+            self.spent = spent + EACH;
+        } else {
+            self.due = Some(now + TOGETHER);
+        }
+        at_once
+    }
+
+    /// Returns when changes are to be announced together; `None` if none waits.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Notes that everything that waited is announced.
+    pub(crate) fn announced(&mut self, now: Instant) {
+        if self.due.take().is_some() {
+            self.spent = now + EACH * BURST;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the times in milliseconds at which changes at these times are announced.
+    fn announcements(changes: impl IntoIterator<Item = u64>) -> Vec<u64> {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        let mut announced = Vec::new();
+        for change in changes {
+            let now = start + Duration::from_millis(change);
+            if let Some(due) = pace.due().filter(|due| *due <= now) {
+                pace.announced(due);
+                announced.push(due);
+            }
+            if pace.change(now) {
+                announced.push(now);
+            }
+        }
+        announced.extend(pace.due());
+        let ms = announced.into_iter().map(|at| (at - start).as_millis());
+        ms.map(|ms| u64::try_from(ms).unwrap()).collect()
+    }
+
+    #[test]
+    fn few_changes_are_announced_at_once() {
+        let slow: Vec<u64> = (0..100).map(|n| n * 50).collect();
+        assert_eq!(announcements(slow.clone()), slow);
+        let bursts: Vec<u64> = (0..10).flat_map(|n| [n * 300, n * 300 + 1]).collect();
+        assert_eq!(announcements(bursts.clone()), bursts);
+    }
+
+    #[test]
+    fn many_changes_are_announced_ten_times_a_second() {
+        let announced = announcements((0..1_000).map(|n| n * 10));
+        assert!((100..110).contains(&announced.len()), "{announced:?}");
+        let gaps = announced.windows(2).map(|pair| pair[1] - pair[0]);
+        assert!(gaps.max().unwrap() <= 110);
+        assert!(*announced.last().unwrap() >= 9_990, "nothing is left out");
+    }
+
+    #[test]
+    fn no_change_waits_longer_than_that() {
+        // The sixth change of a burst is announced without another one.
+        let announced = announcements([0, 1, 2, 3, 4, 5]);
+        assert_eq!(announced, [0, 1, 2, 3, 4, 105]);
+    }
+}
