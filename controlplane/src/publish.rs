@@ -7,7 +7,9 @@
 
 mod blob;
 mod cursor;
+mod layers;
 mod log;
+mod overlays;
 mod shelf;
 mod state;
 mod store;
@@ -18,6 +20,7 @@ mod watermarks;
 mod tests;
 
 pub use cursor::{Cursor, Piece, PieceEnd};
+pub use layers::{LayerCursor, LayerEnd, LayerPiece};
 pub use shelf::Walk;
 pub use store::{Head, Store};
 pub use triggers::Sent;
