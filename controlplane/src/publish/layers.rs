@@ -128,7 +128,7 @@ impl Store {
     /// [registered](Store::attend_all).
     #[must_use]
     pub fn collect_layers(&self, cursor: &mut LayerCursor) -> LayerPiece {
-        self.read().collect_layers(cursor)
+        self.read().collect_layers(cursor, PIECE_BYTES)
     }
 
     /// Returns whether deletions after a revision may be forgotten.
@@ -156,11 +156,15 @@ impl Shared {
 
 fn size_of((default, zones): &(Bytes, Vec<(ZoneName, Bytes)>)) -> usize {
     let zones = zones.iter();
-    default.len() + zones.map(|(zone, bytes)| zone.len() + bytes.len()).sum::<usize>()
+    default.len()
+        + zones
+            .map(|(zone, bytes)| zone.len() + bytes.len())
+            .sum::<usize>()
 }
 
 impl State {
-    fn collect_layers(&self, cursor: &mut LayerCursor) -> LayerPiece {
+    /// Collects in pieces of at least so many bytes.
+    pub(super) fn collect_layers(&self, cursor: &mut LayerCursor, mut room: usize) -> LayerPiece {
         let head = Place {
             shared: self.revision,
             own: self.overlays.changes,
@@ -173,7 +177,6 @@ impl State {
             ..LayerPiece::default()
         };
         cursor.began.get_or_insert(head);
-        let mut room = PIECE_BYTES;
         if !self.collect_programs(cursor, &mut piece, &mut room)
             || !self.collect_node_objects(cursor, &mut piece, &mut room)
         {
@@ -282,6 +285,3 @@ impl State {
         Some((blob.revision, blob.bytes.clone()))
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -73,7 +73,11 @@ impl State {
             }
         }
         for key in &self.varied {
-            let nodes = self.shared.get(key).into_iter().flat_map(|s| s.by_node.keys());
+            let nodes = self
+                .shared
+                .get(key)
+                .into_iter()
+                .flat_map(|s| s.by_node.keys());
             let key = DesiredKey::Service(key.clone());
             for node in nodes {
                 self.overlays.note(node, &key, true);

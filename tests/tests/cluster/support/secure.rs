@@ -298,8 +298,10 @@ impl<'a> Caller<'a> {
                     status.approve(self.request(approve)).await.map(drop)
                 }
                 Method::WatchNode => {
-                    let node_name = "node-1".to_owned();
-                    let watch = self.request(pb::WatchNodeRequest { node_name });
+                    let watch = self.request(pb::WatchNodeRequest {
+                        node_name: "node-1".to_owned(),
+                        ..pb::WatchNodeRequest::default()
+                    });
                     let mut desired = DesiredStateServiceClient::new(channel);
                     desired.watch_node(watch).await.map(drop)
                 }
