@@ -213,12 +213,15 @@ async fn a_node_is_resumed_on_any_replica() {
 /// A client that does not read costs a message. When it reads again, it gets the latest state, whatever happened.
 #[tokio::test]
 async fn a_slow_reader_gets_the_latest_state_and_no_queue() {
-    const MANY: usize = 2_000;
+    const MANY: u32 = 2_000;
     let (bound, _folder) = control_plane(8).await;
     let store = &bound.hub().store;
     // 12 kB each, so that a queue of them would show.
     let large = |octet: u8| {
-        let ip = |n: usize| IpAddr::from([10, octet, (n / 250) as u8, (n % 250) as u8]);
+        let ip = |n: u32| {
+            let [.., high, low] = n.to_be_bytes();
+            IpAddr::from([10, octet, high, low])
+        };
         let addr = |n| EndpointAddr {
             ip: ip(n),
             port: 80,
