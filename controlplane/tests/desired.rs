@@ -113,9 +113,13 @@ fn of_service(n: usize) -> pb::WatchServiceRequest {
     }
 }
 
+/// Awaits something that happens in time.
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(DEADLINE, future).await.expect("in time")
+}
+
 async fn next<T>(stream: &mut Streaming<T>) -> T {
-    let message = timeout(DEADLINE, stream.message()).await;
-    message.expect("a message in time").unwrap().unwrap()
+    within(stream.message()).await.unwrap().unwrap()
 }
 
 /// The kinds of new objects in a message, and the number of deleted ones.
@@ -506,23 +510,23 @@ async fn a_quiet_stream_shows_that_it_is_alive_also_before_the_source_was_read()
     let mut watch = server.watch_node(request).await.unwrap().into_inner();
     let began = Instant::now();
     for n in 1..=3 {
-        let state = watch.next().await.unwrap().unwrap();
+        let state = within(watch.next()).await.unwrap().unwrap();
         assert_eq!(began.elapsed().as_secs(), n * 5);
         assert!(!state.complete && !state.snapshot && state.objects.is_empty());
         assert!(!state.source.unwrap().read);
     }
     publish(&hub.store, Vec::new(), vec![node("n1", "x")]);
     hub.store.set_synced();
-    let state = watch.next().await.unwrap().unwrap();
+    let state = within(watch.next()).await.unwrap().unwrap();
     assert!(state.complete && state.snapshot && began.elapsed().as_secs() == 15);
     // What does not concern the node does not end the quiet; the revision shows that it was seen.
     let revision = publish(&hub.store, Vec::new(), vec![node("n2", "x")]);
-    let state = watch.next().await.unwrap().unwrap();
+    let state = within(watch.next()).await.unwrap().unwrap();
     assert_eq!((began.elapsed().as_secs(), state.revision), (20, revision));
     assert!(state.complete && !state.snapshot && state.changed_at_ms == 0);
     assert_eq!(changes(&state), (vec![], 0));
     hub.shutdown.cancel();
-    assert!(watch.next().await.is_none());
+    assert!(within(watch.next()).await.is_none());
 }
 
 /// A name that is unknown when the source has been read ends the watch, although it began before.
@@ -533,7 +537,7 @@ async fn an_unknown_node_is_refused_when_the_nodes_are_known() {
     let request = Request::new(of_node("n1"));
     let mut watch = server.watch_node(request).await.unwrap().into_inner();
     hub.store.set_synced();
-    let refused: Status = watch.next().await.unwrap().unwrap_err();
+    let refused: Status = within(watch.next()).await.unwrap().unwrap_err();
     assert_eq!(refused.code(), Code::NotFound);
-    assert!(watch.next().await.is_none());
+    assert!(within(watch.next()).await.is_none());
 }

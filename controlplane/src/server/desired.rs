@@ -16,6 +16,7 @@ use super::layers::LayerFeed;
 use super::millis;
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
+use crate::index::Totals;
 use crate::publish::{Cursor, Head, Piece, PieceEnd};
 
 /// Longest name of an object, in bytes: a DNS subdomain (RFC 1123), as in the API server.
@@ -36,17 +37,29 @@ impl DesiredServer {
         Self { hub }
     }
 
-    /// Begins a watch of a caller; requests in the same process are free.
-    fn begin<F: Feed>(&self, visitor: Option<Visitor>, feed: F) -> Result<Watch<F>, Status> {
+    /// Begins a watch of a caller that reads about so many objects; requests in the same process are free. The feed is
+    /// made when the caller may have it.
+    fn begin<F: Feed>(
+        &self,
+        visitor: Option<Visitor>,
+        objects: usize,
+        feed: impl FnOnce(&Arc<Hub>) -> F + Send + 'static,
+    ) -> Result<Watch<F>, Status> {
         if let Some(visitor) = &visitor {
-            let totals = self.hub.summary().borrow().totals;
-            let objects = totals.services.saturating_add(totals.endpoints);
             visitor.charge(u32::try_from(objects / OBJECTS_FOR_ONE + 1).unwrap_or(u32::MAX))?;
         }
         let (outbox, stream) = mpsc::channel(1);
-        let last = outbox.clone();
-        spawn_watch(visitor, last, follow(Arc::clone(&self.hub), feed, outbox))?;
+        let (hub, last) = (Arc::clone(&self.hub), outbox.clone());
+        let watch = async move {
+            let feed = feed(&hub);
+            follow(hub, feed, outbox).await;
+        };
+        spawn_watch(visitor, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    fn totals(&self) -> Totals {
+        self.hub.summary().borrow().totals
     }
 }
 
@@ -73,7 +86,8 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
         if self.hub.store.head().borrow().synced {
             must_be_known(&self.hub, &request.node_name)?;
         }
-        self.begin(visitor, NodeFeed::new(&self.hub, request))
+        let objects = self.totals().services;
+        self.begin(visitor, objects, |hub| NodeFeed::new(hub, request))
     }
 
     async fn watch_service(
@@ -85,7 +99,7 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
         must_fit("namespace", &request.namespace)?;
         must_fit("name", &request.name)?;
         let service = ServiceName::new(&request.namespace, &request.name);
-        self.begin(visitor, LayerFeed::new(&self.hub, Some(service)))
+        self.begin(visitor, 1, |hub| LayerFeed::new(hub, Some(service)))
     }
 
     async fn watch_all(
@@ -93,7 +107,12 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
         request: Request<pb::WatchAllRequest>,
     ) -> Result<Response<Self::WatchAllStream>, Status> {
         let visitor = request.extensions().get::<Visitor>().cloned();
-        self.begin(visitor, LayerFeed::new(&self.hub, None))
+        let Totals {
+            services,
+            endpoints,
+        } = self.totals();
+        let objects = services.saturating_add(endpoints);
+        self.begin(visitor, objects, |hub| LayerFeed::new(hub, None))
     }
 }
 
@@ -172,6 +191,18 @@ impl NodeFeed {
         Ok(())
     }
 
+    /// Returns the next piece, of a new picture if deletions that the client lacks may be forgotten.
+    fn collect(&mut self, hub: &Hub) -> Piece {
+        loop {
+            let piece = hub.store.collect(&self.node, &mut self.cursor);
+            // Asked afterwards, so that nothing was forgotten before the piece was read.
+            if !hub.store.forgot_after(self.since) {
+                return piece;
+            }
+            self.restart(hub);
+        }
+    }
+
     fn restart(&mut self, hub: &Hub) {
         self.cursor = Cursor::at(0);
         self.since = hub.store.head().borrow().revision;
@@ -209,10 +240,7 @@ impl Feed for NodeFeed {
         if let Some(token) = self.resume.take() {
             self.begin(hub, token.as_ref())?;
         }
-        if hub.store.forgot_after(self.since) {
-            self.restart(hub);
-        }
-        let piece = hub.store.collect(&self.node, &mut self.cursor);
+        let piece = self.collect(hub);
         let is_empty = piece.objects.is_empty() && piece.deleted.is_empty();
         let was_torn = std::mem::replace(&mut self.torn, piece.end.is_none());
         let trust_told = self.trust_told;
