@@ -29,6 +29,7 @@ mod rules;
 mod sentry;
 mod token_file;
 mod tokens;
+mod watches;
 
 #[cfg(test)]
 mod tests;
@@ -42,6 +43,7 @@ pub use rights::{ADMINS, Right};
 pub use rules::Rules;
 pub use sentry::Sentry;
 pub use token_file::TokenTable;
+pub use watches::WatchPermit;
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;

@@ -8,7 +8,9 @@
 mod blob;
 mod common;
 mod cursor;
+mod layers;
 mod log;
+mod overlays;
 mod shelf;
 mod state;
 mod store;
@@ -20,6 +22,7 @@ mod tests;
 
 pub use common::{Mark, Ready, message, update_end};
 pub use cursor::{Cursor, Piece, PieceEnd};
+pub use layers::{LayerCursor, LayerEnd, LayerPiece};
 pub use shelf::Walk;
 pub use store::{Head, Store};
 pub use triggers::Sent;

@@ -580,6 +580,7 @@ async fn tools_can_watch_what_a_node_should_have() {
     let mut client = DesiredStateServiceClient::connect(address).await.unwrap();
     let watch = |node_name: &str| pb::WatchNodeRequest {
         node_name: node_name.to_owned(),
+        ..pb::WatchNodeRequest::default()
     };
     let unknown = client.watch_node(watch("n2")).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);

@@ -8,11 +8,13 @@ use kplane_rig::vm::{self, Vm};
 
 /// Debian packages, besides those for [`vm`]: the program that shows that one is there, and its package.
 /// Only tests need them: `nft` is an oracle for kplane's own netlink code, `iptables` makes what kube-proxy
-/// leaves behind, `openssl` is a foreign client.
-const PACKAGES: [(&str, &str); 3] = [
+/// leaves behind, `openssl` is a foreign client, `protoc` and its plugin generate the stubs of the example clients.
+const PACKAGES: [(&str, &str); 5] = [
     ("nft", "nftables"),
     ("iptables", "iptables"),
     ("openssl", "openssl"),
+    ("protoc", "protobuf-compiler"),
+    ("grpc_python_plugin", "protobuf-compiler-grpc"),
 ];
 /// Modules of Debian's Python, and their packages: another foreign client.
 const MODULES: [(&str, &str); 2] = [
@@ -40,9 +42,10 @@ pub(crate) fn install() -> Result<()> {
 }
 
 fn has(program: &str) -> bool {
-    // That it starts is enough: some want privileges even to print their version.
+    // That it starts is enough: some want privileges even to print their version, and plugins of protoc wait for input.
     let version = Command::new(program)
         .arg("--version")
+        .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();

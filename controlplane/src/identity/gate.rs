@@ -9,7 +9,6 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use kplane_model::NodeName;
 use kplane_tls::{FileError, Follower, Token};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
 use super::audit::{Audit, AuditLog, Entry};
@@ -19,6 +18,7 @@ use super::rights::{Decisions, Rights};
 use super::rules::RulesFile;
 use super::token_file::{TokenTable, TokenTableFile};
 use super::tokens::Tokens;
+use super::watches::{Full, WatchPermit, Watches};
 use super::{Identity, Proof, Reason, Refusal, Right, Sentry};
 use crate::buckets::{Buckets, Rate};
 use crate::doors::{Caller, Occupancy, network};
@@ -109,8 +109,8 @@ pub struct Gate {
     refusals: Refusals,
     /// What callers of the status API may still ask, by user, or by address without an identity.
     questions: Mutex<Buckets<String>>,
-    /// Watches of the status API that may still begin.
-    watches: Arc<Semaphore>,
+    /// Open watches of the status API, by caller as in `questions`.
+    watches: Arc<Watches>,
 }
 
 /// A caller whose identity was checked.
@@ -155,7 +155,7 @@ impl Gate {
             audit: Audit::open(&config.audit).map_err(GateError::Audit)?,
             refusals: Refusals::default(),
             questions: Mutex::new(Buckets::new(QUESTIONS, MAX_CALLERS)),
-            watches: Arc::new(Semaphore::new(config.watches)),
+            watches: Watches::new(config.watches),
         }))
     }
 
@@ -242,16 +242,12 @@ impl Visitor {
     /// # Errors
     /// [`Refusal`] when the caller asked too much in the last seconds.
     pub fn charge(&self, cost: u32) -> Result<(), Refusal> {
-        let caller = match self.name() {
-            Some(name) => name.to_owned(),
-            None => network(self.connection.peer().ip()).to_string(),
-        };
         let mut questions = self
             .gate
             .questions
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let Err(wait) = questions.take(caller, cost) else {
+        let Err(wait) = questions.take(self.caller(), cost) else {
             return Ok(());
         };
         drop(questions);
@@ -261,13 +257,29 @@ impl Visitor {
         Err(refusal)
     }
 
+    /// Returns the name under which the caller's questions and watches are counted.
+    fn caller(&self) -> String {
+        match self.name() {
+            Some(name) => name.to_owned(),
+            None => network(self.connection.peer().ip()).to_string(),
+        }
+    }
+
     /// Takes the right to one more watch, until the value is dropped.
     ///
     /// # Errors
-    /// [`Refusal`] when there are too many watches.
-    pub fn watch(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        Arc::clone(&self.gate.watches).try_acquire_owned().map_err(|_| {
-            let text = "too many watches are open; see --max-watches of the control plane, or ask without a watch";
+    /// [`Refusal`] when there are too many watches, or too many of this caller.
+    pub fn watch(&self) -> Result<WatchPermit, Refusal> {
+        self.gate.watches.begin(self.caller()).map_err(|full| {
+            let text = match full {
+                Full::All => {
+                    "too many watches are open; see --max-watches of the control plane, or ask without a watch"
+                }
+                Full::Caller => {
+                    "this caller has half of all watches that may be open; close some, or see --max-watches of the \
+                     control plane"
+                }
+            };
             let refusal = Refusal::new(Reason::TooMuch, text);
             self.refused("watch", &refusal);
             refusal

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | read the state of the fleet | `get` | `/kplane/status` |
 //! | read the desired state of a node | `get` | `/kplane/desired/NODE` |
+//! | read the desired state of all nodes | `get` | `/kplane/desired/*` |
 //! | act on the fleet (`kpctl approve`) | `update` | `/kplane/fleet` |
 
 use std::collections::{BTreeMap, HashMap};
@@ -35,6 +36,8 @@ pub enum Right {
     ReadStatus,
     /// Read the desired state of a node.
     ReadDesired(String),
+    /// Read the desired state of all nodes. A rule for one node's path does not give this right.
+    ReadAllDesired,
     /// Act on the fleet.
     Act,
 }
@@ -44,7 +47,7 @@ impl Right {
     #[must_use]
     pub fn verb(&self) -> &'static str {
         match self {
-            Self::ReadStatus | Self::ReadDesired(_) => "get",
+            Self::ReadStatus | Self::ReadDesired(_) | Self::ReadAllDesired => "get",
             Self::Act => "update",
         }
     }
@@ -55,6 +58,7 @@ impl Right {
         match self {
             Self::ReadStatus => "/kplane/status".to_owned(),
             Self::ReadDesired(node) => format!("/kplane/desired/{node}"),
+            Self::ReadAllDesired => "/kplane/desired/*".to_owned(),
             Self::Act => "/kplane/fleet".to_owned(),
         }
     }

@@ -131,18 +131,21 @@ mod tests {
         let rules = Rules::parse(
             "rules:\n\
              - {users: [alice], verbs: [get], paths: [/kplane/status, '/kplane/desired/*']}\n\
-             - {groups: [on-call], verbs: ['*'], paths: ['/kplane/*']}\n",
+             - {groups: [on-call], verbs: ['*'], paths: ['/kplane/*']}\n\
+             - {users: [dave], verbs: [get], paths: [/kplane/desired/n1]}\n",
         );
         let rules = rules.unwrap();
         let (alice, bob) = (subject("alice", &[]), subject("bob", &["on-call"]));
-        let carol = subject("carol", &["on-call-not"]);
+        let (carol, dave) = (subject("carol", &["on-call-not"]), subject("dave", &[]));
         let node = Right::ReadDesired("n1".into());
         for (subject, rights) in [
-            (&alice, [true, true, false]),
-            (&bob, [true; 3]),
-            (&carol, [false; 3]),
+            (&alice, [true, true, true, false]),
+            (&bob, [true; 4]),
+            (&carol, [false; 4]),
+            (&dave, [false, true, false, false]),
         ] {
-            let found = [Right::ReadStatus, node.clone(), Right::Act]
+            let all = Right::ReadAllDesired;
+            let found = [Right::ReadStatus, node.clone(), all, Right::Act]
                 .map(|right| rules.allow(subject, &right));
             assert_eq!(found, rights, "{subject:?}");
         }

@@ -4,12 +4,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::sync::Arc;
 
+use kplane_model::{DesiredKey, NodeName};
+
 /// Every key once, ordered by the revision of its last change. Keys of deleted objects stay until
 /// [`Log::forget`], because an agent that is behind must learn of the deletion.
 #[derive(Debug)]
 pub(super) struct Log<K> {
     by_revision: BTreeMap<u64, Arc<K>>,
     revision_of: HashMap<Arc<K>, u64>,
+}
+
+/// A deleted key, remembered in one log.
+#[derive(Debug)]
+pub(super) struct Tombstone {
+    pub(super) revision: u64,
+    pub(super) node: Option<NodeName>,
+    pub(super) key: DesiredKey,
 }
 
 impl<K> Default for Log<K> {

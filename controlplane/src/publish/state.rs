@@ -9,7 +9,8 @@ use kplane_model::{
 };
 
 use super::blob::{Encoded, encode};
-use super::log::Log;
+use super::log::{Log, Tombstone};
+use super::overlays::Overlays;
 use super::triggers::Triggers;
 use super::watermarks::Moment;
 use crate::freshness::Freshness;
@@ -50,19 +51,13 @@ pub(super) struct State {
     /// The latest publications, newest last.
     pub(super) times: VecDeque<Moment>,
     pub(super) triggers: Triggers,
+    /// Changes of single nodes, for watches of more than one node.
+    pub(super) overlays: Overlays,
     /// Trust in the picture, and the number of its changes.
     pub(super) trust: Trust,
     pub(super) trust_changes: u64,
     /// The versions of the source that the state contains.
     pub(super) freshness: Arc<Freshness>,
-}
-
-/// A deleted key, remembered in one log.
-#[derive(Debug)]
-pub(super) struct Tombstone {
-    pub(super) revision: u64,
-    pub(super) node: Option<NodeName>,
-    pub(super) key: DesiredKey,
 }
 
 /// One encoded object.
@@ -117,12 +112,6 @@ impl Shared {
 
     pub(super) fn is_varied(&self) -> bool {
         !self.by_zone.is_empty() || !self.by_node.is_empty()
-    }
-
-    /// Returns whether the variants are for the same zones and nodes as in `encoded`.
-    pub(super) fn same_shape(&self, encoded: &Encoded) -> bool {
-        self.by_zone.keys().eq(encoded.by_zone.keys())
-            && self.by_node.keys().eq(encoded.by_node.keys())
     }
 }
 
@@ -190,6 +179,7 @@ impl Default for State {
             service_cidrs: Vec::new(),
             times: VecDeque::new(),
             triggers: Triggers::default(),
+            overlays: Overlays::default(),
             trust: Trust::default(),
             trust_changes: 0,
             freshness: Arc::default(),
@@ -252,7 +242,7 @@ impl State {
         encoded: Encoded,
     ) -> Shared {
         let revision = self.revision + 1;
-        let before = before.filter(|before| before.same_shape(&encoded));
+        let before = before.filter(|before| encoded.same_shape(before));
         let mut changed = false;
         let mut blob = |(bytes, hash): (Bytes, ObjectHash), before: Option<&Blob>| match before {
             Some(before) if before.hash == hash => before.clone(),
@@ -299,18 +289,22 @@ impl State {
         nodes: impl Iterator<Item = &'a NodeName>,
         revision: u64,
     ) {
+        let key = DesiredKey::Service(key.clone());
         for node in nodes {
             let view = view_of(&mut self.views, node, self.freed_at);
-            view.log.note(DesiredKey::Service(key.clone()), revision);
+            view.log.note(key.clone(), revision);
+            self.overlays.note(node, &key, true);
         }
     }
 
     /// Forgets variants for these nodes. Every agent learns from the shared log what replaces them.
     fn forget_variants<'a>(&mut self, key: &ServiceKey, nodes: impl Iterator<Item = &'a NodeName>) {
+        let key = DesiredKey::Service(key.clone());
         for node in nodes {
             if let Some(view) = self.views.get_mut(node) {
-                view.log.forget(&DesiredKey::Service(key.clone()));
+                view.log.forget(&key);
             }
+            self.overlays.note(node, &key, false);
         }
     }
 
@@ -320,6 +314,7 @@ impl State {
             let view = view_of(&mut self.views, node, self.freed_at);
             if view.put(local.clone(), object.clone(), self.revision + 1) {
                 self.revision += 1;
+                self.overlays.note(node, &local, true);
             }
         }
         for node in before {
@@ -336,6 +331,7 @@ impl State {
         let view = view_of(&mut self.views, node, self.freed_at);
         if view.take(key, revision) {
             self.revision = revision;
+            self.overlays.note(node, key, false);
             self.tombstones.push_back(Tombstone {
                 revision,
                 node: Some(node.clone()),
@@ -407,6 +403,7 @@ impl State {
         view.orphaned = !known && (view.orphaned || before.is_some_and(|facts| facts.known));
         if view.put(DesiredKey::Node, object, self.revision + 1) {
             self.revision += 1;
+            self.overlays.note(&name, &DesiredKey::Node, known);
         }
         if view.zone != zone {
             self.move_node(&name, zone);

@@ -17,6 +17,8 @@ use prost::Message as _;
 
 use super::*;
 
+mod layers;
+
 const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
 
 fn key(n: usize) -> ServiceKey {

@@ -7,8 +7,8 @@ use kplane_proto::v1::AgentMessage;
 use tonic::{Request, Status, Streaming};
 use tracing::{Instrument, debug, info_span};
 
-use super::feed::Feed;
 use super::mailbox::mailbox;
+use super::outbound::Outbound;
 use super::session;
 use crate::doors::Occupancy;
 use crate::hub::Hub;
@@ -30,7 +30,7 @@ impl AgentServer {
 }
 
 impl AgentService for AgentServer {
-    type Frames = Feed;
+    type Frames = Outbound;
 
     async fn sync(
         &self,
@@ -47,7 +47,7 @@ impl AgentService for AgentServer {
         let address = connection.as_ref().map(|c| c.peer().to_string());
         let address = address.unwrap_or_default();
         let (postman, mailbox) = mailbox();
-        let (feed, gone) = Feed::new(mailbox);
+        let (outbound, gone) = Outbound::new(mailbox);
         let hub = Arc::clone(&self.hub);
         let span = info_span!("agent", peer = address);
         let peer = session::Peer {
@@ -64,6 +64,6 @@ impl AgentService for AgentServer {
             postman.end(end);
         };
         tokio::spawn(session.instrument(span));
-        Ok(feed)
+        Ok(outbound)
     }
 }

@@ -225,7 +225,7 @@ pub(super) fn convergence(hub: &Hub, followed: &mut Followed) -> pb::Convergence
 }
 
 /// Returns the state of a Service, and the reason if it is not served.
-fn state(hub: &Hub, followed: &Followed) -> (ServiceState, String) {
+pub(super) fn state(hub: &Hub, followed: &Followed) -> (ServiceState, String) {
     if followed.is_served() {
         return (ServiceState::Served, String::new());
     }

@@ -40,6 +40,8 @@ fn right_for(path: &str) -> Option<Right> {
     match path {
         "/kplane.v1.StatusService/Approve" => Some(Right::Act),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
+        "/kplane.v1.DesiredStateService/WatchService"
+        | "/kplane.v1.DesiredStateService/WatchAll" => Some(Right::ReadAllDesired),
         _ => Some(Right::ReadStatus),
     }
 }

@@ -1,4 +1,4 @@
-//! One agent's session: who the agent is, what it says, and how long it may stay. What it gets is in `feed.rs`.
+//! One agent's session: who the agent is, what it says, and how long it may stay. What it gets is in `outbound.rs`.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,9 +13,9 @@ use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
 use super::attendance::Attendance;
-use super::feed::Updates;
 use super::mailbox::Postman;
 use super::millis;
+use super::outbound::Updates;
 use super::questions::Questions;
 use crate::buckets::{Bucket, Rate};
 use crate::doors::Occupancy;

@@ -184,27 +184,27 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
         let admin: Value = serde_json::from_slice(&admin)?;
         let admin = admin["users"][0]["user"]["token"].as_str();
         let admin = admin.context("no token")?;
-        let read = [Yes, Yes, Yes, Yes, Yes, Yes, No];
+        let read = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, No];
         for (what, pair, token, wanted) in [
-            ("nothing", None, None, [Nobody; 7]),
-            ("garbage", None, Some("garbage"), [Nobody; 7]),
-            ("a node's certificate", Some("nodes/node-1"), None, [No; 7]),
-            ("an agent's token", None, Some(agent.as_str()), [No; 7]),
-            ("a user without rights", None, Some(&nobody), [No; 7]),
+            ("nothing", None, None, [Nobody; 9]),
+            ("garbage", None, Some("garbage"), [Nobody; 9]),
+            ("a node's certificate", Some("nodes/node-1"), None, [No; 9]),
+            ("an agent's token", None, Some(agent.as_str()), [No; 9]),
+            ("a user without rights", None, Some(&nobody), [No; 9]),
             (
                 "a certificate without rights",
                 Some("users/alice"),
                 None,
-                [No; 7],
+                [No; 9],
             ),
             ("a reader", None, Some(&reader), read),
-            ("an operator", None, Some(&operator), [Yes; 7]),
-            ("the cluster's administrator", None, Some(admin), [Yes; 7]),
+            ("an operator", None, Some(&operator), [Yes; 9]),
+            ("the cluster's administrator", None, Some(admin), [Yes; 9]),
             (
                 "an administrator's certificate",
                 Some("users/bob"),
                 None,
-                [Yes; 7],
+                [Yes; 9],
             ),
         ] {
             let caller = plane.caller(pair, token)?;

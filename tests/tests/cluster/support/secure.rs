@@ -76,18 +76,22 @@ pub(crate) enum Method {
     DescribeService,
     WatchConvergence,
     WatchNode,
+    WatchService,
+    WatchAll,
     Approve,
 }
 
 impl Method {
-    /// All methods: those that read, the one about a node, the one that acts.
-    pub(crate) const ALL: [Self; 7] = [
+    /// All methods: those that read, those about the desired state, the one that acts.
+    pub(crate) const ALL: [Self; 9] = [
         Self::GetFleet,
         Self::WatchFleet,
         Self::ListServices,
         Self::DescribeService,
         Self::WatchConvergence,
         Self::WatchNode,
+        Self::WatchService,
+        Self::WatchAll,
         Self::Approve,
     ];
 }
@@ -298,10 +302,25 @@ impl<'a> Caller<'a> {
                     status.approve(self.request(approve)).await.map(drop)
                 }
                 Method::WatchNode => {
-                    let node_name = "node-1".to_owned();
-                    let watch = self.request(pb::WatchNodeRequest { node_name });
+                    let watch = self.request(pb::WatchNodeRequest {
+                        node_name: "node-1".to_owned(),
+                        ..pb::WatchNodeRequest::default()
+                    });
                     let mut desired = DesiredStateServiceClient::new(channel);
                     desired.watch_node(watch).await.map(drop)
+                }
+                Method::WatchService => {
+                    let watch = self.request(pb::WatchServiceRequest {
+                        namespace: "default".to_owned(),
+                        name: "kubernetes".to_owned(),
+                    });
+                    let mut desired = DesiredStateServiceClient::new(channel);
+                    desired.watch_service(watch).await.map(drop)
+                }
+                Method::WatchAll => {
+                    let watch = self.request(pb::WatchAllRequest {});
+                    let mut desired = DesiredStateServiceClient::new(channel);
+                    desired.watch_all(watch).await.map(drop)
                 }
             }
         };

@@ -27,7 +27,7 @@ use crate::publish::{self, Cursor, Head, Mark, Piece, Walk, update_end};
 
 /// The messages of one agent's stream, encoded.
 #[derive(Debug)]
-pub struct Feed {
+pub struct Outbound {
     mailbox: Mailbox,
     /// Desired state, once the agent is welcome.
     updates: Option<Updates>,
@@ -36,17 +36,17 @@ pub struct Feed {
     _stream_lives: oneshot::Sender<()>,
 }
 
-impl Feed {
+impl Outbound {
     /// Creates a stream, and a receiver that fails when the stream is gone.
     pub(super) fn new(mailbox: Mailbox) -> (Self, oneshot::Receiver<()>) {
         let (lives, gone) = oneshot::channel();
-        let feed = Self {
+        let outbound = Self {
             mailbox,
             updates: None,
             ended: false,
             _stream_lives: lives,
         };
-        (feed, gone)
+        (outbound, gone)
     }
 
     /// Returns the message of the session's next item; `None` at the end.
@@ -72,31 +72,31 @@ impl Feed {
     }
 }
 
-impl Stream for Feed {
+impl Stream for Outbound {
     type Item = Result<Bytes, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let feed = &mut *self;
-        if feed.ended {
+        let outbound = &mut *self;
+        if outbound.ended {
             return Poll::Ready(None);
         }
         // No other message may come between the two parts of one.
-        if let Some(rest) = feed
+        if let Some(rest) = outbound
             .updates
             .as_mut()
             .and_then(|updates| updates.rest.take())
         {
             return Poll::Ready(Some(Ok(rest)));
         }
-        if let Poll::Ready(item) = feed.mailbox.poll(cx) {
-            return Poll::Ready(feed.mail(item));
+        if let Poll::Ready(item) = outbound.mailbox.poll(cx) {
+            return Poll::Ready(outbound.mail(item));
         }
-        let Some(updates) = &mut feed.updates else {
+        let Some(updates) = &mut outbound.updates else {
             return Poll::Pending;
         };
         let next = ready!(updates.poll_next(cx));
         // An agent that was sent away, or is refused, gets nothing else.
-        feed.ended = !matches!(next, Ok(Next::Message(_)));
+        outbound.ended = !matches!(next, Ok(Next::Message(_)));
         Poll::Ready(Some(next.map(|next| match next {
             Next::Message(bytes) | Next::Last(bytes) => bytes,
         })))
