@@ -29,7 +29,7 @@ pub use followers::Followers;
 pub use keeping::Recall;
 pub use pulse::Pulse;
 
-use kplane_model::ServiceName;
+use kplane_model::{RangeDigests, ServiceName};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::alarm::Alarm;
@@ -49,7 +49,13 @@ const QUEUE: usize = 1;
 pub(crate) type Command = (Update, oneshot::Sender<Result<(), Refusal>>);
 
 /// A question about a Service, and the channel for its answer.
-type Question = (ServiceName, oneshot::Sender<Option<Inspection>>);
+#[derive(Debug)]
+enum Question {
+    /// The kernel's state of one Service.
+    Inspect(ServiceName, oneshot::Sender<Option<Inspection>>),
+    /// The digests of so many ranges of the desired state.
+    Ranges(u16, oneshot::Sender<Option<RangeDigests>>),
+}
 
 /// A handle to the engine. When the last handle is gone, the engine finishes its current work and
 /// stops. The rules stay in the kernel.
@@ -213,8 +219,24 @@ impl Engine {
     /// # Errors
     /// [`Stopped`].
     pub async fn inspect(&self, service: ServiceName) -> Result<Option<Inspection>, Stopped> {
+        self.ask(|told| Question::Inspect(service, told)).await
+    }
+
+    /// Returns the digests of so many ranges of the desired state, a power of two; `None` if the state cannot be
+    /// compared with a control plane's. Waits while the engine is busy.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub async fn ranges(&self, count: u16) -> Result<Option<RangeDigests>, Stopped> {
+        self.ask(|told| Question::Ranges(count, told)).await
+    }
+
+    async fn ask<T>(
+        &self,
+        question: impl FnOnce(oneshot::Sender<T>) -> Question,
+    ) -> Result<T, Stopped> {
         let (told, answer) = oneshot::channel();
-        let asked = self.questions.send((service, told)).await;
+        let asked = self.questions.send(question(told)).await;
         asked.map_err(|_| Stopped)?;
         answer.await.map_err(|_| Stopped)
     }
@@ -362,10 +384,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 }
                 None => return core.close(),
             },
-            Some((service, told)) = asked.recv() => {
-                // The receiver is gone if the stream is.
-                let _ = told.send(core.inspect(&service));
-            }
+            Some(question) = asked.recv() => answer(&core, question),
             () = timer => {
                 let _busy = pulse.busy();
                 core.tick(Now::real());
@@ -385,6 +404,14 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             // Without a pause the runtime would not poll timers and descriptors while changes wait.
             tokio::task::yield_now().await;
         }
+    }
+}
+
+/// Answers a question. The receiver is gone if the stream is.
+fn answer(core: &Core, question: Question) {
+    match question {
+        Question::Inspect(service, told) => drop(told.send(core.inspect(&service))),
+        Question::Ranges(count, told) => drop(told.send(core.ranges(count))),
     }
 }
 

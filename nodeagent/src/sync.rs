@@ -64,7 +64,8 @@ const MAX_COMPLAINTS: usize = 64;
 const MAX_CLUSTER: usize = 64;
 
 /// The set of capabilities beyond the base protocol as bits: capability N is bit N - 1.
-const CAPABILITIES: u64 = 1 << (pb::Capability::Draining as u64 - 1);
+const CAPABILITIES: u64 =
+    1 << (pb::Capability::Draining as u64 - 1) | 1 << (pb::Capability::Ranges as u64 - 1);
 
 /// The identity of the agent.
 #[derive(Clone, Debug)]

@@ -202,6 +202,7 @@ pub fn message(piece: Piece, snapshot: bool, end: Option<UpdateEnd>) -> Bytes {
         deleted: piece.deleted.iter().map(Into::into).collect(),
         snapshot,
         end,
+        ..Update::default()
     };
     let kind = Some(server_message::Kind::Update(update));
     frame(&ServerMessage { kind })

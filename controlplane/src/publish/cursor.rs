@@ -56,7 +56,8 @@ impl Cursor {
     }
 
     /// Returns the revision that the agent holds completely; 0 = nothing.
-    pub(super) fn base(&self) -> u64 {
+    #[must_use]
+    pub fn base(&self) -> u64 {
         self.base
     }
 
@@ -212,6 +213,11 @@ impl State {
     }
 
     pub(super) fn digest(&self, node: &str) -> Digest {
+        self.default_digest.plus(self.digest_beside_default(node))
+    }
+
+    /// Returns what a node's digest adds to that of all default variants.
+    pub(super) fn digest_beside_default(&self, node: &str) -> Digest {
         let no_view = View::default();
         let view = self.views.get(node).unwrap_or(&no_view);
         let mut digest = view.digest;
@@ -222,8 +228,8 @@ impl State {
             .zone
             .as_ref()
             .and_then(|zone| self.zone_digests.get(zone));
-        self.default_digest
-            .plus(zone.copied().unwrap_or_default())
+        zone.copied()
+            .unwrap_or_default()
             .plus(view.variants_digest)
             .plus(digest)
     }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use kplane_model::{DesiredKey, Family, NodeFacts, ServiceName};
+use kplane_model::{DesiredKey, Family, NodeFacts, RangeDigests, ServiceName};
 
 use super::alone::Alone;
 use super::confirmation::Confirmation;
@@ -417,6 +417,11 @@ impl Core {
         let sides = self.families.iter();
         let known = sides.filter_map(|family| family.inspect(service));
         known.reduce(Inspection::and)
+    }
+
+    /// Returns the digests of so many ranges of the desired state, if it can be compared with a control plane's.
+    pub(super) fn ranges(&self, count: u16) -> Option<RangeDigests> {
+        self.desired.ranges(count)
     }
 
     /// Returns the position that all needed families have reached.

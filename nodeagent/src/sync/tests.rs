@@ -16,7 +16,7 @@ use tonic::Status;
 
 use super::lost::LONGEST_ABSENCE;
 use super::*;
-use crate::desired::fixture::{EPOCH, Plane, svc};
+use crate::desired::fixture::{EPOCH, Plane, RANGES, svc};
 use crate::desired::{Position, Refusal, Resume};
 use crate::engine::Command;
 use crate::report::Report;
