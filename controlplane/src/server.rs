@@ -6,9 +6,12 @@ mod convergence;
 mod desired;
 mod guarded;
 mod issues;
+mod others;
 mod pages;
+mod peer;
 mod questions;
 mod session;
+mod standing;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -20,6 +23,7 @@ pub use guarded::Guarded;
 #[cfg(test)]
 pub(crate) use guarded::spawn_watch;
 pub(crate) use pages::node_states;
+pub use peer::PeerServer;
 pub use status::StatusServer;
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -38,7 +42,7 @@ fn confidence(trust: &Trust) -> Confidence {
 }
 
 /// Returns milliseconds since 1970, 0 for times before.
-fn millis(at: SystemTime) -> u64 {
+pub(crate) fn millis(at: SystemTime) -> u64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -7,6 +7,7 @@
 //! | read the state of the fleet | `get` | `/kplane/status` |
 //! | read the desired state of a node | `get` | `/kplane/desired/NODE` |
 //! | act on the fleet (`kpctl approve`) | `update` | `/kplane/fleet` |
+//! | collect the state of a replica's own agents, as another replica | `get` | `/kplane/peer` |
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +24,10 @@ use crate::bounded::make_room;
 /// Group whose members, known by a certificate or a listed token, have all rights, even while the API server is away.
 pub const ADMINS: &str = "kplane:admins";
 
+/// Group of the replicas of the control plane. A certificate or a listed token with this group has the right
+/// [`Right::Peer`], even while the API server is away, and no other right.
+pub const REPLICAS: &str = "kplane:controlplanes";
+
 /// Time for which a decision of the API server counts.
 const FRESH: Duration = Duration::from_secs(10);
 /// Most decisions that are remembered.
@@ -37,6 +42,8 @@ pub enum Right {
     ReadDesired(String),
     /// Act on the fleet.
     Act,
+    /// Collect the state of a replica's own agents, as another replica.
+    Peer,
 }
 
 impl Right {
@@ -44,7 +51,7 @@ impl Right {
     #[must_use]
     pub fn verb(&self) -> &'static str {
         match self {
-            Self::ReadStatus | Self::ReadDesired(_) => "get",
+            Self::ReadStatus | Self::ReadDesired(_) | Self::Peer => "get",
             Self::Act => "update",
         }
     }
@@ -56,6 +63,7 @@ impl Right {
             Self::ReadStatus => "/kplane/status".to_owned(),
             Self::ReadDesired(node) => format!("/kplane/desired/{node}"),
             Self::Act => "/kplane/fleet".to_owned(),
+            Self::Peer => "/kplane/peer".to_owned(),
         }
     }
 }
@@ -63,7 +71,7 @@ impl Right {
 /// The authority on rights.
 #[derive(Debug)]
 pub(super) enum Rights {
-    /// Everybody with a proven identity reads; [`ADMINS`] act.
+    /// Everybody with a proven identity reads; [`ADMINS`] act, and [`REPLICAS`] are peers.
     BuiltIn,
     /// A file.
     File(Follower<Rules>),
@@ -99,11 +107,26 @@ impl Rights {
     /// Checks that a caller has a right.
     pub(super) async fn check(&self, identity: &Identity, right: &Right) -> Result<(), Refusal> {
         let is_listed = matches!(identity.proof, Proof::Certificate | Proof::ListedToken);
-        let is_admin = identity.subject.groups.iter().any(|group| group == ADMINS);
-        if is_listed && is_admin {
+        let is_of = |wanted: &str| identity.subject.groups.iter().any(|group| group == wanted);
+        let all_rights = match right {
+            Right::Peer => is_of(REPLICAS),
+            Right::ReadStatus | Right::ReadDesired(_) | Right::Act => is_of(ADMINS),
+        };
+        if is_listed && all_rights {
             return Ok(());
         }
         match self {
+            // A replica reads as a peer and in no other way.
+            _ if is_listed && is_of(REPLICAS) && !is_of(ADMINS) => Err(no_right(
+                identity,
+                right,
+                &format!("O={REPLICAS} is for the replicas of the control plane"),
+            )),
+            Self::BuiltIn if *right == Right::Peer => Err(no_right(
+                identity,
+                right,
+                &format!("that needs a certificate of a replica, with O={REPLICAS}"),
+            )),
             Self::BuiltIn if *right == Right::Act => Err(no_right(
                 identity,
                 right,

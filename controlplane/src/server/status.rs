@@ -12,11 +12,14 @@ use tonic::{Request, Response, Status};
 use tracing::info;
 
 use super::guarded::spawn_watch;
+use super::others::Others;
 use super::pages::Picture;
+use super::questions::Answers;
 use super::{convergence, questions, views};
 use crate::doors::Occupancy;
 use crate::hub::{Approved, Closing, Hub, Seen};
 use crate::identity::{Right, Visitor};
+use crate::peers::{Collected, Peers, Question};
 
 /// Minimum time between two answers of a watch.
 pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -30,13 +33,43 @@ const MAX_NAME: usize = 253;
 #[derive(Clone, Debug)]
 pub struct StatusServer {
     hub: Arc<Hub>,
+    /// The other replicas; `None` = this one answers alone.
+    peers: Option<Arc<Peers>>,
 }
 
 impl StatusServer {
     /// Creates a server from a hub.
     #[must_use]
     pub fn new(hub: Arc<Hub>) -> Self {
-        Self { hub }
+        Self { hub, peers: None }
+    }
+
+    /// Asks other replicas as well.
+    #[must_use]
+    pub fn with(self, peers: Option<Arc<Peers>>) -> Self {
+        Self { peers, ..self }
+    }
+
+    /// Asks the agents of all replicas for their virtual servers of a Service, and all replicas for its state.
+    async fn ask_all(&self, name: &ServiceName) -> (Answers, Collected) {
+        let here = questions::ask_all(&self.hub.fleet, name);
+        let Some(peers) = &self.peers else {
+            return (here.await, Collected::default());
+        };
+        let there = async {
+            let collected = peers.collect(&Question::service(name.clone())).await;
+            let inspected = peers.inspect(name, &collected).await;
+            (inspected, collected)
+        };
+        let (here, (mut servers, collected)) = tokio::join!(here, there);
+        servers.extend(here);
+        (servers, collected)
+    }
+
+    /// Returns the cost of an answer about all nodes.
+    fn nodes_cost(&self) -> u32 {
+        let replicas = self.peers.as_ref().map_or(0, |peers| peers.known()) + 1;
+        cost(self.hub.fleet.agents().saturating_mul(replicas))
     }
 }
 
@@ -48,9 +81,13 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<pb::Fleet>, Status> {
-        charge(&request, nodes_cost(&self.hub))?;
+        charge(&request, self.nodes_cost())?;
         let request = request.into_inner();
-        let picture = Picture::now(&self.hub);
+        let others = match &self.peers {
+            Some(peers) => peers.page(request.page_token.is_empty()).await,
+            None => Arc::default(),
+        };
+        let picture = Picture::with(&self.hub, &others);
         let page = picture.page(&request.page_token, nodes_of(&request));
         Ok(Response::new(page))
     }
@@ -59,12 +96,13 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<Self::WatchFleetStream>, Status> {
-        charge(&request, nodes_cost(&self.hub))?;
+        charge(&request, self.nodes_cost())?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let (outbox, stream) = mpsc::channel(1);
         let nodes = nodes_of(&request.into_inner());
         let last = outbox.clone();
-        let watch = watch(Arc::clone(&self.hub), nodes, outbox);
+        let others = Others::follow(self.peers.as_ref(), None).await?;
+        let watch = watch(Arc::clone(&self.hub), nodes, others, outbox);
         spawn_watch(visitor, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -99,8 +137,8 @@ impl StatusService for StatusServer {
         let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
         let detail =
             detail.ok_or_else(|| Status::not_found(format!("no Service {name} is known")))?;
-        let answers = questions::ask_all(&self.hub.fleet, &name).await;
-        let description = views::description(&self.hub, &name, &detail, answers);
+        let (servers, others) = self.ask_all(&name).await;
+        let description = views::description(&self.hub, &name, &detail, servers, &others);
         Ok(Response::new(description))
     }
 
@@ -110,7 +148,7 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::ConvergenceRequest>,
     ) -> Result<Response<Self::WatchConvergenceStream>, Status> {
-        charge(&request, nodes_cost(&self.hub))?;
+        charge(&request, self.nodes_cost())?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let request = request.into_inner();
         if request.namespace.len().max(request.name.len()) > MAX_NAME {
@@ -121,7 +159,8 @@ impl StatusService for StatusServer {
         let name = ServiceName::new(&request.namespace, &request.name);
         let (outbox, stream) = mpsc::channel(1);
         let last = outbox.clone();
-        let watch = convergence::watch(Arc::clone(&self.hub), name, outbox);
+        let others = Others::follow(self.peers.as_ref(), Some(name.clone())).await?;
+        let watch = convergence::watch(Arc::clone(&self.hub), name, others, outbox);
         spawn_watch(visitor, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -206,10 +245,6 @@ fn cost(objects: usize) -> u32 {
     u32::try_from(objects / OBJECTS_FOR_ONE).map_or(u32::MAX, |more| more.saturating_add(1))
 }
 
-fn nodes_cost(hub: &Hub) -> u32 {
-    cost(hub.fleet.agents())
-}
-
 #[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
 fn closing(error: Closing) -> Status {
     Status::unavailable(error.to_string())
@@ -226,8 +261,8 @@ fn nodes_of(request: &pb::GetFleetRequest) -> usize {
 type Outbox = mpsc::Sender<Result<pb::Fleet, Status>>;
 
 /// Sends a whole picture; returns false when the client has gone.
-async fn send_picture(hub: &Hub, nodes: usize, outbox: &Outbox) -> bool {
-    let picture = Picture::now(hub);
+async fn send_picture(hub: &Hub, others: &Collected, nodes: usize, outbox: &Outbox) -> bool {
+    let picture = Picture::with(hub, others);
     let mut token = String::new();
     loop {
         let page = picture.page(&token, nodes);
@@ -241,18 +276,19 @@ async fn send_picture(hub: &Hub, nodes: usize, outbox: &Outbox) -> bool {
     }
 }
 
-async fn watch(hub: Arc<Hub>, nodes: usize, outbox: Outbox) {
+async fn watch(hub: Arc<Hub>, nodes: usize, mut others: Others, outbox: Outbox) {
     let mut agents = hub.fleet.changes();
     let mut head = hub.store.head();
     let mut summary = hub.summary();
     let mut upstream = hub.upstream.issue_changes();
-    while send_picture(&hub, nodes, &outbox).await {
+    while send_picture(&hub, &others.latest(), nodes, &outbox).await {
         tokio::time::sleep(WATCH_PAUSE).await;
         let alive = tokio::select! {
             changed = agents.changed() => changed.is_ok(),
             changed = head.changed() => changed.is_ok(),
             changed = summary.changed() => changed.is_ok(),
             changed = upstream.changed() => changed.is_ok(),
+            () = others.changed() => true,
             () = tokio::time::sleep(WATCH_REFRESH) => true,
             () = outbox.closed() => false,
             () = hub.shutdown.cancelled() => false,
