@@ -37,7 +37,7 @@ impl Durations {
         for (bucket, count) in &other.buckets {
             self.add_to(*bucket, *count);
         }
-        self.count = self.count.saturating_add(other.count);
+        self.count_again();
         self.sum = self.sum.saturating_add(other.sum);
         self.longest = self.longest.max(other.longest);
     }
@@ -78,10 +78,16 @@ impl Durations {
             let bucket = u16::try_from(*bucket).ok();
             if let Some(bucket) = bucket.filter(|bucket| *bucket <= last) {
                 read.add_to(bucket, *count);
-                read.count += u64::from(*count);
             }
         }
+        read.count_again();
         read
+    }
+
+    /// Makes the total that of the buckets, none of which counts further than it can.
+    fn count_again(&mut self) {
+        let counts = self.buckets.iter().map(|(_, count)| u64::from(*count));
+        self.count = counts.sum();
     }
 
     /// Returns the number of durations.

@@ -143,7 +143,10 @@ async fn impostors_are_refused_and_named() {
         panic!("{fleet:?}");
     };
     assert_eq!(missing.address, stranger.to_string());
-    assert!(missing.reason.contains("invalid peer certificate"), "{missing:?}");
+    assert!(
+        missing.reason.contains("invalid peer certificate"),
+        "{missing:?}"
+    );
     // A control plane that shows the certificate of a user is no replica to the others.
     let mut peers = named(&[own, user]);
     let KeyPair { certificate, key } = certs.pair("users/alice");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kplane_model::{ServiceKey, ServicePort};
+use kplane_model::{NodeFacts, ServiceKey, ServicePort};
 use tokio::sync::mpsc;
 
 use super::*;
