@@ -14,6 +14,7 @@ pub use latencies::{Latencies, LatencySummary, Programmed};
 pub use rival::Rival;
 pub use timings::{Hop, Timings};
 
+pub(crate) use holding::bound as bound_held;
 pub(crate) use size::bound as bound_report;
 
 use std::collections::BTreeMap;

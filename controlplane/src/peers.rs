@@ -33,7 +33,7 @@ use tonic::{Code, Status};
 use self::answer::{Invalid, Read, Unread, read};
 use self::follow::Shared;
 use self::way::{Target, Way};
-use crate::fleet::label;
+use crate::fleet::{bound_held, label};
 
 /// Maximum time to wait for all other replicas together.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
@@ -263,6 +263,43 @@ impl Peers {
         Ok(())
     }
 
+    /// Passes an approval on to all other replicas; returns their results, and the replicas without one.
+    pub(crate) async fn approve(
+        &self,
+        seen: pb::ApproveRequest,
+    ) -> (Vec<pb::ApproveResponse>, Vec<pb::MissingReplica>) {
+        // This finds out which address is whose. A replica that approves twice does nothing the second time.
+        let Collected {
+            answers,
+            mut missing,
+        } = self.collect(&Question::default()).await;
+        let (targets, _) = self.way.targets().await;
+        let until = Instant::now() + PATIENCE;
+        let asked = answers.iter().map(|answer| {
+            let target = targets
+                .iter()
+                .find(|target| target.address == answer.address);
+            async move {
+                let target = target.ok_or(Missing::Late)?;
+                let mut client = self.way.client(target);
+                let approved = timeout_at(until, client.approve(seen)).await;
+                let approved = approved.map_err(|_| Missing::Late)?;
+                approved.map_err(|status| Missing::Refused(describe(&status)))
+            }
+        });
+        let mut approved = Vec::new();
+        for (answer, result) in answers.iter().zip(join_all(asked).await) {
+            match result {
+                Ok(response) => approved.push(bounded(response.into_inner())),
+                Err(reason) => missing.push(pb::MissingReplica {
+                    address: answer.address.to_string(),
+                    reason: reason.to_string(),
+                }),
+            }
+        }
+        (approved, missing)
+    }
+
     fn pages(&self) -> MutexGuard<'_, Option<(Instant, Arc<Collected>)>> {
         // The value is replaced as a whole.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
@@ -291,6 +328,16 @@ fn settle(
         }
     }
     collected
+}
+
+/// Cuts the result of an approval to the size that a replica's has.
+fn bounded(mut approved: pb::ApproveResponse) -> pb::ApproveResponse {
+    approved.nodes.truncate(MAX_INSPECTED.0);
+    approved.doubt = label(&approved.doubt, MAX_REASON);
+    if let Some(held) = &mut approved.released {
+        bound_held(held);
+    }
+    approved
 }
 
 fn reference(service: &ServiceName) -> pb::ServiceRef {

@@ -1,6 +1,7 @@
 //! gRPC services of the control plane.
 
 mod agent;
+mod approval;
 mod attendance;
 mod convergence;
 mod desired;
@@ -30,6 +31,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kplane_proto::v1::Confidence;
 
+use tonic::Status;
+
+use crate::hub::Closing;
 use crate::trust::Trust;
 
 /// Returns the trust in the picture for the wire.
@@ -39,6 +43,12 @@ fn confidence(trust: &Trust) -> Confidence {
         Trust::Whole => Confidence::Unspecified,
         Trust::Confirmed => Confidence::Confirmed,
     }
+}
+
+/// Returns the status of a question that came too late.
+#[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
+fn closing(error: Closing) -> Status {
+    Status::unavailable(error.to_string())
 }
 
 /// Returns milliseconds since 1970, 0 for times before.

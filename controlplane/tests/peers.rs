@@ -10,10 +10,14 @@
 
 mod support;
 
+#[path = "peers/approval.rs"]
+mod approval;
 #[path = "peers/bad.rs"]
 mod bad;
 #[path = "peers/identity.rs"]
 mod identity;
+#[path = "peers/large.rs"]
+mod large;
 #[path = "peers/service.rs"]
 mod service;
 

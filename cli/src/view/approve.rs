@@ -4,7 +4,7 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::nodes::HeldView;
-use super::replicas::{MissingReplicaView, missing_text};
+use super::replicas::{MissingReplicaView, missing_text, not_approved_text};
 use super::{API_VERSION, View};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, field, long_field, paragraph, plural};
@@ -60,6 +60,7 @@ impl From<pb::ApproveResponse> for ApprovalView {
     /// Builds the view of what was approved.
     fn from(done: pb::ApproveResponse) -> Self {
         let mut view = Self::new(true, done.released, done.doubt, done.nodes, done.revision);
+        view.missing_replicas = MissingReplicaView::list(done.missing_replicas);
         view.approved = !view.is_empty();
         view
     }
@@ -103,7 +104,10 @@ impl ApprovalView {
 
 impl View for ApprovalView {
     fn text(&self, canvas: &Canvas) -> String {
-        let missing = missing_text(&self.missing_replicas, canvas);
+        let missing = match self.approved {
+            true => not_approved_text(&self.missing_replicas, canvas),
+            false => missing_text(&self.missing_replicas, canvas),
+        };
         if self.is_empty() {
             return format!("Nothing waits for approval.\n{missing}");
         }

@@ -24,6 +24,15 @@ impl MissingReplicaView {
     }
 }
 
+/// Returns a warning for each replica that did not approve, after an empty line; an empty text when there are none.
+pub(super) fn not_approved_text(missing: &[MissingReplicaView], canvas: &Canvas) -> String {
+    let lines = missing.iter().map(|replica| {
+        let MissingReplicaView { address, reason } = replica;
+        format!("Replica {address} did not approve: {reason}. Approve again.")
+    });
+    warnings(lines, canvas)
+}
+
 /// Returns a warning for each missing replica, after an empty line; an empty text when there are none.
 pub(super) fn missing_text<'a>(
     missing: impl IntoIterator<Item = &'a MissingReplicaView>,
@@ -31,11 +40,15 @@ pub(super) fn missing_text<'a>(
 ) -> String {
     let lines = missing.into_iter().map(|replica| {
         let MissingReplicaView { address, reason } = replica;
-        let text =
-            format!("Replica {address} is missing: {reason}. Nothing is known of its agents.");
-        paragraph(&Span::new(text, Tone::Bad), canvas, 0)
+        format!("Replica {address} is missing: {reason}. Nothing is known of its agents.")
     });
-    let lines: String = lines.collect();
+    warnings(lines, canvas)
+}
+
+fn warnings(lines: impl Iterator<Item = String>, canvas: &Canvas) -> String {
+    let lines: String = lines
+        .map(|line| paragraph(&Span::new(line, Tone::Bad), canvas, 0))
+        .collect();
     match lines.is_empty() {
         true => lines,
         false => format!("\n{lines}"),

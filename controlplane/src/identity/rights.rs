@@ -8,6 +8,7 @@
 //! | read the desired state of a node | `get` | `/kplane/desired/NODE` |
 //! | act on the fleet (`kpctl approve`) | `update` | `/kplane/fleet` |
 //! | collect the state of a replica's own agents, as another replica | `get` | `/kplane/peer` |
+//! | pass on an approval, as another replica | `update` | `/kplane/peer` |
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +26,7 @@ use crate::bounded::make_room;
 pub const ADMINS: &str = "kplane:admins";
 
 /// Group of the replicas of the control plane. A certificate or a listed token with this group has the right
-/// [`Right::Peer`], even while the API server is away, and no other right.
+/// [`Right::Peer`] and [`Right::PeerAct`], even while the API server is away, and no other right.
 pub const REPLICAS: &str = "kplane:controlplanes";
 
 /// Time for which a decision of the API server counts.
@@ -44,6 +45,8 @@ pub enum Right {
     Act,
     /// Collect the state of a replica's own agents, as another replica.
     Peer,
+    /// Pass on an approval, as another replica.
+    PeerAct,
 }
 
 impl Right {
@@ -52,7 +55,7 @@ impl Right {
     pub fn verb(&self) -> &'static str {
         match self {
             Self::ReadStatus | Self::ReadDesired(_) | Self::Peer => "get",
-            Self::Act => "update",
+            Self::Act | Self::PeerAct => "update",
         }
     }
 
@@ -63,7 +66,7 @@ impl Right {
             Self::ReadStatus => "/kplane/status".to_owned(),
             Self::ReadDesired(node) => format!("/kplane/desired/{node}"),
             Self::Act => "/kplane/fleet".to_owned(),
-            Self::Peer => "/kplane/peer".to_owned(),
+            Self::Peer | Self::PeerAct => "/kplane/peer".to_owned(),
         }
     }
 }
@@ -109,7 +112,7 @@ impl Rights {
         let is_listed = matches!(identity.proof, Proof::Certificate | Proof::ListedToken);
         let is_of = |wanted: &str| identity.subject.groups.iter().any(|group| group == wanted);
         let all_rights = match right {
-            Right::Peer => is_of(REPLICAS),
+            Right::Peer | Right::PeerAct => is_of(REPLICAS),
             Right::ReadStatus | Right::ReadDesired(_) | Right::Act => is_of(ADMINS),
         };
         if is_listed && all_rights {
@@ -122,7 +125,7 @@ impl Rights {
                 right,
                 &format!("O={REPLICAS} is for the replicas of the control plane"),
             )),
-            Self::BuiltIn if *right == Right::Peer => Err(no_right(
+            Self::BuiltIn if matches!(right, Right::Peer | Right::PeerAct) => Err(no_right(
                 identity,
                 right,
                 &format!("that needs a certificate of a replica, with O={REPLICAS}"),

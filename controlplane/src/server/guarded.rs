@@ -40,6 +40,7 @@ fn right_for(path: &str) -> Option<Right> {
     match path {
         "/kplane.v1.StatusService/Approve" => Some(Right::Act),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
+        "/kplane.v1.PeerService/Approve" => Some(Right::PeerAct),
         _ if path.starts_with("/kplane.v1.PeerService/") => Some(Right::Peer),
         _ => Some(Right::ReadStatus),
     }

@@ -14,10 +14,11 @@ use tonic::{Request, Response, Status};
 
 use super::convergence::durations;
 use super::pages::Picture;
-use super::questions;
 use super::standing::Standing;
 use super::views::node_status;
+use super::{approval, questions};
 use crate::hub::Hub;
+use crate::identity::Right;
 use crate::publish::Followed;
 
 /// Maximum number of answers that are given at once.
@@ -76,6 +77,14 @@ impl PeerService for PeerServer {
             drop(permit);
         });
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn approve(
+        &self,
+        request: Request<pb::ApproveRequest>,
+    ) -> Result<Response<pb::ApproveResponse>, Status> {
+        let approved = approval::approve(&self.hub, request, &Right::PeerAct).await?;
+        Ok(Response::new(approved))
     }
 
     type InspectStream = ReceiverStream<Result<pb::InspectedNode, Status>>;

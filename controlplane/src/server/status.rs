@@ -9,15 +9,13 @@ use kplane_proto::v1::status_service_server::StatusService;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
-use tracing::info;
 
 use super::guarded::spawn_watch;
 use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
-use super::{convergence, questions, views};
-use crate::doors::Occupancy;
-use crate::hub::{Approved, Closing, Hub, Seen};
+use super::{approval, closing, convergence, questions, views};
+use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
 use crate::peers::{Collected, Peers, Question};
 
@@ -169,63 +167,14 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::ApproveRequest>,
     ) -> Result<Response<pb::ApproveResponse>, Status> {
-        let connection = request.extensions().get::<Occupancy>().cloned();
-        let visitor = request.extensions().get::<Visitor>().cloned();
-        let seen = request.into_inner();
-        let nodes = self.hub.fleet.holding();
-        let held = self.hub.summary().borrow().held.is_some();
-        if !held && nodes.is_empty() && !self.hub.store.trust().is_partial() {
-            let revision = self.hub.store.head().borrow().revision;
-            if let Some(visitor) = visitor {
-                visitor.did(&Right::Act, "approved deletions while nothing was held");
-            }
-            return Ok(Response::new(views::approved(
-                None,
-                String::new(),
-                &nodes,
-                revision,
-            )));
+        let seen = *request.get_ref();
+        let mut approved = approval::approve(&self.hub, request, &Right::Act).await?;
+        if let Some(peers) = &self.peers {
+            let (others, missing) = peers.approve(seen).await;
+            approval::add(&mut approved, others);
+            approved.missing_replicas = missing;
         }
-        let count = |number| usize::try_from(number).unwrap_or(usize::MAX);
-        let seen = Seen {
-            services: count(seen.services),
-            without_endpoints: count(seen.without_endpoints),
-        };
-        let approved = self.hub.approve(seen).await.map_err(closing)?;
-        let approved = approved.map_err(|more| Status::failed_precondition(more.to_string()))?;
-        let Approved {
-            released,
-            doubt,
-            revision,
-        } = approved;
-        let services = released.as_ref().map_or(0, |held| held.services);
-        let endpoints = released.as_ref().map_or(0, |held| held.without_endpoints);
-        info!(
-            peer = connection
-                .as_ref()
-                .map(|connection| connection.peer().to_string()),
-            by = visitor.as_ref().and_then(Visitor::name),
-            services,
-            without_endpoints = endpoints,
-            nodes = nodes.len(),
-            doubt,
-            revision,
-            "approved: objects that are missing from the source are removed"
-        );
-        if let Some(visitor) = visitor {
-            visitor.did(
-                &Right::Act,
-                &format!(
-                    "approved that {services} Services go and {endpoints} more lose their endpoints, on {} nodes that \
-                     held objects",
-                    nodes.len()
-                ),
-            );
-        }
-        let released = released.as_ref();
-        Ok(Response::new(views::approved(
-            released, doubt, &nodes, revision,
-        )))
+        Ok(Response::new(approved))
     }
 }
 
@@ -243,11 +192,6 @@ fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
 /// Returns the cost of an answer about this many objects.
 fn cost(objects: usize) -> u32 {
     u32::try_from(objects / OBJECTS_FOR_ONE).map_or(u32::MAX, |more| more.saturating_add(1))
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
-fn closing(error: Closing) -> Status {
-    Status::unavailable(error.to_string())
 }
 
 /// Returns the maximum number of nodes in an answer.

@@ -74,6 +74,7 @@ pub(super) fn approved(
         doubt,
         nodes: nodes.iter().map(ToString::to_string).collect(),
         revision,
+        missing_replicas: Vec::new(),
     }
 }
 

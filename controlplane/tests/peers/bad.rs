@@ -49,6 +49,13 @@ impl PeerService for Liar {
         Ok(Response::new(Box::pin(all)))
     }
 
+    async fn approve(
+        &self,
+        _: Request<pb::ApproveRequest>,
+    ) -> Result<Response<pb::ApproveResponse>, Status> {
+        Err(Status::failed_precondition("more is held"))
+    }
+
     type InspectStream = Said<pb::InspectedNode>;
 
     async fn inspect(

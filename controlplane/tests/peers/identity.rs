@@ -116,6 +116,10 @@ async fn replicas_with_certificates_answer_each_other_and_nobody_else() {
         let collected = client.collect(pb::CollectRequest::default()).await;
         let found = collected.map_or_else(|status| status.code(), |_| Code::Ok);
         assert_eq!(found, code, "{name}");
+        let mut client = PeerServiceClient::new(certs.connect(all[0], name).await);
+        let approved = client.approve(pb::ApproveRequest::default()).await;
+        let found = approved.map_or_else(|status| status.code(), |_| Code::Ok);
+        assert_eq!(found, code, "{name}");
         let request = pb::InspectServiceRequest {
             service: Some(pb::ServiceRef::default()),
         };

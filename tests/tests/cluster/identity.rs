@@ -184,27 +184,34 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
         let admin: Value = serde_json::from_slice(&admin)?;
         let admin = admin["users"][0]["user"]["token"].as_str();
         let admin = admin.context("no token")?;
-        let read = [Yes, Yes, Yes, Yes, Yes, Yes, No];
+        let read = [Yes, Yes, Yes, Yes, Yes, Yes, No, No];
+        let act = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, No];
         for (what, pair, token, wanted) in [
-            ("nothing", None, None, [Nobody; 7]),
-            ("garbage", None, Some("garbage"), [Nobody; 7]),
-            ("a node's certificate", Some("nodes/node-1"), None, [No; 7]),
-            ("an agent's token", None, Some(agent.as_str()), [No; 7]),
-            ("a user without rights", None, Some(&nobody), [No; 7]),
+            ("nothing", None, None, [Nobody; 8]),
+            ("garbage", None, Some("garbage"), [Nobody; 8]),
+            ("a node's certificate", Some("nodes/node-1"), None, [No; 8]),
+            ("an agent's token", None, Some(agent.as_str()), [No; 8]),
+            ("a user without rights", None, Some(&nobody), [No; 8]),
             (
                 "a certificate without rights",
                 Some("users/alice"),
                 None,
-                [No; 7],
+                [No; 8],
             ),
             ("a reader", None, Some(&reader), read),
-            ("an operator", None, Some(&operator), [Yes; 7]),
-            ("the cluster's administrator", None, Some(admin), [Yes; 7]),
+            ("an operator", None, Some(&operator), act),
+            ("the cluster's administrator", None, Some(admin), [Yes; 8]),
             (
                 "an administrator's certificate",
                 Some("users/bob"),
                 None,
-                [Yes; 7],
+                act,
+            ),
+            (
+                "a replica's certificate",
+                Some("server"),
+                None,
+                [No, No, No, No, No, No, No, Yes],
             ),
         ] {
             let caller = plane.caller(pair, token)?;
@@ -312,6 +319,17 @@ pub(crate) fn replicas_make_one_authority_and_keep_it() -> Result<()> {
         };
         for plane in &planes {
             serves(plane)?;
+        }
+        let reader = user(api, "reader", Some("kplane-reader"))?;
+        for plane in &planes {
+            // With no other flag than --peers, replicas prove to each other that they are replicas.
+            let caller = plane.caller(None, Some(&reader))?;
+            eventually(DEADLINE, "replicas answer each other", || {
+                let fleet = caller.fleet()?;
+                let missing = &fleet.missing_replicas;
+                ensure!(fleet.replicas == 2 && missing.is_empty(), "{missing:?}");
+                anyhow::Ok(())
+            })?;
         }
         drop(planes);
         let secret = |api: &Api| {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use expect_test::expect;
 use kplane_proto::v1 as pb;
 
+use super::super::approve::ApprovalView;
 use super::super::convergence::ConvergenceView;
 use super::super::describe::DescriptionView;
 use super::super::fleet::FleetView;
@@ -60,7 +61,6 @@ fn a_missing_replica_is_a_warning_under_the_table() {
         node-b  InSync   3h     30/31    3m12s ago  1    412us  10000/20000  nftables
         node-c  Unknown  3d4h   -        -          -    -      -            -
           a replica may serve the node
-          no report since the control plane started
 
         Replica 10.0.0.3:7444 is missing: it did not answer within 1 s. Nothing is known
           of its agents.
@@ -81,7 +81,7 @@ fn the_replica_of_each_node_is_listed() {
         NODE    STATE    ZONE        BACKEND   VERSION  HEARD  ADDRESS    OTHER-ADDRESSES  POD-CIDRS                         PEER             REPLICA        RTT
         node-a  InSync   eu-west-1a  nftables  0.1.0    1s     10.0.0.11  fd00::11         10.244.1.0/24,fd00:10:244:1::/64  10.0.0.11:41234  the one asked  230us
         node-b  InSync   eu-west-1a  nftables  0.1.0    1s     10.0.0.11  fd00::11         10.244.1.0/24,fd00:10:244:1::/64  10.0.0.11:41234  10.0.0.2:7444  230us
-        node-c  Unknown  -           -         -        -      10.0.0.15  -                -                                 -                the one asked  -
+        node-c  Unknown  -           -         -        -      10.0.0.15  -                -                                 -                -              -
 
         Replica 10.0.0.3:7444 is missing: it did not answer within 1 s. Nothing is known of its agents.
     "#]].assert_eq(&wide(&NodeListView::from(fleet())));
@@ -111,9 +111,25 @@ fn nobody_knows_what_is_enough_while_nodes_are_unknown() {
           of its agents.
 
         Next
-          kpctl describe service shop/web
+          kpctl status
     "#]]
     .assert_eq(&table(&view));
+}
+
+#[test]
+fn a_replica_that_did_not_approve_is_named() {
+    let done = pb::ApproveResponse {
+        nodes: vec!["node-b".to_owned()],
+        missing_replicas: missing(),
+        ..pb::ApproveResponse::default()
+    };
+    expect![[r#"
+        Approved: objects that are missing from the source are removed.
+        On nodes        node-b
+
+        Replica 10.0.0.3:7444 did not approve: it did not answer within 1 s. Approve
+          again.
+    "#]].assert_eq(&table(&ApprovalView::from(done)));
 }
 
 #[test]

@@ -14,6 +14,7 @@ use kplane_model::DesiredObject;
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::desired_state_service_client::DesiredStateServiceClient;
+use kplane_proto::v1::peer_service_client::PeerServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
@@ -77,11 +78,12 @@ pub(crate) enum Method {
     WatchConvergence,
     WatchNode,
     Approve,
+    Collect,
 }
 
 impl Method {
-    /// All methods: those that read, the one about a node, the one that acts.
-    pub(crate) const ALL: [Self; 7] = [
+    /// All methods: those that read, the one about a node, the one that acts, the one of other replicas.
+    pub(crate) const ALL: [Self; 8] = [
         Self::GetFleet,
         Self::WatchFleet,
         Self::ListServices,
@@ -89,6 +91,7 @@ impl Method {
         Self::WatchConvergence,
         Self::WatchNode,
         Self::Approve,
+        Self::Collect,
     ];
 }
 
@@ -131,7 +134,12 @@ impl SecurePlane {
         replica: u16,
         certs: &Path,
     ) -> Result<Self> {
-        let flags = ["--certificates-in".to_owned(), "kplane".to_owned()];
+        let flags = [
+            "--certificates-in".to_owned(),
+            "kplane".to_owned(),
+            // The first two replicas.
+            "--peers=127.0.0.1:7644,127.0.0.1:7654".to_owned(),
+        ];
         let trusted = (certs.to_owned(), OWN_NAME);
         Self::launch(world, kubeconfig, replica, &flags, trusted)
     }
@@ -297,6 +305,11 @@ impl<'a> Caller<'a> {
                     let approve = pb::ApproveRequest::default();
                     status.approve(self.request(approve)).await.map(drop)
                 }
+                Method::Collect => {
+                    let mut peer = PeerServiceClient::new(channel);
+                    let collect = self.request(pb::CollectRequest::default());
+                    peer.collect(collect).await.map(drop)
+                }
                 Method::WatchNode => {
                     let node_name = "node-1".to_owned();
                     let watch = self.request(pb::WatchNodeRequest { node_name });
@@ -308,6 +321,17 @@ impl<'a> Caller<'a> {
         let answer = self.plane.wait(ANSWER, call)?;
         let answer = answer.with_context(|| format!("{method:?}"))?;
         Ok(answer.map_or_else(|status| status.code(), |()| Code::Ok))
+    }
+
+    /// Returns the first page of the fleet.
+    pub(crate) fn fleet(&self) -> Result<pb::Fleet> {
+        let call = async {
+            let channel = self.connect(self.plane.status).await?;
+            let request = self.request(pb::GetFleetRequest::default());
+            StatusServiceClient::new(channel).get_fleet(request).await
+        };
+        let answer = self.plane.wait(ANSWER, call)?.context("no answer")?;
+        Ok(answer?.into_inner())
     }
 
     /// Opens a stream as the agent of a node, and waits for its Welcome.
