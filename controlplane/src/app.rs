@@ -170,8 +170,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
     let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
-    let (tls, cover) = secure(protection, &config.peers, &gate, api, &hub, &mut tasks)?;
-    let peers = Peers::new(hub.store.epoch(), &config.peers, cover);
+    let (tls, peers) = secure(protection, &config.peers, &gate, api, &hub, &mut tasks)?;
     hub.snapshots
         .limit(config.agent_limits.snapshots_per_second);
     let shutdown = hub.shutdown.clone();
@@ -220,7 +219,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     })
 }
 
-/// Starts to follow the certificates and keys; `None` = plain text.
+/// Starts to follow the certificates and keys; `None` = plain text. Also returns the way to other replicas, if any.
 fn secure(
     protection: Protection,
     peers: &peers::Config,
@@ -228,7 +227,7 @@ fn secure(
     api: Option<Arc<Api>>,
     hub: &Hub,
     tasks: &mut JoinSet<Result<(), TaskError>>,
-) -> Result<(Option<Secured>, peers::Cover), BuildError> {
+) -> Result<(Option<Secured>, Option<Arc<Peers>>), BuildError> {
     let admits = protection.takes_certificates() || gate.takes_tokens();
     let started = protection.start(api, peers)?;
     if started.serving.is_some() {
@@ -241,7 +240,8 @@ fn secure(
     if let Some(keeper) = started.keeper {
         tasks.spawn(until(keeper, hub.shutdown.clone()));
     }
-    Ok((started.serving, started.peers))
+    let peers = Peers::new(hub.store.epoch(), peers, started.peers);
+    Ok((started.serving, peers))
 }
 
 async fn start_hub(

@@ -43,7 +43,7 @@ const AGENTS_WITHIN: Duration = Duration::from_millis(2_500);
 const PAGES: Duration = Duration::from_secs(5);
 /// Longest text of a replica in a reason, in bytes.
 const MAX_REASON: usize = 300;
-/// Maximum number of nodes that one replica tells of virtual servers, and their maximum size in bytes.
+/// Maximum number of nodes in a replica's answer about virtual servers, and its maximum size in bytes.
 const MAX_INSPECTED: (usize, usize) = (65_536, 16 << 20);
 
 /// The other replicas of this control plane.
@@ -74,6 +74,9 @@ enum Missing {
     #[error(transparent)]
     Invalid(#[from] Invalid),
 }
+
+/// The answer of one replica; `None` if it is this one.
+type Asked = Result<Option<Arc<Answer>>, Missing>;
 
 /// Virtual servers that the agents of other replicas reported, by node.
 pub(crate) type Inspected = BTreeMap<NodeName, pb::ServiceServers>;
@@ -135,7 +138,7 @@ impl Peers {
         target: &Target,
         question: &Question,
         known: Option<&Arc<Answer>>,
-    ) -> Result<Option<Arc<Answer>>, Missing> {
+    ) -> Asked {
         match self.ask_once(target, question, known).await {
             Err(Unread::Status(status)) if status.code() == Code::Unavailable => {
                 self.way.hang_up(target);
@@ -306,12 +309,9 @@ impl Peers {
     }
 }
 
-/// Puts the answers together. A replica with several addresses counts once; it is missing only if none of them answers,
-/// which nobody can tell, so an address that does not answer is named.
-fn settle(
-    asked: Vec<(Target, Result<Option<Arc<Answer>>, Missing>)>,
-    missing: Vec<pb::MissingReplica>,
-) -> Collected {
+/// Puts the answers together. A replica that answers at several addresses counts once. An address that does not answer is
+/// named, since it may be that of one more replica.
+fn settle(asked: Vec<(Target, Asked)>, missing: Vec<pb::MissingReplica>) -> Collected {
     let mut collected = Collected {
         answers: Vec::new(),
         missing,

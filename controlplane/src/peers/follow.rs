@@ -125,7 +125,7 @@ impl Following {
     pub(crate) async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
             // The task has panicked. The answers stay as they are.
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 }

@@ -187,7 +187,7 @@ async fn tell(
     send(Kind::End(pb::PeerEnd {})).await;
 }
 
-/// Returns a number that changes with everything that an answer tells. Time alone does not change it.
+/// Returns a number that changes with everything in an answer. Time alone does not change it.
 fn state(hub: &Hub) -> u64 {
     let mut hasher = DefaultHasher::new();
     let head = *hub.store.head().borrow();

@@ -1,4 +1,4 @@
-//! One Service on one node: by the agent's report here, or as another replica tells.
+//! One Service on one node: by the agent's report here, or by the answer of another replica.
 
 use std::collections::BTreeMap;
 
@@ -80,7 +80,7 @@ impl Standing {
         }
     }
 
-    /// Reads what another replica tells.
+    /// Reads the answer of another replica.
     fn of_wire(told: &pb::PeerStanding, answer: &Answer) -> Self {
         let since_ms = match told.lag() {
             // By the agent's clock.

@@ -19,10 +19,15 @@ use tonic::{Request, Response, Status};
 
 use super::{DEADLINE, Replica, SOON, addresses, flags};
 
+/// The messages that a false replica sends, one after the other.
+type Says = dyn Fn(&pb::CollectRequest) -> Vec<Kind> + Send + Sync;
+/// The reason that must be in the answer, whether the last message comes again and again, and the messages.
+type Case = (&'static str, bool, fn() -> Vec<Kind>);
+
 /// A replica that says what a test wants.
 #[derive(Clone)]
 struct Liar {
-    says: Arc<dyn Fn(&pb::CollectRequest) -> Vec<Kind> + Send + Sync>,
+    says: Arc<Says>,
     /// Whether it says the last message again and again.
     endless: bool,
     asked: Arc<AtomicUsize>,
@@ -111,7 +116,7 @@ fn end() -> Kind {
 
 #[tokio::test]
 async fn answers_that_no_replica_gives_are_refused_and_named() {
-    let cases: [(&str, bool, fn() -> Vec<Kind>); 8] = [
+    let cases: [Case; 8] = [
         ("none of a replica", false, || vec![agent("x")]),
         ("ends too early", false, || vec![replica(), agent("x")]),
         ("none of a replica", false, || {

@@ -291,6 +291,21 @@ pub(crate) fn known_agents_come_back_while_the_api_server_is_away() -> Result<()
     })
 }
 
+/// With no other flag than --peers, replicas prove to each other that they are replicas.
+fn answer_each_other(api: &Api, planes: &[SecurePlane]) -> Result<()> {
+    let reader = user(api, "reader", Some("kplane-reader"))?;
+    for plane in planes {
+        let caller = plane.caller(None, Some(&reader))?;
+        eventually(DEADLINE, "replicas answer each other", || {
+            let fleet = caller.fleet()?;
+            let missing = &fleet.missing_replicas;
+            ensure!(fleet.replicas == 2 && missing.is_empty(), "{missing:?}");
+            anyhow::Ok(())
+        })?;
+    }
+    Ok(())
+}
+
 /// Two replicas that start at once agree on one authority, which outlives both, and publish it.
 pub(crate) fn replicas_make_one_authority_and_keep_it() -> Result<()> {
     with_world(|world| {
@@ -320,17 +335,7 @@ pub(crate) fn replicas_make_one_authority_and_keep_it() -> Result<()> {
         for plane in &planes {
             serves(plane)?;
         }
-        let reader = user(api, "reader", Some("kplane-reader"))?;
-        for plane in &planes {
-            // With no other flag than --peers, replicas prove to each other that they are replicas.
-            let caller = plane.caller(None, Some(&reader))?;
-            eventually(DEADLINE, "replicas answer each other", || {
-                let fleet = caller.fleet()?;
-                let missing = &fleet.missing_replicas;
-                ensure!(fleet.replicas == 2 && missing.is_empty(), "{missing:?}");
-                anyhow::Ok(())
-            })?;
-        }
+        answer_each_other(api, &planes)?;
         drop(planes);
         let secret = |api: &Api| {
             let secret = api.get("Secret", "kplane/kplane-certificates")?;

@@ -129,7 +129,8 @@ fn a_replica_that_did_not_approve_is_named() {
 
         Replica 10.0.0.3:7444 did not approve: it did not answer within 1 s. Approve
           again.
-    "#]].assert_eq(&table(&ApprovalView::from(done)));
+    "#]]
+    .assert_eq(&table(&ApprovalView::from(done)));
 }
 
 #[test]
