@@ -12,16 +12,18 @@
 mod answer;
 mod config;
 mod follow;
+mod turns;
 mod way;
 
 pub use config::{Config, PeerFlags, Place};
 pub use way::{Cover, Secured};
 
-pub(crate) use answer::{Answer, Claim, Question};
+use answer::Question;
+pub(crate) use answer::{Answer, Claim};
 pub(crate) use follow::Following;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -32,6 +34,7 @@ use tonic::{Code, Status};
 
 use self::answer::{Invalid, Read, Unread, read};
 use self::follow::Shared;
+use self::turns::Turns;
 use self::way::{Target, Way};
 use crate::fleet::{bound_held, label};
 
@@ -39,8 +42,6 @@ use crate::fleet::{bound_held, label};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum time to wait for the answers of agents of other replicas, which get two seconds there.
 const AGENTS_WITHIN: Duration = Duration::from_millis(2_500);
-/// Time for which the pages of one list come from the same answers.
-const PAGES: Duration = Duration::from_secs(5);
 /// Longest text of a replica in a reason, in bytes.
 const MAX_REASON: usize = 300;
 /// Maximum number of nodes in a replica's answer about virtual servers, and its maximum size in bytes.
@@ -53,8 +54,7 @@ pub struct Peers {
     epoch: u64,
     way: Way,
     shared: Shared,
-    /// The answers that the pages of a list come from, and when they came.
-    pages: Mutex<Option<(Instant, Arc<Collected>)>>,
+    turns: Arc<Turns>,
 }
 
 /// The answers of all other replicas.
@@ -97,7 +97,7 @@ impl Peers {
                 epoch,
                 way: Way::new(config, cover),
                 shared: Shared::default(),
-                pages: Mutex::default(),
+                turns: Arc::default(),
             })
         })
     }
@@ -108,7 +108,7 @@ impl Peers {
     }
 
     /// Asks all replicas, and waits for a second at most.
-    pub(crate) async fn collect(&self, question: &Question) -> Collected {
+    async fn collect(&self, question: &Question) -> Collected {
         self.collect_after(question, &Collected::default()).await
     }
 
@@ -180,29 +180,28 @@ impl Peers {
         }
     }
 
-    /// Asks all replicas for the statuses of nodes. The later pages of a list come from the answers for the first one, if
-    /// that is not too long ago.
-    pub(crate) async fn page(self: &Arc<Self>, is_first: bool) -> Arc<Collected> {
-        let recent = self.pages().clone();
-        let recent = recent.filter(|(at, _)| !is_first && at.elapsed() < PAGES);
-        if let Some((_, collected)) = recent {
-            return collected;
+    /// Asks all replicas about a Service.
+    pub(crate) async fn service(&self, name: &ServiceName) -> Collected {
+        let _turn = self.turns.service().await;
+        self.collect(&Question::service(name.clone())).await
+    }
+
+    /// Asks all replicas for the statuses of nodes.
+    pub(crate) async fn nodes(&self) -> Arc<Collected> {
+        self.turns.nodes(self.collect(&Question::nodes())).await
+    }
+
+    /// Returns the latest statuses of nodes, for the later pages of a list.
+    pub(crate) async fn latest_nodes(&self) -> Arc<Collected> {
+        match self.turns.latest() {
+            Some(latest) => latest,
+            None => self.nodes().await,
         }
-        let collected = Arc::new(self.collect(&Question::fleet()).await);
-        *self.pages() = Some((Instant::now(), Arc::clone(&collected)));
-        let (peers, weak) = (Arc::clone(self), Arc::downgrade(&collected));
-        tokio::spawn(async move {
-            tokio::time::sleep(PAGES).await;
-            let is_it = |(_, kept): &mut (Instant, Arc<Collected>)| {
-                std::ptr::eq(Arc::as_ptr(kept), weak.as_ptr())
-            };
-            peers.pages().take_if(is_it);
-        });
-        collected
     }
 
     /// Asks the agents of the replicas that gave these answers for the virtual servers of a Service.
     pub(crate) async fn inspect(&self, service: &ServiceName, of: &Collected) -> Inspected {
+        let _turn = self.turns.agents().await;
         let until = Instant::now() + AGENTS_WITHIN;
         let asked = of.answers.iter().filter_map(|answer| {
             let index = answer.index_of(service)?;
@@ -301,11 +300,6 @@ impl Peers {
             }
         }
         (approved, missing)
-    }
-
-    fn pages(&self) -> MutexGuard<'_, Option<(Instant, Arc<Collected>)>> {
-        // The value is replaced as a whole.
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

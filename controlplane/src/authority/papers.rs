@@ -220,6 +220,21 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_that_proves_no_replica_is_replaced() {
+        let (names, now) = (names(), SystemTime::now());
+        let papers = Papers::new(&names, now).unwrap();
+        assert_eq!(papers.renewed(&names, now).unwrap(), None);
+        // As earlier versions made it.
+        let params = CertificateParams::new(names.clone()).unwrap();
+        let server = issue(&papers.signer.issuer().unwrap(), params, now, SERVING).unwrap();
+        let earlier = Papers { server, ..papers };
+        let renewed = earlier.renewed(&names, now).unwrap().unwrap();
+        assert!(is_of_replica(&renewed.server.certificate));
+        assert_eq!(renewed.signer, earlier.signer);
+        assert_eq!(renewed.renewed(&names, now).unwrap(), None);
+    }
+
+    #[test]
     fn no_client_meets_an_authority_that_it_does_not_know() {
         let start = SystemTime::now();
         let mut papers = Papers::new(&names(), start).unwrap();

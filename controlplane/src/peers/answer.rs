@@ -23,16 +23,16 @@ const MAX_TEXT: usize = 300;
 
 /// A question to all replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Question {
+pub(super) struct Question {
     /// Whether the statuses of nodes are wanted.
-    pub(crate) statuses: bool,
+    pub(super) statuses: bool,
     /// The Services that are wanted.
-    pub(crate) services: Vec<ServiceName>,
+    pub(super) services: Vec<ServiceName>,
 }
 
 impl Question {
     /// Asks for the statuses of all nodes.
-    pub(crate) fn fleet() -> Self {
+    pub(super) fn nodes() -> Self {
         Self {
             statuses: true,
             services: Vec::new(),
@@ -40,7 +40,7 @@ impl Question {
     }
 
     /// Asks for one Service.
-    pub(crate) fn service(name: ServiceName) -> Self {
+    pub(super) fn service(name: ServiceName) -> Self {
         Self {
             statuses: false,
             services: vec![name],

@@ -87,7 +87,7 @@ impl Following {
     /// `None` when too many different Services are watched.
     pub(crate) async fn begin(peers: &Arc<Peers>, subject: Subject) -> Option<Self> {
         let question = match &subject {
-            None => Question::fleet(),
+            None => Question::nodes(),
             Some(service) => Question::service(service.clone()),
         };
         let changes = {
@@ -106,7 +106,10 @@ impl Following {
             changes,
             current: Arc::default(),
         };
-        following.current = Arc::new(peers.collect(&following.question).await);
+        following.current = match &following.subject {
+            None => peers.nodes().await,
+            Some(service) => Arc::new(peers.service(service).await),
+        };
         Some(following)
     }
 

@@ -30,6 +30,9 @@ const RESOLVE: Duration = Duration::from_millis(500);
 /// appears twice.
 const MAX_MESSAGE: usize = 1 << 20;
 
+/// Maximum number of bytes in flight on a connection: most answers, so that a distant replica needs few round trips.
+const WINDOW: u32 = 4 << 20;
+
 /// The configuration of TLS to other replicas, as soon as there is one.
 pub type Secured = Shared<BoxFuture<'static, Option<Follower<ClientConfig>>>>;
 
@@ -149,7 +152,10 @@ impl Way {
                 connected.map(|wire| wire.map(TokioIo::new))
             });
             // The connector ignores the address.
-            Endpoint::from_static("http://replica").connect_with_connector_lazy(connector)
+            let endpoint = Endpoint::from_static("http://replica")
+                .initial_stream_window_size(WINDOW)
+                .initial_connection_window_size(WINDOW);
+            endpoint.connect_with_connector_lazy(connector)
         });
         let client = PeerServiceClient::new(channel.clone());
         client.max_decoding_message_size(MAX_MESSAGE)

@@ -17,7 +17,7 @@ use super::standing::{Standing, Standings};
 use super::status::{WATCH_PAUSE, WATCH_REFRESH};
 use crate::fleet::{AgentRecord, Durations, holding};
 use crate::hub::Hub;
-use crate::peers::Collected;
+use crate::peers::{Collected, Peers};
 use crate::publish::{Followed, Store};
 use crate::trust::Trust;
 
@@ -294,9 +294,14 @@ fn summary(durations: &Durations) -> pb::ChangeDurations {
 pub(super) async fn watch(
     hub: Arc<Hub>,
     name: ServiceName,
-    mut others: Others,
+    peers: Option<Arc<Peers>>,
     outbox: mpsc::Sender<Result<pb::Convergence, Status>>,
 ) {
+    let mut others = match Others::follow(peers.as_ref(), Some(name.clone())).await {
+        Ok(others) => others,
+        // The client may have gone.
+        Err(status) => return drop(outbox.send(Err(status)).await),
+    };
     let mut agents = hub.fleet.changes();
     let mut head = hub.store.head();
     let mut summary = hub.summary();

@@ -22,7 +22,7 @@ use crate::identity::Right;
 use crate::publish::Followed;
 
 /// Maximum number of answers that are given at once.
-const ANSWERS: usize = 16;
+const ANSWERS: usize = 64;
 /// Maximum number of Services in a question.
 const MAX_SERVICES: usize = 1_024;
 /// Longest name of an object, in bytes.

@@ -17,7 +17,7 @@ use super::questions::Answers;
 use super::{approval, closing, convergence, questions, views};
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
-use crate::peers::{Collected, Peers, Question};
+use crate::peers::{Collected, Peers};
 
 /// Minimum time between two answers of a watch.
 pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -55,7 +55,7 @@ impl StatusServer {
             return (here.await, Collected::default());
         };
         let there = async {
-            let collected = peers.collect(&Question::service(name.clone())).await;
+            let collected = peers.service(name).await;
             let inspected = peers.inspect(name, &collected).await;
             (inspected, collected)
         };
@@ -82,7 +82,8 @@ impl StatusService for StatusServer {
         charge(&request, self.nodes_cost())?;
         let request = request.into_inner();
         let others = match &self.peers {
-            Some(peers) => peers.page(request.page_token.is_empty()).await,
+            Some(peers) if request.page_token.is_empty() => peers.nodes().await,
+            Some(peers) => peers.latest_nodes().await,
             None => Arc::default(),
         };
         let picture = Picture::with(&self.hub, &others);
@@ -99,8 +100,7 @@ impl StatusService for StatusServer {
         let (outbox, stream) = mpsc::channel(1);
         let nodes = nodes_of(&request.into_inner());
         let last = outbox.clone();
-        let others = Others::follow(self.peers.as_ref(), None).await?;
-        let watch = watch(Arc::clone(&self.hub), nodes, others, outbox);
+        let watch = watch(Arc::clone(&self.hub), nodes, self.peers.clone(), outbox);
         spawn_watch(visitor, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -157,8 +157,7 @@ impl StatusService for StatusServer {
         let name = ServiceName::new(&request.namespace, &request.name);
         let (outbox, stream) = mpsc::channel(1);
         let last = outbox.clone();
-        let others = Others::follow(self.peers.as_ref(), Some(name.clone())).await?;
-        let watch = convergence::watch(Arc::clone(&self.hub), name, others, outbox);
+        let watch = convergence::watch(Arc::clone(&self.hub), name, self.peers.clone(), outbox);
         spawn_watch(visitor, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -220,7 +219,12 @@ async fn send_picture(hub: &Hub, others: &Collected, nodes: usize, outbox: &Outb
     }
 }
 
-async fn watch(hub: Arc<Hub>, nodes: usize, mut others: Others, outbox: Outbox) {
+async fn watch(hub: Arc<Hub>, nodes: usize, peers: Option<Arc<Peers>>, outbox: Outbox) {
+    let mut others = match Others::follow(peers.as_ref(), None).await {
+        Ok(others) => others,
+        // The client may have gone.
+        Err(status) => return drop(outbox.send(Err(status)).await),
+    };
     let mut agents = hub.fleet.changes();
     let mut head = hub.store.head();
     let mut summary = hub.summary();
