@@ -241,6 +241,10 @@ fn secure(
         tasks.spawn(until(keeper, hub.shutdown.clone()));
     }
     let peers = Peers::new(hub.store.epoch(), peers, started.peers);
+    if let Some(peers) = &peers {
+        // Nobody else sets them.
+        let _ = hub.peers.set(Arc::clone(peers));
+    }
     Ok((started.serving, peers))
 }
 

@@ -81,6 +81,21 @@ type Asked = Result<Option<Arc<Answer>>, Missing>;
 /// Virtual servers that the agents of other replicas reported, by node.
 pub(crate) type Inspected = BTreeMap<NodeName, pb::ServiceServers>;
 
+/// The nodes whose agents are connected to other replicas.
+#[derive(Debug, Default)]
+pub(crate) struct Served {
+    pub(crate) nodes: BTreeSet<NodeName>,
+    /// A replica did not answer.
+    pub(crate) incomplete: bool,
+}
+
+impl Served {
+    /// Returns whether another replica serves a node, or may.
+    pub(crate) fn may_have(&self, node: &NodeName) -> bool {
+        self.incomplete || self.nodes.contains(node)
+    }
+}
+
 impl Collected {
     /// Returns the number of other replicas that were asked.
     pub(crate) fn replicas(&self) -> usize {
@@ -196,6 +211,17 @@ impl Peers {
         match self.turns.latest() {
             Some(latest) => latest,
             None => self.nodes().await,
+        }
+    }
+
+    /// Returns what other replicas serve.
+    pub(crate) async fn served(&self) -> Served {
+        let collected = self.collect(&Question::default()).await;
+        let agents = collected.answers.iter().flat_map(|answer| &answer.agents);
+        let connected = agents.filter(|(_, agent)| agent.connected);
+        Served {
+            nodes: connected.map(|(node, _)| node.clone()).collect(),
+            incomplete: !collected.missing.is_empty(),
         }
     }
 
