@@ -12,6 +12,7 @@ pub(crate) mod fleet;
 mod next;
 pub(crate) mod nodes;
 mod plane;
+pub(crate) mod replicas;
 pub(crate) mod servers;
 pub(crate) mod services;
 pub(crate) mod version;

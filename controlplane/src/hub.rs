@@ -16,6 +16,7 @@ use crate::freshness::Freshness;
 use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::pace::Pace;
+use crate::peers::Peers;
 use crate::publish::{Publication, Store};
 use crate::snapshots::Snapshots;
 use crate::source::kubernetes;
@@ -42,6 +43,8 @@ pub struct Hub {
     pub started_at: SystemTime,
     /// Ports that other machines reach in plain text, human-readable; the wiring sets them once.
     pub plain_text_ports: OnceLock<Vec<String>>,
+    /// The other replicas, if this one asks any; the wiring sets them once.
+    pub peers: OnceLock<Arc<Peers>>,
     /// Whether agents are asked to leave, because the control plane is about to end.
     pub draining: Draining,
     /// Admission of agents that need a snapshot.
@@ -126,6 +129,7 @@ impl Hub {
             upstream: Upstream::default(),
             started_at,
             plain_text_ports: OnceLock::new(),
+            peers: OnceLock::new(),
             draining: Draining::default(),
             snapshots: Snapshots::default(),
             shutdown: CancellationToken::new(),

@@ -22,6 +22,7 @@ mod issue;
 pub mod k8s;
 pub mod kubernetes;
 mod pace;
+pub mod peers;
 pub mod publish;
 pub mod server;
 pub mod signals;

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::ClientConfig;
-use rustls::client::ResolvesClientCert;
+use rustls::client::{ResolvesClientCert, WantsClientCert};
 use rustls::version::TLS13;
+use rustls::{ClientConfig, ConfigBuilder};
 
 use crate::files::{FileError, Files, KeyPair, authorities, read};
 use crate::{ALPN, provider};
@@ -105,11 +105,8 @@ pub fn client_config(
     trusted: &Authorities,
     identity: &Identity,
 ) -> Result<Arc<ClientConfig>, FileError> {
-    let builder = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(FileError::Protocol)?
-        .with_root_certificates(authorities(&trusted.origin, &trusted.text)?);
-    let mut config = match identity {
+    let builder = client(trusted)?;
+    let config = match identity {
         Identity::Anonymous => builder.with_no_client_auth(),
         Identity::Pair(pair) => {
             let (chain, key) = pair.read()?;
@@ -118,6 +115,20 @@ pub fn client_config(
         }
         Identity::Loaded(resolver) => builder.with_client_cert_resolver(Arc::clone(resolver)),
     };
+    Ok(with_client_protocol(config))
+}
+
+/// Begins a client's configuration with the authorities of servers.
+pub(crate) fn client(
+    trusted: &Authorities,
+) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, FileError> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(FileError::Protocol)?;
+    Ok(builder.with_root_certificates(authorities(&trusted.origin, &trusted.text)?))
+}
+
+pub(crate) fn with_client_protocol(mut config: ClientConfig) -> Arc<ClientConfig> {
     config.alpn_protocols = vec![ALPN.to_vec()];
-    Ok(Arc::new(config))
+    Arc::new(config)
 }

@@ -9,8 +9,9 @@ use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{VerifierBuilderError, WantsServerCert, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{ConfigBuilder, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
 
+use crate::client::{Authorities, client, with_client_protocol};
 use crate::{ALPN, provider};
 
 /// Most bytes of a file. A bundle of a hundred authorities has a tenth of that.
@@ -175,6 +176,26 @@ pub struct ServerPems {
 }
 
 impl ServerPems {
+    /// Makes the configuration of connections on which the server itself is the client. No other authority counts than
+    /// the given ones.
+    ///
+    /// # Errors
+    /// [`FileError`] names the place.
+    pub fn load_client(&self, trusted: &Authorities) -> Result<Arc<ClientConfig>, FileError> {
+        let place = self.place.as_path();
+        let (chain, key) = (
+            certificates(place, &self.chain)?,
+            private_key(place, &self.key)?,
+        );
+        let config = client(trusted)?.with_client_auth_cert(chain, key);
+        let config = config.map_err(|source| FileError::Pair {
+            certificate: place.to_owned(),
+            key: place.to_owned(),
+            source,
+        })?;
+        Ok(with_client_protocol(config))
+    }
+
     /// Makes the configuration.
     ///
     /// # Errors

@@ -69,12 +69,13 @@ impl State {
         }
         // If only shared objects changed since, this is the digest of the others then.
         let shared = digest.minus(self.digest_beside_default(node));
-        let revision = revision.or_else(|| self.history.revision_of.get(&shared).copied());
+        let remembered = self.history.revision_of.get(&shared).copied();
         // Only a snapshot can report deletions from before the node was forgotten.
         let view = self.views.get(node);
         let since = view.map_or(self.freed_at, |view| view.since);
         let known = self.horizon.max(since).max(1)..=self.revision;
-        let revision = revision.filter(|revision| known.contains(revision))?;
+        let mut revisions = [revision, remembered].into_iter().flatten();
+        let revision = revisions.find(|revision| known.contains(revision))?;
         Some(Way::Changes(Cursor::at(revision)))
     }
 }
