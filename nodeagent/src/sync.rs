@@ -17,6 +17,7 @@ mod live;
 mod lost;
 mod older;
 mod replicas;
+mod spread;
 mod transport;
 
 #[cfg(test)]
@@ -41,6 +42,7 @@ use self::live::{Live, Progress};
 use self::lost::{Lost, Retry};
 use self::older::INSISTENCE;
 use self::replicas::{CUT_OFF, Next, Replicas};
+use self::spread::Look;
 use crate::connection::Connection;
 use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
@@ -92,6 +94,7 @@ pub struct Client<T> {
     identity: Identity,
     shared: Shared,
     replicas: Replicas,
+    look: Look,
     /// Whether to ask for a snapshot, because the agent's state is in doubt.
     fresh: bool,
     connection: watch::Sender<Connection>,
@@ -150,6 +153,7 @@ impl<T: Transport> Client<T> {
                 triggers_told: 0,
                 notice: None,
             },
+            look: Look::plan(),
             fresh: false,
             connection: watch::Sender::new(disconnected),
             complaints: BTreeSet::new(),
@@ -186,6 +190,7 @@ impl<T: Transport> Client<T> {
             State::Connecting(replica) => match timeout(HANDSHAKE, self.connect(replica)).await {
                 Ok(Ok(live)) => {
                     self.connected(true);
+                    self.look = Look::plan();
                     Ok(State::Live(Box::new(live)))
                 }
                 Ok(Err(lost)) => {
@@ -197,18 +202,41 @@ impl<T: Transport> Client<T> {
                     Ok(self.next_replica())
                 }
             },
-            State::Live(mut live) => match live.step(&mut self.shared).await {
-                Ok(Progress::UpdateTaken) => {
-                    self.fresh = false;
-                    self.replicas.taken();
-                    Ok(State::Live(live))
+            State::Live(mut live) => {
+                let find = || self.transport.find();
+                tokio::select! {
+                    progress = live.step(&mut self.shared) => self.progressed(live, progress),
+                    found = self.look.found(find) => self.look_around(live, found),
                 }
-                Ok(Progress::UpstreamAge(age)) if self.replicas.leaves(age, Instant::now()) => {
-                    self.ended(&live, &Lost::CutOff(age))
-                }
-                Ok(_) => Ok(State::Live(live)),
-                Err(lost) => self.ended(&live, &lost),
-            },
+            }
+        }
+    }
+
+    /// Handles a step of the stream.
+    fn progressed(
+        &mut self,
+        live: Box<Live>,
+        progress: Result<Progress, Lost>,
+    ) -> Result<State, Stopped> {
+        match progress {
+            Ok(Progress::UpdateTaken) => {
+                self.fresh = false;
+                self.replicas.taken();
+                Ok(State::Live(live))
+            }
+            Ok(Progress::UpstreamAge(age)) if self.replicas.leaves(age, Instant::now()) => {
+                self.ended(&live, &Lost::CutOff(age))
+            }
+            Ok(_) => Ok(State::Live(live)),
+            Err(lost) => self.ended(&live, &lost),
+        }
+    }
+
+    /// Leaves the replica if another one is the agent's favourite.
+    fn look_around(&mut self, live: Box<Live>, found: Vec<Found>) -> Result<State, Stopped> {
+        match self.replicas.favourite_elsewhere(found, Instant::now()) {
+            Some(favourite) => self.ended(&live, &Lost::Rebalanced(favourite)),
+            None => Ok(State::Live(live)),
         }
     }
 

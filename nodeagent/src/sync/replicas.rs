@@ -92,16 +92,7 @@ impl Replicas {
     /// Takes the replicas that were found and begins a round. A URL that leads nowhere now leads where
     /// it led before. Returns the failures.
     pub(super) fn begin_round(&mut self, found: Vec<Found>, now: Instant) -> Vec<OpenError> {
-        let urls = self.known.len().max(found.len());
-        self.known.resize(urls, Vec::new());
-        let mut failures = Vec::new();
-        for (known, found) in self.known.iter_mut().zip(found) {
-            match found {
-                Ok(replicas) if replicas.is_empty() => {}
-                Ok(replicas) => *known = replicas,
-                Err(failure) => failures.push(failure),
-            }
-        }
+        let failures = self.learn(found);
         let order = self.order();
         self.resting
             .retain(|replica, until| order.contains(replica) && *until > now);
@@ -117,6 +108,37 @@ impl Replicas {
         });
         self.round = round.into();
         failures
+    }
+
+    /// Takes the replicas that were found; returns the failures.
+    fn learn(&mut self, found: Vec<Found>) -> Vec<OpenError> {
+        let urls = self.known.len().max(found.len());
+        self.known.resize(urls, Vec::new());
+        let mut failures = Vec::new();
+        for (known, found) in self.known.iter_mut().zip(found) {
+            match found {
+                Ok(replicas) if replicas.is_empty() => {}
+                Ok(replicas) => *known = replicas,
+                Err(failure) => failures.push(failure),
+            }
+        }
+        failures
+    }
+
+    /// Takes the replicas that were found, and returns the agent's favourite if the stream is with another one. A
+    /// replica that wants to be left alone, or said that it is cut off, is no favourite.
+    pub(super) fn favourite_elsewhere(
+        &mut self,
+        found: Vec<Found>,
+        now: Instant,
+    ) -> Option<Replica> {
+        self.learn(found);
+        let rests = |replica: &Replica| self.resting.get(replica).is_some_and(|at| *at > now);
+        let mut order = self.order().into_iter();
+        let is_cut_off = |replica: &Replica| self.known_cut_off(*replica, now).is_some();
+        let favourite = order.find(|replica| !rests(replica) && !is_cut_off(replica))?;
+        let place = self.current.map(|current| current.place);
+        (place != Some(favourite.place)).then_some(favourite)
     }
 
     /// Returns whether any replica is known.

@@ -133,6 +133,15 @@ impl Server {
         message.map(|message| message.kind.unwrap())
     }
 
+    /// Takes one message, and answers it if it is a ping; false when the client closed the stream.
+    async fn answers_a_ping(&mut self) -> bool {
+        let heard = self.heard().await;
+        if let Some(agent_message::Kind::Ping(pb::Ping { token })) = heard {
+            self.say(server_message::Kind::Pong(pb::Pong { token }));
+        }
+        heard.is_some()
+    }
+
     /// Returns the next report that is as wanted. Pings are answered meanwhile.
     async fn report(&mut self, wanted: impl Fn(&pb::Report) -> bool) -> pb::Report {
         let deadline = Instant::now() + PATIENCE;
