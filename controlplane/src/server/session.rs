@@ -126,13 +126,15 @@ pub(super) async fn run(
     };
     info!(node = %stream.node, version = ?hello.agent_version, backend = ?hello.backend, "agent connected");
     tokio::select! {
-        result = stream.serve(inbound, outbox) => result,
+        biased;
         () = hub.shutdown.cancelled() => Err(closing()),
-        () = draining::turn(&mut draining) => tokio::select! {
-            sent = send(outbox, farewell(&hub)) => sent,
-            () = hub.shutdown.cancelled() => Err(closing()),
-        },
         _ = superseded => Err(Status::aborted("the agent has opened a newer stream")),
+        () = draining::turn(&mut draining) => tokio::select! {
+            biased;
+            () = hub.shutdown.cancelled() => Err(closing()),
+            sent = send(outbox, farewell(&hub)) => sent,
+        },
+        result = stream.serve(inbound, outbox) => result,
     }
 }
 
@@ -265,7 +267,23 @@ impl AgentStream<'_> {
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let has_work = !self.control.is_empty() || self.has_piece();
+            // In this order: an agent's messages are limited, so they delay nothing for long; and an agent
+            // counts as silent only after everything that it sent has been read.
             tokio::select! {
+                biased;
+                refusal = self.sentry.ended() => return Err(refusal.into()),
+                () = sleep_until(self.pause.unwrap_or(self.last_heard)), if self.pause.is_some() => {
+                    self.pause = None;
+                }
+                message = inbound.message(), if self.pause.is_none() => match message? {
+                    Some(message) => self.receive(message)?,
+                    None => return Ok(()),
+                },
+                _ = beat.tick() => self.beat()?,
+                inspect = self.questions.next() => self.control.inspect = Some(inspect),
+                changed = self.head.changed() => {
+                    changed.map_err(|_| closing())?;
+                }
                 permit = outbox.reserve(), if has_work => {
                     let permit = permit.map_err(|_| Status::cancelled("the agent disconnected"))?;
                     if self.resume.is_some() && self.needs_node {
@@ -277,19 +295,6 @@ impl AgentStream<'_> {
                     }
                     permit.send(Ok(self.next_message()));
                 }
-                () = sleep_until(self.pause.unwrap_or(self.last_heard)), if self.pause.is_some() => {
-                    self.pause = None;
-                }
-                message = inbound.message(), if self.pause.is_none() => match message? {
-                    Some(message) => self.receive(message)?,
-                    None => return Ok(()),
-                },
-                changed = self.head.changed() => {
-                    changed.map_err(|_| closing())?;
-                }
-                inspect = self.questions.next() => self.control.inspect = Some(inspect),
-                refusal = self.sentry.ended() => return Err(refusal.into()),
-                _ = beat.tick() => self.beat()?,
             }
         }
     }
