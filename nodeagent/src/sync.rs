@@ -185,16 +185,11 @@ impl<T: Transport> Client<T> {
             State::Connecting(replica) => match timeout(HANDSHAKE, self.connect(replica)).await {
                 Ok(Ok(live)) => {
                     self.connected(true);
+                    self.replicas.answered(true, Instant::now());
                     Ok(State::Live(Box::new(live)))
                 }
-                Ok(Err(lost)) => {
-                    self.disconnect(&lost)?;
-                    Ok(self.next_replica())
-                }
-                Err(_) => {
-                    self.disconnect(&Lost::NoWelcome)?;
-                    Ok(self.next_replica())
-                }
+                Ok(Err(lost)) => self.failed(&lost),
+                Err(_) => self.failed(&Lost::NoWelcome),
             },
             State::Live(mut live) => match live.step(&mut self.shared).await {
                 Ok(Progress::UpdateTaken) => {
@@ -209,6 +204,13 @@ impl<T: Transport> Client<T> {
                 Err(lost) => self.ended(&live, &lost),
             },
         }
+    }
+
+    /// Handles a replica that gives the agent no stream.
+    fn failed(&mut self, lost: &Lost) -> Result<State, Stopped> {
+        self.disconnect(lost)?;
+        self.replicas.answered(false, Instant::now());
+        Ok(self.next_replica())
     }
 
     /// Handles the end of a stream.
