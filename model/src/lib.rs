@@ -7,6 +7,7 @@
 //! Behaviour ids such as A27 or B3 refer to the list of kube-proxy behaviours that kplane matches.
 
 mod bounds;
+pub mod chance;
 mod cidr;
 mod digest;
 mod issue;

@@ -277,9 +277,9 @@ impl Engine {
     }
 }
 
-#[cfg(test)]
+/// Engines without a thread of their own, for simulations and tests.
 impl Engine {
-    /// Creates an engine without a thread: the test does its work.
+    /// Creates an engine whose work the caller does.
     pub(crate) fn scripted() -> (Self, mpsc::Receiver<Command>, watch::Sender<Report>) {
         let (commands, inbox) = mpsc::channel(QUEUE);
         let (publish, reports) = watch::channel(Report::default());
@@ -298,10 +298,12 @@ impl Engine {
         (engine, inbox, publish)
     }
 
-    /// Creates an engine on the test's own runtime, whose time may stand still.
-    pub(crate) fn local(backend: Backend) -> Self {
+    /// Creates an engine, and its work as a future for the caller's runtime, whose time may stand still.
+    pub fn local(backend: Backend, recall: Recall) -> (Self, impl Future<Output = ()> + Send) {
         let (mut engine, inbox, publish) = Self::scripted();
-        let core = Core::new(backend, NodeSettings::default(), Followers::default());
+        let mut core = Core::new(backend, NodeSettings::default(), Followers::default());
+        core.recall(recall);
+        publish.send_replace(core.report());
         engine.backend = core.backend();
         engine.confirmation = core.confirmation();
         let (questions, asked) = mpsc::channel(QUEUE);
@@ -312,8 +314,8 @@ impl Engine {
             asked,
             pulse: engine.pulse(),
         };
-        tokio::spawn(async move { run(core, inputs, &publish).await });
-        engine
+        let work = async move { run(core, inputs, &publish).await };
+        (engine, work)
     }
 }
 
@@ -367,9 +369,10 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 None => std::future::pending().await,
             }
         };
-        // Fair: while changes arrive faster than the kernel takes them, read-backs, repairs and questions have
-        // their turns too.
+        // Updates come last: while they arrive faster than the kernel takes them, read-backs, repairs and questions
+        // have their turns too. All of these pause by themselves, so they do not delay updates for long.
         tokio::select! {
+            biased;
             // An error means that the handles are gone, which the end of the inbox shows too.
             Ok(()) = configured.changed() => {
                 let _busy = pulse.busy();
@@ -377,14 +380,6 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 core.configure(settings, Now::real());
                 reports.send_replace(core.report());
             }
-            command = inbox.recv() => match command {
-                Some((update, taken)) => {
-                    let _busy = pulse.busy();
-                    take(&mut core, update, taken, reports);
-                }
-                None => return core.close(),
-            },
-            Some(question) = asked.recv() => answer(&core, question),
             () = timer => {
                 let _busy = pulse.busy();
                 core.tick(Now::real());
@@ -394,6 +389,14 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             () = core.followers().changed() => {
                 reports.send_replace(core.report());
             }
+            Some(question) = asked.recv() => answer(&core, question),
+            command = inbox.recv() => match command {
+                Some((update, taken)) => {
+                    let _busy = pulse.busy();
+                    take(&mut core, update, taken, reports);
+                }
+                None => return core.close(),
+            },
         }
         // Notifications that the backend read along the way count as well: the alarm does not ring for
         // them again.

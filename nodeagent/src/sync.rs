@@ -191,20 +191,16 @@ impl<T: Transport> Client<T> {
                 Ok(Ok(live)) => {
                     self.connected(true);
                     self.look = Look::plan();
+                    self.replicas.answered(true, Instant::now());
                     Ok(State::Live(Box::new(live)))
                 }
-                Ok(Err(lost)) => {
-                    self.disconnect(&lost)?;
-                    Ok(self.next_replica())
-                }
-                Err(_) => {
-                    self.disconnect(&Lost::NoWelcome)?;
-                    Ok(self.next_replica())
-                }
+                Ok(Err(lost)) => self.failed(&lost),
+                Err(_) => self.failed(&Lost::NoWelcome),
             },
             State::Live(mut live) => {
                 let find = || self.transport.find();
                 tokio::select! {
+                    biased;
                     progress = live.step(&mut self.shared) => self.progressed(live, progress),
                     found = self.look.found(find) => self.look_around(live, found),
                 }
@@ -238,6 +234,13 @@ impl<T: Transport> Client<T> {
             Some(favourite) => self.ended(&live, &Lost::Rebalanced(favourite)),
             None => Ok(State::Live(live)),
         }
+    }
+
+    /// Handles a replica that gives the agent no stream.
+    fn failed(&mut self, lost: &Lost) -> Result<State, Stopped> {
+        self.disconnect(lost)?;
+        self.replicas.answered(false, Instant::now());
+        Ok(self.next_replica())
     }
 
     /// Handles the end of a stream.

@@ -116,13 +116,12 @@ pub(super) async fn run(
         session,
     };
     tokio::select! {
-        end = conversation.go_on(inbound) => end,
+        biased;
         () = hub.shutdown.cancelled() => Err(closing()),
-        () = draining::turn(&mut draining) => {
-            Ok(Some(farewell(&hub)))
-        }
         _ = superseded => Err(Status::aborted("the agent has opened a newer stream")),
+        () = draining::turn(&mut draining) => Ok(Some(farewell(&hub))),
         _ = gone => Ok(None),
+        end = conversation.go_on(inbound) => end,
     }
 }
 
@@ -212,7 +211,11 @@ impl Conversation<'_> {
         let mut beat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            // In this order: an agent's messages are limited, so they delay nothing for long; and an agent
+            // counts as silent only after everything that it sent has been read.
             tokio::select! {
+                biased;
+                refusal = self.sentry.ended() => return Err(refusal.into()),
                 () = sleep_until(self.pause.unwrap_or(self.last_heard)), if self.pause.is_some() => {
                     self.pause = None;
                 }
@@ -220,9 +223,8 @@ impl Conversation<'_> {
                     Some(message) => self.receive(message)?,
                     None => return Ok(None),
                 },
-                inspect = self.questions.next() => self.postman.inspect(inspect),
-                refusal = self.sentry.ended() => return Err(refusal.into()),
                 _ = beat.tick() => self.beat()?,
+                inspect = self.questions.next() => self.postman.inspect(inspect),
             }
         }
     }

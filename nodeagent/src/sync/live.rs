@@ -198,14 +198,17 @@ impl Live {
             }
         };
         let outbox = link.outbox.clone();
+        // The control plane's messages come after everything that is bounded by itself, so that no flood of them delays
+        // a report. They come before the silence, which does not count if this process was stopped meanwhile.
         tokio::select! {
+            biased;
             submitted = submitted => Event::Submitted(submitted),
             (token, told) = answered => Event::Answered(token, told),
             digests = compared => Event::Compared(digests),
-            message = link.inbox.next(), if !busy => Event::Heard(message),
             changed = reports.changed() => Event::Reported(changed),
             permit = outbox.reserve_owned(), if due.any() => Event::Room(permit),
             () = sleep_until(self.next_ping) => Event::PingDue,
+            message = link.inbox.next(), if !busy => Event::Heard(message),
             () = sleep_until(self.heard + SILENCE), if !busy => Event::Silent,
         }
     }

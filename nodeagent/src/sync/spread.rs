@@ -9,6 +9,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use kplane_model::chance;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::RESOLUTION;
@@ -27,7 +28,7 @@ impl Look {
     /// Plans the first look of a stream.
     pub(super) fn plan() -> Self {
         Self {
-            at: Instant::now() + rand::random_range(INTERVAL.0..=INTERVAL.1),
+            at: Instant::now() + chance::between(INTERVAL.0, INTERVAL.1),
             finding: None,
         }
     }

@@ -18,9 +18,9 @@ use super::lost::LONGEST_ABSENCE;
 use super::*;
 use crate::desired::fixture::{EPOCH, Plane, RANGES, svc};
 use crate::desired::{Position, Refusal, Resume};
-use crate::engine::Command;
+use crate::engine::{Command, Recall};
 use crate::report::Report;
-use kplane_dataplane::backend::noop;
+use kplane_dataplane::backend::{Backend, noop};
 
 /// Longest that any test waits for anything; time is paused, so it costs nothing.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -195,9 +195,16 @@ struct Rig {
     client: tokio::task::JoinHandle<Stopped>,
 }
 
+/// An engine on the test's own runtime, whose time stands still.
+fn local(backend: Backend) -> Engine {
+    let (engine, work) = Engine::local(backend, Recall::default());
+    tokio::spawn(work);
+    engine
+}
+
 impl Rig {
     fn new() -> Self {
-        Self::with(Engine::local(noop::open()), 0)
+        Self::with(local(noop::open()), 0)
     }
 
     fn with(engine: Engine, refusals: u32) -> Self {

@@ -309,7 +309,7 @@ async fn a_question_about_a_service_is_answered_with_its_token() {
         Family::V4 => Box::new(Telling) as Box<dyn Side>,
         Family::V6 => Box::new(Noop::default()),
     };
-    let mut rig = Rig::with(Engine::local(noop::open_with(telling)), 0);
+    let mut rig = Rig::with(local(noop::open_with(telling)), 0);
     let mut server = rig.synced(&mut Plane::new([svc("a", &[])])).await;
     for token in [7, 8] {
         server.say(server_message::Kind::Inspect(pb::Inspect {
