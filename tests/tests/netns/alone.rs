@@ -125,16 +125,20 @@ fn add(folder: &Path, number: u64) -> Result<()> {
 }
 
 /// An agent in the calling thread's namespace.
-struct Agent {
+pub(crate) struct Agent {
     runtime: Runtime,
     bound: app::Bound,
 }
 
 impl Agent {
-    fn start(config: &Config) -> Result<Self> {
+    pub(crate) fn start(config: &Config) -> Result<Self> {
         let runtime = Runtime::new()?;
         let bound = runtime.block_on(app::build(config.clone()))?;
         Ok(Self { runtime, bound })
+    }
+
+    pub(crate) fn report(&self) -> Report {
+        self.bound.reports().borrow().clone()
     }
 
     fn reports(&self, wanted: &dyn Fn(&Report) -> bool) -> Result<()> {
@@ -148,19 +152,23 @@ impl Agent {
         })
     }
 
-    fn stop(self) -> Result<()> {
+    pub(crate) fn stop(self) -> Result<()> {
         self.bound.shutdown_token().cancel();
         Ok(self.runtime.block_on(self.bound.wait())?)
     }
 }
 
 fn config(cache: &Path) -> Result<Config> {
-    let plane = format!("http://{}:{CONTROL_PORT}", CONTROL[0]);
+    config_with(&format!("http://{}:{CONTROL_PORT}", CONTROL[0]), cache)
+}
+
+/// Returns the configuration of an agent that knows these control planes.
+pub(crate) fn config_with(planes: &str, cache: &Path) -> Result<Config> {
     let line = [
         "kp-nodeagent",
         "--insecure",
         "--control-plane",
-        &plane,
+        planes,
         "--cache-dir",
         &cache.to_string_lossy(),
         "--node-name",
