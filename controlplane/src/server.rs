@@ -34,8 +34,7 @@ pub use status::StatusServer;
 use tonic::Status;
 
 use crate::hub::Closing;
-use crate::wire::confidence;
-pub(crate) use crate::wire::millis;
+use crate::wire::{confidence, millis};
 
 /// Returns the status of a question that came too late.
 #[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]

@@ -9,9 +9,8 @@ use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{VerifierBuilderError, WantsServerCert, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
+use rustls::{ConfigBuilder, RootCertStore, ServerConfig};
 
-use crate::client::{Authorities, client, with_client_protocol};
 use crate::{ALPN, provider};
 
 /// Most bytes of a file. A bundle of a hundred authorities has a tenth of that.
@@ -176,26 +175,6 @@ pub struct ServerPems {
 }
 
 impl ServerPems {
-    /// Makes the configuration of connections on which the server itself is the client. No other authority counts than
-    /// the given ones.
-    ///
-    /// # Errors
-    /// [`FileError`] names the place.
-    pub fn load_client(&self, trusted: &Authorities) -> Result<Arc<ClientConfig>, FileError> {
-        let place = self.place.as_path();
-        let (chain, key) = (
-            certificates(place, &self.chain)?,
-            private_key(place, &self.key)?,
-        );
-        let config = client(trusted)?.with_client_auth_cert(chain, key);
-        let config = config.map_err(|source| FileError::Pair {
-            certificate: place.to_owned(),
-            key: place.to_owned(),
-            source,
-        })?;
-        Ok(with_client_protocol(config))
-    }
-
     /// Makes the configuration.
     ///
     /// # Errors
@@ -265,7 +244,10 @@ pub(crate) fn authorities(file: &Path, bytes: &[u8]) -> Result<RootCertStore, Fi
 }
 
 /// Returns the certificates in PEM; at least one. `file` is for errors.
-fn certificates(file: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, FileError> {
+pub(crate) fn certificates(
+    file: &Path,
+    bytes: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, FileError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
     let found = found.map_err(|source| FileError::Pem {
         file: file.to_owned(),
@@ -281,7 +263,7 @@ fn certificates(file: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>
 }
 
 /// Returns the private key in PEM. `file` is for errors.
-fn private_key(file: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, FileError> {
+pub(crate) fn private_key(file: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, FileError> {
     PrivateKeyDer::from_pem_slice(bytes).map_err(|source| FileError::Pem {
         file: file.to_owned(),
         wanted: "private key",

@@ -10,8 +10,7 @@ use kplane_model::{NodeName, ServiceKey};
 use kplane_proto::v1::Report;
 
 use super::durations::Durations;
-use super::{AgentRecord, Session};
-use crate::hub::Hub;
+use super::{AgentRecord, Hub, Session};
 use crate::publish::{Moment, Store};
 
 /// Maximum number of publications whose durations are remembered: 200 s of 20 changes a second, in some 300 bytes each.

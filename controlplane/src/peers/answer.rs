@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tonic::Streaming;
 
 use crate::fleet::{Durations, bound_report, label};
-use crate::server::millis;
+use crate::wire::millis;
 
 /// Maximum number of agents of one replica.
 const MAX_AGENTS: usize = 65_536;

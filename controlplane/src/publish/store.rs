@@ -238,7 +238,7 @@ impl Store {
         self.read().collect(node, cursor)
     }
 
-    /// Returns the whole update of an agent which was told this freshness last, and moves the cursor behind it. `None`
+    /// Returns the whole update of an agent which has this freshness, and moves the cursor behind it. `None`
     /// if the update is not one that agents share; then [`Store::collect`] has it.
     #[must_use]
     pub fn take_common(

@@ -167,7 +167,7 @@ pub(super) struct Updates {
 }
 
 impl Updates {
-    /// Creates the updates of an agent that claims to hold a state, and was told this freshness.
+    /// Creates the updates of an agent that claims to hold a state, and has this freshness.
     pub(super) fn new(
         hub: &Arc<Hub>,
         node: NodeName,
