@@ -14,8 +14,8 @@ mod trace;
 mod wire;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -81,10 +81,7 @@ impl Fleet {
         };
         let input = Input::new(&places.manifests, size.agents, size.services)?;
         places.make_certs(names(size.agents).collect())?;
-        let mut planes = Vec::new();
-        for replica in 0..size.replicas {
-            planes.push(Some(places.start(replica).await?));
-        }
+        let planes = places.start().await?;
         let world = World {
             certs: places.certs.clone(),
             catalog: catalog::Catalog::default(),
@@ -93,11 +90,12 @@ impl Fleet {
             changing: input.changing(),
             reports: size.reports,
             stalled: watch::Sender::new(0),
+            pids: Mutex::default(),
         };
         for _ in 0..input.last() {
             world.meter.publishes();
         }
-        Ok(Self {
+        let fleet = Self {
             size,
             planes,
             tasks: JoinSet::new(),
@@ -106,7 +104,9 @@ impl Fleet {
             input,
             places,
             _folder: folder,
-        })
+        };
+        fleet.world.note_pids(fleet.pids());
+        Ok(fleet)
     }
 
     /// Returns the folder with certificates.
@@ -120,11 +120,13 @@ impl Fleet {
     /// # Errors
     /// Some do not within [`DEADLINE`].
     pub async fn connect(&mut self) -> Result<Duration> {
-        let begun = Instant::now();
         for (number, name) in (0..).zip(names(self.size.agents)) {
-            let agent = Arc::new(Agent::new(number, name, &self.world));
-            self.tasks.spawn(Arc::clone(&agent).run());
-            self.agents.push(agent);
+            let agent = Agent::new(number, name, &self.world)?;
+            self.agents.push(Arc::new(agent));
+        }
+        let begun = Instant::now();
+        for agent in &self.agents {
+            self.tasks.spawn(Arc::clone(agent).run());
         }
         self.all_attend().await?;
         let took = begun.elapsed();

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use kplane_dataplane::backoff::Backoff;
 use kplane_model::ObjectHash;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message};
-use kplane_tls::greet;
+use kplane_tls::{ClientConfig, greet};
 use prost::bytes::Bytes;
 use tokio::net::TcpSocket;
 use tokio::sync::{mpsc, watch};
@@ -51,6 +51,21 @@ pub(super) struct World {
     pub(super) reports: bool,
     /// Number of agents that do not read, the first ones.
     pub(super) stalled: watch::Sender<u32>,
+    /// The control planes' processes.
+    pub(super) pids: Mutex<Vec<u32>>,
+}
+
+impl World {
+    pub(super) fn note_pids(&self, pids: Vec<u32>) {
+        *self.pids.lock().unwrap_or_else(PoisonError::into_inner) = pids;
+    }
+
+    pub(super) fn pids(&self) -> Vec<u32> {
+        self.pids
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
 }
 
 /// An agent.
@@ -58,6 +73,7 @@ pub(super) struct World {
 pub(super) struct Agent {
     number: u32,
     name: String,
+    identity: Arc<ClientConfig>,
     world: Arc<World>,
     held: Mutex<Held>,
 }
@@ -88,13 +104,14 @@ impl Drop for Attending<'_> {
 }
 
 impl Agent {
-    pub(super) fn new(number: u32, name: String, world: &Arc<World>) -> Self {
-        Self {
+    pub(super) fn new(number: u32, name: String, world: &Arc<World>) -> Result<Self> {
+        Ok(Self {
             number,
+            identity: identity(&world.certs, &name)?,
             name,
             world: Arc::clone(world),
             held: Mutex::default(),
-        }
+        })
     }
 
     pub(super) fn held(&self) -> MutexGuard<'_, Held> {
@@ -188,7 +205,7 @@ impl Agent {
     }
 
     async fn connect(&self, replica: usize) -> Result<Channel> {
-        let config = identity(&self.world.certs, &self.name)?;
+        let config = Arc::clone(&self.identity);
         // As in a cluster, each agent has an address of its own.
         let own = Ipv4Addr::from(OWN + self.number);
         let connect = move |_| {

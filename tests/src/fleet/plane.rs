@@ -54,8 +54,17 @@ impl Places {
         Ok(())
     }
 
-    /// Starts a replica, and waits until it is ready.
-    pub(super) async fn start(&self, replica: usize) -> Result<Process> {
+    /// Starts all replicas, and waits until they are ready.
+    pub(super) async fn start(&self) -> Result<Vec<Option<Process>>> {
+        let planes = (0..self.replicas).map(|replica| self.spawn(replica).map(Some));
+        let planes = planes.collect::<Result<_>>()?;
+        for replica in 0..self.replicas {
+            becomes(metrics_address(replica), "/readyz", 200).await;
+        }
+        Ok(planes)
+    }
+
+    fn spawn(&self, replica: usize) -> Result<Process> {
         let file = |name: &str| self.certs.join(name).into_os_string();
         let mut command = Command::new(&self.program);
         let ports = ["--agent-listen", "--status-listen", "--http-listen"];
@@ -74,9 +83,7 @@ impl Places {
         }
         let level = std::env::var("RUST_LOG").unwrap_or_else(|_| "error".to_owned());
         command.env("RUST_LOG", level).stdin(Stdio::null());
-        let process = Process::start(command)?;
-        becomes(metrics_address(replica), "/readyz", 200).await;
-        Ok(process)
+        Process::start(command)
     }
 }
 

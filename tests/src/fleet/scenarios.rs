@@ -150,9 +150,8 @@ impl Fleet {
         self.world.meter.take_ways();
         let gone = Instant::now();
         self.planes.iter_mut().for_each(|plane| drop(plane.take()));
-        for replica in 0..self.size.replicas {
-            self.planes[replica] = Some(self.places.start(replica).await?);
-        }
+        self.planes = self.places.start().await?;
+        self.world.note_pids(self.pids());
         let back = self.come_back(agents, 0, 0, gone).await?;
         self.all_complete().await?;
         Ok(back)

@@ -22,30 +22,30 @@ impl Fleet {
     /// The file cannot be created.
     pub fn trace(&mut self, path: &Path) -> Result<()> {
         let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
-        self.tasks
-            .spawn(lines(file, Arc::clone(&self.world), self.pids()));
+        self.tasks.spawn(lines(file, Arc::clone(&self.world)));
         Ok(())
     }
 }
 
-async fn lines(mut file: File, world: Arc<World>, pids: Vec<u32>) {
+async fn lines(mut file: File, world: Arc<World>) {
     let begun = Instant::now();
     let mut turns = interval(Duration::from_secs(1));
     loop {
         turns.tick().await;
-        let line = line(&world, &pids, begun.elapsed());
+        let line = line(&world, begun.elapsed());
         if writeln!(file, "{line}").is_err() {
             return;
         }
     }
 }
 
-fn line(world: &World, pids: &[u32], at: Duration) -> serde_json::Value {
+fn line(world: &World, at: Duration) -> serde_json::Value {
     let meter = &world.meter;
     let latest = meter.latest();
     let [p50, _, p99, max] = percentiles(&latest).map(|took| took.as_secs_f64() * 1e3);
     let violated = meter.violated();
     // Nothing is known of a process that has ended.
+    let pids = world.pids();
     let planes = pids.iter().map(|pid| {
         let of = [*pid];
         let cpu = usage::cpu(&of).ok().map(|cpu| cpu.as_secs_f64());
