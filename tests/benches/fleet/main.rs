@@ -1,0 +1,34 @@
+//! `cargo xtask fleet`: a fleet of a size that a user plans, and what happens to it. `cargo xtask bench`: fleets of
+//! fixed sizes, and floods beside them. Control planes and simulated agents share the machine.
+
+mod floods;
+mod simulator;
+mod sizes;
+mod table;
+
+use anyhow::Result;
+use clap::Parser as _;
+use kplane_tests::netns::NetNs;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+fn main() -> Result<()> {
+    let args = simulator::Args::parse();
+    kplane_tests::userns::isolate()?;
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    match args.agents {
+        Some(agents) => apart(simulator::run(&args, agents)),
+        None => sizes::run(),
+    }
+}
+
+/// Runs a measurement in a network of its own.
+fn apart(measurement: impl Future<Output = Result<()>>) -> Result<()> {
+    let ns = NetNs::new("fleet")?;
+    let _inside = ns.enter()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(measurement)
+}
