@@ -28,7 +28,7 @@ Options:
       --partition <N>     Further step: so many replicas are cut off from their agents without a word
       --restart           Further step: all control planes are killed and started again
       --kill <N>          Last step: so many replicas are killed
-      --settle <SECONDS>  Time after which the memory of the others is compared [default: 60]
+      --settle <SECONDS>  Time after which the memory of the remaining replicas is compared [default: 60]
       --reports <BOOL>    Whether agents report after each update, as real ones do [default: true]
       --trace <FILE>      Write a line of JSON every second
       --write             Write the table to docs/benchmarks.md
