@@ -38,9 +38,9 @@ pub(crate) type Secured = Shared<BoxFuture<'static, Option<Follower<ServerConfig
 
 /// The protection of ports and connections, in use.
 pub(super) struct Started {
-    /// Of the ports; `None` = plain text.
+    /// The configuration of TLS on the ports; `None` = plain text.
     pub(super) serving: Option<Secured>,
-    /// Of connections to other replicas.
+    /// The way to prove itself to other replicas.
     pub(super) peers: peers::Cover,
     /// A task that keeps certificates of the control plane's own.
     pub(super) keeper: Option<BoxFuture<'static, ()>>,

@@ -75,7 +75,7 @@ struct Task {
     tries: u32,
     paused_until: Instant,
     complained: Complained,
-    /// What other replicas served when they were last asked.
+    /// The agents that other replicas served when they were last asked.
     served: Option<(Instant, Served)>,
 }
 

@@ -89,7 +89,7 @@ struct Sent {
     at: Instant,
 }
 
-/// What a stream sent: the stream notes it, and the stream's session measures reports by it.
+/// The record of what a stream sent: the stream writes it, and the stream's session measures reports by it.
 #[derive(Debug)]
 pub struct Dispatch {
     hub: Arc<Hub>,

@@ -170,8 +170,7 @@ pub(super) struct RangeIndexes(HashMap<Option<ZoneName>, Arc<RangeIndex>>);
 impl RangeIndexes {
     /// Returns the index for a node.
     pub(super) fn of(&mut self, state: &State, node: &str) -> Arc<RangeIndex> {
-        let zone = state.views.get(node).and_then(|view| view.zone.clone());
-        let zone = zone.filter(|zone| state.zone_digests.contains_key(zone));
+        let zone = state.varied_zone(node).cloned();
         self.0.retain(|_, index| index.is_fresh(state));
         let new = || Arc::new(RangeIndex::new(state, zone.as_deref()));
         Arc::clone(self.0.entry(zone.clone()).or_insert_with(new))

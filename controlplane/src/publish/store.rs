@@ -266,8 +266,7 @@ impl Store {
         if state.shared.is_empty() {
             return Walk::default();
         }
-        let zone = state.views.get(node).and_then(|view| view.zone.clone());
-        let zone = zone.filter(|zone| state.zone_digests.contains_key(zone));
+        let zone = state.varied_zone(node).cloned();
         // One task encodes; others that need the same wait for it.
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
         shelves.retain(|_, shelf| shelf.is_fresh(&state));

@@ -272,11 +272,7 @@ impl Updates {
 
     fn end(&mut self, end: publish::PieceEnd) -> pb::UpdateEnd {
         let news = end.freshness.news(&self.told);
-        self.ended_at(&Mark {
-            revision: end.revision,
-            trust_changes: end.trust_changes,
-            freshness: Arc::clone(&end.freshness),
-        });
+        self.ended_at(&end.mark());
         update_end(end, news)
     }
 
