@@ -2,7 +2,7 @@
 //! fails, and nothing is sent twice.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
-use kp_controlplane::app as control_plane;
+use kp_controlplane::admission::Admission;
 use kp_controlplane::hub::Hub;
 use kp_nodeagent::report::Report;
 use kplane_tests::client::Probe;
@@ -20,8 +20,9 @@ use kplane_tests::wait::eventually;
 use tokio::runtime::Runtime;
 
 use crate::alone::{self, Agent};
-use crate::own_way::{CONTROL, CONTROL_PORT};
-use crate::support::{Client, TARGET, World, node_name, pod_ips};
+use crate::emptied::yaml_with;
+use crate::own_way::{CONTROL, CONTROL_PORT, plane_at};
+use crate::support::{Client, World, node_name, pod_ips};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const REPLICAS: u16 = 3;
@@ -41,17 +42,8 @@ struct Plane {
 
 impl Plane {
     fn start(control: &NetNs, folder: &Path, replica: u16) -> Result<Self> {
-        let config = control_plane::Config {
-            agent_listen: Some(SocketAddr::from(([0, 0, 0, 0], CONTROL_PORT + replica))),
-            status_listen: None,
-            protection: control_plane::Protection::PlainText { exposed: true },
-            ..control_plane::Config::new(control_plane::Origin::Manifests(folder.to_owned()))
-        };
-        let _inside = control.enter()?;
-        let runtime = Runtime::new()?;
-        let bound = runtime.block_on(control_plane::build(config))?;
-        let hub = Arc::clone(bound.hub());
-        runtime.spawn(bound.wait());
+        let port = CONTROL_PORT + replica;
+        let (runtime, hub) = plane_at(control, folder, &Admission::default(), port)?;
         Ok(Self { runtime, hub })
     }
 
@@ -59,24 +51,6 @@ impl Plane {
     fn end(self) {
         self.runtime.block_on(self.hub.draining.begin(DRAIN));
     }
-}
-
-/// Returns a Service at `10.96.7.NUMBER`, port 80, with these endpoints, as YAML documents.
-fn yaml(number: u64, pods: &[IpAddr]) -> String {
-    let endpoints: Vec<_> = pods
-        .iter()
-        .map(|pod| format!("{{addresses: ['{pod}']}}"))
-        .collect();
-    format!(
-        "---\n{{apiVersion: v1, kind: Service, metadata: {{name: s{number}, namespace: shop}}, \
-         spec: {{clusterIP: 10.96.7.{number}, clusterIPs: [10.96.7.{number}], \
-         ports: [{{port: 80, protocol: TCP}}]}}}}\n\
-         ---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: \
-         s{number}-1, namespace: shop, labels: {{kubernetes.io/service-name: s{number}}}}}, \
-         addressType: IPv4, ports: [{{name: '', port: {TARGET}, protocol: TCP}}], \
-         endpoints: [{}]}}\n",
-        endpoints.join(", ")
-    )
 }
 
 /// Gives a Service other endpoints, in one step.
@@ -89,7 +63,7 @@ fn change(folder: &Path, round: u64) -> Result<()> {
     };
     let number = round % SERVICES;
     let new = folder.join("new");
-    fs::write(&new, yaml(number, pods))?;
+    fs::write(&new, yaml_with(number, pods))?;
     Ok(fs::rename(new, folder.join(format!("s{number}.yaml")))?)
 }
 
