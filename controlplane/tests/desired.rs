@@ -7,13 +7,16 @@
     reason = "tests"
 )]
 
+#[path = "support/start.rs"]
+mod start;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kp_controlplane::admission::Admission;
-use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::app::{Bound, Config, Origin};
 use kp_controlplane::hub::Hub;
 use kp_controlplane::identity;
 use kp_controlplane::index::CliffGuard;
@@ -32,6 +35,8 @@ use tokio_stream::StreamExt as _;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
+use start::start;
+
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -46,12 +51,7 @@ async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
         },
         ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    let synced = head.wait_for(|head| head.synced);
-    timeout(DEADLINE, synced).await.unwrap().unwrap();
-    // An empty folder is doubted.
-    bound.hub().store.set_trust(Trust::Whole);
+    let bound = start(config).await;
     (bound, folder)
 }
 

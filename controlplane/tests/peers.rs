@@ -18,26 +18,31 @@ mod bad;
 mod identity;
 #[path = "peers/large.rs"]
 mod large;
+#[path = "support/reporter.rs"]
+mod reporter;
 #[path = "peers/service.rs"]
 mod service;
+#[path = "support/start.rs"]
+mod start;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, SystemTime};
 
-use kp_controlplane::app::{Bound, Config, Origin, Protection, build};
+use kp_controlplane::app::{Bound, Config, Origin, Protection};
 use kp_controlplane::peers::{self, PeerFlags};
-use kp_controlplane::publish::{Publication, Published};
-use kp_controlplane::trust::Trust;
-use kplane_model::{NodeFacts, ServiceKey, ServicePort};
+use kp_controlplane::publish::Publication;
+use kplane_model::NodeFacts;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
-use kplane_proto::v1::{self as pb, AgentMessage, NodeState, agent_message};
+use kplane_proto::v1::{self as pb, AgentMessage, NodeState};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::Channel;
 
-use support::{DEADLINE, Peer, hello};
+use reporter::{Agent, web};
+use start::start;
+use support::{DEADLINE, hello};
 
 /// The time in which an answer must come, even if a replica is silent: a second, and some for a busy machine.
 const SOON: Duration = Duration::from_millis(1_800);
@@ -86,11 +91,7 @@ impl Replica {
             peers,
             ..Config::new(Origin::Manifests(folder.path().to_owned()))
         };
-        let bound = build(config).await.unwrap();
-        let mut head = bound.hub().store.head();
-        let synced = head.wait_for(|head| head.synced);
-        timeout(DEADLINE, synced).await.unwrap().unwrap();
-        bound.hub().store.set_trust(Trust::Whole);
+        let bound = start(config).await;
         Self {
             bound,
             _folder: folder,
@@ -145,21 +146,13 @@ impl Replica {
 
     /// Publishes Service shop/web with this port number, or its deletion, and these Nodes.
     fn publish(&self, port: Option<u16>, nodes: &[&str]) -> u64 {
-        let key = ServiceKey::sample("shop", "web");
-        let published = port.map(|number| {
-            let port = ServicePort {
-                port: number,
-                ..ServicePort::sample(key.clone())
-            };
-            Published::new(port, &[])
-        });
         let nodes = nodes.iter().map(|name| NodeFacts {
             name: (*name).into(),
             known: true,
             ..NodeFacts::default()
         });
         self.bound.hub().store.publish(Publication {
-            services: vec![(key, published)],
+            services: vec![web(port)],
             nodes: nodes.collect(),
             service_cidrs: None,
             observed_at: SystemTime::now(),
@@ -169,43 +162,21 @@ impl Replica {
 
     /// Connects an agent that has applied and read back this revision.
     async fn agent(&self, node: &str, applied: u64) -> Agent {
-        let address = self.bound.agent_addr.unwrap();
         let hello = pb::Hello {
             instance: 1,
             ..hello(node)
         };
-        let peer = Peer::connect(address, hello).await.unwrap();
-        let epoch = self.bound.hub().store.epoch();
-        let mut agent = Agent { peer, epoch };
-        agent.report(applied).await;
+        let mut agent = Agent::connect(&self.bound, hello).await;
+        agent.holds(applied).await;
         agent.peer.is_answered().await;
         agent
     }
 }
 
-/// An agent that reports what the test says.
-struct Agent {
-    peer: Peer,
-    epoch: u64,
-}
-
 impl Agent {
-    async fn report(&self, applied: u64) {
-        self.say(pb::Report {
-            applied_revision: applied,
-            verified_revision: applied,
-            ..pb::Report::default()
-        })
-        .await;
-    }
-
-    async fn say(&self, report: pb::Report) {
-        let report = pb::Report {
-            epoch: self.epoch,
-            ..report
-        };
-        let kind = Some(agent_message::Kind::Report(report));
-        self.peer.send.send(AgentMessage { kind }).await.unwrap();
+    /// Reports that the kernel holds a revision, and was read back.
+    async fn holds(&self, revision: u64) {
+        self.report(revision, revision).await;
     }
 }
 

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_rig::histogram::Histogram;
+use kplane_rig::netns::NetNs;
 use kplane_rig::process::Process;
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -37,6 +38,20 @@ pub use scenarios::{Back, Churned, Killed, Stalled};
 
 /// Nothing here takes longer.
 pub const DEADLINE: Duration = Duration::from_secs(180);
+/// Runs a fleet in a network of its own, on two threads.
+///
+/// # Errors
+/// The network cannot be made, or the fleet fails.
+pub fn apart(fleet: impl Future<Output = Result<()>>) -> Result<()> {
+    let ns = NetNs::new("fleet")?;
+    let _inside = ns.enter()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(fleet)
+}
+
 /// Interval at which conditions are checked.
 const LOOK: Duration = Duration::from_millis(5);
 

@@ -72,7 +72,7 @@ async fn a_change_is_followed_into_the_kernels_of_all_replicas() {
     }
     let [first, second, third] = &replicas;
     agents[1]
-        .report(second.bound.hub().store.head().borrow().revision)
+        .holds(second.bound.hub().store.head().borrow().revision)
         .await;
     for watch in &mut watches {
         let all = watch.programmed(3).await;
@@ -84,8 +84,8 @@ async fn a_change_is_followed_into_the_kernels_of_all_replicas() {
         let none = watch.programmed(0).await;
         assert_eq!(none.nodes, 3);
     }
-    agents[0].report(revisions[0]).await;
-    agents[1].report(revisions[1]).await;
+    agents[0].holds(revisions[0]).await;
+    agents[1].holds(revisions[1]).await;
     let behind = watches[0].programmed(2).await;
     assert_eq!(lags(&behind), [("c", LagState::Behind)]);
     let reason = &behind.laggards[0].reason;
@@ -97,7 +97,7 @@ async fn a_change_is_followed_into_the_kernels_of_all_replicas() {
     let is_its_own =
         |answer: &pb::Convergence| says(answer) && answer.laggards[0].reason.starts_with(applied);
     watches[0].until(at_most(2), is_its_own).await;
-    agents[2].report(revision).await;
+    agents[2].holds(revision).await;
     for watch in &mut watches {
         let all = watch.until(
             |_| {},

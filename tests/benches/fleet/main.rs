@@ -8,7 +8,7 @@ mod table;
 
 use anyhow::Result;
 use clap::Parser as _;
-use kplane_tests::netns::NetNs;
+use kplane_tests::fleet::apart;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 fn main() -> Result<()> {
@@ -20,15 +20,4 @@ fn main() -> Result<()> {
         Some(agents) => apart(simulator::run(&args, agents)),
         None => sizes::run(),
     }
-}
-
-/// Runs a measurement in a network of its own.
-fn apart(measurement: impl Future<Output = Result<()>>) -> Result<()> {
-    let ns = NetNs::new("fleet")?;
-    let _inside = ns.enter()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    runtime.block_on(measurement)
 }

@@ -2,9 +2,8 @@
 
 use anyhow::Result;
 use kplane_tests::bench::workload::show;
-use kplane_tests::fleet::{Fleet, Size, beside, percentiles};
+use kplane_tests::fleet::{Fleet, Size, apart, beside, percentiles};
 
-use super::apart;
 use super::floods::beside_floods;
 
 /// Numbers of agents, and of Services that each gets.

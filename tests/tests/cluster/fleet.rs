@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_tests::fleet::{Fleet, Size, Violated};
-use kplane_tests::netns::NetNs;
+use kplane_tests::fleet::{Fleet, Size, Violated, apart};
 
 use crate::support::world::product;
 
@@ -20,13 +19,7 @@ const CHURN: u32 = 20;
 /// Agents follow changes. Some stop reading, one of two replicas is killed, the other restarts: all agents hold all
 /// changes, nothing was lost or came back, and nobody needed a snapshot.
 pub(crate) fn agents_resume_at_other_replicas_and_lose_nothing() -> Result<()> {
-    let ns = NetNs::new("fleet")?;
-    let _inside = ns.enter()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
+    apart(async {
         let mut fleet = Fleet::start(product()?.control_plane.clone(), SIZE).await?;
         fleet.connect().await?;
         // Each agent has its Node as well.
