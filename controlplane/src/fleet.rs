@@ -181,6 +181,14 @@ impl Fleet {
         self.lock().by_node.len()
     }
 
+    /// Returns whether an agent that is remembered is not connected.
+    #[must_use]
+    pub fn any_gone(&self) -> bool {
+        let agents = self.lock();
+        let mut all = agents.by_node.values();
+        all.any(|agent| !agent.record.connected)
+    }
+
     /// Returns the nodes whose agents have virtual servers.
     #[must_use]
     pub fn with_servers(&self) -> Vec<NodeName> {

@@ -99,14 +99,8 @@ impl Task {
             .served
             .as_ref()
             .is_none_or(|(at, _)| at.elapsed() >= ASK);
-        if let Some(peers) = self.hub.peers.get().filter(|_| is_due)
-            && self
-                .hub
-                .fleet
-                .records()
-                .values()
-                .any(|record| !record.connected)
-        {
+        let is_due = is_due && self.hub.fleet.any_gone();
+        if let Some(peers) = self.hub.peers.get().filter(|_| is_due) {
             let served = peers.served().await;
             self.served = Some((Instant::now(), served));
         }
