@@ -19,6 +19,7 @@ mod older;
 mod replicas;
 mod spread;
 mod transport;
+mod waiting;
 
 #[cfg(test)]
 mod tests;

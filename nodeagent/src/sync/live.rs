@@ -1,6 +1,6 @@
 //! An open stream.
 //!
-//! One step handles one event. While the engine is busy with an update, the agent does not read the
+//! One step handles one event. While too much waits for the engine, the agent does not read the
 //! stream. It still sends pings and reports, so that the control plane knows that the agent is
 //! alive.
 
@@ -18,9 +18,10 @@ use tonic::Status;
 
 use super::replicas::CUT_OFF;
 use super::transport::Presented;
+use super::waiting::{Taken, Waiting};
 use super::{Link, Lost, Notice, Shared};
-use crate::desired::{Collector, Lag, Position, Refusal, Update, now_ms};
-use crate::engine::Stopped;
+use crate::desired::{Collector, Lag, Position, Update, now_ms};
+use crate::engine::{Engine, Stopped};
 use crate::report::{Report, micros, servers};
 use kplane_dataplane::backend::{Inspection, ServerCounts};
 
@@ -30,9 +31,6 @@ const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest silence of a control plane, three pings, before it counts as gone. Together with the
 /// connection attempt that follows, this stays below the 20 s of the fleet's rules.
 const SILENCE: Duration = Duration::from_secs(15);
-
-/// An update on its way into the engine.
-type Submission = BoxFuture<'static, Result<Result<(), Refusal>, Stopped>>;
 
 /// A comparison of ranges on its way through the engine.
 type Comparison = BoxFuture<'static, Result<Option<RangeDigests>, Stopped>>;
@@ -45,7 +43,7 @@ pub(super) struct Live {
     epoch: u64,
     reports: watch::Receiver<Report>,
     collector: Collector,
-    submission: Option<Submission>,
+    waiting: Waiting,
     /// The last question, until the engine has answered it.
     question: Option<Question>,
     /// The control plane's question about ranges, until the engine has answered it.
@@ -86,7 +84,7 @@ pub(super) enum Progress {
 
 enum Event {
     Heard(Option<Result<pb::ServerMessage, Status>>),
-    Submitted(Result<Result<(), Refusal>, Stopped>),
+    Taken(Option<Taken>),
     Answered(u64, Result<Option<Inspection>, Stopped>),
     Compared(Result<Option<RangeDigests>, Stopped>),
     PingDue,
@@ -103,7 +101,7 @@ impl Live {
             epoch: collector.epoch(),
             reports,
             collector,
-            submission: None,
+            waiting: Waiting::default(),
             question: None,
             comparison: None,
             servers_told: Default::default(),
@@ -127,16 +125,17 @@ impl Live {
 
     /// Waits for one event and handles it.
     pub(super) async fn step(&mut self, shared: &mut Shared) -> Result<Progress, Lost> {
-        match self.event().await {
+        match self.event(&shared.engine).await {
             Event::Heard(Some(Ok(message))) => {
                 self.heard = Instant::now();
                 return self.message(message, shared);
             }
             Event::Heard(Some(Err(status))) => return Err(Lost::Broken(Box::new(status))),
             Event::Heard(None) | Event::Room(Err(_)) => return Err(Lost::Closed),
-            Event::Submitted(taken) => {
-                self.submission = None;
-                // The agent did not read the stream meanwhile, so the silence was not the control
+            // The stream may be read again.
+            Event::Taken(None) => {}
+            Event::Taken(Some(taken)) => {
+                // The agent may not have read the stream meanwhile, so the silence was not the control
                 // plane's.
                 self.heard = Instant::now();
                 taken??;
@@ -168,23 +167,17 @@ impl Live {
         Ok(Progress::Nothing)
     }
 
-    async fn event(&mut self) -> Event {
+    async fn event(&mut self, engine: &Engine) -> Event {
         let Self {
             link,
-            submission,
+            waiting,
             question,
             comparison,
             reports,
             due,
             ..
         } = self;
-        let busy = submission.is_some();
-        let submitted = async {
-            match submission {
-                Some(submission) => submission.await,
-                None => std::future::pending().await,
-            }
-        };
+        let reads = waiting.has_room();
         let answered = async {
             match question {
                 Some((token, answer)) => (*token, answer.await),
@@ -202,14 +195,14 @@ impl Live {
         // a report. They come before the silence, which does not count if this process was stopped meanwhile.
         tokio::select! {
             biased;
-            submitted = submitted => Event::Submitted(submitted),
+            taken = waiting.next(engine) => Event::Taken(taken),
             (token, told) = answered => Event::Answered(token, told),
             digests = compared => Event::Compared(digests),
             changed = reports.changed() => Event::Reported(changed),
             permit = outbox.reserve_owned(), if due.any() => Event::Room(permit),
             () = sleep_until(self.next_ping) => Event::PingDue,
-            message = link.inbox.next(), if !busy => Event::Heard(message),
-            () = sleep_until(self.heard + SILENCE), if !busy => Event::Silent,
+            message = link.inbox.next(), if reads => Event::Heard(message),
+            () = sleep_until(self.heard + SILENCE), if reads => Event::Silent,
         }
     }
 
@@ -221,7 +214,7 @@ impl Live {
         match message.kind {
             Some(server_message::Kind::Update(piece)) => {
                 if let Some(update) = self.collector.push(piece)? {
-                    self.submit(update, shared);
+                    self.hand_over(update);
                 }
             }
             Some(server_message::Kind::Ping(ping)) => self.due.pong = Some(ping.token),
@@ -255,19 +248,17 @@ impl Live {
             let in_touch = age < CUT_OFF;
             return Err(Lost::Behind { lag, in_touch });
         }
-        // Updates are read one by one, so the engine has all that came before.
-        if self.received.is_some() {
+        if self.received.is_some() && self.waiting.is_empty() {
             shared.engine.confirmation().set(now_ms());
         }
         Ok(Progress::UpstreamAge(age))
     }
 
-    /// Hands a complete update to the engine, and reports at once that it arrived.
-    fn submit(&mut self, update: Update, shared: &Shared) {
+    /// Hands a complete update to the engine, and reports that it arrived.
+    fn hand_over(&mut self, update: Update) {
         self.received = Some(update.position);
         self.due.report = true;
-        let engine = shared.engine.clone();
-        self.submission = Some(Box::pin(async move { engine.submit(update).await }));
+        self.waiting.push(update);
     }
 
     /// Hands a question to the engine. A new question replaces an unanswered one.
