@@ -18,6 +18,7 @@ mod lost;
 mod older;
 mod replicas;
 mod spread;
+mod telling;
 mod transport;
 mod waiting;
 

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
 use super::replicas::CUT_OFF;
+use super::telling::Telling;
 use super::transport::Presented;
 use super::waiting::{Taken, Waiting};
 use super::{Link, Lost, Notice, Shared};
@@ -59,6 +60,7 @@ pub(super) struct Live {
     /// The last ping, until it is answered.
     asked: Option<(u64, Instant)>,
     due: Due,
+    telling: Telling,
 }
 
 /// The messages to send as soon as there is room: the latest of each kind.
@@ -88,6 +90,7 @@ enum Event {
     Answered(u64, Result<Option<Inspection>, Stopped>),
     Compared(Result<Option<RangeDigests>, Stopped>),
     PingDue,
+    ReportDue,
     Silent,
     Reported(Result<(), watch::error::RecvError>),
     Room(Result<mpsc::OwnedPermit<pb::AgentMessage>, mpsc::error::SendError<()>>),
@@ -115,6 +118,7 @@ impl Live {
                 report: true,
                 ..Due::default()
             },
+            telling: Telling::default(),
         }
     }
 
@@ -160,7 +164,10 @@ impl Live {
                 self.due.report |= shared.notice.take_if(over).is_some();
             }
             Event::Silent => return Err(Lost::Silent(SILENCE)),
-            Event::Reported(Ok(())) => self.due.report = true,
+            Event::Reported(Ok(())) => {
+                self.due.report |= self.telling.hear(&self.reports.borrow_and_update());
+            }
+            Event::ReportDue => self.due.report = true,
             Event::Reported(Err(_)) => return Err(Stopped.into()),
             Event::Room(Ok(permit)) => self.send(permit, shared),
         }
@@ -190,6 +197,13 @@ impl Live {
                 None => std::future::pending().await,
             }
         };
+        let report_at = self.telling.due();
+        let report_due = async {
+            match report_at {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
         let outbox = link.outbox.clone();
         // The control plane's messages come after everything that is bounded by itself, so that no flood of them delays
         // a report. They come before the silence, which does not count if this process was stopped meanwhile.
@@ -201,6 +215,7 @@ impl Live {
             changed = reports.changed() => Event::Reported(changed),
             permit = outbox.reserve_owned(), if due.any() => Event::Room(permit),
             () = sleep_until(self.next_ping) => Event::PingDue,
+            () = report_due, if !due.report => Event::ReportDue,
             message = link.inbox.next(), if reads => Event::Heard(message),
             () = sleep_until(self.heard + SILENCE), if reads => Event::Silent,
         }
@@ -243,6 +258,7 @@ impl Live {
     fn heartbeat(&mut self, heartbeat: &pb::Heartbeat, shared: &Shared) -> Result<Progress, Lost> {
         let age = Duration::from_millis(heartbeat.upstream_age_ms);
         tracing::trace!(revision = heartbeat.revision, ?age, "heartbeat");
+        self.telling.spread_over(heartbeat.report_within_ms);
         self.collector.hear(&heartbeat.freshness);
         if let Some(lag) = lag(&self.collector, &self.reports.borrow()) {
             let in_touch = age < CUT_OFF;
@@ -257,7 +273,7 @@ impl Live {
     /// Hands a complete update to the engine, and reports that it arrived.
     fn hand_over(&mut self, update: Update) {
         self.received = Some(update.position);
-        self.due.report = true;
+        self.due.report |= self.telling.progress();
         self.waiting.push(update);
     }
 
@@ -314,6 +330,7 @@ impl Live {
         let mut report = {
             let latest = self.reports.borrow_and_update();
             let mut report = latest.to_wire();
+            report.steps = self.telling.tell(&latest);
             self.servers_told.clone_from(&latest.servers);
             report.triggers_programmed = latest.triggers_after(self.epoch, shared.triggers_told);
             let newest = latest.triggers.back().map_or(0, |newest| newest.number);
