@@ -37,12 +37,15 @@ use crate::hub::Hub;
 use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
 use crate::kubernetes::Api;
+use crate::orders::Place;
 use crate::server::{AgentServer, DesiredServer, Guarded, StatusServer};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
 use crate::{events, fleet};
 
+/// Namespace of the control plane's own objects, unless the configuration names another.
+const NAMESPACE: &str = "kplane";
 /// Size of the buffer between an agent and a control plane in one process, in bytes.
 const IN_MEMORY_BYTES: usize = 64 * 1024;
 /// Maximum number of bytes sent ahead to an agent that does not read: a few messages. Changes made
@@ -81,6 +84,17 @@ pub struct Config {
     pub events: bool,
     /// Identities of callers, and their rights.
     pub identity: identity::Config,
+    /// Place of the operators' standing orders.
+    pub state: State,
+}
+
+/// The place where the control plane keeps operators' standing orders, such as frozen nodes.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    /// The file; `None` = beside the manifests, or a `ConfigMap` in a cluster.
+    pub file: Option<PathBuf>,
+    /// The namespace of the `ConfigMap`; `None` = `kplane`.
+    pub namespace: Option<String>,
 }
 
 impl Config {
@@ -99,6 +113,7 @@ impl Config {
             cliff_guard: CliffGuard::default(),
             events: false,
             identity: identity::Config::default(),
+            state: State::default(),
         }
     }
 }
@@ -153,6 +168,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
+    let origin = config.source.clone();
     let (hub, api) = start_hub(
         config.source,
         config.admission,
@@ -161,6 +177,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         &mut tasks,
     )
     .await?;
+    keep_orders(&hub, &origin, config.state, api.as_ref(), &mut tasks);
     let plain_text = protection.plain_text([("agents", &agents), ("the status API", &status)]);
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
@@ -275,6 +292,31 @@ async fn start_hub(
     });
     tasks.spawn(until(index, hub.shutdown.clone()));
     Ok((hub, api))
+}
+
+/// Begins to follow the standing orders of operators. An agent with a control plane of its own has none.
+fn keep_orders(
+    hub: &Arc<Hub>,
+    origin: &Origin,
+    state: State,
+    api: Option<&Arc<Api>>,
+    tasks: &mut JoinSet<Result<(), TaskError>>,
+) {
+    let place = match (state.file, origin, api) {
+        (Some(file), _, _) => Place::File(file),
+        (None, Origin::Manifests(path), _) if path.as_os_str() != "-" => Place::beside(path),
+        (None, Origin::Kubernetes(config), Some(api)) if config.only_node.is_none() => {
+            Place::ConfigMap {
+                api: Arc::clone(api),
+                namespace: state.namespace.unwrap_or_else(|| NAMESPACE.to_owned()),
+            }
+        }
+        _ => return,
+    };
+    hub.orders.keep_in(place);
+    let follower = Arc::clone(hub);
+    let follow = async move { follower.orders.follow().await };
+    tasks.spawn(until(follow, hub.shutdown.clone()));
 }
 
 /// Runs a task until the control plane ends.

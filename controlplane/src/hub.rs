@@ -15,6 +15,7 @@ use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
 use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
+use crate::orders::Board;
 use crate::pace::Pace;
 use crate::publish::{Publication, Store};
 use crate::snapshots::Snapshots;
@@ -46,6 +47,8 @@ pub struct Hub {
     pub draining: Draining,
     /// Admission of agents that need a snapshot.
     pub snapshots: Snapshots,
+    /// Standing orders of operators.
+    pub orders: Board,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
@@ -128,6 +131,7 @@ impl Hub {
             plain_text_ports: OnceLock::new(),
             draining: Draining::default(),
             snapshots: Snapshots::default(),
+            orders: Board::default(),
             shutdown: CancellationToken::new(),
             summary,
             queries,
@@ -153,10 +157,12 @@ impl Hub {
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.summary.borrow().issues);
         let upstream = self.upstream.issues();
-        if upstream.is_empty() {
+        let orders = self.orders.issue();
+        if upstream.is_empty() && orders.is_none() {
             return input;
         }
         let mut all: Vec<_> = upstream.iter().chain(&*input).cloned().collect();
+        all.extend(orders);
         all.sort();
         Arc::new(all)
     }

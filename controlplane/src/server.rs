@@ -5,6 +5,7 @@ mod attendance;
 mod convergence;
 mod desired;
 mod feeds;
+mod freeze;
 mod guarded;
 mod issues;
 mod layers;

@@ -23,6 +23,7 @@ pub(crate) enum NodeStateView {
     Unverified,
     Holding,
     Conflict,
+    Frozen,
     /// A state that only a newer server knows.
     Unknown,
 }
@@ -39,6 +40,7 @@ impl NodeStateView {
             Self::Unverified => "Unverified",
             Self::Holding => "Holding",
             Self::Conflict => "Conflict",
+            Self::Frozen => "Frozen",
             Self::Unknown => "Unknown",
         }
     }
@@ -47,7 +49,7 @@ impl NodeStateView {
         match self {
             Self::InSync => Tone::Good,
             Self::Syncing | Self::NoAgent | Self::Unknown => Tone::Warn,
-            Self::Unverified | Self::Holding => Tone::Warn,
+            Self::Unverified | Self::Holding | Self::Frozen => Tone::Warn,
             Self::Failing | Self::Disconnected | Self::Conflict => Tone::Bad,
         }
     }
@@ -64,6 +66,7 @@ impl From<pb::NodeState> for NodeStateView {
             pb::NodeState::Unverified => Self::Unverified,
             pb::NodeState::Holding => Self::Holding,
             pb::NodeState::Conflict => Self::Conflict,
+            pb::NodeState::Frozen => Self::Frozen,
             pb::NodeState::Unspecified => Self::Unknown,
         }
     }

@@ -7,7 +7,7 @@
 //! | read the state of the fleet | `get` | `/kplane/status` |
 //! | read the desired state of a node | `get` | `/kplane/desired/NODE` |
 //! | read the desired state of all nodes | `get` | `/kplane/desired/*` |
-//! | act on the fleet (`kpctl approve`) | `update` | `/kplane/fleet` |
+//! | act on the fleet (`kpctl approve`, `freeze`, `thaw`) | `update` | `/kplane/fleet` |
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -15,6 +15,7 @@ use super::pages::Picture;
 use super::status::{WATCH_PAUSE, WATCH_REFRESH};
 use crate::fleet::{AgentRecord, Durations, holding};
 use crate::hub::Hub;
+use crate::orders::Order;
 use crate::publish::{Followed, Store};
 use crate::trust::Trust;
 
@@ -40,6 +41,17 @@ impl Lag {
             state,
             since_ms: millis(since),
             reason: reason.into(),
+        }
+    }
+
+    /// Names the order that freezes the node, if that is why the node is behind.
+    fn of_frozen(self, order: Option<&Order>) -> Self {
+        match order.filter(|_| self.state == LagState::Behind) {
+            Some(order) => Self {
+                reason: format!("{order}; {}", self.reason),
+                ..self
+            },
+            None => self,
         }
     }
 }
@@ -198,6 +210,7 @@ pub(super) fn convergence(hub: &Hub, followed: &mut Followed) -> pb::Convergence
             true => lag_of_unknown(hub, &name, record),
             false => lag(hub, &name, record, wanted.max(1)),
         };
+        let lag = lag.map(|lag| lag.of_frozen(hub.orders.frozen(node).as_ref()));
         let report = report_of(&hub.store, record);
         let applied = report.map_or(0, |report| report.applied_revision);
         let verified = report.map_or(0, |report| report.verified_revision);

@@ -23,6 +23,7 @@ use super::session::must_be_node;
 use crate::fleet::Dispatch;
 use crate::freshness::Freshness;
 use crate::hub::Hub;
+use crate::orders::Orders;
 use crate::publish::{self, Cursor, Head, Mark, Piece, Walk, update_end};
 
 /// The messages of one agent's stream, encoded.
@@ -109,6 +110,25 @@ enum Next {
     Last(Bytes),
 }
 
+/// Whether a node is frozen: its agent keeps what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Frozen {
+    /// The orders were not read yet.
+    Unknown,
+    Yes,
+    No,
+}
+
+impl Frozen {
+    fn by(orders: Option<&Orders>, node: &NodeName) -> Self {
+        match orders.map(|orders| orders.frozen(node).is_some()) {
+            None => Self::Unknown,
+            Some(true) => Self::Yes,
+            Some(false) => Self::No,
+        }
+    }
+}
+
 /// The desired state of one agent, message by message.
 #[derive(Debug)]
 pub(super) struct Updates {
@@ -131,6 +151,12 @@ pub(super) struct Updates {
     trust_told: u64,
     /// The second part of a message whose first part was sent.
     rest: Option<Bytes>,
+    /// Orders that may freeze the node.
+    orders: WatchStream<Option<Arc<Orders>>>,
+    /// Whether the orders freeze the node.
+    frozen: Frozen,
+    /// The agent holds a complete state, as far as this stream knows.
+    holds: bool,
     dispatch: Arc<Dispatch>,
 }
 
@@ -154,17 +180,23 @@ impl Updates {
             needs_node,
             // Until something is sent, the cursor is only the agent's claim: see `start`.
             cursor: Cursor::at(0),
+            holds: resume.is_some(),
             resume: Some(resume),
             snapshot: false,
             walk: Walk::default(),
             told,
             trust_told: 0,
             rest: None,
+            frozen: Frozen::Unknown,
+            orders: WatchStream::new(hub.orders.changes()),
             dispatch,
         }
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Next, Status>> {
+        while let Poll::Ready(Some(orders)) = Pin::new(&mut self.orders).poll_next(cx) {
+            self.frozen = Frozen::by(orders.as_deref(), &self.node);
+        }
         while !self.has_piece() {
             let head = ready!(Pin::new(&mut self.changes).poll_next(cx));
             self.head = head.ok_or_else(|| Status::unavailable("no more changes"))?;
@@ -183,7 +215,12 @@ impl Updates {
     /// Returns whether there is news about the desired state: always true at first.
     fn has_piece(&self) -> bool {
         let behind = self.cursor.is_behind(self.head.revision) || self.trust_told < self.head.trust;
-        self.head.synced && (self.resume.is_some() || behind)
+        let keeps = match self.frozen {
+            Frozen::Unknown => true,
+            Frozen::Yes => self.holds,
+            Frozen::No => false,
+        };
+        self.head.synced && !keeps && (self.resume.is_some() || behind)
     }
 
     fn heartbeat(&mut self) -> pb::Heartbeat {
@@ -225,6 +262,7 @@ impl Updates {
 
     /// Notes that the agent gets the end of an update.
     fn ended_at(&mut self, mark: &Mark) {
+        self.holds = true;
         self.trust_told = mark.trust_changes;
         self.told = Arc::clone(&mark.freshness);
         self.dispatch.sent(mark.revision);

@@ -13,7 +13,7 @@ use tracing::info;
 
 use super::guarded::spawn_watch;
 use super::pages::Picture;
-use super::{convergence, questions, views};
+use super::{convergence, freeze, questions, views};
 use crate::doors::Occupancy;
 use crate::hub::{Approved, Closing, Hub, Seen};
 use crate::identity::{Right, Visitor};
@@ -187,6 +187,16 @@ impl StatusService for StatusServer {
         Ok(Response::new(views::approved(
             released, doubt, &nodes, revision,
         )))
+    }
+
+    async fn freeze(
+        &self,
+        request: Request<pb::FreezeRequest>,
+    ) -> Result<Response<pb::FreezeResponse>, Status> {
+        charge(&request, nodes_cost(&self.hub))?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let answer = freeze::freeze(&self.hub, visitor.as_ref(), request.into_inner());
+        Ok(Response::new(answer.await?))
     }
 }
 
