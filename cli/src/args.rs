@@ -420,7 +420,12 @@ pub(crate) struct FreezeArgs {
     #[arg(long)]
     pub(crate) all: bool,
     /// Reason, for others and for the audit log
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub(crate) reason: String,
 }
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use tokio::time::Instant;
 
-use crate::args::{self, Cli, Command, DescribeCommand, FreezeArgs, GetCommand, ListArgs, WaitArgs};
+use crate::args::{
+    self, Cli, Command, DescribeCommand, FreezeArgs, GetCommand, ListArgs, WaitArgs,
+};
 use crate::client::{self, Client};
 use crate::failure::Failure;
 use crate::output::Output;

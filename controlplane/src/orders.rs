@@ -38,7 +38,6 @@ pub enum Scope {
     Node(String),
 }
 
-
 /// An order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -121,7 +120,9 @@ pub enum Damaged {
 
 /// There would be too many orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there are {MAX_ORDERS} orders about single nodes, which is the limit; use --all, or thaw nodes first")]
+#[error(
+    "there are {MAX_ORDERS} orders about single nodes, which is the limit; use --all, or thaw nodes first"
+)]
 pub struct TooMany;
 
 impl Orders {

@@ -152,7 +152,9 @@ fn read_file(path: &Path) -> Result<Option<Orders>, Trouble> {
     };
     let mut bytes = Vec::new();
     let most = MAX_BYTES as u64 + 1;
-    file.take(most).read_to_end(&mut bytes).map_err(disk(path))?;
+    file.take(most)
+        .read_to_end(&mut bytes)
+        .map_err(disk(path))?;
     let text = String::from_utf8_lossy(&bytes);
     Ok(Some(Orders::read(&text)?))
 }
@@ -195,14 +197,19 @@ async fn change_map(
             metadata: ObjectMeta {
                 name: Some(CONFIG_MAP.to_owned()),
                 namespace: Some(namespace.to_owned()),
-                resource_version: before.as_ref().and_then(|map| map.metadata.resource_version.clone()),
+                resource_version: before
+                    .as_ref()
+                    .and_then(|map| map.metadata.resource_version.clone()),
                 ..ObjectMeta::default()
             },
             data: Some(BTreeMap::from([(KEY.to_owned(), next.write())])),
             ..ConfigMap::default()
         };
         let written = match before {
-            None => api.ask(asked("create"), PATIENCE, maps.create(&params, &map)).await,
+            None => {
+                api.ask(asked("create"), PATIENCE, maps.create(&params, &map))
+                    .await
+            }
             Some(_) => {
                 let replace = maps.replace(CONFIG_MAP, &params, &map);
                 api.ask(asked("update"), PATIENCE, replace).await

@@ -32,7 +32,11 @@ fn the_newest_order_that_names_a_node_decides() {
     assert!(!is_frozen(&but_a, "a") && is_frozen(&but_a, "b"));
     let none = but_a.with(&wish(false, &[Scope::All])).unwrap();
     assert!(!is_frozen(&none, "a") && !is_frozen(&none, "b"));
-    assert_eq!(none.latest.len(), 0, "thaws that undo nothing are forgotten");
+    assert_eq!(
+        none.latest.len(),
+        0,
+        "thaws that undo nothing are forgotten"
+    );
 }
 
 #[test]

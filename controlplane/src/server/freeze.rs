@@ -35,7 +35,9 @@ pub(super) async fn freeze(
     };
     let changed = hub.orders.order(&wish).await;
     changed.map_err(|why| {
-        Status::failed_precondition(format!("the order cannot be kept, so nothing changed: {why}"))
+        Status::failed_precondition(format!(
+            "the order cannot be kept, so nothing changed: {why}"
+        ))
     })?;
     hub.fleet.look_again();
     let what = if request.thaw { "thawed" } else { "froze" };
@@ -101,7 +103,9 @@ fn check(hub: &Hub, request: &pb::FreezeRequest) -> Result<Vec<String>, Status> 
             )));
         }
         if !request.thaw && hub.lacks_node(&node) {
-            return Err(Status::not_found(format!("the cluster has no Node {name:?}")));
+            return Err(Status::not_found(format!(
+                "the cluster has no Node {name:?}"
+            )));
         }
     }
     Ok(nodes)
@@ -112,7 +116,9 @@ fn in_zone(hub: &Hub, zone: &str) -> Result<Vec<String>, Status> {
     let its = nodes.filter(|(_, facts)| facts.known && facts.zone.as_deref() == Some(zone));
     let names: Vec<String> = its.map(|(name, _)| name.to_string()).collect();
     match names.is_empty() {
-        true => Err(Status::not_found(format!("no Node is in the zone {zone:?}"))),
+        true => Err(Status::not_found(format!(
+            "no Node is in the zone {zone:?}"
+        ))),
         false => Ok(names),
     }
 }

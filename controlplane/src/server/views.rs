@@ -112,10 +112,7 @@ pub(super) fn node_state(
 
 impl State {
     fn is_healthy(&self) -> bool {
-        matches!(
-            self.state,
-            pb::NodeState::Syncing | pb::NodeState::InSync
-        )
+        matches!(self.state, pb::NodeState::Syncing | pb::NodeState::InSync)
     }
 }
 
