@@ -158,7 +158,7 @@ pub struct Bound {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
-    let protection = config.protection;
+    let protection = config.protection.clone();
     protection.check(config.agent_listen, "agents")?;
     protection.check(config.status_listen, "the status API")?;
     if config.http_tls && matches!(protection, Protection::PlainText { .. }) {
@@ -168,16 +168,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
-    let origin = config.source.clone();
-    let (hub, api) = start_hub(
-        config.source,
-        config.admission,
-        config.cliff_guard,
-        config.events,
-        &mut tasks,
-    )
-    .await?;
-    keep_orders(&hub, &origin, config.state, api.as_ref(), &mut tasks);
+    let (hub, api) = start_hub(&config, &mut tasks).await?;
     let plain_text = protection.plain_text([("agents", &agents), ("the status API", &status)]);
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
@@ -217,8 +208,10 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
     if let Some(http) = http {
         let admin = Admin::new(Arc::clone(&hub), Arc::clone(&gate), doors);
-        let tls = tls.filter(|_| config.http_tls);
-        tasks.spawn(until(admin.serve(http, tls), shutdown));
+        tasks.spawn(until(
+            admin.serve(http, tls.filter(|_| config.http_tls)),
+            shutdown,
+        ));
     }
     Ok(Bound {
         agent_addr,
@@ -255,27 +248,30 @@ fn secure(
 }
 
 async fn start_hub(
-    origin: Origin,
-    admission: Admission,
-    cliff_guard: CliffGuard,
-    events: bool,
+    config: &Config,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<(Arc<Hub>, Option<Arc<Api>>), SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
-    let (hub, index) = Hub::new(epoch, origin.name(), admission, cliff_guard, batches);
+    let (hub, index) = Hub::new(
+        epoch,
+        config.source.name(),
+        config.admission.clone(),
+        config.cliff_guard,
+        batches,
+    );
     let stop = hub.shutdown.clone();
     let mut api = None;
-    match origin {
+    match config.source.clone() {
         Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),
-        Origin::Kubernetes(config) => {
-            let scope = match config.only_node {
+        Origin::Kubernetes(source) => {
+            let scope = match source.only_node {
                 Some(_) => events::Scope::Node,
                 None => events::Scope::Cluster,
             };
-            let source = Kubernetes::new(config, hub.upstream.clone()).await?;
+            let source = Kubernetes::new(source, hub.upstream.clone()).await?;
             api = Some(source.api());
-            if events {
+            if config.events {
                 let task = events::run(Arc::clone(&hub), source.api(), scope);
                 tasks.spawn(async move {
                     task.await;
@@ -285,6 +281,7 @@ async fn start_hub(
             tasks.spawn(run(source, sink, stop))
         }
     };
+    keep_orders(&hub, config, api.as_ref(), tasks);
     let sweep = fleet::forget_strangers(Arc::clone(&hub));
     tasks.spawn(async move {
         sweep.await;
@@ -297,15 +294,15 @@ async fn start_hub(
 /// Begins to follow the standing orders of operators. An agent with a control plane of its own has none.
 fn keep_orders(
     hub: &Arc<Hub>,
-    origin: &Origin,
-    state: State,
+    config: &Config,
     api: Option<&Arc<Api>>,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) {
-    let place = match (state.file, origin, api) {
+    let state = config.state.clone();
+    let place = match (state.file, &config.source, api) {
         (Some(file), _, _) => Place::File(file),
         (None, Origin::Manifests(path), _) if path.as_os_str() != "-" => Place::beside(path),
-        (None, Origin::Kubernetes(config), Some(api)) if config.only_node.is_none() => {
+        (None, Origin::Kubernetes(source), Some(api)) if source.only_node.is_none() => {
             Place::ConfigMap {
                 api: Arc::clone(api),
                 namespace: state.namespace.unwrap_or_else(|| NAMESPACE.to_owned()),

@@ -63,7 +63,7 @@ async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
     let name = NodeName::from("a");
     let steps = async {
         let mut changes = other.changes();
-        changes.wait_for(|orders| orders.is_some()).await.unwrap();
+        changes.wait_for(Option::is_some).await.unwrap();
         one.order(&wish(true, &[node("a")])).await.unwrap();
         assert!(one.frozen(&name).is_some(), "at once");
         let frozen = |orders: &Option<_>| {
