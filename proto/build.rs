@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use prost::Message;
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "kplane/v1/objects.proto",
     "kplane/v1/report.proto",
     "kplane/v1/agent.proto",
     "kplane/v1/status.proto",
     "kplane/v1/desired.proto",
+    "kplane/v1/peer.proto",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -220,6 +220,8 @@ impl Pages {
         fleet.nodes.extend(page.nodes);
         if page.control_plane.is_some() {
             fleet.control_plane = page.control_plane;
+            fleet.missing_replicas = page.missing_replicas;
+            fleet.replicas = page.replicas;
         }
         if page.next_page_token.is_empty() {
             fleet.next_page_token.clear();
@@ -328,6 +330,7 @@ mod tests {
                 ..Default::default()
             }],
             next_page_token: next.to_owned(),
+            ..pb::Fleet::default()
         };
         let mut pages = Pages::default();
         for _ in 0..2 {

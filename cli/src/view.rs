@@ -13,6 +13,7 @@ pub(crate) mod freeze;
 mod next;
 pub(crate) mod nodes;
 mod plane;
+pub(crate) mod replicas;
 pub(crate) mod servers;
 pub(crate) mod services;
 pub(crate) mod version;

@@ -16,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
+use kplane_proto::v1::peer_service_server::PeerServiceServer;
 use kplane_proto::v1::status_service_server::StatusServiceServer;
 use tokio::io::DuplexStream;
 use tokio::net::{TcpListener, TcpSocket};
@@ -38,7 +39,8 @@ use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
 use crate::kubernetes::Api;
 use crate::orders::Place;
-use crate::server::{AgentServer, DesiredServer, Guarded, StatusServer};
+use crate::peers::{self, Peers};
+use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
@@ -84,6 +86,8 @@ pub struct Config {
     pub events: bool,
     /// Identities of callers, and their rights.
     pub identity: identity::Config,
+    /// The other replicas.
+    pub peers: peers::Config,
     /// Place of the operators' standing orders.
     pub state: State,
 }
@@ -113,6 +117,7 @@ impl Config {
             cliff_guard: CliffGuard::default(),
             events: false,
             identity: identity::Config::default(),
+            peers: peers::Config::default(),
             state: State::default(),
         }
     }
@@ -173,7 +178,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
     let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
-    let tls = secure(protection, &gate, api, &hub, &mut tasks)?;
+    let (tls, peers) = secure(protection, &config.peers, &gate, api, &hub, &mut tasks)?;
     hub.snapshots
         .limit(config.agent_limits.snapshots_per_second);
     let shutdown = hub.shutdown.clone();
@@ -201,7 +206,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         status,
         status_door,
         tls.clone(),
-        status_router(&hub, &gate)?,
+        status_router(&hub, &gate, peers)?,
         &mut tasks,
         &shutdown,
     );
@@ -224,27 +229,33 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     })
 }
 
-/// Starts to follow the certificates and keys; `None` = plain text.
+/// Starts to follow the certificates and keys; `None` = plain text. Also returns the way to other replicas, if any.
 fn secure(
     protection: Protection,
+    peers: &peers::Config,
     gate: &Arc<Gate>,
     api: Option<Arc<Api>>,
     hub: &Hub,
     tasks: &mut JoinSet<Result<(), TaskError>>,
-) -> Result<Option<Secured>, BuildError> {
+) -> Result<(Option<Secured>, Option<Arc<Peers>>), BuildError> {
     let admits = protection.takes_certificates() || gate.takes_tokens();
-    let (tls, keeper) = protection.start(api)?;
-    if tls.is_some() {
+    let started = protection.start(api, peers)?;
+    if started.serving.is_some() {
         if !admits {
             return Err(BuildError::NoCallers);
         }
         let keys = Arc::clone(gate).follow_keys();
         tasks.spawn(until(keys, hub.shutdown.clone()));
     }
-    if let Some(keeper) = keeper {
+    if let Some(keeper) = started.keeper {
         tasks.spawn(until(keeper, hub.shutdown.clone()));
     }
-    Ok(tls)
+    let peers = Peers::new(hub.store.epoch(), peers, started.peers);
+    if let Some(peers) = &peers {
+        // Nobody else sets them.
+        let _ = hub.peers.set(Arc::clone(peers));
+    }
+    Ok((started.serving, peers))
 }
 
 async fn start_hub(
@@ -428,18 +439,25 @@ fn agent_router(hub: &Arc<Hub>, gate: &Arc<Gate>) -> Router {
     server().add_service(service)
 }
 
-fn status_router(hub: &Arc<Hub>, gate: &Arc<Gate>) -> Result<Router, BuildError> {
+fn status_router(
+    hub: &Arc<Hub>,
+    gate: &Arc<Gate>,
+    peers: Option<Arc<Peers>>,
+) -> Result<Router, BuildError> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
     // The port serves as soon as it is open: the status API explains what is not ready.
     let (_, health) = tonic_health::server::health_reporter();
-    let status = StatusServiceServer::new(StatusServer::new(Arc::clone(hub)));
+    let status = StatusServer::new(Arc::clone(hub)).with(peers);
+    let status = StatusServiceServer::new(status);
+    let peer = PeerServiceServer::new(PeerServer::new(Arc::clone(hub)));
     let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
     Ok(server()
         .add_service(Guarded::new(status, Arc::clone(gate)))
         .add_service(Guarded::new(desired, Arc::clone(gate)))
+        .add_service(Guarded::new(peer, Arc::clone(gate)))
         .add_service(InterceptedService::new(health, in_use))
         .add_service(Guarded::new(reflection, Arc::clone(gate))))
 }

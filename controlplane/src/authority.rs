@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kplane_tls::{FileError, Publisher, ServerConfig, ServerPems, read};
+use kplane_tls::{Authorities, ClientConfig, FileError, Publisher, ServerConfig, ServerPems, read};
 use kube::api::PostParams;
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -26,6 +26,8 @@ use tracing::{info, warn};
 use self::papers::{Data, Papers};
 use crate::kubernetes::{Api, Asked, Failure, Unanswered};
 
+/// Name of the control plane's Service.
+const SERVICE: &str = "kplane-controlplane";
 /// Name of the Secret.
 const SECRET: &str = "kplane-certificates";
 /// Name of the ConfigMap.
@@ -82,7 +84,7 @@ impl Authority {
     /// clients.
     #[must_use]
     pub fn new(api: Arc<Api>, namespace: &str, client_ca: Option<PathBuf>) -> Self {
-        let service = "kplane-controlplane";
+        let service = SERVICE;
         let names = [
             "localhost".to_owned(),
             "127.0.0.1".to_owned(),
@@ -100,8 +102,19 @@ impl Authority {
         }
     }
 
-    /// Makes or reads the certificates, publishes the bundle, and hands each configuration to `publish`. Never returns.
-    pub async fn keep(self, mut publish: Publisher<ServerConfig>) {
+    /// Returns the name that every serving certificate has.
+    #[must_use]
+    pub fn service_name(&self) -> String {
+        format!("{SERVICE}.{}.svc", self.namespace)
+    }
+
+    /// Makes or reads the certificates, publishes the bundle, and hands each configuration to `publish`, and that of
+    /// connections to other replicas to `peers`. Never returns.
+    pub async fn keep(
+        self,
+        mut publish: Publisher<ServerConfig>,
+        mut peers: Publisher<ClientConfig>,
+    ) {
         let mut said = String::new();
         let mut served: Option<Serving> = None;
         loop {
@@ -110,14 +123,15 @@ impl Authority {
                     said.clear();
                     sleep(LOOK).await;
                 }
-                Ok(serving) => match self.config(&serving) {
-                    Ok(config) => {
+                Ok(serving) => match self.configs(&serving) {
+                    Ok((config, client)) => {
                         info!(
                             namespace = self.namespace,
                             secret = SECRET,
                             "read the certificates; new connections use them"
                         );
                         publish.publish(config);
+                        peers.publish(client);
                         served = Some(serving);
                     }
                     Err(error) => {
@@ -141,14 +155,21 @@ impl Authority {
         Ok(Serving { papers, clients })
     }
 
-    fn config(&self, serving: &Serving) -> Result<Arc<ServerConfig>, AuthorityError> {
+    /// Returns the configurations of the ports, and of connections to other replicas.
+    fn configs(
+        &self,
+        serving: &Serving,
+    ) -> Result<(Arc<ServerConfig>, Arc<ClientConfig>), AuthorityError> {
+        // Only replicas can have a certificate of their own authority as clients.
+        let bundle = serving.papers.bundle();
         let pems = ServerPems {
             place: format!("Secret {}/{SECRET}", self.namespace).into(),
             chain: serving.papers.server.certificate.clone().into_bytes(),
             key: serving.papers.server.key.clone().into_bytes(),
-            client_authorities: serving.clients.clone().into_bytes(),
+            client_authorities: format!("{}\n{bundle}", serving.clients).into_bytes(),
         };
-        Ok(pems.load()?)
+        let trusted = Authorities::of_text(bundle, pems.place.clone());
+        Ok((pems.load()?, pems.load_client(&trusted)?))
     }
 
     async fn papers(&self) -> Result<Papers, AuthorityError> {

@@ -22,7 +22,7 @@ use clap::Subcommand;
 use kplane_tls::Subject;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 
-use crate::identity::ADMINS;
+use crate::identity::{ADMINS, REPLICAS};
 use crate::issue::{self, DAY, Pair};
 
 /// Lifetime of all other certificates.
@@ -142,6 +142,8 @@ fn init(dir: &Path, hosts: &[String]) -> Result<Vec<PathBuf>, CertsError> {
     let mut params = CertificateParams::new(names).map_err(&failed)?;
     let name = "kp-controlplane";
     params.distinguished_name.push(DnType::CommonName, name);
+    let group = DnType::OrganizationName;
+    params.distinguished_name.push(group, REPLICAS);
     params.extended_key_usages = vec![
         ExtendedKeyUsagePurpose::ServerAuth,
         ExtendedKeyUsagePurpose::ClientAuth,

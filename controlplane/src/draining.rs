@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kplane_model::chance;
 use kplane_proto::v1 as pb;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -16,6 +17,9 @@ const TELLING: u32 = 80;
 
 /// Time for the last messages to reach their agents.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// A time of which each stream has a random share.
+const WHOLE: Duration = Duration::from_secs(1);
 
 /// Time from the end of this process until agents without another replica try again.
 const RESTART: Duration = Duration::from_secs(1);
@@ -51,6 +55,7 @@ impl Draining {
             sleep(LAST_WORDS.min(time)).await;
         };
         tokio::select! {
+            biased;
             () = all_left => {}
             () = sleep_until(from + time) => {}
         }
@@ -82,12 +87,13 @@ impl Draining {
 
 /// Waits until it is a stream's turn to leave; each stream has a random one.
 pub(crate) async fn turn(window: &mut watch::Receiver<Option<Window>>) {
+    let share = chance::between(Duration::ZERO, WHOLE).div_duration_f64(WHOLE);
     let window = window.wait_for(Option::is_some).await.ok().and_then(|w| *w);
     let Some(Window { from, until }) = window else {
         return std::future::pending().await;
     };
     let wait = until.saturating_duration_since(from);
-    sleep_until(from + rand::random_range(Duration::ZERO..=wait)).await;
+    sleep_until(from + wait.mul_f64(share)).await;
 }
 
 #[cfg(test)]

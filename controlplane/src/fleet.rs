@@ -14,6 +14,9 @@ pub use latencies::{Latencies, LatencySummary, Programmed};
 pub use rival::Rival;
 pub use timings::{Dispatch, Hop, Timings};
 
+pub(crate) use holding::bound as bound_held;
+pub(crate) use size::bound as bound_report;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -178,6 +181,14 @@ impl Fleet {
         self.lock().by_node.len()
     }
 
+    /// Returns whether an agent that is remembered is not connected.
+    #[must_use]
+    pub fn any_gone(&self) -> bool {
+        let agents = self.lock();
+        let mut all = agents.by_node.values();
+        all.any(|agent| !agent.record.connected)
+    }
+
     /// Returns the nodes whose agents have virtual servers.
     #[must_use]
     pub fn with_servers(&self) -> Vec<NodeName> {
@@ -315,7 +326,7 @@ pub async fn forget_strangers(hub: Arc<Hub>) {
 }
 
 /// Returns whether the last report lists virtual servers. Such an agent understands questions about them.
-fn has_servers(record: &AgentRecord) -> bool {
+pub(crate) fn has_servers(record: &AgentRecord) -> bool {
     let report = record.report.as_ref();
     report.is_some_and(|report| {
         report
@@ -343,7 +354,7 @@ impl AgentRecord {
 }
 
 /// Returns an agent's short text about itself, human-readable and cut to a length. kplane's agents send no longer text.
-fn label(text: &str, max_bytes: usize) -> String {
+pub(crate) fn label(text: &str, max_bytes: usize) -> String {
     let mut label: String = text.chars().filter(|c| !c.is_control()).collect();
     label.truncate(label.floor_char_boundary(max_bytes));
     label

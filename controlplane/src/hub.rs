@@ -17,6 +17,7 @@ use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, To
 use crate::k8s::{ObjectId, Uid};
 use crate::orders::Board;
 use crate::pace::Pace;
+use crate::peers::Peers;
 use crate::publish::{Publication, Store};
 use crate::snapshots::Snapshots;
 use crate::source::kubernetes;
@@ -43,6 +44,8 @@ pub struct Hub {
     pub started_at: SystemTime,
     /// Ports that other machines reach in plain text, human-readable; the wiring sets them once.
     pub plain_text_ports: OnceLock<Vec<String>>,
+    /// The other replicas, if this one asks any; the wiring sets them once.
+    pub peers: OnceLock<Arc<Peers>>,
     /// Whether agents are asked to leave, because the control plane is about to end.
     pub draining: Draining,
     /// Admission of agents that need a snapshot.
@@ -129,6 +132,7 @@ impl Hub {
             upstream: Upstream::default(),
             started_at,
             plain_text_ports: OnceLock::new(),
+            peers: OnceLock::new(),
             draining: Draining::default(),
             snapshots: Snapshots::default(),
             orders: Board::default(),

@@ -39,7 +39,7 @@ pub use claims::Parts;
 pub use gate::{Config, Gate, GateError, Port, Visitor, WATCHES};
 pub use keys::{Checked, KeySet, Published};
 pub use refusal::{Reason, Refusal};
-pub use rights::{ADMINS, Right};
+pub use rights::{ADMINS, REPLICAS, Right};
 pub use rules::Rules;
 pub use sentry::Sentry;
 pub use token_file::TokenTable;

@@ -23,6 +23,7 @@ pub mod k8s;
 pub mod kubernetes;
 pub mod orders;
 mod pace;
+pub mod peers;
 pub mod publish;
 pub mod server;
 pub mod signals;

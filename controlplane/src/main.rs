@@ -16,6 +16,7 @@ use kp_controlplane::doors::Limits;
 use kp_controlplane::identity::{self, AuditLog, WATCHES};
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kp_controlplane::kubernetes::Access;
+use kp_controlplane::peers::PeerFlags;
 use kp_controlplane::signals::Signals;
 use kp_controlplane::source::kubernetes;
 use kp_controlplane::{app, certs, check};
@@ -84,6 +85,9 @@ struct Args {
 
     #[command(flatten)]
     tls: TlsFlags,
+
+    #[command(flatten)]
+    peers: PeerFlags,
 
     /// Maximum number of connections of agents. Lowered if the limit of open files does not allow as many.
     #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.connections)]
@@ -459,6 +463,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         admission,
         cliff_guard: args.cliff_guard(),
         events: args.events,
+        peers: args.peers.config(args.own_mark),
         state: app::State {
             file: args.state_file.clone(),
             namespace: args.tls.namespace(),

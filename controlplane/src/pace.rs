@@ -1,4 +1,4 @@
-//! When changes are announced to agents: at once while they are few, and together while they are many. Pure.
+//! The pace of announcements to agents: changes go out at once while they are few, and together while they are many. Pure.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! gRPC services of the control plane.
 
 mod agent;
+mod approval;
 mod attendance;
 mod convergence;
 mod desired;
@@ -10,10 +11,13 @@ mod guarded;
 mod issues;
 mod layers;
 mod mailbox;
+mod others;
 mod outbound;
 mod pages;
+mod peer;
 mod questions;
 mod session;
+mod standing;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -25,6 +29,16 @@ pub use guarded::Guarded;
 #[cfg(test)]
 pub(crate) use guarded::spawn_watch;
 pub(crate) use pages::node_states;
+pub use peer::PeerServer;
 pub use status::StatusServer;
 
+use tonic::Status;
+
+use crate::hub::Closing;
 use crate::wire::{confidence, millis};
+
+/// Returns the status of a question that came too late.
+#[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
+fn closing(error: Closing) -> Status {
+    Status::unavailable(error.to_string())
+}

@@ -1,5 +1,5 @@
-//! The admission of agents that need a snapshot. Agents that resume with an equal digest, or by
-//! differences, are not counted: they cost little.
+//! The admission of agents that need a snapshot, and how the others begin. Agents that resume with an equal digest, or
+//! by differences, are always admitted: they cost little.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,13 +15,19 @@ const BURST: Duration = Duration::from_secs(1);
 /// Longest time for which an agent is sent away.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Counts of snapshots.
+/// Counts of the ways in which agents began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Snapshots that began.
     pub begun: u64,
     /// Agents that were sent away, because too many needed a snapshot.
     pub refused: u64,
+    /// Agents that held what they must hold.
+    pub equal: u64,
+    /// Agents that got what had changed since.
+    pub changes: u64,
+    /// Agents that got the key ranges in which they differed.
+    pub ranges: u64,
 }
 
 /// A token bucket for snapshots. Agents that are sent away come back one after the other.
@@ -74,6 +80,11 @@ impl Snapshots {
         let back = state.back.max(now) + state.gap;
         state.back = back.min(now + LONGEST);
         Err(state.back - now)
+    }
+
+    /// Counts an agent that needs no snapshot.
+    pub fn spared(&self, count: impl FnOnce(&mut Counts)) {
+        count(&mut self.lock().counts);
     }
 
     /// Returns the counts.

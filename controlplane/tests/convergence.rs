@@ -9,22 +9,26 @@
 
 mod support;
 
+#[path = "support/reporter.rs"]
+mod reporter;
+#[path = "support/start.rs"]
+mod start;
+
 use std::net::SocketAddr;
 use std::time::SystemTime;
 
-use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::publish::{Publication, Published};
-use kp_controlplane::trust::Trust;
+use kp_controlplane::app::{Bound, Config, Origin};
+use kp_controlplane::publish::Publication;
 use kplane_http::client::get;
-use kplane_model::{ServiceKey, ServicePort};
+use kplane_model::ServiceKey;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
-use kplane_proto::v1::{
-    self as pb, AgentMessage, LagState, ServiceState, agent_message, server_message,
-};
+use kplane_proto::v1::{self as pb, LagState, ServiceState, server_message};
 use tokio::time::{Instant, timeout};
 use tonic::{Code, Status, Streaming};
 
-use support::{DEADLINE, Peer, hello};
+use reporter::{Agent, web};
+use start::start;
+use support::{DEADLINE, hello};
 
 /// Starts a control plane with an empty folder, which answers this many watches at a time.
 async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
@@ -40,27 +44,14 @@ async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
         },
         ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    let synced = head.wait_for(|head| head.synced);
-    timeout(DEADLINE, synced).await.unwrap().unwrap();
-    // The folder is empty, and that is meant.
-    bound.hub().store.set_trust(Trust::Whole);
+    let bound = start(config).await;
     (bound, folder)
 }
 
 /// Publishes Service shop/web with this port number, or its deletion.
 fn publish(bound: &Bound, port: Option<u16>) -> u64 {
-    let key = ServiceKey::sample("shop", "web");
-    let published = port.map(|number| {
-        let port = ServicePort {
-            port: number,
-            ..ServicePort::sample(key.clone())
-        };
-        Published::new(port, &[])
-    });
     bound.hub().store.publish(Publication {
-        services: vec![(key, published)],
+        services: vec![web(port)],
         nodes: Vec::new(),
         service_cidrs: None,
         observed_at: SystemTime::now(),
@@ -68,20 +59,7 @@ fn publish(bound: &Bound, port: Option<u16>) -> u64 {
     })
 }
 
-/// An agent that reports what the test says.
-struct Agent {
-    peer: Peer,
-    epoch: u64,
-}
-
 impl Agent {
-    async fn connect(bound: &Bound, node: &str) -> Self {
-        let address = bound.agent_addr.unwrap();
-        let peer = Peer::connect(address, hello(node)).await.unwrap();
-        let epoch = bound.hub().store.epoch();
-        Self { peer, epoch }
-    }
-
     /// Reads updates up to a revision.
     async fn reach(&mut self, revision: u64) {
         loop {
@@ -92,24 +70,6 @@ impl Agent {
                 return;
             }
         }
-    }
-
-    async fn report(&self, applied: u64, verified: u64) {
-        self.say(pb::Report {
-            applied_revision: applied,
-            verified_revision: verified,
-            ..pb::Report::default()
-        })
-        .await;
-    }
-
-    async fn say(&self, report: pb::Report) {
-        let report = pb::Report {
-            epoch: self.epoch,
-            ..report
-        };
-        let kind = Some(agent_message::Kind::Report(report));
-        self.peer.send.send(AgentMessage { kind }).await.unwrap();
     }
 }
 
@@ -159,7 +119,7 @@ fn lags(answer: &pb::Convergence) -> Vec<(&str, LagState)> {
 async fn agents<const N: usize>(bound: &Bound, names: [&str; N], revision: u64) -> [Agent; N] {
     let mut agents = Vec::new();
     for name in names {
-        let mut agent = Agent::connect(bound, name).await;
+        let mut agent = Agent::connect(bound, hello(name)).await;
         agent.reach(revision).await;
         agent.report(revision, revision).await;
         agents.push(agent);
@@ -258,7 +218,7 @@ async fn a_change_is_followed_into_every_kernel_and_a_deletion_out_of_it() {
     b.say(failed(new)).await;
     b.report(new, new).await;
     b.peer.is_answered().await;
-    let c = Agent::connect(&bound, "c").await;
+    let c = Agent::connect(&bound, hello("c")).await;
     c.report(new, new).await;
     let all = watch.until(3, 3).await;
     assert_eq!((all.laggards.len(), all.laggards_omitted), (0, 0));
@@ -298,7 +258,7 @@ async fn a_quiet_service_causes_few_answers_and_an_unknown_one_does_not_end_the_
     let answer = watch.next().await;
     assert_eq!((answer.state(), answer.nodes), (ServiceState::Unknown, 0));
     assert!(answer.reason.contains("does not exist"), "{answer:?}");
-    let agent = Agent::connect(&bound, "a").await;
+    let agent = Agent::connect(&bound, hello("a")).await;
     agent.report(1, 1).await;
     watch.until(1, 1).await;
     let began = Instant::now();

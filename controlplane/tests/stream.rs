@@ -238,19 +238,29 @@ async fn an_agent_that_comes_back_gets_no_more_than_it_lacks() {
         (0, false)
     );
     publish(&bound, vec![published(7, 2)]);
-    assert_eq!(reconnect(token.clone()).await, (1, false));
-    // Another epoch, another schema, or a revision that is ahead: the agent gets a snapshot.
-    for token in [
-        ResumeToken {
-            epoch: 1,
+    // The revision says what changed since; in another epoch, or if it is ahead, the digest does.
+    let (epoch, ahead) = (token.epoch + 1, token.revision + 1_000);
+    for (epoch, revision) in [
+        (token.epoch, token.revision),
+        (epoch, 1),
+        (token.epoch, ahead),
+    ] {
+        let token = ResumeToken {
+            epoch,
+            revision,
             ..token.clone()
-        },
+        };
+        assert_eq!(reconnect(token).await, (1, false));
+    }
+    // Another schema, or a digest that says nothing: the agent gets a snapshot.
+    for token in [
         ResumeToken {
             schema: 2,
             ..token.clone()
         },
         ResumeToken {
-            revision: token.revision + 1000,
+            epoch,
+            digest: vec![1; 16],
             ..token.clone()
         },
         ResumeToken {

@@ -25,7 +25,7 @@ impl ObjectHash {
 }
 
 /// Digest of a set of objects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Digest(u128);
 
 impl Digest {
@@ -43,6 +43,12 @@ impl Digest {
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self(self.0.wrapping_add(other.0))
+    }
+
+    /// Returns the digest of a set without a subset; also takes corrections back.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
+        Self(self.0.wrapping_sub(other.0))
     }
 
     /// Returns the digest for the wire: 16 bytes, big endian.

@@ -7,6 +7,7 @@
 //! Behaviour ids such as A27 or B3 refer to the list of kube-proxy behaviours that kplane matches.
 
 mod bounds;
+pub mod chance;
 mod cidr;
 mod digest;
 mod issue;
@@ -14,6 +15,7 @@ mod key;
 mod net;
 mod node;
 mod program;
+mod ranges;
 mod reserved;
 mod samples;
 mod scheduler;
@@ -31,6 +33,7 @@ pub use net::{
 };
 pub use node::{NodeFacts, NodeName, ZoneName};
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
+pub use ranges::{MAX_RANGES, RangeDigests, Ranges, is_number_of_ranges, range_of, ranges_for};
 pub use reserved::{
     HEALTHZ_PORT, Holder, KUBELET_PORTS, METRICS_PORT, OWN_MARK, ParsePortRangeError, PortRange,
     ReservedPorts,

@@ -40,15 +40,31 @@ const MAX_NAME: usize = 200;
 /// The cache file of one agent.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    path: PathBuf,
+    place: Place,
     node: NodeName,
 }
 
-/// The thread that writes. Callers hand it a picture and do not wait for the disk.
+#[derive(Clone, Debug)]
+enum Place {
+    File(PathBuf),
+    Memory(Memory),
+}
+
+/// The content of a cache file in memory, for simulations.
+pub type Memory = Arc<Mutex<Vec<u8>>>;
+
+/// Writes the pictures that callers hand over.
 #[derive(Debug)]
-pub struct Keeper {
-    desk: Arc<Desk>,
-    ended: Receiver<()>,
+pub struct Keeper(Pen);
+
+#[derive(Debug)]
+enum Pen {
+    /// A thread writes. Callers do not wait for the disk.
+    Thread {
+        desk: Arc<Desk>,
+        ended: Receiver<()>,
+    },
+    Memory(Memory, NodeName),
 }
 
 /// The picture to write next. A newer picture replaces one that waits.
@@ -99,8 +115,15 @@ impl Cache {
     /// Creates a cache in a folder. The folder itself is created at the first write.
     #[must_use]
     pub fn new(folder: &Path, node: NodeName) -> Self {
-        let path = folder.join(file_name(&node));
-        Self { path, node }
+        let place = Place::File(folder.join(file_name(&node)));
+        Self { place, node }
+    }
+
+    /// Creates a cache in memory, which is written at once and without a thread: for simulations.
+    #[must_use]
+    pub fn in_memory(content: Memory, node: NodeName) -> Self {
+        let place = Place::Memory(content);
+        Self { place, node }
     }
 
     /// Deletes the cache files of all nodes in a folder, so that a cleanup is not undone by the next
@@ -154,6 +177,30 @@ impl Cache {
     /// # Errors
     /// The thread could not be started.
     pub fn start(self) -> std::io::Result<(Keeper, Option<Picture>)> {
+        match self.place {
+            Place::File(path) => Disk {
+                path,
+                node: self.node,
+            }
+            .start(),
+            Place::Memory(content) => {
+                let bytes = lock(&content).clone();
+                let known = format::decode(bytes, &self.node).ok();
+                let keeper = Keeper(Pen::Memory(content, self.node));
+                Ok((keeper, known.map(|loaded| loaded.picture)))
+            }
+        }
+    }
+}
+
+/// A cache file on a disk.
+struct Disk {
+    path: PathBuf,
+    node: NodeName,
+}
+
+impl Disk {
+    fn start(self) -> std::io::Result<(Keeper, Option<Picture>)> {
         let desk = Arc::<Desk>::default();
         let theirs = desk.clone();
         let (told, memory) = sync_channel(1);
@@ -174,7 +221,7 @@ impl Cache {
                                    without it");
             None
         });
-        Ok((Keeper { desk, ended }, memory))
+        Ok((Keeper(Pen::Thread { desk, ended }), memory))
     }
 
     fn load(&self) -> Option<Picture> {
@@ -242,13 +289,25 @@ impl Cache {
 impl Keeper {
     /// Hands over a picture to write.
     pub fn take(&self, picture: Picture) {
-        self.desk.put(Some(picture), false);
+        match &self.0 {
+            Pen::Thread { desk, .. } => desk.put(Some(picture), false),
+            Pen::Memory(content, node) => {
+                let mut bytes = Vec::new();
+                // Memory takes everything.
+                let _ = format::encode(&mut bytes, node, &picture);
+                *lock(content) = bytes;
+            }
+        }
     }
 
     /// Ends the thread and waits until it has written everything, for a few seconds at most.
     pub fn close(&self, last: Option<Picture>) {
-        self.desk.put(last, true);
-        if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+        let Pen::Thread { desk, ended } = &self.0 else {
+            last.into_iter().for_each(|picture| self.take(picture));
+            return;
+        };
+        desk.put(last, true);
+        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("the cache is still not written after {PATIENCE:?}");
         }
     }
@@ -256,8 +315,15 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        self.desk.put(None, true);
+        if let Pen::Thread { desk, .. } = &self.0 {
+            desk.put(None, true);
+        }
     }
+}
+
+fn lock(content: &Memory) -> MutexGuard<'_, Vec<u8>> {
+    // The content is replaced as a whole.
+    content.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns `desired-NODE`. Names that are too long for a file name end with a hash.

@@ -16,6 +16,7 @@ mod freshness;
 mod guard;
 mod held;
 mod oversized;
+mod ranges;
 mod restored;
 mod staged;
 mod update;
@@ -261,8 +262,9 @@ impl Desired {
     pub fn apply(&mut self, update: Update) -> Result<Touched, Refusal> {
         self.check_position(&update)?;
         let goes_back = self.check_freshness(&update)?;
+        let whole = update.is_whole();
         let Update {
-            snapshot,
+            ranges,
             position,
             digest: expected,
             arrived_at_ms: now_ms,
@@ -272,8 +274,11 @@ impl Desired {
             offer,
             ..
         } = update;
-        let staged = Staged::convert(update.changes);
-        let (digest, exact) = self.digest_after(snapshot, &staged, expected);
+        let mut staged = Staged::convert(update.changes);
+        if let Some(ranges) = &ranges {
+            self.name_others(ranges, &mut staged);
+        }
+        let (digest, exact) = self.digest_after(whole, &staged, expected);
         if digest != expected {
             return Err(Refusal::Digest {
                 position,
@@ -297,7 +302,7 @@ impl Desired {
             doubt,
             now_ms,
         };
-        let touched = self.commit(snapshot, staged, &word);
+        let touched = self.commit(whole, staged, &word);
         self.confidence = (word.confidence, word.doubt);
         Ok(touched)
     }
@@ -307,6 +312,9 @@ impl Desired {
         let known = self.exact || self.standing == Standing::Confirmed;
         if !known && !update.snapshot {
             return Err(Refusal::NoSnapshot { position: got });
+        }
+        if update.ranges.is_some() && !self.is_comparable() {
+            return Err(Refusal::NotComparable { position: got });
         }
         let held = self.positions.iter().find(|held| held.epoch == got.epoch);
         match held {

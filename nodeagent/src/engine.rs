@@ -29,7 +29,7 @@ pub use followers::Followers;
 pub use keeping::Recall;
 pub use pulse::Pulse;
 
-use kplane_model::ServiceName;
+use kplane_model::{RangeDigests, ServiceName};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::alarm::Alarm;
@@ -49,7 +49,13 @@ const QUEUE: usize = 1;
 pub(crate) type Command = (Update, oneshot::Sender<Result<(), Refusal>>);
 
 /// A question about a Service, and the channel for its answer.
-type Question = (ServiceName, oneshot::Sender<Option<Inspection>>);
+#[derive(Debug)]
+enum Question {
+    /// The kernel's state of one Service.
+    Inspect(ServiceName, oneshot::Sender<Option<Inspection>>),
+    /// The digests of so many ranges of the desired state.
+    Ranges(u16, oneshot::Sender<Option<RangeDigests>>),
+}
 
 /// A handle to the engine. When the last handle is gone, the engine finishes its current work and
 /// stops. The rules stay in the kernel.
@@ -213,8 +219,24 @@ impl Engine {
     /// # Errors
     /// [`Stopped`].
     pub async fn inspect(&self, service: ServiceName) -> Result<Option<Inspection>, Stopped> {
+        self.ask(|told| Question::Inspect(service, told)).await
+    }
+
+    /// Returns the digests of so many ranges of the desired state, a power of two; `None` if the state cannot be
+    /// compared with a control plane's. Waits while the engine is busy.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub async fn ranges(&self, count: u16) -> Result<Option<RangeDigests>, Stopped> {
+        self.ask(|told| Question::Ranges(count, told)).await
+    }
+
+    async fn ask<T>(
+        &self,
+        question: impl FnOnce(oneshot::Sender<T>) -> Question,
+    ) -> Result<T, Stopped> {
         let (told, answer) = oneshot::channel();
-        let asked = self.questions.send((service, told)).await;
+        let asked = self.questions.send(question(told)).await;
         asked.map_err(|_| Stopped)?;
         answer.await.map_err(|_| Stopped)
     }
@@ -255,9 +277,9 @@ impl Engine {
     }
 }
 
-#[cfg(test)]
+/// Engines without a thread of their own, for simulations and tests.
 impl Engine {
-    /// Creates an engine without a thread: the test does its work.
+    /// Creates an engine whose work the caller does.
     pub(crate) fn scripted() -> (Self, mpsc::Receiver<Command>, watch::Sender<Report>) {
         let (commands, inbox) = mpsc::channel(QUEUE);
         let (publish, reports) = watch::channel(Report::default());
@@ -276,10 +298,12 @@ impl Engine {
         (engine, inbox, publish)
     }
 
-    /// Creates an engine on the test's own runtime, whose time may stand still.
-    pub(crate) fn local(backend: Backend) -> Self {
+    /// Creates an engine, and its work as a future for the caller's runtime, whose time may stand still.
+    pub fn local(backend: Backend, recall: Recall) -> (Self, impl Future<Output = ()> + Send) {
         let (mut engine, inbox, publish) = Self::scripted();
-        let core = Core::new(backend, NodeSettings::default(), Followers::default());
+        let mut core = Core::new(backend, NodeSettings::default(), Followers::default());
+        core.recall(recall);
+        publish.send_replace(core.report());
         engine.backend = core.backend();
         engine.confirmation = core.confirmation();
         let (questions, asked) = mpsc::channel(QUEUE);
@@ -290,8 +314,8 @@ impl Engine {
             asked,
             pulse: engine.pulse(),
         };
-        tokio::spawn(async move { run(core, inputs, &publish).await });
-        engine
+        let work = async move { run(core, inputs, &publish).await };
+        (engine, work)
     }
 }
 
@@ -345,26 +369,16 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 None => std::future::pending().await,
             }
         };
-        // Fair: while changes arrive faster than the kernel takes them, read-backs, repairs and questions have
-        // their turns too.
+        // Updates come last: while they arrive faster than the kernel takes them, read-backs, repairs and questions
+        // have their turns too. All of these pause by themselves, so they do not delay updates for long.
         tokio::select! {
+            biased;
             // An error means that the handles are gone, which the end of the inbox shows too.
             Ok(()) = configured.changed() => {
                 let _busy = pulse.busy();
                 let settings = configured.borrow_and_update().clone();
                 core.configure(settings, Now::real());
                 reports.send_replace(core.report());
-            }
-            command = inbox.recv() => match command {
-                Some((update, taken)) => {
-                    let _busy = pulse.busy();
-                    take(&mut core, update, taken, reports);
-                }
-                None => return core.close(),
-            },
-            Some((service, told)) = asked.recv() => {
-                // The receiver is gone if the stream is.
-                let _ = told.send(core.inspect(&service));
             }
             () = timer => {
                 let _busy = pulse.busy();
@@ -375,6 +389,14 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             () = core.followers().changed() => {
                 reports.send_replace(core.report());
             }
+            Some(question) = asked.recv() => answer(&core, question),
+            command = inbox.recv() => match command {
+                Some((update, taken)) => {
+                    let _busy = pulse.busy();
+                    take(&mut core, update, taken, reports);
+                }
+                None => return core.close(),
+            },
         }
         // Notifications that the backend read along the way count as well: the alarm does not ring for
         // them again.
@@ -385,6 +407,14 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             // Without a pause the runtime would not poll timers and descriptors while changes wait.
             tokio::task::yield_now().await;
         }
+    }
+}
+
+/// Answers a question. The receiver is gone if the stream is.
+fn answer(core: &Core, question: Question) {
+    match question {
+        Question::Inspect(service, told) => drop(told.send(core.inspect(&service))),
+        Question::Ranges(count, told) => drop(told.send(core.ranges(count))),
     }
 }
 

@@ -17,6 +17,7 @@ mod live;
 mod lost;
 mod older;
 mod replicas;
+mod spread;
 mod transport;
 
 #[cfg(test)]
@@ -41,6 +42,7 @@ use self::live::{Live, Progress};
 use self::lost::{Lost, Retry};
 use self::older::INSISTENCE;
 use self::replicas::{CUT_OFF, Next, Replicas};
+use self::spread::Look;
 use crate::connection::Connection;
 use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
@@ -64,7 +66,8 @@ const MAX_COMPLAINTS: usize = 64;
 const MAX_CLUSTER: usize = 64;
 
 /// The set of capabilities beyond the base protocol as bits: capability N is bit N - 1.
-const CAPABILITIES: u64 = 1 << (pb::Capability::Draining as u64 - 1);
+const CAPABILITIES: u64 =
+    1 << (pb::Capability::Draining as u64 - 1) | 1 << (pb::Capability::Ranges as u64 - 1);
 
 /// The identity of the agent.
 #[derive(Clone, Debug)]
@@ -91,6 +94,7 @@ pub struct Client<T> {
     identity: Identity,
     shared: Shared,
     replicas: Replicas,
+    look: Look,
     /// Whether to ask for a snapshot, because the agent's state is in doubt.
     fresh: bool,
     connection: watch::Sender<Connection>,
@@ -149,6 +153,7 @@ impl<T: Transport> Client<T> {
                 triggers_told: 0,
                 notice: None,
             },
+            look: Look::plan(),
             fresh: false,
             connection: watch::Sender::new(disconnected),
             complaints: BTreeSet::new(),
@@ -185,30 +190,57 @@ impl<T: Transport> Client<T> {
             State::Connecting(replica) => match timeout(HANDSHAKE, self.connect(replica)).await {
                 Ok(Ok(live)) => {
                     self.connected(true);
+                    self.look = Look::plan();
+                    self.replicas.answered(true, Instant::now());
                     Ok(State::Live(Box::new(live)))
                 }
-                Ok(Err(lost)) => {
-                    self.disconnect(&lost)?;
-                    Ok(self.next_replica())
-                }
-                Err(_) => {
-                    self.disconnect(&Lost::NoWelcome)?;
-                    Ok(self.next_replica())
-                }
+                Ok(Err(lost)) => self.failed(&lost),
+                Err(_) => self.failed(&Lost::NoWelcome),
             },
-            State::Live(mut live) => match live.step(&mut self.shared).await {
-                Ok(Progress::UpdateTaken) => {
-                    self.fresh = false;
-                    self.replicas.taken();
-                    Ok(State::Live(live))
+            State::Live(mut live) => {
+                let find = || self.transport.find();
+                tokio::select! {
+                    biased;
+                    progress = live.step(&mut self.shared) => self.progressed(live, progress),
+                    found = self.look.found(find) => self.look_around(live, found),
                 }
-                Ok(Progress::UpstreamAge(age)) if self.replicas.leaves(age, Instant::now()) => {
-                    self.ended(&live, &Lost::CutOff(age))
-                }
-                Ok(_) => Ok(State::Live(live)),
-                Err(lost) => self.ended(&live, &lost),
-            },
+            }
         }
+    }
+
+    /// Handles a step of the stream.
+    fn progressed(
+        &mut self,
+        live: Box<Live>,
+        progress: Result<Progress, Lost>,
+    ) -> Result<State, Stopped> {
+        match progress {
+            Ok(Progress::UpdateTaken) => {
+                self.fresh = false;
+                self.replicas.taken();
+                Ok(State::Live(live))
+            }
+            Ok(Progress::UpstreamAge(age)) if self.replicas.leaves(age, Instant::now()) => {
+                self.ended(&live, &Lost::CutOff(age))
+            }
+            Ok(_) => Ok(State::Live(live)),
+            Err(lost) => self.ended(&live, &lost),
+        }
+    }
+
+    /// Leaves the replica if another one is the agent's favourite.
+    fn look_around(&mut self, live: Box<Live>, found: Vec<Found>) -> Result<State, Stopped> {
+        match self.replicas.favourite_elsewhere(found, Instant::now()) {
+            Some(favourite) => self.ended(&live, &Lost::Rebalanced(favourite)),
+            None => Ok(State::Live(live)),
+        }
+    }
+
+    /// Handles a replica that gives the agent no stream.
+    fn failed(&mut self, lost: &Lost) -> Result<State, Stopped> {
+        self.disconnect(lost)?;
+        self.replicas.answered(false, Instant::now());
+        Ok(self.next_replica())
     }
 
     /// Handles the end of a stream.

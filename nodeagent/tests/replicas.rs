@@ -196,3 +196,44 @@ async fn agents_leave_a_control_plane_that_drains_before_it_ends() {
     one.kill();
     other.kill();
 }
+
+/// Replicas that never held the same state: the agent gets the key ranges that differ, and no snapshot.
+#[tokio::test]
+async fn an_agent_gets_from_another_replica_what_differs_there() {
+    let (one, other) = (manifests(), manifests());
+    for (folder, names) in [(&one, 0..300), (&other, 1..301)] {
+        let services = names.map(|number: u32| {
+            let ip = std::net::Ipv4Addr::from(0x0a61_0000 + number);
+            format!(
+                "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{number}, namespace: shop}}\n\
+                 spec: {{clusterIP: {ip}, clusterIPs: [{ip}], ports: [{{port: 80}}]}}\n"
+            )
+        });
+        // Without any endpoint, the picture would count as incomplete.
+        let slice = "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
+                     metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}\n\
+                     ports: [{port: 8080}]\nendpoints: [{addresses: [10.244.0.1]}]\n";
+        let text = services.collect::<String>() + slice;
+        std::fs::write(folder.path().join("many.yaml"), text).unwrap();
+    }
+    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+    let [first, second] = [&one, &other].map(|folder| Plane::start(folder.path(), anywhere));
+    let agent = agent("node-1", &[first.address, second.address]).await;
+    let mut planes = [first, second];
+    let both = planes.iter().map(|plane| plane.epoch).collect();
+    let report = follows(&agent, &both).await;
+    if report.held.unwrap().epoch == planes[1].epoch {
+        planes.reverse();
+    }
+    let [left, other] = planes;
+    left.kill();
+    let report = follows(&agent, &BTreeSet::from([other.epoch])).await;
+    assert_eq!(report.counts.services, 301, "{:?}", report.keeps);
+    assert_eq!(
+        report.resume.unwrap().digest,
+        other.hub.store.digest("node-1")
+    );
+    let counts = other.hub.snapshots.counts();
+    assert_eq!((counts.ranges, counts.begun), (1, 0));
+    other.kill();
+}

@@ -279,6 +279,7 @@ fn from_server() -> Vec<(&'static str, server_message::Kind)> {
             doubt: "a file is missing".into(),
             freshness: Vec::new(),
         }),
+        ..Update::default()
     };
     vec![
         ("server-welcome", server_message::Kind::Welcome(welcome)),

@@ -10,5 +10,6 @@ pub use kplane_rig::*;
 
 pub mod bench;
 pub mod contents;
+pub mod fleet;
 pub mod plane;
 pub mod support;

@@ -71,6 +71,7 @@ pub fn collect(store: &Store, node: &str, cursor: &mut Cursor) -> Result<(Update
                 triggers: end.triggers.into_iter().map(Into::into).collect(),
                 ..pb::UpdateEnd::default()
             }),
+            ..pb::Update::default()
         };
         let message = pb::ServerMessage {
             kind: Some(server_message::Kind::Update(update.clone())),

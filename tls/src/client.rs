@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::ClientConfig;
-use rustls::client::ResolvesClientCert;
+use rustls::client::{ResolvesClientCert, WantsClientCert};
 use rustls::version::TLS13;
+use rustls::{ClientConfig, ConfigBuilder};
 
-use crate::files::{FileError, Files, KeyPair, authorities, read};
+use crate::files::{
+    FileError, Files, KeyPair, ServerPems, authorities, certificates, private_key, read,
+};
 use crate::{ALPN, provider};
 
 /// The authorities that a server's certificate may come from, in PEM.
@@ -97,6 +99,28 @@ impl Files for ClientFiles {
     }
 }
 
+impl ServerPems {
+    /// Makes the configuration of connections on which the server itself is the client. No other authority counts than
+    /// the given ones.
+    ///
+    /// # Errors
+    /// [`FileError`] names the place.
+    pub fn load_client(&self, trusted: &Authorities) -> Result<Arc<ClientConfig>, FileError> {
+        let place = self.place.as_path();
+        let (chain, key) = (
+            certificates(place, &self.chain)?,
+            private_key(place, &self.key)?,
+        );
+        let config = client(trusted)?.with_client_auth_cert(chain, key);
+        let config = config.map_err(|source| FileError::Pair {
+            certificate: place.to_owned(),
+            key: place.to_owned(),
+            source,
+        })?;
+        Ok(with_client_protocol(config))
+    }
+}
+
 /// Returns a client's configuration. No other authority counts than the given ones, not even those of the system.
 ///
 /// # Errors
@@ -105,11 +129,8 @@ pub fn client_config(
     trusted: &Authorities,
     identity: &Identity,
 ) -> Result<Arc<ClientConfig>, FileError> {
-    let builder = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(FileError::Protocol)?
-        .with_root_certificates(authorities(&trusted.origin, &trusted.text)?);
-    let mut config = match identity {
+    let builder = client(trusted)?;
+    let config = match identity {
         Identity::Anonymous => builder.with_no_client_auth(),
         Identity::Pair(pair) => {
             let (chain, key) = pair.read()?;
@@ -118,6 +139,20 @@ pub fn client_config(
         }
         Identity::Loaded(resolver) => builder.with_client_cert_resolver(Arc::clone(resolver)),
     };
+    Ok(with_client_protocol(config))
+}
+
+/// Begins a client's configuration with the authorities of servers.
+fn client(
+    trusted: &Authorities,
+) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, FileError> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(FileError::Protocol)?;
+    Ok(builder.with_root_certificates(authorities(&trusted.origin, &trusted.text)?))
+}
+
+fn with_client_protocol(mut config: ClientConfig) -> Arc<ClientConfig> {
     config.alpn_protocols = vec![ALPN.to_vec()];
-    Ok(Arc::new(config))
+    Arc::new(config)
 }

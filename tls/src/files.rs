@@ -244,7 +244,10 @@ pub(crate) fn authorities(file: &Path, bytes: &[u8]) -> Result<RootCertStore, Fi
 }
 
 /// Returns the certificates in PEM; at least one. `file` is for errors.
-fn certificates(file: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, FileError> {
+pub(crate) fn certificates(
+    file: &Path,
+    bytes: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, FileError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
     let found = found.map_err(|source| FileError::Pem {
         file: file.to_owned(),
@@ -260,7 +263,7 @@ fn certificates(file: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>
 }
 
 /// Returns the private key in PEM. `file` is for errors.
-fn private_key(file: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, FileError> {
+pub(crate) fn private_key(file: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, FileError> {
     PrivateKeyDer::from_pem_slice(bytes).map_err(|source| FileError::Pem {
         file: file.to_owned(),
         wanted: "private key",

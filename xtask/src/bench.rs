@@ -59,7 +59,7 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
 }
 
 /// Takes a flag with its value out of the arguments.
-fn take(args: &mut Vec<String>, flag: &str) -> Option<String> {
+pub(crate) fn take(args: &mut Vec<String>, flag: &str) -> Option<String> {
     let place = args
         .iter()
         .position(|arg| arg == flag || arg.starts_with(&format!("{flag}=")))?;

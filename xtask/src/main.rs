@@ -3,6 +3,8 @@
 
 mod bench;
 mod cargo;
+mod fleet;
+mod simulate;
 mod start;
 mod test;
 
@@ -14,11 +16,13 @@ kplane's scripts
 Usage: cargo xtask COMMAND [OPTIONS]
 
 Commands:
-  demo     See kplane work: a small cluster on this machine, real packets
-  test     Check everything that must hold before a change lands: CI runs exactly this
-  bench    Measure how long changes take, in a real kernel, and print tables
-  cluster  Start a real Kubernetes API server on this machine, to try things with
-  vm       Start a virtual machine whose kernel has IPVS, to try things with
+  demo      See kplane work: a small cluster on this machine, real packets
+  test      Check everything that must hold before a change lands: CI runs exactly this
+  bench     Measure how long changes take, in a real kernel, and print tables
+  fleet     Simulate thousands of agents at real control planes, and print a table
+  simulate  Play thousands of small clusters with faults, and check what must hold at each moment
+  cluster   Start a real Kubernetes API server on this machine, to try things with
+  vm        Start a virtual machine whose kernel has IPVS, to try things with
 
 `cargo xtask COMMAND --help` lists the options of a command.
 ";
@@ -31,6 +35,8 @@ fn main() -> ExitCode {
         "demo" => start::demo(args),
         "test" => test::run(&args),
         "bench" => bench::run(args),
+        "simulate" => simulate::run(&args),
+        "fleet" => fleet::run(args),
         "cluster" | "vm" => start::dev(&task, &args),
         "help" | "--help" | "-h" => {
             print!("{HELP}");

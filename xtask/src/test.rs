@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::cargo::{self, programs, root, status};
+use crate::simulate;
 
 const HELP: &str = "\
 Check everything that must hold before a change lands: CI runs exactly this
@@ -32,7 +33,7 @@ struct Step {
 }
 
 /// Cheap and often failing first.
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 14] = [
     Step {
         name: "tools",
         run: tools::install,
@@ -81,6 +82,20 @@ const STEPS: [Step; 13] = [
     Step {
         name: "tests",
         run: |_| cargo::run(&["test", "--workspace"]),
+    },
+    Step {
+        name: "simulation",
+        run: |_| {
+            let test = [
+                "test",
+                "--workspace",
+                "--test",
+                "simulation",
+                "--",
+                "--seeds",
+            ];
+            cargo::run(&[&test[..], &[simulate::SEEDS]].concat())
+        },
     },
     Step {
         name: "vm",

@@ -4,6 +4,7 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::nodes::HeldView;
+use super::replicas::{MissingReplicaView, missing_text, not_approved_text};
 use super::{API_VERSION, View};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, field, long_field, paragraph, plural};
@@ -29,6 +30,8 @@ pub(crate) struct ApprovalView {
     pub(crate) nodes: Vec<String>,
     /// The revision of this state.
     pub(crate) revision: u64,
+    /// Replicas that did not answer.
+    pub(crate) missing_replicas: Vec<MissingReplicaView>,
     #[serde(skip)]
     now: Option<Time>,
 }
@@ -41,6 +44,7 @@ impl From<pb::Fleet> for ApprovalView {
         let nodes = fleet.nodes.into_iter().filter(holds).map(|node| node.name);
         Self {
             now: Time::from_wire(status.now_ms),
+            missing_replicas: MissingReplicaView::list(fleet.missing_replicas),
             ..Self::new(
                 false,
                 status.held,
@@ -56,6 +60,7 @@ impl From<pb::ApproveResponse> for ApprovalView {
     /// Builds the view of what was approved.
     fn from(done: pb::ApproveResponse) -> Self {
         let mut view = Self::new(true, done.released, done.doubt, done.nodes, done.revision);
+        view.missing_replicas = MissingReplicaView::list(done.missing_replicas);
         view.approved = !view.is_empty();
         view
     }
@@ -77,6 +82,7 @@ impl ApprovalView {
             doubt: Some(doubt).filter(|doubt| !doubt.is_empty()),
             nodes,
             revision,
+            missing_replicas: Vec::new(),
             now: None,
         }
     }
@@ -98,8 +104,12 @@ impl ApprovalView {
 
 impl View for ApprovalView {
     fn text(&self, canvas: &Canvas) -> String {
+        let missing = match self.approved {
+            true => not_approved_text(&self.missing_replicas, canvas),
+            false => missing_text(&self.missing_replicas, canvas),
+        };
         if self.is_empty() {
-            return "Nothing waits for approval.\n".to_owned();
+            return format!("Nothing waits for approval.\n{missing}");
         }
         let mut out = String::new();
         if self.approved {
@@ -123,7 +133,7 @@ impl View for ApprovalView {
             spans.extend((more > 0).then(|| Span::plain(format!("{more} more"))));
             out.push_str(&field(what[2], &spans, canvas));
         }
-        out
+        out + &missing
     }
 }
 

@@ -3,6 +3,7 @@
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
+use super::replicas::MissingReplicaView;
 use super::{latency, progress};
 use crate::goal::{Goal, Threshold};
 use crate::style::{Canvas, Tone};
@@ -77,6 +78,10 @@ pub(crate) struct ConvergenceView {
     pub(crate) durations: Option<DurationsView>,
     pub(crate) laggards: Vec<LaggardView>,
     pub(crate) laggards_omitted: u64,
+    /// Replicas that did not answer.
+    pub(crate) missing_replicas: Vec<MissingReplicaView>,
+    /// Whether `nodes` is too small, because replicas are missing.
+    pub(crate) nodes_incomplete: bool,
     /// The current time, for ages.
     #[serde(skip)]
     now: Option<Time>,
@@ -102,7 +107,7 @@ impl From<pb::Laggard> for LaggardView {
             pb::LagState::Behind => "Behind",
             pb::LagState::Holding => HOLDING,
             pb::LagState::Unverified => "Unverified",
-            pb::LagState::Unspecified => "Unknown",
+            pb::LagState::Unknown | pb::LagState::Unspecified => "Unknown",
         };
         Self {
             state,
@@ -139,15 +144,21 @@ impl From<pb::Convergence> for ConvergenceView {
             durations: convergence.durations.map(DurationsView::from),
             laggards: laggards.collect(),
             laggards_omitted: convergence.laggards_omitted,
+            missing_replicas: MissingReplicaView::list(convergence.missing_replicas),
+            nodes_incomplete: convergence.nodes_incomplete,
             now: Time::from_wire(convergence.now_ms),
         }
     }
 }
 
 impl ConvergenceView {
-    /// Returns whether enough nodes have reached a goal. Nothing is programmed without nodes.
+    /// Returns whether enough nodes have reached a goal. Nothing is programmed without nodes, and nobody knows what is
+    /// enough while some nodes are unknown.
     pub(crate) fn has_reached(&self, goal: Goal, threshold: Threshold) -> bool {
         use ServiceStateView::{Deleted, Served, Unknown};
+        if self.nodes_incomplete {
+            return false;
+        }
         let needed = threshold.of(self.nodes);
         match (goal, self.state) {
             (Goal::Programmed, Served) => self.nodes > 0 && self.programmed >= needed,

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::convergence::ConvergenceView;
 use super::endpoints::EndpointView;
+use super::replicas::missing_text;
 use super::servers::{self, ServiceServersView};
 use super::services::{PortView, ServiceView, affinity};
 use super::{
@@ -175,6 +176,9 @@ impl View for DescriptionView {
             out.push('\n');
             out.push_str(&nodes_text(&self.nodes, self.now, canvas));
         }
+        let convergence = self.convergence.iter();
+        let missing = convergence.flat_map(|convergence| &convergence.missing_replicas);
+        out.push_str(&missing_text(missing, canvas));
         out.push_str(&servers::text(&self.nodes, canvas));
         out.push_str(&issues_text(&self.issues, 0, canvas));
         out.push_str(&next_steps_text(&self.next_steps(canvas), canvas));

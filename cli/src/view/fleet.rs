@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::approve::held_text;
 use super::nodes::{FailureView, FamilyView, HeldView, NodeStateView, NodeView};
 use super::plane::{ConfidenceView, ControlPlaneView};
+use super::replicas::{MissingReplicaView, missing_text};
 use super::{API_VERSION, IssueView, View, issues_text, latency, next, next_steps_text};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -55,8 +56,10 @@ impl SummaryView {
         told: [u64; 2],
         nodes: &[NodeView],
         issues: &[IssueView],
+        missing: &[MissingReplicaView],
     ) -> Self {
         let whole = plane.synced && plane.confidence != ConfidenceView::Partial;
+        let whole = whole && missing.is_empty();
         let count = |state| nodes.iter().filter(|node| node.state == state).count();
         let listed = issues.iter().filter(|issue| issue.is_error()).count();
         let total =
@@ -122,6 +125,10 @@ pub(crate) struct FleetView {
     kind: &'static str,
     pub(crate) control_plane: ControlPlaneView,
     pub(crate) summary: SummaryView,
+    /// The number of replicas whose agents are in the answer; `null` when the control plane asks no others.
+    pub(crate) replicas: Option<u32>,
+    /// Replicas that did not answer.
+    pub(crate) missing_replicas: Vec<MissingReplicaView>,
     pub(crate) nodes: Vec<NodeView>,
     pub(crate) issues: Vec<IssueView>,
     /// The number of issues that are neither listed nor counted as alike.
@@ -137,10 +144,14 @@ impl From<pb::Fleet> for FleetView {
         let issues_omitted = status.issues_omitted;
         let (errors, warnings) = (status.errors, status.warnings);
         let control_plane = ControlPlaneView::from(status);
+        let missing = MissingReplicaView::list(fleet.missing_replicas);
+        let told = [errors, warnings];
         Self {
             api_version: API_VERSION,
             kind: "Fleet",
-            summary: SummaryView::new(&control_plane, [errors, warnings], &nodes, &issues),
+            summary: SummaryView::new(&control_plane, told, &nodes, &issues, &missing),
+            replicas: Some(fleet.replicas).filter(|replicas| *replicas > 0),
+            missing_replicas: missing,
             issues_omitted,
             control_plane,
             nodes,
@@ -157,6 +168,7 @@ impl View for FleetView {
             out.push('\n');
             out.push_str(&nodes_text(&self.nodes, now, canvas));
         }
+        out.push_str(&missing_text(&self.missing_replicas, canvas));
         out.push_str(&degraded_text(&self.nodes, canvas));
         out.push_str(&issues_text(&self.issues, self.issues_omitted, canvas));
         let mut steps = next::steps(&self.nodes, &self.issues, canvas.program);
@@ -211,8 +223,22 @@ impl FleetView {
             doubt.chain(held).collect(),
             field("Revision", &revision, canvas),
             field("Nodes", &self.summary.spans(), canvas),
+            self.replicas_text(canvas),
         ]
         .concat()
+    }
+}
+
+impl FleetView {
+    /// Returns how many replicas answered, if there can be several.
+    fn replicas_text(&self, canvas: &Canvas) -> String {
+        let Some(answered) = self.replicas else {
+            return String::new();
+        };
+        let missing = self.missing_replicas.len();
+        let mut spans = vec![Span::plain(format!("{answered} answered"))];
+        spans.extend((missing > 0).then(|| Span::new(format!("{missing} missing"), Tone::Bad)));
+        field("Replicas", &spans, canvas)
     }
 }
 
@@ -389,7 +415,8 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     if !node.last_error.is_empty() {
         notes.push(Span::new(&node.last_error, node.state.tone()));
     }
-    if node.revisions.applied.is_none() && node.state != NodeStateView::NoAgent {
+    let has_agent = !matches!(node.state, NodeStateView::NoAgent | NodeStateView::Unknown);
+    if node.revisions.applied.is_none() && has_agent {
         notes.push(Span::plain("no report since the control plane started"));
     }
     if let (NodeStateView::Disconnected, Some(heard), Some(now)) =

@@ -5,6 +5,7 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
+use super::replicas::{MissingReplicaView, missing_text};
 use super::servers::ServersView;
 use super::{API_VERSION, KeyView, View, family, next, next_steps_text, progress};
 use crate::style::{Canvas, Tone};
@@ -24,7 +25,7 @@ pub(crate) enum NodeStateView {
     Holding,
     Conflict,
     Frozen,
-    /// A state that only a newer server knows.
+    /// A replica that did not answer may serve the node, or only a newer server knows the state.
     Unknown,
 }
 
@@ -67,7 +68,7 @@ impl From<pb::NodeState> for NodeStateView {
             pb::NodeState::Holding => Self::Holding,
             pb::NodeState::Conflict => Self::Conflict,
             pb::NodeState::Frozen => Self::Frozen,
-            pb::NodeState::Unspecified => Self::Unknown,
+            pb::NodeState::Unknown | pb::NodeState::Unspecified => Self::Unknown,
         }
     }
 }
@@ -185,6 +186,8 @@ pub(crate) struct NodeView {
     pub(crate) backend: String,
     pub(crate) agent_version: String,
     pub(crate) peer: String,
+    /// The replica that serves the node; `null` = the one that was asked.
+    pub(crate) replica: Option<String>,
     pub(crate) last_heard: Option<Time>,
     pub(crate) zone: String,
     pub(crate) addresses: Vec<String>,
@@ -206,8 +209,9 @@ pub(crate) struct NodeView {
 }
 
 impl NodeView {
-    /// Builds the view of a node, as the control plane of `epoch` sees it.
+    /// Builds the view of a node, as the control plane of `epoch` sees it, or the replica that serves the node.
     pub(crate) fn new(node: pb::NodeStatus, epoch: u64) -> Self {
+        let epoch = if node.epoch == 0 { epoch } else { node.epoch };
         let report = node.report.as_ref();
         let current = report.filter(|report| report.epoch == epoch);
         let revisions = RevisionsView {
@@ -227,6 +231,7 @@ impl NodeView {
             backend: node.backend,
             agent_version: node.agent_version,
             peer: node.peer,
+            replica: Some(node.replica).filter(|replica| !replica.is_empty()),
             last_heard: Time::from_wire(node.last_heard_ms),
             zone: node.zone,
             addresses: node.addresses,
@@ -268,6 +273,15 @@ impl NodeView {
     /// Returns when the kernel was last compared, for the family for which that is longest ago.
     pub(crate) fn verified_time(&self) -> Option<Time> {
         self.families.iter().filter_map(|f| f.verified_time).min()
+    }
+
+    /// Returns the replica that serves the agent.
+    fn replica_span(&self) -> Span {
+        match &self.replica {
+            _ if self.peer.is_empty() => Span::none(),
+            Some(replica) => Span::plain(replica),
+            None => Span::plain("the one asked"),
+        }
     }
 
     pub(crate) fn applied_span(&self) -> Span {
@@ -368,6 +382,8 @@ pub(crate) struct NodeListView {
     api_version: &'static str,
     kind: &'static str,
     items: Vec<NodeView>,
+    /// Replicas that did not answer.
+    missing_replicas: Vec<MissingReplicaView>,
     /// The current time, for ages.
     #[serde(skip)]
     now: Option<Time>,
@@ -380,6 +396,7 @@ impl From<pb::Fleet> for NodeListView {
         Self {
             api_version: API_VERSION,
             kind: "NodeList",
+            missing_replicas: MissingReplicaView::list(fleet.missing_replicas),
             items: nodes
                 .map(|node| NodeView::new(node, control_plane.epoch))
                 .collect(),
@@ -392,13 +409,15 @@ impl View for NodeListView {
     fn text(&self, canvas: &Canvas) -> String {
         if self.items.is_empty() {
             let steps = next::steps(&self.items, &[], canvas.program);
-            return format!("No nodes.\n{}", next_steps_text(&steps, canvas));
+            let missing = missing_text(&self.missing_replicas, canvas);
+            return format!("No nodes.\n{missing}{}", next_steps_text(&steps, canvas));
         }
+        let others = self.items.iter().any(|node| node.replica.is_some());
         let heard = |node: &NodeView| match (node.last_heard, self.now) {
             (Some(heard), Some(now)) => Span::plain(heard.age_text(now)),
             _ => Span::none(),
         };
-        Table::new(&self.items)
+        let table = Table::new(&self.items)
             .column(Column::new("NODE").elastic(24), NodeView::name_span)
             .column(Column::new("STATE"), NodeView::state_span)
             .column(Column::new("ZONE").elastic(8).optional(3), |node| {
@@ -421,10 +440,12 @@ impl View for NodeListView {
                 Span::plain(node.pod_cidrs.join(","))
             })
             .column(Column::wide("PEER"), |node| Span::plain(&node.peer))
+            .column_if(others, Column::wide("REPLICA"), NodeView::replica_span)
             .column(Column::wide("RTT"), |node| {
                 let us = node.round_trip_microseconds;
                 Span::plain(us.map_or(String::new(), |us| human(Duration::from_micros(us))))
             })
-            .render(canvas)
+            .render(canvas);
+        table + &missing_text(&self.missing_replicas, canvas)
     }
 }

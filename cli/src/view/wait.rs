@@ -1,10 +1,12 @@
 //! The result of `wait`.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::convergence::{ConvergenceView, ServiceStateView};
+use super::replicas::missing_text;
 use super::{API_VERSION, View, next_steps_text};
 
 use crate::goal::{Goal, Threshold};
@@ -70,6 +72,7 @@ impl WaitView {
             let of = &service.convergence;
             match of.state {
                 _ if of.is_held() => (0, format!("{program} approve")),
+                _ if of.nodes_incomplete => (3, format!("{program} status")),
                 ServiceStateView::Served => (
                     1,
                     format!("{program} describe service {}/{}", of.namespace, of.name),
@@ -84,6 +87,16 @@ impl WaitView {
         steps.sort_by_key(|(kind, _)| *kind);
         steps.dedup_by_key(|(kind, _)| *kind);
         steps.into_iter().map(|(_, step)| step).collect()
+    }
+}
+
+impl WaitView {
+    /// Returns the replicas that any answer lacks.
+    fn missing_text(&self, canvas: &Canvas) -> String {
+        let services = self.services.iter();
+        let missing = services.flat_map(|service| &service.convergence.missing_replicas);
+        let missing: BTreeMap<_, _> = missing.map(|one| (&one.address, one)).collect();
+        missing_text(missing.into_values(), canvas)
     }
 }
 
@@ -115,7 +128,8 @@ impl View for WaitView {
         let services: Vec<String> = services.collect();
         let gap = if self.reached { "" } else { "\n" };
         let steps = next_steps_text(&self.next_steps(canvas.program), canvas);
-        format!("{}{steps}", services.join(gap))
+        let services = services.join(gap);
+        format!("{services}{}{steps}", self.missing_text(canvas))
     }
 }
 

@@ -106,6 +106,17 @@ impl Plane {
             "kplane_controlplane_snapshots",
             "Agents that needed a snapshot: begun, and refused because too many needed one",
         )
+        .counter(to, series)?;
+        let series: [(&Labels<'_>, f64); 4] = [
+            (&[("way", "equal")], counts.equal as f64),
+            (&[("way", "changes")], counts.changes as f64),
+            (&[("way", "ranges")], counts.ranges as f64),
+            (&[("way", "snapshot")], counts.begun as f64),
+        ];
+        Name(
+            "kplane_controlplane_resumes",
+            "Agents that began to receive desired state, by what they got first",
+        )
         .counter(to, series)
     }
 

@@ -50,6 +50,11 @@ pub enum BuildError {
         "--certificates-in needs objects from an API server: give --kubeconfig or --in-cluster"
     )]
     NoApi,
+    /// Other replicas, whose certificates could not be checked.
+    #[error(
+        "--peers needs the authorities of the other replicas' certificates: give --peer-certificate-authority, or --client-ca-file"
+    )]
+    NoPeerAuthority,
     /// No caller could prove an identity.
     #[error(
         "no agent and no user could connect: give --client-ca-file for callers with certificates, --token-auth-file for callers with \

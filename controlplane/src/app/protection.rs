@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use super::BuildError;
 use crate::authority::Authority;
 use crate::kubernetes::Api;
+use crate::peers;
 
 /// Protection of the ports of agents and of the status API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +35,16 @@ pub enum Protection {
 
 /// The configuration of TLS as soon as there is one.
 pub(crate) type Secured = Shared<BoxFuture<'static, Option<Follower<ServerConfig>>>>;
+
+/// The protection of ports and connections, in use.
+pub(super) struct Started {
+    /// The configuration of TLS on the ports; `None` = plain text.
+    pub(super) serving: Option<Secured>,
+    /// The way to prove itself to other replicas.
+    pub(super) peers: peers::Cover,
+    /// A task that keeps certificates of the control plane's own.
+    pub(super) keeper: Option<BoxFuture<'static, ()>>,
+}
 
 impl Protection {
     /// Refuses plain text on an address that other machines reach.
@@ -75,19 +86,41 @@ impl Protection {
         }
     }
 
-    /// Starts to follow the certificates; `None` = plain text. The second value is a task that keeps certificates of
-    /// the control plane's own.
+    /// Starts to follow the certificates.
     pub(super) fn start(
         self,
         api: Option<Arc<Api>>,
-    ) -> Result<(Option<Secured>, Option<BoxFuture<'static, ()>>), BuildError> {
+        peers: &peers::Config,
+    ) -> Result<Started, BuildError> {
+        let server_name = peers.flags.peer_server_name.as_deref().map(Arc::from);
         match self {
-            Self::PlainText { .. } => Ok((None, None)),
+            Self::PlainText { exposed } => Ok(Started {
+                serving: None,
+                peers: peers::Cover::PlainText { exposed },
+                keeper: None,
+            }),
             Self::Files(files) => {
+                let peers = match peers.flags.peers.is_empty() {
+                    true => peers::Cover::PlainText { exposed: false },
+                    false => {
+                        let files = peers.files(&files).ok_or(BuildError::NoPeerAuthority)?;
+                        let follower = Follower::start(files, "other replicas");
+                        let follower = follower.map_err(BuildError::Tls)?;
+                        let config = std::future::ready(Some(follower)).boxed().shared();
+                        peers::Cover::Tls {
+                            config,
+                            server_name,
+                        }
+                    }
+                };
                 let follower = Follower::start(files, "serving");
                 let follower = follower.map_err(|error: FileError| BuildError::Tls(error))?;
                 let ready = std::future::ready(Some(follower));
-                Ok((Some(ready.boxed().shared()), None))
+                Ok(Started {
+                    serving: Some(ready.boxed().shared()),
+                    peers,
+                    keeper: None,
+                })
             }
             Self::Own {
                 namespace,
@@ -95,9 +128,17 @@ impl Protection {
             } => {
                 let api = api.ok_or(BuildError::NoApi)?;
                 let (publisher, first) = published();
-                let keep = Authority::new(api, &namespace, client_ca).keep(publisher);
-                let first = first.map(Result::ok);
-                Ok((Some(first.boxed().shared()), Some(keep.boxed())))
+                let (peer_publisher, peer_first) = published();
+                let authority = Authority::new(api, &namespace, client_ca);
+                let service_name = authority.service_name().into();
+                Ok(Started {
+                    serving: Some(first.map(Result::ok).boxed().shared()),
+                    peers: peers::Cover::Tls {
+                        config: peer_first.map(Result::ok).boxed().shared(),
+                        server_name: Some(server_name.unwrap_or(service_name)),
+                    },
+                    keeper: Some(authority.keep(publisher, peer_publisher).boxed()),
+                })
             }
         }
     }

@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use kplane_tls::ends_at;
+use kplane_tls::{Subject, ends_at};
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair};
 
+use crate::identity::REPLICAS;
 use crate::issue::{AUTHORITY, DAY, Pair, issue};
 
 /// Time before its end at which an authority gets a successor.
@@ -143,7 +144,7 @@ impl Papers {
                 ..self.clone()
             }));
         }
-        if left(&self.server.certificate) < RENEWAL {
+        if left(&self.server.certificate) < RENEWAL || !is_of_replica(&self.server.certificate) {
             return Ok(Some(Self {
                 server: serving(&self.signer, names, now)?,
                 ..self.clone()
@@ -159,11 +160,24 @@ fn end(certificate: &str) -> Option<SystemTime> {
     ends_at(&der)
 }
 
+/// Returns whether a certificate proves to other replicas that its owner is one. Earlier versions made none that does.
+fn is_of_replica(certificate: &str) -> bool {
+    let der = kplane_tls::der(certificate);
+    let subject = der.and_then(|der| Subject::of(&der));
+    subject.is_some_and(|subject| subject.groups.iter().any(|group| group == REPLICAS))
+}
+
+/// Makes the certificate that replicas show to agents, to users, and to each other.
 fn serving(signer: &Pair, names: &[String], now: SystemTime) -> Result<Pair, rcgen::Error> {
     let mut params = CertificateParams::new(names)?;
     let name = "kp-controlplane";
     params.distinguished_name.push(DnType::CommonName, name);
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let group = DnType::OrganizationName;
+    params.distinguished_name.push(group, REPLICAS);
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
     issue(&signer.issuer()?, params, now, SERVING)
 }
 
@@ -203,6 +217,21 @@ mod tests {
             assert_eq!(Papers::read(&less), None, "{key}");
         }
         assert!(!format!("{papers:?}").contains("PRIVATE"));
+    }
+
+    #[test]
+    fn a_certificate_that_proves_no_replica_is_replaced() {
+        let (names, now) = (names(), SystemTime::now());
+        let papers = Papers::new(&names, now).unwrap();
+        assert_eq!(papers.renewed(&names, now).unwrap(), None);
+        // As earlier versions made it.
+        let params = CertificateParams::new(names.clone()).unwrap();
+        let server = issue(&papers.signer.issuer().unwrap(), params, now, SERVING).unwrap();
+        let earlier = Papers { server, ..papers };
+        let renewed = earlier.renewed(&names, now).unwrap().unwrap();
+        assert!(is_of_replica(&renewed.server.certificate));
+        assert_eq!(renewed.signer, earlier.signer);
+        assert_eq!(renewed.renewed(&names, now).unwrap(), None);
     }
 
     #[test]

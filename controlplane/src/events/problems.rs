@@ -130,8 +130,8 @@ fn of_node(name: &NodeName, node: &NodePicture, found: &mut Problems) {
     if !agent.connected {
         let note = "no agent of the node has been connected to this control plane for a minute: \
                     the node's kernel keeps its rules and gets no changes. Check that the agent \
-                    is running. (With several control planes, the agent may be connected to \
-                    another one.)";
+                    is running. (With several control planes without --peers, the agent may be \
+                    connected to another one.)";
         let since = Some(agent.since);
         add(Reason::ProxyStale, "", note.to_owned(), since, STALE_AFTER);
     }

@@ -13,6 +13,7 @@ use super::{Event, NodePicture, Picture};
 use crate::hub::Hub;
 use crate::k8s::{Kind, ObjectId, Uid};
 use crate::kubernetes::{Api, Failure};
+use crate::peers::Served;
 
 /// Interval between two checks of the state.
 const LOOK: Duration = Duration::from_secs(5);
@@ -24,6 +25,9 @@ const RETRY: Duration = Duration::from_secs(10);
 const TRIES: u32 = 12;
 /// Pause after the API server denied the permission to write events.
 const FORBIDDEN_FOR: Duration = Duration::from_secs(300);
+
+/// Interval between two questions to other replicas, while an agent is gone: half of the time after which that is an event.
+const ASK: Duration = Duration::from_secs(30);
 
 /// The scope of the events that this process writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +50,7 @@ pub async fn run(hub: Arc<Hub>, api: Arc<Api>, scope: Scope) {
         tries: 0,
         paused_until: Instant::now(),
         complained: Complained::default(),
+        served: None,
         hub: Arc::clone(&hub),
     };
     tokio::select! {
@@ -70,6 +75,8 @@ struct Task {
     tries: u32,
     paused_until: Instant,
     complained: Complained,
+    /// The agents that other replicas served when they were last asked.
+    served: Option<(Instant, Served)>,
 }
 
 impl Task {
@@ -80,18 +87,33 @@ impl Task {
             let wait = self.paused_until.saturating_duration_since(Instant::now());
             let has_work = !self.queue.is_empty();
             tokio::select! {
-                _ = look.tick() => self.look(),
+                _ = look.tick() => self.look().await,
                 () = sleep(wait.max(PACE)), if has_work => self.write_one().await,
             }
         }
     }
 
-    fn look(&mut self) {
+    /// Asks other replicas whether they serve agents that are gone here, if there are any.
+    async fn ask_others(&mut self) {
+        let is_due = self
+            .served
+            .as_ref()
+            .is_none_or(|(at, _)| at.elapsed() >= ASK);
+        let is_due = is_due && self.hub.fleet.any_gone();
+        if let Some(peers) = self.hub.peers.get().filter(|_| is_due) {
+            let served = peers.served().await;
+            self.served = Some((Instant::now(), served));
+        }
+    }
+
+    async fn look(&mut self) {
         // Before the first complete picture, the existing nodes are unknown.
         if !self.hub.store.head().borrow().synced {
             return;
         }
-        let picture = picture(&self.hub);
+        self.ask_others().await;
+        let served = self.served.as_ref().map(|(_, served)| served);
+        let picture = picture(&self.hub, served);
         let now = Instant::now();
         for event in self.announcer.step(&picture, SystemTime::now()) {
             self.queue.push(event, now);
@@ -171,7 +193,8 @@ impl Task {
     }
 }
 
-fn picture(hub: &Hub) -> Picture {
+/// Returns the present state. Only the replica that serves a node reports on its agent.
+fn picture(hub: &Hub, served: Option<&Served>) -> Picture {
     let mut picture = Picture {
         issues: hub.issues(),
         held: hub.summary().borrow().held.clone(),
@@ -185,7 +208,55 @@ fn picture(hub: &Hub) -> Picture {
         picture.nodes.insert(name, node);
     }
     for (name, record) in hub.fleet.records() {
-        picture.nodes.entry(name).or_default().agent = Some(record);
+        if record.connected || !served.is_some_and(|served| served.may_have(&name)) {
+            picture.nodes.entry(name).or_default().agent = Some(record);
+        }
     }
     picture
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use kplane_proto::v1::Hello;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::admission::Admission;
+    use crate::fleet::Session;
+    use crate::index::CliffGuard;
+
+    #[test]
+    fn an_agent_that_moved_is_the_business_of_its_new_replica() {
+        let (_, batches) = mpsc::channel(1);
+        let (admission, guard) = (Admission::default(), CliffGuard::default());
+        let hub = Hub::new(1, "test", admission, guard, batches).0;
+        let begin = |node: &str| {
+            let begun = Session::begin(&hub, &node.into(), &Hello::default(), String::new());
+            begun.unwrap().0
+        };
+        let _here = begin("here");
+        drop(begin("gone"));
+        let agents = |served: Option<&Served>| {
+            let nodes = picture(&hub, served).nodes.into_iter();
+            let with = nodes.filter(|(_, node)| node.agent.is_some());
+            with.map(|(name, _)| name.to_string()).collect::<Vec<_>>()
+        };
+        let served = |nodes: &[&str], incomplete| Served {
+            nodes: nodes
+                .iter()
+                .map(|node| (*node).into())
+                .collect::<BTreeSet<_>>(),
+            incomplete,
+        };
+        assert_eq!(agents(None), ["gone", "here"]);
+        assert_eq!(agents(Some(&served(&[], false))), ["gone", "here"]);
+        assert_eq!(agents(Some(&served(&["gone", "here"], false))), ["here"]);
+        assert_eq!(
+            agents(Some(&served(&[], true))),
+            ["here"],
+            "it may be elsewhere"
+        );
+    }
 }

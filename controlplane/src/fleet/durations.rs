@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use kplane_proto::v1 as pb;
+
 /// Durations are counted in units of 1/64 ms, so that powers of two are bounds of whole milliseconds.
 const UNIT_NANOS: u128 = 1_000_000 / 64;
 /// Number of buckets into which each doubling is divided: durations are exact to an eighth.
@@ -24,17 +26,68 @@ pub struct Durations {
 impl Durations {
     /// Adds a duration.
     pub fn add(&mut self, duration: Duration) {
-        let bucket = bucket_of(duration);
+        self.add_to(bucket_of(duration), 1);
+        self.count += 1;
+        self.sum = self.sum.saturating_add(duration);
+        self.longest = self.longest.max(duration);
+    }
+
+    /// Adds the durations of another histogram.
+    pub fn merge(&mut self, other: &Self) {
+        for (bucket, count) in &other.buckets {
+            self.add_to(*bucket, *count);
+        }
+        self.count_again();
+        self.sum = self.sum.saturating_add(other.sum);
+        self.longest = self.longest.max(other.longest);
+    }
+
+    fn add_to(&mut self, bucket: u16, more: u32) {
         match self
             .buckets
             .binary_search_by_key(&bucket, |(number, _)| *number)
         {
-            Ok(at) => self.buckets[at].1 = self.buckets[at].1.saturating_add(1),
-            Err(at) => self.buckets.insert(at, (bucket, 1)),
+            Ok(at) => self.buckets[at].1 = self.buckets[at].1.saturating_add(more),
+            Err(at) => self.buckets.insert(at, (bucket, more)),
         }
-        self.count += 1;
-        self.sum = self.sum.saturating_add(duration);
-        self.longest = self.longest.max(duration);
+    }
+
+    /// Returns the histogram for the wire, without the sum.
+    #[must_use]
+    pub fn to_wire(&self) -> pb::Histogram {
+        pb::Histogram {
+            buckets: self
+                .buckets
+                .iter()
+                .map(|(bucket, _)| (*bucket).into())
+                .collect(),
+            counts: self.buckets.iter().map(|(_, count)| *count).collect(),
+            longest_us: u64::try_from(self.longest.as_micros()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Reads a histogram from the wire. Buckets that no replica has are left out.
+    #[must_use]
+    pub fn from_wire(wire: &pb::Histogram) -> Self {
+        let last = bucket_of(Duration::MAX);
+        let mut read = Self {
+            longest: Duration::from_micros(wire.longest_us),
+            ..Self::default()
+        };
+        for (bucket, count) in wire.buckets.iter().zip(&wire.counts) {
+            let bucket = u16::try_from(*bucket).ok();
+            if let Some(bucket) = bucket.filter(|bucket| *bucket <= last) {
+                read.add_to(bucket, *count);
+            }
+        }
+        read.count_again();
+        read
+    }
+
+    /// Makes the total that of the buckets, none of which counts further than it can.
+    fn count_again(&mut self) {
+        let counts = self.buckets.iter().map(|(_, count)| u64::from(*count));
+        self.count = counts.sum();
     }
 
     /// Returns the number of durations.
@@ -164,6 +217,27 @@ mod tests {
                 "{percent}: {found:?}"
             );
         }
+    }
+
+    #[test]
+    fn parts_of_replicas_make_the_histogram_of_all() {
+        let part = |from: u32| of((from..from + 400).map(|n| MS * n * n / 100));
+        let mut merged = Durations::default();
+        for from in [0, 400, 800] {
+            merged.merge(&Durations::from_wire(&part(from).to_wire()));
+        }
+        let all = of((0..1_200).map(|n| MS * n * n / 100));
+        assert_eq!(merged.buckets, all.buckets);
+        assert_eq!((merged.count, merged.longest), (all.count, all.longest));
+        let nonsense = pb::Histogram {
+            buckets: vec![u32::MAX, 70_000, 250, 3, 3],
+            counts: vec![1, 1, 1, u32::MAX, u32::MAX, 5],
+            longest_us: u64::MAX,
+        };
+        let read = Durations::from_wire(&nonsense);
+        assert_eq!(read.buckets, [(3, u32::MAX)]);
+        merged.merge(&read);
+        assert!(merged.percentile(99) <= MS);
     }
 
     #[test]

@@ -12,7 +12,7 @@ const MAX_NAME: usize = 127;
 const MAX_REASON: usize = 300;
 
 /// Cuts off what exceeds the limits of kplane's agents.
-pub(super) fn bound(held: &mut Held) {
+pub(crate) fn bound(held: &mut Held) {
     cut(&mut held.examples, EXAMPLES);
     for name in &mut held.examples {
         name.truncate(name.floor_char_boundary(MAX_NAME));

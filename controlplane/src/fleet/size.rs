@@ -14,7 +14,7 @@ const DRAINS: usize = 16;
 const FAILURES: usize = 512;
 
 /// Cuts off what exceeds the limits of kplane's agents, so that no report takes more memory.
-pub(super) fn bound(report: &mut Report) {
+pub(crate) fn bound(report: &mut Report) {
     cut(&mut report.families, FAMILIES);
     cut(&mut report.failures, FAILURES);
     let servers = report.families.iter_mut();

@@ -10,8 +10,7 @@ use kplane_model::{NodeName, ServiceKey};
 use kplane_proto::v1::Report;
 
 use super::durations::Durations;
-use super::{AgentRecord, Session};
-use crate::hub::Hub;
+use super::{AgentRecord, Hub, Session};
 use crate::publish::{Moment, Store};
 
 /// Maximum number of publications whose durations are remembered: 200 s of 20 changes a second, in some 300 bytes each.
@@ -90,7 +89,7 @@ struct Sent {
     at: Instant,
 }
 
-/// What a stream sent: the stream notes it, and the stream's session measures reports by it.
+/// The record of what a stream sent: the stream writes it, and the stream's session measures reports by it.
 #[derive(Debug)]
 pub struct Dispatch {
     hub: Arc<Hub>,

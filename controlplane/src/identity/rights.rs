@@ -8,6 +8,8 @@
 //! | read the desired state of a node | `get` | `/kplane/desired/NODE` |
 //! | read the desired state of all nodes | `get` | `/kplane/desired/*` |
 //! | act on the fleet (`kpctl approve`, `freeze`, `thaw`) | `update` | `/kplane/fleet` |
+//! | collect the state of a replica's own agents, as another replica | `get` | `/kplane/peer` |
+//! | pass on an approval, as another replica | `update` | `/kplane/peer` |
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +25,10 @@ use crate::bounded::make_room;
 
 /// Group whose members, known by a certificate or a listed token, have all rights, even while the API server is away.
 pub const ADMINS: &str = "kplane:admins";
+
+/// Group of the replicas of the control plane. A certificate or a listed token with this group has the right
+/// [`Right::Peer`] and [`Right::PeerAct`], even while the API server is away, and no other right.
+pub const REPLICAS: &str = "kplane:controlplanes";
 
 /// Time for which a decision of the API server counts.
 const FRESH: Duration = Duration::from_secs(10);
@@ -40,6 +46,10 @@ pub enum Right {
     ReadAllDesired,
     /// Act on the fleet.
     Act,
+    /// Collect the state of a replica's own agents, as another replica.
+    Peer,
+    /// Pass on an approval, as another replica.
+    PeerAct,
 }
 
 impl Right {
@@ -47,8 +57,8 @@ impl Right {
     #[must_use]
     pub fn verb(&self) -> &'static str {
         match self {
-            Self::ReadStatus | Self::ReadDesired(_) | Self::ReadAllDesired => "get",
-            Self::Act => "update",
+            Self::ReadStatus | Self::ReadDesired(_) | Self::ReadAllDesired | Self::Peer => "get",
+            Self::Act | Self::PeerAct => "update",
         }
     }
 
@@ -60,6 +70,7 @@ impl Right {
             Self::ReadDesired(node) => format!("/kplane/desired/{node}"),
             Self::ReadAllDesired => "/kplane/desired/*".to_owned(),
             Self::Act => "/kplane/fleet".to_owned(),
+            Self::Peer | Self::PeerAct => "/kplane/peer".to_owned(),
         }
     }
 }
@@ -67,7 +78,7 @@ impl Right {
 /// The authority on rights.
 #[derive(Debug)]
 pub(super) enum Rights {
-    /// Everybody with a proven identity reads; [`ADMINS`] act.
+    /// Everybody with a proven identity reads; [`ADMINS`] act, and [`REPLICAS`] are peers.
     BuiltIn,
     /// A file.
     File(Follower<Rules>),
@@ -103,11 +114,28 @@ impl Rights {
     /// Checks that a caller has a right.
     pub(super) async fn check(&self, identity: &Identity, right: &Right) -> Result<(), Refusal> {
         let is_listed = matches!(identity.proof, Proof::Certificate | Proof::ListedToken);
-        let is_admin = identity.subject.groups.iter().any(|group| group == ADMINS);
-        if is_listed && is_admin {
+        let is_of = |wanted: &str| identity.subject.groups.iter().any(|group| group == wanted);
+        let all_rights = match right {
+            Right::Peer | Right::PeerAct => is_of(REPLICAS),
+            Right::ReadStatus | Right::ReadDesired(_) | Right::ReadAllDesired | Right::Act => {
+                is_of(ADMINS)
+            }
+        };
+        if is_listed && all_rights {
             return Ok(());
         }
         match self {
+            // A replica reads as a peer and in no other way.
+            _ if is_listed && is_of(REPLICAS) && !is_of(ADMINS) => Err(no_right(
+                identity,
+                right,
+                &format!("O={REPLICAS} is for the replicas of the control plane"),
+            )),
+            Self::BuiltIn if matches!(right, Right::Peer | Right::PeerAct) => Err(no_right(
+                identity,
+                right,
+                &format!("that needs a certificate of a replica, with O={REPLICAS}"),
+            )),
             Self::BuiltIn if *right == Right::Act => Err(no_right(
                 identity,
                 right,

@@ -23,7 +23,7 @@ pub struct WatchPermit {
 /// The reason why no more watches may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
-    /// There are too many.
+    /// All callers together have too many.
     All,
     /// The caller has too many.
     Caller,

@@ -24,6 +24,9 @@ const KEPT: usize = 16;
 /// agents share most of it.
 const COPIED: usize = 4 * 1024;
 
+/// Bytes before the digest: the field's tag and the length.
+const DIGEST_TAG: usize = 2;
+
 /// The position of agents that need the same update.
 #[derive(Debug)]
 struct Position {
@@ -118,11 +121,7 @@ impl Common {
         let mut piece = state.collect(node, &mut cursor);
         let mut end = piece.end.take()?;
         end.digest = Digest::default();
-        let mark = Mark {
-            revision: end.revision,
-            trust_changes: end.trust_changes,
-            freshness: Arc::clone(&end.freshness),
-        };
+        let mark = end.mark();
         let freshness = end.freshness.news(&position.told);
         let end = update_end(end, freshness);
         // The end is the last field of an update, and begins with the revision and the digest.
@@ -171,9 +170,6 @@ impl Common {
     }
 }
 
-/// Bytes before the digest: the field's tag and the length.
-const DIGEST_TAG: usize = 2;
-
 impl State {
     /// Returns the zone whose agents lack the same as the agent of a node; `None` if the agent lacks something else
     /// than its neighbours.
@@ -189,8 +185,7 @@ impl State {
         if own_changed || stranger && self.strangers_revision > base {
             return None;
         }
-        let zone = view.and_then(|view| view.zone.as_ref());
-        Some(zone.filter(|zone| self.zone_digests.contains_key(*zone)))
+        Some(self.varied_zone(node))
     }
 }
 
@@ -202,6 +197,7 @@ pub fn message(piece: Piece, snapshot: bool, end: Option<UpdateEnd>) -> Bytes {
         deleted: piece.deleted.iter().map(Into::into).collect(),
         snapshot,
         end,
+        ..Update::default()
     };
     let kind = Some(server_message::Kind::Update(update));
     frame(&ServerMessage { kind })

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use kplane_model::{DesiredKey, Digest, ServiceKey};
+use kplane_model::{DesiredKey, Digest, ServiceKey, ZoneName};
 
+use super::common::Mark;
 use super::state::{Blob, FIRST_REVISION, State, View};
 use super::triggers::Sent;
 use crate::freshness::Freshness;
@@ -16,7 +17,7 @@ use crate::trust::Trust;
 pub(super) const PIECE_BYTES: usize = 64 * 1024;
 
 /// Approximate size of a deleted key in a message, in bytes.
-const DELETED_BYTES: usize = 64;
+pub(super) const DELETED_BYTES: usize = 64;
 
 /// An agent's position: all that the control plane keeps of its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +57,8 @@ impl Cursor {
     }
 
     /// Returns the revision that the agent holds completely; 0 = nothing.
-    pub(super) fn base(&self) -> u64 {
+    #[must_use]
+    pub fn base(&self) -> u64 {
         self.base
     }
 
@@ -102,8 +104,26 @@ pub struct PieceEnd {
     pub freshness: Arc<Freshness>,
 }
 
+impl PieceEnd {
+    /// Returns the state that the agent has afterwards.
+    #[must_use]
+    pub fn mark(&self) -> Mark {
+        Mark {
+            revision: self.revision,
+            trust_changes: self.trust_changes,
+            freshness: Arc::clone(&self.freshness),
+        }
+    }
+}
+
 /// Read access; everything here is relative to a node.
 impl State {
+    /// Returns the zone of a node, if the zone has variants of its own.
+    pub(super) fn varied_zone(&self, node: &str) -> Option<&ZoneName> {
+        let zone = self.views.get(node)?.zone.as_ref()?;
+        self.zone_digests.contains_key(zone).then_some(zone)
+    }
+
     pub(super) fn collect(&self, node: &str, cursor: &mut Cursor) -> Piece {
         if cursor.is_fresh() {
             cursor.started = self.revision;
@@ -212,6 +232,11 @@ impl State {
     }
 
     pub(super) fn digest(&self, node: &str) -> Digest {
+        self.default_digest.plus(self.digest_beside_default(node))
+    }
+
+    /// Returns what a node's digest adds to that of all default variants.
+    pub(super) fn digest_beside_default(&self, node: &str) -> Digest {
         let no_view = View::default();
         let view = self.views.get(node).unwrap_or(&no_view);
         let mut digest = view.digest;
@@ -222,8 +247,8 @@ impl State {
             .zone
             .as_ref()
             .and_then(|zone| self.zone_digests.get(zone));
-        self.default_digest
-            .plus(zone.copied().unwrap_or_default())
+        zone.copied()
+            .unwrap_or_default()
             .plus(view.variants_digest)
             .plus(digest)
     }

@@ -8,13 +8,10 @@ use bytes::Bytes;
 use kplane_model::{DesiredKey, NodeName, ServiceKey, ServiceName, ZoneName};
 
 use super::Store;
-use super::cursor::PIECE_BYTES;
+use super::cursor::{DELETED_BYTES, PIECE_BYTES};
 use super::state::{Shared, State};
 use crate::freshness::Freshness;
 use crate::trust::Trust;
-
-/// Approximate size of a deleted key in a message, in bytes.
-const DELETED_BYTES: usize = 64;
 
 /// A place in both logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

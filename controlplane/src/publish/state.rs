@@ -11,6 +11,7 @@ use kplane_model::{
 use super::blob::{Encoded, encode};
 use super::log::{Log, Tombstone};
 use super::overlays::Overlays;
+use super::resume::History;
 use super::triggers::Triggers;
 use super::watermarks::Moment;
 use crate::freshness::Freshness;
@@ -36,6 +37,8 @@ pub(super) struct State {
     pub(super) freed_at: u64,
     /// Digest of all default variants.
     pub(super) default_digest: Digest,
+    /// Values of `default_digest` at earlier revisions.
+    pub(super) history: History,
     /// Digest that the nodes of a zone add to `default_digest`.
     pub(super) zone_digests: HashMap<ZoneName, Digest>,
     /// ServicePorts with more than the default variant.
@@ -172,6 +175,7 @@ impl Default for State {
             views: HashMap::new(),
             freed_at: 0,
             default_digest: Digest::default(),
+            history: History::default(),
             zone_digests: HashMap::new(),
             varied: BTreeSet::new(),
             tombstones: VecDeque::new(),

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Instant, SystemTime};
 
+use bytes::Bytes;
 use kplane_model::{Digest, NodeFacts, NodeName, ServiceKey, ZoneName};
 use tokio::sync::watch;
 
 use super::blob::Encoded;
 use super::common::{Commons, Ready};
 use super::cursor::{Cursor, PIECE_BYTES, Piece};
+use super::resume::{RangeIndex, RangeIndexes, Way};
 use super::shelf::{Shelf, Walk};
 use super::state::{FIRST_REVISION, State, view_of};
 use super::{Moment, Publication, Trigger};
@@ -40,6 +42,8 @@ pub struct Store {
     shelves: Mutex<HashMap<Option<ZoneName>, Arc<Shelf>>>,
     /// Encoded updates that agents share.
     pub(super) commons: Mutex<Commons>,
+    /// Shared objects by ranges.
+    indexes: Mutex<RangeIndexes>,
     head: watch::Sender<Head>,
     /// The head as agents' streams know it.
     announced: watch::Sender<Head>,
@@ -58,6 +62,7 @@ impl Store {
             state: RwLock::default(),
             shelves: Mutex::default(),
             commons: Mutex::default(),
+            indexes: Mutex::default(),
             head: watch::Sender::new(head),
             announced: watch::Sender::new(head),
         }
@@ -204,6 +209,8 @@ impl Store {
         observed_at: SystemTime,
     ) -> u64 {
         let revision = state.revision;
+        let digest = state.default_digest;
+        state.history.note(digest, revision);
         if revision >= first {
             state.times.push_back(Moment {
                 first,
@@ -231,7 +238,7 @@ impl Store {
         self.read().collect(node, cursor)
     }
 
-    /// Returns the whole update of an agent which was told this freshness last, and moves the cursor behind it. `None`
+    /// Returns the whole update of an agent which has this freshness, and moves the cursor behind it. `None`
     /// if the update is not one that agents share; then [`Store::collect`] has it.
     #[must_use]
     pub fn take_common(
@@ -259,8 +266,7 @@ impl Store {
         if state.shared.is_empty() {
             return Walk::default();
         }
-        let zone = state.views.get(node).and_then(|view| view.zone.clone());
-        let zone = zone.filter(|zone| state.zone_digests.contains_key(zone));
+        let zone = state.varied_zone(node).cloned();
         // One task encodes; others that need the same wait for it.
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
         shelves.retain(|_, shelf| shelf.is_fresh(&state));
@@ -269,19 +275,33 @@ impl Store {
         Walk::along(shelf)
     }
 
-    /// Returns the cursor from which an agent may continue. The agent holds objects with this
-    /// digest and, if its epoch matches, is at `revision`. `None` if it needs a snapshot.
+    /// Returns the way of an agent that holds objects with this digest and, if its epoch matches, is at `revision`.
+    /// `None` if the digest says nothing here.
     #[must_use]
-    pub fn resume(&self, node: &str, digest: Digest, revision: Option<u64>) -> Option<Cursor> {
+    pub fn resume(&self, node: &str, digest: Digest, revision: Option<u64>) -> Option<Way> {
+        self.read().resume(node, digest, revision)
+    }
+
+    /// Returns the number of ranges by which a node's agent and this store can be compared.
+    #[must_use]
+    pub fn ranges(&self, node: &str) -> u16 {
+        self.range_index(&self.read(), node).count()
+    }
+
+    /// Returns the encoded message that replaces the ranges in which a node's agent differs, and moves the cursor
+    /// behind it: [`Store::collect`] has the node's own objects, and what changed since. `None` if the agent needs a
+    /// snapshot.
+    #[must_use]
+    pub fn replace_ranges(&self, node: &str, digests: &[u8], cursor: &mut Cursor) -> Option<Bytes> {
         let state = self.read();
-        if digest == state.digest(node) {
-            return Some(Cursor::at(state.revision));
-        }
-        // Only a snapshot can report deletions from before the node was forgotten.
-        let view = state.views.get(node);
-        let since = view.map_or(state.freed_at, |view| view.since);
-        let known = state.horizon.max(since).max(1)..=state.revision;
-        revision.filter(|r| known.contains(r)).map(Cursor::at)
+        let index = self.range_index(&state, node);
+        index.replacement(&state, node, digests, cursor)
+    }
+
+    pub(super) fn range_index(&self, state: &State, node: &str) -> Arc<RangeIndex> {
+        // One task computes; others that need the same wait for it.
+        let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
+        indexes.of(state, node)
     }
 
     /// Returns the facts of all nodes that have or had a Node object, by name.

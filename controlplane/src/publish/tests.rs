@@ -8,7 +8,7 @@ use bytes::Bytes;
 use kplane_model::select::merge;
 use kplane_model::{
     Cidr, DesiredKey, DesiredObject, Digest, Endpoint, EndpointAddr, LocalEndpoints, NodeFacts,
-    ObjectHash, Protocol, ServiceKey, ServicePort, ServiceProgram,
+    ObjectHash, Protocol, RangeDigests, Ranges, ServiceKey, ServicePort, ServiceProgram,
 };
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1 as pb;
@@ -133,6 +133,36 @@ impl Agent {
         false
     }
 
+    /// Continues from what it holds completely, by its digest or by the digests of its ranges.
+    fn arrive(&mut self, store: &Store) {
+        if self.cursor.base() == 0 {
+            return;
+        }
+        // What a piece brought is not in effect before the end of the update.
+        self.catch_up(store);
+        if let Some(way) = store.resume(self.node, self.digest(), None) {
+            self.cursor = way.cursor();
+        }
+        let mut digests = RangeDigests::new(store.ranges(self.node));
+        for (key, (_, bytes)) in &self.objects {
+            if let DesiredKey::Service(key) = key {
+                digests.add(key, ObjectHash::of(bytes));
+            }
+        }
+        let message = store.replace_ranges(self.node, &digests.to_bytes(), &mut self.cursor);
+        let message = pb::ServerMessage::decode(&message.unwrap()[5..]).unwrap();
+        let Some(pb::server_message::Kind::Update(update)) = message.kind else {
+            panic!("{message:?}");
+        };
+        let ranges = Ranges::from_bytes(&update.ranges).unwrap();
+        self.objects.retain(|key, _| match key {
+            DesiredKey::Service(key) => !ranges.contain(key),
+            DesiredKey::Local(_) => false,
+            DesiredKey::Node => true,
+        });
+        self.take(update.objects);
+    }
+
     fn catch_up(&mut self, store: &Store) {
         while !self.step(store) {}
     }
@@ -210,6 +240,8 @@ enum Step {
     Follow(usize),
     FollowOnePiece(usize),
     Restart(usize),
+    /// The agent was at another replica: its revision means nothing here.
+    Arrive(usize),
 }
 
 fn any_endpoint() -> impl Strategy<Value = Endpoint> {
@@ -243,6 +275,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         3 => (0_usize..4).prop_map(Step::Follow),
         3 => (0_usize..4).prop_map(Step::FollowOnePiece),
         1 => (0_usize..4).prop_map(Step::Restart),
+        2 => (0_usize..4).prop_map(Step::Arrive),
     ]
 }
 
@@ -288,6 +321,7 @@ proptest! {
                     store.attend(&NODES[n].into());
                     agents[n] = Agent::restart(NODES[n], &store);
                 }
+                Step::Arrive(n) => agents[n].arrive(&store),
             }
         }
         for mut agent in agents {

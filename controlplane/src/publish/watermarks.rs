@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::time::{Instant, SystemTime};
 
-use kplane_model::{ServiceKey, ServiceName};
+use kplane_model::{DesiredKey, Digest, ServiceKey, ServiceName};
 
 use super::Store;
 use super::state::State;
@@ -87,6 +87,28 @@ impl Store {
         let keys = followed.keys.iter();
         let wanted = keys.map(|key| state.wanted_of(node, key)).max();
         wanted.unwrap_or(0)
+    }
+
+    /// Returns the digest of everything that any node must hold of a Service. It is equal at replicas that publish the
+    /// same, and that of nothing for a Service that is not served.
+    #[must_use]
+    pub fn digest_of_service(&self, followed: &Followed) -> Digest {
+        let state = self.read();
+        let mut digest = Digest::default();
+        let shared = |key| state.shared.get(key).map(|shared| (key, shared));
+        for (key, shared) in followed.keys.iter().filter_map(shared) {
+            let variants = shared.by_zone.values().chain(shared.by_node.values());
+            let local = DesiredKey::Local(key.clone());
+            let views = shared
+                .local_nodes
+                .iter()
+                .filter_map(|node| state.views.get(node));
+            let locals = views.filter_map(|view| view.objects.get(&local));
+            for blob in [&shared.default].into_iter().chain(variants).chain(locals) {
+                digest.add(blob.hash);
+            }
+        }
+        digest
     }
 
     /// Returns the publication with this revision, if it is still remembered.

@@ -4,18 +4,21 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use kplane_model::{NodeFacts, NodeName, ServiceName};
+use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::{LagState, ServiceState};
 use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::millis;
-use super::pages::Picture;
+use super::others::Others;
+use super::pages::{Node, Picture};
+use super::standing::{Standing, Standings};
 use super::status::{WATCH_PAUSE, WATCH_REFRESH};
 use crate::fleet::{AgentRecord, Durations, holding};
 use crate::hub::Hub;
 use crate::orders::Order;
+use crate::peers::{Collected, Peers};
 use crate::publish::{Followed, Store};
 use crate::trust::Trust;
 
@@ -45,7 +48,7 @@ impl Lag {
     }
 
     /// Names the order that freezes the node, if that is why the node is behind.
-    fn of_frozen(self, order: Option<&Order>) -> Self {
+    pub(super) fn of_frozen(self, order: Option<&Order>) -> Self {
         match order.filter(|_| self.state == LagState::Behind) {
             Some(order) => Self {
                 reason: format!("{order}; {}", self.reason),
@@ -126,7 +129,11 @@ pub(super) fn lag(
 }
 
 /// Returns the reason why a node may still serve a Service that the control plane does not know.
-fn lag_of_unknown(hub: &Hub, name: &ServiceName, record: Option<&AgentRecord>) -> Option<Lag> {
+pub(super) fn lag_of_unknown(
+    hub: &Hub,
+    name: &ServiceName,
+    record: Option<&AgentRecord>,
+) -> Option<Lag> {
     let held = report_of(&hub.store, record).and_then(|report| report.held.as_ref());
     let holds = held.map(|held| Lag {
         state: LagState::Holding,
@@ -143,15 +150,20 @@ struct Tally {
     nodes: u64,
     programmed: u64,
     verified: u64,
-    wanted: u64,
     laggards: Vec<pb::Laggard>,
 }
 
 impl Tally {
-    /// Counts one node that must hold revision `wanted`.
-    fn add(&mut self, node: &NodeName, applied: u64, verified: u64, wanted: u64, lag: Option<Lag>) {
+    /// Counts one node that must hold the Service.
+    fn add(&mut self, node: &NodeName, standing: Standing) {
+        let Standing {
+            lag,
+            applied,
+            verified,
+            wanted,
+            ..
+        } = standing;
         self.nodes += 1;
-        self.wanted = self.wanted.max(wanted);
         self.programmed += u64::from(lag.is_none());
         let is_verified = lag.is_none() && verified >= wanted;
         self.verified += u64::from(is_verified);
@@ -187,50 +199,52 @@ impl Tally {
 }
 
 /// Returns whether a node counts: not if its Node object is gone, and its agent with it.
-fn counts(hub: &Hub, record: Option<&AgentRecord>, facts: Option<&NodeFacts>) -> bool {
-    let exists = facts.is_some_and(|facts| facts.known);
-    let connected = record.is_some_and(|record| record.connected);
-    exists || connected || !hub.names_are_nodes()
+fn counts(hub: &Hub, node: &Node<'_>) -> bool {
+    let exists = node.facts.as_ref().is_some_and(|facts| facts.known);
+    exists || node.is_connected() || !hub.names_are_nodes()
+}
+
+/// Returns the durations that this replica measured of the newest change of a Service, up to this revision.
+pub(super) fn durations(hub: &Hub, wanted: u64) -> Option<Durations> {
+    let moment = hub.store.moment_of(wanted).filter(|_| wanted > 0);
+    hub.fleet.timings.of_change(moment?.first)
 }
 
 /// Returns how far the newest state of a Service has come at this moment.
-pub(super) fn convergence(hub: &Hub, followed: &mut Followed) -> pb::Convergence {
+pub(super) fn convergence(
+    hub: &Hub,
+    followed: &mut Followed,
+    others: &Collected,
+) -> pb::Convergence {
     hub.store.follow(followed);
     let name = followed.service().clone();
     let (state, reason) = state(hub, followed);
-    let unknown = !followed.is_known();
-    let picture = Picture::now(hub);
+    let picture = Picture::with(hub, others);
+    let standings = Standings::new(hub, followed, others);
     let mut tally = Tally::default();
-    for (node, record, facts) in picture.nodes() {
-        if !counts(hub, record, facts.as_deref()) {
-            continue;
-        }
-        let wanted = hub.store.wanted_of_service(node, followed);
-        let lag = match unknown {
-            true => lag_of_unknown(hub, &name, record),
-            false => lag(hub, &name, record, wanted.max(1)),
-        };
-        let lag = lag.map(|lag| lag.of_frozen(hub.orders.frozen(node).as_ref()));
-        let report = report_of(&hub.store, record);
-        let applied = report.map_or(0, |report| report.applied_revision);
-        let verified = report.map_or(0, |report| report.verified_revision);
-        tally.add(node, applied, verified, wanted, lag);
+    // Revisions of other replicas do not compare with these.
+    let mut wanted = 0;
+    for (node, state) in picture.nodes().filter(|(_, node)| counts(hub, node)) {
+        wanted = wanted.max(hub.store.wanted_of_service(node, followed));
+        tally.add(node, standings.of(node, state));
     }
-    let moment = hub.store.moment_of(tally.wanted);
-    let moment = moment.filter(|_| tally.wanted > 0);
-    let durations = moment.and_then(|m| hub.fleet.timings.of_change(m.first));
+    let moment = hub.store.moment_of(wanted).filter(|_| wanted > 0);
+    let mut durations = durations(hub, wanted).unwrap_or_default();
+    standings.add_durations(&mut durations, others);
     let mut answer = pb::Convergence {
         namespace: name.namespace.to_string(),
         name: name.name.to_string(),
         state: state.into(),
         reason: cut(&reason),
-        wanted_revision: tally.wanted,
+        wanted_revision: wanted,
         changed_at_ms: moment.map_or(0, |moment| millis(moment.observed_at)),
         nodes: tally.nodes,
         programmed: tally.programmed,
         verified: tally.verified,
-        durations: durations.as_ref().map(summary),
+        durations: (durations.count() > 0).then(|| summary(&durations)),
         now_ms: millis(SystemTime::now()),
+        missing_replicas: others.missing.clone(),
+        nodes_incomplete: !others.missing.is_empty() && !hub.names_are_nodes(),
         ..pb::Convergence::default()
     };
     (answer.laggards, answer.laggards_omitted) = tally.laggards();
@@ -292,8 +306,14 @@ fn summary(durations: &Durations) -> pb::ChangeDurations {
 pub(super) async fn watch(
     hub: Arc<Hub>,
     name: ServiceName,
+    peers: Option<Arc<Peers>>,
     outbox: mpsc::Sender<Result<pb::Convergence, Status>>,
 ) {
+    let mut others = match Others::follow(peers.as_ref(), Some(name.clone())).await {
+        Ok(others) => others,
+        // The client may have gone.
+        Err(status) => return drop(outbox.send(Err(status)).await),
+    };
     let mut agents = hub.fleet.changes();
     let mut head = hub.store.head();
     let mut summary = hub.summary();
@@ -301,7 +321,7 @@ pub(super) async fn watch(
     let mut last: Option<(pb::Convergence, Instant)> = None;
     loop {
         let started = Instant::now();
-        let answer = convergence(&hub, &mut followed);
+        let answer = convergence(&hub, &mut followed, &others.latest());
         let cost = started.elapsed();
         let is_news = last.as_ref().is_none_or(|(told, at)| {
             at.elapsed() >= WATCH_REFRESH || !is_same(told.clone(), &answer)
@@ -318,6 +338,7 @@ pub(super) async fn watch(
             changed = agents.changed() => changed.is_ok(),
             changed = head.changed() => changed.is_ok(),
             changed = summary.changed() => changed.is_ok(),
+            () = others.changed() => true,
             () = tokio::time::sleep(WATCH_REFRESH) => true,
             () = outbox.closed() => false,
             () = hub.shutdown.cancelled() => false,

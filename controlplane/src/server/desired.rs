@@ -17,7 +17,7 @@ use super::millis;
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
 use crate::index::Totals;
-use crate::publish::{Cursor, Head, Piece, PieceEnd};
+use crate::publish::{Cursor, Head, Piece, PieceEnd, Way};
 
 /// Longest name of an object, in bytes: a DNS subdomain (RFC 1123), as in the API server.
 const MAX_NAME: usize = 253;
@@ -177,10 +177,12 @@ impl NodeFeed {
         let resumed = usable.and_then(|token| {
             let digest = <[u8; 16]>::try_from(token.digest.as_slice()).ok()?;
             let revision = (token.epoch == store.epoch()).then_some(token.revision);
-            let cursor = store.resume(&self.node, Digest::from_bytes(digest), revision)?;
+            let way = store.resume(&self.node, Digest::from_bytes(digest), revision)?;
             // A client that lacks nothing needs no deletion from before.
-            let since = revision.filter(|_| cursor.is_behind(newest));
-            Some((cursor, since.unwrap_or(newest)))
+            Some(match way {
+                Way::Equal(cursor) => (cursor, newest),
+                Way::Changes(cursor) => (cursor, cursor.base()),
+            })
         });
         match resumed {
             Some((cursor, since)) => {

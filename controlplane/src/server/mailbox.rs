@@ -21,6 +21,8 @@ pub(super) enum Item {
     Send(server_message::Kind),
     /// Send how fresh this control plane is.
     Heartbeat,
+    /// Send what the agent lacks by these digests of its ranges.
+    Compared(Vec<u8>),
     /// End, after a last message if there is one.
     End(Result<Option<server_message::Kind>, Status>),
 }
@@ -30,6 +32,7 @@ struct Waiting {
     open: Option<Box<(pb::Welcome, Updates)>>,
     pong: Option<pb::Pong>,
     inspect: Option<pb::Inspect>,
+    compared: Option<Vec<u8>>,
     heartbeat: bool,
     ping: Option<pb::Ping>,
     end: Option<Result<Option<server_message::Kind>, Status>>,
@@ -82,6 +85,9 @@ impl Waiting {
         if let Some(inspect) = self.inspect.take() {
             return Some(Item::Send(Kind::Inspect(inspect)));
         }
+        if let Some(digests) = self.compared.take() {
+            return Some(Item::Compared(digests));
+        }
         if std::mem::take(&mut self.heartbeat) {
             return Some(Item::Heartbeat);
         }
@@ -108,6 +114,11 @@ impl Postman {
 
     pub(super) fn inspect(&self, inspect: pb::Inspect) {
         self.put(|waiting| waiting.inspect = Some(inspect));
+    }
+
+    /// Hands over the digests of the agent's ranges.
+    pub(super) fn compared(&self, digests: Vec<u8>) {
+        self.put(|waiting| waiting.compared = Some(digests));
     }
 
     /// Sends a heartbeat and a ping.

@@ -14,6 +14,7 @@ use kplane_model::{Digest, NodeName};
 use kplane_proto::shared::frame;
 use kplane_proto::v1::{self as pb, ServerMessage, server_message};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tokio_stream::wrappers::WatchStream;
 use tonic::Status;
 use tracing::info;
@@ -24,7 +25,7 @@ use crate::fleet::Dispatch;
 use crate::freshness::Freshness;
 use crate::hub::Hub;
 use crate::orders::Orders;
-use crate::publish::{self, Cursor, Head, Mark, Piece, Walk, update_end};
+use crate::publish::{self, Cursor, Head, Mark, Piece, Walk, Way, update_end};
 
 /// The messages of one agent's stream, encoded.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ impl Outbound {
         (outbound, gone)
     }
 
-    /// Returns the message of the session's next item; `None` at the end.
+    /// Handles the session's next item; returns its message, if it has one.
     fn mail(&mut self, item: Item) -> Option<Result<Bytes, Status>> {
         let kind = match item {
             Item::Open(open) => {
@@ -60,6 +61,10 @@ impl Outbound {
             }
             Item::Send(kind) => kind,
             Item::Heartbeat => server_message::Kind::Heartbeat(self.updates.as_mut()?.heartbeat()),
+            Item::Compared(digests) => {
+                self.updates.as_mut()?.answered(digests);
+                return None;
+            }
             Item::End(Ok(last)) => {
                 self.ended = true;
                 last?
@@ -89,8 +94,11 @@ impl Stream for Outbound {
         {
             return Poll::Ready(Some(Ok(rest)));
         }
-        if let Poll::Ready(item) = outbound.mailbox.poll(cx) {
-            return Poll::Ready(outbound.mail(item));
+        while let Poll::Ready(item) = outbound.mailbox.poll(cx) {
+            let message = outbound.mail(item);
+            if message.is_some() || outbound.ended {
+                return Poll::Ready(message);
+            }
         }
         let Some(updates) = &mut outbound.updates else {
             return Poll::Pending;
@@ -129,6 +137,31 @@ impl Frozen {
     }
 }
 
+/// What an agent says about the state that it holds.
+#[derive(Debug)]
+pub(super) struct Claim {
+    /// The state; `None` if the agent holds nothing.
+    pub(super) resume: Option<pb::ResumeToken>,
+    /// The agent can compare key ranges.
+    pub(super) compares: bool,
+}
+
+/// The way to the first piece.
+#[derive(Debug)]
+enum Opening {
+    /// Nothing is sent yet; the agent claims to hold a state.
+    Claimed(Claim),
+    /// The agent was asked for the digests of its ranges.
+    Asked(Instant),
+    /// The agent's digests.
+    Answered(Vec<u8>),
+    /// The cursor says what the agent holds.
+    Done,
+}
+
+/// Maximum time until an agent has answered with the digests of its ranges. One that does not gets a snapshot.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
 /// The desired state of one agent, message by message.
 #[derive(Debug)]
 pub(super) struct Updates {
@@ -139,8 +172,7 @@ pub(super) struct Updates {
     changes: WatchStream<Head>,
     head: Head,
     cursor: Cursor,
-    /// The state that the agent claims to hold, until the first piece is due.
-    resume: Option<Option<pb::ResumeToken>>,
+    opening: Opening,
     /// The next piece begins a snapshot.
     snapshot: bool,
     /// Messages of a snapshot that other agents get as well.
@@ -161,12 +193,12 @@ pub(super) struct Updates {
 }
 
 impl Updates {
-    /// Creates the updates of an agent that claims to hold a state, and was told this freshness.
+    /// Creates the updates of an agent that claims to hold a state, and has this freshness.
     pub(super) fn new(
         hub: &Arc<Hub>,
         node: NodeName,
         needs_node: bool,
-        resume: Option<pb::ResumeToken>,
+        claim: Claim,
         told: Arc<Freshness>,
         dispatch: Arc<Dispatch>,
     ) -> Self {
@@ -178,10 +210,9 @@ impl Updates {
             hub: Arc::clone(hub),
             node,
             needs_node,
-            // Until something is sent, the cursor is only the agent's claim: see `start`.
             cursor: Cursor::at(0),
-            holds: resume.is_some(),
-            resume: Some(resume),
+            holds: claim.resume.is_some(),
+            opening: Opening::Claimed(claim),
             snapshot: false,
             walk: Walk::default(),
             told,
@@ -201,26 +232,52 @@ impl Updates {
             let head = ready!(Pin::new(&mut self.changes).poll_next(cx));
             self.head = head.ok_or_else(|| Status::unavailable("no more changes"))?;
         }
-        if let Some(token) = self.resume.take() {
-            if self.needs_node {
-                must_be_node(&self.hub, &self.node)?;
-            }
-            if let Err(wait) = self.start(token.as_ref()) {
-                return Poll::Ready(Ok(Next::Last(encode(sent_away(wait)))));
-            }
-        }
-        Poll::Ready(Ok(Next::Message(self.next_piece())))
+        Poll::Ready(self.next())
     }
 
-    /// Returns whether there is news about the desired state: always true at first.
+    /// Returns the next message; there is one.
+    fn next(&mut self) -> Result<Next, Status> {
+        let begun = match std::mem::replace(&mut self.opening, Opening::Done) {
+            Opening::Done => Ok(None),
+            Opening::Claimed(claim) => {
+                if self.needs_node {
+                    must_be_node(&self.hub, &self.node)?;
+                }
+                self.resume(&claim)
+            }
+            Opening::Answered(digests) => self.replace_ranges(&digests),
+            Opening::Asked(_) => self.begin_snapshot("the agent did not answer with its digests"),
+        };
+        Ok(match begun {
+            Ok(None) => Next::Message(self.next_piece()),
+            Ok(Some(first)) => Next::Message(first),
+            Err(wait) => Next::Last(encode(sent_away(wait))),
+        })
+    }
+
+    /// Returns whether there is something to send: always at first.
     fn has_piece(&self) -> bool {
-        let behind = self.cursor.is_behind(self.head.revision) || self.trust_told < self.head.trust;
+        let due = match &self.opening {
+            Opening::Claimed(_) | Opening::Answered(_) => true,
+            // Heartbeats wake the stream, so this needs no timer.
+            Opening::Asked(at) => at.elapsed() > ANSWER_WITHIN,
+            Opening::Done => {
+                self.cursor.is_behind(self.head.revision) || self.trust_told < self.head.trust
+            }
+        };
         let keeps = match self.frozen {
             Frozen::Unknown => true,
             Frozen::Yes => self.holds,
             Frozen::No => false,
         };
-        self.head.synced && !keeps && (self.resume.is_some() || behind)
+        self.head.synced && !keeps && due
+    }
+
+    /// Takes the digests of the agent's ranges, if it was asked for them.
+    fn answered(&mut self, digests: Vec<u8>) {
+        if let Opening::Asked(_) = self.opening {
+            self.opening = Opening::Answered(digests);
+        }
     }
 
     fn heartbeat(&mut self) -> pb::Heartbeat {
@@ -252,11 +309,7 @@ impl Updates {
 
     fn end(&mut self, end: publish::PieceEnd) -> pb::UpdateEnd {
         let news = end.freshness.news(&self.told);
-        self.ended_at(&Mark {
-            revision: end.revision,
-            trust_changes: end.trust_changes,
-            freshness: Arc::clone(&end.freshness),
-        });
+        self.ended_at(&end.mark());
         update_end(end, news)
     }
 
@@ -275,26 +328,62 @@ impl Updates {
         news
     }
 
-    /// Finds the shortest way from the state that the agent holds to the desired state.
+    /// Finds the shortest way from the state that the agent holds to the desired state; returns the first message, if it
+    /// is not the next piece.
     ///
     /// # Errors
     /// The agent needs a snapshot, as too many others do; the time after which it is to come back.
-    fn start(&mut self, token: Option<&pb::ResumeToken>) -> Result<(), Duration> {
+    fn resume(&mut self, claim: &Claim) -> Result<Option<Bytes>, Duration> {
+        let usable = |token: &&pb::ResumeToken| token.schema == kplane_proto::DIGEST_SCHEMA;
+        let Some(token) = claim.resume.as_ref().filter(usable) else {
+            return self.begin_snapshot("the agent holds nothing");
+        };
         let store = &self.hub.store;
-        let usable = token.filter(|t| t.schema == kplane_proto::DIGEST_SCHEMA);
-        let cursor = usable.and_then(|token| {
-            let digest = <[u8; 16]>::try_from(token.digest.as_slice()).ok()?;
-            let revision = (token.epoch == store.epoch()).then_some(token.revision);
-            store.resume(&self.node, Digest::from_bytes(digest), revision)
+        let revision = (token.epoch == store.epoch()).then_some(token.revision);
+        let digest = <[u8; 16]>::try_from(token.digest.as_slice()).ok();
+        let way = digest.and_then(|digest| {
+            let digest = Digest::from_bytes(digest);
+            store.resume(&self.node, digest, revision)
         });
-        self.snapshot = cursor.is_none();
-        if self.snapshot {
-            self.hub.snapshots.admit()?;
-            self.walk = store.walk(&self.node);
+        match way {
+            Some(way) => {
+                self.hub.snapshots.spared(|counts| match way {
+                    Way::Equal(_) => counts.equal += 1,
+                    Way::Changes(_) => counts.changes += 1,
+                });
+                self.cursor = way.cursor();
+                info!(node = %self.node, ?way, "sync begins");
+                Ok(None)
+            }
+            None if claim.compares => {
+                let ranges = u32::from(store.ranges(&self.node));
+                self.opening = Opening::Asked(Instant::now());
+                let compare = server_message::Kind::Compare(pb::Compare { ranges });
+                Ok(Some(encode(compare)))
+            }
+            None => self.begin_snapshot("the agent's state is not known here"),
         }
-        self.cursor = cursor.unwrap_or(Cursor::at(0));
-        info!(node = %self.node, snapshot = self.snapshot, "sync begins");
-        Ok(())
+    }
+
+    /// Returns the message that replaces the ranges in which the agent differs.
+    fn replace_ranges(&mut self, digests: &[u8]) -> Result<Option<Bytes>, Duration> {
+        let store = &self.hub.store;
+        let replaced = store.replace_ranges(&self.node, digests, &mut self.cursor);
+        let Some(message) = replaced else {
+            return self.begin_snapshot("the agent's state differs too much");
+        };
+        self.hub.snapshots.spared(|counts| counts.ranges += 1);
+        info!(node = %self.node, bytes = message.len(), "sync begins with some key ranges");
+        Ok(Some(message))
+    }
+
+    fn begin_snapshot(&mut self, reason: &str) -> Result<Option<Bytes>, Duration> {
+        self.hub.snapshots.admit()?;
+        self.snapshot = true;
+        self.cursor = Cursor::at(0);
+        self.walk = self.hub.store.walk(&self.node);
+        info!(node = %self.node, reason, "sync begins with a snapshot");
+        Ok(None)
     }
 }
 
@@ -308,3 +397,6 @@ fn sent_away(wait: Duration) -> server_message::Kind {
 fn encode(kind: server_message::Kind) -> Bytes {
     frame(&ServerMessage { kind: Some(kind) })
 }
+
+#[cfg(test)]
+mod tests;

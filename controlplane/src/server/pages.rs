@@ -8,9 +8,11 @@ use kplane_model::{NodeFacts, NodeName};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
+use super::standing::MAY_BE_ELSEWHERE;
 use super::views::{control_plane, node_state, node_status};
 use crate::fleet::AgentRecord;
 use crate::hub::Hub;
+use crate::peers::{Answer, Claim, Collected};
 
 /// Size in bytes up to which nodes are added to an answer. The largest node may come on top: its report of 256 KiB
 /// may be one text that appears twice. With 1 MiB of issues, an answer stays at 3 MiB.
@@ -19,23 +21,77 @@ const NODES_BYTES: usize = 3 << 19;
 /// The fleet at one moment. It consists of pointers, so no stream waits while answers are built from it.
 pub(super) struct Picture<'a> {
     hub: &'a Hub,
+    /// What other replicas tell.
+    others: &'a Collected,
     /// Nodes that have an agent, had one, or exist as Node objects.
-    nodes: BTreeMap<NodeName, Node>,
+    nodes: BTreeMap<NodeName, Node<'a>>,
     /// Problem of agents whose nodes are unknown.
     called: Option<String>,
 }
 
+/// One node.
 #[derive(Default)]
-struct Node {
-    record: Option<Arc<AgentRecord>>,
-    facts: Option<Arc<NodeFacts>>,
+pub(super) struct Node<'a> {
+    /// What this replica knows of the agent.
+    pub(super) record: Option<Arc<AgentRecord>>,
+    pub(super) facts: Option<Arc<NodeFacts>>,
+    /// The agent at another replica, if what this one knows is older, or nothing.
+    pub(super) elsewhere: Option<Elsewhere<'a>>,
 }
 
+/// An agent at another replica.
+#[derive(Clone, Copy)]
+pub(super) struct Elsewhere<'a> {
+    pub(super) answer: &'a Answer,
+    pub(super) agent: &'a pb::PeerAgent,
+}
+
+impl Node<'_> {
+    /// Returns whether an agent is connected to any replica that is known.
+    pub(super) fn is_connected(&self) -> bool {
+        self.claim().is_some_and(|claim| claim.connected)
+    }
+
+    /// Returns the newest claim to the node.
+    fn claim(&self) -> Option<Claim> {
+        let elsewhere = self.elsewhere;
+        let elsewhere = elsewhere.map(|elsewhere| elsewhere.answer.claim(elsewhere.agent));
+        elsewhere.or_else(|| {
+            let record = self.record.as_ref()?;
+            Some(Claim {
+                connected: record.connected,
+                age: record.since.elapsed().unwrap_or_default(),
+            })
+        })
+    }
+}
+
+/// The answers of no replica.
+static NO_OTHERS: Collected = Collected {
+    answers: Vec::new(),
+    missing: Vec::new(),
+};
+
 impl<'a> Picture<'a> {
+    /// Returns what this replica knows.
     pub(super) fn now(hub: &'a Hub) -> Self {
-        let mut nodes = BTreeMap::<NodeName, Node>::new();
+        Self::with(hub, &NO_OTHERS)
+    }
+
+    /// Returns what all replicas know. Of several that know an agent, the one with the newest connection counts.
+    pub(super) fn with(hub: &'a Hub, others: &'a Collected) -> Self {
+        let mut nodes = BTreeMap::<NodeName, Node<'a>>::new();
         for (name, record) in hub.fleet.records() {
             nodes.entry(name).or_default().record = Some(record);
+        }
+        for answer in &others.answers {
+            for (name, agent) in &answer.agents {
+                let node = nodes.entry(name.clone()).or_default();
+                let claim = answer.claim(agent);
+                if node.claim().is_none_or(|before| claim.beats(before)) {
+                    node.elsewhere = Some(Elsewhere { answer, agent });
+                }
+            }
         }
         let all: Vec<_> = hub.store.nodes().into_iter().collect();
         let called = nodes_are_called(hub, &all);
@@ -45,19 +101,21 @@ impl<'a> Picture<'a> {
                 nodes.entry(name).or_default().facts = Some(facts);
             }
         }
-        Self { hub, nodes, called }
+        Self {
+            hub,
+            others,
+            nodes,
+            called,
+        }
     }
 
     /// Returns all nodes, sorted by name.
-    pub(super) fn nodes(
-        &self,
-    ) -> impl Iterator<Item = (&NodeName, Option<&AgentRecord>, Option<Arc<NodeFacts>>)> {
-        let nodes = self.nodes.iter();
-        nodes.map(|(name, node)| (name, node.record.as_deref(), node.facts.clone()))
+    pub(super) fn nodes(&self) -> impl Iterator<Item = (&NodeName, &Node<'a>)> {
+        self.nodes.iter()
     }
 
     /// Returns the problem with the name of a node that has an agent, if the node is unknown.
-    fn stranger(&self, facts: Option<&NodeFacts>) -> Option<&str> {
+    pub(super) fn stranger(&self, facts: Option<&NodeFacts>) -> Option<&str> {
         let called = self.called.as_deref();
         called.filter(|_| !facts.is_some_and(|facts| facts.known))
     }
@@ -68,6 +126,11 @@ impl<'a> Picture<'a> {
         let mut page = pb::Fleet::default();
         if token.is_empty() {
             page.control_plane = Some(control_plane(self.hub));
+            page.missing_replicas.clone_from(&self.others.missing);
+            let answered = self.others.answers.len();
+            if self.others.replicas() > 0 {
+                page.replicas = u32::try_from(answered + 1).unwrap_or(u32::MAX);
+            }
         }
         let behind = (Bound::Excluded(token), Bound::Unbounded);
         let mut nodes = self.nodes.range::<str, _>(behind).peekable();
@@ -76,9 +139,7 @@ impl<'a> Picture<'a> {
             let Some((name, node)) = nodes.next() else {
                 return page;
             };
-            let (record, facts) = (node.record.as_deref(), node.facts.as_deref());
-            let stranger = self.stranger(facts);
-            let status = node_status(self.hub, name, record, facts, stranger);
+            let status = self.status(name, node);
             bytes += status.encoded_len();
             page.nodes.push(status);
         }
@@ -87,6 +148,22 @@ impl<'a> Picture<'a> {
             page.next_page_token = last.map(|node| node.name.clone()).unwrap_or_default();
         }
         page
+    }
+
+    /// Returns the status of a node, as the replica sees it that serves the agent.
+    fn status(&self, name: &NodeName, node: &Node<'_>) -> pb::NodeStatus {
+        let elsewhere = node
+            .elsewhere
+            .and_then(|elsewhere| elsewhere.agent.status.clone());
+        let mut status = elsewhere.unwrap_or_else(|| {
+            let (record, facts) = (node.record.as_deref(), node.facts.as_deref());
+            node_status(self.hub, name, record, facts, self.stranger(facts))
+        });
+        if !self.others.missing.is_empty() && !node.is_connected() {
+            status.state = pb::NodeState::Unknown.into();
+            MAY_BE_ELSEWHERE.clone_into(&mut status.last_error);
+        }
+        status
     }
 }
 
@@ -126,8 +203,9 @@ pub(crate) fn node_states(hub: &Hub) -> BTreeMap<&'static str, usize> {
     ];
     let mut states = BTreeMap::from(names.map(|name| (name, 0)));
     let picture = Picture::now(hub);
-    for (name, record, facts) in picture.nodes() {
-        let stranger = picture.stranger(facts.as_deref());
+    for (name, node) in picture.nodes() {
+        let stranger = picture.stranger(node.facts.as_deref());
+        let record = node.record.as_deref();
         let state = node_state(hub, name, record, hub.store.wanted(name), stranger).state;
         *states.entry(name_of(state)).or_default() += 1;
     }
@@ -144,6 +222,7 @@ fn name_of(state: pb::NodeState) -> &'static str {
         pb::NodeState::Unverified => "unverified",
         pb::NodeState::Holding => "holding",
         pb::NodeState::Conflict => "conflict",
-        pb::NodeState::NoAgent | pb::NodeState::Unspecified => "no_agent",
+        // Only answers with other replicas have unknown nodes.
+        pb::NodeState::NoAgent | pb::NodeState::Unknown | pb::NodeState::Unspecified => "no_agent",
     }
 }

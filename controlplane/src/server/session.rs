@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use super::attendance::Attendance;
 use super::mailbox::Postman;
 use super::millis;
-use super::outbound::Updates;
+use super::outbound::{Claim, Updates};
 use super::questions::Questions;
 use crate::buckets::{Bucket, Rate};
 use crate::doors::Occupancy;
@@ -39,6 +39,8 @@ const MESSAGES: Rate = Rate {
 };
 /// Time after which an agent tries again if another agent speaks for its node.
 const RETRY: Duration = Duration::from_secs(2);
+/// The capability to compare ranges, as a bit: capability N is bit N - 1.
+const RANGES: u64 = 1 << (pb::Capability::Ranges as u64 - 1);
 /// Longest name of a Node: a DNS subdomain (RFC 1123), as in the API server.
 const MAX_NODE_NAME: usize = 253;
 
@@ -96,8 +98,12 @@ pub(super) async fn run(
     info!(%node, version = ?hello.agent_version, backend = ?hello.backend, "agent connected");
     let freshness = hub.store.freshness();
     let welcome = welcome(&hub, &freshness);
-    let (resume, dispatch) = (hello.resume, session.dispatch());
-    let updates = Updates::new(&hub, node.clone(), needs_node, resume, freshness, dispatch);
+    let claim = Claim {
+        compares: hello.capabilities & RANGES != 0,
+        resume: hello.resume,
+    };
+    let dispatch = session.dispatch();
+    let updates = Updates::new(&hub, node.clone(), needs_node, claim, freshness, dispatch);
     postman.open(welcome, updates, millis(SystemTime::now()));
     let conversation = Conversation {
         postman,
@@ -110,13 +116,12 @@ pub(super) async fn run(
         session,
     };
     tokio::select! {
-        end = conversation.go_on(inbound) => end,
+        biased;
         () = hub.shutdown.cancelled() => Err(closing()),
-        () = draining::turn(&mut draining) => {
-            Ok(Some(farewell(&hub)))
-        }
         _ = superseded => Err(Status::aborted("the agent has opened a newer stream")),
+        () = draining::turn(&mut draining) => Ok(Some(farewell(&hub))),
         _ = gone => Ok(None),
+        end = conversation.go_on(inbound) => end,
     }
 }
 
@@ -184,7 +189,7 @@ pub(super) fn must_be_node(hub: &Hub, name: &NodeName) -> Result<(), Status> {
 fn welcome(hub: &Hub, freshness: &Freshness) -> pb::Welcome {
     pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
-        capabilities: 0,
+        capabilities: RANGES,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
@@ -211,7 +216,11 @@ impl Conversation<'_> {
         let mut beat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            // In this order: an agent's messages are limited, so they delay nothing for long; and an agent
+            // counts as silent only after everything that it sent has been read.
             tokio::select! {
+                biased;
+                refusal = self.sentry.ended() => return Err(refusal.into()),
                 () = sleep_until(self.pause.unwrap_or(self.last_heard)), if self.pause.is_some() => {
                     self.pause = None;
                 }
@@ -219,9 +228,8 @@ impl Conversation<'_> {
                     Some(message) => self.receive(message)?,
                     None => return Ok(None),
                 },
-                inspect = self.questions.next() => self.postman.inspect(inspect),
-                refusal = self.sentry.ended() => return Err(refusal.into()),
                 _ = beat.tick() => self.beat()?,
+                inspect = self.questions.next() => self.postman.inspect(inspect),
             }
         }
     }
@@ -250,6 +258,7 @@ impl Conversation<'_> {
             Some(agent_message::Kind::Report(report)) => self.session.report(report),
             Some(agent_message::Kind::Ping(ping)) => self.postman.pong(ping.token),
             Some(agent_message::Kind::Inspection(told)) => self.questions.answered(told),
+            Some(agent_message::Kind::Ranges(ranges)) => self.postman.compared(ranges.digests),
             Some(agent_message::Kind::Renewal(renewal)) => {
                 if let Some(token) = Token::parse(&renewal.token) {
                     self.sentry.renew(token);

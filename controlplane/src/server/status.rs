@@ -9,14 +9,15 @@ use kplane_proto::v1::status_service_server::StatusService;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
-use tracing::info;
 
 use super::guarded::spawn_watch;
+use super::others::Others;
 use super::pages::Picture;
-use super::{convergence, freeze, questions, views};
-use crate::doors::Occupancy;
-use crate::hub::{Approved, Closing, Hub, Seen};
+use super::questions::Answers;
+use super::{approval, closing, convergence, freeze, questions, views};
+use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
+use crate::peers::{Collected, Peers};
 
 /// Minimum time between two answers of a watch.
 pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -30,13 +31,43 @@ const MAX_NAME: usize = 253;
 #[derive(Clone, Debug)]
 pub struct StatusServer {
     hub: Arc<Hub>,
+    /// The other replicas; `None` = this one answers alone.
+    peers: Option<Arc<Peers>>,
 }
 
 impl StatusServer {
     /// Creates a server from a hub.
     #[must_use]
     pub fn new(hub: Arc<Hub>) -> Self {
-        Self { hub }
+        Self { hub, peers: None }
+    }
+
+    /// Asks other replicas as well.
+    #[must_use]
+    pub fn with(self, peers: Option<Arc<Peers>>) -> Self {
+        Self { peers, ..self }
+    }
+
+    /// Asks the agents of all replicas for their virtual servers of a Service, and all replicas for its state.
+    async fn ask_all(&self, name: &ServiceName) -> (Answers, Collected) {
+        let here = questions::ask_all(&self.hub.fleet, name);
+        let Some(peers) = &self.peers else {
+            return (here.await, Collected::default());
+        };
+        let there = async {
+            let collected = peers.service(name).await;
+            let inspected = peers.inspect(name, &collected).await;
+            (inspected, collected)
+        };
+        let (here, (mut servers, collected)) = tokio::join!(here, there);
+        servers.extend(here);
+        (servers, collected)
+    }
+
+    /// Returns the cost of an answer about all nodes.
+    fn nodes_cost(&self) -> u32 {
+        let replicas = self.peers.as_ref().map_or(0, |peers| peers.known()) + 1;
+        cost(self.hub.fleet.agents().saturating_mul(replicas))
     }
 }
 
@@ -48,9 +79,14 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<pb::Fleet>, Status> {
-        charge(&request, nodes_cost(&self.hub))?;
+        charge(&request, self.nodes_cost())?;
         let request = request.into_inner();
-        let picture = Picture::now(&self.hub);
+        let others = match &self.peers {
+            Some(peers) if request.page_token.is_empty() => peers.nodes().await,
+            Some(peers) => peers.latest_nodes().await,
+            None => Arc::default(),
+        };
+        let picture = Picture::with(&self.hub, &others);
         let page = picture.page(&request.page_token, nodes_of(&request));
         Ok(Response::new(page))
     }
@@ -59,12 +95,12 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::GetFleetRequest>,
     ) -> Result<Response<Self::WatchFleetStream>, Status> {
-        charge(&request, nodes_cost(&self.hub))?;
+        charge(&request, self.nodes_cost())?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let (outbox, stream) = mpsc::channel(1);
         let nodes = nodes_of(&request.into_inner());
         let last = outbox.clone();
-        let watch = watch(Arc::clone(&self.hub), nodes, outbox);
+        let watch = watch(Arc::clone(&self.hub), nodes, self.peers.clone(), outbox);
         spawn_watch(visitor, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -99,8 +135,8 @@ impl StatusService for StatusServer {
         let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
         let detail =
             detail.ok_or_else(|| Status::not_found(format!("no Service {name} is known")))?;
-        let answers = questions::ask_all(&self.hub.fleet, &name).await;
-        let description = views::description(&self.hub, &name, &detail, answers);
+        let (servers, others) = self.ask_all(&name).await;
+        let description = views::description(&self.hub, &name, &detail, servers, &others);
         Ok(Response::new(description))
     }
 
@@ -110,7 +146,7 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::ConvergenceRequest>,
     ) -> Result<Response<Self::WatchConvergenceStream>, Status> {
-        charge(&request, nodes_cost(&self.hub))?;
+        charge(&request, self.nodes_cost())?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let request = request.into_inner();
         if request.namespace.len().max(request.name.len()) > MAX_NAME {
@@ -121,7 +157,7 @@ impl StatusService for StatusServer {
         let name = ServiceName::new(&request.namespace, &request.name);
         let (outbox, stream) = mpsc::channel(1);
         let last = outbox.clone();
-        let watch = convergence::watch(Arc::clone(&self.hub), name, outbox);
+        let watch = convergence::watch(Arc::clone(&self.hub), name, self.peers.clone(), outbox);
         spawn_watch(visitor, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -130,70 +166,21 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::ApproveRequest>,
     ) -> Result<Response<pb::ApproveResponse>, Status> {
-        let connection = request.extensions().get::<Occupancy>().cloned();
-        let visitor = request.extensions().get::<Visitor>().cloned();
-        let seen = request.into_inner();
-        let nodes = self.hub.fleet.holding();
-        let held = self.hub.summary().borrow().held.is_some();
-        if !held && nodes.is_empty() && !self.hub.store.trust().is_partial() {
-            let revision = self.hub.store.head().borrow().revision;
-            if let Some(visitor) = visitor {
-                visitor.did(&Right::Act, "approved deletions while nothing was held");
-            }
-            return Ok(Response::new(views::approved(
-                None,
-                String::new(),
-                &nodes,
-                revision,
-            )));
+        let seen = *request.get_ref();
+        let mut approved = approval::approve(&self.hub, request, &Right::Act).await?;
+        if let Some(peers) = &self.peers {
+            let (others, missing) = peers.approve(seen).await;
+            approval::add(&mut approved, others);
+            approved.missing_replicas = missing;
         }
-        let count = |number| usize::try_from(number).unwrap_or(usize::MAX);
-        let seen = Seen {
-            services: count(seen.services),
-            without_endpoints: count(seen.without_endpoints),
-        };
-        let approved = self.hub.approve(seen).await.map_err(closing)?;
-        let approved = approved.map_err(|more| Status::failed_precondition(more.to_string()))?;
-        let Approved {
-            released,
-            doubt,
-            revision,
-        } = approved;
-        let services = released.as_ref().map_or(0, |held| held.services);
-        let endpoints = released.as_ref().map_or(0, |held| held.without_endpoints);
-        info!(
-            peer = connection
-                .as_ref()
-                .map(|connection| connection.peer().to_string()),
-            by = visitor.as_ref().and_then(Visitor::name),
-            services,
-            without_endpoints = endpoints,
-            nodes = nodes.len(),
-            doubt,
-            revision,
-            "approved: objects that are missing from the source are removed"
-        );
-        if let Some(visitor) = visitor {
-            visitor.did(
-                &Right::Act,
-                &format!(
-                    "approved that {services} Services go and {endpoints} more lose their endpoints, on {} nodes that \
-                     held objects",
-                    nodes.len()
-                ),
-            );
-        }
-        let released = released.as_ref();
-        Ok(Response::new(views::approved(
-            released, doubt, &nodes, revision,
-        )))
+        Ok(Response::new(approved))
     }
 
     async fn freeze(
         &self,
         request: Request<pb::FreezeRequest>,
     ) -> Result<Response<pb::FreezeResponse>, Status> {
-        charge(&request, nodes_cost(&self.hub))?;
+        charge(&request, self.nodes_cost())?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let answer = freeze::freeze(&self.hub, visitor.as_ref(), request.into_inner());
         Ok(Response::new(answer.await?))
@@ -216,15 +203,6 @@ fn cost(objects: usize) -> u32 {
     u32::try_from(objects / OBJECTS_FOR_ONE).map_or(u32::MAX, |more| more.saturating_add(1))
 }
 
-fn nodes_cost(hub: &Hub) -> u32 {
-    cost(hub.fleet.agents())
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
-fn closing(error: Closing) -> Status {
-    Status::unavailable(error.to_string())
-}
-
 /// Returns the maximum number of nodes in an answer.
 fn nodes_of(request: &pb::GetFleetRequest) -> usize {
     match request.page_size {
@@ -236,8 +214,8 @@ fn nodes_of(request: &pb::GetFleetRequest) -> usize {
 type Outbox = mpsc::Sender<Result<pb::Fleet, Status>>;
 
 /// Sends a whole picture; returns false when the client has gone.
-async fn send_picture(hub: &Hub, nodes: usize, outbox: &Outbox) -> bool {
-    let picture = Picture::now(hub);
+async fn send_picture(hub: &Hub, others: &Collected, nodes: usize, outbox: &Outbox) -> bool {
+    let picture = Picture::with(hub, others);
     let mut token = String::new();
     loop {
         let page = picture.page(&token, nodes);
@@ -251,18 +229,24 @@ async fn send_picture(hub: &Hub, nodes: usize, outbox: &Outbox) -> bool {
     }
 }
 
-async fn watch(hub: Arc<Hub>, nodes: usize, outbox: Outbox) {
+async fn watch(hub: Arc<Hub>, nodes: usize, peers: Option<Arc<Peers>>, outbox: Outbox) {
+    let mut others = match Others::follow(peers.as_ref(), None).await {
+        Ok(others) => others,
+        // The client may have gone.
+        Err(status) => return drop(outbox.send(Err(status)).await),
+    };
     let mut agents = hub.fleet.changes();
     let mut head = hub.store.head();
     let mut summary = hub.summary();
     let mut upstream = hub.upstream.issue_changes();
-    while send_picture(&hub, nodes, &outbox).await {
+    while send_picture(&hub, &others.latest(), nodes, &outbox).await {
         tokio::time::sleep(WATCH_PAUSE).await;
         let alive = tokio::select! {
             changed = agents.changed() => changed.is_ok(),
             changed = head.changed() => changed.is_ok(),
             changed = summary.changed() => changed.is_ok(),
             changed = upstream.changed() => changed.is_ok(),
+            () = others.changed() => true,
             () = tokio::time::sleep(WATCH_REFRESH) => true,
             () = outbox.closed() => false,
             () = hub.shutdown.cancelled() => false,

@@ -6,14 +6,16 @@ use std::time::{Duration, SystemTime};
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 
-use super::convergence::{convergence, failure_of, lag, report_of};
+use super::convergence::convergence;
 use super::issues::Issues;
 use super::pages::Picture;
 use super::questions::Answers;
+use super::standing::{Standing, Standings};
 use super::{confidence, millis};
 use crate::fleet::{AgentRecord, LatencySummary, holding};
 use crate::hub::Hub;
 use crate::index::{Held, PortView, ServiceDetail};
+use crate::peers::Collected;
 use crate::publish::{Followed, Store};
 
 /// Time without a comparison after which a kernel's state counts as unknown. An agent compares every five minutes
@@ -72,6 +74,7 @@ pub(super) fn approved(
         doubt,
         nodes: nodes.iter().map(ToString::to_string).collect(),
         revision,
+        missing_replicas: Vec::new(),
     }
 }
 
@@ -152,6 +155,9 @@ pub(super) fn node_status(
             by: order.by,
             reason: order.reason,
         }),
+        // The replica that asks knows where the answer comes from.
+        replica: String::new(),
+        epoch: 0,
     }
 }
 
@@ -320,10 +326,12 @@ pub(super) fn description(
     name: &ServiceName,
     detail: &ServiceDetail,
     mut servers: Answers,
+    others: &Collected,
 ) -> pb::ServiceDescription {
-    let picture = Picture::now(hub);
+    let picture = Picture::with(hub, others);
     let mut followed = Followed::new(name.clone());
-    hub.store.follow(&mut followed);
+    let convergence = convergence(hub, &mut followed, others);
+    let standings = Standings::new(hub, &followed, others);
     pb::ServiceDescription {
         ports: detail
             .ports
@@ -332,20 +340,17 @@ pub(super) fn description(
             .collect(),
         nodes: picture
             .nodes()
-            .map(|(node, record, facts)| pb::NodeServiceStatus {
-                servers: servers.remove(node),
-                ..node_service(
-                    hub,
-                    &followed,
-                    detail,
-                    &facts.unwrap_or_else(|| stranger(node)),
-                    record,
-                )
+            .map(|(name, node)| {
+                let facts = node.facts.clone().unwrap_or_else(|| stranger(name));
+                pb::NodeServiceStatus {
+                    servers: servers.remove(name),
+                    ..node_service(standings.of(name, node), detail, &facts)
+                }
             })
             .collect(),
         issues: Issues::bounded(&detail.issues).listed,
         now_ms: millis(SystemTime::now()),
-        convergence: Some(convergence(hub, &mut followed)),
+        convergence: Some(convergence),
     }
 }
 
@@ -358,39 +363,28 @@ fn stranger(name: &NodeName) -> Arc<NodeFacts> {
 }
 
 fn node_service(
-    hub: &Hub,
-    followed: &Followed,
+    standing: Standing,
     detail: &ServiceDetail,
     node: &NodeFacts,
-    record: Option<&AgentRecord>,
 ) -> pb::NodeServiceStatus {
-    let name = followed.service();
-    let wanted = hub.store.wanted_of_service(&node.name, followed);
-    let report = report_of(&hub.store, record);
-    let applied = report.map_or(0, |r| r.applied_revision);
-    let missing = lag(hub, name, record, wanted).map(|lag| lag.reason);
-    let programmed = missing.is_none();
-    let degraded = || {
-        let failure = report.and_then(|report| failure_of(name, report, true));
-        failure.map(|failure| format!("degraded: {}", failure.reason))
+    let programmed = standing.lag.is_none();
+    let reason = match standing.lag {
+        Some(lag) => lag.reason,
+        None if standing.degraded.is_empty() => String::new(),
+        None => format!("degraded: {}", standing.degraded),
     };
     pb::NodeServiceStatus {
         node: node.name.to_string(),
         programmed,
-        reason: missing.or_else(degraded).unwrap_or_default(),
-        wanted_revision: wanted,
-        applied_revision: applied,
+        reason,
+        wanted_revision: standing.wanted,
+        applied_revision: standing.applied,
         endpoints: detail
             .ports
             .iter()
             .map(|view| node_endpoints(view, node))
             .collect(),
-        last_change: record
-            .and_then(|record| record.latencies.of(name))
-            .map(|change| pb::ProgrammedChange {
-                latency_ms: change.latency_ms.into(),
-                at_ms: millis(change.at),
-            }),
+        last_change: standing.last_change,
         servers: None,
     }
 }

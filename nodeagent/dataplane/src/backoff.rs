@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use kplane_model::chance;
+
 /// A waiting time that doubles from `first` up to `longest`.
 #[derive(Clone, Debug)]
 pub struct Backoff {
@@ -33,14 +35,14 @@ impl Backoff {
     /// Returns a random time between zero and the next waiting time. This spreads many clients that were
     /// interrupted at the same moment.
     pub fn full_jitter(&mut self) -> Duration {
-        rand::random_range(Duration::ZERO..=self.advance())
+        chance::between(Duration::ZERO, self.advance())
     }
 
     /// Returns a random time between half of the next waiting time and all of it. This suits a single client,
     /// which must not retry without a pause.
     pub fn half_jitter(&mut self) -> Duration {
         let wait = self.advance();
-        rand::random_range(wait / 2..=wait)
+        chance::between(wait / 2, wait)
     }
 
     fn advance(&mut self) -> Duration {

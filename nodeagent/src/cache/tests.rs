@@ -41,6 +41,23 @@ fn picture(objects: Vec<DesiredObject>) -> Picture {
     }
 }
 
+impl Cache {
+    fn load(&self) -> Option<Picture> {
+        let disk = Disk {
+            path: self.path().to_owned(),
+            node: self.node.clone(),
+        };
+        disk.load()
+    }
+
+    fn path(&self) -> &Path {
+        match &self.place {
+            Place::File(path) => path,
+            Place::Memory(_) => panic!("there is no file"),
+        }
+    }
+}
+
 fn cache(folder: &TempDir) -> Cache {
     Cache::new(folder.path(), "n1".into())
 }
@@ -75,7 +92,7 @@ fn what_was_written_is_read() {
     write(&cache, objects());
     assert_eq!(read(&cache), Some(objects()));
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(&inner), mode(&cache.path)), (0o700, 0o600));
+    assert_eq!((mode(&inner), mode(cache.path())), (0o700, 0o600));
     write(&cache, vec![node("y")]);
     assert_eq!(read(&cache), Some(vec![node("y")]));
     assert_eq!(
@@ -141,8 +158,8 @@ fn a_picture_is_read_as_it_was_written() {
     // The time of the write says at which time it was confirmed at the earliest.
     let folder = TempDir::new().unwrap();
     let cache = cache(&folder);
-    fs::write(&cache.path, earlier).unwrap();
-    let written = fs::metadata(&cache.path).unwrap().modified().unwrap();
+    fs::write(cache.path(), earlier).unwrap();
+    let written = fs::metadata(cache.path()).unwrap().modified().unwrap();
     let written = written.duration_since(std::time::UNIX_EPOCH).unwrap();
     let confirmed = cache.load().unwrap().confirmed_ms;
     assert_eq!(u128::from(confirmed), written.as_millis());
@@ -261,20 +278,20 @@ fn only_a_regular_file_is_read() {
     let cache = cache(&folder);
     write(&cache, objects());
     let elsewhere = folder.path().join("elsewhere");
-    fs::rename(&cache.path, &elsewhere).unwrap();
-    symlink(&elsewhere, &cache.path).unwrap();
+    fs::rename(cache.path(), &elsewhere).unwrap();
+    symlink(&elsewhere, cache.path()).unwrap();
     assert_eq!(read(&cache), None);
-    fs::remove_file(&cache.path).unwrap();
-    nix::unistd::mkfifo(&cache.path, Mode::S_IRWXU).unwrap();
+    fs::remove_file(cache.path()).unwrap();
+    nix::unistd::mkfifo(cache.path(), Mode::S_IRWXU).unwrap();
     assert_eq!(read(&cache), None);
     // The next picture replaces the file.
     write(&cache, objects());
     assert_eq!(read(&cache), Some(objects()));
-    fs::remove_file(&cache.path).unwrap();
-    fs::create_dir(&cache.path).unwrap();
+    fs::remove_file(cache.path()).unwrap();
+    fs::create_dir(cache.path()).unwrap();
     assert_eq!(read(&cache), None);
     write(&cache, objects());
-    assert!(cache.path.is_dir(), "no more than a warning");
+    assert!(cache.path().is_dir(), "no more than a warning");
 }
 
 /// A disk that takes nothing: the old file stays, and no caller waits.
@@ -334,7 +351,7 @@ fn a_clean_up_forgets() {
 
 #[test]
 fn a_name_is_a_file_however_long_it_is() {
-    let name = |node: &str| Cache::new(Path::new("/c"), node.into()).path;
+    let name = |node: &str| Cache::new(Path::new("/c"), node.into()).path().to_owned();
     assert_eq!(name("n1"), PathBuf::from("/c/desired-n1"));
     let [long, longer] = [200, 253].map(|length| "n".repeat(length));
     assert_eq!(name(&long), PathBuf::from(format!("/c/desired-{long}")));

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use bytes::Bytes;
 use kplane_model::{
     DesiredKey, DesiredObject, Digest, EndpointAddr, Family, LocalEndpoints, NodeFacts, ObjectHash,
-    ServiceKey, ServicePort, ServiceProgram,
+    RangeDigests, ServiceKey, ServicePort, ServiceProgram,
 };
 use kplane_proto::convert::encode_object;
 use kplane_proto::v1 as pb;
@@ -14,6 +14,9 @@ use kplane_proto::v1 as pb;
 use super::{Collector, Update};
 
 pub(crate) const EPOCH: u64 = 0xe1;
+
+/// Number of ranges by which a [`Plane`] compares.
+pub(crate) const RANGES: u16 = 16;
 
 pub(crate) fn key_of(name: &str, family: Family) -> ServiceKey {
     ServiceKey {
@@ -173,6 +176,32 @@ impl Plane {
         }
         piece.end = Some(self.end());
         vec![piece]
+    }
+
+    /// Returns what replaces the ranges in which an agent with these digests differs; `None` if it asks for a snapshot.
+    pub(crate) fn replacement(&mut self, digests: &[u8]) -> Option<Vec<pb::Update>> {
+        let mut own = RangeDigests::new(RANGES);
+        let mut pieces = Vec::new();
+        for (key, encoded) in &self.objects {
+            if let DesiredKey::Service(key) = key {
+                own.add(key, ObjectHash::of(encoded));
+            }
+        }
+        let differing = own.differing(digests)?;
+        for (key, encoded) in &self.objects {
+            if matches!(key, DesiredKey::Service(key) if !differing.contain(key)) {
+                continue;
+            }
+            pieces.push(pb::Update {
+                objects: vec![encoded.clone()],
+                ..pb::Update::default()
+            });
+        }
+        self.dirty.clear();
+        pieces.push(pb::Update::default());
+        pieces[0].ranges = differing.to_bytes().into();
+        pieces.last_mut().unwrap().end = Some(self.end());
+        Some(pieces)
     }
 
     pub(crate) fn collect(&self, pieces: Vec<pb::Update>) -> Update {

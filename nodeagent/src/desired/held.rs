@@ -9,20 +9,20 @@
 //! when the control plane names it with endpoints, deletes it by name, or gives one of its places to
 //! another Service, or when its absence becomes trusted. Kept Services are not part of the digest.
 
+mod places;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::{
-    DesiredKey, DesiredObject, Family, Protocol, ServiceKey, ServiceName, ServicePort,
-    ServiceProgram,
+    DesiredKey, DesiredObject, ServiceKey, ServiceName, ServicePort, ServiceProgram,
 };
 
+use self::places::{Place, places};
 use super::staged::Staged;
-use super::{CliffGuard, Confidence, Desired, Slot, Touched, first_key};
+use super::{CliffGuard, Confidence, Desired, Slot, Touched, first_key, now_ms};
 
 /// Most names of Services in [`Held::examples`].
 const EXAMPLES: usize = 8;
@@ -89,15 +89,6 @@ pub(super) struct Ledger {
     since_ms: u64,
     /// The places of ServicePorts that the control plane does not name, and their ServicePorts.
     places: HashMap<Place, ServiceKey>,
-}
-
-/// A place at which packets or health checks arrive. The control plane resolves conflicts between the
-/// ServicePorts that it names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Place {
-    Address(IpAddr, Protocol, u16),
-    NodePort(Family, Protocol, u16),
-    HealthCheck(u16),
 }
 
 impl Ledger {
@@ -177,8 +168,14 @@ impl Ledger {
             (DesiredObject::Service(now), Some(DesiredObject::Service(old)))
                 if self.has(&now.port.key.service) && !serves(now) && serves(old) =>
             {
+                // The endpoints were chosen for these policies, and may be of no use for others.
+                let port = ServicePort {
+                    internal_policy: old.port.internal_policy,
+                    external_policy: old.port.external_policy,
+                    ..now.port.clone()
+                };
                 DesiredObject::Service(ServiceProgram {
-                    port: now.port.clone(),
+                    port,
                     ..old.clone()
                 })
             }
@@ -263,6 +260,18 @@ impl Desired {
     #[must_use]
     pub fn held_services(&self) -> usize {
         self.held.gone.len() + self.held.bare.len()
+    }
+
+    /// Records which Services the earlier process kept. The next snapshot decides again.
+    pub(super) fn keep_restored(&mut self) {
+        let kept = self.objects.iter();
+        let kept = kept.filter(|(_, slot)| slot.backing != Backing::Named);
+        self.held.gone = kept
+            .filter_map(|(key, _)| service_of(key))
+            .cloned()
+            .collect();
+        "they were kept before the agent started".clone_into(&mut self.held.reason);
+        self.held.date(now_ms());
     }
 
     /// Decides which of the Services that a snapshot lacks are kept.
@@ -474,18 +483,4 @@ fn service_of(key: &DesiredKey) -> Option<&ServiceName> {
         DesiredKey::Service(key) | DesiredKey::Local(key) => Some(&key.service),
         DesiredKey::Node => None,
     }
-}
-
-fn places(port: &ServicePort) -> impl Iterator<Item = Place> + '_ {
-    let (protocol, family) = (port.key.protocol, port.key.family);
-    let addresses = std::iter::once(&port.cluster_ip)
-        .chain(&port.external_ips)
-        .chain(&port.load_balancer_ips);
-    addresses
-        .map(move |ip| Place::Address(*ip, protocol, port.port))
-        .chain(
-            port.node_port
-                .map(|number| Place::NodePort(family, protocol, number)),
-        )
-        .chain(port.health_check_node_port.map(Place::HealthCheck))
 }

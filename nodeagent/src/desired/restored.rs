@@ -107,6 +107,7 @@ impl Desired {
     pub fn serve_restored(&mut self) {
         if self.standing == Standing::Remembered && !self.positions.is_empty() {
             self.standing = Standing::Stale;
+            self.keep_restored();
         }
     }
 

@@ -1,11 +1,11 @@
 //! Tests of the desired state.
 
 use bytes::Bytes;
-use kplane_model::Family;
+use kplane_model::{Family, RangeDigests};
 use kplane_proto::convert::encode_object;
 use proptest::prelude::*;
 
-use super::fixture::{EPOCH, Plane, hostile, key_of, local, node, svc, svc6};
+use super::fixture::{EPOCH, Plane, RANGES, hostile, key_of, local, node, svc, svc6};
 use super::*;
 
 fn v4(name: &str) -> DesiredKey {
@@ -399,6 +399,7 @@ enum Step {
     Delete(u8),
     Node(u8),
     Send { snapshot: bool },
+    SendRanges,
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -410,6 +411,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         2 => name.prop_map(Step::Delete),
         1 => (0_u8..3).prop_map(Step::Node),
         3 => any::<bool>().prop_map(|snapshot| Step::Send { snapshot }),
+        2 => Just(Step::SendRanges),
     ]
 }
 
@@ -425,7 +427,7 @@ fn change(plane: &mut Plane, step: &Step) {
         }
         Step::Delete(name) => plane.delete(&v4(&of(name))),
         Step::Node(zone) => plane.put(&node(&of(zone))),
-        Step::Send { .. } => {}
+        Step::Send { .. } | Step::SendRanges => {}
     }
 }
 
@@ -437,9 +439,19 @@ proptest! {
         let (mut plane, mut desired) = synced([svc("s0", &[])]);
         for step in &steps {
             change(&mut plane, step);
-            let Step::Send { snapshot } = step else { continue };
             let before = planned(&desired);
-            let update = if *snapshot { plane.snapshot_update() } else { plane.delta_update() };
+            let update = match step {
+                Step::Send { snapshot: true } => plane.snapshot_update(),
+                Step::Send { snapshot: false } => plane.delta_update(),
+                Step::SendRanges => match desired.ranges(RANGES) {
+                    Some(digests) => {
+                        let pieces = plane_ranges(&mut plane, &digests);
+                        plane.collect(pieces)
+                    }
+                    None => plane.snapshot_update(),
+                },
+                _ => continue,
+            };
             let touched = desired.apply(update).unwrap();
             prop_assert_eq!(desired.resume().unwrap().digest, plane.digest());
             let after = planned(&desired);
@@ -457,6 +469,10 @@ proptest! {
             prop_assert_eq!(again, Touched::default());
         }
     }
+}
+
+fn plane_ranges(plane: &mut Plane, digests: &RangeDigests) -> Vec<kplane_proto::v1::Update> {
+    plane.replacement(&digests.to_bytes()).unwrap()
 }
 
 /// Returns what planning gets of each ServicePort.

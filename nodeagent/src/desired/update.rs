@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use kplane_model::{Digest, Family};
+use kplane_model::{Digest, Family, Ranges};
 use kplane_proto::v1 as pb;
 use prost::Message;
 
@@ -36,6 +36,9 @@ pub struct Update {
     /// Whether the update names everything that the control plane knows. Objects that a snapshot
     /// does not name are gone, unless their absence is not trusted.
     pub snapshot: bool,
+    /// The ranges that the update replaces, if it does. It then names everything in them, and all of the node's own
+    /// objects; ServicePrograms in other ranges are as they were.
+    pub ranges: Option<Ranges>,
     /// The control plane's confidence that its data is complete.
     pub confidence: Confidence,
     /// The reason why the control plane's data is not complete, human-readable; empty otherwise.
@@ -127,6 +130,20 @@ pub enum Refusal {
         /// The length of the digest in bytes.
         len: usize,
     },
+    /// The ranges that the update replaces do not follow the protocol.
+    #[error(
+        "an update replaces ranges that are listed in {len} bytes; 2, 4, 8, 16 or 32 are possible"
+    )]
+    MalformedRanges {
+        /// The length of the list in bytes.
+        len: usize,
+    },
+    /// The update replaces ranges of what the node holds, but the node keeps objects that no control plane sent.
+    #[error("revision {} replaces ranges, but the state of this node is not one that a control plane sent", position.revision)]
+    NotComparable {
+        /// The position of the update.
+        position: Position,
+    },
     /// The update is larger than an agent accepts.
     #[error("an update has more than {MAX_UPDATE_BYTES} bytes")]
     TooLarge,
@@ -141,15 +158,28 @@ pub enum Remedy {
     Reconnect,
 }
 
+impl Update {
+    /// Returns whether the update determines the whole state: objects that it does not name are gone, unless their
+    /// absence is not trusted.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.snapshot || self.ranges.is_some()
+    }
+}
+
 impl Refusal {
     /// Returns the action that this refusal requires.
     #[must_use]
     pub fn remedy(&self) -> Remedy {
         match self {
-            Self::NoSnapshot { .. } | Self::Digest { .. } => Remedy::Snapshot,
-            Self::Older { .. } | Self::Behind(_) | Self::Malformed { .. } | Self::TooLarge => {
-                Remedy::Reconnect
+            Self::NoSnapshot { .. } | Self::Digest { .. } | Self::NotComparable { .. } => {
+                Remedy::Snapshot
             }
+            Self::Older { .. }
+            | Self::Behind(_)
+            | Self::Malformed { .. }
+            | Self::MalformedRanges { .. }
+            | Self::TooLarge => Remedy::Reconnect,
         }
     }
 }
@@ -163,6 +193,7 @@ pub struct Collector {
     offer: Offer,
     may_go_back: bool,
     snapshot: bool,
+    ranges: Option<Ranges>,
     changes: Vec<Change>,
     bytes: usize,
 }
@@ -183,6 +214,7 @@ impl Collector {
             offer: Offer::default(),
             may_go_back: false,
             snapshot: false,
+            ranges: None,
             changes: Vec::new(),
             bytes: 0,
         }
@@ -225,6 +257,12 @@ impl Collector {
         if piece.snapshot {
             *self = self.anew();
             self.snapshot = true;
+        } else if !piece.ranges.is_empty() {
+            let ranges = Ranges::from_bytes(&piece.ranges);
+            let len = piece.ranges.len();
+            let ranges = ranges.ok_or(Refusal::MalformedRanges { len })?;
+            *self = self.anew();
+            self.ranges = Some(ranges);
         }
         self.bytes += piece.encoded_len();
         if self.bytes > MAX_UPDATE_BYTES {
@@ -245,6 +283,7 @@ impl Collector {
         let collected = std::mem::replace(self, self.anew());
         Ok(Some(Update {
             snapshot: collected.snapshot,
+            ranges: collected.ranges,
             confidence: end.confidence().into(),
             doubt: end.doubt[..end.doubt.floor_char_boundary(MAX_DOUBT)].to_owned(),
             cluster: collected.cluster,

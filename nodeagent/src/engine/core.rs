@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use kplane_model::{DesiredKey, Family, NodeFacts, ServiceName};
+use kplane_model::{DesiredKey, Family, NodeFacts, RangeDigests, ServiceName};
 
 use super::alone::Alone;
 use super::confirmation::Confirmation;
@@ -30,9 +30,10 @@ pub(super) struct Now {
 }
 
 impl Now {
+    /// Returns the present by the runtime's clock, which a simulation may stop.
     pub(super) fn real() -> Self {
         Self {
-            instant: Instant::now(),
+            instant: tokio::time::Instant::now().into_std(),
             ms: now_ms(),
         }
     }
@@ -118,7 +119,7 @@ impl Core {
     pub(super) fn recall(&mut self, recall: Recall) {
         let alone = recall.alone;
         (self.desired, self.keeping) = recall.begin();
-        self.alone = Alone::begin(alone, &self.desired, Instant::now());
+        self.alone = Alone::begin(alone, &self.desired, Now::real().instant);
     }
 
     /// Returns when a control plane last confirmed the desired state.
@@ -167,6 +168,11 @@ impl Core {
             .taken(first, &self.desired, &mut self.families, now);
         let released = self.desired.held_services() < held;
         let changed = touched.node_changed || !touched.services.is_empty();
+        if changed && let Some(position) = self.desired.position() {
+            // What an agent keeps may go without a new revision.
+            let families = self.families.iter_mut();
+            families.for_each(|family| family.retract(position));
+        }
         // Another epoch makes another resume token.
         if released || changed || before != Some(epoch) {
             self.keeping.changed(released, now.instant);
@@ -417,6 +423,11 @@ impl Core {
         let sides = self.families.iter();
         let known = sides.filter_map(|family| family.inspect(service));
         known.reduce(Inspection::and)
+    }
+
+    /// Returns the digests of so many ranges of the desired state, if it can be compared with a control plane's.
+    pub(super) fn ranges(&self, count: u16) -> Option<RangeDigests> {
+        self.desired.ranges(count)
     }
 
     /// Returns the position that all needed families have reached.

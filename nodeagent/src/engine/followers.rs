@@ -130,6 +130,7 @@ impl Followers {
             }
         };
         tokio::select! {
+            biased;
             () = self.health.failures_changed() => {}
             () = rival => {}
         }

@@ -11,7 +11,7 @@ use super::confirmation::Confirmation;
 use super::core::Now;
 use super::pipeline::Pipeline;
 use crate::cache::{Cache, Keeper};
-use crate::desired::{CliffGuard, Confidence, Desired, Held, Picture};
+use crate::desired::{CliffGuard, Confidence, Desired, Held, Picture, Position};
 
 /// Time from a change to the write that covers it and all later ones until then.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ impl Recall {
                 keeping.keeper = Some(keeper);
                 keeping.blind = memory.is_none();
                 if let Some(picture) = memory {
-                    keeping.written_ms = picture.confirmed_ms;
+                    keeping.written = Some((picture.position, picture.confirmed_ms));
                     keeping.confirmation.set(picture.confirmed_ms);
                     desired.restore(picture);
                 }
@@ -71,8 +71,8 @@ pub(super) struct Keeping {
     /// The time at which to write a state without changes.
     refresh: Option<Instant>,
     confirmation: Confirmation,
-    /// The confirmation that the file contains.
-    written_ms: u64,
+    /// The position and the confirmation that the file contains.
+    written: Option<(Position, u64)>,
     /// Whether nothing is known of what the node served before this process.
     blind: bool,
     /// The reason why the kernel is not touched.
@@ -185,18 +185,18 @@ impl Keeping {
         }
     }
 
-    /// Returns the served state, if it or its confirmation is newer than the file; `None` also if
-    /// nothing is in effect.
+    /// Returns the served state, if it, its position or its confirmation is newer than the file; `None` also
+    /// if nothing is in effect.
     fn unwritten(&mut self, desired: &Desired) -> Option<Picture> {
         let confirmed_ms = self.confirmation.get();
+        let written = Some((desired.position()?, confirmed_ms));
         let changed = self.due.take().is_some();
-        let news = changed || confirmed_ms != self.written_ms;
+        let news = changed || written != self.written;
         if !news || self.hands_off() {
             return None;
         }
-        let picture = desired.picture(confirmed_ms)?;
-        self.written_ms = confirmed_ms;
-        Some(picture)
+        self.written = written;
+        desired.picture(confirmed_ms)
     }
 }
 

@@ -138,6 +138,12 @@ impl Pipeline {
         self.behind_since.get_or_insert(arrived);
     }
 
+    /// Records that the kernel may lack something of a position that it held.
+    pub(super) fn retract(&mut self, position: Position) {
+        self.applied.take_if(|applied| *applied == position);
+        self.verified.take_if(|verified| *verified == position);
+    }
+
     /// Records a change in the cluster that led to an update of this epoch.
     pub(super) fn triggered(&mut self, epoch: u64, trigger: Trigger) {
         self.triggers.push(epoch, trigger);
@@ -239,6 +245,9 @@ impl Pipeline {
     /// Records that the kernel holds a position, which equals the last one or was just applied.
     fn hold(&mut self, position: Position, context: &mut Context<'_>, now: Now) {
         self.applied = Some(position);
+        // The agent may come back to that epoch, when the kernel holds something else.
+        self.verified
+            .take_if(|verified| verified.epoch != position.epoch);
         self.ever_programmed = true;
         self.programmed_at_ms = now.ms;
         self.behind_since = None;

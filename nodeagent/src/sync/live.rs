@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
-use kplane_model::ServiceName;
+use kplane_model::{RangeDigests, ServiceName, is_number_of_ranges};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::{agent_message, server_message};
 use tokio::sync::{mpsc, watch};
@@ -34,6 +34,9 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// An update on its way into the engine.
 type Submission = BoxFuture<'static, Result<Result<(), Refusal>, Stopped>>;
 
+/// A comparison of ranges on its way through the engine.
+type Comparison = BoxFuture<'static, Result<Option<RangeDigests>, Stopped>>;
+
 /// A question on its way through the engine, and its token.
 type Question = (u64, BoxFuture<'static, Result<Option<Inspection>, Stopped>>);
 
@@ -45,6 +48,8 @@ pub(super) struct Live {
     submission: Option<Submission>,
     /// The last question, until the engine has answered it.
     question: Option<Question>,
+    /// The control plane's question about ranges, until the engine has answered it.
+    comparison: Option<Comparison>,
     /// The counts of real servers that the control plane last received.
     servers_told: [Option<ServerCounts>; 2],
     /// The last update that arrived, taken or not.
@@ -63,6 +68,7 @@ pub(super) struct Live {
 struct Due {
     pong: Option<u64>,
     inspection: Option<pb::Inspection>,
+    ranges: Option<pb::Ranges>,
     renewal: bool,
     ping: bool,
     report: bool,
@@ -82,6 +88,7 @@ enum Event {
     Heard(Option<Result<pb::ServerMessage, Status>>),
     Submitted(Result<Result<(), Refusal>, Stopped>),
     Answered(u64, Result<Option<Inspection>, Stopped>),
+    Compared(Result<Option<RangeDigests>, Stopped>),
     PingDue,
     Silent,
     Reported(Result<(), watch::error::RecvError>),
@@ -98,6 +105,7 @@ impl Live {
             collector,
             submission: None,
             question: None,
+            comparison: None,
             servers_told: Default::default(),
             received: None,
             since: now,
@@ -138,6 +146,11 @@ impl Live {
                 self.question = None;
                 self.due.inspection = Some(servers::inspection(token, told?));
             }
+            Event::Compared(digests) => {
+                self.comparison = None;
+                let digests = digests?.map_or_else(Vec::new, |digests| digests.to_bytes());
+                self.due.ranges = Some(pb::Ranges { digests });
+            }
             Event::PingDue => {
                 self.next_ping = Instant::now() + PING_INTERVAL;
                 self.due.ping = true;
@@ -160,6 +173,7 @@ impl Live {
             link,
             submission,
             question,
+            comparison,
             reports,
             due,
             ..
@@ -177,14 +191,24 @@ impl Live {
                 None => std::future::pending().await,
             }
         };
+        let compared = async {
+            match comparison {
+                Some(comparison) => comparison.await,
+                None => std::future::pending().await,
+            }
+        };
         let outbox = link.outbox.clone();
+        // The control plane's messages come after everything that is bounded by itself, so that no flood of them delays
+        // a report. They come before the silence, which does not count if this process was stopped meanwhile.
         tokio::select! {
+            biased;
             submitted = submitted => Event::Submitted(submitted),
             (token, told) = answered => Event::Answered(token, told),
-            message = link.inbox.next(), if !busy => Event::Heard(message),
+            digests = compared => Event::Compared(digests),
             changed = reports.changed() => Event::Reported(changed),
             permit = outbox.reserve_owned(), if due.any() => Event::Room(permit),
             () = sleep_until(self.next_ping) => Event::PingDue,
+            message = link.inbox.next(), if !busy => Event::Heard(message),
             () = sleep_until(self.heard + SILENCE), if !busy => Event::Silent,
         }
     }
@@ -210,6 +234,7 @@ impl Live {
                 }
             }
             Some(server_message::Kind::Inspect(inspect)) => self.ask(&inspect, shared),
+            Some(server_message::Kind::Compare(compare)) => self.compare(compare, shared)?,
             Some(server_message::Kind::Heartbeat(heartbeat)) => {
                 return self.heartbeat(&heartbeat, shared);
             }
@@ -253,11 +278,24 @@ impl Live {
         self.question = Some((inspect.token, answer));
     }
 
+    /// Asks the engine for the digests of ranges.
+    fn compare(&mut self, compare: pb::Compare, shared: &Shared) -> Result<(), Lost> {
+        let count = Some(compare.ranges).filter(|count| is_number_of_ranges(*count));
+        let count = count.and_then(|count| u16::try_from(count).ok());
+        let count = count
+            .ok_or_else(|| Lost::Protocol(format!("a comparison of {} ranges", compare.ranges)))?;
+        let engine = shared.engine.clone();
+        self.comparison = Some(Box::pin(async move { engine.ranges(count).await }));
+        Ok(())
+    }
+
     fn send(&mut self, permit: mpsc::OwnedPermit<pb::AgentMessage>, shared: &mut Shared) {
         let kind = if let Some(token) = self.due.pong.take() {
             agent_message::Kind::Pong(pb::Pong { token })
         } else if let Some(inspection) = self.due.inspection.take() {
             agent_message::Kind::Inspection(inspection)
+        } else if let Some(ranges) = self.due.ranges.take() {
+            agent_message::Kind::Ranges(ranges)
         } else if let Some(token) = self.renewal() {
             agent_message::Kind::Renewal(token)
         } else if std::mem::take(&mut self.due.ping) {
@@ -321,7 +359,8 @@ pub(super) fn lag(collector: &Collector, report: &Report) -> Option<Lag> {
 
 impl Due {
     fn any(&self) -> bool {
-        self.pong.is_some() || self.inspection.is_some() || self.renewal || self.ping || self.report
+        let answers = self.pong.is_some() || self.inspection.is_some() || self.ranges.is_some();
+        answers || self.renewal || self.ping || self.report
     }
 }
 

@@ -7,7 +7,7 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::HANDSHAKE;
-use super::transport::{self, OpenError};
+use super::transport::{self, OpenError, Replica};
 use crate::desired::{Lag, Refusal, Remedy};
 use crate::engine::Stopped;
 
@@ -46,6 +46,8 @@ pub(super) enum Lost {
         "the control plane lost touch with its source {0:?} ago: the agent looks for a replica with newer data"
     )]
     CutOff(Duration),
+    #[error("the agent goes to {0}, where it belongs, so that agents are spread evenly")]
+    Rebalanced(Replica),
     #[error("update refused: {0}")]
     Refused(#[from] Refusal),
     #[error(transparent)]
@@ -85,7 +87,7 @@ impl Lost {
             Self::Behind { in_touch, .. } => Retry::Behind {
                 in_touch: *in_touch,
             },
-            Self::CutOff(_) => Retry::Elsewhere,
+            Self::CutOff(_) | Self::Rebalanced(_) => Retry::Elsewhere,
             Self::Refused(Refusal::Behind(_)) => Retry::Behind { in_touch: false },
             Self::Refused(refusal) => match refusal.remedy() {
                 Remedy::Snapshot => Retry::Fresh,

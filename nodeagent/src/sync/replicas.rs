@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use kplane_dataplane::backoff::Backoff;
-use kplane_model::{Digest, NodeName, ObjectHash};
+use kplane_model::{Digest, NodeName, ObjectHash, chance};
 use tokio::time::Instant;
 
 use super::older::Older;
@@ -55,6 +55,8 @@ pub(super) struct Replicas {
     resting: BTreeMap<Replica, Instant>,
     /// Replicas that said that they are cut off from their source.
     cut_off: BTreeMap<Replica, CutOff>,
+    /// Replicas that gave the agent no stream when they were last asked, and when that was.
+    failed: BTreeMap<Replica, Instant>,
     /// The time for which the agent stays with a replica that is cut off.
     stay: Duration,
     /// All replicas were cut off when they were last asked.
@@ -82,6 +84,7 @@ impl Replicas {
             current: None,
             resting: BTreeMap::new(),
             cut_off: BTreeMap::new(),
+            failed: BTreeMap::new(),
             stay: STAY.0,
             settled: false,
             older: Older::default(),
@@ -92,20 +95,12 @@ impl Replicas {
     /// Takes the replicas that were found and begins a round. A URL that leads nowhere now leads where
     /// it led before. Returns the failures.
     pub(super) fn begin_round(&mut self, found: Vec<Found>, now: Instant) -> Vec<OpenError> {
-        let urls = self.known.len().max(found.len());
-        self.known.resize(urls, Vec::new());
-        let mut failures = Vec::new();
-        for (known, found) in self.known.iter_mut().zip(found) {
-            match found {
-                Ok(replicas) if replicas.is_empty() => {}
-                Ok(replicas) => *known = replicas,
-                Err(failure) => failures.push(failure),
-            }
-        }
+        let failures = self.learn(found);
         let order = self.order();
         self.resting
             .retain(|replica, until| order.contains(replica) && *until > now);
         self.cut_off.retain(|replica, _| order.contains(replica));
+        self.failed.retain(|replica, _| order.contains(replica));
         self.older.retain(|replica| order.contains(replica));
         let mut round = order;
         round.retain(|replica| !self.resting.contains_key(replica));
@@ -117,6 +112,37 @@ impl Replicas {
         });
         self.round = round.into();
         failures
+    }
+
+    /// Takes the replicas that were found; returns the failures.
+    fn learn(&mut self, found: Vec<Found>) -> Vec<OpenError> {
+        let urls = self.known.len().max(found.len());
+        self.known.resize(urls, Vec::new());
+        let mut failures = Vec::new();
+        for (known, found) in self.known.iter_mut().zip(found) {
+            match found {
+                Ok(replicas) if replicas.is_empty() => {}
+                Ok(replicas) => *known = replicas,
+                Err(failure) => failures.push(failure),
+            }
+        }
+        failures
+    }
+
+    /// Takes the replicas that were found, and returns the agent's favourite if the stream is with another one. A
+    /// replica that wants to be left alone, or said that it is cut off, is no favourite.
+    pub(super) fn favourite_elsewhere(
+        &mut self,
+        found: Vec<Found>,
+        now: Instant,
+    ) -> Option<Replica> {
+        self.learn(found);
+        let rests = |replica: &Replica| self.resting.get(replica).is_some_and(|at| *at > now);
+        let mut order = self.order().into_iter();
+        let is_cut_off = |replica: &Replica| self.known_cut_off(*replica, now).is_some();
+        let favourite = order.find(|replica| !rests(replica) && !is_cut_off(replica))?;
+        let place = self.current.map(|current| current.place);
+        (place != Some(favourite.place)).then_some(favourite)
     }
 
     /// Returns whether any replica is known.
@@ -154,6 +180,16 @@ impl Replicas {
         }
     }
 
+    /// Records whether the current replica gave the agent a stream.
+    pub(super) fn answered(&mut self, with_stream: bool, now: Instant) {
+        if let Some(current) = self.current {
+            self.failed.remove(&current);
+            if !with_stream {
+                self.failed.insert(current, now);
+            }
+        }
+    }
+
     /// Records that the stream lived long enough for the next pause to be short.
     pub(super) fn healthy(&mut self) {
         self.backoff.reset();
@@ -161,7 +197,7 @@ impl Replicas {
 
     /// Records that the current replica wants to be left alone for a time. Up to half of it is added.
     pub(super) fn rest(&mut self, time: Duration, now: Instant) {
-        let time = time + rand::random_range(Duration::ZERO..=time / 2);
+        let time = time + chance::between(Duration::ZERO, time / 2);
         if let Some(current) = self.current {
             self.resting.insert(current, now + time);
         }
@@ -182,7 +218,7 @@ impl Replicas {
 
     /// Records the age of the current replica's data; returns whether to leave it. The agent leaves a
     /// replica that is cut off for one that may be in touch, or whose data is clearly newer. If all are cut
-    /// off, it stays with the freshest, and asks the others again after a growing time.
+    /// off, or give it no stream, it stays with the freshest, and asks the others again after a growing time.
     pub(super) fn leaves(&mut self, age: Duration, now: Instant) -> bool {
         let Some(current) = self.current else {
             return false;
@@ -199,8 +235,11 @@ impl Replicas {
         };
         self.cut_off.insert(current, ours);
         let better = |other| {
+            let failed = self.failed.get(&other);
+            let is_useless = failed.is_some_and(|at| now - *at < self.stay);
             let theirs = self.known_cut_off(other, now);
-            theirs.is_none_or(|theirs| theirs.current_at >= ours.current_at + CUT_OFF)
+            !is_useless
+                && theirs.is_none_or(|theirs| theirs.current_at >= ours.current_at + CUT_OFF)
         };
         let leaves = self.others(now).any(better);
         if leaves {

@@ -16,11 +16,11 @@ use tonic::Status;
 
 use super::lost::LONGEST_ABSENCE;
 use super::*;
-use crate::desired::fixture::{EPOCH, Plane, svc};
+use crate::desired::fixture::{EPOCH, Plane, RANGES, svc};
 use crate::desired::{Position, Refusal, Resume};
-use crate::engine::Command;
+use crate::engine::{Command, Recall};
 use crate::report::Report;
-use kplane_dataplane::backend::noop;
+use kplane_dataplane::backend::{Backend, noop};
 
 /// Longest that any test waits for anything; time is paused, so it costs nothing.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -133,6 +133,15 @@ impl Server {
         message.map(|message| message.kind.unwrap())
     }
 
+    /// Takes one message, and answers it if it is a ping; false when the client closed the stream.
+    async fn answers_a_ping(&mut self) -> bool {
+        let heard = self.heard().await;
+        if let Some(agent_message::Kind::Ping(pb::Ping { token })) = heard {
+            self.say(server_message::Kind::Pong(pb::Pong { token }));
+        }
+        heard.is_some()
+    }
+
     /// Returns the next report that is as wanted. Pings are answered meanwhile.
     async fn report(&mut self, wanted: impl Fn(&pb::Report) -> bool) -> pb::Report {
         let deadline = Instant::now() + PATIENCE;
@@ -186,9 +195,16 @@ struct Rig {
     client: tokio::task::JoinHandle<Stopped>,
 }
 
+/// An engine on the test's own runtime, whose time stands still.
+fn local(backend: Backend) -> Engine {
+    let (engine, work) = Engine::local(backend, Recall::default());
+    tokio::spawn(work);
+    engine
+}
+
 impl Rig {
     fn new() -> Self {
-        Self::with(Engine::local(noop::open()), 0)
+        Self::with(local(noop::open()), 0)
     }
 
     fn with(engine: Engine, refusals: u32) -> Self {

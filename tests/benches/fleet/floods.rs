@@ -1,23 +1,26 @@
 //! Changes while hostile clients of another loopback address flood the port of agents. They have a thread of their own,
 //! and send at bounded rates, so that what they cost this machine is mostly what they cost the control plane.
 
-use std::net::SocketAddr;
-use std::path::Path;
+#![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
+
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result};
 use kplane_rig::flood::{PREFACE, client_hello, opened_and_reset};
-use kplane_rig::usage;
-use kplane_tests::bench::workload::{percentiles, show};
-use kplane_tls::{ClientConfig, ClientFiles, Files as _, KeyPair, greet};
+use kplane_tests::bench::workload::show;
+use kplane_tests::fleet::{
+    DEADLINE, Fleet, Size, agent_address, beside, identity, metrics_address, percentiles,
+};
+use kplane_tls::{ClientConfig, greet};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep, timeout};
 
-use super::{AGENT_PORT, DEADLINE, Fleet};
+use super::sizes::{CHANGES, shown};
 
 /// The address from which floods come.
 const ELSEWHERE: [u8; 4] = [127, 0, 0, 2];
@@ -86,8 +89,7 @@ impl Flood {
 async fn connect() -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind((ELSEWHERE, 0).into())?;
-    let to = SocketAddr::from(([127, 0, 0, 1], AGENT_PORT));
-    socket.connect(to).await
+    socket.connect(agent_address(0)).await
 }
 
 async fn begins_a_handshake(hello: Arc<Vec<u8>>) {
@@ -166,60 +168,54 @@ impl Drop for Flooding {
 }
 
 /// Returns the number of connections at the port of agents.
-async fn connections() -> usize {
-    let http = SocketAddr::from(([127, 0, 0, 1], 7_445));
-    let mut stream = TcpStream::connect(http).await.unwrap();
+async fn connections() -> Result<usize> {
+    let mut stream = TcpStream::connect(metrics_address(0)).await?;
     let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    stream.write_all(request).await.unwrap();
+    stream.write_all(request).await?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
+    stream.read_to_string(&mut answer).await?;
     let prefix = "kplane_controlplane_connections{port=\"agents\"} ";
     let count = answer.lines().find_map(|line| line.strip_prefix(prefix));
-    count.unwrap().parse().unwrap()
-}
-
-fn config(certs: &Path, node: &str) -> Arc<ClientConfig> {
-    let pair = |kind: &str| certs.join(format!("nodes/{node}.{kind}"));
-    let files = ClientFiles {
-        authorities: certs.join("ca.crt"),
-        pair: Some(KeyPair {
-            certificate: pair("crt"),
-            key: pair("key"),
-        }),
-    };
-    files.load().unwrap()
+    Ok(count.context("no such metric")?.parse()?)
 }
 
 /// Measures changes without a flood and beside each.
-pub(super) async fn beside_floods(agents: u32) {
-    let mut fleet = Fleet::start(agents, 1).await;
-    fleet.connect(agents).await;
-    let config = config(&fleet.certs, "n0");
-    let hello = Arc::new(client_hello(Arc::clone(&config)).await.unwrap());
-    let pid = [fleet.plane.0.id()];
+pub(crate) async fn beside_floods(agents: u32) -> Result<()> {
+    let size = Size {
+        agents,
+        services: 1,
+        replicas: 1,
+        reports: true,
+    };
+    let mut fleet = Fleet::start(beside()?, size).await?;
+    fleet.connect().await?;
+    let config = identity(fleet.certs(), "n0")?;
+    let hello = Arc::new(client_hello(Arc::clone(&config)).await?);
     let mut calm = None;
     for flood in Flood::ALL {
         let flooding = Flooding::start(flood, Arc::clone(&hello), Arc::clone(&config));
         sleep(BUILD_UP).await;
-        let (begun, cpu) = (Instant::now(), usage::cpu(&pid).unwrap());
-        let (latencies, _) = fleet.change().await;
-        let cpu = (usage::cpu(&pid).unwrap() - cpu).div_duration_f64(begun.elapsed());
-        let open = connections().await;
+        let (begun, cpu) = (Instant::now(), fleet.usage()?.cpu);
+        let (latencies, _) = fleet.change(CHANGES).await?;
+        let cpu = (fleet.usage()?.cpu - cpu).div_duration_f64(begun.elapsed());
+        let open = connections().await?;
         drop(flooding);
-        let p99 = latencies[(latencies.len() - 1) * 99 / 100];
-        let moved = p99.div_duration_f64(*calm.get_or_insert(p99));
+        let times = percentiles(&latencies);
+        let moved = times[2].div_duration_f64(*calm.get_or_insert(times[2]));
         println!(
             "{:>12} | {open:>11} {:>11} |                       {} {:>7.2}x",
             flood.name(),
             show(Duration::from_secs_f64(cpu)),
-            percentiles(&latencies),
+            shown(&times),
             moved,
         );
         let left = async {
-            while connections().await > usize::try_from(agents).unwrap() {
+            while connections().await? > usize::try_from(agents)? {
                 sleep(Duration::from_millis(100)).await;
             }
+            Ok::<_, anyhow::Error>(())
         };
-        timeout(DEADLINE, left).await.unwrap();
+        timeout(DEADLINE, left).await??;
     }
+    Ok(())
 }

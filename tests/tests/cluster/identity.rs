@@ -184,27 +184,34 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
         let admin: Value = serde_json::from_slice(&admin)?;
         let admin = admin["users"][0]["user"]["token"].as_str();
         let admin = admin.context("no token")?;
-        let read = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, No];
+        let read = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, No, No];
+        let act = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, No];
         for (what, pair, token, wanted) in [
-            ("nothing", None, None, [Nobody; 9]),
-            ("garbage", None, Some("garbage"), [Nobody; 9]),
-            ("a node's certificate", Some("nodes/node-1"), None, [No; 9]),
-            ("an agent's token", None, Some(agent.as_str()), [No; 9]),
-            ("a user without rights", None, Some(&nobody), [No; 9]),
+            ("nothing", None, None, [Nobody; 10]),
+            ("garbage", None, Some("garbage"), [Nobody; 10]),
+            ("a node's certificate", Some("nodes/node-1"), None, [No; 10]),
+            ("an agent's token", None, Some(agent.as_str()), [No; 10]),
+            ("a user without rights", None, Some(&nobody), [No; 10]),
             (
                 "a certificate without rights",
                 Some("users/alice"),
                 None,
-                [No; 9],
+                [No; 10],
             ),
             ("a reader", None, Some(&reader), read),
-            ("an operator", None, Some(&operator), [Yes; 9]),
-            ("the cluster's administrator", None, Some(admin), [Yes; 9]),
+            ("an operator", None, Some(&operator), act),
+            ("the cluster's administrator", None, Some(admin), [Yes; 10]),
             (
                 "an administrator's certificate",
                 Some("users/bob"),
                 None,
-                [Yes; 9],
+                act,
+            ),
+            (
+                "a replica's certificate",
+                Some("server"),
+                None,
+                [No, No, No, No, No, No, No, No, No, Yes],
             ),
         ] {
             let caller = plane.caller(pair, token)?;
@@ -284,6 +291,21 @@ pub(crate) fn known_agents_come_back_while_the_api_server_is_away() -> Result<()
     })
 }
 
+/// With no other flag than --peers, replicas prove to each other that they are replicas.
+fn answer_each_other(api: &Api, planes: &[SecurePlane]) -> Result<()> {
+    let reader = user(api, "reader", Some("kplane-reader"))?;
+    for plane in planes {
+        let caller = plane.caller(None, Some(&reader))?;
+        eventually(DEADLINE, "replicas answer each other", || {
+            let fleet = caller.fleet()?;
+            let missing = &fleet.missing_replicas;
+            ensure!(fleet.replicas == 2 && missing.is_empty(), "{missing:?}");
+            anyhow::Ok(())
+        })?;
+    }
+    Ok(())
+}
+
 /// Two replicas that start at once agree on one authority, which outlives both, and publish it.
 pub(crate) fn replicas_make_one_authority_and_keep_it() -> Result<()> {
     with_world(|world| {
@@ -313,6 +335,7 @@ pub(crate) fn replicas_make_one_authority_and_keep_it() -> Result<()> {
         for plane in &planes {
             serves(plane)?;
         }
+        answer_each_other(api, &planes)?;
         drop(planes);
         let secret = |api: &Api| {
             let secret = api.get("Secret", "kplane/kplane-certificates")?;

@@ -4,6 +4,7 @@
 
 mod events;
 mod faults;
+mod fleet;
 mod identity;
 mod input;
 mod kpctl;
@@ -45,6 +46,8 @@ const TESTS: &[Test] = tests![
     faults::rights_taken_away_delete_nothing_and_heal,
     faults::an_older_etcd_is_followed_and_resurrects_nothing_else,
     replicas::an_agent_leaves_a_replica_that_is_cut_off_and_never_goes_back,
+    replicas::any_replica_answers_for_all_and_kpctl_waits_for_all,
+    fleet::agents_resume_at_other_replicas_and_lose_nothing,
     workloads::a_deployment_is_scaled_and_rolled,
     workloads::b3_terminating_endpoints_serve_when_nothing_else_does,
     workloads::b2_traffic_distribution_keeps_zones_and_nodes_apart,

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::fs;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -30,6 +31,15 @@ fn manifests() -> String {
 /// Returns a Service at `10.96.7.NUMBER`, port 80, with one endpoint, as YAML documents.
 pub(crate) fn yaml(number: impl Display) -> String {
     let [pod, _] = pod_ips(1, 1);
+    yaml_with(number, &[pod])
+}
+
+/// Returns a Service like [`yaml`], with these endpoints.
+pub(crate) fn yaml_with(number: impl Display, pods: &[IpAddr]) -> String {
+    let endpoints = pods
+        .iter()
+        .map(|pod| format!("{{addresses: ['{pod}'], conditions: {{ready: true}}}}"));
+    let endpoints: Vec<_> = endpoints.collect();
     format!(
         "---\n{{apiVersion: v1, kind: Service, metadata: {{name: s{number}, namespace: shop}}, \
          spec: {{clusterIP: 10.96.7.{number}, clusterIPs: [10.96.7.{number}], \
@@ -37,7 +47,8 @@ pub(crate) fn yaml(number: impl Display) -> String {
          ---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: \
          s{number}-1, namespace: shop, labels: {{kubernetes.io/service-name: s{number}}}}}, \
          addressType: IPv4, ports: [{{name: '', port: {TARGET}, protocol: TCP}}], \
-         endpoints: [{{addresses: ['{pod}'], conditions: {{ready: true}}}}]}}\n"
+         endpoints: [{}]}}\n",
+        endpoints.join(", ")
     )
 }
 

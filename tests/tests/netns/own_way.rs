@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::slice;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
@@ -12,6 +13,7 @@ use clap::Parser as _;
 use kp_controlplane::admission::{Admission, Reserved};
 use kp_controlplane::app as control_plane;
 use kp_controlplane::dial::Dialer;
+use kp_controlplane::hub::Hub;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kplane_model::OWN_MARK;
@@ -199,8 +201,18 @@ fn node_object() -> String {
 
 /// A control plane; its streams break when it is dropped.
 pub(crate) fn plane(control: &NetNs, folder: &Path, admission: &Admission) -> Result<Runtime> {
+    Ok(plane_at(control, folder, admission, CONTROL_PORT)?.0)
+}
+
+/// A control plane at a port, and its state.
+pub(crate) fn plane_at(
+    control: &NetNs,
+    folder: &Path,
+    admission: &Admission,
+    port: u16,
+) -> Result<(Runtime, Arc<Hub>)> {
     let config = control_plane::Config {
-        agent_listen: Some(SocketAddr::from(([0, 0, 0, 0], CONTROL_PORT))),
+        agent_listen: Some(SocketAddr::from(([0, 0, 0, 0], port))),
         protection: control_plane::Protection::PlainText { exposed: true },
         admission: admission.clone(),
         ..control_plane::Config::new(control_plane::Origin::Manifests(folder.to_owned()))
@@ -208,8 +220,9 @@ pub(crate) fn plane(control: &NetNs, folder: &Path, admission: &Admission) -> Re
     let _inside = control.enter()?;
     let runtime = Runtime::new()?;
     let bound = runtime.block_on(control_plane::build(config))?;
+    let hub = Arc::clone(bound.hub());
     runtime.spawn(bound.wait());
-    Ok(runtime)
+    Ok((runtime, hub))
 }
 
 fn agent_config() -> Result<Config> {

@@ -61,10 +61,12 @@ const CRATES: [(&str, &str, &[&str]); 15] = [
             "kp-controlplane",
             "kp-nodeagent",
             "kplane-dataplane",
+            "kplane-http",
             "kplane-model",
             "kplane-netlink",
             "kplane-proto",
             "kplane-rig",
+            "kplane-tls",
         ],
     ),
     (

@@ -238,7 +238,7 @@ pub fn fleet(nodes: Vec<pb::NodeStatus>) -> pb::Fleet {
     pb::Fleet {
         control_plane: Some(control_plane()),
         nodes,
-        next_page_token: String::new(),
+        ..Default::default()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kplane_model::{ServiceKey, ServicePort};
+use kplane_model::{NodeFacts, ServiceKey, ServicePort};
 use tokio::sync::mpsc;
 
 use super::*;
@@ -78,7 +78,8 @@ fn failed(applied: u64, degraded: bool) -> pb::Report {
 }
 
 fn of(hub: &Hub, name: &str) -> pb::Convergence {
-    convergence(hub, &mut Followed::new(ServiceName::new("shop", name)))
+    let mut followed = Followed::new(ServiceName::new("shop", name));
+    convergence(hub, &mut followed, &Collected::default())
 }
 
 fn counts_of(answer: &pb::Convergence) -> [u64; 3] {

@@ -236,6 +236,28 @@ fn a_service_that_is_named_again_keeps_its_endpoints_until_it_has_some() {
     assert_eq!((count(&desired), held(&desired)), ((3, 3), (2, 0)));
 }
 
+/// Found by the simulation: endpoints that were chosen for policy Local were kept for policy Cluster, and served nobody.
+#[test]
+fn endpoints_that_are_kept_keep_the_policies_that_chose_them() {
+    let DesiredObject::Service(mut old) = numbered(1, &[]) else {
+        panic!("a Service");
+    };
+    old.port.internal_policy = TrafficPolicy::Local;
+    old.has_any = true;
+    let old = DesiredObject::Service(old);
+    let mut desired = holding(&[old, local(&name(1), &[ENDPOINT])]);
+    let mut other = plane(7, Partial, vec![with_port(1, 81, &[])]);
+    desired.apply(other.snapshot_update()).unwrap();
+    let (program, here) = desired.service(&key(1)).unwrap();
+    assert_eq!((program.port.port, here.is_some()), (81, true));
+    assert_eq!(program.port.internal_policy, TrafficPolicy::Local);
+    other.confidence = Confirmed;
+    desired.apply(other.delta_update()).unwrap();
+    let (program, here) = desired.service(&key(1)).unwrap();
+    assert_eq!(program.port.internal_policy, TrafficPolicy::Cluster);
+    assert!(here.is_none() && !program.has_any);
+}
+
 #[test]
 fn a_service_that_is_named_wins_over_one_that_is_kept() {
     let DesiredObject::Service(mut old) = numbered(0, &[ENDPOINT]) else {

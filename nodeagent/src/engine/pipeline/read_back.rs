@@ -6,6 +6,7 @@ use super::{AFTER_REPAIR, Pipeline, VERIFY_INTERVAL, VERIFY_LATEST};
 use crate::engine::core::Now;
 use kplane_dataplane::backend::{ApplyError, Side, Verification};
 use kplane_dataplane::chain;
+use kplane_model::chance;
 
 impl Pipeline {
     /// Compares the kernel with what it should hold. Drift is reported first and repaired next.
@@ -101,7 +102,7 @@ impl Pipeline {
 fn next_look(side: &dyn Side, failed: bool) -> Duration {
     let spread = || match failed {
         true => VERIFY_INTERVAL,
-        false => VERIFY_LATEST.mul_f64(rand::random_range(0.8..=1.0)),
+        false => chance::between(VERIFY_LATEST * 4 / 5, VERIFY_LATEST),
     };
     side.probe_interval().unwrap_or_else(spread)
 }

@@ -197,3 +197,20 @@ fn a_kernel_that_refuses_the_file_is_tried_again() {
     assert_eq!(rig.script.kernel().len(), 3);
     assert!(rig.stale().is_some());
 }
+
+/// Found by the simulation: the report did not name Services that the process before kept.
+#[test]
+fn services_that_were_kept_are_still_reported_as_kept() {
+    let folder = TempDir::new().unwrap();
+    let mut rig = Rig::remembering(&folder, services(4));
+    rig.fail_over(Confidence::Partial, services(1));
+    assert_eq!(rig.held(), Some(3));
+    rig.restart(at(&folder));
+    assert_eq!(rig.held(), None, "the file is not in effect yet");
+    rig.wait(3 * SERVING);
+    assert_eq!((rig.script.kernel().len(), rig.held()), (4, Some(3)));
+    assert!(rig.stale().is_some());
+    rig.plane.confidence = Confidence::Confirmed;
+    rig.snapshot();
+    assert_eq!((rig.script.kernel().len(), rig.held()), (1, None));
+}

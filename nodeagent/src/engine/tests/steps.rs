@@ -1,5 +1,7 @@
 //! Steps of the engine, without its thread; time is an argument.
 
+use kplane_proto::v1::Confidence;
+
 use super::*;
 
 #[test]
@@ -321,4 +323,40 @@ fn end_to_end_time_is_told_only_when_all_of_it_is_known() {
         rig.next();
     }
     assert!(end_to_end(&rig) >= 5_000, "{}", end_to_end(&rig));
+}
+
+/// Found by the simulation: what was read back in an epoch counted again when the agent came back to it.
+#[test]
+fn a_verified_position_does_not_outlive_its_epoch() {
+    let mut rig = Rig::settled([svc("a", &[])]);
+    assert_eq!(rig.revisions(), (1, 1));
+    let epoch = rig.plane.epoch;
+    rig.plane.epoch = 77;
+    rig.put(&svc("b", &[]));
+    assert_eq!(rig.core.report().verified, None);
+    rig.script.set(|script| script.broken.push(Family::V4));
+    rig.plane.epoch = epoch;
+    rig.put(&svc("a", &["10.0.0.1:80"]));
+    let report = rig.core.report().to_wire();
+    assert_eq!((report.applied_revision, report.verified_revision), (0, 0));
+}
+
+/// Found by the simulation: what an agent keeps may go without a new revision. If the kernel refuses, the report must not
+/// say that the kernel holds the revision.
+#[test]
+fn a_change_without_a_new_revision_is_reported_after_the_commit_too() {
+    let mut rig = Rig::settled([svc("a", &[]), svc("b", &[])]);
+    rig.plane.epoch = 77;
+    rig.plane.confidence = Confidence::Partial;
+    rig.plane
+        .delete(&DesiredKey::Service(key_of("b", Family::V4)));
+    rig.snapshot();
+    assert_eq!((rig.revisions().0, rig.script.kernel().len()), (3, 2));
+    rig.script.set(|script| script.broken.push(Family::V4));
+    rig.plane.confidence = Confidence::Confirmed;
+    rig.delta();
+    assert_eq!((rig.revisions().0, rig.script.kernel().len()), (0, 2));
+    rig.script.set(|script| script.broken.clear());
+    rig.next();
+    assert_eq!((rig.revisions().0, rig.script.kernel().len()), (3, 1));
 }

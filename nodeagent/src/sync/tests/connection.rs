@@ -126,7 +126,7 @@ async fn a_slow_engine_holds_the_stream_back_and_keeps_it_alive() {
 #[tokio::test(start_paused = true)]
 async fn connecting_again_backs_off_to_ten_seconds() {
     let started = Instant::now();
-    let mut rig = Rig::with(Engine::local(noop::open()), 40);
+    let mut rig = Rig::with(local(noop::open()), 40);
     let server = rig.opened().await;
     // Ceilings 0.1 + .. + 6.4 s, then 33 times 10 s: half of it on average.
     let took = server.opened_at - started;
@@ -137,7 +137,7 @@ async fn connecting_again_backs_off_to_ten_seconds() {
 
 #[tokio::test(start_paused = true)]
 async fn a_healthy_stream_makes_the_next_pause_short() {
-    let mut rig = Rig::with(Engine::local(noop::open()), 20);
+    let mut rig = Rig::with(local(noop::open()), 20);
     let mut server = rig.opened().await;
     server.welcome(EPOCH);
     let started = Instant::now();

@@ -324,7 +324,7 @@ async fn lives(server: &mut Server, age: impl Fn(Duration) -> Duration, time: Du
 async fn streams_while_cut_off(rig: &mut Rig) -> Vec<Replica> {
     let started = Instant::now();
     let mut streams = Vec::new();
-    while started.elapsed() < 600 * SECOND {
+    while started.elapsed() < 600 * SECOND && streams.len() < 100 {
         let mut server = rig.opened().await;
         streams.push(server.at);
         server.welcome_at(1, 100, started.elapsed());
@@ -365,4 +365,45 @@ async fn the_freshest_of_replicas_that_are_cut_off_is_kept() {
     };
     assert_eq!(kept, at(2));
     assert!(started.elapsed() <= 21 * SECOND);
+}
+
+/// Replicas that came back or are new get the agents that belong to them; at most one agent in twenty moves a minute.
+#[tokio::test(start_paused = true)]
+async fn an_agent_goes_to_its_favourite_replica_in_its_own_time() {
+    let mut rig = three();
+    let mut plane = Plane::new([svc("a", &[])]);
+    let favourite = rig.synced(&mut plane).await;
+    let place = favourite.at;
+    rig.stage.lock().unwrap().dead.insert(place);
+    drop(favourite);
+    let mut second = rig.opened().await;
+    second.welcome(EPOCH);
+    let came = Instant::now();
+    rig.stage.lock().unwrap().dead.clear();
+    while second.answers_a_ping().await {}
+    let mut back = rig.opened().await;
+    assert_eq!(back.at, place);
+    let stayed = back.opened_at - came;
+    assert!(
+        (600 * SECOND..=2_401 * SECOND).contains(&stayed),
+        "{stayed:?}"
+    );
+    assert!(back.hello.resume.is_some());
+    // There it stays.
+    back.welcome(EPOCH);
+    let end = Instant::now() + 3 * 2_400 * SECOND;
+    while Instant::now() < end {
+        assert!(back.answers_a_ping().await, "the agent left");
+    }
+}
+
+/// Found by the simulation: agents asked a replica that was cut off for hundreds of streams a second, because another
+/// replica was gone.
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_is_gone_is_no_reason_to_leave_one_that_is_cut_off() {
+    let mut rig = three();
+    rig.stage.lock().unwrap().dead.extend([at(1), at(2)]);
+    let streams = streams_while_cut_off(&mut rig).await;
+    assert!(streams.iter().all(|replica| *replica == at(3)));
+    assert!((2..=16).contains(&streams.len()), "{}", streams.len());
 }

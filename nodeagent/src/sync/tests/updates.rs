@@ -14,7 +14,7 @@ async fn a_snapshot_and_deltas_are_applied_and_reported() {
     let mut server = rig.opened().await;
     let hello = &server.hello;
     assert_eq!((&*hello.node_name, &*hello.backend), ("n1", "noop"));
-    assert_eq!((hello.protocol_version, hello.capabilities), (1, 1));
+    assert_eq!((hello.protocol_version, hello.capabilities), (1, 3));
     assert_eq!(hello.resume, None);
     server.welcome(EPOCH);
     let first = server.report(|_| true).await;
@@ -230,6 +230,59 @@ async fn connections_alone_travel_with_the_next_ping() {
     assert_eq!(server.reports_within(60 * SECOND).await, []);
 }
 
+#[tokio::test(start_paused = true)]
+async fn another_replica_compares_ranges_and_sends_what_differs() {
+    let mut rig = Rig::new();
+    let names: Vec<_> = (0..40)
+        .map(|number| svc(&format!("s{number}"), &[]))
+        .collect();
+    let mut plane = Plane::new(names.clone());
+    drop(rig.synced(&mut plane).await);
+    let mut other = Plane::new(names);
+    other.epoch = EPOCH + 1;
+    other.put(&svc("s7", &["10.0.0.1:80"]));
+    let mut server = rig.opened().await;
+    server.welcome(other.epoch);
+    let ranges = u32::from(RANGES);
+    server.say(server_message::Kind::Compare(pb::Compare { ranges }));
+    let digests = loop {
+        if let agent_message::Kind::Ranges(ranges) = server.heard().await.unwrap() {
+            break ranges.digests;
+        }
+    };
+    let pieces = other.replacement(&digests).unwrap();
+    assert!(pieces.len() < 20, "{}", pieces.len());
+    server.update(pieces);
+    let report = server.applied(other.revision).await;
+    let objects = report.objects.unwrap();
+    assert_eq!(
+        (report.epoch, objects.services, objects.endpoints),
+        (other.epoch, 40, 1)
+    );
+    assert_eq!(rig.report().snapshots, 1);
+    for ranges in [0, 17, 1 << 20] {
+        server.say(server_message::Kind::Compare(pb::Compare { ranges }));
+        server.closed().await;
+        server = rig.opened().await;
+        server.welcome(other.epoch);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_holds_nothing_has_no_digests() {
+    let mut rig = Rig::new();
+    let mut server = rig.opened().await;
+    server.welcome(EPOCH);
+    let ranges = u32::from(RANGES);
+    server.say(server_message::Kind::Compare(pb::Compare { ranges }));
+    loop {
+        if let agent_message::Kind::Ranges(ranges) = server.heard().await.unwrap() {
+            assert!(ranges.digests.is_empty());
+            return;
+        }
+    }
+}
+
 /// A backend that answers questions about Services.
 struct Telling;
 
@@ -256,7 +309,7 @@ async fn a_question_about_a_service_is_answered_with_its_token() {
         Family::V4 => Box::new(Telling) as Box<dyn Side>,
         Family::V6 => Box::new(Noop::default()),
     };
-    let mut rig = Rig::with(Engine::local(noop::open_with(telling)), 0);
+    let mut rig = Rig::with(local(noop::open_with(telling)), 0);
     let mut server = rig.synced(&mut Plane::new([svc("a", &[])])).await;
     for token in [7, 8] {
         server.say(server_message::Kind::Inspect(pb::Inspect {

@@ -14,6 +14,7 @@ use kplane_model::DesiredObject;
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::desired_state_service_client::DesiredStateServiceClient;
+use kplane_proto::v1::peer_service_client::PeerServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
@@ -79,11 +80,12 @@ pub(crate) enum Method {
     WatchService,
     WatchAll,
     Approve,
+    Collect,
 }
 
 impl Method {
-    /// All methods: those that read, those about the desired state, the one that acts.
-    pub(crate) const ALL: [Self; 9] = [
+    /// All methods: those that read, those about the desired state, the one that acts, the one of other replicas.
+    pub(crate) const ALL: [Self; 10] = [
         Self::GetFleet,
         Self::WatchFleet,
         Self::ListServices,
@@ -93,6 +95,7 @@ impl Method {
         Self::WatchService,
         Self::WatchAll,
         Self::Approve,
+        Self::Collect,
     ];
 }
 
@@ -135,7 +138,12 @@ impl SecurePlane {
         replica: u16,
         certs: &Path,
     ) -> Result<Self> {
-        let flags = ["--certificates-in".to_owned(), "kplane".to_owned()];
+        let flags = [
+            "--certificates-in".to_owned(),
+            "kplane".to_owned(),
+            // The first two replicas.
+            "--peers=127.0.0.1:7644,127.0.0.1:7654".to_owned(),
+        ];
         let trusted = (certs.to_owned(), OWN_NAME);
         Self::launch(world, kubeconfig, replica, &flags, trusted)
     }
@@ -301,6 +309,11 @@ impl<'a> Caller<'a> {
                     let approve = pb::ApproveRequest::default();
                     status.approve(self.request(approve)).await.map(drop)
                 }
+                Method::Collect => {
+                    let mut peer = PeerServiceClient::new(channel);
+                    let collect = self.request(pb::CollectRequest::default());
+                    peer.collect(collect).await.map(drop)
+                }
                 Method::WatchNode => {
                     let watch = self.request(pb::WatchNodeRequest {
                         node_name: "node-1".to_owned(),
@@ -327,6 +340,17 @@ impl<'a> Caller<'a> {
         let answer = self.plane.wait(ANSWER, call)?;
         let answer = answer.with_context(|| format!("{method:?}"))?;
         Ok(answer.map_or_else(|status| status.code(), |()| Code::Ok))
+    }
+
+    /// Returns the first page of the fleet.
+    pub(crate) fn fleet(&self) -> Result<pb::Fleet> {
+        let call = async {
+            let channel = self.connect(self.plane.status).await?;
+            let request = self.request(pb::GetFleetRequest::default());
+            StatusServiceClient::new(channel).get_fleet(request).await
+        };
+        let answer = self.plane.wait(ANSWER, call)?.context("no answer")?;
+        Ok(answer?.into_inner())
     }
 
     /// Opens a stream as the agent of a node, and waits for its Welcome.

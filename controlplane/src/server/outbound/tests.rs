@@ -1,0 +1,218 @@
+//! What streams send, without connections.
+
+use std::time::SystemTime;
+
+use futures_util::{FutureExt as _, StreamExt as _};
+use kplane_model::{RangeDigests, ServiceKey, ServicePort};
+use kplane_proto::convert::decode_object;
+use kplane_proto::v1::{Hello, Update, server_message::Kind};
+use prost::Message as _;
+use tokio::sync::mpsc;
+
+use super::super::mailbox::{Postman, mailbox};
+use super::*;
+use crate::admission::Admission;
+use crate::fleet::Session;
+use crate::index::CliffGuard;
+use crate::publish::{Publication, Published};
+
+const NODE: &str = "n1";
+
+/// A control plane with so many Services.
+fn control_plane(epoch: u64, services: usize) -> Arc<Hub> {
+    let (_, batches) = mpsc::channel(1);
+    let (admission, guard) = (Admission::default(), CliffGuard::default());
+    let (hub, _) = Hub::new(epoch, "test", admission, guard, batches);
+    (0..services).for_each(|number| publish(&hub, &format!("s{number}")));
+    hub.store.set_synced();
+    hub
+}
+
+fn publish(hub: &Hub, name: &str) {
+    let port = ServicePort::sample(ServiceKey::sample("shop", name));
+    let key = port.key.clone();
+    hub.store.publish(Publication {
+        services: vec![(key, Some(Published::new(port, &[])))],
+        nodes: Vec::new(),
+        service_cidrs: None,
+        observed_at: SystemTime::now(),
+        triggers: Vec::new(),
+    });
+}
+
+/// A stream of an agent that is welcome; its session lives as long as the postman.
+struct Stream {
+    postman: Option<Postman>,
+    outbound: Outbound,
+    _session: Session,
+}
+
+impl Stream {
+    fn open(hub: &Arc<Hub>, resume: Option<pb::ResumeToken>, compares: bool) -> Self {
+        let begun = Session::begin(hub, &NODE.into(), &Hello::default(), String::new());
+        let session = begun.unwrap().0;
+        let (postman, mailbox) = mailbox();
+        let claim = Claim { resume, compares };
+        let (told, dispatch) = (hub.store.freshness(), session.dispatch());
+        let updates = Updates::new(hub, NODE.into(), false, claim, told, dispatch);
+        postman.open(pb::Welcome::default(), updates, 1);
+        Self {
+            postman: Some(postman),
+            outbound: Outbound::new(mailbox).0,
+            _session: session,
+        }
+    }
+
+    /// Returns the next message about desired state, if there is one now.
+    fn now(&mut self) -> Option<Kind> {
+        loop {
+            let message = self.outbound.next().now_or_never()??.unwrap();
+            let kind = ServerMessage::decode(&message[5..]).unwrap().kind;
+            match kind.unwrap() {
+                Kind::Welcome(_) | Kind::Heartbeat(_) | Kind::Ping(_) => {}
+                kind => return Some(kind),
+            }
+        }
+    }
+
+    fn compare(&mut self) -> u32 {
+        match self.now() {
+            Some(Kind::Compare(compare)) => compare.ranges,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Returns all pieces until the end of an update.
+    fn pieces(&mut self) -> Vec<Update> {
+        let mut pieces = Vec::new();
+        loop {
+            let Some(Kind::Update(piece)) = self.now() else {
+                panic!("no end after {pieces:?}");
+            };
+            let last = piece.end.is_some();
+            pieces.push(piece);
+            if last {
+                return pieces;
+            }
+        }
+    }
+
+    fn postman(&self) -> &Postman {
+        self.postman.as_ref().unwrap()
+    }
+}
+
+/// Returns the token of an agent that holds all of a control plane, and the digests of its ranges.
+fn held(hub: &Arc<Hub>, ranges: u16) -> (Option<pb::ResumeToken>, Vec<u8>) {
+    let mut digests = RangeDigests::new(ranges);
+    let mut cursor = Cursor::at(0);
+    for bytes in hub.store.collect(NODE, &mut cursor).objects {
+        let object = decode_object(bytes.clone()).unwrap().unwrap();
+        if let kplane_model::DesiredKey::Service(key) = object.key() {
+            digests.add(&key, kplane_model::ObjectHash::of(&bytes));
+        }
+    }
+    let token = pb::ResumeToken {
+        schema: kplane_proto::DIGEST_SCHEMA,
+        epoch: hub.store.epoch(),
+        revision: cursor.base(),
+        digest: hub.store.digest(NODE).to_bytes().to_vec(),
+    };
+    (Some(token), digests.to_bytes())
+}
+
+#[test]
+fn an_agent_of_another_replica_gets_the_ranges_that_differ() {
+    let [here, there] = [1, 2].map(|epoch| control_plane(epoch, 100));
+    publish(&there, "only-there");
+    publish(&here, "only-here");
+    let (token, digests) = held(&there, 16);
+    let mut stream = Stream::open(&here, token, true);
+    assert_eq!(stream.compare(), 16);
+    assert!(stream.now().is_none(), "nothing before the agent's answer");
+    publish(&here, "meanwhile");
+    assert!(stream.now().is_none(), "not even a change");
+    stream.postman().compared(digests);
+    let pieces = stream.pieces();
+    assert!(!pieces[0].ranges.is_empty() && !pieces[0].snapshot);
+    let objects: usize = pieces.iter().map(|piece| piece.objects.len()).sum();
+    assert!((3..50).contains(&objects), "{objects}");
+    let end = pieces.last().unwrap().end.as_ref().unwrap();
+    assert_eq!(end.digest, here.store.digest(NODE).to_bytes());
+    let counts = here.snapshots.counts();
+    assert_eq!((counts.ranges, counts.begun), (1, 0));
+    // From now on, differences.
+    publish(&here, "later");
+    assert_eq!(stream.pieces()[0].objects.len(), 1);
+    stream.postman().compared(vec![0; 64]);
+    assert!(stream.now().is_none(), "digests that nobody asked for");
+}
+
+#[test]
+fn an_agent_that_cannot_compare_or_differs_too_much_gets_a_snapshot() {
+    let [here, there] = [1, 2].map(|epoch| control_plane(epoch, 2_000));
+    publish(&there, "only-there");
+    let (token, _) = held(&there, 16);
+    let mut old = Stream::open(&here, token.clone(), false);
+    assert!(old.pieces()[0].snapshot);
+    for digests in [Vec::new(), vec![7; 63], vec![7; 256]] {
+        let mut stream = Stream::open(&here, token.clone(), true);
+        assert_eq!(stream.compare(), 64);
+        stream.postman().compared(digests);
+        assert!(stream.pieces()[0].snapshot);
+    }
+    assert_eq!(here.snapshots.counts().begun, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_does_not_answer_gets_a_snapshot() {
+    let [here, there] = [1, 2].map(|epoch| control_plane(epoch, 10));
+    publish(&there, "only-there");
+    let mut stream = Stream::open(&here, held(&there, 16).0, true);
+    stream.compare();
+    tokio::time::advance(ANSWER_WITHIN / 2).await;
+    stream.postman().beat(1);
+    assert!(stream.now().is_none());
+    tokio::time::advance(ANSWER_WITHIN).await;
+    stream.postman().beat(2);
+    assert!(stream.pieces()[0].snapshot);
+}
+
+#[test]
+fn what_a_replica_remembers_needs_no_comparison() {
+    let [here, there] = [1, 2].map(|epoch| control_plane(epoch, 10));
+    let (token, _) = held(&there, 16);
+    let mut equal = Stream::open(&here, token.clone(), true);
+    let pieces = equal.pieces();
+    assert_eq!((pieces.len(), pieces[0].objects.len()), (1, 0));
+    publish(&here, "new");
+    let mut behind = Stream::open(&here, token, true);
+    let pieces = behind.pieces();
+    assert_eq!((pieces.len(), pieces[0].objects.len()), (1, 1));
+    let counts = here.snapshots.counts();
+    assert_eq!((counts.equal, counts.changes, counts.begun), (1, 1, 0));
+}
+
+/// The messages of an agent that does not read: one of each kind.
+#[test]
+fn a_stream_keeps_the_latest_of_what_waits_and_ends_with_its_session() {
+    let hub = control_plane(1, 1);
+    let mut stream = Stream::open(&hub, None, false);
+    stream.pieces();
+    (0..1_000).for_each(|token| stream.postman().pong(token));
+    assert_eq!(stream.now(), Some(Kind::Pong(pb::Pong { token: 999 })));
+    assert!(stream.now().is_none());
+    let later = pb::ComeBackLater::default();
+    let postman = stream.postman.take().unwrap();
+    postman.end(Ok(Some(Kind::ComeBackLater(later.clone()))));
+    publish(&hub, "late");
+    assert_eq!(stream.now(), Some(Kind::ComeBackLater(later)));
+    let end = stream.outbound.next().now_or_never();
+    assert!(matches!(end, Some(None)), "{end:?}");
+    // A session that is gone without a word, for example because it panicked.
+    let mut stream = Stream::open(&hub, None, false);
+    stream.pieces();
+    stream.postman = None;
+    let end = stream.outbound.next().now_or_never().unwrap();
+    assert_eq!(end.unwrap().unwrap_err().code(), tonic::Code::Unavailable);
+}

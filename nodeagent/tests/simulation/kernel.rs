@@ -1,0 +1,237 @@
+//! A node's kernel, scripted: it keeps what it is given, and may refuse, fail or be changed by another program.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use kplane_dataplane::backend::{
+    Applied, ApplyError, Backend, Change, Failure, Notifications, Side, Verification, noop,
+};
+use kplane_model::{Family, ServiceKey};
+
+use crate::ledger::{Shared, Sides, lock};
+use crate::oracle::{self, Key, key, planned};
+use crate::plan::Fault;
+
+/// The kernel of one node. It outlives the agent.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    node: u8,
+    state: Arc<Mutex<State>>,
+    ledger: Shared,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What agents wrote, and the ServicePorts that are not as planned because they were refused, by family.
+    written: Sides,
+    /// ServicePorts that another program removed since.
+    drifted: [BTreeSet<Key>; 2],
+    refused: Option<u8>,
+    broken: Option<Family>,
+    /// Families whose next change is taken, but not answered.
+    silent: Option<Family>,
+}
+
+fn family_of(v6: bool) -> Family {
+    if v6 { Family::V6 } else { Family::V4 }
+}
+
+impl Kernel {
+    pub(crate) fn new(node: u8, ledger: Shared) -> Self {
+        Self {
+            node,
+            state: Arc::default(),
+            ledger,
+        }
+    }
+
+    /// Opens a backend for a new agent.
+    pub(crate) fn open(&self) -> Backend {
+        let side = |family| {
+            let kernel = self.clone();
+            let known = false;
+            Box::new(KernelSide {
+                kernel,
+                family,
+                known,
+            }) as Box<dyn Side>
+        };
+        Backend {
+            notifications: Some(Box::new(self.clone())),
+            ..noop::open_with(side)
+        }
+    }
+
+    pub(crate) fn set(&self, fault: Fault) {
+        let mut state = lock(&self.state);
+        match fault {
+            Fault::Refuse(service) => state.refused = Some(service),
+            Fault::Family(v6) => state.broken = Some(family_of(v6)),
+            Fault::LostAnswer(v6) => state.silent = Some(family_of(v6)),
+            Fault::None => (state.refused, state.broken, state.silent) = (None, None, None),
+        }
+    }
+
+    /// Another program removes a Service.
+    pub(crate) fn drift(&self, service: u8) {
+        let mut state = lock(&self.state);
+        for family in Family::ALL {
+            let keys: Vec<Key> = state.written[family as usize]
+                .0
+                .keys()
+                .filter(|key| key.0 == service)
+                .copied()
+                .collect();
+            state.drifted[family as usize].extend(keys);
+        }
+    }
+
+    /// The machine starts anew.
+    pub(crate) fn reboot(&self) {
+        let mut state = lock(&self.state);
+        let State {
+            refused, broken, ..
+        } = *state;
+        *state = State {
+            refused,
+            broken,
+            ..State::default()
+        };
+    }
+
+    /// Shows what agents wrote, and the ServicePorts that the kernel refused.
+    pub(crate) fn show<T>(&self, to: impl FnOnce(&Sides) -> T) -> T {
+        to(&lock(&self.state).written)
+    }
+
+    /// Returns whether packets meet exactly this state.
+    pub(crate) fn is(&self, family: Family, side: &oracle::Side) -> bool {
+        let state = lock(&self.state);
+        state.drifted[family as usize].is_empty() && state.written[family as usize].0 == *side
+    }
+}
+
+impl Notifications for Kernel {
+    fn readiness(&self) -> Option<OwnedFd> {
+        None
+    }
+
+    fn read(&mut self) -> [bool; 2] {
+        let state = lock(&self.state);
+        state.drifted.each_ref().map(|drifted| !drifted.is_empty())
+    }
+}
+
+struct KernelSide {
+    kernel: Kernel,
+    family: Family,
+    /// A complete change was taken: the content is known.
+    known: bool,
+}
+
+impl KernelSide {
+    fn error(&self, reason: &str) -> ApplyError {
+        ApplyError {
+            family: self.family,
+            source: reason.to_owned().into(),
+        }
+    }
+}
+
+impl Side for KernelSide {
+    fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
+        let mut state = lock(&self.kernel.state);
+        let place = self.family as usize;
+        if !self.known && !change.complete {
+            return Err(self.error("the content is not known"));
+        }
+        if state.broken == Some(self.family) {
+            self.known = false;
+            return Err(self.error("cannot be programmed"));
+        }
+        let (before, failed) = std::mem::take(&mut state.written[place]);
+        let mut after = if change.complete {
+            oracle::Side::new()
+        } else {
+            before.clone()
+        };
+        let mut applied = Applied::default();
+        let mut failed = if change.complete {
+            BTreeSet::new()
+        } else {
+            failed
+        };
+        for (name, plan) in change.services {
+            let key = key(name);
+            failed.remove(&key);
+            match plan {
+                Some(_) if state.refused == Some(key.0) => {
+                    failed.insert(key);
+                    applied.failures.push(refusal(name));
+                    match before.get(&key) {
+                        Some(entry) => after.insert(key, entry.clone()),
+                        None => after.remove(&key),
+                    };
+                }
+                Some(plan) => drop(after.insert(key, planned(plan))),
+                None => drop(after.remove(&key)),
+            }
+        }
+        if change.complete {
+            state.drifted[place].clear();
+        }
+        state.written[place] = (after.clone(), failed.clone());
+        let silent = state
+            .silent
+            .take_if(|family| *family == self.family)
+            .is_some();
+        drop(state);
+        let mut ledger = lock(&self.kernel.ledger);
+        ledger.applied(self.kernel.node, self.family, (&before, &after), &failed);
+        self.known = !silent;
+        match silent {
+            true => Err(self.error("no answer")),
+            false => Ok(applied),
+        }
+    }
+
+    fn verify(&mut self) -> Result<Verification, ApplyError> {
+        let state = lock(&self.kernel.state);
+        let place = self.family as usize;
+        if !state.drifted[place].is_empty() {
+            return Ok(Verification::Drifted("a Service is gone".to_owned()));
+        }
+        if state.written[place]
+            .1
+            .iter()
+            .any(|key| state.refused != Some(key.0))
+        {
+            return Ok(Verification::Outdated("a Service fits now".to_owned()));
+        }
+        Ok(Verification::Equal)
+    }
+
+    fn mend(&mut self) -> Result<Verification, ApplyError> {
+        let mut state = lock(&self.kernel.state);
+        let drifted = std::mem::take(&mut state.drifted[self.family as usize]);
+        Ok(match drifted.is_empty() {
+            true => Verification::Equal,
+            false => Verification::Repaired("a Service was gone".to_owned()),
+        })
+    }
+
+    fn has_services(&mut self) -> bool {
+        !lock(&self.kernel.state).written[self.family as usize]
+            .0
+            .is_empty()
+    }
+}
+
+fn refusal(key: &ServiceKey) -> Failure {
+    Failure {
+        key: key.clone(),
+        reason: "refused".to_owned(),
+        degraded: false,
+    }
+}

@@ -1,0 +1,64 @@
+//! A deterministic simulation of control planes and agents.
+//!
+//! A seed chooses a small cluster and what happens to it. Index, store, sessions, the agents' client, desired state,
+//! engine and cache format are the product's; the API server, the network and the kernels are scripted, and time stands
+//! still between events. After each event the invariants I1 to I5 are checked against an oracle. The same seed does the
+//! same again, except for the wall clock, by which nothing is ordered.
+//!
+//! ```text
+//! cargo test -p kp-nodeagent --test simulation -- --seeds 20000     seeds 0, 1, ..
+//! cargo test -p kp-nodeagent --test simulation -- --seed 7          one seed, and the story of it
+//! ```
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test program")]
+
+mod agent;
+mod dice;
+mod kernel;
+mod ledger;
+mod oracle;
+mod plan;
+mod replica;
+mod run;
+mod source;
+mod truth;
+mod wire;
+mod world;
+
+use std::process::ExitCode;
+
+use run::Options;
+
+/// Seeds of an ordinary `cargo test`. `cargo xtask test` plays more.
+const SEEDS: u64 = 1_000;
+
+fn main() -> ExitCode {
+    let mut options = Options {
+        seeds: SEEDS,
+        from: 0,
+        only: None,
+        brief: false,
+    };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let place = match &*arg {
+            "--brief" => {
+                options.brief = true;
+                continue;
+            }
+            "--seeds" => &mut options.seeds,
+            "--from" => &mut options.from,
+            "--seed" => options.only.insert(0),
+            // The test has one name. Flags of other test programs mean nothing here.
+            other if other.starts_with('-') || "simulation".contains(other) => continue,
+            _ => return ExitCode::SUCCESS,
+        };
+        let number = args.next().and_then(|number| number.parse().ok());
+        let Some(number) = number else {
+            eprintln!("{arg} needs a number");
+            return ExitCode::from(2);
+        };
+        *place = number;
+    }
+    run::all(&options)
+}

@@ -1,0 +1,221 @@
+//! What happens in a simulation: a size, and a list of steps that a seed chooses.
+
+use std::time::Duration;
+
+use crate::dice::Dice;
+use crate::source::Lacking;
+
+/// A simulation before it runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) replicas: usize,
+    pub(crate) nodes: u8,
+    pub(crate) services: u8,
+    /// Snapshots a second that a replica admits.
+    pub(crate) snapshots: u32,
+    /// Each step, and the time after it.
+    pub(crate) steps: Vec<(Step, Duration)>,
+}
+
+/// One thing that happens. Numbers of objects that do not exist are harmless, so that steps can be left out.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// A Service is written; the bits choose what it has.
+    Service(u8, u8),
+    /// A Service is deleted, with its slices.
+    NoService(u8),
+    /// A slice of a Service is written; a seed chooses its pods.
+    Slice(u8, u8, u64),
+    NoSlice(u8, u8),
+    /// A Node is written, in a zone.
+    Node(u8, u8),
+    NoNode(u8),
+    /// Several changes at once, before anybody sees one of them.
+    Batch(Vec<Self>),
+    /// A replica's watches say nothing, or are up to date again.
+    Lag(usize, bool),
+    /// A replica's watch of one kind says some of what it has to say.
+    Watch(usize, usize, usize),
+    /// A replica loses touch with the API server, or finds it again.
+    CutOff(usize, bool),
+    /// A replica lists Services and slices again; the list may lack some.
+    List(usize, Lacking),
+    Kill(usize),
+    /// A replica starts with an older state, with a list that lacks some objects, and in doubt.
+    Start(usize, u64, Lacking, bool),
+    Drain(usize),
+    Approve(usize),
+    /// The connection of an agent breaks.
+    Reset(u8),
+    /// The connection of an agent carries nothing any more, and neither side learns of it.
+    BlackHole(u8),
+    /// The connections of an agent are slow from now on.
+    Delay(u8, Duration),
+    /// An agent's connection carries nothing to the agent for a time.
+    Stall(u8, Duration),
+    /// An agent does nothing for a time.
+    Freeze(u8, Duration),
+    /// An agent ends in order, and starts again.
+    Restart(u8),
+    /// An agent dies, and starts again after a time.
+    Crash(u8, Crash, Duration),
+    /// The kernel refuses a Service, or a family, or the answer to a change is lost.
+    Kernel(u8, Fault),
+    /// Another program removes a Service from a node's kernel.
+    Drift(u8, u8),
+}
+
+/// What a crash leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Crash {
+    /// The cache file of the moment.
+    Process,
+    /// An older cache file.
+    OldFile,
+    /// A cache file that was written in part.
+    TornFile,
+    NoFile,
+    /// The machine was reset: its kernel is empty, and its connections do not end.
+    Machine,
+}
+
+/// The behaviour of a kernel from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Refuse(u8),
+    Family(bool),
+    LostAnswer(bool),
+    None,
+}
+
+impl Plan {
+    /// Returns the plan of a seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let mut plan = Self {
+            seed,
+            replicas: 1 + usize::from(dice.small(3)),
+            nodes: 1 + dice.small(3),
+            services: 3 + dice.small(6),
+            snapshots: if dice.one_in(4) { 1 } else { 500 },
+            steps: Vec::new(),
+        };
+        for node in 0..plan.nodes {
+            plan.push(Step::Node(node, dice.small(2)), Duration::ZERO);
+        }
+        for service in 0..plan.services {
+            plan.push(Step::Service(service, dice.small(128)), Duration::ZERO);
+            plan.push(Step::Slice(service, 0, dice.number()), Duration::ZERO);
+        }
+        for replica in 0..plan.replicas {
+            let lacking = plan.lacking(&mut dice, 12);
+            let late = if dice.one_in(3) { dice.below(8) } else { 0 };
+            let doubt = dice.one_in(12);
+            plan.push(Step::Start(replica, late, lacking, doubt), dice.time(20));
+        }
+        let last = plan.steps.len() - 1;
+        plan.steps[last].1 = Duration::from_millis(100 + dice.below(900));
+        for _ in 0..10 + dice.below(30) {
+            let step = plan.step(&mut dice);
+            let wait = match dice.below(40) {
+                0 => dice.time(20_000),
+                1..8 => dice.time(3_000),
+                8..20 => dice.time(200),
+                _ => dice.time(20),
+            };
+            plan.push(step, wait);
+        }
+        plan
+    }
+
+    fn push(&mut self, step: Step, wait: Duration) {
+        self.steps.push((step, wait));
+    }
+
+    fn step(&self, dice: &mut Dice) -> Step {
+        let replica = usize::try_from(dice.below(self.replicas as u64)).unwrap_or(0);
+        let node = dice.small(self.nodes);
+        match dice.below(64) {
+            0..20 => self.write(dice),
+            20..24 => Step::Batch((0..2 + dice.below(5)).map(|_| self.write(dice)).collect()),
+            24..26 => Step::Lag(replica, true),
+            26..28 => Step::Lag(replica, false),
+            28..31 => {
+                let kind = usize::from(dice.small(3));
+                Step::Watch(replica, kind, 1 + usize::from(dice.small(3)))
+            }
+            31 => Step::CutOff(replica, true),
+            32 => Step::CutOff(replica, false),
+            33..36 => Step::List(replica, self.lacking(dice, 2)),
+            36..38 => Step::Kill(replica),
+            38..42 => {
+                let late = if dice.one_in(2) { dice.below(8) } else { 0 };
+                Step::Start(replica, late, self.lacking(dice, 4), dice.one_in(6))
+            }
+            42 => Step::Drain(replica),
+            43 => Step::Approve(replica),
+            44..47 => Step::Reset(node),
+            47 => Step::BlackHole(node),
+            48 => Step::Delay(node, dice.time(100)),
+            49..51 => Step::Stall(node, dice.time(4_000)),
+            51..53 => Step::Freeze(node, dice.time(18_000)),
+            53..55 => Step::Restart(node),
+            55..58 => Step::Crash(node, crash(dice), dice.time(3_000)),
+            58..62 => Step::Kernel(node, self.fault(dice)),
+            _ => Step::Drift(node, dice.small(self.services)),
+        }
+    }
+
+    fn write(&self, dice: &mut Dice) -> Step {
+        let service = dice.small(self.services);
+        match dice.below(16) {
+            0..3 => Step::Service(service, dice.small(128)),
+            3..5 => Step::NoService(service),
+            5..13 => Step::Slice(service, dice.small(3), dice.number()),
+            13 => Step::NoSlice(service, dice.small(3)),
+            14 => Step::Node(dice.small(self.nodes), dice.small(3)),
+            _ => Step::NoNode(dice.small(self.nodes)),
+        }
+    }
+
+    /// Returns some Services for a list to lack, once in so many times.
+    fn lacking(&self, dice: &mut Dice, times: u64) -> Lacking {
+        if !dice.one_in(times) {
+            return Lacking::default();
+        }
+        let mut some = || {
+            let all = (1_u16 << self.services) - 1;
+            let random = u16::try_from(dice.below(1 << 16)).unwrap_or(0);
+            match dice.below(4) {
+                0 => all,
+                1 => 1 << dice.small(self.services),
+                2 => random & all,
+                _ => 0,
+            }
+        };
+        Lacking {
+            services: some(),
+            slices: some(),
+        }
+    }
+
+    fn fault(&self, dice: &mut Dice) -> Fault {
+        match dice.below(6) {
+            0..2 => Fault::Refuse(dice.small(self.services)),
+            2 => Fault::Family(dice.one_in(2)),
+            3 => Fault::LostAnswer(dice.one_in(2)),
+            _ => Fault::None,
+        }
+    }
+}
+
+fn crash(dice: &mut Dice) -> Crash {
+    match dice.below(6) {
+        0..2 => Crash::Process,
+        2 => Crash::OldFile,
+        3 => Crash::TornFile,
+        4 => Crash::NoFile,
+        _ => Crash::Machine,
+    }
+}

@@ -1,0 +1,370 @@
+//! A cluster in one thread, and its time.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kplane_model::Family;
+use tokio::time::{Instant, sleep};
+
+use crate::agent::Agent;
+use crate::kernel::Kernel;
+use crate::ledger::{I2, Ledger, Shared, lock, names};
+use crate::oracle::{Side, expected};
+use crate::plan::{Fault, Plan, Step};
+use crate::replica::Replica;
+use crate::source::Lacking;
+use crate::truth::{Id, KINDS, Object, Pod, SLICES, Service, Truth, node_name};
+use crate::wire::{Door, Weather, Wire};
+
+/// Longest time between two looks at everything.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// The time in which a draining replica ends.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// The time in which all agents reach the newest state, once faults have ended: the longest pause of a client whose
+/// replicas sent it away, or of an engine that waits for its next look at the kernel.
+pub(crate) const CONVERGED: Duration = Duration::from_secs(400);
+
+pub(crate) struct World {
+    truth: Truth,
+    replicas: Vec<Option<Replica>>,
+    doors: Arc<Mutex<Vec<Option<Door>>>>,
+    agents: Vec<Agent>,
+    pub(crate) ledger: Shared,
+    nodes: u8,
+    snapshots: u32,
+    /// The number of replicas that were started.
+    starts: u64,
+}
+
+impl World {
+    pub(crate) fn new(plan: &Plan, told: bool) -> Self {
+        let ledger = Ledger::new(plan.nodes, told);
+        let doors = Arc::new(Mutex::new(vec![None; plan.replicas]));
+        let agents = (0..plan.nodes).map(|node| {
+            Agent::new(Wire {
+                node,
+                doors: Arc::clone(&doors),
+                weather: Arc::new(Mutex::new(Weather::new())),
+                kernel: Kernel::new(node, Arc::clone(&ledger)),
+                ledger: Arc::clone(&ledger),
+            })
+        });
+        Self {
+            truth: Truth::default(),
+            replicas: (0..plan.replicas).map(|_| None).collect(),
+            agents: agents.collect(),
+            doors,
+            ledger,
+            nodes: plan.nodes,
+            snapshots: plan.snapshots,
+            starts: 0,
+        }
+    }
+
+    /// Plays a plan; returns the time that the agents took to reach the newest state.
+    pub(crate) async fn play(&mut self, plan: &Plan) -> Duration {
+        for (step, wait) in &plan.steps {
+            lock(&self.ledger).note("step", || format!("* {step:?}"));
+            self.step(step).await;
+            self.pass(*wait).await;
+            if self.is_broken() {
+                return Duration::ZERO;
+            }
+        }
+        self.heal().await;
+        self.settle().await
+    }
+
+    /// Waits until all agents have reached the newest state.
+    async fn settle(&mut self) -> Duration {
+        let nodes = 0..self.nodes;
+        let wanted =
+            nodes.map(|node| Family::ALL.map(|family| expected(self.truth.now(), node, family)));
+        let wanted: Vec<_> = wanted.collect();
+        let began = Instant::now();
+        loop {
+            let lag = self
+                .agents
+                .iter()
+                .zip(&wanted)
+                .find_map(|(agent, wanted)| self.lag(agent, wanted));
+            let took = began.elapsed();
+            let Some(lag) = lag else {
+                return took;
+            };
+            if took >= CONVERGED {
+                lock(&self.ledger).break_invariant(I2, lag);
+            }
+            if self.is_broken() {
+                return took;
+            }
+            self.pass(took.clamp(Duration::from_millis(50), LOOK)).await;
+            if took >= LOOK {
+                self.agents.iter().for_each(Agent::alarm);
+            }
+        }
+    }
+
+    fn is_broken(&self) -> bool {
+        lock(&self.ledger).violation.is_some()
+    }
+
+    /// Lets time pass.
+    async fn pass(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        loop {
+            for replica in self.replicas.iter_mut().flatten() {
+                replica.catch_up(&self.truth).await;
+            }
+            self.agents.iter_mut().for_each(Agent::start_if_due);
+            let starts = self.agents.iter().filter_map(|agent| agent.restart_at);
+            let next = starts.min().map_or(until, |start| start.min(until));
+            let left = next.saturating_duration_since(Instant::now());
+            sleep(left.clamp(Duration::from_micros(1), LOOK)).await;
+            self.look();
+            if Instant::now() >= until || self.is_broken() {
+                return;
+            }
+        }
+    }
+
+    /// Checks the invariants of which agents themselves do not speak.
+    fn look(&mut self) {
+        for (number, replica) in self.replicas.iter_mut().enumerate() {
+            if replica
+                .as_ref()
+                .is_some_and(|replica| replica.hub.shutdown.is_cancelled())
+            {
+                *replica = None;
+                lock(&self.doors)[number] = None;
+            }
+        }
+        for agent in &mut self.agents {
+            agent.keep_file();
+            let Some(report) = agent.report() else {
+                continue;
+            };
+            let held = report.held.map(|held| (held.epoch, held.revision));
+            let mut ledger = lock(&self.ledger);
+            ledger.holds(agent.node, held);
+            let told = report.keeps.is_some() || report.applied != report.held;
+            agent
+                .kernel
+                .show(|sides| ledger.admits(agent.node, told, sides));
+        }
+    }
+
+    async fn step(&mut self, step: &Step) {
+        match step {
+            Step::Batch(steps) => steps.iter().for_each(|step| self.write(step)),
+            Step::Service(..)
+            | Step::NoService(_)
+            | Step::Slice(..)
+            | Step::NoSlice(..)
+            | Step::Node(..)
+            | Step::NoNode(_) => {
+                self.write(step);
+            }
+            Step::Start(replica, late, lacking, doubt) => {
+                self.start(*replica, *late, *lacking, *doubt).await;
+            }
+            Step::Lag(..)
+            | Step::Watch(..)
+            | Step::CutOff(..)
+            | Step::List(..)
+            | Step::Kill(_)
+            | Step::Drain(_)
+            | Step::Approve(_) => {
+                self.replica_step(step).await;
+            }
+            _ => self.agent_step(step).await,
+        }
+    }
+
+    fn write(&mut self, step: &Step) {
+        let truth = &mut self.truth;
+        match step {
+            Step::Service(number, shape) => {
+                let service = Object::Service(Service::of(*shape));
+                truth.write(Id::Service(*number), Some(service));
+            }
+            Step::NoService(number) => {
+                truth.write(Id::Service(*number), None);
+                (0..SLICES).for_each(|slice| truth.write(Id::Slice(*number, slice), None));
+            }
+            Step::Slice(service, slice, seed) => {
+                let pods = Object::Slice(Pod::some(*slice, *seed, self.nodes));
+                truth.write(Id::Slice(*service, *slice), Some(pods));
+            }
+            Step::NoSlice(service, slice) => truth.write(Id::Slice(*service, *slice), None),
+            Step::Node(node, zone) => {
+                truth.write(Id::Node(*node), Some(Object::Node { zone: *zone }));
+            }
+            Step::NoNode(node) => truth.write(Id::Node(*node), None),
+            _ => {}
+        }
+    }
+
+    async fn start(&mut self, number: usize, late: u64, lacking: Lacking, doubt: bool) {
+        self.kill(number);
+        self.starts += 1;
+        let mut replica = Replica::start(self.starts, self.snapshots, Arc::clone(&self.ledger));
+        lock(&self.doors)[number] = Some(replica.door.clone());
+        replica.begin(&self.truth, late, lacking, doubt).await;
+        // An older state stays for a while.
+        replica.lags = late > 0;
+        self.replicas[number] = Some(replica);
+    }
+
+    fn kill(&mut self, number: usize) {
+        lock(&self.doors)[number] = None;
+        if let Some(replica) = self.replicas[number].take() {
+            replica.hub.shutdown.cancel();
+        }
+    }
+
+    async fn replica_step(&mut self, step: &Step) {
+        let truth = &self.truth;
+        let number = match step {
+            Step::Lag(n, _)
+            | Step::Watch(n, ..)
+            | Step::CutOff(n, _)
+            | Step::List(n, _)
+            | Step::Kill(n)
+            | Step::Drain(n)
+            | Step::Approve(n) => *n,
+            _ => return,
+        };
+        let Some(replica) = &mut self.replicas[number] else {
+            return;
+        };
+        match step {
+            Step::Lag(_, lags) => replica.lags = *lags,
+            Step::CutOff(_, cut_off) => replica.cut_off = *cut_off,
+            Step::Watch(_, kind, most) if !replica.cut_off => {
+                replica.watch(truth, KINDS[*kind], *most).await;
+            }
+            Step::List(_, lacking) => replica.list(truth, *lacking).await,
+            Step::Approve(_) => replica.approve(truth).await,
+            Step::Drain(_) if !replica.is_draining() => {
+                let hub = Arc::clone(&replica.hub);
+                tokio::spawn(async move {
+                    hub.draining.begin(DRAIN).await;
+                    hub.shutdown.cancel();
+                });
+            }
+            Step::Kill(_) => self.kill(number),
+            _ => {}
+        }
+    }
+
+    async fn agent_step(&mut self, step: &Step) {
+        let node = match step {
+            Step::Reset(n)
+            | Step::BlackHole(n)
+            | Step::Delay(n, _)
+            | Step::Stall(n, _)
+            | Step::Freeze(n, _)
+            | Step::Restart(n) => *n,
+            Step::Crash(n, ..) | Step::Kernel(n, _) | Step::Drift(n, _) => *n,
+            _ => return,
+        };
+        let agent = &mut self.agents[usize::from(node)];
+        let weather = Arc::clone(&agent.wire.weather);
+        match step {
+            Step::Reset(_) => lock(&weather).cut(),
+            Step::BlackHole(_) => lock(&weather).silence(),
+            Step::Delay(_, latency) => lock(&weather).latency = *latency,
+            Step::Stall(_, time) => lock(&weather).stalled_until = Instant::now() + *time,
+            Step::Freeze(_, time) => agent.freeze(*time),
+            Step::Restart(_) => agent.stop().await,
+            Step::Crash(_, crash, time) => agent.crash(*crash, *time).await,
+            Step::Kernel(_, fault) => agent.kernel.set(*fault),
+            Step::Drift(_, service) => {
+                agent.kernel.drift(*service);
+                agent.alarm();
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends all faults.
+    async fn heal(&mut self) {
+        lock(&self.ledger).note("heal", || "* all faults end".to_owned());
+        for number in 0..self.replicas.len() {
+            let replica = self.replicas[number].as_ref();
+            if replica.is_none_or(Replica::is_draining) {
+                self.start(number, 0, Lacking::default(), false).await;
+            }
+        }
+        for replica in self.replicas.iter_mut().flatten() {
+            (replica.lags, replica.cut_off) = (false, false);
+            replica.believe(&self.truth).await;
+            replica.catch_up(&self.truth).await;
+            // The second list confirms what the first one lacks.
+            replica.list(&self.truth, Lacking::default()).await;
+            replica.list(&self.truth, Lacking::default()).await;
+        }
+        for agent in &mut self.agents {
+            agent.kernel.set(Fault::None);
+            agent.freeze(Duration::ZERO);
+            let mut weather = lock(&agent.wire.weather);
+            weather.latency = Duration::ZERO;
+            weather.stalled_until = Instant::now();
+        }
+    }
+
+    /// Returns what an agent lacks of the newest state, if it lacks anything.
+    fn lag(&self, agent: &Agent, wanted: &[Side; 2]) -> Option<String> {
+        let node = node_name(agent.node);
+        let Some(report) = agent.report() else {
+            return Some(format!("the agent of {node} does not run"));
+        };
+        for (family, wanted) in Family::ALL.into_iter().zip(wanted) {
+            if !agent.kernel.is(family, wanted) {
+                let has = agent.kernel.show(|sides| names(&sides[family as usize].0));
+                return Some(format!(
+                    "the kernel of {node} has {family} {has} and must have {}",
+                    names(wanted)
+                ));
+            }
+        }
+        let Some(applied) = report.applied else {
+            return Some(format!("{node} has applied nothing"));
+        };
+        let mut replicas = self.replicas.iter().flatten();
+        let Some(replica) = replicas.find(|replica| replica.hub.store.epoch() == applied.epoch)
+        else {
+            return Some(format!(
+                "{node} has a state of epoch {}, which has ended",
+                applied.epoch
+            ));
+        };
+        let store = &replica.hub.store;
+        let head = store.head().borrow().revision;
+        let record = replica.hub.fleet.record(&node);
+        let known = record
+            .filter(|record| record.connected)
+            .and_then(|record| record.report.clone());
+        let known = known.map(|report| report.applied_revision);
+        if applied.revision != head || known != Some(head) {
+            return Some(format!(
+                "{node} has applied revision {} of {head}, and its replica knows of {known:?}",
+                applied.revision
+            ));
+        }
+        let digest = report.resume.map(|resume| resume.digest);
+        if digest != Some(store.digest(&node)) {
+            return Some(format!("the digest of {node} is not that of its replica"));
+        }
+        let clean = report.failures.is_empty() && report.keeps.is_none();
+        (!clean || replica.view.holds()).then(|| {
+            format!(
+                "{node} still reports {:?}, {:?}",
+                report.failures, report.keeps
+            )
+        })
+    }
+}

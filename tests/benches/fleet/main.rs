@@ -1,0 +1,23 @@
+//! `cargo xtask fleet`: a fleet of a size that a user plans, and what happens to it. `cargo xtask bench`: fleets of
+//! fixed sizes, and floods beside them. Control planes and simulated agents share the machine.
+
+mod floods;
+mod simulator;
+mod sizes;
+mod table;
+
+use anyhow::Result;
+use clap::Parser as _;
+use kplane_tests::fleet::apart;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+fn main() -> Result<()> {
+    let args = simulator::Args::parse();
+    kplane_tests::userns::isolate()?;
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    match args.agents {
+        Some(agents) => apart(simulator::run(&args, agents)),
+        None => sizes::run(),
+    }
+}

@@ -1,0 +1,136 @@
+//! The control planes of a fleet: real programs on loopback, with certificates of a common authority.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use kp_controlplane::certs;
+use kplane_http::client::becomes;
+use kplane_rig::process::Process;
+use kplane_rig::usage::{self, Memory};
+use kplane_tls::{ClientConfig, ClientFiles, Files as _, KeyPair};
+
+/// Ports of the first replica: of agents, of the status API, and of metrics. Another has the next ten.
+const PORTS: [u16; 3] = [7443, 7444, 7445];
+/// Distance of the ports of two replicas.
+const APART: u16 = 10;
+
+/// Returns the address at which a replica serves agents.
+#[must_use]
+pub fn agent_address(replica: usize) -> SocketAddr {
+    address(replica, 0)
+}
+
+/// Returns the address of a replica's metrics.
+#[must_use]
+pub fn metrics_address(replica: usize) -> SocketAddr {
+    address(replica, 2)
+}
+
+fn address(replica: usize, port: usize) -> SocketAddr {
+    let nth = u16::try_from(replica).unwrap_or_default();
+    (Ipv4Addr::LOCALHOST, PORTS[port] + APART * nth).into()
+}
+
+/// Where everything of a fleet lies.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    pub(super) program: PathBuf,
+    pub(super) certs: PathBuf,
+    pub(super) manifests: PathBuf,
+    pub(super) replicas: usize,
+}
+
+impl Places {
+    /// Makes the authority, and the certificates of replicas and nodes.
+    pub(super) fn make_certs(&self, nodes: Vec<String>) -> Result<()> {
+        let (dir, host) = (self.certs.clone(), Vec::new());
+        certs::run(&certs::Command::Init { dir, host })?;
+        let (dir, names) = (self.certs.clone(), nodes);
+        certs::run(&certs::Command::Node { dir, names })?;
+        Ok(())
+    }
+
+    /// Starts all replicas, and waits until they are ready.
+    pub(super) async fn start(&self) -> Result<Vec<Option<Process>>> {
+        let planes = (0..self.replicas).map(|replica| self.spawn(replica).map(Some));
+        let planes = planes.collect::<Result<_>>()?;
+        for replica in 0..self.replicas {
+            becomes(metrics_address(replica), "/readyz", 200).await;
+        }
+        Ok(planes)
+    }
+
+    fn spawn(&self, replica: usize) -> Result<Process> {
+        let file = |name: &str| self.certs.join(name).into_os_string();
+        let mut command = Command::new(&self.program);
+        let ports = ["--agent-listen", "--status-listen", "--http-listen"];
+        for (port, flag) in ports.into_iter().enumerate() {
+            command.args([flag, &address(replica, port).to_string()]);
+        }
+        command.args(["--manifests".as_ref(), self.manifests.as_os_str()]);
+        command.args(["--tls-cert-file".into(), file("server.crt")]);
+        command.args(["--tls-private-key-file".into(), file("server.key")]);
+        command.args(["--client-ca-file".into(), file("ca.crt")]);
+        command.arg("--audit-log=");
+        if self.replicas > 1 {
+            let peers = (0..self.replicas).map(|peer| address(peer, 1).to_string());
+            command.args(["--peers", &Vec::from_iter(peers).join(",")]);
+            command.args(["--peer-server-name", "localhost"]);
+        }
+        let level = std::env::var("RUST_LOG").unwrap_or_else(|_| "error".to_owned());
+        command.env("RUST_LOG", level).stdin(Stdio::null());
+        Process::start(command)
+    }
+}
+
+/// Returns how the agent of a node proves who it is.
+///
+/// # Errors
+/// The node has no certificate.
+pub fn identity(certs: &Path, node: &str) -> Result<std::sync::Arc<ClientConfig>> {
+    let pair = |kind: &str| certs.join(format!("nodes/{node}.{kind}"));
+    let files = ClientFiles {
+        authorities: certs.join("ca.crt"),
+        pair: Some(KeyPair {
+            certificate: pair("crt"),
+            key: pair("key"),
+        }),
+    };
+    files
+        .load()
+        .with_context(|| format!("certificate of {node}"))
+}
+
+/// What running replicas use.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    /// CPU time since they began.
+    pub cpu: Duration,
+    /// Resident memory.
+    pub memory: Memory,
+}
+
+/// Returns what processes use together.
+pub(super) fn usage(pids: &[u32]) -> Result<Usage> {
+    Ok(Usage {
+        cpu: usage::cpu(pids)?,
+        memory: usage::memory(pids)?,
+    })
+}
+
+/// Returns the program beside the one that runs: both are in one profile's folder.
+///
+/// # Errors
+/// It is not built.
+pub fn beside() -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    // A benchmark is in target/PROFILE/deps.
+    let folder = own.ancestors().nth(2).context("a folder")?;
+    let program = folder.join("kp-controlplane");
+    fs::metadata(&program).with_context(|| format!("{} is not built", program.display()))?;
+    Ok(program)
+}
