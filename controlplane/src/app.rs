@@ -322,9 +322,16 @@ fn keep_orders(
         _ => return,
     };
     hub.orders.keep_in(place);
-    let follower = Arc::clone(hub);
+    let (follower, teller) = (Arc::clone(hub), Arc::clone(hub));
     let follow = async move { follower.orders.follow().await };
     tasks.spawn(until(follow, hub.shutdown.clone()));
+    let tell = async move {
+        let mut orders = teller.orders.changes();
+        while orders.changed().await.is_ok() {
+            teller.fleet.look_again();
+        }
+    };
+    tasks.spawn(until(tell, hub.shutdown.clone()));
 }
 
 /// Runs a task until the control plane ends.

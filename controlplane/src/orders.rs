@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use kplane_model::NodeName;
+use kplane_proto::v1 as pb;
 use serde::{Deserialize, Serialize};
 
 /// Version of the document.
@@ -66,6 +67,16 @@ impl fmt::Display for Order {
         match self.reason.as_str() {
             "" => Ok(()),
             reason => write!(f, ": {reason}"),
+        }
+    }
+}
+
+impl From<Order> for pb::Frozen {
+    fn from(order: Order) -> Self {
+        Self {
+            since_ms: order.at_ms,
+            by: order.by,
+            reason: order.reason,
         }
     }
 }

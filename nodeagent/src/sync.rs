@@ -43,7 +43,7 @@ use self::lost::{Lost, Retry};
 use self::older::INSISTENCE;
 use self::replicas::{CUT_OFF, Next, Replicas};
 use self::spread::Look;
-use crate::connection::Connection;
+use crate::connection::{Connection, Frozen};
 use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
 
@@ -113,6 +113,8 @@ struct Shared {
     triggers_told: u64,
     /// The last remark about control planes that show an older state, for reports.
     notice: Option<Notice>,
+    /// The order that freezes the node, by the last heartbeat.
+    frozen: Option<Frozen>,
 }
 
 /// A remark for reports.
@@ -141,6 +143,7 @@ impl<T: Transport> Client<T> {
             since_ms: now_ms(),
             reason: String::new(),
             older_states: 0,
+            frozen: None,
         };
         Self {
             replicas: Replicas::new(identity.node.clone()),
@@ -152,6 +155,7 @@ impl<T: Transport> Client<T> {
                 round_trip: Duration::ZERO,
                 triggers_told: 0,
                 notice: None,
+                frozen: None,
             },
             look: Look::plan(),
             fresh: false,
@@ -214,6 +218,7 @@ impl<T: Transport> Client<T> {
         live: Box<Live>,
         progress: Result<Progress, Lost>,
     ) -> Result<State, Stopped> {
+        self.show_frozen();
         match progress {
             Ok(Progress::UpdateTaken) => {
                 self.fresh = false;
@@ -449,6 +454,18 @@ impl<T: Transport> Client<T> {
         );
     }
 
+    /// Shows other parts of the agent whether the node is frozen.
+    fn show_frozen(&self) {
+        let frozen = &self.shared.frozen;
+        self.connection.send_if_modified(|connection| {
+            let changed = connection.frozen != *frozen;
+            if changed {
+                connection.frozen.clone_from(frozen);
+            }
+            changed
+        });
+    }
+
     fn connected(&mut self, live: bool) {
         if live {
             self.complaints.clear();
@@ -460,6 +477,7 @@ impl<T: Transport> Client<T> {
                     live,
                     since_ms: now_ms(),
                     reason: String::new(),
+                    frozen: connection.frozen.take(),
                     ..*connection
                 };
             }

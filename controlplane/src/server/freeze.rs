@@ -39,7 +39,6 @@ pub(super) async fn freeze(
             "the order cannot be kept, so nothing changed: {why}"
         ))
     })?;
-    hub.fleet.look_again();
     let what = if request.thaw { "thawed" } else { "froze" };
     let whom = match request.all {
         true => "all nodes".to_owned(),

@@ -187,6 +187,8 @@ pub(super) struct Updates {
     orders: WatchStream<Option<Arc<Orders>>>,
     /// Whether the orders freeze the node.
     frozen: Frozen,
+    /// The last heartbeat said that the node is frozen.
+    frozen_told: bool,
     /// The agent holds a complete state, as far as this stream knows.
     holds: bool,
     dispatch: Arc<Dispatch>,
@@ -219,6 +221,7 @@ impl Updates {
             trust_told: 0,
             rest: None,
             frozen: Frozen::Unknown,
+            frozen_told: false,
             orders: WatchStream::new(hub.orders.changes()),
             dispatch,
         }
@@ -227,6 +230,10 @@ impl Updates {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Next, Status>> {
         while let Poll::Ready(Some(orders)) = Pin::new(&mut self.orders).poll_next(cx) {
             self.frozen = Frozen::by(orders.as_deref(), &self.node);
+        }
+        if self.frozen_told != (self.frozen == Frozen::Yes) {
+            let heartbeat = server_message::Kind::Heartbeat(self.heartbeat());
+            return Poll::Ready(Ok(Next::Message(encode(heartbeat))));
         }
         while !self.has_piece() {
             let head = ready!(Pin::new(&mut self.changes).poll_next(cx));
@@ -283,10 +290,13 @@ impl Updates {
     fn heartbeat(&mut self) -> pb::Heartbeat {
         let age = self.hub.upstream_age();
         let freshness = self.news(self.hub.store.freshness());
+        let frozen = self.hub.orders.frozen(&self.node);
+        self.frozen_told = frozen.is_some();
         pb::Heartbeat {
             revision: self.head.revision,
             upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
             freshness,
+            frozen: frozen.map(Into::into),
         }
     }
 

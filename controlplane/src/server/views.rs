@@ -150,11 +150,7 @@ pub(super) fn node_status(
             .and_then(|r| r.latencies.summary())
             .map(network_programming),
         report: record.and_then(|r| r.report.as_deref().cloned()),
-        frozen: hub.orders.frozen(name).map(|order| pb::Frozen {
-            since_ms: order.at_ms,
-            by: order.by,
-            reason: order.reason,
-        }),
+        frozen: hub.orders.frozen(name).map(Into::into),
         // The replica that asks knows where the answer comes from.
         replica: String::new(),
         epoch: 0,

@@ -344,6 +344,12 @@ impl Agent {
             "1 if the agent is connected to the control plane",
         )
         .gauge(to, [(&[] as &Labels<'_>, connected)])?;
+        let frozen = f64::from(self.0.connection.borrow().frozen.is_some());
+        Name(
+            "kplane_agent_frozen",
+            "1 if an operator froze the node: it takes no newer Services until it is thawed",
+        )
+        .gauge(to, [(&[] as &Labels<'_>, frozen)])?;
         Name(
             "kplane_agent_stale_since_timestamp_seconds",
             "Time since which no control plane confirms what the node serves; 0 while one does",
