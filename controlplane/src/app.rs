@@ -40,7 +40,7 @@ use crate::index::CliffGuard;
 use crate::kubernetes::Api;
 use crate::orders::Place;
 use crate::peers::{self, Peers};
-use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer};
+use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer, approval};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
@@ -311,7 +311,7 @@ fn keep_orders(
 ) {
     let state = config.state.clone();
     let place = match (state.file, &config.source, api) {
-        (Some(file), _, _) => Place::File(file),
+        (Some(file), _, _) => Place::SharedFile(file),
         (None, Origin::Manifests(path), _) if path.as_os_str() != "-" => Place::beside(path),
         (None, Origin::Kubernetes(source), Some(api)) if source.only_node.is_none() => {
             Place::ConfigMap {
@@ -332,6 +332,8 @@ fn keep_orders(
         }
     };
     tasks.spawn(until(tell, hub.shutdown.clone()));
+    let approvals = approval::follow(Arc::clone(hub));
+    tasks.spawn(until(approvals, hub.shutdown.clone()));
 }
 
 /// Runs a task until the control plane ends.

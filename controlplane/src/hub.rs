@@ -1,5 +1,6 @@
 //! State that the parts of a control plane share, and the task that owns the index.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,9 +14,9 @@ use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
-use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
+use crate::index::{CliffGuard, Held, Index, Outcome, Picture, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
-use crate::orders::Board;
+use crate::orders::{Approval, Board};
 use crate::pace::Pace;
 use crate::peers::Peers;
 use crate::publish::{Publication, Store};
@@ -58,6 +59,9 @@ pub struct Hub {
     queries: mpsc::Sender<Query>,
 }
 
+/// Number of approvals that are remembered, so that none is taken twice: more than a document has.
+const APPROVALS: usize = 64;
+
 /// The index's summary of its state after each batch.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
@@ -81,6 +85,7 @@ enum Query {
     Uid(ObjectId, oneshot::Sender<Option<Uid>>),
     NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
+    Take(Approval, oneshot::Sender<bool>),
 }
 
 /// The number of held objects that the operator saw before approving their removal.
@@ -101,6 +106,10 @@ pub struct Approved {
     pub doubt: String,
     /// The first revision with the approval.
     pub revision: u64,
+    /// The picture that was approved.
+    pub picture: Picture,
+    /// A random number of the approval, so that this replica does not take it again.
+    pub id: u64,
 }
 
 /// More is held than the operator saw, so nothing was released.
@@ -146,6 +155,7 @@ impl Hub {
             hub: Arc::clone(&hub),
             summary: summary_tx,
             pace: Pace::new(Moment::now()),
+            approvals: VecDeque::new(),
         };
         (hub, owner.run(batches, queries_rx))
     }
@@ -234,6 +244,14 @@ impl Hub {
         self.ask(|answer| Query::Approve(seen, answer)).await
     }
 
+    /// Takes an approval that another replica was given, if it covers this picture and was not taken before.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn take(&self, approval: Approval) -> Result<bool, Closing> {
+        self.ask(|answer| Query::Take(approval, answer)).await
+    }
+
     async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Closing> {
         let (answer, wait) = oneshot::channel();
         self.queries
@@ -251,6 +269,8 @@ struct IndexOwner {
     hub: Arc<Hub>,
     summary: watch::Sender<Arc<Summary>>,
     pace: Pace,
+    /// The latest approvals that were given here or taken, oldest first.
+    approvals: VecDeque<u64>,
 }
 
 impl IndexOwner {
@@ -384,14 +404,39 @@ impl IndexOwner {
         {
             return Err(HeldMore(held));
         }
+        let (id, picture) = (rand::random(), self.index.picture());
         let doubt = self.index.trust().doubt().to_owned();
-        let (released, outcome) = self.index.approve(SystemTime::now());
-        self.share(outcome, None);
+        let released = self.approve_now(id);
         Ok(Approved {
             released,
             doubt,
             revision: self.hub.store.head().borrow().revision,
+            picture,
+            id,
         })
+    }
+
+    /// Takes an approval of another replica; returns whether it was of use.
+    fn take(&mut self, approval: &Approval) -> bool {
+        let known = self.approvals.contains(&approval.id);
+        let covered = !known
+            && self.index.needs_approval()
+            && self.index.picture().is_covered_by(&approval.picture);
+        if covered {
+            self.approve_now(approval.id);
+        }
+        covered
+    }
+
+    /// Removes what is held; returns it.
+    fn approve_now(&mut self, id: u64) -> Option<Held> {
+        if self.approvals.len() >= APPROVALS {
+            self.approvals.pop_front();
+        }
+        self.approvals.push_back(id);
+        let (released, outcome) = self.index.approve(SystemTime::now());
+        self.share(outcome, None);
+        released
     }
 
     fn answer(&mut self, query: Query) {
@@ -405,6 +450,7 @@ impl IndexOwner {
             Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
             Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
+            Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
         }
     }
 }

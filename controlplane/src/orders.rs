@@ -1,19 +1,23 @@
-//! Standing orders of operators about the fleet: which nodes are frozen, since when, by whom and why. No I/O.
+//! Standing orders of operators about the fleet: which nodes are frozen, since when, by whom and why, and what was
+//! approved. No I/O.
 //!
 //! The newest order that names a node decides, and an order about all nodes names each. So `freeze --all` and then
 //! `thaw --node a` leaves all nodes but `a` frozen.
 
+mod approval;
 mod board;
 mod place;
 #[cfg(test)]
 mod tests;
 
+pub use approval::{APPROVAL_LASTS, Approval};
 pub use board::{Board, Unchanged};
 pub use place::Place;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
+use approval::MAX_APPROVALS;
 use kplane_model::NodeName;
 use kplane_proto::v1 as pb;
 use serde::{Deserialize, Serialize};
@@ -102,6 +106,15 @@ pub struct Orders {
     /// The number of the newest order.
     number: u64,
     latest: BTreeMap<Scope, Order>,
+    /// Approvals, oldest first.
+    approvals: Vec<Approval>,
+}
+
+/// A change of the orders in force.
+#[derive(Clone, Debug)]
+pub(super) enum Change {
+    Order(Wish),
+    Approve(Approval),
 }
 
 /// The document.
@@ -110,6 +123,8 @@ struct Document {
     version: u32,
     number: u64,
     orders: Vec<Order>,
+    #[serde(default)]
+    approvals: Vec<Approval>,
 }
 
 /// The reason why a document cannot be used.
@@ -144,6 +159,42 @@ impl Orders {
         let all = self.latest.get(&Scope::All);
         let newest = own.into_iter().chain(all).max_by_key(|order| order.number);
         newest.filter(|order| order.frozen)
+    }
+
+    /// Returns the approvals that replicas may still take.
+    pub fn approvals(&self, now_ms: u64) -> impl Iterator<Item = &Approval> {
+        let approvals = self.approvals.iter();
+        approvals.filter(move |approval| approval.is_in_force(now_ms))
+    }
+
+    /// Returns the orders with a change in force.
+    fn changed(&self, change: &Change) -> Result<Self, TooMany> {
+        match change {
+            Change::Order(wish) => self.with(wish),
+            Change::Approve(approval) => {
+                let mut next = self.clone();
+                let over = |one: &Approval| !one.is_in_force(approval.at_ms);
+                next.approvals
+                    .retain(|one| one.id != approval.id && !over(one));
+                next.approvals.push(approval.clone());
+                let surplus = next.approvals.len().saturating_sub(MAX_APPROVALS);
+                next.approvals.drain(..surplus);
+                Ok(next)
+            }
+        }
+    }
+
+    /// Returns whether a change is in force, as far as the document shows it.
+    fn has(&self, change: &Change) -> bool {
+        match change {
+            Change::Approve(approval) => self.approvals.contains(approval),
+            Change::Order(wish) => wish.scopes.iter().all(|scope| {
+                let order = self.latest.get(scope);
+                order.is_some_and(|order| {
+                    (order.frozen, order.at_ms, &order.by) == (wish.frozen, wish.at_ms, &wish.by)
+                })
+            }),
+        }
     }
 
     /// Returns the orders with a new one in force.
@@ -199,7 +250,11 @@ impl Orders {
             };
             name.len().max(order.by.len()).max(order.reason.len()) <= MAX_REASON
         };
-        if document.orders.len() > MAX_ORDERS || !document.orders.iter().all(is_bounded) {
+        let approvals = &document.approvals;
+        let are_bounded = document.orders.iter().all(is_bounded)
+            && approvals.iter().all(Approval::is_bounded)
+            && approvals.len() <= MAX_APPROVALS;
+        if document.orders.len() > MAX_ORDERS || !are_bounded {
             return Err(Damaged::Limits);
         }
         let newest = document.orders.iter().map(|order| order.number).max();
@@ -210,6 +265,7 @@ impl Orders {
                 .into_iter()
                 .map(|order| (order.scope.clone(), order))
                 .collect(),
+            approvals: document.approvals,
         })
     }
 
@@ -220,6 +276,7 @@ impl Orders {
             version: VERSION,
             number: self.number,
             orders: self.latest.values().cloned().collect(),
+            approvals: self.approvals.clone(),
         };
         // Numbers, booleans and texts are always JSON.
         serde_json::to_string_pretty(&document).unwrap_or_default()

@@ -1,7 +1,7 @@
 //! gRPC services of the control plane.
 
 mod agent;
-mod approval;
+pub(crate) mod approval;
 mod attendance;
 mod convergence;
 mod desired;

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{error, info};
 
 use super::place::{Place, Trouble};
-use super::{Order, Orders, TooMany, Wish};
+use super::{Approval, Change, Order, Orders, TooMany, Wish};
 
 /// Interval between two looks at the document.
 const LOOK: Duration = Duration::from_secs(1);
@@ -47,6 +47,14 @@ impl Default for Board {
             place: OnceLock::new(),
             trouble: Mutex::default(),
         }
+    }
+}
+
+impl Unchanged {
+    /// Returns whether the order may be in force all the same.
+    #[must_use]
+    pub fn is_unsure(&self) -> bool {
+        matches!(self, Self::Trouble(Trouble::Unsure(_)))
     }
 }
 
@@ -114,13 +122,31 @@ impl Board {
     /// Puts a new order in force, for all replicas.
     ///
     /// # Errors
-    /// [`Unchanged`]: nothing has changed.
+    /// [`Unchanged`]: nothing has changed, unless it is unsure.
     pub async fn order(&self, wish: &Wish) -> Result<(), Unchanged> {
+        self.change(Change::Order(wish.clone())).await
+    }
+
+    /// Puts an approval in force, for all replicas.
+    ///
+    /// # Errors
+    /// [`Unchanged`]: other replicas do not learn of it.
+    pub async fn approve(&self, approval: Approval) -> Result<(), Unchanged> {
+        self.change(Change::Approve(approval)).await
+    }
+
+    async fn change(&self, change: Change) -> Result<(), Unchanged> {
         let place = self.place.get().ok_or(Unchanged::NoPlace)?;
         let in_force = self.orders.borrow().clone().unwrap_or_default();
-        let orders = place.change(&in_force, wish).await?;
+        let orders = place.change(&in_force, &change).await?;
         self.take(orders);
         Ok(())
+    }
+
+    /// Returns the place of the document.
+    #[must_use]
+    pub fn place(&self) -> Option<&Place> {
+        self.place.get()
     }
 
     fn take(&self, orders: Orders) {

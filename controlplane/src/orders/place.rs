@@ -1,7 +1,6 @@
 //! The place of the document: a ConfigMap, or a file beside the manifests. Writers use the version that they read, so
 //! that of two orders at the same time none is lost.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -10,12 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use tokio::time::timeout;
 
 use super::board::Unchanged;
-use super::{Damaged, MAX_BYTES, Orders, Wish};
+use super::{Change, Damaged, MAX_BYTES, Orders};
 use crate::kubernetes::{Api, Asked, Failure, Unanswered};
 
 /// Name of the ConfigMap.
@@ -32,8 +30,10 @@ const TRIES: usize = 8;
 /// The place of the document.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// A file.
+    /// A file. Other replicas may have one of their own, unless the configuration names the file.
     File(PathBuf),
+    /// A file that all replicas share, because their configuration names it.
+    SharedFile(PathBuf),
     /// A ConfigMap.
     ConfigMap {
         /// The API server.
@@ -62,6 +62,9 @@ pub enum Trouble {
         /// The kernel's error.
         source: io::Error,
     },
+    /// The write was not confirmed; it may have been made.
+    #[error("{0}. The order may be in force all the same: `kpctl status` shows it then")]
+    Unsure(Box<Self>),
     /// Others wrote all the time.
     #[error("others change the orders all the time; try again")]
     Contended,
@@ -76,15 +79,22 @@ impl Trouble {
                 unanswered.failure,
                 Failure::Forbidden(_) | Failure::Refused { .. } | Failure::Malformed(_)
             ),
-            Self::Contended => false,
+            Self::Unsure(_) | Self::Contended => false,
         }
+    }
+}
+
+impl Trouble {
+    /// Returns whether a disk did not answer in time.
+    fn is_timeout(&self) -> bool {
+        matches!(self, Self::Disk { source, .. } if source.kind() == io::ErrorKind::TimedOut)
     }
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File(file) => write!(f, "{}", file.display()),
+            Self::File(file) | Self::SharedFile(file) => write!(f, "{}", file.display()),
             Self::ConfigMap { namespace, .. } => write!(f, "ConfigMap {namespace}/{CONFIG_MAP}"),
         }
     }
@@ -101,10 +111,15 @@ impl Place {
         Self::File(folder.join(FILE))
     }
 
+    /// Returns whether all replicas certainly have the same place.
+    pub(crate) fn is_shared(&self) -> bool {
+        !matches!(self, Self::File(_))
+    }
+
     /// Reads the document; `None` if there is none.
     pub(super) async fn read(&self) -> Result<Option<Orders>, Trouble> {
         match self {
-            Self::File(file) => on_disk(file, read_file).await,
+            Self::File(file) | Self::SharedFile(file) => on_disk(file, read_file).await,
             Self::ConfigMap { api, namespace } => {
                 let map = get(api, namespace).await?;
                 map.map(|map| orders_of(&map)).transpose()
@@ -112,14 +127,28 @@ impl Place {
         }
     }
 
-    /// Adds an order to the document, or to those in force if there is no document. Returns all orders.
-    pub(super) async fn change(&self, in_force: &Orders, wish: &Wish) -> Result<Orders, Unchanged> {
+    /// Changes the orders in the document, or those in force if there is no document. Returns all orders.
+    pub(super) async fn change(
+        &self,
+        in_force: &Orders,
+        change: &Change,
+    ) -> Result<Orders, Unchanged> {
         match self {
-            Self::File(file) => {
-                let (in_force, wish) = (in_force.clone(), wish.clone());
-                on_disk(file, move |file| change_file(file, &in_force, &wish)).await
+            Self::File(file) | Self::SharedFile(file) => {
+                let (in_force, change) = (in_force.clone(), change.clone());
+                let changed = on_disk(file, move |file| change_file(file, &in_force, &change));
+                changed.await.map_err(|unchanged| match unchanged {
+                    // The thread may get through later.
+                    Unchanged::Trouble(trouble) if trouble.is_timeout() => {
+                        Trouble::Unsure(Box::new(trouble)).into()
+                    }
+                    unchanged => unchanged,
+                })
             }
-            Self::ConfigMap { api, namespace } => change_map(api, namespace, in_force, wish).await,
+            Self::ConfigMap { api, namespace } => {
+                let map = Map { api, namespace };
+                map.change(in_force, change).await
+            }
         }
     }
 }
@@ -160,13 +189,13 @@ fn read_file(path: &Path) -> Result<Option<Orders>, Trouble> {
 }
 
 /// Changes the file while no other replica does: they share a lock file.
-fn change_file(path: &Path, in_force: &Orders, wish: &Wish) -> Result<Orders, Unchanged> {
+fn change_file(path: &Path, in_force: &Orders, change: &Change) -> Result<Orders, Unchanged> {
     let lock = path.with_extension("lock");
     let lock = OpenOptions::new().create(true).append(true).open(&lock);
     let lock = lock.map_err(disk(path))?;
     lock.lock().map_err(disk(path))?;
     let before = read_file(path)?;
-    let next = before.as_ref().unwrap_or(in_force).with(wish)?;
+    let next = before.as_ref().unwrap_or(in_force).changed(change)?;
     write_file(path, &next.write()).map_err(disk(path))?;
     Ok(next)
 }
@@ -181,47 +210,77 @@ fn write_file(path: &Path, text: &str) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
-async fn change_map(
-    api: &Api,
-    namespace: &str,
-    in_force: &Orders,
-    wish: &Wish,
-) -> Result<Orders, Unchanged> {
-    let maps: kube::Api<ConfigMap> = kube::Api::namespaced(api.client(), namespace);
-    let params = PostParams::default();
-    for _ in 0..TRIES {
-        let before = get(api, namespace).await?;
-        let orders = before.as_ref().map(orders_of).transpose()?;
-        let next = orders.as_ref().unwrap_or(in_force).with(wish)?;
-        let map = ConfigMap {
-            metadata: ObjectMeta {
-                name: Some(CONFIG_MAP.to_owned()),
-                namespace: Some(namespace.to_owned()),
-                resource_version: before
-                    .as_ref()
-                    .and_then(|map| map.metadata.resource_version.clone()),
-                ..ObjectMeta::default()
-            },
-            data: Some(BTreeMap::from([(KEY.to_owned(), next.write())])),
-            ..ConfigMap::default()
-        };
-        let written = match before {
-            None => {
-                api.ask(asked("create"), PATIENCE, maps.create(&params, &map))
-                    .await
+/// The ConfigMap.
+struct Map<'a> {
+    api: &'a Api,
+    namespace: &'a str,
+}
+
+impl Map<'_> {
+    /// Changes the document over the version that was read. A write that was not confirmed may have been made, so
+    /// the document is read again, and written again only without the change.
+    async fn change(&self, in_force: &Orders, change: &Change) -> Result<Orders, Unchanged> {
+        let mut unsure = None;
+        for _ in 0..TRIES {
+            let before = match (get(self.api, self.namespace).await, unsure.take()) {
+                (Ok(before), now) => {
+                    unsure = now;
+                    before
+                }
+                (Err(_), Some(first)) => return Err(Trouble::Unsure(Box::new(first)).into()),
+                (Err(trouble), None) => return Err(trouble.into()),
+            };
+            let orders = before.as_ref().map(orders_of).transpose()?;
+            let orders = orders.as_ref().unwrap_or(in_force);
+            if unsure.is_some() && orders.has(change) {
+                return Ok(orders.clone());
             }
-            Some(_) => {
-                let replace = maps.replace(CONFIG_MAP, &params, &map);
-                api.ask(asked("update"), PATIENCE, replace).await
+            let next = orders.changed(change)?;
+            match self.write(before, next.write()).await {
+                Ok(()) => return Ok(next),
+                Err(error) if error.is_conflict() => {}
+                Err(error) if may_be_done(&error.failure) && unsure.is_none() => {
+                    unsure = Some(error.into());
+                }
+                Err(error) if may_be_done(&error.failure) => {
+                    return Err(Trouble::Unsure(Box::new(error.into())).into());
+                }
+                Err(error) => return Err(Trouble::from(error).into()),
             }
-        };
-        match written {
-            Ok(_) => return Ok(next),
-            Err(error) if error.is_conflict() => {}
-            Err(error) => return Err(Trouble::from(error).into()),
         }
+        Err(Trouble::Contended.into())
     }
-    Err(Trouble::Contended.into())
+
+    /// Writes the document, unless another version was written since `before` was read.
+    async fn write(&self, before: Option<ConfigMap>, text: String) -> Result<(), Unanswered> {
+        let maps: kube::Api<ConfigMap> = kube::Api::namespaced(self.api.client(), self.namespace);
+        let params = PostParams::default();
+        let is_new = before.is_none();
+        let mut map = before.unwrap_or_default();
+        map.metadata.name = Some(CONFIG_MAP.to_owned());
+        map.metadata.managed_fields = None;
+        let data = map.data.get_or_insert_default();
+        data.insert(KEY.to_owned(), text);
+        let written = match is_new {
+            true => {
+                let create = maps.create(&params, &map);
+                self.api.ask(asked("create"), PATIENCE, create).await
+            }
+            false => {
+                let replace = maps.replace(CONFIG_MAP, &params, &map);
+                self.api.ask(asked("update"), PATIENCE, replace).await
+            }
+        };
+        written.map(drop)
+    }
+}
+
+/// Returns whether a request that failed like this may have had its effect.
+fn may_be_done(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::Silent(_) | Failure::Broken(_) | Failure::Server { .. } | Failure::Malformed(_)
+    )
 }
 
 async fn get(api: &Api, namespace: &str) -> Result<Option<ConfigMap>, Trouble> {

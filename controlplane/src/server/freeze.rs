@@ -34,10 +34,11 @@ pub(super) async fn freeze(
         reason: request.reason.clone(),
     };
     let changed = hub.orders.order(&wish).await;
-    changed.map_err(|why| {
-        Status::failed_precondition(format!(
+    changed.map_err(|why| match why.is_unsure() {
+        true => Status::unavailable(why.to_string()),
+        false => Status::failed_precondition(format!(
             "the order cannot be kept, so nothing changed: {why}"
-        ))
+        )),
     })?;
     let what = if request.thaw { "thawed" } else { "froze" };
     let whom = match request.all {
