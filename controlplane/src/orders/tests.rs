@@ -1,7 +1,12 @@
 use kplane_model::NodeName;
 use tokio::time::{Duration, timeout};
 
-use super::{Board, MAX_ORDERS, Orders, Place, Scope, TooMany, Wish};
+use super::{
+    APPROVAL_LASTS, Approval, Board, Change, MAX_ORDERS, Orders, Place, Scope, TooMany, Wish,
+};
+use crate::index::Picture;
+
+mod map;
 
 fn wish(frozen: bool, scopes: &[Scope]) -> Wish {
     Wish {
@@ -49,6 +54,59 @@ fn the_document_says_all_and_is_bounded() {
     assert_eq!(Orders::default().with(&wish(true, &many)), Err(TooMany));
     for damaged in ["", "{", "[]", r#"{"version":2,"number":1,"orders":[]}"#] {
         assert!(Orders::read(damaged).is_err(), "{damaged}");
+    }
+}
+
+fn approval(id: u64, at_ms: u64) -> Change {
+    Change::Approve(Approval {
+        id,
+        by: "alice".to_owned(),
+        at_ms,
+        picture: Picture::default(),
+    })
+}
+
+#[test]
+fn approvals_are_few_and_end() {
+    let lasts = u64::try_from(APPROVAL_LASTS.as_millis()).unwrap();
+    let mut orders = Orders::default();
+    for id in 0..100 {
+        orders = orders.changed(&approval(id, id)).unwrap();
+    }
+    let ids =
+        |orders: &Orders, now| -> Vec<u64> { orders.approvals(now).map(|one| one.id).collect() };
+    assert_eq!(ids(&orders, 100), (84..100).collect::<Vec<_>>());
+    assert_eq!(ids(&orders, lasts + 98), [99]);
+    assert_eq!(ids(&orders, lasts + 99), [0; 0]);
+    assert_eq!(Orders::read(&orders.write()).unwrap(), orders);
+    let orders = orders.changed(&approval(100, lasts + 99)).unwrap();
+    assert_eq!(
+        orders.approvals.len(),
+        1,
+        "those that are over are forgotten"
+    );
+    let orders = orders.with(&wish(true, &[Scope::All])).unwrap();
+    assert_eq!(orders.approvals.len(), 1);
+}
+
+#[test]
+fn an_approval_covers_the_same_picture_and_that_of_a_later_start() {
+    let picture = |held: &str, doubts: &str, services| Picture {
+        held: held.to_owned(),
+        doubts: doubts.to_owned(),
+        services,
+    };
+    let approved = picture("h", "d", 10);
+    for (other, covered) in [
+        (picture("h", "d", 9), true),
+        (picture("x", "d", 10), false),
+        (picture("h", "x", 10), false),
+        (picture("h", "", 10), false),
+        (picture("", "d", 10), true),
+        (picture("", "d", 9), false),
+        (picture("", "", 10), false),
+    ] {
+        assert_eq!(other.is_covered_by(&approved), covered, "{other:?}");
     }
 }
 
