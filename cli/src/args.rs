@@ -3,6 +3,7 @@
 mod connection;
 mod wait;
 
+use kplane_proto::v1 as pb;
 use std::path::Path;
 use std::time::Duration;
 
@@ -176,6 +177,23 @@ Examples:
         #[arg(short, long)]
         yes: bool,
     },
+    /// Keep nodes at the Services that they serve now
+    #[command(after_help = "\
+A frozen node takes no newer Services or endpoints until `kpctl thaw`, whichever replica its agent
+asks, and over restarts. Its agent still repairs what others change in the kernel. A node that serves
+nothing yet takes the Services of the moment.
+
+Examples:
+  kpctl freeze --node node-1 --reason 'debugging #4711'
+  kpctl freeze --zone zone-a
+  kpctl freeze --all")]
+    Freeze(FreezeArgs),
+    /// Let frozen nodes go on
+    #[command(after_help = "\
+Examples:
+  kpctl thaw --node node-1
+  kpctl thaw --all")]
+    Thaw(FreezeArgs),
     /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:
@@ -386,6 +404,42 @@ fn rename(command: clap::Command, program: &str) -> clap::Command {
     command
         .after_help(help.replace(&format!("{PROGRAM} "), &format!("{program} ")))
         .mut_subcommands(|sub| rename(sub, program))
+}
+
+/// The nodes of `freeze` and `thaw`.
+#[derive(Clone, Debug, clap::Args)]
+#[group(id = "nodes", required = true, multiple = false, args = ["node", "zone", "all"])]
+pub(crate) struct FreezeArgs {
+    /// The node; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Vec<String>,
+    /// The nodes that are in this zone now
+    #[arg(long, value_name = "ZONE")]
+    pub(crate) zone: Option<String>,
+    /// All nodes, also those that join later
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Reason, for others and for the audit log
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) reason: String,
+}
+
+impl FreezeArgs {
+    /// Returns the request.
+    pub(crate) fn request(&self, thaw: bool) -> pb::FreezeRequest {
+        pb::FreezeRequest {
+            thaw,
+            all: self.all,
+            nodes: self.node.clone(),
+            zone: self.zone.clone().unwrap_or_default(),
+            reason: self.reason.clone(),
+        }
+    }
 }
 
 #[cfg(test)]

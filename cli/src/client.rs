@@ -152,6 +152,15 @@ impl Client {
         self.ask(stub.approve(request)).await
     }
 
+    /// Freezes nodes, or thaws them.
+    pub(crate) async fn freeze(
+        &self,
+        request: pb::FreezeRequest,
+    ) -> Result<pb::FreezeResponse, Error> {
+        let mut stub = self.stub.clone();
+        self.ask(stub.freeze(request)).await
+    }
+
     /// Waits for an answer up to the timeout.
     async fn ask<T>(
         &self,

@@ -7,7 +7,9 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use tokio::time::Instant;
 
-use crate::args::{self, Cli, Command, DescribeCommand, GetCommand, ListArgs, WaitArgs};
+use crate::args::{
+    self, Cli, Command, DescribeCommand, FreezeArgs, GetCommand, ListArgs, WaitArgs,
+};
 use crate::client::{self, Client};
 use crate::failure::Failure;
 use crate::output::Output;
@@ -17,6 +19,7 @@ use crate::view::approve::ApprovalView;
 use crate::view::describe::DescriptionView;
 use crate::view::endpoints::EndpointListView;
 use crate::view::fleet::FleetView;
+use crate::view::freeze::FreezeView;
 use crate::view::nodes::NodeListView;
 use crate::view::services::ServiceListView;
 use crate::view::version::VersionView;
@@ -76,6 +79,8 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         }
         Command::Wait(args) => wait(&cli, args).await,
         Command::Approve { yes } => approve(&cli, *yes).await,
+        Command::Freeze(args) => freeze(&cli, args, false).await,
+        Command::Thaw(args) => freeze(&cli, args, true).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             let mut command = args::command(cli.program);
@@ -177,6 +182,13 @@ async fn approve(cli: &Cli, yes: bool) -> Result<Verdict, Failure> {
     }
     let done = client.approve(pending.request()).await?;
     show(cli, &ApprovalView::from(done))
+}
+
+/// Freezes nodes, or thaws them.
+async fn freeze(cli: &Cli, args: &FreezeArgs, thaw: bool) -> Result<Verdict, Failure> {
+    let (client, _) = connect(cli).await?;
+    let done = client.freeze(args.request(thaw)).await?;
+    show(cli, &FreezeView::new(done, thaw))
 }
 
 /// Asks at the terminal; any answer but yes is a no.

@@ -9,6 +9,7 @@ pub(crate) mod convergence;
 pub(crate) mod describe;
 pub(crate) mod endpoints;
 pub(crate) mod fleet;
+pub(crate) mod freeze;
 mod next;
 pub(crate) mod nodes;
 mod plane;

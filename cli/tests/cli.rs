@@ -658,3 +658,16 @@ fn tokens_that_cannot_be_used() {
     let refused = error(1, nobody(), &args);
     assert!(refused.contains("no token") && !refused.contains("two words"));
 }
+
+#[test]
+fn freeze_and_thaw_say_which_nodes_and_need_exactly_one_way_to_select() {
+    let plane = healthy();
+    let frozen = text(plane.address, &["freeze", "--node", "a", "--node", "b"]);
+    assert_eq!(frozen, "Frozen: 2 nodes. Frozen now: 2 nodes.\n");
+    let thawed = text(plane.address, &["thaw", "--all"]);
+    assert_eq!(thawed, "Thawed: all nodes. Frozen now: 0 nodes.\n");
+    let json = text(plane.address, &["freeze", "--node", "a", "-o", "json"]);
+    assert!(json.contains("\"kind\": \"Freeze\""), "{json}");
+    error(2, plane.address, &["freeze"]);
+    error(2, plane.address, &["thaw", "--all", "--node", "a"]);
+}

@@ -38,13 +38,16 @@ use crate::hub::Hub;
 use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
 use crate::kubernetes::Api;
+use crate::orders::Place;
 use crate::peers::{self, Peers};
-use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer};
+use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer, approval};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
 use crate::{events, fleet};
 
+/// Namespace of the control plane's own objects, unless the configuration names another.
+const NAMESPACE: &str = "kplane";
 /// Size of the buffer between an agent and a control plane in one process, in bytes.
 const IN_MEMORY_BYTES: usize = 64 * 1024;
 /// Maximum number of bytes sent ahead to an agent that does not read: a few messages. Changes made
@@ -85,6 +88,17 @@ pub struct Config {
     pub identity: identity::Config,
     /// The other replicas.
     pub peers: peers::Config,
+    /// Place of the operators' standing orders.
+    pub state: State,
+}
+
+/// The place where the control plane keeps operators' standing orders, such as frozen nodes.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    /// The file; `None` = beside the manifests, or a `ConfigMap` in a cluster.
+    pub file: Option<PathBuf>,
+    /// The namespace of the `ConfigMap`; `None` = `kplane`.
+    pub namespace: Option<String>,
 }
 
 impl Config {
@@ -104,6 +118,7 @@ impl Config {
             events: false,
             identity: identity::Config::default(),
             peers: peers::Config::default(),
+            state: State::default(),
         }
     }
 }
@@ -148,7 +163,7 @@ pub struct Bound {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
-    let protection = config.protection;
+    let protection = config.protection.clone();
     protection.check(config.agent_listen, "agents")?;
     protection.check(config.status_listen, "the status API")?;
     if config.http_tls && matches!(protection, Protection::PlainText { .. }) {
@@ -158,14 +173,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
-    let (hub, api) = start_hub(
-        config.source,
-        config.admission,
-        config.cliff_guard,
-        config.events,
-        &mut tasks,
-    )
-    .await?;
+    let (hub, api) = start_hub(&config, &mut tasks).await?;
     let plain_text = protection.plain_text([("agents", &agents), ("the status API", &status)]);
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
@@ -205,8 +213,10 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
     if let Some(http) = http {
         let admin = Admin::new(Arc::clone(&hub), Arc::clone(&gate), doors);
-        let tls = tls.filter(|_| config.http_tls);
-        tasks.spawn(until(admin.serve(http, tls), shutdown));
+        tasks.spawn(until(
+            admin.serve(http, tls.filter(|_| config.http_tls)),
+            shutdown,
+        ));
     }
     Ok(Bound {
         agent_addr,
@@ -249,27 +259,30 @@ fn secure(
 }
 
 async fn start_hub(
-    origin: Origin,
-    admission: Admission,
-    cliff_guard: CliffGuard,
-    events: bool,
+    config: &Config,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<(Arc<Hub>, Option<Arc<Api>>), SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
-    let (hub, index) = Hub::new(epoch, origin.name(), admission, cliff_guard, batches);
+    let (hub, index) = Hub::new(
+        epoch,
+        config.source.name(),
+        config.admission.clone(),
+        config.cliff_guard,
+        batches,
+    );
     let stop = hub.shutdown.clone();
     let mut api = None;
-    match origin {
+    match config.source.clone() {
         Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),
-        Origin::Kubernetes(config) => {
-            let scope = match config.only_node {
+        Origin::Kubernetes(source) => {
+            let scope = match source.only_node {
                 Some(_) => events::Scope::Node,
                 None => events::Scope::Cluster,
             };
-            let source = Kubernetes::new(config, hub.upstream.clone()).await?;
+            let source = Kubernetes::new(source, hub.upstream.clone()).await?;
             api = Some(source.api());
-            if events {
+            if config.events {
                 let task = events::run(Arc::clone(&hub), source.api(), scope);
                 tasks.spawn(async move {
                     task.await;
@@ -279,6 +292,7 @@ async fn start_hub(
             tasks.spawn(run(source, sink, stop))
         }
     };
+    keep_orders(&hub, config, api.as_ref(), tasks);
     let sweep = fleet::forget_strangers(Arc::clone(&hub));
     tasks.spawn(async move {
         sweep.await;
@@ -286,6 +300,40 @@ async fn start_hub(
     });
     tasks.spawn(until(index, hub.shutdown.clone()));
     Ok((hub, api))
+}
+
+/// Begins to follow the standing orders of operators. An agent with a control plane of its own has none.
+fn keep_orders(
+    hub: &Arc<Hub>,
+    config: &Config,
+    api: Option<&Arc<Api>>,
+    tasks: &mut JoinSet<Result<(), TaskError>>,
+) {
+    let state = config.state.clone();
+    let place = match (state.file, &config.source, api) {
+        (Some(file), _, _) => Place::SharedFile(file),
+        (None, Origin::Manifests(path), _) if path.as_os_str() != "-" => Place::beside(path),
+        (None, Origin::Kubernetes(source), Some(api)) if source.only_node.is_none() => {
+            Place::ConfigMap {
+                api: Arc::clone(api),
+                namespace: state.namespace.unwrap_or_else(|| NAMESPACE.to_owned()),
+            }
+        }
+        _ => return,
+    };
+    hub.orders.keep_in(place);
+    let (follower, teller) = (Arc::clone(hub), Arc::clone(hub));
+    let follow = async move { follower.orders.follow().await };
+    tasks.spawn(until(follow, hub.shutdown.clone()));
+    let tell = async move {
+        let mut orders = teller.orders.changes();
+        while orders.changed().await.is_ok() {
+            teller.fleet.look_again();
+        }
+    };
+    tasks.spawn(until(tell, hub.shutdown.clone()));
+    let approvals = approval::follow(Arc::clone(hub));
+    tasks.spawn(until(approvals, hub.shutdown.clone()));
 }
 
 /// Runs a task until the control plane ends.

@@ -262,6 +262,11 @@ impl Fleet {
         self.agents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Makes watches answer again, because something about nodes changed.
+    pub fn look_again(&self) {
+        self.changed();
+    }
+
     fn changed(&self) {
         self.changes.send_modify(|n| *n = n.wrapping_add(1));
     }

@@ -1,5 +1,6 @@
 //! State that the parts of a control plane share, and the task that owns the index.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,8 +14,9 @@ use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
-use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
+use crate::index::{CliffGuard, Held, Index, Outcome, Picture, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
+use crate::orders::{Approval, Board};
 use crate::pace::Pace;
 use crate::peers::Peers;
 use crate::publish::{Publication, Store};
@@ -49,11 +51,16 @@ pub struct Hub {
     pub draining: Draining,
     /// Admission of agents that need a snapshot.
     pub snapshots: Snapshots,
+    /// Standing orders of operators.
+    pub orders: Board,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
     queries: mpsc::Sender<Query>,
 }
+
+/// Number of approvals that are remembered, so that none is taken twice: more than a document has.
+const APPROVALS: usize = 64;
 
 /// The index's summary of its state after each batch.
 #[derive(Clone, Debug, Default)]
@@ -78,6 +85,7 @@ enum Query {
     Uid(ObjectId, oneshot::Sender<Option<Uid>>),
     NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
+    Take(Approval, oneshot::Sender<bool>),
 }
 
 /// The number of held objects that the operator saw before approving their removal.
@@ -98,6 +106,10 @@ pub struct Approved {
     pub doubt: String,
     /// The first revision with the approval.
     pub revision: u64,
+    /// The picture that was approved.
+    pub picture: Picture,
+    /// A random number of the approval, so that this replica does not take it again.
+    pub id: u64,
 }
 
 /// More is held than the operator saw, so nothing was released.
@@ -132,6 +144,7 @@ impl Hub {
             peers: OnceLock::new(),
             draining: Draining::default(),
             snapshots: Snapshots::default(),
+            orders: Board::default(),
             shutdown: CancellationToken::new(),
             summary,
             queries,
@@ -142,6 +155,7 @@ impl Hub {
             hub: Arc::clone(&hub),
             summary: summary_tx,
             pace: Pace::new(Moment::now()),
+            approvals: VecDeque::new(),
         };
         (hub, owner.run(batches, queries_rx))
     }
@@ -157,10 +171,12 @@ impl Hub {
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.summary.borrow().issues);
         let upstream = self.upstream.issues();
-        if upstream.is_empty() {
+        let orders = self.orders.issue();
+        if upstream.is_empty() && orders.is_none() {
             return input;
         }
         let mut all: Vec<_> = upstream.iter().chain(&*input).cloned().collect();
+        all.extend(orders);
         all.sort();
         Arc::new(all)
     }
@@ -228,6 +244,14 @@ impl Hub {
         self.ask(|answer| Query::Approve(seen, answer)).await
     }
 
+    /// Takes an approval that another replica was given, if it covers this picture and was not taken before.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn take(&self, approval: Approval) -> Result<bool, Closing> {
+        self.ask(|answer| Query::Take(approval, answer)).await
+    }
+
     async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Closing> {
         let (answer, wait) = oneshot::channel();
         self.queries
@@ -245,6 +269,8 @@ struct IndexOwner {
     hub: Arc<Hub>,
     summary: watch::Sender<Arc<Summary>>,
     pace: Pace,
+    /// The latest approvals that were given here or taken, oldest first.
+    approvals: VecDeque<u64>,
 }
 
 impl IndexOwner {
@@ -378,14 +404,39 @@ impl IndexOwner {
         {
             return Err(HeldMore(held));
         }
+        let (id, picture) = (rand::random(), self.index.picture());
         let doubt = self.index.trust().doubt().to_owned();
-        let (released, outcome) = self.index.approve(SystemTime::now());
-        self.share(outcome, None);
+        let released = self.approve_now(id);
         Ok(Approved {
             released,
             doubt,
             revision: self.hub.store.head().borrow().revision,
+            picture,
+            id,
         })
+    }
+
+    /// Takes an approval of another replica; returns whether it was of use.
+    fn take(&mut self, approval: &Approval) -> bool {
+        let known = self.approvals.contains(&approval.id);
+        let covered = !known
+            && self.index.needs_approval()
+            && self.index.picture().is_covered_by(&approval.picture);
+        if covered {
+            self.approve_now(approval.id);
+        }
+        covered
+    }
+
+    /// Removes what is held; returns it.
+    fn approve_now(&mut self, id: u64) -> Option<Held> {
+        if self.approvals.len() >= APPROVALS {
+            self.approvals.pop_front();
+        }
+        self.approvals.push_back(id);
+        let (released, outcome) = self.index.approve(SystemTime::now());
+        self.share(outcome, None);
+        released
     }
 
     fn answer(&mut self, query: Query) {
@@ -399,6 +450,7 @@ impl IndexOwner {
             Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
             Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
+            Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
         }
     }
 }

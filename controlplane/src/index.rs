@@ -8,6 +8,7 @@ mod claims;
 mod effective;
 mod guard;
 mod holding;
+mod picture;
 mod places;
 mod quota;
 mod resync;
@@ -21,6 +22,7 @@ mod tests;
 pub use claims::CONFLICT_ADVICE;
 pub use guard::{CliffGuard, Guarded};
 pub use holding::Held;
+pub use picture::Picture;
 pub use view::{PortView, ServiceDetail};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -21,6 +21,7 @@ pub mod index;
 mod issue;
 pub mod k8s;
 pub mod kubernetes;
+pub mod orders;
 mod pace;
 pub mod peers;
 pub mod publish;

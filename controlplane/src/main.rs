@@ -159,6 +159,12 @@ struct Args {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     events: bool,
 
+    /// File in which the control plane keeps operators' orders, such as nodes that `kpctl freeze` froze. Replicas on
+    /// the same file share them [default: .kplane-orders.json in the folder of --manifests; with a cluster the
+    /// ConfigMap kplane-orders in the namespace of --certificates-in, of the pod, or kplane].
+    #[arg(long, value_name = "FILE")]
+    state_file: Option<PathBuf>,
+
     /// Format of log lines.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -279,6 +285,11 @@ impl TlsFlags {
                 exposed: self.insecure,
             },
         }
+    }
+
+    /// Returns the namespace of the control plane's own objects, if it is known.
+    fn namespace(&self) -> Option<String> {
+        self.certificates_in.clone().or_else(pod_namespace)
     }
 
     fn identity(&self) -> identity::Config {
@@ -453,6 +464,10 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         cliff_guard: args.cliff_guard(),
         events: args.events,
         peers: args.peers.config(args.own_mark),
+        state: app::State {
+            file: args.state_file.clone(),
+            namespace: args.tls.namespace(),
+        },
     })
     .await?;
     let [agents, status, http] = [bound.agent_addr, bound.status_addr, bound.http_addr]

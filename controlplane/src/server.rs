@@ -1,11 +1,12 @@
 //! gRPC services of the control plane.
 
 mod agent;
-mod approval;
+pub(crate) mod approval;
 mod attendance;
 mod convergence;
 mod desired;
 mod feeds;
+mod freeze;
 mod guarded;
 mod issues;
 mod layers;

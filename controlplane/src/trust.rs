@@ -78,15 +78,17 @@ impl Belief {
         self.confirmed = true;
     }
 
+    /// Returns the doubts that the operator has not resolved.
+    pub fn open(&self) -> impl Iterator<Item = &str> {
+        let doubts = self.doubts.iter();
+        let open = doubts.filter(|doubt| !self.answered.contains(*doubt));
+        open.map(String::as_str)
+    }
+
     /// Returns the resulting trust.
     #[must_use]
     pub fn trust(&self) -> Trust {
-        let open: Vec<&str> = self
-            .doubts
-            .iter()
-            .filter(|doubt| !self.answered.contains(*doubt))
-            .map(String::as_str)
-            .collect();
+        let open: Vec<&str> = self.open().collect();
         match open.len() {
             0 if self.confirmed => Trust::Confirmed,
             0 => Trust::Whole,

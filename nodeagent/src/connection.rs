@@ -1,5 +1,8 @@
 //! The connection to a control plane, as other parts of the agent see it.
 
+use kplane_model::one_line;
+use kplane_proto::v1 as pb;
+
 /// The state of the connection. Without one, the agent serves the node as before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
@@ -11,4 +14,27 @@ pub struct Connection {
     pub reason: String,
     /// The number of times that a control plane showed an older state than the node holds, since the start.
     pub older_states: u64,
+    /// The operator's order that freezes the node, by the last control plane that was connected.
+    pub frozen: Option<Frozen>,
+}
+
+/// An operator's order that freezes the node: the agent gets no updates, and keeps the kernel as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    /// The time of the order, milliseconds since 1970 by the control plane's clock.
+    pub since_ms: u64,
+    /// The operator; empty = not known.
+    pub by: String,
+    /// The reason that the operator gave, or empty.
+    pub reason: String,
+}
+
+impl From<pb::Frozen> for Frozen {
+    fn from(told: pb::Frozen) -> Self {
+        Self {
+            since_ms: told.since_ms,
+            by: one_line(&told.by),
+            reason: one_line(&told.reason),
+        }
+    }
 }

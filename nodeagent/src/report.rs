@@ -132,8 +132,8 @@ impl Failure {
         Self {
             object: None,
             reason: format!(
-                "no control plane has answered since the agent started: the node is served from the cache file, stale \
-                 since {}",
+                "no control plane has sent an update since the agent started: the node is served from the cache file, \
+                 stale since {}",
                 time(since_ms)
             ),
             since_ms,
@@ -295,6 +295,7 @@ impl Report {
             triggers_programmed: Vec::new(),
             steps: Vec::new(),
             held: self.keeps.as_ref().map(held_to_wire),
+            frozen: false,
         };
         let room = REPORT_BYTES.saturating_sub(report.encoded_len());
         report.failures = failures_to_wire(&self.failures, room);

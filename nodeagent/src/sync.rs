@@ -45,7 +45,7 @@ use self::lost::{Lost, Retry};
 use self::older::INSISTENCE;
 use self::replicas::{CUT_OFF, Next, Replicas};
 use self::spread::Look;
-use crate::connection::Connection;
+use crate::connection::{Connection, Frozen};
 use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
 use crate::fleet_settings::Choice;
@@ -121,6 +121,8 @@ struct Shared {
     notice: Option<Notice>,
     /// Settings that the control plane chooses; `None` if the agent does not take any.
     choice: Option<Choice>,
+    /// The order that freezes the node, by the last heartbeat.
+    frozen: Option<Frozen>,
 }
 
 /// A remark for reports.
@@ -149,6 +151,7 @@ impl<T: Transport> Client<T> {
             since_ms: now_ms(),
             reason: String::new(),
             older_states: 0,
+            frozen: None,
         };
         Self {
             replicas: Replicas::new(identity.node.clone()),
@@ -161,6 +164,7 @@ impl<T: Transport> Client<T> {
                 triggers_told: 0,
                 notice: None,
                 choice: None,
+                frozen: None,
             },
             look: Look::plan(),
             fresh: false,
@@ -230,6 +234,7 @@ impl<T: Transport> Client<T> {
         live: Box<Live>,
         progress: Result<Progress, Lost>,
     ) -> Result<State, Stopped> {
+        self.show_frozen();
         match progress {
             Ok(Progress::UpdateTaken) => {
                 self.fresh = false;
@@ -469,6 +474,18 @@ impl<T: Transport> Client<T> {
         );
     }
 
+    /// Shows other parts of the agent whether the node is frozen.
+    fn show_frozen(&self) {
+        let frozen = &self.shared.frozen;
+        self.connection.send_if_modified(|connection| {
+            let changed = connection.frozen != *frozen;
+            if changed {
+                connection.frozen.clone_from(frozen);
+            }
+            changed
+        });
+    }
+
     fn connected(&mut self, live: bool) {
         if live {
             self.complaints.clear();
@@ -480,6 +497,7 @@ impl<T: Transport> Client<T> {
                     live,
                     since_ms: now_ms(),
                     reason: String::new(),
+                    frozen: connection.frozen.take(),
                     ..*connection
                 };
             }

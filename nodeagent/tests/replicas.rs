@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::hub::Hub;
+use kp_controlplane::orders::{Scope, Wish};
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kp_nodeagent::report::Report;
@@ -87,6 +88,11 @@ fn unused() -> SocketAddr {
 
 /// Starts an agent that knows control planes at these addresses.
 async fn agent(node: &str, addresses: &[SocketAddr]) -> app::Bound {
+    agent_with(node, addresses, None).await
+}
+
+/// Starts an agent with a cache file in this folder.
+async fn agent_with(node: &str, addresses: &[SocketAddr], cache: Option<&Path>) -> app::Bound {
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let list = addresses.join(",");
     let line = [
@@ -104,7 +110,7 @@ async fn agent(node: &str, addresses: &[SocketAddr]) -> app::Bound {
         backend: Kind::Noop,
         healthz: None,
         metrics: None,
-        cache_dir: None,
+        cache_dir: cache.map(Path::to_owned),
         ..*config
     };
     app::build(config).await.unwrap()
@@ -236,4 +242,69 @@ async fn an_agent_gets_from_another_replica_what_differs_there() {
     let counts = other.hub.snapshots.counts();
     assert_eq!((counts.ranges, counts.begun), (1, 0));
     other.kill();
+}
+
+/// A frozen node serves what it has, also when its agent and its control plane have started anew, and says so.
+#[tokio::test]
+async fn a_frozen_agent_that_restarts_serves_what_its_cache_has() {
+    let (folder, cache) = (manifests(), TempDir::new().unwrap());
+    let address = unused();
+    let plane = Plane::start(folder.path(), address);
+    let frozen = agent_with("frozen", &[address], Some(cache.path())).await;
+    follows(&frozen, &BTreeSet::from([plane.epoch])).await;
+    let order = |frozen| Wish {
+        scopes: vec![Scope::Node("frozen".to_owned())],
+        frozen,
+        by: "alice".to_owned(),
+        at_ms: 1,
+        reason: "a drill".to_owned(),
+    };
+    plane.hub.orders.order(&order(true)).await.unwrap();
+    told(&frozen, true).await;
+    let more = WEB
+        .replace("name: web", "name: more")
+        .replace("0.10", "0.11");
+    std::fs::write(folder.path().join("more.yaml"), more).unwrap();
+    let other = agent("other", &[address]).await;
+    serves(&other, 2).await;
+    assert_eq!(frozen.reports().borrow().counts.services, 1);
+
+    frozen.shutdown_token().cancel();
+    tokio::time::timeout(DEADLINE, frozen.wait())
+        .await
+        .unwrap()
+        .unwrap();
+    plane.kill();
+    let plane = Plane::start(folder.path(), address);
+    let frozen = agent_with("frozen", &[address], Some(cache.path())).await;
+    told(&frozen, true).await;
+    let report = serves(&frozen, 1).await;
+    assert!(
+        report.stale_since_ms.is_some(),
+        "nobody has confirmed it since"
+    );
+    assert_eq!(report.applied, report.held);
+    serves(&other, 2).await;
+    plane.hub.orders.order(&order(false)).await.unwrap();
+    told(&frozen, false).await;
+    let report = serves(&frozen, 2).await;
+    assert_eq!((report.stale_since_ms, report.keeps), (None, None));
+    plane.kill();
+}
+
+/// Waits until an agent knows whether its node is frozen.
+async fn told(agent: &app::Bound, frozen: bool) {
+    let mut connection = agent.connection();
+    let told = connection.wait_for(|connection| connection.frozen.is_some() == frozen);
+    let told = tokio::time::timeout(DEADLINE, told).await;
+    told.expect("not told in time").unwrap();
+}
+
+/// Waits until an agent serves so many Services; returns its report.
+async fn serves(agent: &app::Bound, services: u64) -> Report {
+    let mut reports = agent.reports();
+    let serves =
+        reports.wait_for(|report| report.applied.is_some() && report.counts.services == services);
+    let report = tokio::time::timeout(DEADLINE, serves).await;
+    report.expect("no such report in time").unwrap().clone()
 }

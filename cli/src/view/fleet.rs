@@ -39,6 +39,8 @@ pub(crate) struct SummaryView {
     pub(crate) unverified: usize,
     pub(crate) holding: usize,
     pub(crate) conflict: usize,
+    /// Nodes that an operator froze.
+    pub(crate) frozen: usize,
     pub(crate) unknown: usize,
     pub(crate) errors: usize,
     pub(crate) warnings: usize,
@@ -64,6 +66,7 @@ impl SummaryView {
             |told: u64, listed: usize| listed.max(usize::try_from(told).unwrap_or(usize::MAX));
         let errors = total(told[0], listed);
         let in_sync = count(NodeStateView::InSync);
+        let frozen = count(NodeStateView::Frozen);
         Self {
             nodes: nodes.len(),
             in_sync,
@@ -74,6 +77,7 @@ impl SummaryView {
             unverified: count(NodeStateView::Unverified),
             holding: count(NodeStateView::Holding),
             conflict: count(NodeStateView::Conflict),
+            frozen,
             unknown: count(NodeStateView::Unknown),
             errors,
             warnings: total(told[1], issues.len() - listed),
@@ -82,7 +86,7 @@ impl SummaryView {
                 && plane.held.is_none()
                 && errors == 0
                 && !nodes.is_empty()
-                && in_sync == nodes.len(),
+                && in_sync + frozen == nodes.len(),
         }
     }
 
@@ -104,6 +108,7 @@ impl SummaryView {
             (self.unverified, "unverified", Tone::Warn),
             (self.holding, "holding vanished objects", Tone::Warn),
             (self.conflict, "in conflict", Tone::Bad),
+            (self.frozen, "frozen", Tone::Warn),
             (self.unknown, "unknown", Tone::Warn),
         ];
         let others = others.into_iter().filter(|(count, _, _)| *count > 0);

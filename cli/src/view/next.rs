@@ -26,6 +26,9 @@ pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> 
     steps.extend(about(of(NodeStateView::Holding), |nodes| {
         format!("{program} approve, if the objects held by {nodes} are really gone")
     }));
+    steps.extend(about(of(NodeStateView::Frozen), |nodes| {
+        format!("{program} thaw, when {nodes} may change again")
+    }));
     steps.extend(about(of(NodeStateView::NoAgent), |nodes| {
         format!("start kp-nodeagent on {nodes}")
     }));

@@ -24,6 +24,7 @@ pub(crate) enum NodeStateView {
     Unverified,
     Holding,
     Conflict,
+    Frozen,
     /// A replica that did not answer may serve the node, or only a newer server knows the state.
     Unknown,
 }
@@ -40,6 +41,7 @@ impl NodeStateView {
             Self::Unverified => "Unverified",
             Self::Holding => "Holding",
             Self::Conflict => "Conflict",
+            Self::Frozen => "Frozen",
             Self::Unknown => "Unknown",
         }
     }
@@ -48,7 +50,7 @@ impl NodeStateView {
         match self {
             Self::InSync => Tone::Good,
             Self::Syncing | Self::NoAgent | Self::Unknown => Tone::Warn,
-            Self::Unverified | Self::Holding => Tone::Warn,
+            Self::Unverified | Self::Holding | Self::Frozen => Tone::Warn,
             Self::Failing | Self::Disconnected | Self::Conflict => Tone::Bad,
         }
     }
@@ -65,6 +67,7 @@ impl From<pb::NodeState> for NodeStateView {
             pb::NodeState::Unverified => Self::Unverified,
             pb::NodeState::Holding => Self::Holding,
             pb::NodeState::Conflict => Self::Conflict,
+            pb::NodeState::Frozen => Self::Frozen,
             pb::NodeState::Unknown | pb::NodeState::Unspecified => Self::Unknown,
         }
     }

@@ -204,6 +204,19 @@ impl StatusService for Canned {
         }
         Ok(Response::new(done))
     }
+
+    /// Says that all nodes that an order names are frozen.
+    async fn freeze(
+        &self,
+        request: Request<pb::FreezeRequest>,
+    ) -> Result<Response<pb::FreezeResponse>, Status> {
+        let request = request.into_inner();
+        let frozen = if request.thaw { 0 } else { request.nodes.len() };
+        Ok(Response::new(pb::FreezeResponse {
+            nodes: request.nodes,
+            frozen: frozen as u64,
+        }))
+    }
 }
 
 /// An address at which nobody listens.

@@ -7,7 +7,7 @@
 //! | read the state of the fleet | `get` | `/kplane/status` |
 //! | read the desired state of a node | `get` | `/kplane/desired/NODE` |
 //! | read the desired state of all nodes | `get` | `/kplane/desired/*` |
-//! | act on the fleet (`kpctl approve`) | `update` | `/kplane/fleet` |
+//! | act on the fleet (`kpctl approve`, `freeze`, `thaw`) | `update` | `/kplane/fleet` |
 //! | collect the state of a replica's own agents, as another replica | `get` | `/kplane/peer` |
 //! | pass on an approval, as another replica | `update` | `/kplane/peer` |
 

@@ -17,6 +17,7 @@ use super::standing::{Standing, Standings};
 use super::status::{WATCH_PAUSE, WATCH_REFRESH};
 use crate::fleet::{AgentRecord, Durations, holding};
 use crate::hub::Hub;
+use crate::orders::Order;
 use crate::peers::{Collected, Peers};
 use crate::publish::{Followed, Store};
 use crate::trust::Trust;
@@ -43,6 +44,17 @@ impl Lag {
             state,
             since_ms: millis(since),
             reason: reason.into(),
+        }
+    }
+
+    /// Names the order that freezes the node, if that is why the node is behind.
+    pub(super) fn of_frozen(self, order: Option<&Order>) -> Self {
+        match order.filter(|_| self.state == LagState::Behind) {
+            Some(order) => Self {
+                reason: format!("{order}; {}", self.reason),
+                ..self
+            },
+            None => self,
         }
     }
 }

@@ -24,6 +24,7 @@ use super::session::must_be_node;
 use crate::fleet::Dispatch;
 use crate::freshness::Freshness;
 use crate::hub::Hub;
+use crate::orders::Orders;
 use crate::publish::{self, Cursor, Head, Mark, Piece, Walk, Way, update_end};
 
 /// The messages of one agent's stream, encoded.
@@ -117,6 +118,25 @@ enum Next {
     Last(Bytes),
 }
 
+/// Whether a node is frozen: its agent keeps what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Frozen {
+    /// The orders were not read yet.
+    Unknown,
+    Yes,
+    No,
+}
+
+impl Frozen {
+    fn by(orders: Option<&Orders>, node: &NodeName) -> Self {
+        match orders.map(|orders| orders.frozen(node).is_some()) {
+            None => Self::Unknown,
+            Some(true) => Self::Yes,
+            Some(false) => Self::No,
+        }
+    }
+}
+
 /// What an agent says about the state that it holds.
 #[derive(Debug)]
 pub(super) struct Claim {
@@ -163,6 +183,14 @@ pub(super) struct Updates {
     trust_told: u64,
     /// The second part of a message whose first part was sent.
     rest: Option<Bytes>,
+    /// Orders that may freeze the node.
+    orders: WatchStream<Option<Arc<Orders>>>,
+    /// Whether the orders freeze the node.
+    frozen: Frozen,
+    /// The last heartbeat said that the node is frozen.
+    frozen_told: bool,
+    /// The agent holds a complete state, as far as this stream knows.
+    holds: bool,
     dispatch: Arc<Dispatch>,
 }
 
@@ -185,17 +213,28 @@ impl Updates {
             node,
             needs_node,
             cursor: Cursor::at(0),
+            holds: claim.resume.is_some(),
             opening: Opening::Claimed(claim),
             snapshot: false,
             walk: Walk::default(),
             told,
             trust_told: 0,
             rest: None,
+            frozen: Frozen::Unknown,
+            frozen_told: false,
+            orders: WatchStream::new(hub.orders.changes()),
             dispatch,
         }
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Next, Status>> {
+        while let Poll::Ready(Some(orders)) = Pin::new(&mut self.orders).poll_next(cx) {
+            self.frozen = Frozen::by(orders.as_deref(), &self.node);
+        }
+        if self.frozen_told != (self.frozen == Frozen::Yes) {
+            let heartbeat = server_message::Kind::Heartbeat(self.heartbeat());
+            return Poll::Ready(Ok(Next::Message(encode(heartbeat))));
+        }
         while !self.has_piece() {
             let head = ready!(Pin::new(&mut self.changes).poll_next(cx));
             self.head = head.ok_or_else(|| Status::unavailable("no more changes"))?;
@@ -233,7 +272,12 @@ impl Updates {
                 self.cursor.is_behind(self.head.revision) || self.trust_told < self.head.trust
             }
         };
-        self.head.synced && due
+        let keeps = match self.frozen {
+            Frozen::Unknown => true,
+            Frozen::Yes => self.holds,
+            Frozen::No => false,
+        };
+        self.head.synced && !keeps && due
     }
 
     /// Takes the digests of the agent's ranges, if it was asked for them.
@@ -246,12 +290,15 @@ impl Updates {
     fn heartbeat(&mut self) -> pb::Heartbeat {
         let age = self.hub.upstream_age();
         let freshness = self.news(self.hub.store.freshness());
+        let frozen = self.hub.orders.frozen(&self.node);
+        self.frozen_told = frozen.is_some();
         pb::Heartbeat {
             revision: self.head.revision,
             upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
             freshness,
             report_within_ms: self.hub.fleet.report_within_ms(),
             settings: None,
+            frozen: frozen.map(Into::into),
         }
     }
 
@@ -280,6 +327,7 @@ impl Updates {
 
     /// Notes that the agent gets the end of an update.
     fn ended_at(&mut self, mark: &Mark) {
+        self.holds = true;
         self.trust_told = mark.trust_changes;
         self.told = Arc::clone(&mark.freshness);
         self.dispatch.sent(mark.revision);

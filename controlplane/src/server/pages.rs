@@ -194,6 +194,7 @@ pub(crate) fn node_states(hub: &Hub) -> BTreeMap<&'static str, usize> {
         "conflict",
         "disconnected",
         "failing",
+        "frozen",
         "holding",
         "in_sync",
         "no_agent",
@@ -205,7 +206,7 @@ pub(crate) fn node_states(hub: &Hub) -> BTreeMap<&'static str, usize> {
     for (name, node) in picture.nodes() {
         let stranger = picture.stranger(node.facts.as_deref());
         let record = node.record.as_deref();
-        let state = node_state(hub, record, hub.store.wanted(name), stranger).state;
+        let state = node_state(hub, name, record, hub.store.wanted(name), stranger).state;
         *states.entry(name_of(state)).or_default() += 1;
     }
     states
@@ -216,6 +217,7 @@ fn name_of(state: pb::NodeState) -> &'static str {
         pb::NodeState::InSync => "in_sync",
         pb::NodeState::Syncing => "syncing",
         pb::NodeState::Failing => "failing",
+        pb::NodeState::Frozen => "frozen",
         pb::NodeState::Disconnected => "disconnected",
         pb::NodeState::Unverified => "unverified",
         pb::NodeState::Holding => "holding",

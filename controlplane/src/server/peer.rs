@@ -1,5 +1,6 @@
 //! `PeerService`: what this replica knows of its own agents, for other replicas. It asks no other replica.
 
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -83,8 +84,9 @@ impl PeerService for PeerServer {
         &self,
         request: Request<pb::ApproveRequest>,
     ) -> Result<Response<pb::ApproveResponse>, Status> {
-        let approved = approval::approve(&self.hub, request, &Right::PeerAct).await?;
-        Ok(Response::new(approved))
+        let nobody = BTreeSet::new();
+        let (response, _) = approval::approve(&self.hub, request, &Right::PeerAct, &nobody).await?;
+        Ok(Response::new(response))
     }
 
     type InspectStream = ReceiverStream<Result<pb::InspectedNode, Status>>;

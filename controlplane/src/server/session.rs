@@ -151,13 +151,18 @@ fn check_hello(hello: &Hello) -> Result<NodeName, Status> {
         )));
     }
     let name = &hello.node_name;
-    if name.len() > MAX_NODE_NAME || !name.split('.').all(is_label) {
+    if !is_node_name(name) {
         return Err(Status::invalid_argument(
             "node_name must be the name of a Node: lower case letters, digits, '-' and '.'; it \
              begins and ends with a letter or digit",
         ));
     }
     Ok(name.as_str().into())
+}
+
+/// Returns whether a text is a valid name of a Node: a DNS subdomain.
+pub(super) fn is_node_name(name: &str) -> bool {
+    name.len() <= MAX_NODE_NAME && name.split('.').all(is_label)
 }
 
 /// Returns whether a text is valid between the dots of a DNS subdomain.

@@ -47,6 +47,7 @@ impl Standing {
             false => lag_of_unknown(hub, name, record),
             true => lag(hub, name, record, wanted.max(1)),
         };
+        let lag = lag.map(|lag| lag.of_frozen(hub.orders.frozen(node).as_ref()));
         let report = report_of(&hub.store, record);
         let degraded = report.and_then(|report| failure_of(name, report, true));
         let last_change = record.and_then(|record| record.latencies.of(name));

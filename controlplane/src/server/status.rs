@@ -14,9 +14,9 @@ use super::guarded::spawn_watch;
 use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
-use super::{approval, closing, convergence, questions, views};
+use super::{approval, closing, convergence, freeze, questions, views};
 use crate::hub::Hub;
-use crate::identity::{Right, Visitor};
+use crate::identity::Visitor;
 use crate::peers::{Collected, Peers};
 
 /// Minimum time between two answers of a watch.
@@ -166,14 +166,18 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::ApproveRequest>,
     ) -> Result<Response<pb::ApproveResponse>, Status> {
-        let seen = *request.get_ref();
-        let mut approved = approval::approve(&self.hub, request, &Right::Act).await?;
-        if let Some(peers) = &self.peers {
-            let (others, missing) = peers.approve(seen).await;
-            approval::add(&mut approved, others);
-            approved.missing_replicas = missing;
-        }
-        Ok(Response::new(approved))
+        let approved = approval::approve_for_all(&self.hub, self.peers.as_ref(), request);
+        Ok(Response::new(approved.await?))
+    }
+
+    async fn freeze(
+        &self,
+        request: Request<pb::FreezeRequest>,
+    ) -> Result<Response<pb::FreezeResponse>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let answer = freeze::freeze(&self.hub, visitor.as_ref(), request.into_inner());
+        Ok(Response::new(answer.await?))
     }
 }
 

@@ -291,7 +291,14 @@ fn an_agent_that_does_not_look_at_its_kernel_is_not_in_sync() {
     let state = |age: Duration| {
         let mut record = (*hub.fleet.record("n1").unwrap()).clone();
         record.verified_at -= age;
-        node_state(&hub, Some(&record), hub.store.wanted("n1"), None).state
+        node_state(
+            &hub,
+            &"n1".into(),
+            Some(&record),
+            hub.store.wanted("n1"),
+            None,
+        )
+        .state
     };
     let long = UNVERIFIED_AFTER + Duration::from_secs(1);
     session.report(report(1_000));

@@ -88,6 +88,7 @@ pub(super) struct State {
 /// Returns the state of one node that must hold revision `wanted`.
 pub(super) fn node_state(
     hub: &Hub,
+    name: &NodeName,
     record: Option<&AgentRecord>,
     wanted: u64,
     stranger: Option<&str>,
@@ -98,7 +99,23 @@ pub(super) fn node_state(
             since_ms: millis(hub.started_at),
             last_error: "no agent has connected for this node".to_owned(),
         },
-        Some(record) => agent_state(&hub.store, record, wanted, stranger),
+        Some(record) => {
+            let state = agent_state(&hub.store, record, wanted, stranger);
+            match hub.orders.frozen(name).filter(|_| state.is_healthy()) {
+                Some(order) => State {
+                    state: pb::NodeState::Frozen,
+                    since_ms: order.at_ms,
+                    last_error: order.to_string(),
+                },
+                None => state,
+            }
+        }
+    }
+}
+
+impl State {
+    fn is_healthy(&self) -> bool {
+        matches!(self.state, pb::NodeState::Syncing | pb::NodeState::InSync)
     }
 }
 
@@ -111,7 +128,7 @@ pub(super) fn node_status(
     stranger: Option<&str>,
 ) -> pb::NodeStatus {
     let wanted = hub.store.wanted(name);
-    let state = node_state(hub, record, wanted, stranger);
+    let state = node_state(hub, name, record, wanted, stranger);
     let facts = facts.cloned().unwrap_or_default();
     pb::NodeStatus {
         name: name.to_string(),
@@ -133,6 +150,7 @@ pub(super) fn node_status(
             .and_then(|r| r.latencies.summary())
             .map(network_programming),
         report: record.and_then(|r| r.report.as_deref().cloned()),
+        frozen: hub.orders.frozen(name).map(Into::into),
         // The replica that asks knows where the answer comes from.
         replica: String::new(),
         epoch: 0,

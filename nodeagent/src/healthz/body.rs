@@ -53,6 +53,16 @@ struct Details {
     kernel: Kernel,
     #[serde(skip_serializing_if = "Option::is_none")]
     keeps: Option<Keeps>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frozen: Option<FrozenBody>,
+}
+
+/// The operator's order that keeps the node at what it serves.
+#[derive(Debug, Serialize)]
+struct FrozenBody {
+    since: String,
+    by: String,
+    reason: String,
 }
 
 /// The state of the kernel's rules.
@@ -192,6 +202,11 @@ impl Body {
                 reason: held.reason.clone(),
                 since: time(held.since_ms),
                 examples: held.examples.clone(),
+            }),
+            frozen: connection.frozen.map(|order| FrozenBody {
+                since: time(order.since_ms),
+                by: order.by,
+                reason: order.reason,
             }),
         });
     }

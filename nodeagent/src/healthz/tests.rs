@@ -183,6 +183,7 @@ async fn g1_paths_and_what_is_counted() {
         since_ms: 1,
         reason: String::new(),
         older_states: 0,
+        frozen: None,
     });
     let health = Health {
         reports,
@@ -228,6 +229,7 @@ async fn livez_fails_only_when_the_engine_is_hung() {
         since_ms: 1,
         reason: String::new(),
         older_states: 0,
+        frozen: None,
     });
     let health = Health {
         reports: seen,
@@ -258,6 +260,7 @@ fn a_state_is_stale_while_no_control_plane_confirms_it() {
         since_ms: 5,
         reason: String::new(),
         older_states: 0,
+        frozen: None,
     };
     let mut report = report(&ready(), &ready());
     assert_eq!(
@@ -273,6 +276,17 @@ fn a_state_is_stale_while_no_control_plane_confirms_it() {
     assert_eq!(stale_since(&report, &connection(false)), Some(5));
     // A control plane that welcomes the agent and sends nothing confirms nothing.
     report.stale_since_ms = Some(3);
+    let mut frozen = connection(true);
+    frozen.frozen = Some(crate::connection::Frozen {
+        since_ms: 3,
+        by: "alice".to_owned(),
+        reason: "a drill".to_owned(),
+    });
+    let mut body = Body::new(&report, Instant::now(), 10);
+    body.add_details(&report, frozen);
+    let json = body.to_json();
+    let order = r#""frozen":{"since":"1970-01-01T00:00:00.003Z","by":"alice","reason":"a drill"}"#;
+    assert!(json.contains(order), "{json}");
     for live in [true, false] {
         assert_eq!(stale_since(&report, &connection(live)), Some(3));
         let mut body = Body::new(&report, Instant::now(), 10);

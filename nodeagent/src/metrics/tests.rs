@@ -44,6 +44,7 @@ gauge kplane_agent_failures state
 gauge kplane_agent_family_failing ip_family
 gauge kplane_agent_family_programmed ip_family
 gauge kplane_agent_family_verified_timestamp_seconds ip_family
+gauge kplane_agent_frozen
 gauge kplane_agent_held_services lacks
 counter kplane_agent_kernel_bytes_total ip_family
 counter kplane_agent_kernel_operations_total ip_family
@@ -88,6 +89,7 @@ impl Rig {
             since_ms: 1,
             reason: String::new(),
             older_states: 0,
+            frozen: None,
         });
         let conntrack = ConntrackCounts::default();
         let sources = Sources {

@@ -101,6 +101,7 @@ impl Rig {
             since_ms: 1,
             reason: String::new(),
             older_states: 0,
+            frozen: None,
         });
         let health = Health {
             reports: follow,

@@ -21,9 +21,10 @@ use super::telling::Telling;
 use super::transport::Presented;
 use super::waiting::{Taken, Waiting};
 use super::{Link, Lost, Notice, Shared};
+use crate::connection::Frozen;
 use crate::desired::{Collector, Lag, Position, Update, now_ms};
 use crate::engine::{Engine, Stopped};
-use crate::report::{Report, micros, servers};
+use crate::report::{Report, micros, servers, time};
 use kplane_dataplane::backend::{Inspection, ServerCounts};
 
 /// Interval of pings to the control plane.
@@ -244,7 +245,7 @@ impl Live {
             Some(server_message::Kind::Inspect(inspect)) => self.ask(&inspect, shared),
             Some(server_message::Kind::Compare(compare)) => self.compare(compare, shared)?,
             Some(server_message::Kind::Heartbeat(heartbeat)) => {
-                return self.heartbeat(&heartbeat, shared);
+                return self.heartbeat(heartbeat, shared);
             }
             Some(server_message::Kind::ComeBackLater(later)) => return Err(later.into()),
             Some(server_message::Kind::Welcome(_)) => {
@@ -255,7 +256,11 @@ impl Live {
         Ok(Progress::Nothing)
     }
 
-    fn heartbeat(&mut self, heartbeat: &pb::Heartbeat, shared: &Shared) -> Result<Progress, Lost> {
+    fn heartbeat(
+        &mut self,
+        heartbeat: pb::Heartbeat,
+        shared: &mut Shared,
+    ) -> Result<Progress, Lost> {
         let age = Duration::from_millis(heartbeat.upstream_age_ms);
         tracing::trace!(revision = heartbeat.revision, ?age, "heartbeat");
         self.telling.spread_over(heartbeat.report_within_ms);
@@ -267,7 +272,14 @@ impl Live {
             let in_touch = age < CUT_OFF;
             return Err(Lost::Behind { lag, in_touch });
         }
-        if self.received.is_some() && self.waiting.is_empty() {
+        let frozen = heartbeat.frozen.map(Frozen::from);
+        if frozen != shared.frozen {
+            tell(frozen.as_ref());
+            shared.frozen = frozen;
+            self.due.report = true;
+        }
+        // A frozen node may lack newer updates.
+        if self.received.is_some() && self.waiting.is_empty() && shared.frozen.is_none() {
             shared.engine.confirmation().set(now_ms());
         }
         Ok(Progress::UpstreamAge(age))
@@ -357,9 +369,23 @@ impl Live {
             degraded: true,
         });
         report.failures.extend(notice);
+        report.frozen = shared.frozen.is_some();
         report.unknown_kinds += shared.unknown_messages;
         report.round_trip_us = micros(shared.round_trip);
         report
+    }
+}
+
+fn tell(frozen: Option<&Frozen>) {
+    match frozen {
+        Some(order) => tracing::warn!(
+            since = time(order.since_ms),
+            by = order.by,
+            reason = order.reason,
+            "an operator froze this node: it keeps the Services that it serves, and takes no newer ones until \
+             `kpctl thaw`"
+        ),
+        None => tracing::info!("this node is not frozen any more"),
     }
 }
 

@@ -5,6 +5,7 @@
 mod events;
 mod faults;
 mod fleet;
+mod freeze;
 mod identity;
 mod input;
 mod kpctl;
@@ -47,6 +48,8 @@ const TESTS: &[Test] = tests![
     faults::an_older_etcd_is_followed_and_resurrects_nothing_else,
     replicas::an_agent_leaves_a_replica_that_is_cut_off_and_never_goes_back,
     replicas::any_replica_answers_for_all_and_kpctl_waits_for_all,
+    freeze::a_node_is_frozen_at_any_replica_and_stays_so_over_restarts,
+    freeze::orders_at_two_replicas_at_once_are_both_kept,
     fleet::agents_resume_at_other_replicas_and_lose_nothing,
     workloads::a_deployment_is_scaled_and_rolled,
     workloads::b3_terminating_endpoints_serve_when_nothing_else_does,

@@ -134,7 +134,11 @@ pub(crate) fn any_replica_answers_for_all_and_kpctl_waits_for_all() -> Result<()
 }
 
 /// Runs kpctl beside the control planes; returns its exit code, what it printed, and how long it took.
-fn kpctl(world: &World, port: u16, args: &[&str]) -> Result<(Option<i32>, String, Duration)> {
+pub(crate) fn kpctl(
+    world: &World,
+    port: u16,
+    args: &[&str],
+) -> Result<(Option<i32>, String, Duration)> {
     let mut kpctl = Command::new(&product()?.kpctl);
     kpctl.args(args).args(["-o", "wide", "--no-color"]);
     kpctl.env("KPLANE_SERVER", format!("127.0.0.1:{port}"));

@@ -314,3 +314,46 @@ async fn a_heartbeat_does_not_confirm_what_waits() {
     while !matches!(server.heard().await, Some(agent_message::Kind::Pong(_))) {}
     assert_eq!(rig.engine.confirmation().get(), 0);
 }
+
+/// A heartbeat says that the node is frozen: the agent's reports and its other parts say so too, and nobody confirms
+/// what it serves. A connection that is lost does not thaw the node.
+#[tokio::test(start_paused = true)]
+async fn a_frozen_agent_knows_it_until_a_control_plane_says_otherwise() {
+    let mut rig = Rig::new();
+    let mut plane = Plane::new([svc("a", &[])]);
+    let mut server = rig.synced(&mut plane).await;
+    let heartbeat = |frozen| {
+        server_message::Kind::Heartbeat(pb::Heartbeat {
+            frozen,
+            ..pb::Heartbeat::default()
+        })
+    };
+    let order = pb::Frozen {
+        since_ms: 7,
+        by: "alice".to_owned(),
+        reason: "line\nbreak".to_owned(),
+    };
+    rig.engine.confirmation().set(1);
+    server.say(heartbeat(Some(order.clone())));
+    server.report(|report| report.frozen).await;
+    let frozen = rig.connection.borrow().frozen.clone().unwrap();
+    assert_eq!(
+        (frozen.since_ms, &*frozen.by, &*frozen.reason),
+        (7, "alice", "line break")
+    );
+    assert_eq!(rig.engine.confirmation().get(), 1);
+
+    drop(server);
+    let mut server = rig.opened().await;
+    assert!(rig.connection.borrow().frozen.is_some());
+    server.welcome(EPOCH);
+    server.say(heartbeat(Some(order)));
+    server.update(plane.snapshot());
+    server.report(|report| report.frozen).await;
+    server.say(heartbeat(None));
+    server.report(|report| !report.frozen).await;
+    assert_eq!(rig.connection.borrow().frozen, None);
+    server.say(heartbeat(None));
+    server.answers_a_ping().await;
+    assert!(rig.engine.confirmation().get() > 1, "confirmed again");
+}

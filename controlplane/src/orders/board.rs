@@ -1,0 +1,195 @@
+//! The orders in force, for all who need them, and the task that follows their document.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use kplane_model::{Issue, NodeName, ObjectRef, Severity};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tracing::{error, info};
+
+use super::place::{Place, Trouble};
+use super::{Approval, Change, Order, Orders, TooMany, Wish};
+
+/// Interval between two looks at the document.
+const LOOK: Duration = Duration::from_secs(1);
+/// Time after which agents get updates although the document could not be read since the start.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The orders in force; `None` until the document was read.
+#[derive(Debug)]
+pub struct Board {
+    orders: watch::Sender<Option<Arc<Orders>>>,
+    place: OnceLock<Place>,
+    /// The problem with the document.
+    trouble: Mutex<Option<String>>,
+}
+
+/// The reason why an order was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum Unchanged {
+    /// This control plane keeps no orders.
+    #[error("this control plane keeps no orders: it has neither a cluster nor a folder")]
+    NoPlace,
+    /// There would be too many.
+    #[error(transparent)]
+    TooMany(#[from] TooMany),
+    /// The document could not be read or written.
+    #[error(transparent)]
+    Trouble(#[from] Trouble),
+}
+
+/// Creates a board without orders and without a place to keep any.
+impl Default for Board {
+    fn default() -> Self {
+        Self {
+            orders: watch::Sender::new(Some(Arc::default())),
+            place: OnceLock::new(),
+            trouble: Mutex::default(),
+        }
+    }
+}
+
+impl Unchanged {
+    /// Returns whether the order may be in force all the same.
+    #[must_use]
+    pub fn is_unsure(&self) -> bool {
+        matches!(self, Self::Trouble(Trouble::Unsure(_)))
+    }
+}
+
+impl Board {
+    /// Sets the place of the document. The orders are unknown from now until `follow` has read it.
+    pub fn keep_in(&self, place: Place) {
+        if self.place.set(place).is_ok() {
+            self.orders.send_replace(None);
+        }
+    }
+
+    /// Returns a receiver of the orders.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<Option<Arc<Orders>>> {
+        self.orders.subscribe()
+    }
+
+    /// Returns the order that freezes a node.
+    #[must_use]
+    pub fn frozen(&self, node: &NodeName) -> Option<Order> {
+        self.orders.borrow().as_ref()?.frozen(node).cloned()
+    }
+
+    /// Returns the problem with the document.
+    #[must_use]
+    pub fn issue(&self) -> Option<Issue> {
+        let trouble = self.lock().clone()?;
+        let place = self.place.get().map(Place::to_string);
+        Some(Issue {
+            severity: Severity::Error,
+            location: place.unwrap_or_default(),
+            object: ObjectRef {
+                kind: "Orders".to_owned(),
+                namespace: String::new(),
+                name: String::new(),
+            },
+            reason: trouble,
+        })
+    }
+
+    /// Follows the document until the control plane ends.
+    pub async fn follow(&self) {
+        let Some(place) = self.place.get() else {
+            return;
+        };
+        let begun = Instant::now();
+        loop {
+            let known = self.orders.borrow().is_some();
+            match place.read().await {
+                Ok(Some(orders)) => self.take(orders),
+                Ok(None) if !known => self.take(Orders::default()),
+                Ok(None) => self.missing(),
+                Err(trouble) => {
+                    let why = trouble.to_string();
+                    self.complain(&why, known);
+                    if !known && (trouble.is_final() || begun.elapsed() > PATIENCE) {
+                        self.orders.send_replace(Some(Arc::default()));
+                    }
+                }
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Puts a new order in force, for all replicas.
+    ///
+    /// # Errors
+    /// [`Unchanged`]: nothing has changed, unless it is unsure.
+    pub async fn order(&self, wish: &Wish) -> Result<(), Unchanged> {
+        self.change(Change::Order(wish.clone())).await
+    }
+
+    /// Puts an approval in force, for all replicas.
+    ///
+    /// # Errors
+    /// [`Unchanged`]: other replicas do not learn of it.
+    pub async fn approve(&self, approval: Approval) -> Result<(), Unchanged> {
+        self.change(Change::Approve(approval)).await
+    }
+
+    async fn change(&self, change: Change) -> Result<(), Unchanged> {
+        let place = self.place.get().ok_or(Unchanged::NoPlace)?;
+        let in_force = self.orders.borrow().clone().unwrap_or_default();
+        let orders = place.change(&in_force, &change).await?;
+        self.take(orders);
+        Ok(())
+    }
+
+    /// Returns the place of the document.
+    #[must_use]
+    pub fn place(&self) -> Option<&Place> {
+        self.place.get()
+    }
+
+    fn take(&self, orders: Orders) {
+        if self.lock().take().is_some() {
+            info!("the document with the orders of operators is whole again");
+        }
+        self.orders.send_if_modified(|now| {
+            let is_news = now.as_deref() != Some(&orders);
+            if is_news {
+                *now = Some(Arc::new(orders));
+            }
+            is_news
+        });
+    }
+
+    /// Keeps the orders of a document that is gone: absence is not deletion.
+    fn missing(&self) {
+        let empty = self.orders.borrow().as_deref() == Some(&Orders::default());
+        if !empty {
+            let why = "the document is gone; its orders stay in force until this process ends. `kpctl freeze` or \
+                       `kpctl thaw` writes it again";
+            self.complain(why, true);
+        }
+    }
+
+    fn complain(&self, why: &str, known: bool) {
+        let mut trouble = self.lock();
+        if trouble.as_deref() == Some(why) {
+            return;
+        }
+        match known {
+            true => error!(
+                "cannot read the orders of operators; those read before stay in force: {why}"
+            ),
+            false => error!(
+                "cannot read the orders of operators (kpctl freeze); nodes that they freeze may get updates: {why}"
+            ),
+        }
+        *trouble = Some(why.to_owned());
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<String>> {
+        // The text is replaced as a whole, so a panic elsewhere leaves it usable.
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

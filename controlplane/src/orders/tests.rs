@@ -1,0 +1,148 @@
+use kplane_model::NodeName;
+use tokio::time::{Duration, timeout};
+
+use super::{
+    APPROVAL_LASTS, Approval, Board, Change, MAX_ORDERS, Orders, Place, Scope, TooMany, Wish,
+};
+use crate::index::Picture;
+
+mod map;
+
+fn wish(frozen: bool, scopes: &[Scope]) -> Wish {
+    Wish {
+        scopes: scopes.to_vec(),
+        frozen,
+        by: "alice".to_owned(),
+        at_ms: 7,
+        reason: "a test".to_owned(),
+    }
+}
+
+fn node(name: &str) -> Scope {
+    Scope::Node(name.to_owned())
+}
+
+fn is_frozen(orders: &Orders, name: &str) -> bool {
+    orders.frozen(&NodeName::from(name)).is_some()
+}
+
+#[test]
+fn the_newest_order_that_names_a_node_decides() {
+    let orders = Orders::default();
+    let one = orders.with(&wish(true, &[node("a")])).unwrap();
+    assert!(is_frozen(&one, "a") && !is_frozen(&one, "b"));
+    let all = one.with(&wish(true, &[Scope::All])).unwrap();
+    assert!(is_frozen(&all, "a") && is_frozen(&all, "b"));
+    let but_a = all.with(&wish(false, &[node("a")])).unwrap();
+    assert!(!is_frozen(&but_a, "a") && is_frozen(&but_a, "b"));
+    let none = but_a.with(&wish(false, &[Scope::All])).unwrap();
+    assert!(!is_frozen(&none, "a") && !is_frozen(&none, "b"));
+    assert_eq!(
+        none.latest.len(),
+        0,
+        "thaws that undo nothing are forgotten"
+    );
+}
+
+#[test]
+fn the_document_says_all_and_is_bounded() {
+    let orders = Orders::default();
+    let orders = orders.with(&wish(true, &[Scope::All])).unwrap();
+    let orders = orders.with(&wish(false, &[node("a")])).unwrap();
+    assert_eq!(Orders::read(&orders.write()).unwrap(), orders);
+    let many: Vec<Scope> = (0..=MAX_ORDERS).map(|n| node(&format!("n{n}"))).collect();
+    assert_eq!(Orders::default().with(&wish(true, &many)), Err(TooMany));
+    for damaged in ["", "{", "[]", r#"{"version":2,"number":1,"orders":[]}"#] {
+        assert!(Orders::read(damaged).is_err(), "{damaged}");
+    }
+}
+
+fn approval(id: u64, at_ms: u64) -> Change {
+    Change::Approve(Approval {
+        id,
+        by: "alice".to_owned(),
+        at_ms,
+        picture: Picture::default(),
+    })
+}
+
+#[test]
+fn approvals_are_few_and_end() {
+    let lasts = u64::try_from(APPROVAL_LASTS.as_millis()).unwrap();
+    let mut orders = Orders::default();
+    for id in 0..100 {
+        orders = orders.changed(&approval(id, id)).unwrap();
+    }
+    let ids =
+        |orders: &Orders, now| -> Vec<u64> { orders.approvals(now).map(|one| one.id).collect() };
+    assert_eq!(ids(&orders, 100), (84..100).collect::<Vec<_>>());
+    assert_eq!(ids(&orders, lasts + 98), [99]);
+    assert_eq!(ids(&orders, lasts + 99), [0; 0]);
+    assert_eq!(Orders::read(&orders.write()).unwrap(), orders);
+    let orders = orders.changed(&approval(100, lasts + 99)).unwrap();
+    assert_eq!(
+        orders.approvals.len(),
+        1,
+        "those that are over are forgotten"
+    );
+    let orders = orders.with(&wish(true, &[Scope::All])).unwrap();
+    assert_eq!(orders.approvals.len(), 1);
+}
+
+#[test]
+fn an_approval_covers_the_same_picture_and_that_of_a_later_start() {
+    let picture = |held: &str, doubts: &str, services| Picture {
+        held: held.to_owned(),
+        doubts: doubts.to_owned(),
+        services,
+    };
+    let approved = picture("h", "d", 10);
+    for (other, covered) in [
+        (picture("h", "d", 9), true),
+        (picture("x", "d", 10), false),
+        (picture("h", "x", 10), false),
+        (picture("h", "", 10), false),
+        (picture("", "d", 10), true),
+        (picture("", "d", 9), false),
+        (picture("", "", 10), false),
+    ] {
+        assert_eq!(other.is_covered_by(&approved), covered, "{other:?}");
+    }
+}
+
+#[tokio::test]
+async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, other] = [Board::default(), Board::default()];
+    for board in [&one, &other] {
+        board.keep_in(Place::beside(folder.path()));
+    }
+    assert!(other.changes().borrow().is_none(), "not known yet");
+    let name = NodeName::from("a");
+    let steps = async {
+        let mut changes = other.changes();
+        changes.wait_for(Option::is_some).await.unwrap();
+        one.order(&wish(true, &[node("a")])).await.unwrap();
+        assert!(one.frozen(&name).is_some(), "at once");
+        let frozen = |orders: &Option<_>| {
+            let orders: Option<&std::sync::Arc<Orders>> = orders.as_ref();
+            orders.is_some_and(|orders| orders.frozen(&name).is_some())
+        };
+        changes.wait_for(frozen).await.unwrap();
+        let file = folder.path().join(".kplane-orders.json");
+        std::fs::write(&file, "{").unwrap();
+        while other.issue().is_none() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(other.frozen(&name).is_some());
+        let refused = one.order(&wish(false, &[Scope::All])).await.unwrap_err();
+        assert!(refused.to_string().contains("damaged"), "{refused}");
+        std::fs::remove_file(&file).unwrap();
+        one.order(&wish(true, &[node("b")])).await.unwrap();
+        assert!(one.frozen(&name).is_some(), "absence is not deletion");
+    };
+    tokio::select! {
+        () = other.follow() => {}
+        done = timeout(Duration::from_secs(20), steps) => done.unwrap(),
+    }
+}
