@@ -40,7 +40,9 @@ use crate::index::CliffGuard;
 use crate::kubernetes::Api;
 use crate::orders::Place;
 use crate::peers::{self, Peers};
-use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer, approval};
+use crate::server::{
+    AgentServer, DesiredServer, Guarded, PeerServer, StatusServer, approval, rollout,
+};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
@@ -179,6 +181,8 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let _ = hub.plain_text_ports.set(plain_text);
     let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
     let (tls, peers) = secure(protection, &config.peers, &gate, api, &hub, &mut tasks)?;
+    let helper = rollout::help(Arc::clone(&hub), peers.clone());
+    tasks.spawn(until(helper, hub.shutdown.clone()));
     hub.snapshots
         .limit(config.agent_limits.snapshots_per_second);
     let shutdown = hub.shutdown.clone();
