@@ -6,6 +6,7 @@
 #![deny(clippy::indexing_slicing)]
 
 pub mod convert;
+pub mod packed;
 pub mod shared;
 
 use prost::Message;

@@ -27,7 +27,7 @@ use crate::v1::{AgentMessage, ServerMessage};
 const SYNC: &str = "/kplane.v1.AgentService/Sync";
 
 /// Length of gRPC's prefix of a message: whether it is compressed, and its length.
-const PREFIX: usize = 5;
+pub const PREFIX: usize = 5;
 
 /// Size of a stream's buffer for messages of an agent, in bytes. It holds what most messages need, and grows for
 /// others: tonic's default of 8 KiB would be a good part of what an idle agent costs.

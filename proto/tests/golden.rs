@@ -204,6 +204,7 @@ fn report() -> Report {
             since_ms: 25,
             examples: vec!["shop/web".into()],
         }),
+        ..Report::default()
     }
 }
 
@@ -296,7 +297,7 @@ fn from_server() -> Vec<(&'static str, server_message::Kind)> {
             server_message::Kind::Heartbeat(Heartbeat {
                 revision: 1,
                 upstream_age_ms: 2,
-                freshness: Vec::new(),
+                ..Heartbeat::default()
             }),
         ),
         ("server-ping", server_message::Kind::Ping(Ping { token: 1 })),

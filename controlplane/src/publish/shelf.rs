@@ -3,11 +3,13 @@
 //! An agent without anything needs all shared objects. A shelf has them as messages that were encoded once. The agent
 //! gets these first, and then the rest from the logs: its own objects, and what changed since.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use bytes::Bytes;
-use kplane_proto::shared::frame;
+use kplane_proto::packed;
+use kplane_proto::shared::{PREFIX, frame};
 use kplane_proto::v1::{ServerMessage, Update, server_message};
+use prost::Message as _;
 
 use super::cursor::Cursor;
 use super::state::State;
@@ -26,6 +28,8 @@ pub(super) struct Shelf {
 #[derive(Debug)]
 struct Encoded {
     message: Bytes,
+    /// The same, compressed, from the first agent on that can read it.
+    packed: OnceLock<Bytes>,
     /// Revision of the last object in the message.
     upto: u64,
 }
@@ -36,6 +40,8 @@ struct Encoded {
 pub struct Walk {
     shelf: Weak<Shelf>,
     next: usize,
+    /// The agent can read compressed messages.
+    packed: bool,
 }
 
 impl Shelf {
@@ -73,7 +79,11 @@ impl Shelf {
         };
         let kind = Some(server_message::Kind::Update(update));
         let message = frame(&ServerMessage { kind });
-        self.messages.push(Encoded { message, upto });
+        self.messages.push(Encoded {
+            message,
+            packed: OnceLock::new(),
+            upto,
+        });
     }
 
     /// Returns whether few objects changed since.
@@ -88,7 +98,14 @@ impl Walk {
         Self {
             shelf: Arc::downgrade(shelf),
             next: 0,
+            packed: false,
         }
+    }
+
+    /// Returns the same way in compressed messages.
+    #[must_use]
+    pub fn packed(self, packed: bool) -> Self {
+        Self { packed, ..self }
     }
 
     /// Returns the next message with its frame, and moves the cursor behind its objects. `None` when the logs have the rest.
@@ -106,6 +123,31 @@ impl Walk {
             encoded.upto
         };
         cursor.pass(upto, shelf.revision);
-        Some(encoded.message.clone())
+        Some(match self.packed {
+            true => encoded
+                .packed
+                .get_or_init(|| pack(&encoded.message))
+                .clone(),
+            false => encoded.message.clone(),
+        })
+    }
+}
+
+/// Returns a framed message with its objects compressed, or as it is if that is smaller.
+fn pack(message: &Bytes) -> Bytes {
+    let plain = ServerMessage::decode(message.slice(PREFIX..)).unwrap_or_default();
+    let Some(server_message::Kind::Update(piece)) = plain.kind else {
+        return message.clone();
+    };
+    let update = Update {
+        packed: packed::pack(piece.objects).into(),
+        objects: Vec::new(),
+        ..piece
+    };
+    let kind = Some(server_message::Kind::Update(update));
+    let packed = frame(&ServerMessage { kind });
+    match packed.len() < message.len() {
+        true => packed,
+        false => message.clone(),
     }
 }

@@ -144,6 +144,8 @@ pub(super) struct Claim {
     pub(super) resume: Option<pb::ResumeToken>,
     /// The agent can compare key ranges.
     pub(super) compares: bool,
+    /// The agent can read compressed pieces.
+    pub(super) unpacks: bool,
 }
 
 /// The way to the first piece.
@@ -175,6 +177,8 @@ pub(super) struct Updates {
     opening: Opening,
     /// The next piece begins a snapshot.
     snapshot: bool,
+    /// The agent can read compressed pieces.
+    unpacks: bool,
     /// Messages of a snapshot that other agents get as well.
     walk: Walk,
     /// The freshness that the agent received last.
@@ -213,6 +217,7 @@ impl Updates {
             node,
             needs_node,
             cursor: Cursor::at(0),
+            unpacks: claim.unpacks,
             holds: claim.resume.is_some(),
             opening: Opening::Claimed(claim),
             snapshot: false,
@@ -399,7 +404,7 @@ impl Updates {
         self.hub.snapshots.admit()?;
         self.snapshot = true;
         self.cursor = Cursor::at(0);
-        self.walk = self.hub.store.walk(&self.node);
+        self.walk = self.hub.store.walk(&self.node).packed(self.unpacks);
         info!(node = %self.node, reason, "sync begins with a snapshot");
         Ok(None)
     }

@@ -5,6 +5,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use kplane_model::{Digest, Family, Ranges};
+use kplane_proto::packed;
 use kplane_proto::v1 as pb;
 use prost::Message;
 
@@ -138,6 +139,12 @@ pub enum Refusal {
         /// The length of the list in bytes.
         len: usize,
     },
+    /// A compressed piece cannot be read.
+    #[error("a compressed piece of an update cannot be used: {reason}")]
+    Packed {
+        /// The reason.
+        reason: String,
+    },
     /// The update replaces ranges of what the node holds, but the node keeps objects that no control plane sent.
     #[error("revision {} replaces ranges, but the state of this node is not one that a control plane sent", position.revision)]
     NotComparable {
@@ -179,6 +186,7 @@ impl Refusal {
             | Self::Behind(_)
             | Self::Malformed { .. }
             | Self::MalformedRanges { .. }
+            | Self::Packed { .. }
             | Self::TooLarge => Remedy::Reconnect,
         }
     }
@@ -252,7 +260,7 @@ impl Collector {
     /// Takes a piece; returns the update that it completes.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`] and [`Refusal::TooLarge`]; the stream cannot be used any more.
+    /// [`Refusal::Malformed`], [`Refusal::Packed`] and [`Refusal::TooLarge`]; the stream cannot be used any more.
     pub fn push(&mut self, piece: pb::Update) -> Result<Option<Update>, Refusal> {
         if piece.snapshot {
             *self = self.anew();
@@ -273,6 +281,7 @@ impl Collector {
             .extend(piece.deleted.into_iter().map(Change::Gone));
         self.changes
             .extend(piece.objects.into_iter().map(Change::Object));
+        self.unpack(&piece.packed)?;
         let Some(end) = piece.end else {
             return Ok(None);
         };
@@ -304,6 +313,22 @@ impl Collector {
 }
 
 impl Collector {
+    /// Adds the objects of a compressed piece.
+    fn unpack(&mut self, packed: &[u8]) -> Result<(), Refusal> {
+        if packed.is_empty() {
+            return Ok(());
+        }
+        let objects = packed::unpack(packed).map_err(|error| Refusal::Packed {
+            reason: error.to_string(),
+        })?;
+        self.bytes += objects.iter().map(Bytes::len).sum::<usize>();
+        if self.bytes > MAX_UPDATE_BYTES {
+            return Err(Refusal::TooLarge);
+        }
+        self.changes.extend(objects.into_iter().map(Change::Object));
+        Ok(())
+    }
+
     /// Returns an empty collector for the same stream.
     fn anew(&self) -> Self {
         Self {

@@ -8,7 +8,9 @@ use super::Client;
 use crate::fleet_settings::Choice;
 
 /// The set of capabilities beyond the base protocol as bits: capability N is bit N - 1.
-const CAPABILITIES: u64 = capability(pb::Capability::Draining) | capability(pb::Capability::Ranges);
+const CAPABILITIES: u64 = capability(pb::Capability::Draining)
+    | capability(pb::Capability::Ranges)
+    | capability(pb::Capability::Packed);
 
 const fn capability(capability: pb::Capability) -> u64 {
     1 << (capability as u64 - 1)

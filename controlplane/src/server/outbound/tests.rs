@@ -49,10 +49,18 @@ struct Stream {
 
 impl Stream {
     fn open(hub: &Arc<Hub>, resume: Option<pb::ResumeToken>, compares: bool) -> Self {
+        let claim = Claim {
+            resume,
+            compares,
+            unpacks: false,
+        };
+        Self::with(hub, claim)
+    }
+
+    fn with(hub: &Arc<Hub>, claim: Claim) -> Self {
         let begun = Session::begin(hub, &NODE.into(), &Hello::default(), String::new());
         let session = begun.unwrap().0;
         let (postman, mailbox) = mailbox();
-        let claim = Claim { resume, compares };
         let (told, dispatch) = (hub.store.freshness(), session.dispatch());
         let updates = Updates::new(hub, NODE.into(), false, claim, told, dispatch);
         postman.open(pb::Welcome::default(), updates, 1);
@@ -215,4 +223,33 @@ fn a_stream_keeps_the_latest_of_what_waits_and_ends_with_its_session() {
     stream.postman = None;
     let end = stream.outbound.next().now_or_never().unwrap();
     assert_eq!(end.unwrap().unwrap_err().code(), tonic::Code::Unavailable);
+}
+
+/// An agent that can read compressed pieces gets the same objects in fewer bytes; they are compressed once.
+#[test]
+fn snapshots_are_compressed_once_for_agents_that_can_read_them() {
+    let hub = control_plane(1, 2_000);
+    let pieces = |unpacks| {
+        let claim = Claim {
+            resume: None,
+            compares: true,
+            unpacks,
+        };
+        Stream::with(&hub, claim).pieces()
+    };
+    let (plain, packed) = (pieces(false), pieces(true));
+    let size = |pieces: &[Update]| pieces.iter().map(Update::encoded_len).sum::<usize>();
+    assert!(size(&packed) * 3 < size(&plain), "{} and {}", size(&packed), size(&plain));
+    let objects = |pieces: Vec<Update>| {
+        let all = pieces.into_iter().flat_map(|piece| match piece.packed.is_empty() {
+            true => piece.objects,
+            false => kplane_proto::packed::unpack(&piece.packed).unwrap(),
+        });
+        all.collect::<Vec<_>>()
+    };
+    assert!(packed[0].snapshot && packed.len() == plain.len());
+    let again = pieces(true);
+    let first = |pieces: &[Update]| pieces[0].packed.clone();
+    assert_eq!(first(&again), first(&packed));
+    assert_eq!(objects(plain), objects(packed));
 }
