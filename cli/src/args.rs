@@ -408,7 +408,7 @@ fn rename(command: clap::Command, program: &str) -> clap::Command {
 
 /// The nodes of `freeze` and `thaw`.
 #[derive(Clone, Debug, clap::Args)]
-#[group(id = "nodes", required = true, multiple = false, args = ["node", "zone", "all"])]
+#[command(group(clap::ArgGroup::new("nodes").required(true).args(["node", "zone", "all"])))]
 pub(crate) struct FreezeArgs {
     /// The node; may be repeated
     #[arg(long, value_name = "NAME")]
