@@ -88,8 +88,8 @@ pub struct Config {
     pub identity: identity::Config,
     /// The other replicas.
     pub peers: peers::Config,
-    /// Place of the operators' standing orders.
-    pub state: State,
+    /// Place of the operators' standing orders; `None` = the control plane takes none.
+    pub state: Option<State>,
 }
 
 /// The place where the control plane keeps operators' standing orders, such as frozen nodes.
@@ -118,7 +118,7 @@ impl Config {
             events: false,
             identity: identity::Config::default(),
             peers: peers::Config::default(),
-            state: State::default(),
+            state: Some(State::default()),
         }
     }
 }
@@ -302,23 +302,23 @@ async fn start_hub(
     Ok((hub, api))
 }
 
-/// Begins to follow the standing orders of operators. An agent with a control plane of its own has none.
+/// Begins to follow the standing orders of operators.
 fn keep_orders(
     hub: &Arc<Hub>,
     config: &Config,
     api: Option<&Arc<Api>>,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) {
-    let state = config.state.clone();
+    let Some(state) = config.state.clone() else {
+        return;
+    };
     let place = match (state.file, &config.source, api) {
         (Some(file), _, _) => Place::SharedFile(file),
         (None, Origin::Manifests(path), _) if path.as_os_str() != "-" => Place::beside(path),
-        (None, Origin::Kubernetes(source), Some(api)) if source.only_node.is_none() => {
-            Place::ConfigMap {
-                api: Arc::clone(api),
-                namespace: state.namespace.unwrap_or_else(|| NAMESPACE.to_owned()),
-            }
-        }
+        (None, Origin::Kubernetes(_), Some(api)) => Place::ConfigMap {
+            api: Arc::clone(api),
+            namespace: state.namespace.unwrap_or_else(|| NAMESPACE.to_owned()),
+        },
         _ => return,
     };
     hub.orders.keep_in(place);

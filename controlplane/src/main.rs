@@ -464,10 +464,10 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         cliff_guard: args.cliff_guard(),
         events: args.events,
         peers: args.peers.config(args.own_mark),
-        state: app::State {
+        state: Some(app::State {
             file: args.state_file.clone(),
             namespace: args.tls.namespace(),
-        },
+        }),
     })
     .await?;
     let [agents, status, http] = [bound.agent_addr, bound.status_addr, bound.http_addr]

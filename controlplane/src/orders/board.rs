@@ -29,7 +29,9 @@ pub struct Board {
 #[derive(Debug, thiserror::Error)]
 pub enum Unchanged {
     /// This control plane keeps no orders.
-    #[error("this control plane keeps no orders: it has neither a cluster nor a folder")]
+    #[error(
+        "this control plane keeps no orders: it has neither a cluster nor a folder, or is part of an agent"
+    )]
     NoPlace,
     /// There would be too many.
     #[error(transparent)]
