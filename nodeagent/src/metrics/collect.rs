@@ -338,23 +338,7 @@ impl Agent {
             "Objects that are not served (failed), or not in every respect (degraded)",
         )
         .gauge(to, failures)?;
-        let connected = f64::from(self.0.connection.borrow().live);
-        Name(
-            "kplane_agent_connected",
-            "1 if the agent is connected to the control plane",
-        )
-        .gauge(to, [(&[] as &Labels<'_>, connected)])?;
-        let frozen = f64::from(self.0.connection.borrow().frozen.is_some());
-        Name(
-            "kplane_agent_frozen",
-            "1 if an operator froze the node: it takes no newer Services until it is thawed",
-        )
-        .gauge(to, [(&[] as &Labels<'_>, frozen)])?;
-        Name(
-            "kplane_agent_stale_since_timestamp_seconds",
-            "Time since which no control plane confirms what the node serves; 0 while one does",
-        )
-        .gauge(to, [(&[] as &Labels<'_>, seconds(report.stale_since_ms))])?;
+        self.control_plane(to, report)?;
         let [unnamed, bare] = report.held.map(float);
         let held: [(&Labels<'_>, f64); 2] = [
             (&[("lacks", "name")], unnamed),
@@ -369,6 +353,28 @@ impl Agent {
             .gauge(to, [(&[] as &Labels<'_>, float(report.counts.services))])?;
         Name("kplane_agent_endpoints", "Endpoints desired")
             .gauge(to, [(&[] as &Labels<'_>, float(report.counts.endpoints))])
+    }
+
+    fn control_plane(&self, to: &mut DescriptorEncoder<'_>, report: &Numbers) -> fmt::Result {
+        let [connected, frozen] = {
+            let connection = self.0.connection.borrow();
+            [connection.live, connection.frozen.is_some()].map(f64::from)
+        };
+        Name(
+            "kplane_agent_connected",
+            "1 if the agent is connected to the control plane",
+        )
+        .gauge(to, [(&[] as &Labels<'_>, connected)])?;
+        Name(
+            "kplane_agent_frozen",
+            "1 if an operator froze the node: it takes no newer Services until it is thawed",
+        )
+        .gauge(to, [(&[] as &Labels<'_>, frozen)])?;
+        Name(
+            "kplane_agent_stale_since_timestamp_seconds",
+            "Time since which no control plane confirms what the node serves; 0 while one does",
+        )
+        .gauge(to, [(&[] as &Labels<'_>, seconds(report.stale_since_ms))])
     }
 
     fn work(&self, to: &mut DescriptorEncoder<'_>, report: &Numbers) -> fmt::Result {
