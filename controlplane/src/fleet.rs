@@ -31,6 +31,13 @@ use crate::hub::Hub;
 use crate::trust::Trust;
 use rival::peer_ip;
 
+/// Reports that a fleet sends in a millisecond when all of its agents make progress, on average at most. One costs some
+/// 30 us.
+const REPORTS_PER_MS: u32 = 10;
+
+/// Shortest time over which reports are spread, in milliseconds: 200 agents and fewer report at once.
+const MIN_SPREAD_MS: u32 = 20;
+
 /// Maximum number of questions that wait for one agent; further ones are dropped.
 const QUESTIONS: usize = 8;
 /// Longest reason why a backend is deprecated, in bytes.
@@ -179,6 +186,15 @@ impl Fleet {
     #[must_use]
     pub fn agents(&self) -> usize {
         self.lock().by_node.len()
+    }
+
+    /// Returns the time over which agents spread reports of progress, in milliseconds; 0 = they report at once.
+    #[must_use]
+    pub fn report_within_ms(&self) -> u32 {
+        let agents = u32::try_from(self.agents()).unwrap_or(u32::MAX);
+        Some(agents / REPORTS_PER_MS)
+            .filter(|within| *within >= MIN_SPREAD_MS)
+            .unwrap_or_default()
     }
 
     /// Returns whether an agent that is remembered is not connected.
@@ -447,6 +463,7 @@ impl Session {
 
     /// Stores the agent's new report.
     pub fn report(&self, mut report: Report) {
+        let steps = std::mem::take(&mut report.steps);
         let programmed =
             latencies::take_programmed(&mut report, &self.fleet.store, SystemTime::now());
         size::bound(&mut report);
@@ -470,7 +487,7 @@ impl Session {
             record.report = Some(Arc::clone(&report));
         });
         if let Some((before, applied)) = advanced {
-            self.measure(&report, before, applied);
+            self.measure(&report, &steps, before, applied);
         }
         self.fleet.fleet.changed();
     }

@@ -10,6 +10,7 @@ use kp_controlplane::admission::Admission;
 use kp_controlplane::app::Origin;
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kplane_model::Family;
+use kplane_proto::v1 as pb;
 use kplane_tls::{Follower, TokenFile};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -21,6 +22,7 @@ use crate::config::{Config, Source};
 use crate::connection::Connection;
 use crate::desired;
 use crate::engine::{AloneSettings, Engine, Followers, Recall, Stopped};
+use crate::fleet_settings::Choice;
 use crate::healthz::Health;
 use crate::metrics::{Counters, Metrics, Sources};
 use crate::own_places::OwnPlaces;
@@ -91,6 +93,17 @@ pub struct Bound {
     claim: Option<Claim>,
     /// Another program that programs this node, reported as long as it runs.
     rival: watch::Sender<Option<Failure>>,
+    /// The settings that the control plane chooses.
+    choice: Choice,
+}
+
+/// How an agent ended in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ended {
+    /// It was shut down.
+    Stopped,
+    /// The control plane wants it to start anew with these settings.
+    Again(pb::Settings),
 }
 
 /// Starts an agent. If its backend takes over the node, the agent first waits for the previous
@@ -99,6 +112,15 @@ pub struct Bound {
 /// # Errors
 /// [`BuildError`] if the agent cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    build_chosen(config, Choice::none()).await
+}
+
+/// Starts an agent like [`build`], with settings that a control plane chose.
+///
+/// # Errors
+/// [`BuildError`] if the agent cannot start.
+pub async fn build_chosen(config: Config, choice: Choice) -> Result<Bound, BuildError> {
+    let config = choice.in_force().over(&config);
     let claim = match config.backend.describe().programs_kernel {
         true => Claim::wait_and_take().await?,
         false => None,
@@ -108,7 +130,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         settings.pod_interface.is_some() || config.node_settings.masquerades_own(family)
     });
     let ports = Ports::new(config.healthz, config.metrics);
-    let mut bound = build_with(config, move || kind.open(&settings)).await?;
+    let mut bound = build_parts(config, choice, move || kind.open(&settings)).await?;
     if let Some(serving) = bound.engine.serving() {
         let task = TakeOver {
             serving,
@@ -138,6 +160,14 @@ pub async fn build_with(
     config: Config,
     open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
 ) -> Result<Bound, BuildError> {
+    build_parts(config, Choice::none(), open).await
+}
+
+async fn build_parts(
+    config: Config,
+    choice: Choice,
+    open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
+) -> Result<Bound, BuildError> {
     let counters = Arc::new(Counters::default());
     let (publisher, servers) = service_health::channel();
     let addresses = Addresses::new(&config.node_settings.nodeport_addresses);
@@ -152,7 +182,7 @@ pub async fn build_with(
         connect(config.source, config.cliff_guard, own, &mut tasks).await?;
     let identity = Identity::new(config.node_name);
     announce(&identity, &engine);
-    let client = Client::new(transport, identity, engine.clone());
+    let client = Client::new(transport, identity, engine.clone()).with_choice(choice.clone());
     let connection = client.connection();
     let health = Health {
         reports: engine.reports(),
@@ -204,6 +234,7 @@ pub async fn build_with(
         tasks,
         claim: None,
         rival,
+        choice,
     })
 }
 
@@ -387,16 +418,17 @@ impl Bound {
         self.shutdown.clone()
     }
 
-    /// Runs until the agent is shut down or one of its parts fails, and then ends all parts. The
+    /// Runs until the agent is shut down, is to start anew, or one of its parts fails, and then ends all parts. The
     /// rules stay in the kernel and keep serving.
     ///
     /// # Errors
     /// The part that failed.
-    pub async fn wait(mut self) -> Result<(), TaskError> {
+    pub async fn wait(mut self) -> Result<Ended, TaskError> {
         let first = tokio::select! {
             biased;
-            () = self.shutdown.cancelled() => None,
-            first = self.tasks.join_next() => first,
+            () = self.shutdown.cancelled() => Ok(Ended::Stopped),
+            wish = self.choice.wish() => Ok(Ended::Again(wish)),
+            first = self.tasks.join_next() => Err(first),
         };
         self.tasks.shutdown().await;
         let mut reports = self.engine.reports();
@@ -411,6 +443,11 @@ impl Bound {
                 "the kernel is still busy after {ENGINE_EXIT:?}; the agent exits without waiting"
             );
         }
-        first.map_or(Ok(()), |ended| ended?)
+        match first {
+            Ok(ended) => Ok(ended),
+            Err(failed) => failed
+                .map_or(Ok(()), |failed| failed?)
+                .map(|()| Ended::Stopped),
+        }
     }
 }

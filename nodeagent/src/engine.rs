@@ -4,10 +4,10 @@
 //! Update -> Desired -> plan -> Backend, each family on its own -> Report
 //! ```
 //!
-//! Updates come over a channel that holds one. While the kernel is busy the agent does not read the
-//! stream, so updates wait at the control plane, which keeps only the latest state of each object. The
-//! engine is a thread and not a task, because netlink blocks, and because a network namespace belongs
-//! to a thread.
+//! The engine takes all updates that arrived while the kernel was busy, and programs their sum. If more
+//! than a bound waits, the agent does not read the stream, and updates wait at the control plane, which
+//! keeps only the latest state of each object. The engine is a thread and not a task, because netlink
+//! blocks, and because a network namespace belongs to a thread.
 
 mod alarm;
 mod alone;
@@ -34,7 +34,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::alarm::Alarm;
 use self::confirmation::Confirmation;
-use self::core::{Core, Now};
+use self::core::{Core, Now, Work};
 use crate::desired::{Refusal, Update};
 use crate::report::Report;
 use kplane_dataplane::backend::{Backend, Description, Inspection, OpenError, Serving};
@@ -43,10 +43,23 @@ use kplane_dataplane::plan::{NodeSettings, Reserved};
 
 /// Most updates that wait while the engine works. Everything beyond it waits at the control plane,
 /// where newer state replaces older.
-const QUEUE: usize = 1;
+const QUEUE: usize = 1_024;
+
+/// Most questions that wait while the engine works.
+const QUESTIONS: usize = 1;
 
 /// An update for the engine, and the channel for the answer whether it was taken.
 pub(crate) type Command = (Update, oneshot::Sender<Result<(), Refusal>>);
+
+/// The engine's answer to come.
+pub(crate) type Answer = oneshot::Receiver<Result<(), Refusal>>;
+
+/// Returns an update as a command, and its answer. The engine skips an update whose answer nobody awaits any more:
+/// the stream that brought it is gone.
+pub(crate) fn command(update: Update) -> (Command, Answer) {
+    let (taken, answer) = oneshot::channel();
+    ((update, taken), answer)
+}
 
 /// A question about a Service, and the channel for its answer.
 #[derive(Debug)]
@@ -116,7 +129,7 @@ impl Engine {
         let (commands, inbox) = mpsc::channel(QUEUE);
         let (publish, reports) = watch::channel(Report::default());
         let (settings, configured) = watch::channel(settings);
-        let (questions, asked) = mpsc::channel(QUEUE);
+        let (questions, asked) = mpsc::channel(QUESTIONS);
         let (opened, answer) = oneshot::channel();
         let (pulse, conntrack) = (Pulse::default(), ConntrackCounts::default());
         let (beats, counts) = (pulse.clone(), conntrack.clone());
@@ -200,12 +213,15 @@ impl Engine {
     /// # Errors
     /// [`Stopped`]; within, the reason why the update was not taken.
     pub async fn submit(&self, update: Update) -> Result<Result<(), Refusal>, Stopped> {
-        let (taken, answer) = oneshot::channel();
-        self.commands
-            .send((update, taken))
-            .await
-            .map_err(|_| Stopped)?;
+        let (command, answer) = command(update);
+        self.place().await?.send(command);
         answer.await.map_err(|_| Stopped)
+    }
+
+    /// Waits for a place in the queue of updates.
+    pub(crate) async fn place(&self) -> Result<mpsc::OwnedPermit<Command>, Stopped> {
+        let place = self.commands.clone().reserve_owned().await;
+        place.map_err(|_| Stopped)
     }
 
     /// Returns when a control plane last confirmed the state, which the stream records.
@@ -287,7 +303,7 @@ impl Engine {
         let engine = Self {
             commands,
             settings: watch::Sender::default(),
-            questions: mpsc::channel(QUEUE).0,
+            questions: mpsc::channel(QUESTIONS).0,
             reports,
             backend,
             serving: None,
@@ -306,7 +322,7 @@ impl Engine {
         publish.send_replace(core.report());
         engine.backend = core.backend();
         engine.confirmation = core.confirmation();
-        let (questions, asked) = mpsc::channel(QUEUE);
+        let (questions, asked) = mpsc::channel(QUESTIONS);
         engine.questions = questions;
         let inputs = Inputs {
             inbox,
@@ -391,9 +407,9 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             }
             Some(question) = asked.recv() => answer(&core, question),
             command = inbox.recv() => match command {
-                Some((update, taken)) => {
+                Some(first) => {
                     let _busy = pulse.busy();
-                    take(&mut core, update, taken, reports);
+                    take(&mut core, first, &mut inbox, reports);
                 }
                 None => return core.close(),
             },
@@ -418,22 +434,30 @@ fn answer(core: &Core, question: Question) {
     }
 }
 
+/// Takes an update and all that wait behind it, and programs their sum.
 fn take(
     core: &mut Core,
-    update: Update,
-    taken: oneshot::Sender<Result<(), Refusal>>,
+    first: Command,
+    inbox: &mut mpsc::Receiver<Command>,
     reports: &watch::Sender<Report>,
 ) {
-    let work = match core.take(update) {
-        Ok(work) => work,
-        Err(refusal) => {
+    let mut sum: Option<Work> = None;
+    let mut next = Some(first);
+    while let Some((update, taken)) = next {
+        if !taken.is_closed() {
+            let work = core.take(update);
             // The receiver is gone if the stream is.
-            let _ = taken.send(Err(refusal));
-            return;
+            let _ = taken.send(work.as_ref().map(drop).map_err(Clone::clone));
+            sum = match (sum, work.ok()) {
+                (Some(sum), Some(work)) => Some(sum.and(work)),
+                (sum, work) => sum.or(work),
+            };
         }
-    };
-    let _ = taken.send(Ok(()));
-    reports.send_replace(core.report());
-    core.program(&work, Now::real());
-    reports.send_replace(core.report());
+        next = inbox.try_recv().ok();
+    }
+    if let Some(work) = sum {
+        reports.send_replace(core.report());
+        core.program(&work, Now::real());
+        reports.send_replace(core.report());
+    }
 }

@@ -15,6 +15,7 @@ pub mod config;
 pub mod connection;
 pub mod desired;
 pub mod engine;
+pub mod fleet_settings;
 pub mod healthz;
 pub mod log;
 pub mod metrics;

@@ -293,6 +293,7 @@ impl Report {
             syncs_ok: self.syncs_ok,
             syncs_failed: self.syncs_failed,
             triggers_programmed: Vec::new(),
+            steps: Vec::new(),
             held: self.keeps.as_ref().map(held_to_wire),
             frozen: false,
         };

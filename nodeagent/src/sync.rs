@@ -18,7 +18,9 @@ mod lost;
 mod older;
 mod replicas;
 mod spread;
+mod telling;
 mod transport;
+mod waiting;
 
 #[cfg(test)]
 mod tests;
@@ -46,6 +48,7 @@ use self::spread::Look;
 use crate::connection::{Connection, Frozen};
 use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
+use crate::fleet_settings::Choice;
 
 /// Longest wait for the resolution of names if replicas are known from before.
 const RESOLUTION: Duration = Duration::from_secs(1);
@@ -66,8 +69,11 @@ const MAX_COMPLAINTS: usize = 64;
 const MAX_CLUSTER: usize = 64;
 
 /// The set of capabilities beyond the base protocol as bits: capability N is bit N - 1.
-const CAPABILITIES: u64 =
-    1 << (pb::Capability::Draining as u64 - 1) | 1 << (pb::Capability::Ranges as u64 - 1);
+const CAPABILITIES: u64 = capability(pb::Capability::Draining) | capability(pb::Capability::Ranges);
+
+const fn capability(capability: pb::Capability) -> u64 {
+    1 << (capability as u64 - 1)
+}
 
 /// The identity of the agent.
 #[derive(Clone, Debug)]
@@ -113,6 +119,8 @@ struct Shared {
     triggers_told: u64,
     /// The last remark about control planes that show an older state, for reports.
     notice: Option<Notice>,
+    /// Settings that the control plane chooses; `None` if the agent does not take any.
+    choice: Option<Choice>,
     /// The order that freezes the node, by the last heartbeat.
     frozen: Option<Frozen>,
 }
@@ -155,6 +163,7 @@ impl<T: Transport> Client<T> {
                 round_trip: Duration::ZERO,
                 triggers_told: 0,
                 notice: None,
+                choice: None,
                 frozen: None,
             },
             look: Look::plan(),
@@ -162,6 +171,13 @@ impl<T: Transport> Client<T> {
             connection: watch::Sender::new(disconnected),
             complaints: BTreeSet::new(),
         }
+    }
+
+    /// Lets the control plane choose settings.
+    #[must_use]
+    pub fn with_choice(mut self, choice: Choice) -> Self {
+        self.shared.choice = Some(choice);
+        self
     }
 
     /// Returns a receiver of the connection's state.
@@ -385,9 +401,11 @@ impl<T: Transport> Client<T> {
             digest: resume.digest.to_bytes().to_vec(),
         });
         let backend = self.shared.engine.backend();
+        let choice = self.shared.choice.as_ref();
+        let takes_settings = choice.map_or(0, |_| capability(pb::Capability::Settings));
         let hello = pb::Hello {
             protocol_version: PROTOCOL_VERSION,
-            capabilities: CAPABILITIES,
+            capabilities: CAPABILITIES | takes_settings,
             node_name: self.identity.node.to_string(),
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             instance: self.identity.instance,
@@ -395,6 +413,8 @@ impl<T: Transport> Client<T> {
             backend: backend.name.to_owned(),
             backend_deprecation: backend.deprecation.unwrap_or_default().to_owned(),
             from_cache,
+            settings: choice.map(|choice| choice.in_force().into()),
+            settings_refused: choice.map_or("", Choice::refusal).to_owned(),
         };
         pb::AgentMessage {
             kind: Some(agent_message::Kind::Hello(hello)),

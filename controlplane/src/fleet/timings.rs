@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{NodeName, ServiceKey};
-use kplane_proto::v1::Report;
+use kplane_proto::v1::{Report, Step};
 
 use super::durations::Durations;
 use super::{AgentRecord, Hub, Session};
@@ -15,6 +15,9 @@ use crate::publish::{Moment, Store};
 
 /// Maximum number of publications whose durations are remembered: 200 s of 20 changes a second, in some 300 bytes each.
 const REMEMBERED: usize = 4_096;
+
+/// Longest time that a step may have taken place before its report. Agents do not wait that long.
+const MAX_AGO: Duration = Duration::from_secs(10);
 
 /// One step of a change on its way to a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,11 +127,13 @@ impl Timings {
         self.lock().changes.get(&first_revision).cloned()
     }
 
-    /// Adds publications that a node's kernel holds since `now`.
-    fn programmed_now(&self, passed: &[Moment], now: SystemTime) {
+    /// Adds publications that a node's kernel has reached by these steps, or else `now`.
+    fn reached(&self, passed: &[Moment], steps: &[Step], now: SystemTime) {
         let mut kept = self.lock();
         for moment in passed {
-            let took = now.duration_since(moment.observed_at).unwrap_or_default();
+            let step = steps.iter().find(|step| step.revision >= moment.first);
+            let since_observed = now.duration_since(moment.observed_at).unwrap_or_default();
+            let took = since_observed.saturating_sub(step.map_or(Duration::ZERO, ago));
             kept.programmed.add(took);
             kept.changes.entry(moment.first).or_default().add(took);
             if kept.changes.len() > REMEMBERED {
@@ -184,11 +189,11 @@ impl Dispatch {
 }
 
 impl Session {
-    /// Measures what a report says to be new in the kernel.
-    pub(super) fn measure(&self, report: &Report, before: u64, applied: u64) {
+    /// Measures what a report says to be new in the kernel, and since when.
+    pub(super) fn measure(&self, report: &Report, steps: &[Step], before: u64, applied: u64) {
         let timings = &self.fleet.fleet.timings;
         let passed = passed(&self.fleet.store, &self.node, report, before, applied);
-        timings.programmed_now(&passed, SystemTime::now());
+        timings.reached(&passed, steps, SystemTime::now());
         // Steps of an update that brought nothing for the node say nothing about changes.
         let stats = report
             .last_sync
@@ -212,10 +217,16 @@ impl Session {
         timings.hop(Hop::Agent, Duration::from_micros(rest));
         let sent = *self.dispatch.lock();
         if let Some(sent) = sent.filter(|sent| sent.revision == applied) {
-            let inside = Duration::from_micros(stats.total_us);
+            let waited = steps.last().map_or(Duration::ZERO, ago);
+            let inside = Duration::from_micros(stats.total_us) + waited;
             timings.hop(Hop::Transfer, sent.at.elapsed().saturating_sub(inside));
         }
     }
+}
+
+/// Returns the time since a step, as an agent says.
+fn ago(step: &Step) -> Duration {
+    Duration::from_micros(step.ago_us).min(MAX_AGO)
 }
 
 /// Returns the publications that a node's kernel holds since this report, without ServicePorts that failed.

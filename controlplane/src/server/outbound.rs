@@ -296,6 +296,8 @@ impl Updates {
             revision: self.head.revision,
             upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
             freshness,
+            report_within_ms: self.hub.fleet.report_within_ms(),
+            settings: None,
             frozen: frozen.map(Into::into),
         }
     }

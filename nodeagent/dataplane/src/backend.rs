@@ -403,6 +403,14 @@ impl Kind {
     /// All backends.
     pub const ALL: [Self; 4] = [Self::Nftables, Self::Iptables, Self::Ipvs, Self::Noop];
 
+    /// Returns the backend of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.describe().name == name)
+    }
+
     /// Returns the facts that hold for the backend on every machine.
     #[must_use]
     pub const fn describe(self) -> &'static Description {

@@ -131,22 +131,19 @@ fn backends() -> impl TypedValueParser<Value = backend::Kind> {
         PossibleValue::new(kind.describe().name).help(kind.describe().summary)
     };
     let names = PossibleValuesParser::new(backend::Kind::ALL.map(value));
-    names.try_map(|name| {
-        let mut kinds = backend::Kind::ALL.into_iter();
-        kinds
-            .find(|kind| kind.describe().name == name)
-            .ok_or("no such backend")
-    })
+    names.try_map(|name| backend::Kind::named(&name).ok_or("no such backend"))
 }
 
 /// Parses a layout of mode iptables.
 fn layouts() -> impl TypedValueParser<Value = Layout> {
-    let compat = PossibleValue::new("compat").help("One list of all Services, as in kube-proxy");
-    let tree = PossibleValue::new("tree").help("A tree of short chains, by address prefix");
-    PossibleValuesParser::new([compat, tree]).map(|name| match &*name {
-        "compat" => Layout::Compat,
-        _ => Layout::Tree,
-    })
+    let value = |layout: Layout| {
+        PossibleValue::new(layout.name()).help(match layout {
+            Layout::Compat => "One list of all Services, as in kube-proxy",
+            Layout::Tree => "A tree of short chains, by address prefix",
+        })
+    };
+    let names = PossibleValuesParser::new(Layout::ALL.map(value));
+    names.try_map(|name| Layout::named(&name).ok_or("no such layout"))
 }
 
 /// Flags of the backends that kube-proxy does not have.

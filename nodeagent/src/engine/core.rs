@@ -55,6 +55,16 @@ pub(super) struct Work {
     decode: Duration,
 }
 
+impl Work {
+    /// Returns this work and a later one as one work.
+    pub(super) fn and(mut self, later: Self) -> Self {
+        self.touched.services.extend(later.touched.services);
+        self.touched.node_changed |= later.touched.node_changed;
+        self.decode += later.decode;
+        self
+    }
+}
+
 /// The time when work began to wait.
 #[derive(Clone, Copy, Debug)]
 struct Origin {

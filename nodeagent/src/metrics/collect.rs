@@ -338,7 +338,7 @@ impl Agent {
             "Objects that are not served (failed), or not in every respect (degraded)",
         )
         .gauge(to, failures)?;
-        self.control_plane(to, report)?;
+        self.stream(to, report)?;
         let [unnamed, bare] = report.held.map(float);
         let held: [(&Labels<'_>, f64); 2] = [
             (&[("lacks", "name")], unnamed),
@@ -355,16 +355,15 @@ impl Agent {
             .gauge(to, [(&[] as &Labels<'_>, float(report.counts.endpoints))])
     }
 
-    fn control_plane(&self, to: &mut DescriptorEncoder<'_>, report: &Numbers) -> fmt::Result {
-        let [connected, frozen] = {
-            let connection = self.0.connection.borrow();
-            [connection.live, connection.frozen.is_some()].map(f64::from)
-        };
+    /// Encodes what the stream says.
+    fn stream(&self, to: &mut DescriptorEncoder<'_>, report: &Numbers) -> fmt::Result {
+        let connected = f64::from(self.0.connection.borrow().live);
         Name(
             "kplane_agent_connected",
             "1 if the agent is connected to the control plane",
         )
         .gauge(to, [(&[] as &Labels<'_>, connected)])?;
+        let frozen = f64::from(self.0.connection.borrow().frozen.is_some());
         Name(
             "kplane_agent_frozen",
             "1 if an operator froze the node: it takes no newer Services until it is thawed",

@@ -1,6 +1,6 @@
 //! An open stream.
 //!
-//! One step handles one event. While the engine is busy with an update, the agent does not read the
+//! One step handles one event. While too much waits for the engine, the agent does not read the
 //! stream. It still sends pings and reports, so that the control plane knows that the agent is
 //! alive.
 
@@ -17,11 +17,13 @@ use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
 use super::replicas::CUT_OFF;
+use super::telling::Telling;
 use super::transport::Presented;
+use super::waiting::{Taken, Waiting};
 use super::{Link, Lost, Notice, Shared};
 use crate::connection::Frozen;
-use crate::desired::{Collector, Lag, Position, Refusal, Update, now_ms};
-use crate::engine::Stopped;
+use crate::desired::{Collector, Lag, Position, Update, now_ms};
+use crate::engine::{Engine, Stopped};
 use crate::report::{Report, micros, servers, time};
 use kplane_dataplane::backend::{Inspection, ServerCounts};
 
@@ -31,9 +33,6 @@ const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest silence of a control plane, three pings, before it counts as gone. Together with the
 /// connection attempt that follows, this stays below the 20 s of the fleet's rules.
 const SILENCE: Duration = Duration::from_secs(15);
-
-/// An update on its way into the engine.
-type Submission = BoxFuture<'static, Result<Result<(), Refusal>, Stopped>>;
 
 /// A comparison of ranges on its way through the engine.
 type Comparison = BoxFuture<'static, Result<Option<RangeDigests>, Stopped>>;
@@ -46,7 +45,7 @@ pub(super) struct Live {
     epoch: u64,
     reports: watch::Receiver<Report>,
     collector: Collector,
-    submission: Option<Submission>,
+    waiting: Waiting,
     /// The last question, until the engine has answered it.
     question: Option<Question>,
     /// The control plane's question about ranges, until the engine has answered it.
@@ -62,6 +61,7 @@ pub(super) struct Live {
     /// The last ping, until it is answered.
     asked: Option<(u64, Instant)>,
     due: Due,
+    telling: Telling,
 }
 
 /// The messages to send as soon as there is room: the latest of each kind.
@@ -87,10 +87,11 @@ pub(super) enum Progress {
 
 enum Event {
     Heard(Option<Result<pb::ServerMessage, Status>>),
-    Submitted(Result<Result<(), Refusal>, Stopped>),
+    Taken(Option<Taken>),
     Answered(u64, Result<Option<Inspection>, Stopped>),
     Compared(Result<Option<RangeDigests>, Stopped>),
     PingDue,
+    ReportDue,
     Silent,
     Reported(Result<(), watch::error::RecvError>),
     Room(Result<mpsc::OwnedPermit<pb::AgentMessage>, mpsc::error::SendError<()>>),
@@ -104,7 +105,7 @@ impl Live {
             epoch: collector.epoch(),
             reports,
             collector,
-            submission: None,
+            waiting: Waiting::default(),
             question: None,
             comparison: None,
             servers_told: Default::default(),
@@ -118,6 +119,7 @@ impl Live {
                 report: true,
                 ..Due::default()
             },
+            telling: Telling::default(),
         }
     }
 
@@ -128,16 +130,17 @@ impl Live {
 
     /// Waits for one event and handles it.
     pub(super) async fn step(&mut self, shared: &mut Shared) -> Result<Progress, Lost> {
-        match self.event().await {
+        match self.event(&shared.engine).await {
             Event::Heard(Some(Ok(message))) => {
                 self.heard = Instant::now();
                 return self.message(message, shared);
             }
             Event::Heard(Some(Err(status))) => return Err(Lost::Broken(Box::new(status))),
             Event::Heard(None) | Event::Room(Err(_)) => return Err(Lost::Closed),
-            Event::Submitted(taken) => {
-                self.submission = None;
-                // The agent did not read the stream meanwhile, so the silence was not the control
+            // The stream may be read again.
+            Event::Taken(None) => {}
+            Event::Taken(Some(taken)) => {
+                // The agent may not have read the stream meanwhile, so the silence was not the control
                 // plane's.
                 self.heard = Instant::now();
                 taken??;
@@ -162,30 +165,27 @@ impl Live {
                 self.due.report |= shared.notice.take_if(over).is_some();
             }
             Event::Silent => return Err(Lost::Silent(SILENCE)),
-            Event::Reported(Ok(())) => self.due.report = true,
+            Event::Reported(Ok(())) => {
+                self.due.report |= self.telling.hear(&self.reports.borrow_and_update());
+            }
+            Event::ReportDue => self.due.report = true,
             Event::Reported(Err(_)) => return Err(Stopped.into()),
             Event::Room(Ok(permit)) => self.send(permit, shared),
         }
         Ok(Progress::Nothing)
     }
 
-    async fn event(&mut self) -> Event {
+    async fn event(&mut self, engine: &Engine) -> Event {
         let Self {
             link,
-            submission,
+            waiting,
             question,
             comparison,
             reports,
             due,
             ..
         } = self;
-        let busy = submission.is_some();
-        let submitted = async {
-            match submission {
-                Some(submission) => submission.await,
-                None => std::future::pending().await,
-            }
-        };
+        let reads = waiting.has_room();
         let answered = async {
             match question {
                 Some((token, answer)) => (*token, answer.await),
@@ -198,19 +198,27 @@ impl Live {
                 None => std::future::pending().await,
             }
         };
+        let report_at = self.telling.due();
+        let report_due = async {
+            match report_at {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
         let outbox = link.outbox.clone();
         // The control plane's messages come after everything that is bounded by itself, so that no flood of them delays
         // a report. They come before the silence, which does not count if this process was stopped meanwhile.
         tokio::select! {
             biased;
-            submitted = submitted => Event::Submitted(submitted),
+            taken = waiting.next(engine) => Event::Taken(taken),
             (token, told) = answered => Event::Answered(token, told),
             digests = compared => Event::Compared(digests),
             changed = reports.changed() => Event::Reported(changed),
             permit = outbox.reserve_owned(), if due.any() => Event::Room(permit),
             () = sleep_until(self.next_ping) => Event::PingDue,
-            message = link.inbox.next(), if !busy => Event::Heard(message),
-            () = sleep_until(self.heard + SILENCE), if !busy => Event::Silent,
+            () = report_due, if !due.report => Event::ReportDue,
+            message = link.inbox.next(), if reads => Event::Heard(message),
+            () = sleep_until(self.heard + SILENCE), if reads => Event::Silent,
         }
     }
 
@@ -222,7 +230,7 @@ impl Live {
         match message.kind {
             Some(server_message::Kind::Update(piece)) => {
                 if let Some(update) = self.collector.push(piece)? {
-                    self.submit(update, shared);
+                    self.hand_over(update);
                 }
             }
             Some(server_message::Kind::Ping(ping)) => self.due.pong = Some(ping.token),
@@ -255,6 +263,10 @@ impl Live {
     ) -> Result<Progress, Lost> {
         let age = Duration::from_millis(heartbeat.upstream_age_ms);
         tracing::trace!(revision = heartbeat.revision, ?age, "heartbeat");
+        self.telling.spread_over(heartbeat.report_within_ms);
+        if let Some(choice) = &shared.choice {
+            choice.hear(heartbeat.settings.as_ref());
+        }
         self.collector.hear(&heartbeat.freshness);
         if let Some(lag) = lag(&self.collector, &self.reports.borrow()) {
             let in_touch = age < CUT_OFF;
@@ -266,19 +278,18 @@ impl Live {
             shared.frozen = frozen;
             self.due.report = true;
         }
-        // Updates are read one by one, so the engine has all that came before. A frozen node may lack newer ones.
-        if self.received.is_some() && shared.frozen.is_none() {
+        // A frozen node may lack newer updates.
+        if self.received.is_some() && self.waiting.is_empty() && shared.frozen.is_none() {
             shared.engine.confirmation().set(now_ms());
         }
         Ok(Progress::UpstreamAge(age))
     }
 
-    /// Hands a complete update to the engine, and reports at once that it arrived.
-    fn submit(&mut self, update: Update, shared: &Shared) {
+    /// Hands a complete update to the engine, and reports that it arrived.
+    fn hand_over(&mut self, update: Update) {
         self.received = Some(update.position);
-        self.due.report = true;
-        let engine = shared.engine.clone();
-        self.submission = Some(Box::pin(async move { engine.submit(update).await }));
+        self.due.report |= self.telling.progress();
+        self.waiting.push(update);
     }
 
     /// Hands a question to the engine. A new question replaces an unanswered one.
@@ -334,6 +345,7 @@ impl Live {
         let mut report = {
             let latest = self.reports.borrow_and_update();
             let mut report = latest.to_wire();
+            report.steps = self.telling.tell(&latest);
             self.servers_told.clone_from(&latest.servers);
             report.triggers_programmed = latest.triggers_after(self.epoch, shared.triggers_told);
             let newest = latest.triggers.back().map_or(0, |newest| newest.number);

@@ -178,7 +178,9 @@ impl Agent {
             bytes: 0,
             way: None,
             attending: None,
-            report_due: true,
+            report_at: Some(Instant::now()),
+            reported_at: None,
+            spread: Duration::ZERO,
         };
         talk.run(messages, backoff).await
     }
@@ -236,7 +238,10 @@ struct Talk<'a> {
     /// The count of the way in which the agent gets up to date, from the first piece on.
     way: Option<&'a std::sync::atomic::AtomicU64>,
     attending: Option<Attending<'a>>,
-    report_due: bool,
+    report_at: Option<Instant>,
+    reported_at: Option<Instant>,
+    /// The time over which reports are spread.
+    spread: Duration,
 }
 
 impl Talk<'_> {
@@ -256,6 +261,11 @@ impl Talk<'_> {
                 }
                 heard = Instant::now();
             }
+            let report_at = self.report_at.filter(|_| world.reports);
+            let room = async {
+                sleep_until(report_at.unwrap_or(heard)).await;
+                outbox.reserve().await
+            };
             tokio::select! {
                 message = messages.next() => {
                     heard = Instant::now();
@@ -274,12 +284,12 @@ impl Talk<'_> {
                         backoff.reset();
                     }
                 }
-                permit = outbox.reserve(), if self.report_due && world.reports => {
+                permit = room, if report_at.is_some() => {
                     let Ok(permit) = permit else {
                         return Ended::Lost;
                     };
                     permit.send(AgentMessage { kind: Some(self.report()) });
-                    self.report_due = false;
+                    (self.report_at, self.reported_at) = (None, Some(Instant::now()));
                 }
                 _ = ping.tick() => {
                     self.send(agent_message::Kind::Ping(pb::Ping { token: 1 }));
@@ -312,6 +322,14 @@ impl Talk<'_> {
         })
     }
 
+    /// Reports progress as real agents do: soon, but not more often than the control plane wants.
+    fn report_later(&mut self) {
+        let now = Instant::now();
+        let after_last = self.reported_at.map_or(now, |at| at + self.spread);
+        let spread = now + rand::random_range(Duration::ZERO..=self.spread);
+        self.report_at.get_or_insert(spread.max(after_last));
+    }
+
     /// Handles a message; returns how long the agent is to stay away, if it is.
     fn message(&mut self, message: &Bytes) -> Result<Option<Duration>> {
         self.bytes += u64::try_from(message.len())? + PREFIX;
@@ -321,6 +339,7 @@ impl Talk<'_> {
             Heard::Ping(token) => self.send(agent_message::Kind::Pong(pb::Pong { token })),
             Heard::Compare(count) => self.compare(u16::try_from(count).context("ranges")?),
             Heard::ComeBackLater(later) => return Ok(Some(later)),
+            Heard::Heartbeat(spread) => self.spread = spread,
             Heard::Other => {}
         }
         Ok(None)
@@ -351,7 +370,7 @@ impl Talk<'_> {
             return;
         };
         meter.took(&taken, *changing);
-        self.report_due = true;
+        self.report_later();
         if self.attending.is_none() {
             self.attending = Some(Attending::begin(meter, self.replica));
             let way = self.way.take().filter(|_| held_something);

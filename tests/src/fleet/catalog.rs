@@ -32,6 +32,8 @@ pub(super) enum Heard {
     /// The number of ranges to compare.
     Compare(u32),
     ComeBackLater(Duration),
+    /// The time over which reports are spread.
+    Heartbeat(Duration),
     Other,
 }
 
@@ -171,6 +173,9 @@ impl Catalog {
                 epoch: welcome.epoch,
             },
             Some(server_message::Kind::Ping(ping)) => Heard::Ping(ping.token),
+            Some(server_message::Kind::Heartbeat(heartbeat)) => {
+                Heard::Heartbeat(Duration::from_millis(heartbeat.report_within_ms.into()))
+            }
             Some(server_message::Kind::Compare(compare)) => Heard::Compare(compare.ranges),
             Some(server_message::Kind::ComeBackLater(later)) => {
                 Heard::ComeBackLater(Duration::from_millis(later.after_ms.into()))

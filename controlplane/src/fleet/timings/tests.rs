@@ -75,6 +75,44 @@ fn each_node_is_measured_once_for_each_change_that_it_passes() {
     assert_eq!(hub.fleet.timings.programmed().count(), 4);
 }
 
+/// A report that was put off names when the kernel reached what.
+#[test]
+fn the_time_that_a_report_waited_is_not_measured() {
+    let hub = hub();
+    let a = begin(&hub, "a");
+    a.report(applied(publish(&hub, "old", 900)));
+    let slow = publish(&hub, "slow", 60);
+    let quick = publish(&hub, "quick", 5);
+    let never = publish(&hub, "never", 5);
+    let step = |revision, seconds: u64| Step {
+        revision,
+        ago_us: seconds * 1_000_000,
+    };
+    a.report(Report {
+        // An agent cannot make its kernel look as quick as it likes.
+        steps: vec![step(slow, 4), step(quick, 1), step(never, 1_000_000)],
+        ..applied(never)
+    });
+    assert_eq!(measured(&hub, slow), (1, 56));
+    assert_eq!(measured(&hub, quick), (1, 4));
+    assert_eq!(measured(&hub, never), (1, 0));
+    let record = hub.fleet.record("a").unwrap();
+    assert_eq!(record.report.as_ref().unwrap().steps, [], "nothing is kept");
+}
+
+#[test]
+fn a_large_fleet_spreads_its_reports() {
+    let hub = hub();
+    let within = |agents: usize| {
+        let known = hub.fleet.agents();
+        let sessions = (known..agents).map(|n| begin(&hub, &format!("n{n}")));
+        drop(sessions.collect::<Vec<_>>());
+        hub.fleet.report_within_ms()
+    };
+    assert_eq!([within(1), within(199), within(200)], [0, 0, 20]);
+    assert_eq!(within(1_000), 100);
+}
+
 #[test]
 fn an_agent_that_was_away_is_measured_and_a_foreign_or_false_report_is_not() {
     let hub = hub();
@@ -168,7 +206,7 @@ fn memory_has_a_limit() {
     let timings = &hub.fleet.timings;
     let moment = hub.store.moment_of(2).unwrap();
     let passed = (10..20_000).map(|first| Moment { first, ..moment });
-    timings.programmed_now(&passed.collect::<Vec<_>>(), SystemTime::now());
+    timings.reached(&passed.collect::<Vec<_>>(), &[], SystemTime::now());
     assert_eq!(timings.lock().changes.len(), REMEMBERED);
     assert!(timings.of_change(19_999).is_some() && timings.of_change(10).is_none());
 }

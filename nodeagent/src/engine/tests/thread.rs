@@ -55,12 +55,13 @@ async fn a_backend_that_cannot_open_is_the_callers_error() {
     );
 }
 
-/// Two updates are on the way at most, whatever the stream brings.
+/// Updates that arrive while the kernel is busy are taken together afterwards, and their sum is programmed once.
 #[tokio::test(start_paused = true)]
-async fn a_busy_kernel_makes_the_stream_wait() {
-    struct Stuck(std::sync::mpsc::Receiver<()>);
+async fn what_waits_for_a_busy_kernel_is_programmed_at_once() {
+    struct Stuck(std::sync::mpsc::Receiver<()>, Arc<AtomicU64>);
     impl Side for Stuck {
         fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
+            self.1.fetch_add(1, Ordering::Relaxed);
             let _ = self.0.recv();
             Ok(Applied::default())
         }
@@ -70,37 +71,46 @@ async fn a_busy_kernel_makes_the_stream_wait() {
     }
     let (release, gate) = std::sync::mpsc::channel();
     let mut gate = Some(gate);
+    let applied = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&applied);
     let side = move |_| match gate.take() {
-        Some(gate) => Box::new(Stuck(gate)) as Box<dyn Side>,
+        Some(gate) => Box::new(Stuck(gate, Arc::clone(&count))) as Box<dyn Side>,
         None => Box::new(Noop::default()),
     };
     let open = move || Ok(noop::open_with(side));
     let engine = Engine::spawn(open, NodeSettings::default()).await.unwrap();
     let mut plane = Plane::new([svc("a", &[])]);
-    engine
-        .submit(plane.snapshot_update())
-        .await
-        .unwrap()
-        .unwrap();
-    // The engine is in the kernel now: one update fits the queue, nothing more.
-    let mut second = Box::pin(engine.submit(plane.delta_update()));
-    let mut third = Box::pin(engine.submit(plane.delta_update()));
-    tokio::select! {
-        biased;
-        _ = &mut second => panic!("taken while the kernel is busy"),
-        _ = &mut third => panic!("taken while the kernel is busy"),
-        () = tokio::task::yield_now() => {}
-    }
-    assert_eq!(engine.commands.capacity(), 0);
+    let snapshot = plane.snapshot_update();
+    engine.submit(snapshot).await.unwrap().unwrap();
     // The pulse shows how long the engine has been busy.
     let begin = Instant::now();
     while engine.pulse().busy_for(Instant::now()).is_none() {
         assert!(begin.elapsed() < Duration::from_secs(30), "not busy");
         std::thread::yield_now();
     }
+    let mut answers = Vec::new();
+    for name in ["b", "c", "d"] {
+        plane.put(&svc(name, &[]));
+        let (waits, answer) = command(plane.delta_update());
+        engine.place().await.unwrap().send(waits);
+        answers.push(answer);
+    }
+    // The stream that brought this one is gone.
+    let (orphan, _) = command(plane.delta_update());
+    engine.place().await.unwrap().send(orphan);
     drop(release);
-    second.await.unwrap().unwrap();
-    third.await.unwrap().unwrap();
+    for answer in answers {
+        answer.await.unwrap().unwrap();
+    }
+    let mut reports = engine.reports();
+    let done = reports.wait_for(|report| {
+        report
+            .applied
+            .is_some_and(|at| at.revision == plane.revision)
+    });
+    let counts = done.await.unwrap().counts;
+    assert_eq!(counts.services, 4);
+    assert_eq!(applied.load(Ordering::Relaxed), 2);
     while engine.pulse().busy_for(Instant::now()).is_some() {
         assert!(begin.elapsed() < Duration::from_secs(60), "busy for ever");
         std::thread::yield_now();

@@ -326,3 +326,28 @@ async fn a_question_about_a_service_is_answered_with_its_token() {
         assert_eq!((told.token, &*told.error), (token, "about shop/web"));
     }
 }
+
+/// The control plane of a large fleet wants to hear of progress later, and of trouble at once.
+#[tokio::test(start_paused = true)]
+async fn reports_of_progress_are_spread_when_the_control_plane_says_so() {
+    let mut rig = Rig::new();
+    let mut plane = Plane::new([svc("a", &[])]);
+    let mut server = rig.opened().await;
+    server.welcome(EPOCH);
+    server.update(plane.snapshot());
+    server.applied(1).await;
+    server.say(server_message::Kind::Heartbeat(pb::Heartbeat {
+        report_within_ms: 2_000,
+        ..pb::Heartbeat::default()
+    }));
+    plane.put(&svc("b", &[]));
+    server.update(plane.delta());
+    plane.put(&svc("c", &[]));
+    server.update(plane.delta());
+    // One report tells of both, with the time of each.
+    let report = server.report(|report| report.received_revision > 1).await;
+    assert_eq!((report.received_revision, report.applied_revision), (3, 3));
+    let first = report.steps.first().unwrap();
+    assert!((2..=3).contains(&first.revision), "{:?}", report.steps);
+    assert_eq!(report.steps.last().unwrap().revision, 3);
+}

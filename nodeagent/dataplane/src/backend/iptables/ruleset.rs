@@ -70,6 +70,26 @@ pub enum Layout {
     Tree,
 }
 
+impl Layout {
+    /// All layouts.
+    pub const ALL: [Self; 2] = [Self::Compat, Self::Tree];
+
+    /// Returns the name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Compat => "compat",
+            Self::Tree => "tree",
+        }
+    }
+
+    /// Returns the layout of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|layout| layout.name() == name)
+    }
+}
+
 /// The known facts about the rules of a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Content {
