@@ -11,7 +11,7 @@ use tracing::{error, info};
 use super::place::{Place, Trouble};
 use super::{Approval, Change, Order, Orders, TooMany, Wish};
 
-/// Interval between two looks at the document.
+/// Interval between two reads of the document.
 const LOOK: Duration = Duration::from_secs(1);
 /// Time after which agents get updates although the document could not be read since the start.
 const PATIENCE: Duration = Duration::from_secs(30);

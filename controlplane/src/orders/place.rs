@@ -46,7 +46,7 @@ pub enum Place {
 /// The reason why the document could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
-    /// The document is there, and makes no sense.
+    /// The document exists, and cannot be used.
     #[error("the document is damaged: {0}. Repair or delete it")]
     Damaged(#[from] Damaged),
     /// The API server.
@@ -65,8 +65,8 @@ pub enum Trouble {
     /// The write was not confirmed; it may have been made.
     #[error("{0}. The order may be in force all the same: `kpctl status` shows it then")]
     Unsure(Box<Self>),
-    /// Others wrote all the time.
-    #[error("others change the orders all the time; try again")]
+    /// Other replicas wrote all the time.
+    #[error("other operators change the orders all the time; try again")]
     Contended,
 }
 

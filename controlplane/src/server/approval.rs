@@ -17,7 +17,7 @@ use crate::orders::{Approval, MAX_REASON, Place};
 use crate::peers::Peers;
 
 /// Approves for all replicas. Those that share the document with the orders find the approval there, also if they start
-/// later; otherwise the replicas that run are told.
+/// later; otherwise it is passed on to the replicas that run.
 pub(super) async fn approve_for_all(
     hub: &Hub,
     peers: Option<&Arc<Peers>>,
