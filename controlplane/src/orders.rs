@@ -161,6 +161,11 @@ impl Orders {
         newest.filter(|order| order.frozen)
     }
 
+    /// Returns whether there is no order and no approval.
+    fn is_empty(&self) -> bool {
+        self.latest.is_empty() && self.approvals.is_empty()
+    }
+
     /// Returns the approvals that replicas may still take.
     pub fn approvals(&self, now_ms: u64) -> impl Iterator<Item = &Approval> {
         let approvals = self.approvals.iter();

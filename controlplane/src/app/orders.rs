@@ -79,7 +79,7 @@ pub(super) fn keep(
     let tell = async move {
         let mut orders = teller.orders.changes();
         while orders.changed().await.is_ok() {
-            teller.fleet.look_again();
+            teller.fleet.changed();
         }
     };
     tasks.spawn(until(tell, hub.shutdown.clone()));
