@@ -18,6 +18,7 @@ pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use wait::WaitArgs;
 
 use crate::output::Format;
+use crate::rollout::RolloutCommand;
 
 /// The name of this program in help texts.
 const PROGRAM: &str = "kpctl";
@@ -195,6 +196,9 @@ Examples:
   kpctl thaw --node node-1
   kpctl thaw --all")]
     Thaw(FreezeArgs),
+    /// Change settings of the fleet, for a few nodes first
+    #[command(subcommand)]
+    Rollout(RolloutCommand),
     /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:
@@ -352,7 +356,7 @@ fn service_name(service: &str, namespace: Option<&str>) -> Result<ServiceName, c
 }
 
 /// Parses a duration with a unit, or a number of seconds.
-fn parse_timeout(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_timeout(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().map(Duration::from_secs).ok();
     let parsed = || Duration::try_from(text.parse::<SignedDuration>().ok()?).ok();
     seconds

@@ -161,6 +161,21 @@ impl Client {
         self.ask(stub.freeze(request)).await
     }
 
+    /// Returns the settings of the fleet, and how far the last rollout is.
+    pub(crate) async fn rollout(&self) -> Result<pb::Rollout, Error> {
+        let mut stub = self.stub.clone();
+        self.ask(stub.get_rollout(pb::GetRolloutRequest {})).await
+    }
+
+    /// Begins or ends a rollout.
+    pub(crate) async fn change_rollout(
+        &self,
+        request: pb::ChangeRolloutRequest,
+    ) -> Result<pb::Rollout, Error> {
+        let mut stub = self.stub.clone();
+        self.ask(stub.change_rollout(request)).await
+    }
+
     /// Waits for an answer up to the timeout.
     async fn ask<T>(
         &self,

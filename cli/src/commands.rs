@@ -14,6 +14,7 @@ use crate::client::{self, Client};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::reach::Reach;
+use crate::rollout;
 use crate::view::View;
 use crate::view::approve::ApprovalView;
 use crate::view::describe::DescriptionView;
@@ -81,6 +82,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Approve { yes } => approve(&cli, *yes).await,
         Command::Freeze(args) => freeze(&cli, args, false).await,
         Command::Thaw(args) => freeze(&cli, args, true).await,
+        Command::Rollout(command) => rollout::run(&cli, command).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             let mut command = args::command(cli.program);
@@ -93,7 +95,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
 }
 
 /// Connects. A person at a terminal hears what takes longer than a moment.
-async fn connect(cli: &Cli) -> Result<(Client, Reach), client::Error> {
+pub(crate) async fn connect(cli: &Cli) -> Result<(Client, Reach), client::Error> {
     let mut reach = Reach::choose(&cli.options)?;
     let server = reach.describe();
     let connected = {
@@ -230,7 +232,7 @@ fn output(cli: &Cli, watch: bool) -> Output<io::Stdout> {
     Output::stdout(cli.options.output, cli.program, watch)
 }
 
-fn show<V: View>(cli: &Cli, view: &V) -> Result<Verdict, Failure> {
+pub(crate) fn show<V: View>(cli: &Cli, view: &V) -> Result<Verdict, Failure> {
     output(cli, false).show(view)?;
     Ok(Verdict::Done)
 }

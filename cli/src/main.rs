@@ -10,6 +10,7 @@ mod failure;
 mod goal;
 mod output;
 mod reach;
+mod rollout;
 mod style;
 mod table;
 mod text;

@@ -14,6 +14,7 @@ mod next;
 pub(crate) mod nodes;
 mod plane;
 pub(crate) mod replicas;
+pub(crate) mod rollout;
 pub(crate) mod servers;
 pub(crate) mod services;
 pub(crate) mod version;

@@ -674,3 +674,57 @@ fn freeze_and_thaw_say_which_nodes_and_need_exactly_one_way_to_select() {
     error(2, plane.address, &["freeze", "--reason", "a drill"]);
     error(2, plane.address, &["thaw", "--all", "--node", "a"]);
 }
+
+#[test]
+fn rollouts_begin_end_and_show_how_far_they_are() {
+    let plane = healthy();
+    let status = text(plane.address, &["rollout", "status"]);
+    for part in [
+        "backend iptables, masquerade bit 15",
+        "5 %, 25 %, 100 %",
+        "step 2 of 3",
+        "alice, change #812",
+        "23 of 25 healthy, 1 without an agent, or frozen",
+        "node-7: its kernel was not read back yet",
+        "as the agents have them themselves",
+    ] {
+        assert!(status.contains(part), "no {part:?} in\n{status}");
+    }
+    let json = text(plane.address, &["rollout", "status", "-o", "json"]);
+    assert!(json.contains("\"stage\": \"Running\""), "{json}");
+    let start = [
+        "rollout",
+        "start",
+        "--backend",
+        "ipvs",
+        "--steps",
+        "1,50",
+        "--wait",
+    ];
+    let done = text(plane.address, &start);
+    assert!(
+        done.contains("backend ipvs") && done.contains("1 %, 50 %"),
+        "{done}"
+    );
+    let stop = text(plane.address, &["rollout", "stop", "--reason", "no good"]);
+    assert!(
+        stop.contains("back: all nodes") && stop.contains("no good"),
+        "{stop}"
+    );
+    error(2, plane.address, &["rollout", "start"]);
+    error(
+        2,
+        plane.address,
+        &["rollout", "start", "--own", "--backend", "ipvs"],
+    );
+    error(
+        2,
+        plane.address,
+        &["rollout", "start", "--masquerade-bit", "32"],
+    );
+    error(
+        2,
+        plane.address,
+        &["rollout", "start", "--own", "--steps", "0"],
+    );
+}

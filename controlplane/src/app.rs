@@ -41,7 +41,7 @@ use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
 use crate::kubernetes::Api;
 use crate::peers::{self, Peers};
-use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer};
+use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer, rollout};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
@@ -169,6 +169,8 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let _ = hub.plain_text_ports.set(plain_text);
     let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
     let (tls, peers) = secure(protection, &config.peers, &gate, api, &hub, &mut tasks)?;
+    let helper = rollout::help(Arc::clone(&hub), peers.clone());
+    tasks.spawn(until(helper, hub.shutdown.clone()));
     hub.snapshots
         .limit(config.agent_limits.snapshots_per_second);
     let shutdown = hub.shutdown.clone();

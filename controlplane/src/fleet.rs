@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use kplane_model::{NodeName, ServiceName};
-use kplane_proto::v1::{Hello, Inspection, Report};
+use kplane_proto::v1::{Hello, Inspection, RefusedSettings, Report, Settings};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::interval;
 
@@ -115,6 +115,10 @@ pub struct AgentRecord {
     pub(crate) measured_to: u64,
     /// Another agent that asked to speak for the node while this agent did.
     pub rival: Option<Rival>,
+    /// Settings in force that a control plane chose; `None` if the agent takes none.
+    pub settings: Option<Settings>,
+    /// The last settings that the agent should have had and cannot use.
+    pub refused_settings: Option<RefusedSettings>,
 }
 
 /// A question to an agent about one Service.
@@ -372,6 +376,23 @@ pub(crate) fn label(text: &str, max_bytes: usize) -> String {
     label
 }
 
+/// Returns an agent's settings with names of bounded length.
+fn bound_settings(settings: &Settings) -> Settings {
+    Settings {
+        backend: label(&settings.backend, MAX_LABEL_BYTES),
+        iptables_layout: label(&settings.iptables_layout, MAX_LABEL_BYTES),
+        masquerade_bit: settings.masquerade_bit,
+    }
+}
+
+/// Returns an agent's refusal with texts of bounded length.
+fn bound_refusal(refusal: &RefusedSettings) -> RefusedSettings {
+    RefusedSettings {
+        settings: refusal.settings.as_ref().map(bound_settings),
+        reason: label(&refusal.reason, MAX_DEPRECATION_BYTES),
+    }
+}
+
 impl Session {
     /// Starts a stream's session for a node and ends the previous session: its receiver fails. The other receiver
     /// yields questions to the agent.
@@ -424,6 +445,8 @@ impl Session {
             latencies,
             measured_to,
             rival: None,
+            settings: hello.settings.as_ref().map(bound_settings),
+            refused_settings: hello.refused_settings.as_ref().map(bound_refusal),
         };
         agents.by_node.insert(
             node.clone(),

@@ -25,6 +25,7 @@ pub mod orders;
 mod pace;
 pub mod peers;
 pub mod publish;
+mod rollout;
 pub mod server;
 pub mod signals;
 pub mod snapshots;

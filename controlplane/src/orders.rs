@@ -1,5 +1,5 @@
-//! Standing orders of operators about the fleet: which nodes are frozen, since when, by whom and why, and what was
-//! approved. No I/O.
+//! Standing orders of operators about the fleet: which nodes are frozen, since when, by whom and why, what was
+//! approved, and which settings nodes have. No I/O.
 //!
 //! The newest order that names a node decides, and an order about all nodes names each. So `freeze --all` and then
 //! `thaw --node a` leaves all nodes but `a` frozen.
@@ -7,12 +7,14 @@
 mod approval;
 mod board;
 mod place;
+mod rollout;
 #[cfg(test)]
 mod tests;
 
 pub use approval::{APPROVAL_LASTS, Approval};
 pub use board::{Board, Unchanged};
 pub use place::Place;
+pub use rollout::{Fleet, MAX_STEPS, NotNow, Rollout, Settings, Stage, Turn};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -108,6 +110,8 @@ pub struct Orders {
     latest: BTreeMap<Scope, Order>,
     /// Approvals, oldest first.
     approvals: Vec<Approval>,
+    /// The settings of all nodes; `None` as long as nobody has chosen any.
+    fleet: Option<Fleet>,
 }
 
 /// A change of the orders in force.
@@ -115,6 +119,7 @@ pub struct Orders {
 pub(super) enum Change {
     Order(Wish),
     Approve(Approval),
+    Turn(Turn),
 }
 
 /// The document.
@@ -125,6 +130,8 @@ struct Document {
     orders: Vec<Order>,
     #[serde(default)]
     approvals: Vec<Approval>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fleet: Option<Fleet>,
 }
 
 /// The reason why a document cannot be used.
@@ -151,6 +158,17 @@ pub enum Damaged {
 )]
 pub struct TooMany;
 
+/// The reason why a change is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// There would be too many orders.
+    #[error(transparent)]
+    TooMany(#[from] TooMany),
+    /// A rollout cannot begin or end now.
+    #[error(transparent)]
+    NotNow(#[from] NotNow),
+}
+
 impl Orders {
     /// Returns the order that freezes a node.
     #[must_use]
@@ -161,9 +179,9 @@ impl Orders {
         newest.filter(|order| order.frozen)
     }
 
-    /// Returns whether there is no order and no approval.
+    /// Returns whether nothing is in force.
     fn is_empty(&self) -> bool {
-        self.latest.is_empty() && self.approvals.is_empty()
+        self.latest.is_empty() && self.approvals.is_empty() && self.fleet.is_none()
     }
 
     /// Returns the approvals that replicas may still take.
@@ -172,10 +190,25 @@ impl Orders {
         approvals.filter(move |approval| approval.is_in_force(now_ms))
     }
 
+    /// Returns the settings of the fleet; `None` as long as nobody has chosen any.
+    #[must_use]
+    pub fn fleet(&self) -> Option<&Fleet> {
+        self.fleet.as_ref()
+    }
+
     /// Returns the orders with a change in force.
-    fn changed(&self, change: &Change) -> Result<Self, TooMany> {
+    fn changed(&self, change: &Change) -> Result<Self, Refused> {
         match change {
-            Change::Order(wish) => self.with(wish),
+            Change::Order(wish) => Ok(self.with(wish)?),
+            Change::Turn(turn) => {
+                let fleet = self.fleet.clone().unwrap_or_default();
+                let number = self.number + 1;
+                Ok(Self {
+                    number,
+                    fleet: Some(fleet.after(turn, number)?),
+                    ..self.clone()
+                })
+            }
             Change::Approve(approval) => {
                 let mut next = self.clone();
                 let over = |one: &Approval| !one.is_in_force(approval.at_ms);
@@ -193,6 +226,7 @@ impl Orders {
     fn has(&self, change: &Change) -> bool {
         match change {
             Change::Approve(approval) => self.approvals.contains(approval),
+            Change::Turn(turn) => self.fleet.as_ref().is_some_and(|fleet| fleet.has(turn)),
             Change::Order(wish) => wish.scopes.iter().all(|scope| {
                 let order = self.latest.get(scope);
                 order.is_some_and(|order| {
@@ -258,7 +292,8 @@ impl Orders {
         let approvals = &document.approvals;
         let are_bounded = document.orders.iter().all(is_bounded)
             && approvals.iter().all(Approval::is_bounded)
-            && approvals.len() <= MAX_APPROVALS;
+            && approvals.len() <= MAX_APPROVALS
+            && document.fleet.as_ref().is_none_or(Fleet::is_bounded);
         if document.orders.len() > MAX_ORDERS || !are_bounded {
             return Err(Damaged::Limits);
         }
@@ -271,6 +306,7 @@ impl Orders {
                 .map(|order| (order.scope.clone(), order))
                 .collect(),
             approvals: document.approvals,
+            fleet: document.fleet,
         })
     }
 
@@ -282,6 +318,7 @@ impl Orders {
             number: self.number,
             orders: self.latest.values().cloned().collect(),
             approvals: self.approvals.clone(),
+            fleet: self.fleet.clone(),
         };
         // Numbers, booleans and texts are always JSON.
         serde_json::to_string_pretty(&document).unwrap_or_default()

@@ -177,10 +177,14 @@ impl Choice {
         &self.in_force
     }
 
-    /// Returns why the node did not take what the control plane wants; empty if it did.
+    /// Returns the last settings that the control plane wanted and the node cannot use, and why.
     #[must_use]
-    pub fn refusal(&self) -> &str {
-        self.refused.as_ref().map_or("", |(_, reason)| reason)
+    pub fn refusal(&self) -> Option<pb::RefusedSettings> {
+        let (settings, reason) = self.refused.clone()?;
+        Some(pb::RefusedSettings {
+            settings: Some(settings),
+            reason,
+        })
     }
 
     /// Takes notice of what the control plane wants; asks for a new start if that differs from what is in force.

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use kp_nodeagent::app::{Bound, Ended};
+use kp_nodeagent::app::Bound;
 use kp_nodeagent::config::kube_proxy::{Level, Note, with_dashes};
 use kp_nodeagent::config::{Checked, Config, Flags, Task};
-use kp_nodeagent::fleet_settings::Choice;
 use kp_nodeagent::log::LogControl;
-use kp_nodeagent::{app, cleanup, log, oom, sysctl};
+use kp_nodeagent::{chosen, cleanup, log, oom, sysctl};
 use kplane_dataplane::backend;
 use kplane_dataplane::chain;
 use kplane_kube_proxy_config::{KubeProxyConfiguration, to_file};
@@ -156,55 +155,10 @@ async fn serve(config: Config, log: LogControl) -> anyhow::Result<()> {
         tracing::info!("shutting down; the rules stay in the kernel");
         stopped.cancel();
     });
-    let mut choice = Choice::recall(&config);
-    let mut before = Choice::none();
-    while let Some(bound) = start(&config, &mut choice, &before, &stop).await? {
-        choice.save();
-        let shutdown = bound.shutdown_token();
-        let ended = stop.clone();
-        let passes_on = tokio::spawn(async move {
-            ended.cancelled().await;
-            shutdown.cancel();
-        });
+    let started = |bound: &Bound| {
         tokio::spawn(follow_verbosity(bound.configuration(), log.clone()));
-        let ended = bound.wait().await;
-        passes_on.abort();
-        match ended? {
-            Ended::Stopped => break,
-            Ended::Again(wish) => {
-                tracing::info!(
-                    ?wish,
-                    "the control plane chose other settings: starting anew with them"
-                );
-                before = choice;
-                choice = before.after(wish);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Starts the agent with the settings that the control plane chose, or else with those before; returns `None` if it is
-/// to stop.
-async fn start(
-    config: &Config,
-    choice: &mut Choice,
-    before: &Choice,
-    stop: &CancellationToken,
-) -> anyhow::Result<Option<Bound>> {
-    loop {
-        let bound = tokio::select! {
-            // The start may be waiting for an earlier agent.
-            () = stop.cancelled() => return Ok(None),
-            bound = app::build_chosen(config.clone(), choice.clone()) => bound,
-        };
-        match bound {
-            Err(error) if choice.in_force() != before.in_force() => {
-                *choice = choice.instead(before, &chain(&error));
-            }
-            bound => return Ok(Some(bound?)),
-        }
-    }
+    };
+    Ok(chosen::run(&config, &stop, started).await?)
 }
 
 /// Changes the log level with the configuration file.

@@ -414,7 +414,7 @@ impl<T: Transport> Client<T> {
             backend_deprecation: backend.deprecation.unwrap_or_default().to_owned(),
             from_cache,
             settings: choice.map(|choice| choice.in_force().into()),
-            settings_refused: choice.map_or("", Choice::refusal).to_owned(),
+            refused_settings: choice.and_then(Choice::refusal),
         };
         pb::AgentMessage {
             kind: Some(agent_message::Kind::Hello(hello)),

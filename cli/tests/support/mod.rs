@@ -217,6 +217,35 @@ impl StatusService for Canned {
             frozen: frozen as u64,
         }))
     }
+
+    /// Tells of a rollout that is under way.
+    async fn get_rollout(
+        &self,
+        _: Request<pb::GetRolloutRequest>,
+    ) -> Result<Response<pb::Rollout>, Status> {
+        Ok(Response::new(samples::rollout()))
+    }
+
+    /// Says that everything that begins is done, and everything that is stopped goes back.
+    async fn change_rollout(
+        &self,
+        request: Request<pb::ChangeRolloutRequest>,
+    ) -> Result<Response<pb::Rollout>, Status> {
+        let request = request.into_inner();
+        let mut rollout = samples::rollout();
+        match request.change {
+            Some(pb::change_rollout_request::Change::Begin(plan)) => {
+                rollout.settings = plan.settings;
+                rollout.percentages = plan.percentages;
+                rollout.stage = pb::RolloutStage::Done.into();
+            }
+            _ => {
+                rollout.stage = pb::RolloutStage::Back.into();
+                rollout.reason_back = request.reason;
+            }
+        }
+        Ok(Response::new(rollout))
+    }
 }
 
 /// An address at which nobody listens.

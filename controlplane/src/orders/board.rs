@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use kplane_model::{Issue, NodeName, ObjectRef, Severity};
+use kplane_proto::v1 as pb;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info};
 
 use super::place::{Place, Trouble};
-use super::{Approval, Change, Order, Orders, TooMany, Wish};
+use super::{Approval, Change, Fleet, Order, Orders, Refused, Turn, Wish};
 
 /// Interval between two reads of the document.
 const LOOK: Duration = Duration::from_secs(1);
@@ -33,9 +34,9 @@ pub enum Unchanged {
         "this control plane keeps no orders: it has neither a cluster nor a folder, or is part of an agent"
     )]
     NoPlace,
-    /// There would be too many.
+    /// The orders in force do not allow it.
     #[error(transparent)]
-    TooMany(#[from] TooMany),
+    Refused(#[from] Refused),
     /// The document could not be read or written.
     #[error(transparent)]
     Trouble(#[from] Trouble),
@@ -78,6 +79,20 @@ impl Board {
     #[must_use]
     pub fn frozen(&self, node: &NodeName) -> Option<Order> {
         self.orders.borrow().as_ref()?.frozen(node).cloned()
+    }
+
+    /// Returns the settings that a node should have; `None` as long as nobody has chosen any, or nobody knows.
+    #[must_use]
+    pub fn settings(&self, node: &str) -> Option<pb::Settings> {
+        let orders = self.orders.borrow();
+        let fleet = orders.as_ref()?.fleet()?;
+        Some(fleet.settings(node).into())
+    }
+
+    /// Returns the settings of the fleet.
+    #[must_use]
+    pub fn fleet(&self) -> Option<Fleet> {
+        self.orders.borrow().as_ref()?.fleet().cloned()
     }
 
     /// Returns the problem with the document.
@@ -134,6 +149,14 @@ impl Board {
     /// [`Unchanged`]: other replicas do not learn of it.
     pub async fn approve(&self, approval: Approval) -> Result<(), Unchanged> {
         self.change(Change::Approve(approval)).await
+    }
+
+    /// Begins, goes on with, or ends a rollout, for all replicas.
+    ///
+    /// # Errors
+    /// [`Unchanged`]: nothing has changed, unless it is unsure.
+    pub async fn turn(&self, turn: Turn) -> Result<(), Unchanged> {
+        self.change(Change::Turn(turn)).await
     }
 
     async fn change(&self, change: Change) -> Result<(), Unchanged> {

@@ -172,3 +172,162 @@ async fn a_problem_ends_also_where_there_is_no_document() {
         done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
     }
 }
+
+mod rollout {
+    //! Settings of the fleet in the document.
+
+    use kplane_model::NodeName;
+
+    use super::super::{Change, Fleet, NotNow, Orders, Refused, Rollout, Settings, Stage, Turn};
+
+    fn settings(backend: &str) -> Settings {
+        Settings {
+            backend: backend.to_owned(),
+            ..Settings::default()
+        }
+    }
+
+    fn begin(backend: &str, at_ms: u64) -> Change {
+        Change::Turn(Turn::Begin(Box::new(Rollout {
+            number: 0,
+            settings: settings(backend),
+            steps: vec![10, 100],
+            step: 0,
+            up_to: 0,
+            healthy_ms: 0,
+            timeout_ms: 1,
+            by: "ann".to_owned(),
+            reason: String::new(),
+            at_ms,
+            step_at_ms: at_ms,
+            stage: Stage::Running,
+        })))
+    }
+
+    fn end(number: Option<u64>, stage: Stage) -> Change {
+        Change::Turn(Turn::End {
+            number,
+            stage,
+            at_ms: 99,
+        })
+    }
+
+    fn cover(number: u64, up_to: u64) -> Change {
+        Change::Turn(Turn::Cover {
+            number,
+            up_to,
+            at_ms: 50,
+        })
+    }
+
+    fn nodes() -> Vec<NodeName> {
+        (0..100).map(|n| format!("n{n}").as_str().into()).collect()
+    }
+
+    /// Returns how many of 100 nodes have a backend.
+    fn with(orders: &Orders, backend: &str) -> usize {
+        let fleet = orders.fleet().unwrap();
+        let all = nodes();
+        let all = all
+            .iter()
+            .filter(|node| fleet.settings(node).backend == backend);
+        all.count()
+    }
+
+    #[test]
+    fn steps_cover_more_and_more_nodes_and_always_the_same() {
+        let all = nodes();
+        let up_to = |percent| Rollout::last_place(7, percent, all.iter());
+        let count = |percent| {
+            let covered = all
+                .iter()
+                .filter(|n| Rollout::place(7, n) <= up_to(percent));
+            covered.count()
+        };
+        assert_eq!([1, 10, 25, 99].map(count), [1, 10, 25, 99]);
+        assert_eq!(up_to(100), u64::MAX, "nodes that join are covered too");
+        assert_eq!(Rollout::last_place(7, 1, all[..3].iter()), {
+            let places = all[..3].iter().map(|node| Rollout::place(7, node));
+            places.min().unwrap()
+        });
+        assert_ne!(
+            up_to(10),
+            Rollout::last_place(8, 10, all.iter()),
+            "others begin next time"
+        );
+    }
+
+    #[test]
+    fn a_rollout_goes_its_way_and_the_document_keeps_it() {
+        assert_eq!(
+            Orders::default().fleet(),
+            None,
+            "nobody has chosen anything"
+        );
+        let mut orders = Orders::default().changed(&begin("iptables", 1)).unwrap();
+        let number = orders.fleet().unwrap().rollout.as_ref().unwrap().number;
+        assert_eq!(
+            with(&orders, "iptables"),
+            0,
+            "no node before the number is known"
+        );
+        let up_to = Rollout::last_place(number, 10, nodes().iter());
+        orders = orders.changed(&cover(number, up_to)).unwrap();
+        assert_eq!(with(&orders, "iptables"), 10);
+        // Another replica comes to the same result later, and after it.
+        assert_eq!(
+            orders.changed(&cover(number, 1)).unwrap().fleet(),
+            orders.fleet()
+        );
+        let next = Change::Turn(Turn::Next {
+            number,
+            from: 0,
+            up_to: u64::MAX,
+            at_ms: 60,
+        });
+        orders = orders.changed(&next).unwrap();
+        assert_eq!(with(&orders, "iptables"), 100);
+        assert_eq!(orders.changed(&next).unwrap().fleet(), orders.fleet());
+        let busy = orders.changed(&begin("ipvs", 2)).unwrap_err();
+        assert_eq!(busy, Refused::NotNow(NotNow::Running));
+
+        orders = orders.changed(&end(Some(number), Stage::Done)).unwrap();
+        assert_eq!(Orders::read(&orders.write()).unwrap(), orders);
+        // What is done is the base of the next one.
+        orders = orders.changed(&begin("ipvs", 3)).unwrap();
+        assert_eq!(with(&orders, "iptables"), 100);
+    }
+
+    #[test]
+    fn the_way_back_gives_all_nodes_the_settings_from_before() {
+        let mut orders = Orders::default().changed(&begin("iptables", 1)).unwrap();
+        let number = orders.fleet().unwrap().rollout.as_ref().unwrap().number;
+        orders = orders.changed(&cover(number, u64::MAX)).unwrap();
+        assert_eq!(with(&orders, "iptables"), 100);
+        let stop = end(None, Stage::Back("stopped".to_owned()));
+        orders = orders.changed(&stop).unwrap();
+        assert_eq!(with(&orders, ""), 100);
+        assert!(orders.has(&stop));
+        let none = orders.changed(&stop).unwrap_err();
+        assert_eq!(none, Refused::NotNow(NotNow::NotRunning));
+        // One that is not the present rollout's is no turn.
+        orders = orders.changed(&begin("ipvs", 5)).unwrap();
+        let late = orders.changed(&end(Some(number), Stage::Done)).unwrap();
+        assert_eq!(late.fleet(), orders.fleet());
+    }
+
+    #[test]
+    fn a_document_with_a_rollout_beyond_the_limits_is_damaged() {
+        let good = Orders::default().changed(&begin("iptables", 1)).unwrap();
+        let text = good.write();
+        for (from, to) in [
+            ("\"step\": 0", "\"step\": 2"),
+            ("\"iptables\"", &*format!("{:?}", "x".repeat(65))),
+        ] {
+            let bad = text.replace(from, to);
+            assert_ne!(bad, text);
+            Orders::read(&bad).unwrap_err();
+        }
+        assert_eq!(Fleet::default().settings("n1"), &Settings::default());
+    }
+}

@@ -38,7 +38,9 @@ impl<S: NamedService> NamedService for Guarded<S> {
 /// the check to the method, which knows the node.
 fn right_for(path: &str) -> Option<Right> {
     match path {
-        "/kplane.v1.StatusService/Approve" | "/kplane.v1.StatusService/Freeze" => Some(Right::Act),
+        "/kplane.v1.StatusService/Approve"
+        | "/kplane.v1.StatusService/Freeze"
+        | "/kplane.v1.StatusService/ChangeRollout" => Some(Right::Act),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
         "/kplane.v1.DesiredStateService/WatchService"
         | "/kplane.v1.DesiredStateService/WatchAll" => Some(Right::ReadAllDesired),

@@ -114,6 +114,11 @@ impl<'a> Picture<'a> {
         self.nodes.iter()
     }
 
+    /// Returns the replicas that did not answer.
+    pub(super) fn missing(&self) -> &[pb::MissingReplica] {
+        &self.others.missing
+    }
+
     /// Returns the problem with the name of a node that has an agent, if the node is unknown.
     pub(super) fn stranger(&self, facts: Option<&NodeFacts>) -> Option<&str> {
         let called = self.called.as_deref();
@@ -151,7 +156,7 @@ impl<'a> Picture<'a> {
     }
 
     /// Returns the status of a node, as the replica sees it that serves the agent.
-    fn status(&self, name: &NodeName, node: &Node<'_>) -> pb::NodeStatus {
+    pub(super) fn status(&self, name: &NodeName, node: &Node<'_>) -> pb::NodeStatus {
         let elsewhere = node
             .elsewhere
             .and_then(|elsewhere| elsewhere.agent.status.clone());

@@ -14,7 +14,7 @@ use super::guarded::spawn_watch;
 use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
-use super::{approval, closing, convergence, freeze, questions, views};
+use super::{approval, closing, convergence, freeze, questions, rollout, views};
 use crate::hub::Hub;
 use crate::identity::Visitor;
 use crate::peers::{Collected, Peers};
@@ -178,6 +178,26 @@ impl StatusService for StatusServer {
         let visitor = request.extensions().get::<Visitor>().cloned();
         let answer = freeze::freeze(&self.hub, visitor.as_ref(), request.into_inner());
         Ok(Response::new(answer.await?))
+    }
+
+    async fn get_rollout(
+        &self,
+        request: Request<pb::GetRolloutRequest>,
+    ) -> Result<Response<pb::Rollout>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let rollout = rollout::show(&self.hub, self.peers.as_deref());
+        Ok(Response::new(rollout.await))
+    }
+
+    async fn change_rollout(
+        &self,
+        request: Request<pb::ChangeRolloutRequest>,
+    ) -> Result<Response<pb::Rollout>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        rollout::change(&self.hub, visitor.as_ref(), request.into_inner()).await?;
+        let rollout = rollout::show(&self.hub, self.peers.as_deref());
+        Ok(Response::new(rollout.await))
     }
 }
 

@@ -151,6 +151,8 @@ pub(super) fn node_status(
             .map(network_programming),
         report: record.and_then(|r| r.report.as_deref().cloned()),
         frozen: hub.orders.frozen(name).map(Into::into),
+        settings: record.and_then(|r| r.settings.clone()),
+        refused_settings: record.and_then(|r| r.refused_settings.clone()),
         // The replica that asks knows where the answer comes from.
         replica: String::new(),
         epoch: 0,

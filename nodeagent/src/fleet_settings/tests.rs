@@ -80,7 +80,9 @@ fn a_wish_that_cannot_be_fulfilled_changes_nothing_and_is_not_tried_again() {
     let broken = before.after(wish("ipvs")).instead(&before, "no IPVS here");
     for (choice, backend, reason) in [(unknown, "ebpf", "ebpf"), (broken, "ipvs", "no IPVS here")] {
         assert_eq!(choice.in_force(), before.in_force());
-        assert!(choice.refusal().contains(reason), "{}", choice.refusal());
+        let refusal = choice.refusal().unwrap();
+        assert_eq!(refusal.settings, Some(wish(backend)));
+        assert!(refusal.reason.contains(reason), "{refusal:?}");
         choice.hear(Some(&wish(backend)));
         assert_eq!(*choice.wish.borrow(), None);
         choice.hear(Some(&wish("nftables")));

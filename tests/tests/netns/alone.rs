@@ -154,7 +154,8 @@ impl Agent {
 
     pub(crate) fn stop(self) -> Result<()> {
         self.bound.shutdown_token().cancel();
-        Ok(self.runtime.block_on(self.bound.wait())?)
+        self.runtime.block_on(self.bound.wait())?;
+        Ok(())
     }
 }
 

@@ -25,7 +25,7 @@ struct Server {
 #[derive(Clone, Debug)]
 enum Twist {
     /// Another replica writes these orders before.
-    Meanwhile(Orders),
+    Meanwhile(Box<Orders>),
     /// The write is made, and its answer is lost.
     Lost,
     /// Nothing is done, and the answer is an error.
@@ -127,12 +127,12 @@ async fn of_two_orders_at_the_same_time_none_is_lost() {
     let place = place(&server);
     let other = Orders::default().with(&wish(true, &[node("b")])).unwrap();
     // The other one creates the document first, and then changes it first.
-    server.lock().unwrap().script = vec![Twist::Meanwhile(other.clone())];
+    server.lock().unwrap().script = vec![Twist::Meanwhile(Box::new(other.clone()))];
     freeze(&place, "a").await.unwrap();
     let more = server.lock().unwrap().orders();
     assert!(is_frozen(&more, "a") && is_frozen(&more, "b"));
     let more = more.with(&wish(true, &[node("c")])).unwrap();
-    server.lock().unwrap().script = vec![Twist::Meanwhile(more)];
+    server.lock().unwrap().script = vec![Twist::Meanwhile(Box::new(more))];
     let orders = freeze(&place, "d").await.unwrap();
     let server = server.lock().unwrap();
     assert_eq!(orders, server.orders());
