@@ -182,8 +182,8 @@ Examples:
     /// Keep nodes at the Services that they serve now
     #[command(after_help = "\
 A frozen node takes no newer Services or endpoints until `kpctl thaw`, whichever replica its agent
-asks, and over restarts. Its agent still repairs what other programs change in the kernel. A node that
-serves nothing yet takes the Services of the moment.
+asks, and over restarts. Its agent still repairs what other programs change in the kernel. A node that serves
+nothing yet takes the Services of the moment.
 
 Examples:
   kpctl freeze --node node-1 --reason 'debugging #4711'

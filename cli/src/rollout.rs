@@ -12,7 +12,7 @@ use crate::commands::{Verdict, connect, show};
 use crate::failure::Failure;
 use crate::view::rollout::RolloutView;
 
-/// Interval between two looks at a rollout that is under way.
+/// Interval between two questions about a rollout that is under way.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// What to do about rollouts.

@@ -7,7 +7,7 @@
 //! A rollout (`kpctl rollout`) gives other settings to a share of the nodes. The agent takes them by starting anew
 //! inside its process, as with other flags: the kernel's rules stay and serve until the new backend has replaced them.
 //! A file keeps the settings, so that a restart without a control plane does not change them back. Settings that the
-//! node cannot use are told to the control plane; the node goes on with those before.
+//! node cannot use are reported to the control plane; the node goes on with those before.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ use crate::config::Config;
 /// Greatest bit of the packet mark.
 const MAX_BIT: u32 = 31;
 
-/// Longest reason that is told, in bytes.
+/// Longest reason that is reported, in bytes.
 const MAX_REASON: usize = 256;
 
 /// Settings in place of the agent's own. Those that are `None` are the agent's own.

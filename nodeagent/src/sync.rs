@@ -13,6 +13,7 @@
 //! A new connection starts with a resume token, so that only real differences travel.
 
 mod grpc;
+mod hello;
 mod live;
 mod lost;
 mod older;
@@ -34,9 +35,9 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use kplane_model::NodeName;
+use kplane_proto::PROTOCOL_VERSION;
 use kplane_proto::v1 as pb;
-use kplane_proto::v1::{agent_message, server_message};
-use kplane_proto::{DIGEST_SCHEMA, PROTOCOL_VERSION};
+use kplane_proto::v1::server_message;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -67,13 +68,6 @@ const MAX_COMPLAINTS: usize = 64;
 
 /// Longest identity of a cluster, in bytes; the UID of an object has 36.
 const MAX_CLUSTER: usize = 64;
-
-/// The set of capabilities beyond the base protocol as bits: capability N is bit N - 1.
-const CAPABILITIES: u64 = capability(pb::Capability::Draining) | capability(pb::Capability::Ranges);
-
-const fn capability(capability: pb::Capability) -> u64 {
-    1 << (capability as u64 - 1)
-}
 
 /// The identity of the agent.
 #[derive(Clone, Debug)]
@@ -384,41 +378,6 @@ impl<T: Transport> Client<T> {
         tracing::warn!(%lag, "{why}");
         self.notice(&why);
         Ok(collector.going_back(true))
-    }
-
-    fn hello(&self) -> pb::AgentMessage {
-        let (resume, from_cache) = {
-            let reports = self.shared.engine.reports();
-            let report = reports.borrow();
-            let confirmed = report.held.is_some() && report.stale_since_ms.is_none();
-            (report.resume.filter(|_| !self.fresh), !confirmed)
-        };
-        let from_cache = from_cache && resume.is_some();
-        let resume = resume.map(|resume| pb::ResumeToken {
-            schema: DIGEST_SCHEMA,
-            epoch: resume.position.epoch,
-            revision: resume.position.revision,
-            digest: resume.digest.to_bytes().to_vec(),
-        });
-        let backend = self.shared.engine.backend();
-        let choice = self.shared.choice.as_ref();
-        let takes_settings = choice.map_or(0, |_| capability(pb::Capability::Settings));
-        let hello = pb::Hello {
-            protocol_version: PROTOCOL_VERSION,
-            capabilities: CAPABILITIES | takes_settings,
-            node_name: self.identity.node.to_string(),
-            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-            instance: self.identity.instance,
-            resume,
-            backend: backend.name.to_owned(),
-            backend_deprecation: backend.deprecation.unwrap_or_default().to_owned(),
-            from_cache,
-            settings: choice.map(|choice| choice.in_force().into()),
-            refused_settings: choice.and_then(Choice::refusal),
-        };
-        pb::AgentMessage {
-            kind: Some(agent_message::Kind::Hello(hello)),
-        }
     }
 
     /// Records that there is no stream, and why; returns what to do about it.

@@ -12,7 +12,7 @@ use tracing::{error, info};
 use super::place::{Place, Trouble};
 use super::{Approval, Change, Fleet, Order, Orders, Refused, Turn, Wish};
 
-/// Interval between two reads of the document.
+/// Interval between two readings of the document.
 const LOOK: Duration = Duration::from_secs(1);
 /// Time after which agents get updates although the document could not be read since the start.
 const PATIENCE: Duration = Duration::from_secs(30);

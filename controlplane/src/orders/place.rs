@@ -46,7 +46,7 @@ pub enum Place {
 /// The reason why the document could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
-    /// The document exists, and cannot be used.
+    /// The document exists and cannot be understood.
     #[error("the document is damaged: {0}. Repair or delete it")]
     Damaged(#[from] Damaged),
     /// The API server.
@@ -66,7 +66,7 @@ pub enum Trouble {
     #[error("{0}. The order may be in force all the same: `kpctl status` shows it then")]
     Unsure(Box<Self>),
     /// Other replicas wrote all the time.
-    #[error("other operators change the orders all the time; try again")]
+    #[error("other replicas change the orders all the time; try again")]
     Contended,
 }
 

@@ -16,8 +16,8 @@ use crate::identity::{Right, Visitor};
 use crate::orders::{Approval, MAX_REASON, Place};
 use crate::peers::Peers;
 
-/// Approves for all replicas. Those that share the document with the orders find the approval there, also if they start
-/// later; otherwise it is passed on to the replicas that run.
+/// Approves for all replicas. Replicas that share the document with the orders find the approval there, also if they
+/// start later; without such a document the approval goes to the replicas that run.
 pub(super) async fn approve_for_all(
     hub: &Hub,
     peers: Option<&Arc<Peers>>,

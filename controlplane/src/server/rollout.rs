@@ -16,7 +16,7 @@ use crate::orders::{Fleet, MAX_REASON, MAX_STEPS, Rollout, Settings, Stage, Turn
 use crate::peers::{Collected, Peers};
 use crate::rollout::{Covered, Verdict, judge};
 
-/// Interval between two looks at the nodes of a step.
+/// Interval between two readings of the states of a step's nodes.
 const LOOK: Duration = Duration::from_secs(1);
 /// Longest time for which nodes must be healthy.
 const MAX_HEALTHY: Duration = Duration::from_secs(3_600);
@@ -219,7 +219,7 @@ pub(super) async fn show(hub: &Hub, peers: Option<&Peers>) -> pb::Rollout {
     }
 }
 
-/// Looks at the nodes that a step covers, at all replicas.
+/// Returns the states of the nodes that a step covers, from all replicas.
 async fn look(hub: &Hub, peers: Option<&Peers>, rollout: &Rollout) -> Covered {
     let others = others(peers).await;
     let picture = Picture::with(hub, &others);

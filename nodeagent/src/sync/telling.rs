@@ -92,7 +92,7 @@ impl Telling {
     }
 }
 
-/// Returns whether a report tells more than progress.
+/// Returns whether a report contains more than progress.
 fn is_urgent(told: &Report, latest: &Report) -> bool {
     let epoch = |at: Option<Position>| at.map(|at| at.epoch);
     let went_back = match (told.applied, latest.applied) {

@@ -21,6 +21,7 @@ use crate::desired::{Position, Refusal, Resume};
 use crate::engine::{Command, Recall};
 use crate::report::Report;
 use kplane_dataplane::backend::{Backend, noop};
+use kplane_proto::v1::agent_message;
 
 /// Longest that any test waits for anything; time is paused, so it costs nothing.
 const PATIENCE: Duration = Duration::from_secs(600);

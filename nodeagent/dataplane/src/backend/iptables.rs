@@ -40,6 +40,7 @@ pub(in crate::backend) mod rule;
 mod ruleset;
 mod service;
 mod stage;
+mod structure;
 mod text;
 pub(in crate::backend) mod tool;
 
@@ -51,9 +52,8 @@ pub(crate) use counting::remove as remove_counters;
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub use restore::Limits;
-pub use ruleset::{
-    Content, FoundRules, JumpOp, Layout, RuleSettings, Ruleset, StagedRules, Step, Written,
-};
+pub use ruleset::{Content, FoundRules, JumpOp, RuleSettings, Ruleset, StagedRules, Step, Written};
+pub use structure::Layout;
 pub use tool::{Flavour, Tool, ToolError, plain_name};
 
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};

@@ -18,7 +18,8 @@ use kplane_model::Family;
 use super::name::{ChainName, TableName};
 use super::prefix::{Point, Prefix, Space};
 use super::rule::{Comment, Counter, Match, Rule, Sense, Target};
-use super::ruleset::{Layout, RuleSettings};
+use super::ruleset::RuleSettings;
+use super::structure::Layout;
 use crate::plan::FrontendAddr;
 
 /// Most places in one chain of a tree.

@@ -15,6 +15,7 @@ use super::dispatch::{Dispatch, List, Overlay};
 use super::layout::{Jump, constants, jumps};
 use super::name::{BuiltIn, ChainName, TableName};
 use super::stage::Staging;
+use super::structure::Layout;
 use crate::backend::{Change, Failure, Lookups, PodInterface};
 use crate::plan::{FrontendAddr, NodePlan};
 
@@ -57,36 +58,6 @@ impl RuleSettings {
             pod_interface: None,
             layout: Layout::Tree,
         }
-    }
-}
-
-/// The structure in which a rule finds the Service of an address.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Layout {
-    /// One list of all addresses, as kube-proxy writes it.
-    Compat,
-    /// A tree of short chains, by address prefix.
-    #[default]
-    Tree,
-}
-
-impl Layout {
-    /// All layouts.
-    pub const ALL: [Self; 2] = [Self::Compat, Self::Tree];
-
-    /// Returns the name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Compat => "compat",
-            Self::Tree => "tree",
-        }
-    }
-
-    /// Returns the layout of this name.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|layout| layout.name() == name)
     }
 }
 

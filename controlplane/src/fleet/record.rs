@@ -1,0 +1,129 @@
+//! What the control plane knows of one agent.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use kplane_proto::v1::{Hello, RefusedSettings, Report, Settings};
+
+use super::{Latencies, Rival};
+
+/// Longest reason why a backend is deprecated, in bytes.
+const MAX_DEPRECATION_BYTES: usize = 256;
+
+/// Longest version or backend name that an agent may state, in bytes.
+const MAX_LABEL_BYTES: usize = 64;
+
+/// The record of one node's agent.
+#[derive(Clone, Debug)]
+pub struct AgentRecord {
+    /// The agent has a stream at the moment.
+    pub connected: bool,
+    /// Time at which the agent connected, or at which its stream ended.
+    pub since: SystemTime,
+    /// Time of the last message from the agent.
+    pub last_heard: SystemTime,
+    /// Random number of the agent's process.
+    pub instance: u64,
+    /// The agent had received nothing when it connected: its process had just started.
+    pub began_empty: bool,
+    /// Address from which the stream comes; empty in the same process.
+    pub peer: String,
+    /// Version of the agent.
+    pub version: String,
+    /// Name of the agent's backend.
+    pub backend: String,
+    /// The reason why users should choose another backend; empty for most backends.
+    pub backend_deprecation: String,
+    /// The agent's latest report.
+    pub report: Option<Arc<Report>>,
+    /// Time at which the applied revision last changed.
+    pub applied_at: SystemTime,
+    /// Time at which the agent last reported a new comparison of its kernel with the desired state, by the control
+    /// plane's clock.
+    pub verified_at: SystemTime,
+    /// Durations from recent changes in the cluster until the node's kernel held them.
+    pub latencies: Latencies,
+    /// Newest revision that the kernel was known to hold, for the measurement of later ones; 0 = none.
+    pub(crate) measured_to: u64,
+    /// Another agent that asked to speak for the node while this agent did.
+    pub rival: Option<Rival>,
+    /// Settings in force that a control plane chose; `None` if the agent takes none.
+    pub settings: Option<Settings>,
+    /// The last settings that the agent should have had and cannot use.
+    pub refused_settings: Option<RefusedSettings>,
+}
+
+/// Returns whether the last report lists virtual servers. Such an agent understands questions about them.
+pub(crate) fn has_servers(record: &AgentRecord) -> bool {
+    let report = record.report.as_ref();
+    report.is_some_and(|report| {
+        report
+            .families
+            .iter()
+            .any(|family| family.servers.is_some())
+    })
+}
+
+/// Returns when the kernel was last compared according to a report, in milliseconds since 1970 by the agent's
+/// clock. The oldest comparison of all families counts. `None` = there was none, or the agent does not report it.
+pub(super) fn verified(report: &Report) -> Option<u64> {
+    let families = report.families.iter().map(|family| family.verified_at_ms);
+    families.filter(|at| *at > 0).min()
+}
+
+impl AgentRecord {
+    /// Returns the record of an agent that connects now and has reported nothing.
+    pub(super) fn begin(hello: &Hello, peer: String, now: SystemTime) -> Self {
+        Self {
+            connected: true,
+            since: now,
+            last_heard: now,
+            instance: hello.instance,
+            began_empty: hello.resume.is_none() || hello.from_cache,
+            peer,
+            version: label(&hello.agent_version, MAX_LABEL_BYTES),
+            backend: label(&hello.backend, MAX_LABEL_BYTES),
+            backend_deprecation: label(&hello.backend_deprecation, MAX_DEPRECATION_BYTES),
+            report: None,
+            applied_at: now,
+            verified_at: now,
+            latencies: Latencies::default(),
+            measured_to: 0,
+            rival: None,
+            settings: hello.settings.as_ref().map(bound_settings),
+            refused_settings: hello.refused_settings.as_ref().map(bound_refusal),
+        }
+    }
+
+    /// Returns the time since the control plane last learned of a comparison of the agent's kernel with the
+    /// desired state; `None` for agents that do not report comparisons.
+    #[must_use]
+    pub fn unverified_for(&self, now: SystemTime) -> Option<Duration> {
+        self.report.as_deref().and_then(verified)?;
+        Some(now.duration_since(self.verified_at).unwrap_or_default())
+    }
+}
+
+/// Returns an agent's short text about itself, human-readable and cut to a length. kplane's agents send no longer text.
+pub(crate) fn label(text: &str, max_bytes: usize) -> String {
+    let mut label: String = text.chars().filter(|c| !c.is_control()).collect();
+    label.truncate(label.floor_char_boundary(max_bytes));
+    label
+}
+
+/// Returns an agent's settings with names of bounded length.
+fn bound_settings(settings: &Settings) -> Settings {
+    Settings {
+        backend: label(&settings.backend, MAX_LABEL_BYTES),
+        iptables_layout: label(&settings.iptables_layout, MAX_LABEL_BYTES),
+        masquerade_bit: settings.masquerade_bit,
+    }
+}
+
+/// Returns an agent's refusal with texts of bounded length.
+fn bound_refusal(refusal: &RefusedSettings) -> RefusedSettings {
+    RefusedSettings {
+        settings: refusal.settings.as_ref().map(bound_settings),
+        reason: label(&refusal.reason, MAX_DEPRECATION_BYTES),
+    }
+}
