@@ -53,6 +53,8 @@ pub struct Hub {
     pub snapshots: Snapshots,
     /// Standing orders of operators.
     pub orders: Board,
+    /// The Node on which this replica runs, if that is known.
+    pub own_node: OnceLock<NodeName>,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
@@ -145,6 +147,7 @@ impl Hub {
             draining: Draining::default(),
             snapshots: Snapshots::default(),
             orders: Board::default(),
+            own_node: OnceLock::new(),
             shutdown: CancellationToken::new(),
             summary,
             queries,
@@ -192,6 +195,13 @@ impl Hub {
     pub fn lacks_node(&self, name: &str) -> bool {
         let knows_all = self.names_are_nodes() && self.store.head().borrow().synced;
         knows_all && !self.store.knows(name)
+    }
+
+    /// Returns whether this replica runs in the zone of a node; `None` if either zone is not known.
+    #[must_use]
+    pub fn is_in_zone_of(&self, node: &str) -> Option<bool> {
+        let own = self.store.zone(self.own_node.get()?)?;
+        Some(self.store.zone(node)? == own)
     }
 
     /// Returns the time for which changes at the source's origin may have been missed: since the

@@ -204,7 +204,10 @@ impl<T: Transport> Client<T> {
             State::Connecting(replica) => match timeout(HANDSHAKE, self.connect(replica)).await {
                 Ok(Ok(live)) => {
                     self.connected(true);
-                    self.look = Look::plan();
+                    self.look = match self.replicas.seeks_zone() {
+                        true => Look::plan_sooner(),
+                        false => Look::plan(),
+                    };
                     self.replicas.answered(true, Instant::now());
                     Ok(State::Live(Box::new(live)))
                 }
@@ -310,6 +313,7 @@ impl<T: Transport> Client<T> {
                          older of the two"
                     )));
                 }
+                self.replicas.says_zone(welcome.same_zone);
                 let cluster = self.check_cluster(&welcome.cluster_id)?;
                 let mut collector = Collector::of_cluster(welcome.epoch, cluster);
                 collector.hear(&welcome.freshness);

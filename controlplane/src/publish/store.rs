@@ -324,6 +324,14 @@ impl Store {
         facts.is_some_and(|facts| facts.known)
     }
 
+    /// Returns the zone of a node, if it is known.
+    #[must_use]
+    pub fn zone(&self, node: &str) -> Option<Arc<str>> {
+        let state = self.read();
+        let facts = state.views.get(node).and_then(|view| view.facts.as_ref());
+        facts.and_then(|facts| facts.zone.as_deref().map(Into::into))
+    }
+
     /// Returns the digest of everything that a node must hold.
     #[must_use]
     pub fn digest(&self, node: &str) -> Digest {

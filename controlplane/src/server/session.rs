@@ -97,7 +97,7 @@ pub(super) async fn run(
     let _occupied = peer.connection.as_ref().map(Occupancy::occupy);
     info!(%node, version = ?hello.agent_version, backend = ?hello.backend, "agent connected");
     let freshness = hub.store.freshness();
-    let welcome = welcome(&hub, &freshness);
+    let welcome = welcome(&hub, &node, &freshness);
     let claim = Claim {
         compares: hello.capabilities & RANGES != 0,
         resume: hello.resume,
@@ -186,7 +186,7 @@ pub(super) fn must_be_node(hub: &Hub, name: &NodeName) -> Result<(), Status> {
     )))
 }
 
-fn welcome(hub: &Hub, freshness: &Freshness) -> pb::Welcome {
+fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
     pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
         capabilities: RANGES,
@@ -195,6 +195,7 @@ fn welcome(hub: &Hub, freshness: &Freshness) -> pb::Welcome {
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
         cluster_id: hub.upstream.cluster_id().to_owned(),
         freshness: freshness.news(&Freshness::default()),
+        same_zone: hub.is_in_zone_of(node),
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Every agent orders the replicas by a hash of its node and the replica's address (rendezvous
 //! hashing). So agents spread evenly, and when a replica comes or goes, only its own agents move.
+//! Replicas in the node's zone come first, and those in other zones last. Agents learn a replica's zone when
+//! they connect to it: whoever is at one in another zone tries those that it does not know yet.
 //! The agent tries all replicas in this order without a pause: a round. Names are resolved again for
 //! each round, and rounds are apart by a growing random time.
 
@@ -61,6 +63,8 @@ pub(super) struct Replicas {
     stay: Duration,
     /// All replicas were cut off when they were last asked.
     settled: bool,
+    /// Whether replicas that the agent has connected to are in the node's zone, as far as they said so.
+    in_zone: BTreeMap<Replica, Option<bool>>,
     older: Older,
     backoff: Backoff,
 }
@@ -87,6 +91,7 @@ impl Replicas {
             failed: BTreeMap::new(),
             stay: STAY.0,
             settled: false,
+            in_zone: BTreeMap::new(),
             older: Older::default(),
             backoff: RECONNECT,
         }
@@ -102,6 +107,7 @@ impl Replicas {
         self.cut_off.retain(|replica, _| order.contains(replica));
         self.failed.retain(|replica, _| order.contains(replica));
         self.older.retain(|replica| order.contains(replica));
+        self.in_zone.retain(|replica, _| order.contains(replica));
         let mut round = order;
         round.retain(|replica| !self.resting.contains_key(replica));
         // The replica whose stream has just ended is the one most likely to be gone.
@@ -188,6 +194,21 @@ impl Replicas {
                 self.failed.insert(current, now);
             }
         }
+    }
+
+    /// Records whether the current replica is in the node's zone, as far as it says so.
+    pub(super) fn says_zone(&mut self, same: Option<bool>) {
+        if let Some(current) = self.current {
+            self.in_zone.insert(current, same);
+        }
+    }
+
+    /// Returns whether the current replica is in another zone than the node, and one that the agent does not know yet
+    /// may be in the same.
+    pub(super) fn seeks_zone(&self) -> bool {
+        let elsewhere = |at| self.in_zone.get(&at) == Some(&Some(false));
+        let mut known = self.known.iter().flatten();
+        self.current.is_some_and(elsewhere) && known.any(|one| !self.in_zone.contains_key(one))
     }
 
     /// Records that the stream lived long enough for the next pause to be short.
@@ -297,7 +318,15 @@ impl Replicas {
         let mut order: Vec<_> = known
             .filter(|replica| places.insert(replica.place))
             .collect();
-        order.sort_by_cached_key(|replica| score(&self.node, replica));
+        order.sort_by_cached_key(|replica| {
+            let in_zone = self.in_zone.get(replica).copied().flatten();
+            let distance = match in_zone {
+                Some(true) => 0,
+                None => 1,
+                Some(false) => 2,
+            };
+            (distance, score(&self.node, replica))
+        });
         order
     }
 }

@@ -18,6 +18,9 @@ use super::transport::Found;
 /// Shortest and longest time between two looks. At most one agent in twenty moves within a minute.
 const INTERVAL: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(2_400));
 
+/// The same while the replica is in another zone, and one that the agent does not know may be in the node's.
+const SOONER: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(240));
+
 /// The next look.
 pub(super) struct Look {
     at: Instant,
@@ -27,8 +30,17 @@ pub(super) struct Look {
 impl Look {
     /// Plans the first look of a stream.
     pub(super) fn plan() -> Self {
+        Self::within(INTERVAL)
+    }
+
+    /// Plans the first look of a stream to a replica in another zone.
+    pub(super) fn plan_sooner() -> Self {
+        Self::within(SOONER)
+    }
+
+    fn within((shortest, longest): (Duration, Duration)) -> Self {
         Self {
-            at: Instant::now() + chance::between(INTERVAL.0, INTERVAL.1),
+            at: Instant::now() + chance::between(shortest, longest),
             finding: None,
         }
     }

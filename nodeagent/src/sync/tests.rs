@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use kplane_proto::DIGEST_SCHEMA;
 use kplane_proto::v1::{AgentMessage, ServerMessage};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -115,9 +116,15 @@ impl Server {
     }
 
     fn welcome(&self, epoch: u64) {
+        self.welcome_from(epoch, None);
+    }
+
+    /// Says whether this replica is in the zone of the agent's node.
+    fn welcome_from(&self, epoch: u64, same_zone: Option<bool>) {
         self.say(server_message::Kind::Welcome(pb::Welcome {
             protocol_version: PROTOCOL_VERSION,
             epoch,
+            same_zone,
             ..pb::Welcome::default()
         }));
     }

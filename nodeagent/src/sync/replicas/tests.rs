@@ -148,3 +148,39 @@ async fn a_replica_that_wants_to_be_left_alone_is_left_alone() {
     begin(&mut replicas);
     assert_eq!(round(&mut replicas), [order[0]]);
 }
+
+#[test]
+fn replicas_in_the_nodes_zone_come_first_and_those_elsewhere_last() {
+    let mut replicas = known("node-1", 1..=4);
+    let order = round(&mut replicas);
+    let says = |replicas: &mut Replicas, replica, same| {
+        replicas.current = Some(replica);
+        replicas.says_zone(same);
+    };
+    assert!(!replicas.seeks_zone(), "nobody says anything");
+    says(&mut replicas, order[0], Some(false));
+    assert!(replicas.seeks_zone());
+    let found = || vec![Ok((1..=4).map(at).collect())];
+    let next = replicas.favourite_elsewhere(found(), Instant::now());
+    assert_eq!(next, Some(order[1]), "one that is not known yet");
+
+    says(&mut replicas, order[1], None);
+    assert!(!replicas.seeks_zone(), "it may be in the zone");
+    says(&mut replicas, order[2], Some(true));
+    replicas.begin_round(found(), Instant::now());
+    let rest = [order[1], order[3], order[0]];
+    // The replica whose stream ended comes last in the round; otherwise it is the favourite.
+    assert_eq!(round(&mut replicas)[..3], rest);
+    replicas.current = Some(order[1]);
+    let next = replicas.favourite_elsewhere(found(), Instant::now());
+    assert_eq!(next, Some(order[2]));
+
+    says(&mut replicas, order[3], Some(false));
+    assert!(!replicas.seeks_zone(), "all are known");
+    replicas.begin_round(vec![Ok(vec![at(9)])], Instant::now());
+    assert_eq!(
+        replicas.in_zone,
+        BTreeMap::new(),
+        "nothing is kept of replicas that are gone"
+    );
+}

@@ -407,3 +407,27 @@ async fn a_replica_that_is_gone_is_no_reason_to_leave_one_that_is_cut_off() {
     assert!(streams.iter().all(|replica| *replica == at(3)));
     assert!((2..=16).contains(&streams.len()), "{}", streams.len());
 }
+
+/// Agents find out by themselves which replica is in their zone, and stay there.
+#[tokio::test(start_paused = true)]
+async fn an_agent_ends_up_at_the_replica_in_its_zone() {
+    let mut rig = three();
+    let mut server = rig.opened().await;
+    let mut visited = vec![server.at];
+    let begin = Instant::now();
+    // The last one is in the zone.
+    for _ in 0..2 {
+        server.welcome_from(EPOCH, Some(false));
+        while server.answers_a_ping().await {}
+        server = rig.opened().await;
+        assert!(!visited.contains(&server.at), "it was there before");
+        visited.push(server.at);
+    }
+    let took = begin.elapsed();
+    assert!(took <= 2 * 241 * SECOND, "{took:?}");
+    server.welcome_from(EPOCH, Some(true));
+    let end = Instant::now() + 3 * 2_400 * SECOND;
+    while Instant::now() < end {
+        assert!(server.answers_a_ping().await, "the agent left");
+    }
+}
