@@ -168,7 +168,8 @@ Exit codes: 0 the goal is reached, 1 it was not reached in time, or the control 
 The control plane and its agents keep objects whose disappearance looks like a mistake: the source
 could not be read completely since its start, or very many objects vanished at once. This command
 shows what is kept and why, asks for approval, and removes it. Objects that vanish like that later
-are kept again.
+are kept again. An approval counts for all replicas of the control plane, also for one that starts
+within the next hour with the same picture.
 
 Examples:
   kpctl approve
@@ -412,7 +413,7 @@ fn rename(command: clap::Command, program: &str) -> clap::Command {
 
 /// The nodes of `freeze` and `thaw`.
 #[derive(Clone, Debug, clap::Args)]
-#[group(id = "nodes", required = true, multiple = false, args = ["node", "zone", "all"])]
+#[command(group(clap::ArgGroup::new("nodes").required(true).args(["node", "zone", "all"])))]
 pub(crate) struct FreezeArgs {
     /// The node; may be repeated
     #[arg(long, value_name = "NAME")]

@@ -668,7 +668,10 @@ fn freeze_and_thaw_say_which_nodes_and_need_exactly_one_way_to_select() {
     assert_eq!(thawed, "Thawed: all nodes. Frozen now: 0 nodes.\n");
     let json = text(plane.address, &["freeze", "--node", "a", "-o", "json"]);
     assert!(json.contains("\"kind\": \"Freeze\""), "{json}");
+    let why = ["freeze", "--zone", "z", "--reason", "a drill"];
+    assert!(text(plane.address, &why).starts_with("Frozen: "));
     error(2, plane.address, &["freeze"]);
+    error(2, plane.address, &["freeze", "--reason", "a drill"]);
     error(2, plane.address, &["thaw", "--all", "--node", "a"]);
 }
 

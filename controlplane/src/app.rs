@@ -1,9 +1,11 @@
 //! Wiring: turns a configuration into a running control plane.
 
 mod error;
+mod orders;
 mod protection;
 
 pub use error::{BuildError, TaskError};
+pub use orders::{State, StateFlags, pod_namespace};
 pub use protection::Protection;
 pub(crate) use protection::Secured;
 
@@ -38,18 +40,13 @@ use crate::hub::Hub;
 use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
 use crate::kubernetes::Api;
-use crate::orders::Place;
 use crate::peers::{self, Peers};
-use crate::server::{
-    AgentServer, DesiredServer, Guarded, PeerServer, StatusServer, approval, rollout,
-};
+use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer, rollout};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
 use crate::{events, fleet};
 
-/// Namespace of the control plane's own objects, unless the configuration names another.
-const NAMESPACE: &str = "kplane";
 /// Size of the buffer between an agent and a control plane in one process, in bytes.
 const IN_MEMORY_BYTES: usize = 64 * 1024;
 /// Maximum number of bytes sent ahead to an agent that does not read: a few messages. Changes made
@@ -90,17 +87,8 @@ pub struct Config {
     pub identity: identity::Config,
     /// The other replicas.
     pub peers: peers::Config,
-    /// Place of the operators' standing orders.
-    pub state: State,
-}
-
-/// The place where the control plane keeps operators' standing orders, such as frozen nodes.
-#[derive(Clone, Debug, Default)]
-pub struct State {
-    /// The file; `None` = beside the manifests, or a `ConfigMap` in a cluster.
-    pub file: Option<PathBuf>,
-    /// The namespace of the `ConfigMap`; `None` = `kplane`.
-    pub namespace: Option<String>,
+    /// Place of the operators' standing orders; `None` = the control plane takes none.
+    pub state: Option<State>,
 }
 
 impl Config {
@@ -120,7 +108,7 @@ impl Config {
             events: false,
             identity: identity::Config::default(),
             peers: peers::Config::default(),
-            state: State::default(),
+            state: Some(State::default()),
         }
     }
 }
@@ -296,7 +284,7 @@ async fn start_hub(
             tasks.spawn(run(source, sink, stop))
         }
     };
-    keep_orders(&hub, config, api.as_ref(), tasks);
+    orders::keep(&hub, config, api.as_ref(), tasks);
     let sweep = fleet::forget_strangers(Arc::clone(&hub));
     tasks.spawn(async move {
         sweep.await;
@@ -304,40 +292,6 @@ async fn start_hub(
     });
     tasks.spawn(until(index, hub.shutdown.clone()));
     Ok((hub, api))
-}
-
-/// Begins to follow the standing orders of operators. An agent with a control plane of its own has none.
-fn keep_orders(
-    hub: &Arc<Hub>,
-    config: &Config,
-    api: Option<&Arc<Api>>,
-    tasks: &mut JoinSet<Result<(), TaskError>>,
-) {
-    let state = config.state.clone();
-    let place = match (state.file, &config.source, api) {
-        (Some(file), _, _) => Place::SharedFile(file),
-        (None, Origin::Manifests(path), _) if path.as_os_str() != "-" => Place::beside(path),
-        (None, Origin::Kubernetes(source), Some(api)) if source.only_node.is_none() => {
-            Place::ConfigMap {
-                api: Arc::clone(api),
-                namespace: state.namespace.unwrap_or_else(|| NAMESPACE.to_owned()),
-            }
-        }
-        _ => return,
-    };
-    hub.orders.keep_in(place);
-    let (follower, teller) = (Arc::clone(hub), Arc::clone(hub));
-    let follow = async move { follower.orders.follow().await };
-    tasks.spawn(until(follow, hub.shutdown.clone()));
-    let tell = async move {
-        let mut orders = teller.orders.changes();
-        while orders.changed().await.is_ok() {
-            teller.fleet.look_again();
-        }
-    };
-    tasks.spawn(until(tell, hub.shutdown.clone()));
-    let approvals = approval::follow(Arc::clone(hub));
-    tasks.spawn(until(approvals, hub.shutdown.clone()));
 }
 
 /// Runs a task until the control plane ends.

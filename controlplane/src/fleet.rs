@@ -227,11 +227,7 @@ impl Fleet {
     }
 
     /// Makes watches answer again, because something about nodes changed.
-    pub fn look_again(&self) {
-        self.changed();
-    }
-
-    fn changed(&self) {
+    pub(crate) fn changed(&self) {
         self.changes.send_modify(|n| *n = n.wrapping_add(1));
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
 use kp_controlplane::admission::{Admission, Reserved, ReservedPlace, own_addresses};
-use kp_controlplane::app::{Origin, Protection};
+use kp_controlplane::app::{Origin, Protection, StateFlags, pod_namespace};
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::dial::parse_mark;
 use kp_controlplane::doors::Limits;
@@ -159,11 +159,8 @@ struct Args {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     events: bool,
 
-    /// File in which the control plane keeps operators' orders, such as nodes that `kpctl freeze` froze. Replicas on
-    /// the same file share them [default: .kplane-orders.json in the folder of --manifests; with a cluster the
-    /// ConfigMap kplane-orders in the namespace of --certificates-in, of the pod, or kplane].
-    #[arg(long, value_name = "FILE")]
-    state_file: Option<PathBuf>,
+    #[command(flatten)]
+    state: StateFlags,
 
     /// Format of log lines.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
@@ -241,13 +238,6 @@ struct TlsFlags {
     insecure: bool,
 }
 
-/// Returns the namespace of the pod in which this process runs.
-fn pod_namespace() -> Option<String> {
-    let file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
-    let namespace = std::fs::read_to_string(file).ok()?;
-    Some(namespace.trim().to_owned()).filter(|namespace| !namespace.is_empty())
-}
-
 /// Parses a ServiceAccount's name; returns its user name.
 fn parse_account(text: &str) -> Result<String, String> {
     match text.split_once(':') {
@@ -285,11 +275,6 @@ impl TlsFlags {
                 exposed: self.insecure,
             },
         }
-    }
-
-    /// Returns the namespace of the control plane's own objects, if it is known.
-    fn namespace(&self) -> Option<String> {
-        self.certificates_in.clone().or_else(pod_namespace)
     }
 
     fn identity(&self) -> identity::Config {
@@ -464,10 +449,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         cliff_guard: args.cliff_guard(),
         events: args.events,
         peers: args.peers.config(args.own_mark),
-        state: app::State {
-            file: args.state_file.clone(),
-            namespace: args.tls.namespace(),
-        },
+        state: Some(args.state.state(args.tls.certificates_in.clone())),
     })
     .await?;
     let [agents, status, http] = [bound.agent_addr, bound.status_addr, bound.http_addr]

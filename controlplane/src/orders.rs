@@ -179,6 +179,11 @@ impl Orders {
         newest.filter(|order| order.frozen)
     }
 
+    /// Returns whether nothing is in force.
+    fn is_empty(&self) -> bool {
+        self.latest.is_empty() && self.approvals.is_empty() && self.fleet.is_none()
+    }
+
     /// Returns the approvals that replicas may still take.
     pub fn approvals(&self, now_ms: u64) -> impl Iterator<Item = &Approval> {
         let approvals = self.approvals.iter();

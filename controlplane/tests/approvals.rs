@@ -44,10 +44,10 @@ fn put(folder: &Path, name: &str, text: &str) {
 async fn replica(folder: &Path, shared: &Path) -> Bound {
     let config = Config {
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
-        state: State {
+        state: Some(State {
             file: Some(shared.join("orders.json")),
             namespace: None,
-        },
+        }),
         ..Config::new(Origin::Manifests(folder.to_owned()))
     };
     let bound = build(config).await.unwrap();

@@ -350,6 +350,8 @@ async fn connect(
                 },
                 cliff_guard: guard_within(guard),
                 events: true,
+                // A node that freezes itself would have nothing to serve after a start of the machine.
+                state: None,
                 ..kp_controlplane::app::Config::new(origin)
             };
             let control_plane = kp_controlplane::app::build(config).await?;

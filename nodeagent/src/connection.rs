@@ -2,6 +2,7 @@
 
 use kplane_model::one_line;
 use kplane_proto::v1 as pb;
+use tokio::sync::watch;
 
 /// The state of the connection. Without one, the agent serves the node as before.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +17,19 @@ pub struct Connection {
     pub older_states: u64,
     /// The operator's order that freezes the node, by the last control plane that was connected.
     pub frozen: Option<Frozen>,
+}
+
+impl Connection {
+    /// Shows other parts of the agent whether the node is frozen.
+    pub(crate) fn freeze(of: &watch::Sender<Self>, frozen: Option<&Frozen>) {
+        of.send_if_modified(|connection| {
+            let changed = connection.frozen.as_ref() != frozen;
+            if changed {
+                connection.frozen = frozen.cloned();
+            }
+            changed
+        });
+    }
 }
 
 /// An operator's order that freezes the node: the agent gets no updates, and keeps the kernel as it is.

@@ -231,7 +231,7 @@ impl<T: Transport> Client<T> {
         live: Box<Live>,
         progress: Result<Progress, Lost>,
     ) -> Result<State, Stopped> {
-        self.show_frozen();
+        Connection::freeze(&self.connection, self.shared.frozen.as_ref());
         match progress {
             Ok(Progress::UpdateTaken) => {
                 self.fresh = false;
@@ -435,18 +435,6 @@ impl<T: Transport> Client<T> {
             reason,
             "not connected to the control plane; the kernel keeps its rules"
         );
-    }
-
-    /// Shows other parts of the agent whether the node is frozen.
-    fn show_frozen(&self) {
-        let frozen = &self.shared.frozen;
-        self.connection.send_if_modified(|connection| {
-            let changed = connection.frozen != *frozen;
-            if changed {
-                connection.frozen.clone_from(frozen);
-            }
-            changed
-        });
     }
 
     fn connected(&mut self, live: bool) {

@@ -30,7 +30,9 @@ pub struct Board {
 #[derive(Debug, thiserror::Error)]
 pub enum Unchanged {
     /// This control plane keeps no orders.
-    #[error("this control plane keeps no orders: it has neither a cluster nor a folder")]
+    #[error(
+        "this control plane keeps no orders: it has neither a cluster nor a folder, or is part of an agent"
+    )]
     NoPlace,
     /// The orders in force do not allow it.
     #[error(transparent)]
@@ -120,7 +122,6 @@ impl Board {
             let known = self.orders.borrow().is_some();
             match place.read().await {
                 Ok(Some(orders)) => self.take(orders),
-                Ok(None) if !known => self.take(Orders::default()),
                 Ok(None) => self.missing(),
                 Err(trouble) => {
                     let why = trouble.to_string();
@@ -185,10 +186,12 @@ impl Board {
         });
     }
 
-    /// Keeps the orders of a document that is gone: absence is not deletion.
+    /// Keeps the orders of a document that is gone: absence is not deletion. Without orders, there need not be one.
     fn missing(&self) {
-        let empty = self.orders.borrow().as_deref() == Some(&Orders::default());
-        if !empty {
+        let in_force = self.orders.borrow().clone().unwrap_or_default();
+        if in_force.is_empty() {
+            self.take(Orders::default());
+        } else {
             let why = "the document is gone; its orders stay in force until this process ends. `kpctl freeze` or \
                        `kpctl thaw` writes it again";
             self.complain(why, true);

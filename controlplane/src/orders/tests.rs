@@ -147,6 +147,32 @@ async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
     }
 }
 
+/// A place without a document could not be read for a time: the problem ends with that.
+#[tokio::test(start_paused = true)]
+async fn a_problem_ends_also_where_there_is_no_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("orders.json");
+    let board = Board::default();
+    board.keep_in(Place::SharedFile(file.clone()));
+    let shows = async |problem: bool| {
+        while board.issue().is_some() != problem {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let steps = async {
+        for _ in 0..2 {
+            std::fs::create_dir(&file).unwrap();
+            shows(true).await;
+            std::fs::remove_dir(&file).unwrap();
+            shows(false).await;
+        }
+    };
+    tokio::select! {
+        () = board.follow() => {}
+        done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
+    }
+}
+
 mod rollout {
     //! Settings of the fleet in the document.
 

@@ -1,15 +1,17 @@
 //! Frozen nodes, with the document of orders in a real API server and the rights of deploy/kubernetes/rbac.yaml.
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use kplane_proto::v1::NodeState;
 use kplane_tests::cluster::Api;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use crate::faults::{addresses, serve};
-use crate::replicas::kpctl;
+use crate::replicas::{kpctl, kpctl_in};
 use crate::support::world::{DEADLINE, NODES, Plane, reaches};
 use crate::support::{World, with_world};
 
@@ -23,7 +25,7 @@ const ACCOUNT: &str = "kplane/kplane-controlplane";
 /// the document is damaged. The agent repairs what others change meanwhile.
 pub(crate) fn a_node_is_frozen_at_any_replica_and_stays_so_over_restarts() -> Result<()> {
     with_world(|world| {
-        let mut planes = start(world)?;
+        let (mut planes, kubeconfig) = start(world)?;
         let before = serve(world.api(), "before", 95, 2)?;
         for (_, _, node) in PLACES {
             world.leads(node, before, &addresses(95, 2))?;
@@ -48,14 +50,14 @@ pub(crate) fn a_node_is_frozen_at_any_replica_and_stays_so_over_restarts() -> Re
             text.contains("1 frozen") && text.contains("drill"),
             "{text}"
         );
-        let mut flush = std::process::Command::new("nft");
+        let mut flush = Command::new("nft");
         flush.arg("flush ruleset");
         world.ns("node-2")?.output(flush)?;
         world.leads("node-2", before, &addresses(95, 2))?;
         lacks(world)?;
 
         drop(planes.remove(1));
-        planes.push(plane(world, PLACES[1].0)?);
+        planes.push(plane(world, PLACES[1].0, &kubeconfig)?);
         shown(&planes, "node-2", NodeState::Frozen)?;
         damaged(world, &planes)?;
         lacks(world)?;
@@ -70,16 +72,18 @@ pub(crate) fn a_node_is_frozen_at_any_replica_and_stays_so_over_restarts() -> Re
 /// Orders that two replicas are given at the same time are both in force.
 pub(crate) fn orders_at_two_replicas_at_once_are_both_kept() -> Result<()> {
     with_world(|world| {
-        let planes = start(world)?;
+        let (planes, _) = start(world)?;
         for (verb, state) in [("freeze", NodeState::Frozen), ("thaw", NodeState::InSync)].repeat(3)
         {
+            let control = world.topology.host("control")?.ns();
             thread::scope(|scope| {
                 let both = PLACES.map(|(_, port, node)| {
-                    let world = &*world;
-                    scope.spawn(move || orders(world, port, &[verb, "--node", node]))
+                    scope.spawn(move || kpctl_in(control, port, &[verb, "--node", node]))
                 });
                 both.into_iter().try_for_each(|one| {
-                    one.join().map_err(|_| anyhow::anyhow!("kpctl panicked"))?
+                    let (code, text, _) = one.join().map_err(|_| anyhow!("kpctl panicked"))??;
+                    ensure!(code == Some(0), "{text}");
+                    Ok(())
                 })
             })?;
             for (_, _, node) in PLACES {
@@ -90,23 +94,25 @@ pub(crate) fn orders_at_two_replicas_at_once_are_both_kept() -> Result<()> {
     })
 }
 
-/// Starts the replicas, and moves the agents to them.
-fn start(world: &mut World) -> Result<Vec<Plane>> {
-    let planes: Result<Vec<_>> = PLACES.iter().map(|(of, _, _)| plane(world, *of)).collect();
-    let planes = planes?;
+/// Starts the replicas, and moves the agents to them. Also returns the kubeconfig, which is written once: programs read it.
+fn start(world: &mut World) -> Result<(Vec<Plane>, PathBuf)> {
+    let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
+    let planes = PLACES
+        .iter()
+        .map(|(of, _, _)| plane(world, *of, &kubeconfig));
+    let planes = planes.collect::<Result<Vec<_>>>()?;
     for (replica, _, node) in PLACES {
         world.restart_agent(node, replica)?;
         shown(&planes, node, NodeState::InSync)?;
     }
-    Ok(planes)
+    Ok((planes, kubeconfig))
 }
 
-fn plane(world: &World, replica: u16) -> Result<Plane> {
-    let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
+fn plane(world: &World, replica: u16, kubeconfig: &Path) -> Result<Plane> {
     let places = PLACES.map(|(_, port, _)| format!("127.0.0.1:{port}"));
     world.plane_with(
         replica,
-        &kubeconfig,
+        kubeconfig,
         &[format!("--peers={}", places.join(","))],
     )
 }

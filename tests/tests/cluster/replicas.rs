@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use kplane_tests::netns::NetNs;
 use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
 
@@ -139,12 +140,20 @@ pub(crate) fn kpctl(
     port: u16,
     args: &[&str],
 ) -> Result<(Option<i32>, String, Duration)> {
+    kpctl_in(world.topology.host("control")?.ns(), port, args)
+}
+
+/// Runs kpctl in the namespace of the control planes, also on other threads.
+pub(crate) fn kpctl_in(
+    control: &NetNs,
+    port: u16,
+    args: &[&str],
+) -> Result<(Option<i32>, String, Duration)> {
     let mut kpctl = Command::new(&product()?.kpctl);
     kpctl.args(args).args(["-o", "wide", "--no-color"]);
     kpctl.env("KPLANE_SERVER", format!("127.0.0.1:{port}"));
     kpctl.stdin(Stdio::null());
     let started = Instant::now();
-    let control = world.topology.host("control")?.ns();
     let output = control.run(|| Ok(kpctl.output()?))?;
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8(text)?;

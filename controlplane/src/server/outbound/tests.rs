@@ -14,6 +14,7 @@ use super::*;
 use crate::admission::Admission;
 use crate::fleet::Session;
 use crate::index::CliffGuard;
+use crate::orders::{Place, Scope, Wish};
 use crate::publish::{Publication, Published};
 
 const NODE: &str = "n1";
@@ -102,6 +103,15 @@ impl Stream {
             if last {
                 return pieces;
             }
+        }
+    }
+
+    /// Returns whether the next message is a heartbeat that says whether the node is frozen; `None` if there is none now.
+    fn beat(&mut self) -> Option<bool> {
+        let message = self.outbound.next().now_or_never()??.unwrap();
+        match ServerMessage::decode(&message[5..]).unwrap().kind.unwrap() {
+            Kind::Heartbeat(beat) => Some(beat.frozen.is_some()),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -239,12 +249,19 @@ fn snapshots_are_compressed_once_for_agents_that_can_read_them() {
     };
     let (plain, packed) = (pieces(false), pieces(true));
     let size = |pieces: &[Update]| pieces.iter().map(Update::encoded_len).sum::<usize>();
-    assert!(size(&packed) * 3 < size(&plain), "{} and {}", size(&packed), size(&plain));
+    assert!(
+        size(&packed) * 3 < size(&plain),
+        "{} and {}",
+        size(&packed),
+        size(&plain)
+    );
     let objects = |pieces: Vec<Update>| {
-        let all = pieces.into_iter().flat_map(|piece| match piece.packed.is_empty() {
-            true => piece.objects,
-            false => kplane_proto::packed::unpack(&piece.packed).unwrap(),
-        });
+        let all = pieces
+            .into_iter()
+            .flat_map(|piece| match piece.packed.is_empty() {
+                true => piece.objects,
+                false => kplane_proto::packed::unpack(&piece.packed).unwrap(),
+            });
         all.collect::<Vec<_>>()
     };
     assert!(packed[0].snapshot && packed.len() == plain.len());
@@ -252,4 +269,48 @@ fn snapshots_are_compressed_once_for_agents_that_can_read_them() {
     let first = |pieces: &[Update]| pieces[0].packed.clone();
     assert_eq!(first(&again), first(&packed));
     assert_eq!(objects(plain), objects(packed));
+}
+
+/// An agent learns at once that its node is frozen, and that it is not any more. It gets nothing between.
+#[tokio::test]
+async fn a_frozen_agent_is_told_at_once_and_gets_nothing_until_it_is_thawed() {
+    let hub = control_plane(1, 10);
+    let folder = tempfile::tempdir().unwrap();
+    let order = |frozen| Wish {
+        scopes: vec![Scope::Node(NODE.to_owned())],
+        frozen,
+        by: String::new(),
+        at_ms: 1,
+        reason: String::new(),
+    };
+    let (token, _) = held(&hub, 16);
+    let mut stream = Stream::open(&hub, token.clone(), true);
+    assert_eq!(stream.pieces().len(), 1);
+    hub.orders
+        .keep_in(Place::SharedFile(folder.path().join("orders")));
+    publish(&hub, "before-the-orders-are-known");
+    let mut early = Stream::open(&hub, token.clone(), true);
+    assert!(early.now().is_none() && stream.now().is_none());
+    hub.orders.order(&order(true)).await.unwrap();
+    assert_eq!((stream.beat(), early.beat()), (Some(true), Some(true)));
+    publish(&hub, "while-it-is-frozen");
+    let mut later = Stream::open(&hub, token, true);
+    for stream in [&mut stream, &mut early, &mut later] {
+        assert!(stream.now().is_none());
+    }
+    let mut new = Stream::open(&hub, None, true);
+    assert!(new.pieces()[0].snapshot, "an agent without anything");
+    publish(&hub, "it-holds-something-now");
+    assert!(new.now().is_none());
+    hub.orders.order(&order(false)).await.unwrap();
+    for (stream, missed) in [
+        (&mut stream, 3),
+        (&mut early, 3),
+        (&mut later, 3),
+        (&mut new, 1),
+    ] {
+        assert_eq!(stream.beat(), Some(false));
+        let pieces = stream.pieces();
+        assert_eq!((pieces.len(), pieces[0].objects.len()), (1, missed));
+    }
 }

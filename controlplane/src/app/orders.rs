@@ -1,0 +1,88 @@
+//! Where the control plane keeps the standing orders of operators.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use tokio::task::JoinSet;
+
+use super::{Config, Origin, TaskError, until};
+use crate::hub::Hub;
+use crate::kubernetes::Api;
+use crate::orders::Place;
+use crate::server::approval;
+
+/// Namespace of the control plane's own objects, unless the configuration names another.
+const NAMESPACE: &str = "kplane";
+
+/// The place where the control plane keeps operators' standing orders, such as frozen nodes.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    /// The file; `None` = beside the manifests, or a `ConfigMap` in a cluster.
+    pub file: Option<PathBuf>,
+    /// The namespace of the `ConfigMap`; `None` = `kplane`.
+    pub namespace: Option<String>,
+}
+
+/// Flags about the orders.
+#[derive(Args, Clone, Debug, Default)]
+pub struct StateFlags {
+    /// File in which the control plane keeps operators' orders, such as nodes that `kpctl freeze` froze. Replicas on
+    /// the same file share them [default: .kplane-orders.json in the folder of --manifests; with a cluster the
+    /// ConfigMap kplane-orders in the namespace of --certificates-in, of the pod, or kplane].
+    #[arg(long, value_name = "FILE")]
+    pub state_file: Option<PathBuf>,
+}
+
+impl StateFlags {
+    /// Returns the place of the orders of a control plane that keeps its own objects in a namespace, if that is known.
+    #[must_use]
+    pub fn state(&self, namespace: Option<String>) -> State {
+        State {
+            file: self.state_file.clone(),
+            namespace: namespace.or_else(pod_namespace),
+        }
+    }
+}
+
+/// Returns the namespace of the pod in which this process runs.
+#[must_use]
+pub fn pod_namespace() -> Option<String> {
+    let file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+    let namespace = std::fs::read_to_string(file).ok()?;
+    Some(namespace.trim().to_owned()).filter(|namespace| !namespace.is_empty())
+}
+
+/// Begins to follow the standing orders of operators.
+pub(super) fn keep(
+    hub: &Arc<Hub>,
+    config: &Config,
+    api: Option<&Arc<Api>>,
+    tasks: &mut JoinSet<Result<(), TaskError>>,
+) {
+    let Some(state) = config.state.clone() else {
+        return;
+    };
+    let place = match (state.file, &config.source, api) {
+        (Some(file), _, _) => Place::SharedFile(file),
+        (None, Origin::Manifests(path), _) if path.as_os_str() != "-" => Place::beside(path),
+        (None, Origin::Kubernetes(_), Some(api)) => Place::ConfigMap {
+            api: Arc::clone(api),
+            namespace: state.namespace.unwrap_or_else(|| NAMESPACE.to_owned()),
+        },
+        _ => return,
+    };
+    hub.orders.keep_in(place);
+    let (follower, teller) = (Arc::clone(hub), Arc::clone(hub));
+    let follow = async move { follower.orders.follow().await };
+    tasks.spawn(until(follow, hub.shutdown.clone()));
+    let tell = async move {
+        let mut orders = teller.orders.changes();
+        while orders.changed().await.is_ok() {
+            teller.fleet.changed();
+        }
+    };
+    tasks.spawn(until(tell, hub.shutdown.clone()));
+    let approvals = approval::follow(Arc::clone(hub));
+    tasks.spawn(until(approvals, hub.shutdown.clone()));
+}
