@@ -39,10 +39,11 @@ use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
 use crate::kubernetes::Api;
 use crate::peers::{self, Peers};
+use crate::relay::{self, Relay};
 use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer};
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
-use crate::source::{self, Source, SourceError};
+use crate::source::{self, Source, relayed};
 use crate::{events, fleet};
 
 /// Size of the buffer between an agent and a control plane in one process, in bytes.
@@ -115,6 +116,8 @@ pub enum Origin {
     Manifests(PathBuf),
     /// A Kubernetes API server.
     Kubernetes(kubernetes::Config),
+    /// Other control planes.
+    ControlPlane(relay::Config),
 }
 
 impl Origin {
@@ -124,6 +127,7 @@ impl Origin {
         match self {
             Self::Manifests(_) => "manifests",
             Self::Kubernetes(_) => kubernetes::NAME,
+            Self::ControlPlane(_) => relayed::NAME,
         }
     }
 }
@@ -163,6 +167,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         config.admission,
         config.cliff_guard,
         config.events,
+        &protection,
         &mut tasks,
     )
     .await?;
@@ -253,8 +258,9 @@ async fn start_hub(
     admission: Admission,
     cliff_guard: CliffGuard,
     events: bool,
+    protection: &Protection,
     tasks: &mut JoinSet<Result<(), TaskError>>,
-) -> Result<(Arc<Hub>, Option<Arc<Api>>), SourceError> {
+) -> Result<(Arc<Hub>, Option<Arc<Api>>), BuildError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
     let (hub, index) = Hub::new(epoch, origin.name(), admission, cliff_guard, batches);
@@ -277,6 +283,11 @@ async fn start_hub(
                 });
             }
             tasks.spawn(run(source, sink, stop))
+        }
+        Origin::ControlPlane(config) => {
+            let (cover, token) = protection.to_source(&config)?;
+            let relay = Relay::new(config, cover, token, epoch, hub.upstream.clone());
+            tasks.spawn(run(relay, sink, stop))
         }
     };
     let sweep = fleet::forget_strangers(Arc::clone(&hub));

@@ -1,5 +1,8 @@
 //! State that the parts of a control plane share, and the task that owns the index.
 
+mod picture;
+
+use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,16 +16,18 @@ use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
-use crate::index::{CliffGuard, Held, Index, Outcome, PortView, ServiceDetail, Totals};
+use crate::index::{CliffGuard, Held, Index, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
+use crate::mirror::Mirror;
 use crate::pace::Pace;
 use crate::peers::Peers;
-use crate::publish::{Publication, Store};
+use crate::publish::Store;
 use crate::snapshots::Snapshots;
-use crate::source::kubernetes;
 use crate::source::upstream::{Upstream, log_new};
-use crate::source::{Batch, Event};
+use crate::source::{Batch, Event, kubernetes, relayed};
 use crate::trust::Trust;
+
+use self::picture::{Change, Picture, Step};
 
 /// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
 /// callers wait until there is room.
@@ -136,8 +141,15 @@ impl Hub {
             summary,
             queries,
         });
+        let picture = match source {
+            relayed::NAME => Picture::Mirror(Box::new(Mirror::new(guard))),
+            _ => {
+                let index = Index::new(admission).guarded(guard);
+                Picture::Index(Box::new(index.started_at(started_at)))
+            }
+        };
         let owner = IndexOwner {
-            index: Index::new(admission).guarded(guard).started_at(started_at),
+            picture,
             freshness: Freshness::default(),
             hub: Arc::clone(&hub),
             summary: summary_tx,
@@ -168,7 +180,33 @@ impl Hub {
     /// Returns whether the source knows all nodes. If so, an agent's name must be a Node's.
     #[must_use]
     pub fn names_are_nodes(&self) -> bool {
-        self.source == kubernetes::NAME
+        let above = self.upstream.above();
+        self.source == kubernetes::NAME || above.is_some_and(|above| above.names_nodes)
+    }
+
+    /// Returns the epochs of this control plane and of those from which its objects come.
+    #[must_use]
+    pub fn path(&self) -> Vec<u64> {
+        let above = self.upstream.above();
+        let above = above.into_iter().flat_map(|above| above.path);
+        std::iter::once(self.store.epoch()).chain(above).collect()
+    }
+
+    /// Returns the source's name for people; that of a relay says what it follows.
+    #[must_use]
+    pub fn source_name(&self) -> Cow<'static, str> {
+        match (self.source, self.upstream.above()) {
+            (relayed::NAME, Some(above)) => {
+                let levels = above.path.len();
+                let through = match levels {
+                    0 | 1 => String::new(),
+                    _ => format!(", through {} relays", levels - 1),
+                };
+                format!("relay of {}{through}", above.address).into()
+            }
+            (relayed::NAME, None) => "relay of a control plane that has not answered".into(),
+            (name, _) => name.into(),
+        }
     }
 
     /// Returns whether a name is certainly no Node: all Nodes are known, and none has it.
@@ -239,7 +277,7 @@ impl Hub {
 }
 
 struct IndexOwner {
-    index: Index,
+    picture: Picture,
     /// The versions of the source up to which the index knows everything.
     freshness: Freshness,
     hub: Arc<Hub>,
@@ -249,6 +287,11 @@ struct IndexOwner {
 
 impl IndexOwner {
     async fn run(mut self, mut batches: mpsc::Receiver<Batch>, mut queries: mpsc::Receiver<Query>) {
+        if let Picture::Mirror(mirror) = &self.picture {
+            let current_at = Some(mirror.current_at());
+            self.summary
+                .send_modify(|summary| Arc::make_mut(summary).heard_at = current_at);
+        }
         loop {
             let due = self.pace.due();
             tokio::select! {
@@ -283,47 +326,50 @@ impl IndexOwner {
         }
         let waited = batch.observed_at.elapsed().unwrap_or_default();
         let started = Instant::now();
-        let outcome = self.index.apply(batch);
-        if outcome.publication.is_some() {
+        let step = self.picture.apply(batch);
+        if let Some(freshness) = self.picture.relayed_freshness() {
+            self.freshness.clone_from(freshness);
+        }
+        if step.change.is_some() {
             let timings = &self.hub.fleet.timings;
             timings.hop(Hop::Queue, waited);
             timings.hop(Hop::Index, started.elapsed());
         }
-        if outcome.held_more {
+        if step.held_more {
             self.hub.upstream.look_again();
         }
-        self.share(outcome, Some(Instant::now()));
+        self.share(step, Some(self.picture.current_at()));
     }
 
     /// Publishes the outcome of a step to all readers.
-    fn share(&mut self, outcome: Outcome, heard_at: Option<Instant>) {
+    fn share(&mut self, step: Step, heard_at: Option<Instant>) {
         let before = self.summary.borrow().clone();
         let mut summary = Summary {
-            totals: self.index.totals(),
+            totals: self.picture.totals(),
             heard_at: heard_at.or(before.heard_at),
             ..Summary::clone(&before)
         };
-        if outcome.issues_changed {
-            summary.issues = Arc::new(self.index.issues());
+        if step.issues_changed {
+            summary.issues = Arc::new(self.picture.issues());
             log_new(&before.issues, &summary.issues);
         }
-        if outcome.held_changed {
-            summary.held = self.index.held().map(Arc::new);
+        if step.held_changed {
+            summary.held = self.picture.held().map(Arc::new);
             if summary.held.is_none() && before.held.is_some() {
                 info!("no held objects remain");
             }
         }
         // Doubts are published before the objects, so that no agent takes an incomplete picture for
         // a complete one.
-        let trust = self.index.trust();
+        let trust = self.picture.trust();
         if trust.is_partial() {
             self.believe(trust.clone());
         }
-        if let Some(publication) = outcome.publication {
-            self.publish(publication, &mut summary);
+        if let Some(change) = step.change {
+            self.publish(change, &mut summary);
         }
         self.believe(trust);
-        if self.index.is_synced() {
+        if self.picture.is_synced() {
             // The objects of these versions are published now, or are as before.
             self.hub.store.set_freshness(&self.freshness);
             self.hub.store.set_synced();
@@ -331,10 +377,10 @@ impl IndexOwner {
         self.summary.send_replace(Arc::new(summary));
     }
 
-    fn publish(&mut self, publication: Publication, summary: &mut Summary) {
+    fn publish(&mut self, change: Change, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
         let started = Instant::now();
-        let revision = self.hub.store.stage(publication, &self.freshness);
+        let revision = change.stage(&self.hub.store, &self.freshness);
         if revision == before {
             return;
         }
@@ -373,14 +419,14 @@ impl IndexOwner {
     }
 
     fn approve(&mut self, seen: Seen) -> Result<Approved, HeldMore> {
-        if let Some(held) = self.index.held()
+        if let Some(held) = self.picture.held()
             && (held.services > seen.services || held.without_endpoints > seen.without_endpoints)
         {
             return Err(HeldMore(held));
         }
-        let doubt = self.index.trust().doubt().to_owned();
-        let (released, outcome) = self.index.approve(SystemTime::now());
-        self.share(outcome, None);
+        let doubt = self.picture.trust().doubt().to_owned();
+        let (released, step) = self.picture.approve(SystemTime::now());
+        self.share(step, None);
         Ok(Approved {
             released,
             doubt,
@@ -391,13 +437,16 @@ impl IndexOwner {
     fn answer(&mut self, query: Query) {
         // The caller may have gone; then the answer is dropped.
         match query {
-            Query::Ports(namespace, answer) => drop(answer.send(self.index.ports(&namespace))),
+            Query::Ports(namespace, answer) => {
+                drop(answer.send(self.picture.ports(&self.hub.store, &namespace)));
+            }
             Query::Detail(name, answer) => {
                 let upstream = self.hub.upstream.issues();
-                drop(answer.send(self.index.detail(&name, &upstream)));
+                let detail = self.picture.detail(&self.hub.store, &name, &upstream);
+                drop(answer.send(detail));
             }
-            Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
-            Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
+            Query::Uid(id, answer) => drop(answer.send(self.picture.uid(&id))),
+            Query::NodeUid(node, answer) => drop(answer.send(self.picture.node_uid(&node))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
         }
     }

@@ -17,6 +17,7 @@ use kp_controlplane::identity::{self, AuditLog, WATCHES};
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::peers::PeerFlags;
+use kp_controlplane::relay::{self, SourceFlags};
 use kp_controlplane::signals::Signals;
 use kp_controlplane::source::kubernetes;
 use kp_controlplane::{app, certs, check};
@@ -30,7 +31,7 @@ use tracing_subscriber::EnvFilter;
 #[command(version, after_help = EXAMPLES)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(group = ArgGroup::new("source").required(true)
-    .args(["manifests", "kubeconfig", "in_cluster", "check"]))]
+    .args(["manifests", "kubeconfig", "in_cluster", "source_controlplane", "check"]))]
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
@@ -59,7 +60,7 @@ struct Args {
     /// Address of the API server, instead of the kubeconfig's, or of the ClusterIP that a pod gets from its
     /// environment: kplane itself serves that ClusterIP, so it does not work after a reboot.
     #[arg(long, value_name = "URL", env = "KPLANE_API_SERVER", hide_env = true)]
-    #[arg(conflicts_with_all = ["manifests", "check"])]
+    #[arg(conflicts_with_all = ["manifests", "source_controlplane", "check"])]
     master: Option<String>,
 
     /// Check a folder or file of manifests, print its problems, and exit: with 0 if it has none, with 1 if
@@ -82,6 +83,9 @@ struct Args {
     /// Serve /livez, /readyz and /metrics inside TLS, with the certificate of the other ports.
     #[arg(long)]
     http_tls: bool,
+
+    #[command(flatten)]
+    relay: SourceFlags,
 
     #[command(flatten)]
     tls: TlsFlags,
@@ -312,6 +316,12 @@ enum LogFormat {
 impl Args {
     /// Returns the origin of the objects; clap ensures that there is exactly one.
     fn origin(&self) -> Origin {
+        if !self.relay.source_controlplane.is_empty() {
+            return Origin::ControlPlane(relay::Config {
+                flags: self.relay.clone(),
+                mark: self.own_mark,
+            });
+        }
         // An empty environment variable counts as unset.
         let master = self.master.clone().filter(|master| !master.is_empty());
         let access = match (&self.manifests, &self.kubeconfig) {
@@ -386,6 +396,9 @@ Examples:
     kp-controlplane certs node certs node-1 node-2
     kp-controlplane certs user certs alice --admin
     kp-controlplane --manifests deploy/demo --tls-cert-file certs/server.crt \
+      --tls-private-key-file certs/server.key --client-ca-file certs/ca.crt
+  Relay two other control planes, for the agents of a zone:
+    kp-controlplane --source-controlplane root-1.example,root-2.example --tls-cert-file certs/server.crt \
       --tls-private-key-file certs/server.key --client-ca-file certs/ca.crt
 
 Environment:

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
-use kplane_tls::{FileError, Follower, ServerConfig, ServerFiles, published};
+use kplane_tls::{FileError, Follower, ServerConfig, ServerFiles, Token, TokenFile, published};
 use tokio::net::TcpListener;
 
 use super::BuildError;
 use crate::authority::Authority;
 use crate::kubernetes::Api;
 use crate::peers;
+use crate::relay;
 
 /// Protection of the ports of agents and of the status API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +85,33 @@ impl Protection {
             Self::Files(files) => files.client_authorities.is_some(),
             Self::Own { .. } => true,
         }
+    }
+
+    /// Starts to follow the files by which a relay proves to other control planes who it is.
+    pub(super) fn to_source(
+        &self,
+        config: &relay::Config,
+    ) -> Result<(peers::Cover, Option<Follower<Token>>), BuildError> {
+        let own = match self {
+            Self::Files(files) => Some(files),
+            Self::PlainText { .. } | Self::Own { .. } => None,
+        };
+        let token = config.flags.source_token_file.clone();
+        let token = token.map(|file| Follower::start(TokenFile(file), "the followed control plane"));
+        let cover = match (config.files(own), self) {
+            (Some(files), _) => {
+                let follower = Follower::start(files, "the followed control plane");
+                let follower = follower.map_err(BuildError::Tls)?;
+                let config_ready = std::future::ready(Some(follower)).boxed().shared();
+                peers::Cover::Tls {
+                    config: config_ready,
+                    server_name: config.flags.source_server_name.as_deref().map(Arc::from),
+                }
+            }
+            (None, Self::PlainText { exposed }) => peers::Cover::PlainText { exposed: *exposed },
+            (None, Self::Files(_) | Self::Own { .. }) => return Err(BuildError::NoSourceAuthority),
+        };
+        Ok((cover, token.transpose().map_err(BuildError::Tls)?))
     }
 
     /// Starts to follow the certificates.

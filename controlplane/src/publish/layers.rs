@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use kplane_model::{DesiredKey, NodeName, ServiceKey, ServiceName, ZoneName};
+use kplane_model::{Cidr, DesiredKey, NodeName, ServiceKey, ServiceName, ZoneName};
 
 use super::Store;
 use super::cursor::{DELETED_BYTES, PIECE_BYTES};
@@ -67,6 +67,8 @@ pub struct LayerEnd {
     pub trust_changes: u64,
     /// The versions of the source that the picture contains.
     pub freshness: Arc<Freshness>,
+    /// The cluster's ServiceCIDRs.
+    pub service_cidrs: Vec<Cidr>,
     /// The picture has a port of the Service of interest.
     pub serves: bool,
 }
@@ -185,6 +187,7 @@ impl State {
             trust: self.trust.clone(),
             trust_changes: self.trust_changes,
             freshness: Arc::clone(&self.freshness),
+            service_cidrs: self.service_cidrs.clone(),
             serves: !cursor.ports.is_empty(),
         });
         cursor.held = Some(head);

@@ -112,7 +112,10 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
             endpoints,
         } = self.totals();
         let objects = services.saturating_add(endpoints);
-        self.begin(visitor, objects, |hub| LayerFeed::new(hub, None))
+        let heartbeat_ms = request.into_inner().heartbeat_ms;
+        self.begin(visitor, objects, move |hub| {
+            LayerFeed::new(hub, None).with_heartbeat(heartbeat_ms)
+        })
     }
 }
 
