@@ -7,7 +7,6 @@ mod book;
 mod kept;
 mod view;
 
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Instant, SystemTime};
 

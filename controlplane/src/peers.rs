@@ -16,8 +16,8 @@ mod turns;
 mod way;
 
 pub use config::{Config, PeerFlags, Place};
-pub(crate) use way::{Target, connect, resolve};
 pub use way::{Cover, Secured};
+pub(crate) use way::{Target, connect, resolve};
 
 use answer::Question;
 pub(crate) use answer::{Answer, Claim};

@@ -12,7 +12,6 @@ mod config;
 mod gather;
 mod memory;
 
-
 pub use config::{Config, SourceFlags};
 
 use std::io;

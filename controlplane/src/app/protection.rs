@@ -97,7 +97,8 @@ impl Protection {
             Self::PlainText { .. } | Self::Own { .. } => None,
         };
         let token = config.flags.source_token_file.clone();
-        let token = token.map(|file| Follower::start(TokenFile(file), "the followed control plane"));
+        let token =
+            token.map(|file| Follower::start(TokenFile(file), "the followed control plane"));
         let cover = match (config.files(own), self) {
             (Some(files), _) => {
                 let follower = Follower::start(files, "the followed control plane");

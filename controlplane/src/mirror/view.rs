@@ -25,11 +25,7 @@ impl Mirror {
 
     /// Returns one Service, if it is known.
     #[must_use]
-    pub fn detail(
-        &self,
-        store: &Store,
-        name: &ServiceName,
-    ) -> Option<ServiceDetail> {
+    pub fn detail(&self, store: &Store, name: &ServiceName) -> Option<ServiceDetail> {
         let ports = self.book.ports_of(name);
         self.book.contains(name).then(|| ServiceDetail {
             ports: ports.filter_map(|key| port(store, key)).collect(),
@@ -110,10 +106,7 @@ fn hint(
         let program = program(bytes.clone());
         for addr in program.into_iter().flat_map(|program| program.endpoints) {
             let new = || Endpoint::ready(addr);
-            add(
-                endpoints.entry(addr).or_insert_with(new),
-                name.clone(),
-            );
+            add(endpoints.entry(addr).or_insert_with(new), name.clone());
         }
     }
 }

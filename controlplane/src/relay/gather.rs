@@ -66,7 +66,11 @@ impl Gathering {
         }
         if !self.begun {
             let waits = message.source.as_ref().is_some_and(|source| !source.read);
-            return if waits { Ok(None) } else { Err(Invalid::Disorder) };
+            return if waits {
+                Ok(None)
+            } else {
+                Err(Invalid::Disorder)
+            };
         }
         self.bytes = self.bytes.saturating_add(message.encoded_len());
         if self.bytes > MAX_PICTURE {

@@ -81,8 +81,7 @@ impl Memory {
             }
             self.newest = Freshness::default();
         } else if !in_touch && !alone {
-            let is_newer =
-                |ours: Instant| ours > heard.current_at + TOLERANCE;
+            let is_newer = |ours: Instant| ours > heard.current_at + TOLERANCE;
             let may_leave = |left: Instant| now.saturating_duration_since(left) >= STAY;
             if self.current_at.is_some_and(is_newer) || self.left_at.is_none_or(may_leave) {
                 self.left_at = Some(now);

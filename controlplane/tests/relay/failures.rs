@@ -1,0 +1,205 @@
+//! Roots that end, begin again, lag behind, or are no roots.
+
+use kp_controlplane::freshness::{Freshness, Versions};
+use kp_controlplane::k8s::Kind;
+use kp_controlplane::trust::Trust;
+
+use super::support::{Peer, hello};
+use super::*;
+
+/// Checks that a relay never stops to publish all Services, until the token says so.
+fn never_less(relay: &Plane, services: usize) -> tokio::task::JoinHandle<()> {
+    let hub = Arc::clone(relay.hub());
+    tokio::spawn(async move {
+        let mut summary = hub.summary();
+        loop {
+            let now = summary.borrow_and_update().totals.services;
+            assert!(now >= services, "{now} Services");
+            if summary.changed().await.is_err() {
+                return;
+            }
+        }
+    })
+}
+
+#[tokio::test]
+async fn a_root_that_begins_again_changes_nothing() {
+    let [top, middle, bottom] = addresses();
+    let folder = folder(40);
+    let root = Plane::root(top, folder.path()).await;
+    let relay = Plane::relay(middle, &[top]).await;
+    let second = Plane::relay(bottom, &[middle]).await;
+    let (revision, epoch) = (second.revision(), relay.hub().path()[1]);
+    let watched = never_less(&second, 40);
+    root.stop().await;
+    let fleet = relay.fleet_until(|fleet| !reasons(fleet).is_empty()).await;
+    let reason = &reasons(&fleet)[0];
+    assert!(reason.contains(&top.to_string()), "{reason}");
+    let age = relay.hub().upstream_age();
+    let root = Plane::root(top, folder.path()).await;
+    let is_back = |fleet: &pb::Fleet| reasons(fleet).is_empty();
+    relay.fleet_until(is_back).await;
+    assert!(relay.hub().upstream_age() < age.max(Duration::from_secs(6)));
+    let path = relay.hub().path();
+    assert_ne!(path[1], epoch, "the root has another epoch");
+    write(folder.path(), 41);
+    second.equals(&root, &["a", "b"]).await;
+    // The new Service, and its two local endpoints; everything else is as before.
+    let until = Instant::now() + DEADLINE;
+    while second.hub().summary().borrow().totals.services < 41 {
+        assert!(Instant::now() < until);
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(second.revision(), revision + 3);
+    assert!(!watched.is_finished(), "{:?}", watched.await);
+    watched.abort();
+}
+
+#[tokio::test]
+async fn a_relay_that_begins_while_its_root_is_away_serves_nothing_and_says_so() {
+    let [top, middle] = addresses();
+    let folder = folder(3);
+    let relay = Plane::start(middle, relay_of(&[top])).await;
+    let fleet = relay.fleet_until(|fleet| !reasons(fleet).is_empty()).await;
+    let status = fleet.control_plane.unwrap();
+    assert!(!status.synced);
+    assert_eq!(
+        status.source,
+        "relay of a control plane that has not answered"
+    );
+    let mut peer = Peer::connect(relay.bound.agent_addr.unwrap(), hello("a"))
+        .await
+        .unwrap();
+    peer.is_answered().await;
+    assert_eq!(
+        peer.updates, 0,
+        "an agent keeps what it has until there is a picture"
+    );
+    let age = relay.hub().upstream_age();
+    sleep(Duration::from_millis(20)).await;
+    assert!(relay.hub().upstream_age() > age, "agents see the age");
+    let root = Plane::root(top, folder.path()).await;
+    relay.synced().await;
+    relay.equals(&root, &["a", "b"]).await;
+    while peer.updates == 0 {
+        peer.next().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_relay_takes_no_older_state_from_another_root() {
+    let [one, other, middle] = addresses();
+    let (new, old) = (folder(5), folder(3));
+    let versions = |seen, changed| {
+        let mut freshness = Freshness::default();
+        freshness.set(Kind::Service, Versions { seen, changed });
+        freshness
+    };
+    let first = Plane::root(one, new.path()).await;
+    first.hub().store.set_freshness(&versions(200, 150));
+    let second = Plane::root(other, old.path()).await;
+    second.hub().store.set_freshness(&versions(149, 100));
+    let relay = Plane::relay(middle, &[one, other]).await;
+    let watched = never_less(&relay, 5);
+    assert_eq!(*relay.hub().store.freshness(), versions(200, 150));
+    first.stop().await;
+    let told = |fleet: &pb::Fleet| {
+        let reasons = reasons(fleet);
+        reasons
+            .iter()
+            .any(|reason| reason.contains("has not seen a change of a Service"))
+    };
+    relay.fleet_until(told).await;
+    assert_eq!(relay.hub().summary().borrow().totals.services, 5);
+    write(old.path(), 6);
+    let until = Instant::now() + DEADLINE;
+    while second.hub().summary().borrow().totals.services < 6 {
+        assert!(Instant::now() < until);
+        sleep(Duration::from_millis(1)).await;
+    }
+    second.hub().store.set_freshness(&versions(150, 120));
+    relay.fleet_until(|fleet| reasons(fleet).is_empty()).await;
+    relay.equals(&second, &["a", "b"]).await;
+    assert!(!watched.is_finished(), "{:?}", watched.await);
+    watched.abort();
+}
+
+/// A picture that lacks much may be a mistake, and one that was not read completely lacks objects that exist.
+#[tokio::test]
+async fn absence_in_a_root_that_begins_again_is_not_deletion() {
+    let [top, middle] = addresses();
+    let folder = folder(40);
+    let root = Plane::root(top, folder.path()).await;
+    let relay = Plane::relay(middle, &[top]).await;
+    let watched = never_less(&relay, 39);
+    root.stop().await;
+    // A folder with a file that cannot be read, and then one with half of all Services.
+    write(folder.path(), 20);
+    let broken = folder.path().join("broken.yaml");
+    std::fs::write(&broken, "kind: [").unwrap();
+    let root = Plane::root(top, folder.path()).await;
+    let held = |fleet: &pb::Fleet| fleet.control_plane.as_ref().unwrap().held.clone();
+    let fleet = relay.fleet_until(|fleet| held(fleet).is_some()).await;
+    let status = fleet.control_plane.as_ref().unwrap();
+    assert_eq!(held(&fleet).unwrap().services, 20);
+    assert_eq!(status.confidence(), pb::Confidence::Partial);
+    assert!(status.doubt.contains("broken.yaml"), "{}", status.doubt);
+    // What the root names goes on to change, and what it deletes is deleted.
+    root.hub().store.publish(Publication {
+        services: vec![(
+            ServiceKey {
+                port_name: "".into(),
+                ..ServiceKey::sample("shop", "s0")
+            },
+            None,
+        )],
+        nodes: Vec::new(),
+        service_cidrs: None,
+        observed_at: SystemTime::now(),
+        triggers: Vec::new(),
+    });
+    relay
+        .fleet_until(|fleet| fleet.control_plane.as_ref().unwrap().services == 39)
+        .await;
+    // It was read completely, and still lacks half of them.
+    root.hub().store.set_trust(Trust::Whole);
+    let cliff = |fleet: &pb::Fleet| {
+        let held = held(fleet);
+        held.is_some_and(|held| held.reason.contains("20 of 39 Services"))
+    };
+    relay.fleet_until(cliff).await;
+    assert!(!watched.is_finished(), "{:?}", watched.await);
+    watched.abort();
+    // The operator at the root is sure.
+    root.hub().store.set_trust(Trust::Confirmed);
+    let fleet = relay.fleet_until(|fleet| held(fleet).is_none()).await;
+    assert_eq!(fleet.control_plane.unwrap().services, 19);
+    relay.equals(&root, &["a", "b"]).await;
+}
+
+/// Relays in a ring get nothing, and say why: each of them would keep the other's last state alive.
+#[tokio::test]
+async fn a_relay_does_not_follow_itself() {
+    let [own, one, other, top] = addresses();
+    let ring = |fleet: &pb::Fleet| {
+        let reasons = reasons(fleet);
+        reasons
+            .iter()
+            .any(|reason| reason.contains("its objects come from this control plane"))
+    };
+    let itself = Plane::start(own, relay_of(&[own])).await;
+    itself.fleet_until(ring).await;
+    let folder = folder(2);
+    let root = Plane::root(top, folder.path()).await;
+    let first = Plane::relay(one, &[top, other]).await;
+    let second = Plane::relay(other, &[one]).await;
+    root.stop().await;
+    first.fleet_until(ring).await;
+    assert_eq!(first.hub().path().len(), 2);
+    // The age of both grows: agents see that they are cut off.
+    let age = |plane: &Plane| plane.hub().upstream_age();
+    let before = (age(&first), age(&second));
+    sleep(Duration::from_millis(2_200)).await;
+    assert!(age(&first) >= before.0 + Duration::from_secs(2));
+    assert!(age(&second) >= before.1 + Duration::from_secs(1));
+}
