@@ -152,12 +152,8 @@ pub struct Bound {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    check(&config)?;
     let protection = config.protection;
-    protection.check(config.agent_listen, "agents")?;
-    protection.check(config.status_listen, "the status API")?;
-    if config.http_tls && matches!(protection, Protection::PlainText { .. }) {
-        return Err(BuildError::NoCertificate);
-    }
     let agents = listen(config.agent_listen, "agents")?;
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
@@ -222,6 +218,17 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         in_memory,
         tasks,
     })
+}
+
+/// Refuses plain text where other machines would reach it, and TLS without a certificate.
+fn check(config: &Config) -> Result<(), BuildError> {
+    let protection = &config.protection;
+    protection.check(config.agent_listen, "agents")?;
+    protection.check(config.status_listen, "the status API")?;
+    match protection {
+        Protection::PlainText { .. } if config.http_tls => Err(BuildError::NoCertificate),
+        _ => Ok(()),
+    }
 }
 
 /// Starts to follow the certificates and keys; `None` = plain text. Also returns the way to other replicas, if any.

@@ -7,6 +7,9 @@ mod book;
 mod kept;
 mod view;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Instant, SystemTime};
 

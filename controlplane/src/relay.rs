@@ -12,6 +12,9 @@ mod config;
 mod gather;
 mod memory;
 
+#[cfg(test)]
+mod tests;
+
 pub use config::{Config, SourceFlags};
 
 use std::io;
@@ -25,12 +28,12 @@ use kplane_model::{Issue, ObjectRef, Severity, chance};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::desired_state_service_client::DesiredStateServiceClient;
 use kplane_tls::{Follower, Token};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tonic::metadata::MetadataMap;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Streaming};
-use tracing::info;
+use tracing::{info, warn};
 
 use self::gather::{Gathering, Invalid};
 use self::memory::{CutOff, Memory, Older};
@@ -48,6 +51,8 @@ const SILENCE: Duration = Duration::from_secs(8);
 const OPEN: Duration = Duration::from_secs(5);
 /// Limits of the pause after none of the control planes could be followed.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Time between two requests to read the source again.
+const LOOK_PAUSE: Duration = Duration::from_secs(5);
 /// Maximum number of control planes between a relay and the objects.
 const MAX_LEVELS: usize = 8;
 /// Maximum number of addresses of the other control planes.
@@ -56,6 +61,9 @@ const MAX_TARGETS: usize = 64;
 const MAX_MESSAGE: usize = 64 << 20;
 /// Maximum number of bytes in flight, so that a distant root needs few round trips for a picture.
 const WINDOW: u32 = 4 << 20;
+
+type Client = DesiredStateServiceClient<Channel>;
+type Stream = Streaming<pb::LayeredState>;
 
 /// The source of a relay.
 pub struct Relay {
@@ -210,13 +218,19 @@ impl Relay {
         let mut taken = false;
         let opened = timeout(OPEN, self.open(target)).await;
         let lost = match opened.unwrap_or(Err(Lost::Late)) {
-            Ok(stream) => self.read(stream, target, alone, &mut taken, sink).await,
             Err(lost) => lost,
+            Ok((client, stream)) => {
+                let ask = pass_on_looks(self.upstream.looks(), client, self.token.clone());
+                tokio::select! {
+                    lost = self.read(stream, target, alone, &mut taken, sink) => lost,
+                    lost = ask => lost,
+                }
+            }
         };
         (lost, taken)
     }
 
-    async fn open(&self, target: &Target) -> Result<Streaming<pb::LayeredState>, Lost> {
+    async fn open(&self, target: &Target) -> Result<(Client, Stream), Lost> {
         let (dialer, cover, to) = (
             Dialer::new(self.config.mark),
             self.cover.clone(),
@@ -231,25 +245,22 @@ impl Relay {
             .initial_stream_window_size(WINDOW)
             .initial_connection_window_size(WINDOW);
         let channel = endpoint.connect_with_connector_lazy(connector);
-        let mut request = Request::new(pb::WatchAllRequest {
-            heartbeat_ms: HEARTBEAT_MS,
-        });
-        if let Some(token) = &self.token {
-            let header = token.current().to_header();
-            let header = header.map_err(|error| Lost::Refused(error.to_string()))?;
-            let headers = HeaderMap::from_iter([(AUTHORIZATION, header)]);
-            *request.metadata_mut() = MetadataMap::from_headers(headers);
-        }
+        let request = with_token(
+            self.token.as_ref(),
+            pb::WatchAllRequest {
+                heartbeat_ms: HEARTBEAT_MS,
+            },
+        )?;
         let client = DesiredStateServiceClient::new(channel);
         let mut client = client.max_decoding_message_size(MAX_MESSAGE);
         let stream = client.watch_all(request).await;
         let stream = stream.map_err(|status| Lost::Refused(describe(&status)))?;
-        Ok(stream.into_inner())
+        Ok((client, stream.into_inner()))
     }
 
     async fn read(
         &mut self,
-        mut stream: Streaming<pb::LayeredState>,
+        mut stream: Stream,
         target: &Target,
         alone: bool,
         taken: &mut bool,
@@ -344,6 +355,42 @@ impl Relay {
             observed_at: SystemTime::now(),
         };
         sink.send(batch).await.map_err(drop)
+    }
+}
+
+/// Returns a request with the token of this relay, if it has one.
+fn with_token<T>(token: Option<&Follower<Token>>, message: T) -> Result<Request<T>, Lost> {
+    let mut request = Request::new(message);
+    if let Some(token) = token {
+        let header = token.current().to_header();
+        let header = header.map_err(|error| Lost::Refused(error.to_string()))?;
+        let headers = HeaderMap::from_iter([(AUTHORIZATION, header)]);
+        *request.metadata_mut() = MetadataMap::from_headers(headers);
+    }
+    Ok(request)
+}
+
+/// Asks the other control plane to read its source again whenever somebody here wants that.
+async fn pass_on_looks(
+    mut looks: watch::Receiver<u64>,
+    mut client: Client,
+    token: Option<Follower<Token>>,
+) -> Lost {
+    loop {
+        if looks.changed().await.is_err() {
+            return Lost::Stopping;
+        }
+        let request = match with_token(token.as_ref(), pb::LookAgainRequest {}) {
+            Ok(request) => request,
+            Err(lost) => return lost,
+        };
+        if let Ok(Err(status)) = timeout(OPEN, client.look_again(request)).await {
+            warn!(
+                reason = describe(&status),
+                "cannot ask the followed control plane to read its source again"
+            );
+        }
+        sleep(LOOK_PAUSE).await;
     }
 }
 

@@ -117,6 +117,17 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
             LayerFeed::new(hub, None).with_heartbeat(heartbeat_ms)
         })
     }
+
+    async fn look_again(
+        &self,
+        request: Request<pb::LookAgainRequest>,
+    ) -> Result<Response<pb::LookAgainResponse>, Status> {
+        if let Some(visitor) = request.extensions().get::<Visitor>() {
+            visitor.charge(1)?;
+        }
+        self.hub.upstream.look_again();
+        Ok(Response::new(pb::LookAgainResponse {}))
+    }
 }
 
 /// Refuses a text that is no name.

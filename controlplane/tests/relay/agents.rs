@@ -3,6 +3,8 @@
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1::{LagState, NodeState, server_message};
 
+use tonic::Streaming;
+
 use super::reporter::Agent;
 use super::support::{Peer, hello};
 use super::*;
@@ -110,6 +112,32 @@ async fn a_relay_gives_each_node_its_own_objects() {
     drop(root);
 }
 
+/// A watch of how far Service shop/s1 has come.
+struct Watch(Streaming<pb::Convergence>);
+
+impl Watch {
+    async fn begin(plane: &Plane) -> Self {
+        let request = pb::ConvergenceRequest {
+            namespace: "shop".to_owned(),
+            name: "s1".to_owned(),
+        };
+        let watch = plane.status().await.watch_convergence(request).await;
+        Self(watch.unwrap().into_inner())
+    }
+
+    async fn until(&mut self, wanted: impl Fn(&pb::Convergence) -> bool) -> pb::Convergence {
+        let until = Instant::now() + DEADLINE;
+        loop {
+            let answer = timeout(DEADLINE, self.0.message()).await.unwrap();
+            let answer = answer.unwrap().unwrap();
+            if wanted(&answer) {
+                return answer;
+            }
+            assert!(Instant::now() < until, "{answer:?}");
+        }
+    }
+}
+
 /// The agents of two levels of relays, as the top sees them.
 #[tokio::test]
 async fn the_top_sees_what_agents_under_relays_hold() {
@@ -145,31 +173,19 @@ async fn the_top_sees_what_agents_under_relays_hold() {
         [middle.to_string(), bottom.to_string()]
     );
     // kpctl wait at the top: both have the Service, and then one of them has its next state.
-    let request = pb::ConvergenceRequest {
-        namespace: "shop".to_owned(),
-        name: "s1".to_owned(),
-    };
-    let watch = root.status().await.watch_convergence(request).await;
-    let mut watch = watch.unwrap().into_inner();
-    let mut until = async |wanted: &dyn Fn(&pb::Convergence) -> bool| {
-        let until = Instant::now() + DEADLINE;
-        loop {
-            let answer = timeout(DEADLINE, watch.message()).await.unwrap();
-            let answer = answer.unwrap().unwrap();
-            if wanted(&answer) {
-                return answer;
-            }
-            assert!(Instant::now() < until, "{answer:?}");
-        }
-    };
-    until(&|answer| answer.programmed == 2 && answer.verified == 2).await;
+    let mut watch = Watch::begin(&root).await;
+    watch
+        .until(|answer| answer.programmed == 2 && answer.verified == 2)
+        .await;
     let text = std::fs::read_to_string(folder.path().join("all.yaml")).unwrap();
     let text = text.replace("ports: [{port: 80}]", "ports: [{port: 81}]");
     std::fs::write(folder.path().join("all.yaml"), text).unwrap();
-    until(&|answer| answer.programmed == 0 && answer.nodes == 2).await;
+    watch
+        .until(|answer| answer.programmed == 0 && answer.nodes == 2)
+        .await;
     second.equals(&root, &["a", "b"]).await;
     other.report(second.revision(), second.revision()).await;
-    let answer = until(&|answer| answer.programmed == 1).await;
+    let answer = watch.until(|answer| answer.programmed == 1).await;
     let lags: Vec<_> = answer
         .laggards
         .iter()
@@ -178,7 +194,9 @@ async fn the_top_sees_what_agents_under_relays_hold() {
     assert_eq!(lags, [("a", LagState::Behind)]);
     one.report(relay.revision(), relay.revision()).await;
     let measured = |answer: &pb::Convergence| answer.durations.is_some_and(|all| all.nodes == 2);
-    until(&|answer| answer.programmed == 2 && measured(answer)).await;
+    watch
+        .until(|answer| answer.programmed == 2 && measured(answer))
+        .await;
     // A relay that is gone is named at once, and its nodes are not known.
     second.stop().await;
     let began = Instant::now();
@@ -187,6 +205,6 @@ async fn the_top_sees_what_agents_under_relays_hold() {
         .await;
     assert!(began.elapsed() < Duration::from_secs(3));
     assert_eq!(fleet.missing_replicas[0].address, bottom.to_string());
-    let states: Vec<_> = fleet.nodes.iter().map(|node| node.state()).collect();
+    let states: Vec<_> = fleet.nodes.iter().map(pb::NodeStatus::state).collect();
     assert_eq!(states, [NodeState::InSync, NodeState::Unknown]);
 }

@@ -161,8 +161,11 @@ async fn absence_in_a_root_that_begins_again_is_not_deletion() {
     relay
         .fleet_until(|fleet| fleet.control_plane.as_ref().unwrap().services == 39)
         .await;
-    // It was read completely, and still lacks half of them.
+    // It was read completely, and still lacks half of them: the root is asked to look again.
+    let mut looks = root.hub().upstream.looks();
     root.hub().store.set_trust(Trust::Whole);
+    let looked = timeout(DEADLINE, looks.changed());
+    looked.await.unwrap().unwrap();
     let cliff = |fleet: &pb::Fleet| {
         let held = held(fleet);
         held.is_some_and(|held| held.reason.contains("20 of 39 Services"))
