@@ -1,6 +1,6 @@
 //! State that the parts of a control plane share, and the task that owns the index.
 
-mod picture;
+mod any_index;
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -27,7 +27,7 @@ use crate::source::upstream::{Upstream, log_new};
 use crate::source::{Batch, Event, kubernetes, relayed};
 use crate::trust::Trust;
 
-use self::picture::{Change, Picture, Step};
+use self::any_index::{AnyIndex, Change, Step};
 
 /// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
 /// callers wait until there is room.
@@ -124,7 +124,11 @@ impl Hub {
         guard: CliffGuard,
         batches: mpsc::Receiver<Batch>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send) {
-        let (summary_tx, summary) = watch::channel(Arc::default());
+        let (summary_tx, summary) = watch::channel(Arc::new(Summary {
+            // Agents see the age of a relay that has never heard anything.
+            heard_at: (source == relayed::NAME).then(Instant::now),
+            ..Summary::default()
+        }));
         let (queries, queries_rx) = mpsc::channel(QUERIES);
         let started_at = SystemTime::now();
         let hub = Arc::new(Self {
@@ -141,15 +145,15 @@ impl Hub {
             summary,
             queries,
         });
-        let picture = match source {
-            relayed::NAME => Picture::Mirror(Box::new(Mirror::new(guard))),
+        let index = match source {
+            relayed::NAME => AnyIndex::Mirror(Box::new(Mirror::new(guard))),
             _ => {
                 let index = Index::new(admission).guarded(guard);
-                Picture::Index(Box::new(index.started_at(started_at)))
+                AnyIndex::Own(Box::new(index.started_at(started_at)))
             }
         };
         let owner = IndexOwner {
-            picture,
+            index,
             freshness: Freshness::default(),
             hub: Arc::clone(&hub),
             summary: summary_tx,
@@ -197,12 +201,7 @@ impl Hub {
     pub fn source_name(&self) -> Cow<'static, str> {
         match (self.source, self.upstream.above()) {
             (relayed::NAME, Some(above)) => {
-                let levels = above.path.len();
-                let through = match levels {
-                    0 | 1 => String::new(),
-                    _ => format!(", through {} relays", levels - 1),
-                };
-                format!("relay of {}{through}", above.address).into()
+                format!("relay of {} (level {})", above.address, above.path.len()).into()
             }
             (relayed::NAME, None) => "relay of a control plane that has not answered".into(),
             (name, _) => name.into(),
@@ -277,7 +276,7 @@ impl Hub {
 }
 
 struct IndexOwner {
-    picture: Picture,
+    index: AnyIndex,
     /// The versions of the source up to which the index knows everything.
     freshness: Freshness,
     hub: Arc<Hub>,
@@ -287,11 +286,6 @@ struct IndexOwner {
 
 impl IndexOwner {
     async fn run(mut self, mut batches: mpsc::Receiver<Batch>, mut queries: mpsc::Receiver<Query>) {
-        if let Picture::Mirror(mirror) = &self.picture {
-            let current_at = Some(mirror.current_at());
-            self.summary
-                .send_modify(|summary| Arc::make_mut(summary).heard_at = current_at);
-        }
         loop {
             let due = self.pace.due();
             tokio::select! {
@@ -326,8 +320,8 @@ impl IndexOwner {
         }
         let waited = batch.observed_at.elapsed().unwrap_or_default();
         let started = Instant::now();
-        let step = self.picture.apply(batch);
-        if let Some(freshness) = self.picture.relayed_freshness() {
+        let step = self.index.apply(batch);
+        if let Some(freshness) = self.index.relayed_freshness() {
             self.freshness.clone_from(freshness);
         }
         if step.change.is_some() {
@@ -338,30 +332,30 @@ impl IndexOwner {
         if step.held_more {
             self.hub.upstream.look_again();
         }
-        self.share(step, Some(self.picture.current_at()));
+        self.share(step, Some(self.index.current_at()));
     }
 
     /// Publishes the outcome of a step to all readers.
     fn share(&mut self, step: Step, heard_at: Option<Instant>) {
         let before = self.summary.borrow().clone();
         let mut summary = Summary {
-            totals: self.picture.totals(),
+            totals: self.index.totals(),
             heard_at: heard_at.or(before.heard_at),
             ..Summary::clone(&before)
         };
         if step.issues_changed {
-            summary.issues = Arc::new(self.picture.issues());
+            summary.issues = Arc::new(self.index.issues());
             log_new(&before.issues, &summary.issues);
         }
         if step.held_changed {
-            summary.held = self.picture.held().map(Arc::new);
+            summary.held = self.index.held().map(Arc::new);
             if summary.held.is_none() && before.held.is_some() {
                 info!("no held objects remain");
             }
         }
         // Doubts are published before the objects, so that no agent takes an incomplete picture for
         // a complete one.
-        let trust = self.picture.trust();
+        let trust = self.index.trust();
         if trust.is_partial() {
             self.believe(trust.clone());
         }
@@ -369,7 +363,7 @@ impl IndexOwner {
             self.publish(change, &mut summary);
         }
         self.believe(trust);
-        if self.picture.is_synced() {
+        if self.index.is_synced() {
             // The objects of these versions are published now, or are as before.
             self.hub.store.set_freshness(&self.freshness);
             self.hub.store.set_synced();
@@ -419,13 +413,13 @@ impl IndexOwner {
     }
 
     fn approve(&mut self, seen: Seen) -> Result<Approved, HeldMore> {
-        if let Some(held) = self.picture.held()
+        if let Some(held) = self.index.held()
             && (held.services > seen.services || held.without_endpoints > seen.without_endpoints)
         {
             return Err(HeldMore(held));
         }
-        let doubt = self.picture.trust().doubt().to_owned();
-        let (released, step) = self.picture.approve(SystemTime::now());
+        let doubt = self.index.trust().doubt().to_owned();
+        let (released, step) = self.index.approve(SystemTime::now());
         self.share(step, None);
         Ok(Approved {
             released,
@@ -438,15 +432,15 @@ impl IndexOwner {
         // The caller may have gone; then the answer is dropped.
         match query {
             Query::Ports(namespace, answer) => {
-                drop(answer.send(self.picture.ports(&self.hub.store, &namespace)));
+                drop(answer.send(self.index.ports(&self.hub.store, &namespace)));
             }
             Query::Detail(name, answer) => {
                 let upstream = self.hub.upstream.issues();
-                let detail = self.picture.detail(&self.hub.store, &name, &upstream);
+                let detail = self.index.detail(&self.hub.store, &name, &upstream);
                 drop(answer.send(detail));
             }
-            Query::Uid(id, answer) => drop(answer.send(self.picture.uid(&id))),
-            Query::NodeUid(node, answer) => drop(answer.send(self.picture.node_uid(&node))),
+            Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
+            Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
         }
     }

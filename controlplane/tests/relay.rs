@@ -67,6 +67,7 @@ fn relay_of(roots: &[SocketAddr]) -> Origin {
                 .collect(),
             ..SourceFlags::default()
         },
+        access: None,
         mark: 0,
     })
 }
@@ -388,8 +389,8 @@ async fn a_relay_says_what_its_source_is() {
     let relay = Plane::relay(middle, &[top]).await;
     let second = Plane::relay(bottom, &[middle]).await;
     for (plane, source) in [
-        (&relay, format!("relay of {top}")),
-        (&second, format!("relay of {middle}, through 1 relays")),
+        (&relay, format!("relay of {top} (level 1)")),
+        (&second, format!("relay of {middle} (level 2)")),
     ] {
         assert_eq!(plane.hub().upstream.cluster_id(), "blue");
         let fleet = plane.fleet().await;

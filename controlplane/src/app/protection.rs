@@ -37,6 +37,9 @@ pub enum Protection {
 /// The configuration of TLS as soon as there is one.
 pub(crate) type Secured = Shared<BoxFuture<'static, Option<Follower<ServerConfig>>>>;
 
+/// The way of a relay to the control plane that it follows, and its token.
+type ToSource = (Option<peers::Cover>, Option<Follower<Token>>);
+
 /// The protection of ports and connections, in use.
 pub(super) struct Started {
     /// The configuration of TLS on the ports; `None` = plain text.
@@ -87,32 +90,30 @@ impl Protection {
         }
     }
 
-    /// Starts to follow the files by which a relay proves to other control planes who it is.
-    pub(super) fn to_source(
-        &self,
-        config: &relay::Config,
-    ) -> Result<(peers::Cover, Option<Follower<Token>>), BuildError> {
-        let own = match self {
-            Self::Files(files) => Some(files),
-            Self::PlainText { .. } | Self::Own { .. } => None,
-        };
-        let token = config.flags.source_token_file.clone();
-        let token =
-            token.map(|file| Follower::start(TokenFile(file), "the followed control plane"));
-        let cover = match (config.files(own), self) {
-            (Some(files), _) => {
-                let follower = Follower::start(files, "the followed control plane");
-                let follower = follower.map_err(BuildError::Tls)?;
-                let config_ready = std::future::ready(Some(follower)).boxed().shared();
-                peers::Cover::Tls {
-                    config: config_ready,
-                    server_name: config.flags.source_server_name.as_deref().map(Arc::from),
-                }
+    /// Starts to follow the files by which a relay proves to other control planes who it is. Without a way of its own,
+    /// it is that to other replicas.
+    pub(super) fn to_source(&self, config: &relay::Config) -> Result<ToSource, BuildError> {
+        let (own, otherwise) = match self {
+            Self::Files(files) => (Some(files), Err(BuildError::NoSourceAuthority)),
+            Self::PlainText { exposed } => {
+                let exposed = *exposed;
+                (None, Ok(Some(peers::Cover::PlainText { exposed })))
             }
-            (None, Self::PlainText { exposed }) => peers::Cover::PlainText { exposed: *exposed },
-            (None, Self::Files(_) | Self::Own { .. }) => return Err(BuildError::NoSourceAuthority),
+            Self::Own { .. } => (None, Ok(None)),
         };
-        Ok((cover, token.transpose().map_err(BuildError::Tls)?))
+        let purpose = "the followed control plane";
+        let token = config.flags.source_token_file.clone();
+        let token = token.map(|file| Follower::start(TokenFile(file), purpose));
+        let token = token.transpose().map_err(BuildError::Tls)?;
+        let Some(files) = config.files(own) else {
+            return Ok((otherwise?, token));
+        };
+        let follower = Follower::start(files, purpose).map_err(BuildError::Tls)?;
+        let cover = peers::Cover::Tls {
+            config: std::future::ready(Some(follower)).boxed().shared(),
+            server_name: config.flags.source_server_name.as_deref().map(Arc::from),
+        };
+        Ok((Some(cover), token))
     }
 
     /// Starts to follow the certificates.

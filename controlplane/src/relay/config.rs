@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use clap::Args;
 use kplane_tls::{ClientFiles, KeyPair, ServerFiles};
 
+use crate::kubernetes::Access;
 use crate::peers::Place;
 
 /// Flags about the control plane that a relay follows.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SourceFlags {
     /// Other control planes, separated by commas: addresses of their status ports, or a name with all these addresses. This
-    /// one relays what the first of them that answers publishes, and takes the next one when that one fails.
+    /// one relays what the first of them that answers publishes, and takes the next one when that one fails. With
+    /// --kubeconfig or --in-cluster, the API server only checks who calls, and keeps certificates.
     #[arg(
         long,
         value_name = "HOST[:PORT]",
@@ -51,6 +53,8 @@ const RELAY: &str = "Relaying another control plane";
 pub struct Config {
     /// The flags.
     pub flags: SourceFlags,
+    /// The API server that checks tokens and rights, and keeps certificates; `None` = there is none.
+    pub access: Option<Access>,
     /// Packet mark of the connections; 0 = none.
     pub mark: u32,
 }

@@ -51,8 +51,7 @@ pub(super) async fn follow<F: Feed>(
     outbox: mpsc::Sender<Result<F::Message, Status>>,
 ) {
     let mut head = hub.store.head();
-    // A client learns at once that the source has not been read.
-    let mut beat = Instant::now();
+    let mut beat = Instant::now() + feed.heartbeat();
     loop {
         let long_quiet = tokio::select! {
             biased;

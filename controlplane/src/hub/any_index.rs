@@ -13,8 +13,8 @@ use crate::source::Batch;
 use crate::trust::Trust;
 
 /// The index of a control plane that reads objects itself, or the mirror of a relay.
-pub(super) enum Picture {
-    Index(Box<Index>),
+pub(super) enum AnyIndex {
+    Own(Box<Index>),
     Mirror(Box<Mirror>),
 }
 
@@ -64,17 +64,17 @@ impl Change {
     }
 }
 
-impl Picture {
+impl AnyIndex {
     pub(super) fn apply(&mut self, batch: Batch) -> Step {
         match self {
-            Self::Index(index) => index.apply(batch).into(),
+            Self::Own(index) => index.apply(batch).into(),
             Self::Mirror(mirror) => mirror.apply(batch).into(),
         }
     }
 
     pub(super) fn approve(&mut self, at: SystemTime) -> (Option<Held>, Step) {
         match self {
-            Self::Index(index) => {
+            Self::Own(index) => {
                 let (held, outcome) = index.approve(at);
                 (held, outcome.into())
             }
@@ -88,7 +88,7 @@ impl Picture {
     /// Returns the time at which the origin was current; that of the latest batch is now.
     pub(super) fn current_at(&self) -> Instant {
         match self {
-            Self::Index(_) => Instant::now(),
+            Self::Own(_) => Instant::now(),
             Self::Mirror(mirror) => mirror.current_at(),
         }
     }
@@ -96,49 +96,49 @@ impl Picture {
     /// Returns the versions of the source that another control plane has told.
     pub(super) fn relayed_freshness(&self) -> Option<&Freshness> {
         match self {
-            Self::Index(_) => None,
+            Self::Own(_) => None,
             Self::Mirror(mirror) => Some(mirror.freshness()),
         }
     }
 
     pub(super) fn is_synced(&self) -> bool {
         match self {
-            Self::Index(index) => index.is_synced(),
+            Self::Own(index) => index.is_synced(),
             Self::Mirror(mirror) => mirror.is_synced(),
         }
     }
 
     pub(super) fn totals(&self) -> Totals {
         match self {
-            Self::Index(index) => index.totals(),
+            Self::Own(index) => index.totals(),
             Self::Mirror(mirror) => mirror.totals(),
         }
     }
 
     pub(super) fn issues(&self) -> Vec<Issue> {
         match self {
-            Self::Index(index) => index.issues(),
+            Self::Own(index) => index.issues(),
             Self::Mirror(mirror) => mirror.issues(),
         }
     }
 
     pub(super) fn held(&self) -> Option<Held> {
         match self {
-            Self::Index(index) => index.held(),
+            Self::Own(index) => index.held(),
             Self::Mirror(mirror) => mirror.held(),
         }
     }
 
     pub(super) fn trust(&self) -> Trust {
         match self {
-            Self::Index(index) => index.trust(),
+            Self::Own(index) => index.trust(),
             Self::Mirror(mirror) => mirror.trust(),
         }
     }
 
     pub(super) fn ports(&self, store: &Store, namespace: &str) -> Vec<PortView> {
         match self {
-            Self::Index(index) => index.ports(namespace),
+            Self::Own(index) => index.ports(namespace),
             Self::Mirror(mirror) => mirror.ports(store, namespace),
         }
     }
@@ -150,7 +150,7 @@ impl Picture {
         upstream: &[Issue],
     ) -> Option<ServiceDetail> {
         match self {
-            Self::Index(index) => index.detail(name, upstream),
+            Self::Own(index) => index.detail(name, upstream),
             Self::Mirror(mirror) => mirror.detail(store, name),
         }
     }
@@ -158,7 +158,7 @@ impl Picture {
     /// Returns the UID of an object; a relay knows none.
     pub(super) fn uid(&self, id: &ObjectId) -> Option<Uid> {
         match self {
-            Self::Index(index) => index.uid(id),
+            Self::Own(index) => index.uid(id),
             Self::Mirror(_) => None,
         }
     }
@@ -166,7 +166,7 @@ impl Picture {
     /// Returns the UID of a Node; a relay knows none.
     pub(super) fn node_uid(&self, node: &NodeName) -> Option<Uid> {
         match self {
-            Self::Index(index) => index.node_uid(node),
+            Self::Own(index) => index.node_uid(node),
             Self::Mirror(_) => None,
         }
     }
