@@ -40,7 +40,7 @@ struct Args {
         long,
         value_name = "PATH",
         help_heading = "Where objects come from (one of these)",
-        conflicts_with_all = ["kubeconfig", "in_cluster", "source_controlplane", "check"]
+        conflicts_with_all = ["kubeconfig", "in_cluster", "relay", "check"]
     )]
     manifests: Option<PathBuf>,
 
@@ -70,7 +70,7 @@ struct Args {
     /// Check a folder or file of manifests, print its problems, and exit: with 0 if it has none, with 1 if
     /// something in it would not be served.
     #[arg(long, value_name = "PATH", help_heading = "Instead of serving")]
-    #[arg(conflicts_with = "source_controlplane")]
+    #[arg(conflicts_with = "relay")]
     check: Option<PathBuf>,
 
     /// Address on which the control plane serves node agents [default: 0.0.0.0:7443; without TLS 127.0.0.1:7443]

@@ -15,11 +15,14 @@ mod agents;
 mod failures;
 #[path = "relay/identity.rs"]
 mod identity;
+#[path = "relay/programs.rs"]
+mod programs;
 #[path = "support/reporter.rs"]
 mod reporter;
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -182,8 +185,8 @@ fn reasons(fleet: &pb::Fleet) -> Vec<String> {
         .collect()
 }
 
-/// Writes so many Services, each with an endpoint on node a and one on node b, and these nodes.
-fn write(folder: &Path, services: usize) {
+/// Writes Services with these numbers, each with an endpoint on node a and one on node b, and these nodes.
+fn write(folder: &Path, services: Range<usize>) {
     let mut text = String::new();
     for (node, zone) in [("a", "x"), ("b", "y")] {
         write!(
@@ -192,7 +195,7 @@ fn write(folder: &Path, services: usize) {
         )
         .unwrap();
     }
-    for n in 0..services {
+    for n in services {
         let ip = Ipv4Addr::from(0x0a60_0001 + u32::try_from(n).unwrap());
         write!(
             text,
@@ -212,7 +215,7 @@ fn write(folder: &Path, services: usize) {
 
 fn folder(services: usize) -> TempDir {
     let folder = TempDir::new().unwrap();
-    write(folder.path(), services);
+    write(folder.path(), 0..services);
     folder
 }
 

@@ -10,6 +10,7 @@ use crate::peers::Place;
 
 /// Flags about the control plane that a relay follows.
 #[derive(Args, Clone, Debug, Default)]
+#[group(id = "relay", multiple = true)]
 pub struct SourceFlags {
     /// Other control planes, separated by commas: addresses of their status ports, or a name with all these addresses. This
     /// one relays what the first of them that answers publishes, and takes the next one when that one fails. With

@@ -1,8 +1,8 @@
 //! Roots that end, begin again, lag behind, or are no roots.
 
 use kp_controlplane::freshness::{Freshness, Versions};
+use kp_controlplane::hub::Seen;
 use kp_controlplane::k8s::Kind;
-use kp_controlplane::trust::Trust;
 
 use super::support::{Peer, hello};
 use super::*;
@@ -42,7 +42,7 @@ async fn a_root_that_begins_again_changes_nothing() {
     assert!(relay.hub().upstream_age() < age.max(Duration::from_secs(6)));
     let path = relay.hub().path();
     assert_ne!(path[1], epoch, "the root has another epoch");
-    write(folder.path(), 41);
+    write(folder.path(), 0..41);
     second.equals(&root, &["a", "b"]).await;
     // The new Service, and its two local endpoints; everything else is as before.
     let until = Instant::now() + DEADLINE;
@@ -111,7 +111,7 @@ async fn a_relay_takes_no_older_state_from_another_root() {
     };
     relay.fleet_until(told).await;
     assert_eq!(relay.hub().summary().borrow().totals.services, 5);
-    write(old.path(), 6);
+    write(old.path(), 0..6);
     let until = Instant::now() + DEADLINE;
     while second.hub().summary().borrow().totals.services < 6 {
         assert!(Instant::now() < until);
@@ -134,7 +134,7 @@ async fn absence_in_a_root_that_begins_again_is_not_deletion() {
     let watched = never_less(&relay, 39);
     root.stop().await;
     // A folder with a file that cannot be read, and then one with half of all Services.
-    write(folder.path(), 20);
+    write(folder.path(), 0..20);
     let broken = folder.path().join("broken.yaml");
     std::fs::write(&broken, "kind: [").unwrap();
     let root = Plane::root(top, folder.path()).await;
@@ -145,25 +145,13 @@ async fn absence_in_a_root_that_begins_again_is_not_deletion() {
     assert_eq!(status.confidence(), pb::Confidence::Partial);
     assert!(status.doubt.contains("broken.yaml"), "{}", status.doubt);
     // What the root names goes on to change, and what it deletes is deleted.
-    root.hub().store.publish(Publication {
-        services: vec![(
-            ServiceKey {
-                port_name: "".into(),
-                ..ServiceKey::sample("shop", "s0")
-            },
-            None,
-        )],
-        nodes: Vec::new(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    });
+    write(folder.path(), 1..20);
     relay
         .fleet_until(|fleet| fleet.control_plane.as_ref().unwrap().services == 39)
         .await;
     // It was read completely, and still lacks half of them: the root is asked to look again.
     let mut looks = root.hub().upstream.looks();
-    root.hub().store.set_trust(Trust::Whole);
+    std::fs::remove_file(broken).unwrap();
     let looked = timeout(DEADLINE, looks.changed());
     looked.await.unwrap().unwrap();
     let cliff = |fleet: &pb::Fleet| {
@@ -174,7 +162,11 @@ async fn absence_in_a_root_that_begins_again_is_not_deletion() {
     assert!(!watched.is_finished(), "{:?}", watched.await);
     watched.abort();
     // The operator at the root is sure.
-    root.hub().store.set_trust(Trust::Confirmed);
+    let seen = Seen {
+        services: 0,
+        without_endpoints: 0,
+    };
+    root.hub().approve(seen).await.unwrap().unwrap();
     let fleet = relay.fleet_until(|fleet| held(fleet).is_none()).await;
     assert_eq!(fleet.control_plane.unwrap().services, 19);
     relay.equals(&root, &["a", "b"]).await;
