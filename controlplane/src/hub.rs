@@ -196,7 +196,7 @@ impl Hub {
         std::iter::once(self.store.epoch()).chain(above).collect()
     }
 
-    /// Returns the source's name for people; that of a relay says what it follows.
+    /// Returns the human-readable name of the source; that of a relay says what it follows.
     #[must_use]
     pub fn source_name(&self) -> Cow<'static, str> {
         match (self.source, self.upstream.above()) {

@@ -171,6 +171,7 @@ impl Mirror {
             unread_nodes,
             service_cidrs,
             changed_at,
+            triggers,
             trust,
             freshness,
             current_at,
@@ -187,6 +188,9 @@ impl Mirror {
         self.reconsider(&mut changes, reflection);
         let cidrs = (service_cidrs != self.service_cidrs || !self.synced).then_some(service_cidrs);
         reflection.publication = self.publish(changes, cidrs, changed_at);
+        if let Some(relayed) = &mut reflection.publication {
+            relayed.triggers = triggers;
+        }
         self.synced = true;
     }
 
@@ -316,6 +320,7 @@ impl Mirror {
             nodes,
             service_cidrs,
             observed_at,
+            triggers: Vec::new(),
         })
     }
 }

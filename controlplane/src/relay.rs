@@ -370,7 +370,7 @@ fn with_token<T>(token: Option<&Follower<Token>>, message: T) -> Result<Request<
     Ok(request)
 }
 
-/// Asks the other control plane to read its source again whenever somebody here wants that.
+/// Asks the other control plane to read its source again whenever a part of this one wants that.
 async fn pass_on_looks(
     mut looks: watch::Receiver<u64>,
     mut client: Client,

@@ -93,7 +93,7 @@ impl AnyIndex {
         }
     }
 
-    /// Returns the versions of the source that another control plane has told.
+    /// Returns the versions of the source that the followed control plane reported; `None` if there is none.
     pub(super) fn relayed_freshness(&self) -> Option<&Freshness> {
         match self {
             Self::Own(_) => None,

@@ -49,6 +49,7 @@ fn changes(
         unread_nodes: BTreeSet::new(),
         service_cidrs: Vec::new(),
         changed_at: SystemTime::UNIX_EPOCH,
+        triggers: Vec::new(),
         trust,
         freshness: Freshness::default(),
         current_at: Instant::now(),

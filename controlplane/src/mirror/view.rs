@@ -1,4 +1,4 @@
-//! Human-readable views of the mirror: Kubernetes objects as far as what is published tells of them.
+//! Human-readable views of the mirror: Kubernetes objects, as far as published objects contain them.
 
 use std::collections::BTreeMap;
 

@@ -6,9 +6,9 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use kplane_model::{Cidr, DesiredKey, NodeFacts, NodeName, ObjectHash, ServiceKey, ZoneName};
 
-use super::Store;
 use super::blob::Encoded;
 use super::state::{Blob, State};
+use super::{Store, Trigger};
 
 /// An encoded object, with its hash.
 pub type Raw = (Bytes, ObjectHash);
@@ -50,6 +50,8 @@ pub struct Relayed {
     pub service_cidrs: Option<Vec<Cidr>>,
     /// Time at which the first of the changes was observed, by the control plane that reads the objects.
     pub observed_at: SystemTime,
+    /// Triggers of the endpoint changes among them.
+    pub triggers: Vec<Trigger>,
 }
 
 /// All published objects of one ServicePort, encoded.

@@ -181,12 +181,18 @@ impl Store {
     pub fn stage_relayed(&self, relayed: Relayed, freshness: &Freshness) -> u64 {
         let mut state = self.write();
         let first = state.revision + 1;
+        let mut changed = Vec::new();
         for (key, change) in relayed.ports {
+            let before = state.revision;
             match change {
                 Some(change) => state.relay(&key, change),
                 None => state.delete(&key),
             }
+            if state.revision != before {
+                changed.push(key);
+            }
         }
+        state.triggers.note(first, &relayed.triggers, &changed);
         state.set_nodes(relayed.nodes, relayed.service_cidrs.as_deref());
         state.set_freshness(freshness);
         self.finish(state, first, relayed.observed_at)

@@ -4,8 +4,8 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use kplane_model::{Cidr, Family, NodeFacts, NodeName, ObjectHash, ServiceKey};
-use kplane_proto::convert::ConvertError;
+use kplane_model::{Cidr, Family, NodeFacts, NodeName, ObjectHash, ServiceKey, ServiceName};
+use kplane_proto::convert::{ConvertError, family};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::object::Kind;
 use kplane_proto::v1::object_key::Kind as KeyKind;
@@ -13,7 +13,7 @@ use prost::Message;
 use tracing::warn;
 
 use crate::freshness::Freshness;
-use crate::publish::{PortChange, Program, Raw};
+use crate::publish::{PortChange, Program, Raw, Trigger};
 use crate::source::relayed::Heard;
 use crate::trust::Trust;
 
@@ -21,6 +21,8 @@ use crate::trust::Trust;
 const MAX_PICTURE: usize = 1 << 30;
 /// Longest text of the other control plane, in bytes.
 const MAX_TEXT: usize = 2_000;
+/// Maximum number of endpoint changes in a message.
+const MAX_TRIGGERS: usize = 256;
 /// Longest time since the origin was current.
 const MAX_AGE: Duration = Duration::from_secs(30 * 86_400);
 
@@ -102,6 +104,7 @@ impl Gathering {
                 (true, _) | (_, 0) => clock,
                 (false, ms) => (UNIX_EPOCH + Duration::from_millis(ms.min(MAX_MS))).min(clock),
             },
+            triggers: triggers(message.endpoint_changes)?,
             trust: trust(&source),
             freshness: Freshness::of_wire(&source.freshness),
             current_at: now.checked_sub(age).unwrap_or(now),
@@ -226,6 +229,17 @@ fn raw(kind: Kind) -> Raw {
     let bytes = object.encode_to_vec();
     let hash = ObjectHash::of(&bytes);
     (bytes.into(), hash)
+}
+
+fn triggers(changes: Vec<pb::EndpointChange>) -> Result<Vec<Trigger>, ConvertError> {
+    let triggers = changes.into_iter().take(MAX_TRIGGERS).map(|change| {
+        Ok(Trigger {
+            at_ms: change.at_ms,
+            service: ServiceName::new(&change.namespace, &change.name),
+            family: family(change.family)?,
+        })
+    });
+    triggers.collect()
 }
 
 fn trust(source: &pb::SourceState) -> Trust {

@@ -25,6 +25,7 @@ fn heard(seen: u64, changed: u64, current_at: Instant) -> Heard {
         unread_nodes: BTreeSet::new(),
         service_cidrs: Vec::new(),
         changed_at: SystemTime::UNIX_EPOCH,
+        triggers: Vec::new(),
         trust: Trust::Whole,
         freshness,
         current_at,

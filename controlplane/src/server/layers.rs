@@ -73,6 +73,7 @@ impl LayerFeed {
         message.changed_at_ms = end.changed_at.map_or(0, millis);
         let Some(followed) = &mut self.followed else {
             message.service_cidrs = end.service_cidrs.iter().map(Into::into).collect();
+            message.endpoint_changes = end.triggers.iter().map(Into::into).collect();
             return;
         };
         hub.store.follow(followed);

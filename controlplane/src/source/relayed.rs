@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime};
 use kplane_model::{Cidr, NodeFacts, NodeName, ServiceKey};
 
 use crate::freshness::Freshness;
-use crate::publish::PortChange;
+use crate::publish::{PortChange, Trigger};
 use crate::trust::Trust;
 
 /// Name of this source in the status API; more of it is known once it has answered.
@@ -27,6 +27,8 @@ pub struct Heard {
     pub service_cidrs: Vec<Cidr>,
     /// Time at which the first of the changes was observed, by the control plane that reads the objects.
     pub changed_at: SystemTime,
+    /// Changes of endpoints in the cluster that led to the others.
+    pub triggers: Vec<Trigger>,
     /// Trust that objects which the picture lacks are gone.
     pub trust: Trust,
     /// Versions of the source that the picture contains.

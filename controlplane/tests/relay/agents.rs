@@ -1,5 +1,6 @@
 //! Agents under relays: what they get, and how the top learns what they hold.
 
+use kp_controlplane::publish::Trigger;
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1::{LagState, NodeState, server_message};
 
@@ -110,6 +111,49 @@ async fn a_relay_gives_each_node_its_own_objects() {
         );
     }
     drop(root);
+}
+
+/// The time of a change in the cluster comes with the update, also to agents under two relays.
+#[tokio::test]
+async fn agents_under_relays_learn_when_endpoints_changed() {
+    let [top, middle, bottom] = addresses();
+    let folder = folder(2);
+    let root = Plane::root(top, folder.path()).await;
+    let relay = Plane::relay(middle, &[top]).await;
+    let second = Plane::relay(bottom, &[middle]).await;
+    let address = second.bound.agent_addr.unwrap();
+    let mut peer = Peer::connect(address, hello("a")).await.unwrap();
+    first_update(&mut peer).await;
+    let key = ServiceKey::sample("shop", "new");
+    let address = EndpointAddr {
+        ip: IpAddr::from([10, 0, 0, 1]),
+        port: 8080,
+    };
+    let published = Published::new(
+        ServicePort::sample(key.clone()),
+        &[Endpoint::ready(address)],
+    );
+    root.hub().store.publish(Publication {
+        triggers: vec![Trigger {
+            at_ms: 4_711,
+            service: key.service.clone(),
+            family: key.family,
+        }],
+        services: vec![(key, Some(published))],
+        nodes: Vec::new(),
+        service_cidrs: None,
+        observed_at: SystemTime::now(),
+    });
+    let triggers = loop {
+        if let server_message::Kind::Update(update) = peer.next().await.unwrap()
+            && let Some(end) = update.end
+        {
+            break end.triggers;
+        }
+    };
+    let times: Vec<_> = triggers.iter().map(|trigger| trigger.at_ms).collect();
+    assert_eq!(times, [4_711]);
+    drop(relay);
 }
 
 /// A watch of how far Service shop/s1 has come.
