@@ -300,32 +300,44 @@ impl Relay {
         target: &Target,
         alone: bool,
     ) -> Result<Option<Batch>, Lost> {
+        let mut above = None;
         if let Some(source) = &message.source {
-            self.check(target, source)?;
+            self.check(source)?;
+            above = Some(Above {
+                address: target.address,
+                path: source.path.clone(),
+                names_nodes: source.names_nodes,
+            });
             if !source.read && !alone {
                 return Err(Lost::NotRead);
             }
         }
-        let Some(heard) = gathering.add(message, Instant::now(), SystemTime::now())? else {
+        let heard = gathering.add(message, Instant::now(), SystemTime::now())?;
+        if let Some(heard) = &heard {
+            self.memory.admit(target, heard, alone, Instant::now())?;
+        }
+        // Also of one that waits for its source: relays in a ring would wait for each other.
+        if let Some(above) = above {
+            self.upstream.set_above(above);
+        }
+        let Some(heard) = heard else {
             return Ok(None);
         };
-        self.memory.admit(target, &heard, alone, Instant::now())?;
         Ok(Some(Batch {
             events: vec![Event::Relayed(Box::new(heard))],
             observed_at: SystemTime::now(),
         }))
     }
 
-    /// Checks that a control plane may be followed, and remembers what it says of itself.
-    fn check(&self, target: &Target, source: &pb::SourceState) -> Result<(), Lost> {
+    /// Checks that a control plane may be followed.
+    fn check(&self, source: &pb::SourceState) -> Result<(), Lost> {
         if source.path.contains(&self.epoch) {
             return Err(Lost::Loop);
         }
         if source.path.len() > MAX_LEVELS {
             return Err(Lost::TooDeep(source.path.len()));
         }
-        let ours = self.upstream.cluster_id();
-        match (ours, &*source.cluster_id) {
+        match (self.upstream.cluster_id(), &*source.cluster_id) {
             (_, "") => {}
             ("", theirs) => self.upstream.set_cluster_id(gather::cut(theirs)),
             (ours, theirs) if ours == theirs => {}
@@ -336,11 +348,6 @@ impl Relay {
                 });
             }
         }
-        self.upstream.set_above(Above {
-            address: target.address,
-            path: source.path.clone(),
-            names_nodes: source.names_nodes,
-        });
         Ok(())
     }
 

@@ -391,6 +391,12 @@ async fn a_relay_says_what_its_source_is() {
     root.hub().upstream.set_cluster_id("blue".to_owned());
     let relay = Plane::relay(middle, &[top]).await;
     let second = Plane::relay(bottom, &[middle]).await;
+    // A control plane of another cluster is none of theirs.
+    let [other] = addresses();
+    let stranger = Plane::root(other, folder.path()).await;
+    stranger.hub().upstream.set_cluster_id("green".to_owned());
+    let [edge] = addresses();
+    let third = Plane::relay(edge, &[top, other]).await;
     for (plane, source) in [
         (&relay, format!("relay of {top} (level 1)")),
         (&second, format!("relay of {middle} (level 2)")),
@@ -420,4 +426,13 @@ async fn a_relay_says_what_its_source_is() {
         places.collect::<Vec<_>>(),
         [("10.244.0.1:8080", "a"), ("10.244.1.1:8080", "b")]
     );
+    root.stop().await;
+    let refused = |fleet: &pb::Fleet| {
+        let reasons = reasons(fleet);
+        let named = |reason: &String| reason.contains("\"green\"") && reason.contains("\"blue\"");
+        reasons.iter().any(named)
+    };
+    let fleet = third.fleet_until(refused).await;
+    let source = fleet.control_plane.unwrap().source;
+    assert_eq!(source, format!("relay of {top} (level 1)"));
 }
