@@ -7,6 +7,7 @@ use kp_controlplane::index::CliffGuard;
 use kp_controlplane::k8s::Kind;
 use kp_controlplane::server::DesiredServer;
 use kp_controlplane::source::Batch;
+use kp_controlplane::trust::Trust;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -38,7 +39,8 @@ async fn a_root_that_begins_again_changes_nothing() {
     let root = Plane::root(top, folder.path()).await;
     let relay = Plane::relay(middle, &[top]).await;
     let second = Plane::relay(bottom, &[middle]).await;
-    let (revision, epoch) = (second.revision(), relay.hub().path()[1]);
+    let revisions = [relay.revision(), second.revision()];
+    let epoch = relay.hub().path()[1];
     let watched = never_less(&second, 40);
     root.stop().await;
     let fleet = relay.fleet_until(|fleet| !reasons(fleet).is_empty()).await;
@@ -59,7 +61,8 @@ async fn a_root_that_begins_again_changes_nothing() {
         assert!(Instant::now() < until);
         sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(second.revision(), revision + 3);
+    let now = [relay.revision(), second.revision()];
+    assert_eq!(now, revisions.map(|revision| revision + 3));
     assert!(!watched.is_finished(), "{:?}", watched.await);
     watched.abort();
 }
@@ -103,9 +106,9 @@ struct Script {
 }
 
 impl Script {
-    async fn start(at: SocketAddr, services: usize, freshness: Freshness) -> Self {
+    /// Starts one that has not read its source.
+    async fn unread(at: SocketAddr, epoch: u64) -> Self {
         let (batches, receiver) = mpsc::channel(1);
-        let epoch = u64::try_from(services).unwrap();
         let (hub, task) = Hub::new(
             epoch,
             "tests",
@@ -125,11 +128,15 @@ impl Script {
                 .await
                 .unwrap();
         });
-        let script = Self {
+        Self {
             hub,
             _batches: batches,
             serving,
-        };
+        }
+    }
+
+    async fn start(at: SocketAddr, services: usize, freshness: Freshness) -> Self {
+        let script = Self::unread(at, u64::try_from(services).unwrap()).await;
         script.publish(services, &freshness);
         script.hub.store.set_synced();
         script
@@ -169,6 +176,42 @@ fn versions(seen: u64, changed: u64) -> Freshness {
     let mut freshness = Freshness::default();
     freshness.set(Kind::Service, Versions { seen, changed });
     freshness
+}
+
+/// What a new picture of a root lacks goes, down to the objects of single nodes.
+#[tokio::test]
+async fn a_relay_follows_roots_that_are_quite_different() {
+    let [top, middle] = addresses();
+    let relay = Plane::start(middle, relay_of(&[top])).await;
+    let mut dice = Dice(11);
+    for epoch in 1..=8 {
+        let root = Script::unread(top, epoch).await;
+        root.hub.store.set_trust(Trust::Confirmed);
+        for _ in 0..30 {
+            root.hub.store.publish(dice.publication());
+        }
+        root.hub.store.set_synced();
+        let until = Instant::now() + DEADLINE;
+        let differs = || {
+            let digest = |hub: &Hub| NODES.map(|node| hub.store.digest(node));
+            digest(relay.hub()) != digest(&root.hub)
+        };
+        while differs() {
+            assert!(Instant::now() < until, "{epoch}");
+            sleep(Duration::from_millis(1)).await;
+        }
+        root.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_relay_of_a_root_that_has_not_read_its_source_grows_old() {
+    let [top, middle] = addresses();
+    let _root = Script::unread(top, 1).await;
+    let relay = Plane::start(middle, relay_of(&[top])).await;
+    sleep(Duration::from_millis(20)).await;
+    assert!(relay.hub().upstream_age() >= Duration::from_millis(20));
+    assert!(!relay.hub().store.head().borrow().synced);
 }
 
 #[tokio::test]
