@@ -1,10 +1,13 @@
 //! Wiring: turns a configuration into a running control plane.
 
 mod error;
+mod flags;
 mod orders;
+mod ports;
 mod protection;
 
 pub use error::{BuildError, TaskError};
+pub use flags::TlsFlags;
 pub use orders::{State, StateFlags, pod_namespace};
 pub use protection::Protection;
 pub(crate) use protection::Secured;
@@ -12,39 +15,31 @@ pub(crate) use protection::Secured;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use kplane_proto::shared::AgentServiceServer;
-use kplane_proto::v1::DESCRIPTORS;
-use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
-use kplane_proto::v1::peer_service_server::PeerServiceServer;
-use kplane_proto::v1::status_service_server::StatusServiceServer;
+use kplane_model::NodeName;
+use kplane_tls::{Follower, Token};
 use tokio::io::DuplexStream;
-use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::service::interceptor::InterceptedService;
-use tonic::transport::server::Router;
-use tonic::transport::{Channel, Endpoint, Server};
-use tonic::{Request, Status};
-use tracing::warn;
+use tonic::transport::{Channel, Endpoint};
 
-use self::protection::is_exposed;
+use self::ports::{agent_limits, agent_router, listen, serve, status_router};
 use crate::admin::Admin;
 use crate::admission::Admission;
-use crate::doors::{Cover, Door, Limits, Occupancy};
+use crate::doors::{Door, Limits};
 use crate::hub::Hub;
 use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
 use crate::kubernetes::Api;
 use crate::peers::{self, Peers};
-use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer, rollout};
+use crate::relay::{self, Relay};
+use crate::server::rollout;
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
-use crate::source::{self, Source, SourceError};
+use crate::source::{self, Source, SourceError, relayed};
 use crate::{events, fleet};
 
 /// Size of the buffer between an agent and a control plane in one process, in bytes.
@@ -52,13 +47,6 @@ const IN_MEMORY_BYTES: usize = 64 * 1024;
 /// Maximum number of bytes sent ahead to an agent that does not read: a few messages. Changes made
 /// meanwhile are sent once, in their latest state.
 pub const WINDOW: u32 = 256 * 1024;
-/// Interval at which the transport probes a silent peer.
-const KEEPALIVE: Duration = Duration::from_secs(10);
-/// Maximum number of connections that the kernel keeps until they are accepted; net.core.somaxconn
-/// may lower it.
-const BACKLOG: u32 = 4096;
-/// Maximum number of concurrent streams of one connection: an agent has one, a tool few.
-const MAX_STREAMS: u32 = 16;
 
 /// Configuration of a control plane.
 #[derive(Clone, Debug)]
@@ -87,6 +75,8 @@ pub struct Config {
     pub identity: identity::Config,
     /// The other replicas.
     pub peers: peers::Config,
+    /// The Node on which this replica runs; `None` = not known.
+    pub own_node: Option<NodeName>,
     /// Place of the operators' standing orders; `None` = the control plane takes none.
     pub state: Option<State>,
 }
@@ -108,6 +98,7 @@ impl Config {
             events: false,
             identity: identity::Config::default(),
             peers: peers::Config::default(),
+            own_node: None,
             state: Some(State::default()),
         }
     }
@@ -120,6 +111,8 @@ pub enum Origin {
     Manifests(PathBuf),
     /// A Kubernetes API server.
     Kubernetes(kubernetes::Config),
+    /// Other control planes.
+    ControlPlane(relay::Config),
 }
 
 impl Origin {
@@ -129,6 +122,7 @@ impl Origin {
         match self {
             Self::Manifests(_) => "manifests",
             Self::Kubernetes(_) => kubernetes::NAME,
+            Self::ControlPlane(_) => relayed::NAME,
         }
     }
 }
@@ -153,26 +147,27 @@ pub struct Bound {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    check(&config)?;
     let protection = config.protection.clone();
-    protection.check(config.agent_listen, "agents")?;
-    protection.check(config.status_listen, "the status API")?;
-    if config.http_tls && matches!(protection, Protection::PlainText { .. }) {
-        return Err(BuildError::NoCertificate);
-    }
     let agents = listen(config.agent_listen, "agents")?;
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
-    let (hub, api) = start_hub(&config, &mut tasks).await?;
+    let (hub, api, relay) = start_hub(&config, &mut tasks).await?;
     let plain_text = protection.plain_text([("agents", &agents), ("the status API", &status)]);
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
     let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
-    let (tls, peers) = secure(protection, &config.peers, &gate, api, &hub, &mut tasks)?;
+    let (tls, peers) = secure(
+        protection,
+        (&config.peers, relay),
+        &gate,
+        api,
+        &hub,
+        &mut tasks,
+    )?;
     let helper = rollout::help(Arc::clone(&hub), peers.clone());
     tasks.spawn(until(helper, hub.shutdown.clone()));
-    hub.snapshots
-        .limit(config.agent_limits.snapshots_per_second);
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub, &gate);
@@ -221,17 +216,35 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     })
 }
 
+/// Refuses plain text where other machines would reach it, and TLS without a certificate.
+fn check(config: &Config) -> Result<(), BuildError> {
+    let protection = &config.protection;
+    protection.check(config.agent_listen, "agents")?;
+    protection.check(config.status_listen, "the status API")?;
+    match protection {
+        Protection::PlainText { .. } if config.http_tls => Err(BuildError::NoCertificate),
+        _ => Ok(()),
+    }
+}
+
 /// Starts to follow the certificates and keys; `None` = plain text. Also returns the way to other replicas, if any.
 fn secure(
     protection: Protection,
-    peers: &peers::Config,
+    (peers, relay): (&peers::Config, Option<Waiting>),
     gate: &Arc<Gate>,
     api: Option<Arc<Api>>,
     hub: &Hub,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<(Option<Secured>, Option<Arc<Peers>>), BuildError> {
     let admits = protection.takes_certificates() || gate.takes_tokens();
+    let source = relay.as_ref();
+    let source = source.map(|waiting| protection.to_source(&waiting.config));
+    let source = source.transpose()?;
     let started = protection.start(api, peers)?;
+    if let (Some(relay), Some((cover, token))) = (relay, source) {
+        let cover = cover.unwrap_or_else(|| started.peers.clone());
+        relay.begin(cover, token, hub, tasks);
+    }
     if started.serving.is_some() {
         if !admits {
             return Err(BuildError::NoCallers);
@@ -253,7 +266,7 @@ fn secure(
 async fn start_hub(
     config: &Config,
     tasks: &mut JoinSet<Result<(), TaskError>>,
-) -> Result<(Arc<Hub>, Option<Arc<Api>>), SourceError> {
+) -> Result<(Arc<Hub>, Option<Arc<Api>>, Option<Waiting>), SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
     let (hub, index) = Hub::new(
@@ -263,10 +276,16 @@ async fn start_hub(
         config.cliff_guard,
         batches,
     );
+    hub.snapshots
+        .limit(config.agent_limits.snapshots_per_second);
+    if let Some(node) = config.own_node.clone() {
+        // Nobody else sets it.
+        let _ = hub.own_node.set(node);
+    }
     let stop = hub.shutdown.clone();
-    let mut api = None;
+    let (mut api, mut relay) = (None, None);
     match config.source.clone() {
-        Origin::Manifests(path) => tasks.spawn(run(Manifests::new(path), sink, stop)),
+        Origin::Manifests(path) => drop(tasks.spawn(run(Manifests::new(path), sink, stop))),
         Origin::Kubernetes(source) => {
             let scope = match source.only_node {
                 Some(_) => events::Scope::Node,
@@ -281,9 +300,15 @@ async fn start_hub(
                     Ok(())
                 });
             }
-            tasks.spawn(run(source, sink, stop))
+            tasks.spawn(run(source, sink, stop));
         }
-    };
+        Origin::ControlPlane(config) => {
+            if let Some(access) = config.access.clone() {
+                api = Some(Arc::new(Api::new(access, config.mark).await?));
+            }
+            relay = Some(Waiting { config, sink });
+        }
+    }
     orders::keep(&hub, config, api.as_ref(), tasks);
     let sweep = fleet::forget_strangers(Arc::clone(&hub));
     tasks.spawn(async move {
@@ -291,7 +316,27 @@ async fn start_hub(
         Ok(())
     });
     tasks.spawn(until(index, hub.shutdown.clone()));
-    Ok((hub, api))
+    Ok((hub, api, relay))
+}
+
+/// A relay's source that waits for the credentials of its connections.
+struct Waiting {
+    config: relay::Config,
+    sink: mpsc::Sender<source::Batch>,
+}
+
+impl Waiting {
+    fn begin(
+        self,
+        cover: peers::Cover,
+        token: Option<Follower<Token>>,
+        hub: &Hub,
+        tasks: &mut JoinSet<Result<(), TaskError>>,
+    ) {
+        let upstream = hub.upstream.clone();
+        let relay = Relay::new(self.config, cover, token, hub.store.epoch(), upstream);
+        tasks.spawn(run(relay, self.sink, hub.shutdown.clone()));
+    }
 }
 
 /// Runs a task until the control plane ends.
@@ -315,127 +360,6 @@ async fn run(
     // Standard input was read to its end; its content stays in force.
     stop.cancelled().await;
     Ok(())
-}
-
-fn listen(
-    address: Option<SocketAddr>,
-    purpose: &'static str,
-) -> Result<Option<TcpListener>, BuildError> {
-    let Some(address) = address else {
-        return Ok(None);
-    };
-    open(address)
-        .map(Some)
-        .map_err(|source| BuildError::Listen {
-            address,
-            purpose,
-            source,
-        })
-}
-
-/// Opens a port. When a whole fleet connects at once, agents that do not fit into the backlog try
-/// again a second later.
-fn open(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = match address {
-        SocketAddr::V4(_) => TcpSocket::new_v4()?,
-        SocketAddr::V6(_) => TcpSocket::new_v6()?,
-    };
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
-}
-
-/// Lowers the limits on connections of agents to what the limit of open files allows.
-fn agent_limits(wanted: Limits) -> Limits {
-    let files = kplane_http::file_limit();
-    let limits = wanted.within(files);
-    if limits.connections < wanted.connections {
-        warn!(
-            files,
-            connections = limits.connections,
-            "the limit of open files allows fewer agents than the configured {}; raise it \
-             (LimitNOFILE, ulimit -n)",
-            wanted.connections
-        );
-    }
-    limits
-}
-
-fn serve(
-    listener: Option<TcpListener>,
-    door: &Arc<Door>,
-    tls: Option<Secured>,
-    router: Router,
-    tasks: &mut JoinSet<Result<(), TaskError>>,
-    shutdown: &CancellationToken,
-) -> Option<SocketAddr> {
-    let listener = listener?;
-    let address = listener.local_addr().ok();
-    if let Some(address) = address.filter(|address| tls.is_none() && is_exposed(address)) {
-        warn!(
-            %address, port = door.what(),
-            "serving in plain text (--insecure): any machine that reaches the address can pose as any node"
-        );
-    }
-    let (stop, door) = (shutdown.clone(), Arc::clone(door));
-    door.set_cover(Cover::Waiting);
-    tasks.spawn(async move {
-        let tls = match tls {
-            None => None,
-            Some(secured) => tokio::select! {
-                Some(follower) = secured => Some(follower),
-                () = stop.cancelled() => return Ok(()),
-            },
-        };
-        let incoming = door.incoming(listener, tls);
-        let stop = stop.cancelled_owned();
-        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
-    });
-    address
-}
-
-fn server() -> Server {
-    Server::builder()
-        .max_concurrent_streams(Some(MAX_STREAMS))
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE))
-}
-
-fn agent_router(hub: &Arc<Hub>, gate: &Arc<Gate>) -> Router {
-    let service = AgentServiceServer::new(AgentServer::new(Arc::clone(hub), Arc::clone(gate)));
-    server().add_service(service)
-}
-
-fn status_router(
-    hub: &Arc<Hub>,
-    gate: &Arc<Gate>,
-    peers: Option<Arc<Peers>>,
-) -> Result<Router, BuildError> {
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
-    // The port serves as soon as it is open: the status API explains what is not ready.
-    let (_, health) = tonic_health::server::health_reporter();
-    let status = StatusServer::new(Arc::clone(hub)).with(peers);
-    let status = StatusServiceServer::new(status);
-    let peer = PeerServiceServer::new(PeerServer::new(Arc::clone(hub)));
-    let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
-    Ok(server()
-        .add_service(Guarded::new(status, Arc::clone(gate)))
-        .add_service(Guarded::new(desired, Arc::clone(gate)))
-        .add_service(Guarded::new(peer, Arc::clone(gate)))
-        .add_service(InterceptedService::new(health, in_use))
-        .add_service(Guarded::new(reflection, Arc::clone(gate))))
-}
-
-/// Marks the connection as in use, so that a connection with a request stays open.
-#[expect(clippy::unnecessary_wraps, reason = "an interceptor")]
-fn in_use(request: Request<()>) -> Result<Request<()>, Status> {
-    if let Some(connection) = request.extensions().get::<Occupancy>() {
-        connection.keep();
-    }
-    Ok(request)
 }
 
 impl Bound {

@@ -1,5 +1,8 @@
 //! State that the parts of a control plane share, and the task that owns the index.
 
+mod any_index;
+
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -14,17 +17,19 @@ use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
-use crate::index::{CliffGuard, Held, Index, Outcome, Picture, PortView, ServiceDetail, Totals};
+use crate::index::{CliffGuard, Held, Index, Picture, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
+use crate::mirror::Mirror;
 use crate::orders::{Approval, Board};
 use crate::pace::Pace;
 use crate::peers::Peers;
-use crate::publish::{Publication, Store};
+use crate::publish::Store;
 use crate::snapshots::Snapshots;
-use crate::source::kubernetes;
 use crate::source::upstream::{Upstream, log_new};
-use crate::source::{Batch, Event};
+use crate::source::{Batch, Event, kubernetes, relayed};
 use crate::trust::Trust;
+
+use self::any_index::{AnyIndex, Change, Step};
 
 /// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
 /// callers wait until there is room.
@@ -133,7 +138,11 @@ impl Hub {
         guard: CliffGuard,
         batches: mpsc::Receiver<Batch>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send) {
-        let (summary_tx, summary) = watch::channel(Arc::default());
+        let (summary_tx, summary) = watch::channel(Arc::new(Summary {
+            // Agents see the age of a relay that has never heard anything.
+            heard_at: (source == relayed::NAME).then(Instant::now),
+            ..Summary::default()
+        }));
         let (queries, queries_rx) = mpsc::channel(QUERIES);
         let started_at = SystemTime::now();
         let hub = Arc::new(Self {
@@ -152,8 +161,15 @@ impl Hub {
             summary,
             queries,
         });
+        let index = match source {
+            relayed::NAME => AnyIndex::Mirror(Box::new(Mirror::new(guard))),
+            _ => {
+                let index = Index::new(admission).guarded(guard);
+                AnyIndex::Own(Box::new(index.started_at(started_at)))
+            }
+        };
         let owner = IndexOwner {
-            index: Index::new(admission).guarded(guard).started_at(started_at),
+            index,
             freshness: Freshness::default(),
             hub: Arc::clone(&hub),
             summary: summary_tx,
@@ -187,7 +203,28 @@ impl Hub {
     /// Returns whether the source knows all nodes. If so, an agent's name must be a Node's.
     #[must_use]
     pub fn names_are_nodes(&self) -> bool {
-        self.source == kubernetes::NAME
+        let above = self.upstream.above();
+        self.source == kubernetes::NAME || above.is_some_and(|above| above.names_nodes)
+    }
+
+    /// Returns the epochs of this control plane and of those from which its objects come.
+    #[must_use]
+    pub fn path(&self) -> Vec<u64> {
+        let above = self.upstream.above();
+        let above = above.into_iter().flat_map(|above| above.path);
+        std::iter::once(self.store.epoch()).chain(above).collect()
+    }
+
+    /// Returns the human-readable name of the source; that of a relay says what it follows.
+    #[must_use]
+    pub fn source_name(&self) -> Cow<'static, str> {
+        match (self.source, self.upstream.above()) {
+            (relayed::NAME, Some(above)) => {
+                format!("relay of {} (level {})", above.address, above.path.len()).into()
+            }
+            (relayed::NAME, None) => "relay of a control plane that has not answered".into(),
+            (name, _) => name.into(),
+        }
     }
 
     /// Returns whether a name is certainly no Node: all Nodes are known, and none has it.
@@ -273,7 +310,7 @@ impl Hub {
 }
 
 struct IndexOwner {
-    index: Index,
+    index: AnyIndex,
     /// The versions of the source up to which the index knows everything.
     freshness: Freshness,
     hub: Arc<Hub>,
@@ -319,31 +356,34 @@ impl IndexOwner {
         }
         let waited = batch.observed_at.elapsed().unwrap_or_default();
         let started = Instant::now();
-        let outcome = self.index.apply(batch);
-        if outcome.publication.is_some() {
+        let step = self.index.apply(batch);
+        if let Some(freshness) = self.index.relayed_freshness() {
+            self.freshness.clone_from(freshness);
+        }
+        if step.change.is_some() {
             let timings = &self.hub.fleet.timings;
             timings.hop(Hop::Queue, waited);
             timings.hop(Hop::Index, started.elapsed());
         }
-        if outcome.held_more {
+        if step.held_more {
             self.hub.upstream.look_again();
         }
-        self.share(outcome, Some(Instant::now()));
+        self.share(step, Some(self.index.current_at()));
     }
 
     /// Publishes the outcome of a step to all readers.
-    fn share(&mut self, outcome: Outcome, heard_at: Option<Instant>) {
+    fn share(&mut self, step: Step, heard_at: Option<Instant>) {
         let before = self.summary.borrow().clone();
         let mut summary = Summary {
             totals: self.index.totals(),
             heard_at: heard_at.or(before.heard_at),
             ..Summary::clone(&before)
         };
-        if outcome.issues_changed {
+        if step.issues_changed {
             summary.issues = Arc::new(self.index.issues());
             log_new(&before.issues, &summary.issues);
         }
-        if outcome.held_changed {
+        if step.held_changed {
             summary.held = self.index.held().map(Arc::new);
             if summary.held.is_none() && before.held.is_some() {
                 info!("no held objects remain");
@@ -355,8 +395,8 @@ impl IndexOwner {
         if trust.is_partial() {
             self.believe(trust.clone());
         }
-        if let Some(publication) = outcome.publication {
-            self.publish(publication, &mut summary);
+        if let Some(change) = step.change {
+            self.publish(change, &mut summary);
         }
         self.believe(trust);
         if self.index.is_synced() {
@@ -367,10 +407,10 @@ impl IndexOwner {
         self.summary.send_replace(Arc::new(summary));
     }
 
-    fn publish(&mut self, publication: Publication, summary: &mut Summary) {
+    fn publish(&mut self, change: Change, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
         let started = Instant::now();
-        let revision = self.hub.store.stage(publication, &self.freshness);
+        let revision = change.stage(&self.hub.store, &self.freshness);
         if revision == before {
             return;
         }
@@ -452,10 +492,13 @@ impl IndexOwner {
     fn answer(&mut self, query: Query) {
         // The caller may have gone; then the answer is dropped.
         match query {
-            Query::Ports(namespace, answer) => drop(answer.send(self.index.ports(&namespace))),
+            Query::Ports(namespace, answer) => {
+                drop(answer.send(self.index.ports(&self.hub.store, &namespace)));
+            }
             Query::Detail(name, answer) => {
                 let upstream = self.hub.upstream.issues();
-                drop(answer.send(self.index.detail(&name, &upstream)));
+                let detail = self.index.detail(&self.hub.store, &name, &upstream);
+                drop(answer.send(detail));
             }
             Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
             Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),

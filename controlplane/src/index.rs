@@ -20,7 +20,9 @@ mod view;
 mod tests;
 
 pub use claims::CONFLICT_ADVICE;
+pub(crate) use guard::Loss;
 pub use guard::{CliffGuard, Guarded};
+pub(crate) use holding::EXAMPLES;
 pub use holding::Held;
 pub use picture::Picture;
 pub use view::{PortView, ServiceDetail};

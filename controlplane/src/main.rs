@@ -9,19 +9,18 @@ use std::time::Duration;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
 use kp_controlplane::admission::{Admission, Reserved, ReservedPlace, own_addresses};
-use kp_controlplane::app::{Origin, Protection, StateFlags, pod_namespace};
+use kp_controlplane::app::{Origin, Protection, StateFlags, TlsFlags};
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::dial::parse_mark;
 use kp_controlplane::doors::Limits;
-use kp_controlplane::identity::{self, AuditLog, WATCHES};
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::peers::PeerFlags;
+use kp_controlplane::relay::{self, SourceFlags};
 use kp_controlplane::signals::Signals;
 use kp_controlplane::source::kubernetes;
 use kp_controlplane::{app, certs, check};
 use kplane_model::Cidr;
-use kplane_tls::{KeyPair, ServerFiles};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
@@ -29,8 +28,8 @@ use tracing_subscriber::EnvFilter;
 #[derive(Debug, Parser)]
 #[command(version, after_help = EXAMPLES)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-#[command(group = ArgGroup::new("source").required(true)
-    .args(["manifests", "kubeconfig", "in_cluster", "check"]))]
+#[command(group = ArgGroup::new("source").required(true).multiple(true)
+    .args(["manifests", "kubeconfig", "in_cluster", "source_controlplane", "check"]))]
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
@@ -40,7 +39,8 @@ struct Args {
     #[arg(
         long,
         value_name = "PATH",
-        help_heading = "Where objects come from (one of these)"
+        help_heading = "Where objects come from (one of these)",
+        conflicts_with_all = ["kubeconfig", "in_cluster", "relay", "check"]
     )]
     manifests: Option<PathBuf>,
 
@@ -48,12 +48,17 @@ struct Args {
     #[arg(
         long,
         value_name = "FILE",
-        help_heading = "Where objects come from (one of these)"
+        help_heading = "Where objects come from (one of these)",
+        conflicts_with_all = ["in_cluster", "check"]
     )]
     kubeconfig: Option<PathBuf>,
 
     /// The Kubernetes API server of the cluster in whose pod this runs.
-    #[arg(long, help_heading = "Where objects come from (one of these)")]
+    #[arg(
+        long,
+        help_heading = "Where objects come from (one of these)",
+        conflicts_with = "check"
+    )]
     in_cluster: bool,
 
     /// Address of the API server, instead of the kubeconfig's, or of the ClusterIP that a pod gets from its
@@ -65,6 +70,7 @@ struct Args {
     /// Check a folder or file of manifests, print its problems, and exit: with 0 if it has none, with 1 if
     /// something in it would not be served.
     #[arg(long, value_name = "PATH", help_heading = "Instead of serving")]
+    #[arg(conflicts_with = "relay")]
     check: Option<PathBuf>,
 
     /// Address on which the control plane serves node agents [default: 0.0.0.0:7443; without TLS 127.0.0.1:7443]
@@ -84,10 +90,17 @@ struct Args {
     http_tls: bool,
 
     #[command(flatten)]
+    relay: SourceFlags,
+
+    #[command(flatten)]
     tls: TlsFlags,
 
     #[command(flatten)]
     peers: PeerFlags,
+
+    /// Node on which this replica runs, such as $(NODE_NAME). Agents prefer replicas in the zone of their own Node.
+    #[arg(long, value_name = "NODE", help_heading = "Other replicas")]
+    on_node: Option<String>,
 
     /// Maximum number of connections of agents. Lowered if the limit of open files does not allow as many.
     #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.connections)]
@@ -175,123 +188,6 @@ enum Command {
     Certs(certs::Command),
 }
 
-/// Flags about TLS on the ports of agents and of the status API, and about identities and rights.
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Identities")]
-struct TlsFlags {
-    /// Certificate of this control plane (PEM), for agents and for kpctl. The file is read again when it changes.
-    /// `kp-controlplane certs init DIR` makes one.
-    #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
-    tls_cert_file: Option<PathBuf>,
-
-    /// Private key of --tls-cert-file.
-    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
-    tls_private_key_file: Option<PathBuf>,
-
-    /// Authorities that issue the certificates of agents and users. An agent's certificate names its node
-    /// (CN=system:node:NAME, O=system:nodes, as kubelet's does); a user's certificate with O=kplane:admins allows
-    /// `kpctl approve`.
-    #[arg(long, value_name = "FILE")]
-    client_ca_file: Option<PathBuf>,
-
-    /// Namespace in which the control plane keeps certificates that it makes itself: the Secret kplane-certificates, and
-    /// the ConfigMap kplane-ca for agents and kpctl [default: with --in-cluster the namespace of the pod].
-    #[arg(long, value_name = "NAMESPACE", conflicts_with_all = ["tls_cert_file", "insecure"])]
-    certificates_in: Option<String>,
-
-    /// ServiceAccounts of agents, as NAMESPACE:NAME, separated by commas. A pod of such an account may be the agent
-    /// of the node on which it runs, if it has a projected token with the audience "kplane". The API server of
-    /// --kubeconfig or --in-cluster checks the tokens.
-    #[arg(
-        long,
-        value_name = "ACCOUNT",
-        value_delimiter = ',',
-        default_value = "kplane:kplane-nodeagent"
-    )]
-    #[arg(value_parser = parse_account)]
-    agent_service_account: Vec<String>,
-
-    /// Tokens of agents and users, for use without a cluster: lines of token,user,uid,"group1,group2" (CSV, as in
-    /// kube-apiserver). An agent is the user system:node:NAME in the group system:nodes. The file is read again when
-    /// it changes.
-    #[arg(long, value_name = "FILE")]
-    token_auth_file: Option<PathBuf>,
-
-    /// Rights on the status API (YAML: `rules` with `users`, `groups`, `verbs`, `paths`; see docs/security.md)
-    /// [default: with --kubeconfig or --in-cluster the API server decides; otherwise every user reads, and the group
-    /// kplane:admins acts].
-    #[arg(long, value_name = "FILE")]
-    authorization_file: Option<PathBuf>,
-
-    /// File to which the control plane adds a JSON line for each refusal and each action of a user; - for standard
-    /// output, empty for none.
-    #[arg(long, value_name = "FILE", default_value = "-")]
-    audit_log: String,
-
-    /// Maximum number of watches of the status API (kpctl --watch) at a time.
-    #[arg(long, value_name = "N", default_value_t = WATCHES)]
-    max_watches: usize,
-
-    /// Serve agents and kpctl in plain text on addresses that other machines reach. Any machine that
-    /// reaches them can pose as any node.
-    #[arg(long, conflicts_with = "tls_cert_file")]
-    insecure: bool,
-}
-
-/// Parses a ServiceAccount's name; returns its user name.
-fn parse_account(text: &str) -> Result<String, String> {
-    match text.split_once(':') {
-        Some((namespace, name))
-            if !namespace.is_empty() && !name.is_empty() && !name.contains(':') =>
-        {
-            Ok(format!("system:serviceaccount:{namespace}:{name}"))
-        }
-        _ => Err("a ServiceAccount is NAMESPACE:NAME".to_owned()),
-    }
-}
-
-impl TlsFlags {
-    /// Returns the protection of the gRPC ports. In a pod the control plane makes its own certificates, unless the
-    /// operator says otherwise.
-    fn protection(&self, in_cluster: bool) -> Protection {
-        let pair = self
-            .tls_cert_file
-            .clone()
-            .zip(self.tls_private_key_file.clone());
-        if let Some((certificate, key)) = pair {
-            return Protection::Files(ServerFiles {
-                pair: KeyPair { certificate, key },
-                client_authorities: self.client_ca_file.clone(),
-            });
-        }
-        let own = self.certificates_in.clone();
-        let own = own.or_else(|| in_cluster.then(pod_namespace).flatten());
-        match own.filter(|_| !self.insecure) {
-            Some(namespace) => Protection::Own {
-                namespace,
-                client_ca: self.client_ca_file.clone(),
-            },
-            None => Protection::PlainText {
-                exposed: self.insecure,
-            },
-        }
-    }
-
-    fn identity(&self) -> identity::Config {
-        identity::Config {
-            agent_accounts: self.agent_service_account.clone(),
-            token_auth_file: self.token_auth_file.clone(),
-            authorization_file: self.authorization_file.clone(),
-            watches: self.max_watches,
-            audit: match self.audit_log.as_str() {
-                "" => AuditLog::Off,
-                "-" => AuditLog::Stdout,
-                file => AuditLog::File(file.into()),
-            },
-        }
-    }
-}
-
 /// Port for agents.
 const AGENT_PORT: u16 = 7443;
 /// Maximum time for work in progress after everything else has ended.
@@ -308,21 +204,32 @@ enum LogFormat {
 impl Args {
     /// Returns the origin of the objects; clap ensures that there is exactly one.
     fn origin(&self) -> Origin {
-        // An empty environment variable counts as unset.
-        let master = self.master.clone().filter(|master| !master.is_empty());
-        let access = match (&self.manifests, &self.kubeconfig) {
-            (Some(path), _) => return Origin::Manifests(path.clone()),
-            (None, Some(file)) => Access::Kubeconfig {
-                file: file.clone(),
-                master,
-            },
-            (None, None) => Access::InCluster { master },
-        };
+        if let Some(path) = &self.manifests {
+            return Origin::Manifests(path.clone());
+        }
+        let access = self.access();
+        if !self.relay.source_controlplane.is_empty() {
+            return Origin::ControlPlane(relay::Config {
+                flags: self.relay.clone(),
+                access: (self.in_cluster || self.kubeconfig.is_some()).then_some(access),
+                mark: self.own_mark,
+            });
+        }
         Origin::Kubernetes(kubernetes::Config {
             access,
             only_node: None,
             own_mark: self.own_mark,
         })
+    }
+
+    /// Returns the access to the API server.
+    fn access(&self) -> Access {
+        // An empty environment variable counts as unset.
+        let master = self.master.clone().filter(|master| !master.is_empty());
+        match self.kubeconfig.clone() {
+            Some(file) => Access::Kubeconfig { file, master },
+            None => Access::InCluster { master },
+        }
     }
 
     /// Returns the address for agents. Plain text stays on this machine unless the operator says otherwise.
@@ -382,6 +289,9 @@ Examples:
     kp-controlplane certs node certs node-1 node-2
     kp-controlplane certs user certs alice --admin
     kp-controlplane --manifests deploy/demo --tls-cert-file certs/server.crt \
+      --tls-private-key-file certs/server.key --client-ca-file certs/ca.crt
+  Relay two other control planes, for the agents of a zone:
+    kp-controlplane --source-controlplane root-1.example,root-2.example --tls-cert-file certs/server.crt \
       --tls-private-key-file certs/server.key --client-ca-file certs/ca.crt
 
 Environment:
@@ -449,6 +359,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         cliff_guard: args.cliff_guard(),
         events: args.events,
         peers: args.peers.config(args.own_mark),
+        own_node: args.on_node.as_deref().map(Into::into),
         state: Some(args.state.state(args.tls.certificates_in.clone())),
     })
     .await?;

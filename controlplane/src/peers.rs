@@ -17,6 +17,7 @@ mod way;
 
 pub use config::{Config, PeerFlags, Place};
 pub use way::{Cover, Secured};
+pub(crate) use way::{Target, connect, resolve};
 
 use answer::Question;
 pub(crate) use answer::{Answer, Claim};
@@ -35,7 +36,7 @@ use tonic::{Code, Status};
 use self::answer::{Invalid, Read, Unread, read};
 use self::follow::Shared;
 use self::turns::Turns;
-use self::way::{Target, Way};
+use self::way::Way;
 use crate::fleet::{bound_held, label};
 
 /// Maximum time to wait for all other replicas together.
@@ -368,7 +369,7 @@ fn reference(service: &ServiceName) -> pb::ServiceRef {
 }
 
 /// Returns the reason of a status: that of the connection, or the replica's own words.
-fn describe(status: &Status) -> String {
+pub(crate) fn describe(status: &Status) -> String {
     let mut cause = std::error::Error::source(status);
     let mut reason = None;
     while let Some(error) = cause {

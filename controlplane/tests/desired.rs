@@ -231,7 +231,7 @@ async fn a_slow_reader_gets_the_latest_state_and_no_queue() {
     publish(store, vec![large(0)], vec![node("n1", "x")]);
     let mut client = client(&bound).await;
     let mut node = client.watch_node(of_node("n1")).await.unwrap().into_inner();
-    let all = pb::WatchAllRequest {};
+    let all = pb::WatchAllRequest::default();
     let mut all = client.watch_all(all).await.unwrap().into_inner();
     let mut revision = 0;
     for change in 0..200 {
@@ -417,7 +417,7 @@ async fn all_nodes_come_with_their_configuration_and_go() {
     let both = vec![node("n1", "x"), node("n2", "y")];
     publish(store, vec![service(1, vec![endpoint(1, "n1")])], both);
     let mut client = client(&bound).await;
-    let all = pb::WatchAllRequest {};
+    let all = pb::WatchAllRequest::default();
     let mut watch = client.watch_all(all).await.unwrap().into_inner();
     let first = next(&mut watch).await;
     assert!(first.snapshot && first.complete);
@@ -473,7 +473,7 @@ async fn one_caller_cannot_have_all_watches() {
     publish(store, Vec::new(), vec![node("n1", "x")]);
     let mut client = client(&bound).await;
     let _node = client.watch_node(of_node("n1")).await.unwrap();
-    let all = || pb::WatchAllRequest {};
+    let all = || pb::WatchAllRequest::default();
     let _all = client.watch_all(all()).await.unwrap();
     let refused = client.watch_service(of_service(1)).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);

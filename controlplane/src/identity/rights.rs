@@ -27,7 +27,8 @@ use crate::bounded::make_room;
 pub const ADMINS: &str = "kplane:admins";
 
 /// Group of the replicas of the control plane. A certificate or a listed token with this group has the right
-/// [`Right::Peer`] and [`Right::PeerAct`], even while the API server is away, and no other right.
+/// [`Right::Peer`], [`Right::PeerAct`] and, for relays, [`Right::ReadAllDesired`], even while the API server is away, and no
+/// other right.
 pub const REPLICAS: &str = "kplane:controlplanes";
 
 /// Time for which a decision of the API server counts.
@@ -117,15 +118,15 @@ impl Rights {
         let is_of = |wanted: &str| identity.subject.groups.iter().any(|group| group == wanted);
         let all_rights = match right {
             Right::Peer | Right::PeerAct => is_of(REPLICAS),
-            Right::ReadStatus | Right::ReadDesired(_) | Right::ReadAllDesired | Right::Act => {
-                is_of(ADMINS)
-            }
+            // Relays are control planes.
+            Right::ReadAllDesired => is_of(ADMINS) || is_of(REPLICAS),
+            Right::ReadStatus | Right::ReadDesired(_) | Right::Act => is_of(ADMINS),
         };
         if is_listed && all_rights {
             return Ok(());
         }
         match self {
-            // A replica reads as a peer and in no other way.
+            // A replica reads as a peer and as a relay, and in no other way.
             _ if is_listed && is_of(REPLICAS) && !is_of(ADMINS) => Err(no_right(
                 identity,
                 right,

@@ -43,19 +43,19 @@ impl Default for CliffGuard {
 
 /// The Services that a step removes or empties.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Loss {
+pub(crate) struct Loss {
     /// Number of Services that go, and of all Services.
-    pub(super) services: usize,
-    pub(super) of_services: usize,
+    pub(crate) services: usize,
+    pub(crate) of_services: usize,
     /// Number of Services that stay and lose their last endpoint, and of all Services with
     /// endpoints.
-    pub(super) emptied: usize,
-    pub(super) of_served: usize,
+    pub(crate) emptied: usize,
+    pub(crate) of_served: usize,
 }
 
 impl CliffGuard {
     /// Returns the reason why a step is a cliff, if it is one.
-    pub(super) fn cliff(&self, loss: Loss) -> Option<String> {
+    pub(crate) fn cliff(&self, loss: Loss) -> Option<String> {
         let Loss {
             services,
             of_services,
@@ -77,7 +77,7 @@ impl CliffGuard {
     }
 
     /// Returns whether deletions by absence are guarded.
-    pub(super) fn guards_absence(&self) -> bool {
+    pub(crate) fn guards_absence(&self) -> bool {
         self.deletions != Guarded::Off
     }
 

@@ -10,7 +10,7 @@ use kplane_model::ServiceName;
 use crate::k8s::{Kind, ObjectId};
 
 /// Maximum number of example names.
-pub(super) const EXAMPLES: usize = 8;
+pub(crate) const EXAMPLES: usize = 8;
 
 /// Services that are served although the source no longer names them or their endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -64,8 +64,8 @@ impl fmt::Debug for Cover {
 
 /// A replica that can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Target {
-    pub(super) address: SocketAddr,
+pub(crate) struct Target {
+    pub(crate) address: SocketAddr,
     /// The host that led to it.
     host: Arc<str>,
 }
@@ -177,7 +177,8 @@ impl Way {
     }
 }
 
-async fn connect(dialer: Dialer, cover: Cover, to: Target) -> io::Result<Box<dyn Wire>> {
+/// Connects to a control plane.
+pub(crate) async fn connect(dialer: Dialer, cover: Cover, to: Target) -> io::Result<Box<dyn Wire>> {
     let (config, name) = match cover {
         Cover::PlainText { exposed } => {
             if !exposed && !to.address.ip().is_loopback() {
@@ -208,7 +209,8 @@ fn nowhere(place: &Place, reason: &str) -> pb::MissingReplica {
     }
 }
 
-async fn resolve(place: &Place) -> io::Result<Vec<Target>> {
+/// Returns the addresses of a place.
+pub(crate) async fn resolve(place: &Place) -> io::Result<Vec<Target>> {
     let target = |ip: IpAddr| Target {
         address: SocketAddr::new(ip.to_canonical(), place.port()),
         host: Arc::clone(place.host()),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
-use kplane_model::{Digest, NodeFacts, NodeName, ServiceKey, ZoneName};
+use kplane_model::{Cidr, Digest, NodeFacts, NodeName, ServiceKey, ZoneName};
 use tokio::sync::watch;
 
 use super::blob::Encoded;
@@ -14,7 +14,7 @@ use super::cursor::{Cursor, PIECE_BYTES, Piece};
 use super::resume::{RangeIndex, RangeIndexes, Way};
 use super::shelf::{Shelf, Walk};
 use super::state::{FIRST_REVISION, State, view_of};
-use super::{Moment, Publication, Trigger};
+use super::{Moment, Publication, Relayed, Trigger};
 use crate::freshness::Freshness;
 use crate::trust::Trust;
 
@@ -127,7 +127,7 @@ impl Store {
     /// Sets the versions of the source that the published state contains.
     pub fn set_freshness(&self, freshness: &Freshness) {
         if *self.read().freshness != *freshness {
-            self.write().freshness = Arc::new(freshness.clone());
+            self.write().set_freshness(freshness);
         }
     }
 
@@ -172,16 +172,30 @@ impl Store {
             }
         }
         state.triggers.note(first, &publication.triggers, &changed);
-        for node in &publication.nodes {
-            state.set_node(node.clone());
-        }
-        if let Some(cidrs) = &publication.service_cidrs {
-            state.set_service_cidrs(cidrs);
-        }
-        if *state.freshness != *freshness {
-            state.freshness = Arc::new(freshness.clone());
-        }
+        state.set_nodes(publication.nodes, publication.service_cidrs.as_deref());
+        state.set_freshness(freshness);
         self.finish(state, first, publication.observed_at)
+    }
+
+    /// Publishes what another control plane published, as [`Store::stage`] publishes what this one computed.
+    pub fn stage_relayed(&self, relayed: Relayed, freshness: &Freshness) -> u64 {
+        let mut state = self.write();
+        let first = state.revision + 1;
+        let mut changed = Vec::new();
+        for (key, change) in relayed.ports {
+            let before = state.revision;
+            match change {
+                Some(change) => state.relay(&key, change),
+                None => state.delete(&key),
+            }
+            if state.revision != before {
+                changed.push(key);
+            }
+        }
+        state.triggers.note(first, &relayed.triggers, &changed);
+        state.set_nodes(relayed.nodes, relayed.service_cidrs.as_deref());
+        state.set_freshness(freshness);
+        self.finish(state, first, relayed.observed_at)
     }
 
     /// Registers a stream about a node. Until [`Store::leave`], the store keeps the node's view,
@@ -370,5 +384,22 @@ impl Store {
 
     pub(super) fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn set_nodes(&mut self, nodes: Vec<NodeFacts>, service_cidrs: Option<&[Cidr]>) {
+        for node in nodes {
+            self.set_node(node);
+        }
+        if let Some(cidrs) = service_cidrs {
+            self.set_service_cidrs(cidrs);
+        }
+    }
+
+    fn set_freshness(&mut self, freshness: &Freshness) {
+        if *self.freshness != *freshness {
+            self.freshness = Arc::new(freshness.clone());
+        }
     }
 }

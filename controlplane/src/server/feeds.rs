@@ -17,7 +17,7 @@ use crate::hub::Hub;
 use crate::publish::Head;
 use crate::trust::Trust;
 
-/// Maximum time between two messages of a stream.
+/// Maximum time between two messages of a stream, unless the client wants them more often.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// A picture that a stream follows.
@@ -37,6 +37,11 @@ pub(super) trait Feed: Send + Sync + 'static {
 
     /// Returns the message of a stream that waits until the source has been read.
     fn waiting(source: pb::SourceState) -> Self::Message;
+
+    /// Returns the maximum time between two messages.
+    fn heartbeat(&self) -> Duration {
+        HEARTBEAT
+    }
 }
 
 /// Follows a picture until the client disconnects or the control plane ends.
@@ -46,7 +51,7 @@ pub(super) async fn follow<F: Feed>(
     outbox: mpsc::Sender<Result<F::Message, Status>>,
 ) {
     let mut head = hub.store.head();
-    let mut beat = Instant::now() + HEARTBEAT;
+    let mut beat = Instant::now() + feed.heartbeat();
     loop {
         let long_quiet = tokio::select! {
             biased;
@@ -74,7 +79,7 @@ pub(super) async fn follow<F: Feed>(
             if failed {
                 return;
             }
-            beat = Instant::now() + HEARTBEAT;
+            beat = Instant::now() + feed.heartbeat();
         }
     }
 }
@@ -89,6 +94,9 @@ pub(super) fn source_state(hub: &Hub, trust: &Trust, freshness: &Freshness) -> p
         doubt: trust.doubt().to_owned(),
         upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         freshness: freshness.news(&Freshness::default()),
+        path: hub.path(),
+        cluster_id: hub.upstream.cluster_id().to_owned(),
+        names_nodes: hub.names_are_nodes(),
     }
 }
 

@@ -43,7 +43,8 @@ fn right_for(path: &str) -> Option<Right> {
         | "/kplane.v1.StatusService/ChangeRollout" => Some(Right::Act),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
         "/kplane.v1.DesiredStateService/WatchService"
-        | "/kplane.v1.DesiredStateService/WatchAll" => Some(Right::ReadAllDesired),
+        | "/kplane.v1.DesiredStateService/WatchAll"
+        | "/kplane.v1.DesiredStateService/LookAgain" => Some(Right::ReadAllDesired),
         "/kplane.v1.PeerService/Approve" => Some(Right::PeerAct),
         _ if path.starts_with("/kplane.v1.PeerService/") => Some(Right::Peer),
         _ => Some(Right::ReadStatus),

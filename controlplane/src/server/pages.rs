@@ -179,7 +179,7 @@ fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<S
     const TOLD: usize = 5;
     let known = facts.iter().filter(|(_, node)| node.known);
     let names: Vec<&str> = known.map(|(name, _)| &**name).collect();
-    if !hub.store.head().borrow().synced || (names.is_empty() && hub.source != "kubernetes") {
+    if !hub.store.head().borrow().synced || (names.is_empty() && !hub.names_are_nodes()) {
         return None;
     }
     let told = names.iter().take(TOLD).copied().collect::<Vec<_>>();

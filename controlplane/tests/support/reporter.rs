@@ -8,6 +8,7 @@ use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message};
 use super::support::Peer;
 
 /// Returns Service shop/web with this port number, or its deletion.
+#[allow(dead_code, reason = "not all tests publish a Service")]
 pub(crate) fn web(port: Option<u16>) -> (ServiceKey, Option<Published>) {
     let key = ServiceKey::sample("shop", "web");
     let published = port.map(|number| {

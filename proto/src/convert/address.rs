@@ -123,6 +123,20 @@ pub(super) fn optional_port(field: &'static str, value: u32) -> Result<Option<u1
     (value != 0).then(|| port(field, value)).transpose()
 }
 
+impl From<&Cidr> for pb::Cidr {
+    fn from(cidr: &Cidr) -> Self {
+        cidr_to_wire(cidr)
+    }
+}
+
+impl TryFrom<&pb::Cidr> for Cidr {
+    type Error = ConvertError;
+
+    fn try_from(cidr: &pb::Cidr) -> Result<Self, ConvertError> {
+        cidr_from_wire("cidr", cidr)
+    }
+}
+
 pub(super) fn cidr_to_wire(cidr: &Cidr) -> pb::Cidr {
     pb::Cidr {
         address: ip_bytes(cidr.first()),

@@ -331,7 +331,7 @@ impl<'a> Caller<'a> {
                     desired.watch_service(watch).await.map(drop)
                 }
                 Method::WatchAll => {
-                    let watch = self.request(pb::WatchAllRequest {});
+                    let watch = self.request(pb::WatchAllRequest::default());
                     let mut desired = DesiredStateServiceClient::new(channel);
                     desired.watch_all(watch).await.map(drop)
                 }

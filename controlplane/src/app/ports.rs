@@ -1,0 +1,156 @@
+//! The ports of a control plane, and the services on them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kplane_proto::shared::AgentServiceServer;
+use kplane_proto::v1::DESCRIPTORS;
+use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
+use kplane_proto::v1::peer_service_server::PeerServiceServer;
+use kplane_proto::v1::status_service_server::StatusServiceServer;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Server;
+use tonic::transport::server::Router;
+use tonic::{Request, Status};
+use tracing::warn;
+
+use super::protection::is_exposed;
+use super::{BuildError, Secured, TaskError};
+use crate::doors::{Cover, Door, Limits, Occupancy};
+use crate::hub::Hub;
+use crate::identity::Gate;
+use crate::peers::Peers;
+use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer};
+
+/// Interval at which the transport probes a silent peer.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// Maximum number of connections that the kernel keeps until they are accepted; net.core.somaxconn
+/// may lower it.
+const BACKLOG: u32 = 4096;
+/// Maximum number of concurrent streams of one connection: an agent has one, a tool few.
+const MAX_STREAMS: u32 = 16;
+
+pub(super) fn listen(
+    address: Option<SocketAddr>,
+    purpose: &'static str,
+) -> Result<Option<TcpListener>, BuildError> {
+    let Some(address) = address else {
+        return Ok(None);
+    };
+    open(address)
+        .map(Some)
+        .map_err(|source| BuildError::Listen {
+            address,
+            purpose,
+            source,
+        })
+}
+
+/// Opens a port. When a whole fleet connects at once, agents that do not fit into the backlog try
+/// again a second later.
+fn open(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Lowers the limits on connections of agents to what the limit of open files allows.
+pub(super) fn agent_limits(wanted: Limits) -> Limits {
+    let files = kplane_http::file_limit();
+    let limits = wanted.within(files);
+    if limits.connections < wanted.connections {
+        warn!(
+            files,
+            connections = limits.connections,
+            "the limit of open files allows fewer agents than the configured {}; raise it \
+             (LimitNOFILE, ulimit -n)",
+            wanted.connections
+        );
+    }
+    limits
+}
+
+pub(super) fn serve(
+    listener: Option<TcpListener>,
+    door: &Arc<Door>,
+    tls: Option<Secured>,
+    router: Router,
+    tasks: &mut JoinSet<Result<(), TaskError>>,
+    shutdown: &CancellationToken,
+) -> Option<SocketAddr> {
+    let listener = listener?;
+    let address = listener.local_addr().ok();
+    if let Some(address) = address.filter(|address| tls.is_none() && is_exposed(address)) {
+        warn!(
+            %address, port = door.what(),
+            "serving in plain text (--insecure): any machine that reaches the address can pose as any node"
+        );
+    }
+    let (stop, door) = (shutdown.clone(), Arc::clone(door));
+    door.set_cover(Cover::Waiting);
+    tasks.spawn(async move {
+        let tls = match tls {
+            None => None,
+            Some(secured) => tokio::select! {
+                Some(follower) = secured => Some(follower),
+                () = stop.cancelled() => return Ok(()),
+            },
+        };
+        let incoming = door.incoming(listener, tls);
+        let stop = stop.cancelled_owned();
+        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
+    });
+    address
+}
+
+fn server() -> Server {
+    Server::builder()
+        .max_concurrent_streams(Some(MAX_STREAMS))
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+}
+
+pub(super) fn agent_router(hub: &Arc<Hub>, gate: &Arc<Gate>) -> Router {
+    let service = AgentServiceServer::new(AgentServer::new(Arc::clone(hub), Arc::clone(gate)));
+    server().add_service(service)
+}
+
+pub(super) fn status_router(
+    hub: &Arc<Hub>,
+    gate: &Arc<Gate>,
+    peers: Option<Arc<Peers>>,
+) -> Result<Router, BuildError> {
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
+    // The port serves as soon as it is open: the status API explains what is not ready.
+    let (_, health) = tonic_health::server::health_reporter();
+    let status = StatusServer::new(Arc::clone(hub)).with(peers);
+    let status = StatusServiceServer::new(status);
+    let peer = PeerServiceServer::new(PeerServer::new(Arc::clone(hub)));
+    let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
+    Ok(server()
+        .add_service(Guarded::new(status, Arc::clone(gate)))
+        .add_service(Guarded::new(desired, Arc::clone(gate)))
+        .add_service(Guarded::new(peer, Arc::clone(gate)))
+        .add_service(InterceptedService::new(health, in_use))
+        .add_service(Guarded::new(reflection, Arc::clone(gate))))
+}
+
+/// Marks the connection as in use, so that a connection with a request stays open.
+#[expect(clippy::unnecessary_wraps, reason = "an interceptor")]
+fn in_use(request: Request<()>) -> Result<Request<()>, Status> {
+    if let Some(connection) = request.extensions().get::<Occupancy>() {
+        connection.keep();
+    }
+    Ok(request)
+}

@@ -1,0 +1,189 @@
+//! The owner of the names behind the store: the index, or the mirror of a relay.
+
+use std::time::{Instant, SystemTime};
+
+use kplane_model::{Issue, NodeName, ServiceName};
+
+use crate::freshness::Freshness;
+use crate::index::{Held, Index, Outcome, Picture, PortView, ServiceDetail, Totals};
+use crate::k8s::{ObjectId, Uid};
+use crate::mirror::{Mirror, Reflection};
+use crate::publish::{Publication, Relayed, Store};
+use crate::source::Batch;
+use crate::trust::Trust;
+
+/// The index of a control plane that reads objects itself, or the mirror of a relay.
+pub(super) enum AnyIndex {
+    Own(Box<Index>),
+    Mirror(Box<Mirror>),
+}
+
+/// Changes to publish.
+pub(super) enum Change {
+    Computed(Publication),
+    Relayed(Relayed),
+}
+
+/// The result of a step.
+pub(super) struct Step {
+    pub(super) change: Option<Change>,
+    pub(super) issues_changed: bool,
+    pub(super) held_changed: bool,
+    pub(super) held_more: bool,
+}
+
+impl From<Outcome> for Step {
+    fn from(outcome: Outcome) -> Self {
+        Self {
+            change: outcome.publication.map(Change::Computed),
+            issues_changed: outcome.issues_changed,
+            held_changed: outcome.held_changed,
+            held_more: outcome.held_more,
+        }
+    }
+}
+
+impl From<Reflection> for Step {
+    fn from(reflection: Reflection) -> Self {
+        Self {
+            change: reflection.publication.map(Change::Relayed),
+            issues_changed: reflection.issues_changed,
+            held_changed: reflection.held_changed,
+            held_more: reflection.held_more,
+        }
+    }
+}
+
+impl Change {
+    /// Publishes the change; returns the newest revision.
+    pub(super) fn stage(self, store: &Store, freshness: &Freshness) -> u64 {
+        match self {
+            Self::Computed(publication) => store.stage(publication, freshness),
+            Self::Relayed(relayed) => store.stage_relayed(relayed, freshness),
+        }
+    }
+}
+
+impl AnyIndex {
+    pub(super) fn apply(&mut self, batch: Batch) -> Step {
+        match self {
+            Self::Own(index) => index.apply(batch).into(),
+            Self::Mirror(mirror) => mirror.apply(batch).into(),
+        }
+    }
+
+    pub(super) fn approve(&mut self, at: SystemTime) -> (Option<Held>, Step) {
+        match self {
+            Self::Own(index) => {
+                let (held, outcome) = index.approve(at);
+                (held, outcome.into())
+            }
+            Self::Mirror(mirror) => {
+                let (held, reflection) = mirror.approve(at);
+                (held, reflection.into())
+            }
+        }
+    }
+
+    /// Returns the time at which the origin was current; that of the latest batch is now.
+    pub(super) fn current_at(&self) -> Instant {
+        match self {
+            Self::Own(_) => Instant::now(),
+            Self::Mirror(mirror) => mirror.current_at(),
+        }
+    }
+
+    /// Returns the versions of the source that the followed control plane reported; `None` if there is none.
+    pub(super) fn relayed_freshness(&self) -> Option<&Freshness> {
+        match self {
+            Self::Own(_) => None,
+            Self::Mirror(mirror) => Some(mirror.freshness()),
+        }
+    }
+
+    pub(super) fn is_synced(&self) -> bool {
+        match self {
+            Self::Own(index) => index.is_synced(),
+            Self::Mirror(mirror) => mirror.is_synced(),
+        }
+    }
+
+    pub(super) fn totals(&self) -> Totals {
+        match self {
+            Self::Own(index) => index.totals(),
+            Self::Mirror(mirror) => mirror.totals(),
+        }
+    }
+
+    pub(super) fn issues(&self) -> Vec<Issue> {
+        match self {
+            Self::Own(index) => index.issues(),
+            Self::Mirror(mirror) => mirror.issues(),
+        }
+    }
+
+    pub(super) fn held(&self) -> Option<Held> {
+        match self {
+            Self::Own(index) => index.held(),
+            Self::Mirror(mirror) => mirror.held(),
+        }
+    }
+
+    /// Returns whether an approval would change anything.
+    pub(super) fn needs_approval(&self) -> bool {
+        match self {
+            Self::Own(index) => index.needs_approval(),
+            Self::Mirror(mirror) => mirror.needs_approval(),
+        }
+    }
+
+    /// Returns the part of the picture that an approval names.
+    pub(super) fn picture(&self) -> Picture {
+        match self {
+            Self::Own(index) => index.picture(),
+            Self::Mirror(mirror) => mirror.picture(),
+        }
+    }
+
+    pub(super) fn trust(&self) -> Trust {
+        match self {
+            Self::Own(index) => index.trust(),
+            Self::Mirror(mirror) => mirror.trust(),
+        }
+    }
+
+    pub(super) fn ports(&self, store: &Store, namespace: &str) -> Vec<PortView> {
+        match self {
+            Self::Own(index) => index.ports(namespace),
+            Self::Mirror(mirror) => mirror.ports(store, namespace),
+        }
+    }
+
+    pub(super) fn detail(
+        &self,
+        store: &Store,
+        name: &ServiceName,
+        upstream: &[Issue],
+    ) -> Option<ServiceDetail> {
+        match self {
+            Self::Own(index) => index.detail(name, upstream),
+            Self::Mirror(mirror) => mirror.detail(store, name),
+        }
+    }
+
+    /// Returns the UID of an object; a relay knows none.
+    pub(super) fn uid(&self, id: &ObjectId) -> Option<Uid> {
+        match self {
+            Self::Own(index) => index.uid(id),
+            Self::Mirror(_) => None,
+        }
+    }
+
+    /// Returns the UID of a Node; a relay knows none.
+    pub(super) fn node_uid(&self, node: &NodeName) -> Option<Uid> {
+        match self {
+            Self::Own(index) => index.node_uid(node),
+            Self::Mirror(_) => None,
+        }
+    }
+}
