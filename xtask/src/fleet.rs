@@ -29,6 +29,11 @@ Options:
       --restart           Further step: all control planes are killed and started again
       --kill <N>          Last step: so many replicas are killed
       --settle <SECONDS>  Time after which the memory of the remaining replicas is compared [default: 60]
+      --compare           Then compare with subscribers of NATS (Debian's package nats-server) and with raw watches of a
+                          Kubernetes API server, as many as agents; --write writes this comparison only
+      --watches <N>       Number of these watches, where the machine does not bear as many
+      --api-server        Instead: compare what an API server does for kube-proxies on as many nodes as agents, and for
+                          one and three control planes; needs --churn
       --reports <BOOL>    Whether agents report after each update, as real ones do [default: true]
       --trace <FILE>      Write a line of JSON every second
       --write             Write the table to docs/benchmarks.md
@@ -39,6 +44,8 @@ Examples:
     cargo xtask fleet --agents 3000 --services 5000 --churn 20
   What happens when one of three replicas dies?
     cargo xtask fleet --agents 3000 --services 5000 --replicas 3 --churn 20 --kill 1 --trace fleet.jsonl
+  What does the API server save?
+    cargo xtask fleet --agents 1000 --churn 20 --seconds 30 --api-server
 ";
 
 /// Builds the control plane and the simulator with optimisation, and runs them.
