@@ -31,8 +31,8 @@ use agent::{Agent, World};
 use meter::Meter;
 use plane::Places;
 
-pub use input::Input;
 pub(crate) use input::names;
+pub use input::{Input, objects, slice};
 pub use meter::{Violated, WayCounts, percentiles};
 pub(crate) use plane::make_certs;
 pub use plane::{Usage, agent_address, beside, identity, metrics_address};
@@ -139,6 +139,7 @@ impl Fleet {
             changing: input.changing(),
             reports: size.reports,
             stalled: watch::Sender::new(0),
+            home: watch::Sender::new(0),
             pids: Mutex::default(),
         };
         for _ in 0..input.last() {

@@ -3,6 +3,7 @@
 
 mod api;
 mod compare;
+mod cursors;
 mod floods;
 mod simulator;
 mod sizes;
@@ -18,6 +19,12 @@ fn main() -> Result<()> {
     kplane_tests::userns::isolate()?;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    if let [agents] = *args.cursors {
+        return cursors::measure(agents, args.services);
+    }
+    if !args.cursors.is_empty() {
+        return cursors::run(&args);
+    }
     let Some(agents) = args.agents else {
         return sizes::run();
     };

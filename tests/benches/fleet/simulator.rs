@@ -57,6 +57,9 @@ pub(crate) struct Args {
     /// Measures the load of an API server instead.
     #[arg(long)]
     pub(crate) api_server: bool,
+    /// Measures so many agents without a network instead, each number in a process of its own.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) cursors: Vec<u32>,
     /// Whether agents report what they hold.
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub(crate) reports: bool,
@@ -107,7 +110,7 @@ pub(crate) async fn run(args: &Args, agents: u32) -> Result<(String, Measured)> 
         came_back(&mut table, "all control planes restarted", &back, "30 s");
     }
     if let Some(replicas) = args.kill {
-        kill(&mut fleet, &mut table, args, replicas).await?;
+        kill(&mut fleet, &mut table, args, replicas, ours.memory_each).await?;
     }
     let violated = fleet.violated();
     let counts = format!("{} lost, {} back", violated.lost, violated.back);
@@ -221,21 +224,38 @@ async fn stall(fleet: &mut Fleet, table: &mut Table, args: &Args, agents: u32) -
     Ok(())
 }
 
-async fn kill(fleet: &mut Fleet, table: &mut Table, args: &Args, replicas: u8) -> Result<()> {
+async fn kill(
+    fleet: &mut Fleet,
+    table: &mut Table,
+    args: &Args,
+    replicas: u8,
+    memory_each: u64,
+) -> Result<()> {
     let settle = Duration::from_secs(args.settle);
     let killed = fleet.kill(replicas.into(), args.churn, settle).await?;
     let what = format!("{replicas} of {} killed", args.replicas);
     came_back(table, &what, &killed.back, "10 s");
     let [before, after] = killed.survivors;
+    let more = after.1.saturating_sub(before.1) as u64;
+    let needed = before.0.now + more * memory_each;
     let memory = format!(
-        "{} with {} agents -> {} with {}, at most {}",
+        "{} with {} agents -> {} with {} ({:.2} x of what they need), at most {}",
         mib(before.0.now),
         before.1,
         mib(after.0.now),
         after.1,
+        after.0.now as f64 / needed as f64,
         mib(after.0.most),
     );
     let what = format!("the others' memory after {} s", args.settle);
+    table.row(what, memory, "within 5 %");
+    let (memory, agents) = fleet.revive(replicas.into(), settle).await?;
+    let memory = format!(
+        "{} with {agents} ({:.2} x of before)",
+        mib(memory.now),
+        memory.now as f64 / before.0.now as f64
+    );
+    let what = format!("{} s after all are back where they were", args.settle);
     table.row(what, memory, "within 5 %");
     Ok(())
 }

@@ -140,8 +140,8 @@ fn changing(services: u32) -> u32 {
     services.clamp(1, CHANGING)
 }
 
-/// Returns Nodes and Services: some lack the endpoint that changes, the others have two that stay.
-fn objects(nodes: u32, services: u32) -> impl Iterator<Item = Value> {
+/// Returns Services, EndpointSlices and Nodes: some Services lack the endpoint that changes, the others have two that stay.
+pub fn objects(nodes: u32, services: u32) -> impl Iterator<Item = Value> {
     let stay = (changing(services)..services).map(|number| {
         let [_, _, high, low] = number.to_be_bytes();
         let ips = [[10, 245, high, low], [10, 246, high, low]].map(Ipv4Addr::from);
@@ -159,7 +159,9 @@ fn service(number: u32) -> Value {
     cluster::objects::service(NAMESPACE, &format!("s{number}"), spec)
 }
 
-fn slice(number: u32, endpoints: &[Ipv4Addr]) -> Value {
+/// Returns the EndpointSlice of a Service.
+#[must_use]
+pub fn slice(number: u32, endpoints: &[Ipv4Addr]) -> Value {
     let endpoints = endpoints.iter().map(|ip| json!({"addresses": [ip]}));
     let service = format!("s{number}");
     cluster::objects::slice(NAMESPACE, &format!("{service}-1"), &service, endpoints)
