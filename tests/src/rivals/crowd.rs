@@ -48,6 +48,8 @@ pub(super) struct Crowd {
     attending: AtomicUsize,
     arrived: AtomicUsize,
     failed: AtomicUsize,
+    /// The error of the last connection that ended.
+    error: Mutex<String>,
     published: Mutex<Option<Instant>>,
     latencies: Mutex<Histogram>,
 }
@@ -89,9 +91,10 @@ impl Crowd {
             let crowd = Arc::clone(self);
             tasks.spawn(async move {
                 loop {
-                    // The end of a connection is a failure as well.
-                    let _ = client.listen(&crowd).await;
+                    let end = client.listen(&crowd).await;
                     crowd.failed.fetch_add(1, Relaxed);
+                    *lock(&crowd.error) =
+                        end.map_or_else(|error| format!("{error:#}"), |()| "end".to_owned());
                     sleep(rand::random_range(Duration::ZERO..RETRY)).await;
                 }
             });
@@ -154,7 +157,10 @@ impl Crowd {
             if begun.elapsed() > DEADLINE {
                 let (count, failed) = (count.load(Relaxed), self.failed.load(Relaxed));
                 let time = DEADLINE.as_secs();
-                bail!("{count} of {wanted} {what} after {time} s; {failed} connections failed");
+                let error = lock(&self.error).clone();
+                bail!(
+                    "{count} of {wanted} {what} after {time} s; {failed} connections ended: {error}"
+                );
             }
             sleep(LOOK).await;
         }

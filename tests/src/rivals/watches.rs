@@ -181,12 +181,12 @@ impl Connection {
                 socket.bind((own, 0).into())?;
                 let server = SocketAddr::new(IpAddr::V4(SERVER), PORT);
                 let stream = socket.connect(server).await?;
-                greet(stream, Some(config), "127.0.0.1")
+                greet(stream, Some(config), "localhost")
                     .await
                     .map(TokioIo::new)
             }
         };
-        let endpoint = Endpoint::from_static("https://127.0.0.1");
+        let endpoint = Endpoint::from_static("https://localhost");
         let channel = endpoint.connect_with_connector(tower::service_fn(connect));
         Ok(channel.await?)
     }
