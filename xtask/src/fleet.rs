@@ -56,7 +56,10 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
         print!("{HELP}");
         return Ok(ExitCode::SUCCESS);
     }
-    if !args.iter().any(|arg| arg.starts_with("--agents") || arg.starts_with("--cursors")) {
+    if !args
+        .iter()
+        .any(|arg| arg.starts_with("--agents") || arg.starts_with("--cursors"))
+    {
         args.extend(["--agents".to_owned(), "1000".to_owned()]);
     }
     // Cargo runs benchmarks in another folder.

@@ -30,7 +30,8 @@ const ARRIVE: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug)]
 struct Load {
     changes: u64,
-    events: u64,
+    /// As the server writes it, which may be with an exponent.
+    events: f64,
     cpu: Duration,
     memory: u64,
 }
@@ -38,6 +39,7 @@ struct Load {
 /// Measures an API server that nobody reads, that kube-proxies read, and that control planes read; each has the same
 /// objects and the same changes. Returns the table.
 pub(crate) fn run(args: &Args, nodes: u32) -> Result<String> {
+    let machine = machine()?;
     let proxies = with_proxies(args, nodes)?;
     let mut rows = row(&format!("{nodes} kube-proxies"), &proxies, &proxies);
     for replicas in REPLICAS {
@@ -47,7 +49,6 @@ pub(crate) fn run(args: &Args, nodes: u32) -> Result<String> {
     }
     rows += &row("nobody", &with_nobody(args, nodes)?, &proxies);
     let (churn, seconds, services) = (args.churn, args.seconds, args.services);
-    let machine = machine()?;
     Ok(format!(
         "{nodes} nodes, {services} Services, {churn} changes/s for {seconds} s; {machine}\n\n{HEAD}{rows}"
     ))
@@ -118,12 +119,12 @@ async fn load(cluster: &Cluster, changes: impl AsyncFnOnce() -> Result<u64>) -> 
 }
 
 /// Returns the number of events that the server has sent.
-fn events(cluster: &Cluster) -> Result<u64> {
+fn events(cluster: &Cluster) -> Result<f64> {
     let metrics = cluster.api().text("/metrics")?;
     let counters = metrics.lines().filter(|line| line.starts_with(EVENTS));
     let counts = counters.map(|line| {
         let (_, count) = line.rsplit_once(' ').context("a counter")?;
-        Ok(count.parse::<f64>()? as u64)
+        Ok(count.parse::<f64>()?)
     });
     counts.sum()
 }
@@ -131,9 +132,9 @@ fn events(cluster: &Cluster) -> Result<u64> {
 fn row(who: &str, load: &Load, proxies: &Load) -> String {
     let each = |load: &Load| load.cpu.div_f64(load.changes as f64);
     let row = format!(
-        "| {who} | {} | 1/{:.0} | {} | {:.2} x | {} MiB |\n",
+        "| {who} | {:.0} | 1/{:.0} | {} | {:.2} x | {} MiB |\n",
         load.events,
-        proxies.events as f64 / load.events as f64,
+        proxies.events / load.events,
         show(each(load)),
         each(load).div_duration_f64(each(proxies)),
         load.memory >> 20,

@@ -14,14 +14,15 @@ const HEAD: &str = "\
 
 /// Measures the others, one after the other; returns the table with a row of kplane.
 pub(crate) fn run(args: &Args, agents: u32, ours: &Measured) -> Result<String> {
+    let machine = machine()?;
     let watchers = args.watches.unwrap_or(agents);
     let mut rows = row("kplane", agents, &Ok(ours.clone()));
-    println!("\n{HEAD}{rows}");
+    print!("\n{HEAD}{rows}");
     let nats = apart(nats::measure(agents, args.changes));
     rows += &printed(row("NATS", agents, &nats));
     let watches = watch(args, watchers);
     rows += &printed(row("kube-apiserver", watchers, &watches));
-    Ok(format!("{}\n\n{HEAD}{rows}", machine()?))
+    Ok(format!("{machine}\n\n{HEAD}{rows}"))
 }
 
 fn watch(args: &Args, watchers: u32) -> Result<Measured> {

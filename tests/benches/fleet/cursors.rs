@@ -55,14 +55,15 @@ const DEADLINE: Duration = Duration::from_secs(180);
 /// Measures all numbers of agents, each in a process of its own, whose memory is its own.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let title = format!("{} Services; {}", args.services, machine()?);
-    println!("{title}\n\n{HEAD}");
+    print!("{title}\n\n{HEAD}");
     let mut rows = String::new();
     for agents in &args.cursors {
         let mut own = Command::new(std::env::current_exe()?);
         own.args(["--cursors", &agents.to_string()]);
         own.args(["--services", &args.services.to_string()]);
-        rows += &kplane_tests::process::output(own)?;
-        print!("{rows}");
+        let some = kplane_tests::process::output(own)?;
+        print!("{some}");
+        rows += &some;
     }
     if args.write {
         let text = format!("{title}\n\n{HEAD}{rows}");
