@@ -24,15 +24,17 @@ use kplane_rig::netns::NetNs;
 use kplane_rig::process::Process;
 use tempfile::TempDir;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, block_in_place};
 use tokio::time::sleep;
 
 use agent::{Agent, World};
-use input::{Input, names};
 use meter::Meter;
 use plane::Places;
 
+pub(crate) use input::names;
+pub use input::{Input, objects, slice};
 pub use meter::{Violated, WayCounts, percentiles};
+pub(crate) use plane::make_certs;
 pub use plane::{Usage, agent_address, beside, identity, metrics_address};
 pub use scenarios::{Back, Churned, Killed, Stalled};
 
@@ -42,8 +44,15 @@ pub const DEADLINE: Duration = Duration::from_secs(180);
 ///
 /// # Errors
 /// The network cannot be made, or the fleet fails.
-pub fn apart(fleet: impl Future<Output = Result<()>>) -> Result<()> {
-    let ns = NetNs::new("fleet")?;
+pub fn apart<T>(fleet: impl Future<Output = Result<T>>) -> Result<T> {
+    inside(&NetNs::new("fleet")?, fleet)
+}
+
+/// Runs a fleet in a network, on two threads.
+///
+/// # Errors
+/// The fleet fails.
+pub fn inside<T>(ns: &NetNs, fleet: impl Future<Output = Result<T>>) -> Result<T> {
     let _inside = ns.enter()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -88,14 +97,39 @@ impl Fleet {
     /// A control plane does not start.
     pub async fn start(program: PathBuf, size: Size) -> Result<Self> {
         let folder = TempDir::new()?;
+        let manifests = folder.path().join("objects");
+        let input = Input::new(&manifests, size.agents, size.services)?;
+        Self::with(program, size, ("--manifests", manifests), input, folder).await
+    }
+
+    /// Starts control planes that read a cluster, which has the objects of a fleet of this size.
+    ///
+    /// # Errors
+    /// A control plane does not start.
+    pub async fn at(
+        program: PathBuf,
+        size: Size,
+        kubeconfig: PathBuf,
+        input: Input,
+    ) -> Result<Self> {
+        let source = ("--kubeconfig", kubeconfig);
+        Self::with(program, size, source, input, TempDir::new()?).await
+    }
+
+    async fn with(
+        program: PathBuf,
+        size: Size,
+        source: (&'static str, PathBuf),
+        input: Input,
+        folder: TempDir,
+    ) -> Result<Self> {
         let places = Places {
             program,
             certs: folder.path().join("certs"),
-            manifests: folder.path().join("objects"),
+            source,
             replicas: size.replicas,
         };
-        let input = Input::new(&places.manifests, size.agents, size.services)?;
-        places.make_certs(names(size.agents).collect())?;
+        make_certs(&places.certs, names(size.agents).collect())?;
         let planes = places.start().await?;
         let world = World {
             certs: places.certs.clone(),
@@ -105,6 +139,7 @@ impl Fleet {
             changing: input.changing(),
             reports: size.reports,
             stalled: watch::Sender::new(0),
+            home: watch::Sender::new(0),
             pids: Mutex::default(),
         };
         for _ in 0..input.last() {
@@ -197,7 +232,7 @@ impl Fleet {
 
     fn publish(&mut self) -> Result<()> {
         self.world.meter.publishes();
-        self.input.change()
+        block_in_place(|| self.input.change())
     }
 
     /// Waits until all agents that read are up to date at some replica.

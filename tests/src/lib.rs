@@ -12,4 +12,5 @@ pub mod bench;
 pub mod contents;
 pub mod fleet;
 pub mod plane;
+pub mod rivals;
 pub mod support;

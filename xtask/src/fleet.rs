@@ -27,8 +27,15 @@ Options:
       --stall <N>         Further step: so many agents stop reading
       --partition <N>     Further step: so many replicas are cut off from their agents without a word
       --restart           Further step: all control planes are killed and started again
-      --kill <N>          Last step: so many replicas are killed
+      --kill <N>          Last step: so many replicas are killed, and later started again
       --settle <SECONDS>  Time after which the memory of the remaining replicas is compared [default: 60]
+      --compare           Then compare with subscribers of NATS (Debian's package nats-server) and with raw watches of a
+                          Kubernetes API server, as many as agents; --write writes this comparison only
+      --watches <N>       Number of these watches, where the machine does not bear as many
+      --api-server        Instead: compare what an API server does for kube-proxies on as many nodes as agents, and for
+                          one and three control planes; needs --churn
+      --cursors <N,..>    Instead: memory and CPU of so many agents in one process with the control plane, without a
+                          network: what a change costs that concerns all of them, 1 % of them, or none
       --reports <BOOL>    Whether agents report after each update, as real ones do [default: true]
       --trace <FILE>      Write a line of JSON every second
       --write             Write the table to docs/benchmarks.md
@@ -39,6 +46,8 @@ Examples:
     cargo xtask fleet --agents 3000 --services 5000 --churn 20
   What happens when one of three replicas dies?
     cargo xtask fleet --agents 3000 --services 5000 --replicas 3 --churn 20 --kill 1 --trace fleet.jsonl
+  What does the API server save?
+    cargo xtask fleet --agents 1000 --churn 20 --seconds 30 --api-server
 ";
 
 /// Builds the control plane and the simulator with optimisation, and runs them.
@@ -47,7 +56,10 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
         print!("{HELP}");
         return Ok(ExitCode::SUCCESS);
     }
-    if !args.iter().any(|arg| arg.starts_with("--agents")) {
+    if !args
+        .iter()
+        .any(|arg| arg.starts_with("--agents") || arg.starts_with("--cursors"))
+    {
         args.extend(["--agents".to_owned(), "1000".to_owned()]);
     }
     // Cargo runs benchmarks in another folder.

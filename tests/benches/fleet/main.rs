@@ -1,6 +1,9 @@
 //! `cargo xtask fleet`: a fleet of a size that a user plans, and what happens to it. `cargo xtask bench`: fleets of
 //! fixed sizes, and floods beside them. Control planes and simulated agents share the machine.
 
+mod api;
+mod compare;
+mod cursors;
 mod floods;
 mod simulator;
 mod sizes;
@@ -16,8 +19,29 @@ fn main() -> Result<()> {
     kplane_tests::userns::isolate()?;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-    match args.agents {
-        Some(agents) => apart(simulator::run(&args, agents)),
-        None => sizes::run(),
+    if let [agents] = *args.cursors {
+        return cursors::measure(agents, args.services);
     }
+    if !args.cursors.is_empty() {
+        return cursors::run(&args);
+    }
+    let Some(agents) = args.agents else {
+        return sizes::run();
+    };
+    let (command, text) = if args.api_server {
+        ("cargo xtask fleet --api-server", api::run(&args, agents)?)
+    } else {
+        let (text, ours) = apart(simulator::run(&args, agents))?;
+        match args.compare {
+            false => ("cargo xtask fleet", text),
+            true => {
+                let text = compare::run(&args, agents, &ours)?;
+                ("cargo xtask fleet --compare", text)
+            }
+        }
+    };
+    if args.write {
+        table::write(command, &text)?;
+    }
+    Ok(())
 }

@@ -7,8 +7,10 @@ use anyhow::{Result, ensure};
 use clap::{ArgAction, Parser};
 use kplane_tests::bench::workload::show;
 use kplane_tests::fleet::{Back, Fleet, Size, Violated, beside, percentiles};
+use kplane_tests::histogram::Histogram;
+use kplane_tests::rivals::Measured;
 
-use super::table::{self, Table};
+use super::table::Table;
 
 /// Simulates a fleet; started by `cargo xtask fleet`, whose help explains the flags.
 #[derive(Debug, Parser)]
@@ -18,19 +20,19 @@ pub(crate) struct Args {
     pub(crate) agents: Option<u32>,
     /// Services that each agent holds.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=60_000))]
-    services: u32,
+    pub(crate) services: u32,
     /// Control planes.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=20))]
     replicas: u8,
     /// Single changes, one after the other.
     #[arg(long, default_value_t = 20)]
-    changes: usize,
+    pub(crate) changes: usize,
     /// Changes a second, in a further step and while replicas are away.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000))]
-    churn: u32,
+    pub(crate) churn: u32,
     /// Duration of that step.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
-    seconds: u64,
+    pub(crate) seconds: u64,
     /// Agents that stop reading.
     #[arg(long)]
     stall: Option<u32>,
@@ -46,29 +48,41 @@ pub(crate) struct Args {
     /// Time until the memory of the others is compared.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=3_600))]
     settle: u64,
+    /// Compares with watches of an API server and with NATS.
+    #[arg(long)]
+    pub(crate) compare: bool,
+    /// Number of these watches; that of the agents by default.
+    #[arg(long)]
+    pub(crate) watches: Option<u32>,
+    /// Measures the load of an API server instead.
+    #[arg(long)]
+    pub(crate) api_server: bool,
+    /// Measures so many agents without a network instead, each number in a process of its own.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) cursors: Vec<u32>,
     /// Whether agents report what they hold.
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
-    reports: bool,
+    pub(crate) reports: bool,
     /// File to which a line of JSON is added every second.
     #[arg(long)]
     trace: Option<PathBuf>,
     /// Puts the table into docs/benchmarks.md.
     #[arg(long)]
-    write: bool,
+    pub(crate) write: bool,
     /// Given by `cargo bench`, and without meaning here.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// Takes a fleet through all steps.
-pub(crate) async fn run(args: &Args, agents: u32) -> Result<()> {
+/// Takes a fleet through all steps; returns the table as Markdown, and what is compared with others.
+pub(crate) async fn run(args: &Args, agents: u32) -> Result<(String, Measured)> {
     let size = Size {
         agents,
         services: args.services,
         replicas: args.replicas.into(),
         reports: args.reports,
     };
-    let title = title(args, agents)?;
+    let title = title(&size)?;
     println!("{title}\n");
     let mut fleet = Fleet::start(beside()?, size).await?;
     // Until work that the start has left over is done.
@@ -77,9 +91,9 @@ pub(crate) async fn run(args: &Args, agents: u32) -> Result<()> {
         fleet.trace(path)?;
     }
     let mut table = Table::default();
-    connect(&mut fleet, &mut table, agents).await?;
+    let mut ours = connect(&mut fleet, &mut table, agents).await?;
     if args.changes > 0 {
-        change(&mut fleet, &mut table, args, agents).await?;
+        change(&mut fleet, &mut table, args.changes, &mut ours).await?;
     }
     if args.churn > 0 {
         churn(&mut fleet, &mut table, args).await?;
@@ -96,40 +110,45 @@ pub(crate) async fn run(args: &Args, agents: u32) -> Result<()> {
         came_back(&mut table, "all control planes restarted", &back, "30 s");
     }
     if let Some(replicas) = args.kill {
-        kill(&mut fleet, &mut table, args, replicas).await?;
+        kill(&mut fleet, &mut table, args, replicas, ours.memory_each).await?;
     }
     let violated = fleet.violated();
     let counts = format!("{} lost, {} back", violated.lost, violated.back);
     table.row("violations in all steps", counts, "0, 0");
-    if args.write {
-        table::write(&format!("{title}\n\n{}", table.markdown()))?;
-    }
     ensure!(violated == Violated::default(), "{violated:?}");
-    Ok(())
+    Ok((format!("{title}\n\n{}", table.markdown()), ours))
 }
 
 /// Returns when and where this runs, and what.
-fn title(args: &Args, agents: u32) -> Result<String> {
-    let load = std::fs::read_to_string("/proc/loadavg")?;
-    let load = load.split(' ').next().unwrap_or_default().to_owned();
-    let cores = std::thread::available_parallelism()?;
-    let planes = match args.replicas {
+fn title(size: &Size) -> Result<String> {
+    let planes = match size.replicas {
         1 => "1 control plane".to_owned(),
         more => format!("{more} control planes"),
     };
-    let reports = if args.reports {
+    let reports = if size.reports {
         ""
     } else {
         ", without reports"
     };
+    let (agents, services) = (size.agents, size.services);
     Ok(format!(
-        "{}: {agents} agents, {} Services, {planes}{reports}; {cores} cores, load {load} before the start",
-        jiff::Zoned::now().date(),
-        args.services,
+        "{agents} agents, {services} Services, {planes}{reports}; {}",
+        machine()?
     ))
 }
 
-async fn connect(fleet: &mut Fleet, table: &mut Table, agents: u32) -> Result<()> {
+/// Returns when and where this runs.
+pub(crate) fn machine() -> Result<String> {
+    let load = std::fs::read_to_string("/proc/loadavg")?;
+    let load = load.split(' ').next().unwrap_or_default().to_owned();
+    let cores = std::thread::available_parallelism()?;
+    Ok(format!(
+        "{}, {cores} cores, load {load} before the start",
+        jiff::Zoned::now().date()
+    ))
+}
+
+async fn connect(fleet: &mut Fleet, table: &mut Table, agents: u32) -> Result<Measured> {
     let before = fleet.usage()?;
     let took = fleet.connect().await?;
     let after = fleet.usage()?;
@@ -141,20 +160,33 @@ async fn connect(fleet: &mut Fleet, table: &mut Table, agents: u32) -> Result<()
         mib(after.memory.now),
         "600 MiB",
     );
-    let each = format!("{} KiB", grown / 1_024 / u64::from(agents));
-    table.row("memory for each agent", each, "30 KiB");
-    Ok(())
+    let each = grown / u64::from(agents);
+    let kib = format!("{} KiB", each / 1_024);
+    table.row("memory for each agent", kib, "30 KiB");
+    Ok(Measured {
+        clients: usize::try_from(agents)?,
+        connected: took,
+        memory_each: each,
+        latencies: Histogram::default(),
+        cpu_each: Duration::ZERO,
+    })
 }
 
-async fn change(fleet: &mut Fleet, table: &mut Table, args: &Args, agents: u32) -> Result<()> {
-    let (latencies, spent) = fleet.change(args.changes).await?;
+async fn change(
+    fleet: &mut Fleet,
+    table: &mut Table,
+    changes: usize,
+    ours: &mut Measured,
+) -> Result<()> {
+    let (latencies, spent) = fleet.change(changes).await?;
     table.row(
         "one change: 50, 90, 99 %, all",
         times(&percentiles(&latencies)),
         "50 %: 80 ms, all: 200 ms",
     );
-    let each = spent / u32::try_from(args.changes)? / agents;
-    table.row("its CPU for each agent", show(each), "");
+    ours.cpu_each = spent / u32::try_from(changes * ours.clients)?;
+    ours.latencies = latencies;
+    table.row("its CPU for each agent", show(ours.cpu_each), "");
     Ok(())
 }
 
@@ -192,21 +224,38 @@ async fn stall(fleet: &mut Fleet, table: &mut Table, args: &Args, agents: u32) -
     Ok(())
 }
 
-async fn kill(fleet: &mut Fleet, table: &mut Table, args: &Args, replicas: u8) -> Result<()> {
+async fn kill(
+    fleet: &mut Fleet,
+    table: &mut Table,
+    args: &Args,
+    replicas: u8,
+    memory_each: u64,
+) -> Result<()> {
     let settle = Duration::from_secs(args.settle);
     let killed = fleet.kill(replicas.into(), args.churn, settle).await?;
     let what = format!("{replicas} of {} killed", args.replicas);
     came_back(table, &what, &killed.back, "10 s");
     let [before, after] = killed.survivors;
+    let more = after.1.saturating_sub(before.1) as u64;
+    let needed = before.0.now + more * memory_each;
     let memory = format!(
-        "{} with {} agents -> {} with {}, at most {}",
+        "{} with {} agents -> {} with {} ({:.2} x of what they need), at most {}",
         mib(before.0.now),
         before.1,
         mib(after.0.now),
         after.1,
+        after.0.now as f64 / needed as f64,
         mib(after.0.most),
     );
     let what = format!("the others' memory after {} s", args.settle);
+    table.row(what, memory, "within 5 %");
+    let (memory, agents) = fleet.revive(replicas.into(), settle).await?;
+    let memory = format!(
+        "{} with {agents} ({:.2} x of before)",
+        mib(memory.now),
+        memory.now as f64 / before.0.now as f64
+    );
+    let what = format!("{} s after all are back where they were", args.settle);
     table.row(what, memory, "within 5 %");
     Ok(())
 }

@@ -5,9 +5,6 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-const BEGIN: &str = "<!-- begin: cargo xtask fleet -->";
-const END: &str = "<!-- end: cargo xtask fleet -->";
-
 /// Rows of what happened, what was measured, and what is wanted.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
@@ -35,19 +32,20 @@ impl Table {
     }
 }
 
-/// Puts a text between the markers of docs/benchmarks.md.
-pub(crate) fn write(text: &str) -> Result<()> {
+/// Puts a text between the markers of docs/benchmarks.md for a command.
+pub(crate) fn write(command: &str, text: &str) -> Result<()> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs");
     let path = docs.join("benchmarks.md");
     let before = fs::read_to_string(&path)?;
-    let after = replaced(&before, text)
-        .with_context(|| format!("docs/benchmarks.md lacks the lines {BEGIN} and {END}"))?;
+    let after = replaced(&before, command, text)
+        .with_context(|| format!("docs/benchmarks.md lacks the markers of `{command}`"))?;
     fs::write(path, after)?;
     Ok(())
 }
 
-fn replaced(document: &str, text: &str) -> Option<String> {
-    let (head, rest) = document.split_once(BEGIN)?;
-    let (_, tail) = rest.split_once(END)?;
-    Some(format!("{head}{BEGIN}\n\n{text}\n{END}{tail}"))
+fn replaced(document: &str, command: &str, text: &str) -> Option<String> {
+    let [begin, end] = ["begin", "end"].map(|mark| format!("<!-- {mark}: {command} -->"));
+    let (head, rest) = document.split_once(&begin)?;
+    let (_, tail) = rest.split_once(&end)?;
+    Some(format!("{head}{begin}\n\n{text}\n{end}{tail}"))
 }

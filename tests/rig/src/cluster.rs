@@ -234,6 +234,16 @@ impl Cluster {
         &self.api
     }
 
+    /// Returns the id of the API server's process.
+    ///
+    /// # Errors
+    /// The API server does not run.
+    pub fn apiserver(&self) -> Result<u32> {
+        let running = self.running();
+        let process = running.apiserver.as_ref();
+        Ok(process.context("kube-apiserver does not run")?.id())
+    }
+
     /// Returns a client with another kubeconfig.
     ///
     /// # Errors

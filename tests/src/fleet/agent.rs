@@ -35,6 +35,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(15);
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 const OUTBOX: usize = 3;
+/// Longest time until an agent goes back to its first replica.
+const HOME_WITHIN: Duration = Duration::from_secs(5);
 /// The capability to compare ranges.
 const RANGES: u64 = 1 << (pb::Capability::Ranges as u64 - 1);
 
@@ -51,6 +53,8 @@ pub(super) struct World {
     pub(super) reports: bool,
     /// Number of agents that do not read, the first ones.
     pub(super) stalled: watch::Sender<u32>,
+    /// Number of times that agents were told to go back to their first replica.
+    pub(super) home: watch::Sender<u32>,
     /// The control planes' processes.
     pub(super) pids: Mutex<Vec<u32>>,
 }
@@ -84,6 +88,8 @@ enum Ended {
     NotOpened,
     /// The control plane asked the agent to come back later.
     Later(Duration),
+    /// The agent goes back to its first replica.
+    WentHome,
     Lost,
 }
 
@@ -132,8 +138,9 @@ impl Agent {
             let mut sent_away = false;
             for replica in round {
                 last = Some(replica);
-                match Box::pin(self.stream(replica, &mut backoff)).await {
+                match Box::pin(self.stream(replica, replica == order[0], &mut backoff)).await {
                     Ended::NotOpened => continue,
+                    Ended::WentHome => sent_away = true,
                     Ended::Later(time) => {
                         let time = time + rand::random_range(Duration::ZERO..=time / 2);
                         resting.insert(replica, Instant::now() + time);
@@ -152,6 +159,11 @@ impl Agent {
         }
     }
 
+    /// Returns the replica that the agent prefers.
+    pub(super) fn first(&self) -> usize {
+        self.order().first().copied().unwrap_or_default()
+    }
+
     /// Returns the replicas in the order of a hash of the node and the replica.
     fn order(&self) -> Vec<usize> {
         let mut order = Vec::from_iter(0..self.world.replicas);
@@ -164,7 +176,7 @@ impl Agent {
         order
     }
 
-    async fn stream(&self, replica: usize, backoff: &mut Backoff) -> Ended {
+    async fn stream(&self, replica: usize, is_first: bool, backoff: &mut Backoff) -> Ended {
         let opened = timeout(OPEN_WITHIN, self.open(replica)).await;
         let Ok(Ok((messages, outbox))) = opened else {
             return Ended::NotOpened;
@@ -182,7 +194,18 @@ impl Agent {
             reported_at: None,
             spread: Duration::ZERO,
         };
-        talk.run(messages, backoff).await
+        let goes_home = async {
+            let mut home = self.world.home.subscribe();
+            let told = home.changed().await.is_ok() && !is_first;
+            if !told {
+                std::future::pending::<()>().await;
+            }
+            sleep(rand::random_range(Duration::ZERO..HOME_WITHIN)).await;
+        };
+        tokio::select! {
+            ended = talk.run(messages, backoff) => ended,
+            () = goes_home => Ended::WentHome,
+        }
     }
 
     async fn open(

@@ -1,11 +1,18 @@
-//! The objects of a fleet: a folder of manifests that all control planes read, and its changes.
+//! The objects of a fleet, in a folder of manifests or an API server that all control planes read, and their changes.
 
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::thread;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use kplane_rig::cluster::{self, Api};
+use serde_json::{Value, json};
 
+/// The namespace of all Services.
+const NAMESPACE: &str = "fleet";
+/// Number of requests to an API server under way at a time.
+const WRITERS: usize = 8;
 /// Maximum number of Services whose endpoints change, one after the other.
 const CHANGING: u32 = 100;
 /// Second byte of the first endpoint whose address says which change made it: 10.64.0.0 and following ones.
@@ -23,14 +30,23 @@ pub(super) fn stamp_of(endpoint: Ipv4Addr) -> u64 {
 }
 
 /// Returns the names of so many nodes.
-pub(super) fn names(agents: u32) -> impl Iterator<Item = String> {
+pub(crate) fn names(agents: u32) -> impl Iterator<Item = String> {
     (0..agents).map(|number| format!("n{number}"))
 }
 
-/// A folder of manifests.
+/// Where objects are written.
 #[derive(Debug)]
-pub(super) struct Input {
-    folder: PathBuf,
+enum Place {
+    /// A folder of manifests.
+    Folder(PathBuf),
+    /// A Kubernetes API server.
+    Api(Api),
+}
+
+/// The objects of a fleet, and their changes.
+#[derive(Debug)]
+pub struct Input {
+    place: Place,
     /// Number of the last change.
     last: u32,
     /// Number of Services that change.
@@ -38,42 +54,66 @@ pub(super) struct Input {
 }
 
 impl Input {
-    /// Writes Nodes and Services: some have an endpoint that changes, the others two that stay.
+    /// Writes the objects to a folder, which is made.
     pub(super) fn new(folder: &Path, nodes: u32, services: u32) -> Result<Self> {
         fs::create_dir(folder)?;
-        let changing = services.clamp(1, CHANGING);
         let mut text = String::from("apiVersion: v1\nkind: List\nitems: []\n");
-        for number in 0..services.max(1) {
-            text += &service(number);
-            if number >= changing {
-                let [_, _, high, low] = number.to_be_bytes();
-                let ips = [[10, 245, high, low], [10, 246, high, low]].map(Ipv4Addr::from);
-                text += &slice(number, &ips);
-            }
-        }
-        for node in names(nodes) {
-            text += &format!("---\napiVersion: v1\nkind: Node\nmetadata: {{name: {node}}}\n");
+        for object in objects(nodes, services) {
+            text += &format!("---\n{object}\n");
         }
         fs::write(folder.join("objects.yaml"), text)?;
+        Self::begin(Place::Folder(folder.to_owned()), services)
+    }
+
+    /// Writes the objects to an API server.
+    ///
+    /// # Errors
+    /// The server's error.
+    pub fn at(api: &Api, nodes: u32, services: u32) -> Result<Self> {
+        api.create(
+            &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+        )?;
+        let objects = Vec::from_iter(objects(nodes, services));
+        let share = objects.len().div_ceil(WRITERS);
+        thread::scope(|scope| {
+            let write = |some| move || write(api, some);
+            let writers = objects.chunks(share).map(|some| scope.spawn(write(some)));
+            let mut writers = Vec::from_iter(writers).into_iter();
+            writers.try_for_each(|writer| writer.join().ok().context("a writer panicked")?)
+        })?;
+        Self::begin(Place::Api(api.clone()), services)
+    }
+
+    fn begin(place: Place, services: u32) -> Result<Self> {
         let mut input = Self {
-            folder: folder.to_owned(),
+            place,
             last: 0,
-            changing,
+            changing: changing(services),
         };
-        for _ in 0..changing {
+        for _ in 0..input.changing {
             input.change()?;
         }
         Ok(input)
     }
 
     /// Changes the endpoint of the next Service.
-    pub(super) fn change(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// The folder's error, or the server's.
+    pub fn change(&mut self) -> Result<()> {
         let change = self.last + 1;
         let number = self.last % self.changing;
         let bits = Ipv4Addr::new(10, STAMPED, 0, 0).to_bits() | change;
-        let new = self.folder.join("slice.new");
-        fs::write(&new, slice(number, &[Ipv4Addr::from_bits(bits)]))?;
-        fs::rename(new, self.folder.join(format!("slice-{number}.yaml")))?;
+        let slice = slice(number, &[Ipv4Addr::from_bits(bits)]);
+        match &self.place {
+            Place::Folder(folder) => {
+                let new = folder.join("slice.new");
+                fs::write(&new, slice.to_string())?;
+                fs::rename(new, folder.join(format!("slice-{number}.yaml")))?;
+            }
+            Place::Api(api) if change <= self.changing => drop(api.create(&slice)?),
+            Place::Api(api) => drop(api.replace(&slice)?),
+        }
         self.last = change;
         Ok(())
     }
@@ -89,25 +129,42 @@ impl Input {
     }
 }
 
-fn service(number: u32) -> String {
-    let [_, _, high, low] = number.to_be_bytes();
-    format!(
-        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{number}, namespace: fleet}}\n\
-         spec: {{clusterIP: 10.97.{high}.{low}, ports: [{{name: http, port: 80}}]}}\n"
-    )
+fn write(api: &Api, objects: &[Value]) -> Result<()> {
+    objects
+        .iter()
+        .try_for_each(|object| api.create(object).map(drop))
 }
 
-fn slice(number: u32, endpoints: &[Ipv4Addr]) -> String {
-    let endpoints = endpoints.iter();
-    let endpoints: Vec<_> = endpoints
-        .map(|ip| format!("{{addresses: [{ip}]}}"))
-        .collect();
-    format!(
-        "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
-         metadata: {{name: s{number}-1, namespace: fleet, labels: {{kubernetes.io/service-name: s{number}}}}}\n\
-         ports: [{{name: http, port: 8080}}]\nendpoints: [{}]\n",
-        endpoints.join(", ")
-    )
+/// Returns the number of Services that change.
+fn changing(services: u32) -> u32 {
+    services.clamp(1, CHANGING)
+}
+
+/// Returns Services, EndpointSlices and Nodes: some Services lack the endpoint that changes, the others have two that stay.
+pub fn objects(nodes: u32, services: u32) -> impl Iterator<Item = Value> {
+    let stay = (changing(services)..services).map(|number| {
+        let [_, _, high, low] = number.to_be_bytes();
+        let ips = [[10, 245, high, low], [10, 246, high, low]].map(Ipv4Addr::from);
+        slice(number, &ips)
+    });
+    let node = |name| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+    let services = (0..services.max(1)).map(service);
+    services.chain(stay).chain(names(nodes).map(node))
+}
+
+fn service(number: u32) -> Value {
+    let [_, _, high, low] = number.to_be_bytes();
+    let ip = Ipv4Addr::new(10, 97, high, low);
+    let spec = json!({"clusterIP": ip, "ports": [{"name": "http", "port": 80}]});
+    cluster::objects::service(NAMESPACE, &format!("s{number}"), spec)
+}
+
+/// Returns the EndpointSlice of a Service.
+#[must_use]
+pub fn slice(number: u32, endpoints: &[Ipv4Addr]) -> Value {
+    let endpoints = endpoints.iter().map(|ip| json!({"addresses": [ip]}));
+    let service = format!("s{number}");
+    cluster::objects::slice(NAMESPACE, &format!("{service}-1"), &service, endpoints)
 }
 
 #[cfg(test)]

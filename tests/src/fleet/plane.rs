@@ -40,25 +40,34 @@ fn address(replica: usize, port: usize) -> SocketAddr {
 pub(super) struct Places {
     pub(super) program: PathBuf,
     pub(super) certs: PathBuf,
-    pub(super) manifests: PathBuf,
+    /// The flag that names the source, and its value.
+    pub(super) source: (&'static str, PathBuf),
     pub(super) replicas: usize,
 }
 
-impl Places {
-    /// Makes the authority, and the certificates of replicas and nodes.
-    pub(super) fn make_certs(&self, nodes: Vec<String>) -> Result<()> {
-        let (dir, host) = (self.certs.clone(), Vec::new());
-        certs::run(&certs::Command::Init { dir, host })?;
-        let (dir, names) = (self.certs.clone(), nodes);
+/// Makes an authority, and the certificates of servers on this machine and of nodes.
+pub(crate) fn make_certs(folder: &Path, nodes: Vec<String>) -> Result<()> {
+    let (dir, host) = (folder.to_owned(), Vec::new());
+    certs::run(&certs::Command::Init { dir, host })?;
+    if !nodes.is_empty() {
+        let (dir, names) = (folder.to_owned(), nodes);
         certs::run(&certs::Command::Node { dir, names })?;
-        Ok(())
     }
+    Ok(())
+}
 
+impl Places {
     /// Starts all replicas, and waits until they are ready.
     pub(super) async fn start(&self) -> Result<Vec<Option<Process>>> {
-        let planes = (0..self.replicas).map(|replica| self.spawn(replica).map(Some));
+        let planes = self.start_first(self.replicas).await?;
+        Ok(planes.into_iter().map(Some).collect())
+    }
+
+    /// Starts the first replicas, and waits until they are ready.
+    pub(super) async fn start_first(&self, replicas: usize) -> Result<Vec<Process>> {
+        let planes = (0..replicas).map(|replica| self.spawn(replica));
         let planes = planes.collect::<Result<_>>()?;
-        for replica in 0..self.replicas {
+        for replica in 0..replicas {
             becomes(metrics_address(replica), "/readyz", 200).await;
         }
         Ok(planes)
@@ -71,7 +80,8 @@ impl Places {
         for (port, flag) in ports.into_iter().enumerate() {
             command.args([flag, &address(replica, port).to_string()]);
         }
-        command.args(["--manifests".as_ref(), self.manifests.as_os_str()]);
+        let (flag, source) = &self.source;
+        command.args([flag.as_ref(), source.as_os_str()]);
         command.args(["--tls-cert-file".into(), file("server.crt")]);
         command.args(["--tls-private-key-file".into(), file("server.key")]);
         command.args(["--client-ca-file".into(), file("ca.crt")]);

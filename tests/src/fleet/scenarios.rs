@@ -119,6 +119,33 @@ impl Fleet {
         })
     }
 
+    /// Starts the first replicas again, lets their agents go back, and returns the memory and the agents of the others
+    /// after a time.
+    ///
+    /// # Errors
+    /// A replica does not start, or some agents do not come back.
+    pub async fn revive(&mut self, replicas: usize, settle: Duration) -> Result<(Memory, usize)> {
+        let planes = self.places.start_first(replicas).await?;
+        for (place, plane) in self.planes.iter_mut().zip(planes) {
+            *place = Some(plane);
+        }
+        self.world.note_pids(self.pids());
+        let at_home = self.agents.iter();
+        let at_home = at_home.filter(|agent| agent.first() < replicas).count();
+        self.world.home.send_modify(|times| *times += 1);
+        let are_back = |fleet: &Self| {
+            fleet.agents_of(replicas) >= at_home && fleet.attending() == fleet.agents.len()
+        };
+        self.churn_until(0, are_back).await?;
+        sleep(settle).await;
+        self.all_complete().await?;
+        self.survivors(replicas)
+    }
+
+    fn attending(&self) -> usize {
+        self.world.meter.attending()
+    }
+
     /// Cuts the agents of the first replicas off, without a word to either side, while changes go on.
     ///
     /// # Errors
