@@ -1,9 +1,9 @@
 //! The command line, parsed and validated: its values can be used without further checks.
 
 mod connection;
+pub(crate) mod rollout;
 mod wait;
 
-use kplane_proto::v1 as pb;
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,12 +13,13 @@ use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand}
 use clap_complete::Shell;
 use jiff::SignedDuration;
 use kplane_model::ServiceName;
+use kplane_proto::v1 as pb;
 
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use wait::WaitArgs;
 
+use self::rollout::RolloutCommand;
 use crate::output::Format;
-use crate::rollout::RolloutCommand;
 
 /// The name of this program in help texts.
 const PROGRAM: &str = "kpctl";
@@ -356,7 +357,7 @@ fn service_name(service: &str, namespace: Option<&str>) -> Result<ServiceName, c
 }
 
 /// Parses a duration with a unit, or a number of seconds.
-pub(crate) fn parse_timeout(text: &str) -> Result<Duration, String> {
+fn parse_timeout(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().map(Duration::from_secs).ok();
     let parsed = || Duration::try_from(text.parse::<SignedDuration>().ok()?).ok();
     seconds

@@ -1,5 +1,7 @@
 //! The commands, one function each: ask the control plane, show the answer, return a verdict.
 
+mod rollout;
+
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,7 +16,6 @@ use crate::client::{self, Client};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::reach::Reach;
-use crate::rollout;
 use crate::view::View;
 use crate::view::approve::ApprovalView;
 use crate::view::describe::DescriptionView;
@@ -95,7 +96,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
 }
 
 /// Connects. A person at a terminal hears what takes longer than a moment.
-pub(crate) async fn connect(cli: &Cli) -> Result<(Client, Reach), client::Error> {
+async fn connect(cli: &Cli) -> Result<(Client, Reach), client::Error> {
     let mut reach = Reach::choose(&cli.options)?;
     let server = reach.describe();
     let connected = {
@@ -232,7 +233,7 @@ fn output(cli: &Cli, watch: bool) -> Output<io::Stdout> {
     Output::stdout(cli.options.output, cli.program, watch)
 }
 
-pub(crate) fn show<V: View>(cli: &Cli, view: &V) -> Result<Verdict, Failure> {
+fn show<V: View>(cli: &Cli, view: &V) -> Result<Verdict, Failure> {
     output(cli, false).show(view)?;
     Ok(Verdict::Done)
 }

@@ -10,7 +10,6 @@ mod failure;
 mod goal;
 mod output;
 mod reach;
-mod rollout;
 mod style;
 mod table;
 mod text;

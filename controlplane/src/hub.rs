@@ -1,6 +1,7 @@
 //! State that the parts of a control plane share, and the task that owns the index.
 
 mod any_index;
+mod approving;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -17,7 +18,7 @@ use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
-use crate::index::{CliffGuard, Held, Index, Picture, PortView, ServiceDetail, Totals};
+use crate::index::{CliffGuard, Held, Index, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::mirror::Mirror;
 use crate::orders::{Approval, Board};
@@ -30,6 +31,7 @@ use crate::source::{Batch, Event, kubernetes, relayed};
 use crate::trust::Trust;
 
 use self::any_index::{AnyIndex, Change, Step};
+pub use self::approving::{Approved, HeldMore, Seen};
 
 /// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
 /// callers wait until there is room.
@@ -66,9 +68,6 @@ pub struct Hub {
     queries: mpsc::Sender<Query>,
 }
 
-/// Number of approvals that are remembered, so that none is taken twice: more than a document has.
-const APPROVALS: usize = 64;
-
 /// The index's summary of its state after each batch.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
@@ -94,35 +93,6 @@ enum Query {
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
     Take(Approval, oneshot::Sender<bool>),
 }
-
-/// The number of held objects that the operator saw before approving their removal.
-#[derive(Clone, Copy, Debug)]
-pub struct Seen {
-    /// Services that are not named.
-    pub services: usize,
-    /// Services whose last endpoints are not named.
-    pub without_endpoints: usize,
-}
-
-/// The result of the operator's approval.
-#[derive(Clone, Debug)]
-pub struct Approved {
-    /// The held objects that were removed.
-    pub released: Option<Held>,
-    /// The doubt that the approval resolved; empty if there was none.
-    pub doubt: String,
-    /// The first revision with the approval.
-    pub revision: u64,
-    /// The picture that was approved.
-    pub picture: Picture,
-    /// A random number of the approval, so that this replica does not take it again.
-    pub id: u64,
-}
-
-/// More is held than the operator saw, so nothing was released.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("more objects are held than were approved, so nothing was removed: {0}")]
-pub struct HeldMore(Held);
 
 /// The control plane is shutting down and answers no more questions.
 #[derive(Debug, thiserror::Error)]
@@ -446,47 +416,6 @@ impl IndexOwner {
             Trust::Confirmed => info!("the state of the source is confirmed"),
         }
         self.hub.store.set_trust(trust);
-    }
-
-    fn approve(&mut self, seen: Seen) -> Result<Approved, HeldMore> {
-        if let Some(held) = self.index.held()
-            && (held.services > seen.services || held.without_endpoints > seen.without_endpoints)
-        {
-            return Err(HeldMore(held));
-        }
-        let (id, picture) = (rand::random(), self.index.picture());
-        let doubt = self.index.trust().doubt().to_owned();
-        let released = self.approve_now(id);
-        Ok(Approved {
-            released,
-            doubt,
-            revision: self.hub.store.head().borrow().revision,
-            picture,
-            id,
-        })
-    }
-
-    /// Takes an approval of another replica; returns whether it was of use.
-    fn take(&mut self, approval: &Approval) -> bool {
-        let known = self.approvals.contains(&approval.id);
-        let covered = !known
-            && self.index.needs_approval()
-            && self.index.picture().is_covered_by(&approval.picture);
-        if covered {
-            self.approve_now(approval.id);
-        }
-        covered
-    }
-
-    /// Removes what is held; returns it.
-    fn approve_now(&mut self, id: u64) -> Option<Held> {
-        if self.approvals.len() >= APPROVALS {
-            self.approvals.pop_front();
-        }
-        self.approvals.push_back(id);
-        let (released, outcome) = self.index.approve(SystemTime::now());
-        self.share(outcome, None);
-        released
     }
 
     fn answer(&mut self, query: Query) {

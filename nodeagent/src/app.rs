@@ -120,7 +120,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 /// # Errors
 /// [`BuildError`] if the agent cannot start.
 pub async fn build_chosen(config: Config, choice: Choice) -> Result<Bound, BuildError> {
-    let config = choice.in_force().over(&config);
+    let config = config.with(choice.in_force());
     let claim = match config.backend.describe().programs_kernel {
         true => Claim::wait_and_take().await?,
         false => None,

@@ -27,7 +27,7 @@ pub async fn run(
     stop: &CancellationToken,
     mut started: impl FnMut(&Bound),
 ) -> Result<(), Failed> {
-    let mut choice = Choice::recall(config);
+    let mut choice = Choice::recall(config.cache_dir.as_deref(), &config.node_name);
     let mut before = Choice::none();
     while let Some(bound) = start(config, &mut choice, &before, stop).await? {
         choice.save();

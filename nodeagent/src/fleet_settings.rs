@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::cache;
-use crate::config::Config;
+use kplane_model::NodeName;
 
 /// Greatest bit of the packet mark.
 const MAX_BIT: u32 = 31;
@@ -92,17 +92,6 @@ impl From<&FleetSettings> for pb::Settings {
 }
 
 impl FleetSettings {
-    /// Returns a configuration with these settings over its own.
-    #[must_use]
-    pub fn over(&self, config: &Config) -> Config {
-        let mut config = config.clone();
-        let settings = &mut config.backend_settings;
-        config.backend = self.backend.unwrap_or(config.backend);
-        settings.iptables_layout = self.iptables_layout.unwrap_or(settings.iptables_layout);
-        settings.masquerade_bit = self.masquerade_bit.unwrap_or(settings.masquerade_bit);
-        config
-    }
-
     /// Reads a file of settings.
     ///
     /// # Errors
@@ -150,11 +139,10 @@ impl Choice {
         }
     }
 
-    /// Returns the choice that the agent's file remembers.
+    /// Returns the choice that the file of a node's agent remembers, if it has a folder for that.
     #[must_use]
-    pub fn recall(config: &Config) -> Self {
-        let folder = config.cache_dir.as_deref();
-        let file = folder.map(|folder| cache::settings_file(folder, &config.node_name));
+    pub fn recall(folder: Option<&Path>, node: &NodeName) -> Self {
+        let file = folder.map(|folder| cache::settings_file(folder, node));
         let known = file.as_deref().filter(|file| file.exists());
         let known = known.map(FleetSettings::read).transpose();
         let in_force = known.unwrap_or_else(|reason| {

@@ -3,7 +3,7 @@
 //! Every agent orders the replicas by a hash of its node and the replica's address (rendezvous
 //! hashing). So agents spread evenly, and when a replica comes or goes, only its own agents move.
 //! Replicas in the node's zone come first, and those in other zones last. Agents learn a replica's zone when
-//! they connect to it: whoever is at one in another zone tries those that it does not know yet.
+//! they connect to it. An agent at a replica in another zone tries those that it does not know yet.
 //! The agent tries all replicas in this order without a pause: a round. Names are resolved again for
 //! each round, and rounds are apart by a growing random time.
 

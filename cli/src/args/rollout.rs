@@ -1,19 +1,10 @@
-//! `kpctl rollout`: settings of the fleet, for a few nodes first.
+//! The arguments of `kpctl rollout`.
 
-use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use kplane_proto::v1 as pb;
-use tokio::time::sleep;
 
-use crate::args::{Cli, parse_timeout};
-use crate::client::Client;
-use crate::commands::{Verdict, connect, show};
-use crate::failure::Failure;
-use crate::view::rollout::RolloutView;
-
-/// Interval between two questions about a rollout that is under way.
-const LOOK: Duration = Duration::from_secs(1);
+use super::parse_timeout;
 
 /// What to do about rollouts.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -101,11 +92,12 @@ pub(crate) struct StartArgs {
     reason: String,
     /// Wait for the end; exit code 1 if all nodes get the settings from before
     #[arg(long)]
-    wait: bool,
+    pub(crate) wait: bool,
 }
 
 impl StartArgs {
-    fn request(&self) -> pb::ChangeRolloutRequest {
+    /// Returns the request.
+    pub(crate) fn request(&self) -> pb::ChangeRolloutRequest {
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let plan = pb::RolloutPlan {
             settings: Some(pb::Settings {
@@ -122,56 +114,4 @@ impl StartArgs {
             reason: self.reason.clone(),
         }
     }
-}
-
-/// Returns one line for a person who waits.
-fn progress(rollout: &pb::Rollout) -> String {
-    format!(
-        "step {} of {}: {} of {} nodes healthy",
-        rollout.step + 1,
-        rollout.percentages.len(),
-        rollout.healthy,
-        rollout.covered
-    )
-}
-
-/// Runs a command.
-pub(crate) async fn run(cli: &Cli, command: &RolloutCommand) -> Result<Verdict, Failure> {
-    let (client, _) = connect(cli).await?;
-    let (rollout, wait) = match command {
-        RolloutCommand::Start(args) => (client.change_rollout(args.request()).await?, args.wait),
-        RolloutCommand::Status { wait } => (client.rollout().await?, *wait),
-        RolloutCommand::Stop { reason } => {
-            let stop = pb::ChangeRolloutRequest {
-                change: Some(pb::change_rollout_request::Change::Stop(pb::StopRollout {})),
-                reason: reason.clone(),
-            };
-            (client.change_rollout(stop).await?, false)
-        }
-    };
-    if !wait {
-        return show(cli, &RolloutView::from(rollout));
-    }
-    let last = until_ended(&client, rollout).await?;
-    let good = last.stage() != pb::RolloutStage::Back;
-    show(cli, &RolloutView::from(last))?;
-    Ok(if good {
-        Verdict::Done
-    } else {
-        Verdict::NotReached
-    })
-}
-
-async fn until_ended(client: &Client, mut rollout: pb::Rollout) -> Result<pb::Rollout, Failure> {
-    let mut told = String::new();
-    while rollout.stage() == pb::RolloutStage::Running {
-        let step = progress(&rollout);
-        if step != told && std::io::stderr().is_terminal() {
-            anstream::eprintln!("{step}");
-            told = step;
-        }
-        sleep(LOOK).await;
-        rollout = client.rollout().await?;
-    }
-    Ok(rollout)
 }
