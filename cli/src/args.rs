@@ -198,7 +198,14 @@ Examples:
   kpctl thaw --all")]
     Thaw(FreezeArgs),
     /// Change settings of the fleet, for a few nodes first
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "\
+Examples:
+  kpctl rollout start --backend nftables --steps 1,10,50 --wait
+  kpctl rollout status
+  kpctl rollout stop"
+    )]
     Rollout(RolloutCommand),
     /// Print a completion script for a shell
     #[command(after_help = "\
